@@ -1,4 +1,4 @@
-"""The exceptions of gpucoll: typed, with a code for scripts and a sentence for people."""
+"""The exceptions of gpucoll: each has a type, a code for scripts and a sentence for people."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 
 class GpucollError(RuntimeError):
-    """Base of every error that gpucoll raises.
+    """Base of every error raised by gpucoll.
 
-    ``code`` names the case ("GC-SHAPE", ...) and ``ranks`` the culprits, where there are any.
+    ``code`` names the case ("GC-SHAPE", ...), and ``ranks`` the ranks at fault, if any are known.
 
     >>> try:
     ...     raise ArgumentError("root 8 is not in 0..7", code="GC-ROOT")
@@ -19,8 +19,8 @@ class GpucollError(RuntimeError):
     """
 
     default_code = "GC-ERROR"
-    # Whether nothing is left under way: all ranks have found it out before anything moved, or it is of a message that
-    # has ended. The communicator goes on then.
+    # A settled error does not revoke the communicator. No message of the failed call is left under way: either all
+    # ranks saw the error before data moved, or the error concerns a message already completed.
     settled = False
 
     def __init__(self, message: str, *, code: str | None = None, ranks: tuple[int, ...] = ()) -> None:
@@ -32,7 +32,7 @@ class GpucollError(RuntimeError):
         return f"[{self.code}] {self.args[0]}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only state is lost by the default pickling of exceptions.
+        # Errors are pickled between ranks, and the default pickling of exceptions loses keyword-only state.
         return _rebuild, (type(self), self.args[0], self.code, self.ranks)
 
 
@@ -41,25 +41,25 @@ def _rebuild(kind: type[GpucollError], message: str, code: str, ranks: tuple[int
 
 
 class ArgumentError(GpucollError, ValueError):
-    """An argument is wrong; nothing has moved and nothing was written."""
+    """An argument is wrong; no data have moved and no array was written."""
 
     default_code = "GC-ARGUMENT"
 
 
 class DtypeError(GpucollError, TypeError):
-    """A dtype is not supported, or the op is not defined for it; nothing has moved."""
+    """A dtype is not supported, or the op is not defined for the dtype; no data have moved."""
 
     default_code = "GC-DTYPE"
 
 
 class MismatchError(GpucollError):
-    """The ranks called different things; nothing has moved."""
+    """The ranks made different calls, or a message has another length or dtype than the receiver expects."""
 
     default_code = "GC-MISMATCH"
 
 
 class PeerError(GpucollError):
-    """Another rank refused its arguments; nothing has moved."""
+    """Another rank refused its arguments."""
 
     default_code = "GC-PEER"
 
@@ -77,7 +77,7 @@ class CollectiveTimeout(GpucollError, TimeoutError):
 
 
 class RevokedError(GpucollError):
-    """The communicator failed earlier and can only be closed."""
+    """The communicator failed earlier; closing is the only call left."""
 
     default_code = "GC-REVOKED"
 
@@ -89,19 +89,19 @@ class ClosedError(GpucollError):
 
 
 class UsageError(GpucollError):
-    """The library was started or used in a way that cannot work."""
+    """The program starts or uses the library in an impossible way."""
 
     default_code = "GC-USAGE"
 
 
 class BackendError(GpucollError):
-    """MPI, NCCL or CUDA reported an error of its own."""
+    """MPI, NCCL or CUDA reported an error."""
 
     default_code = "GC-BACKEND"
 
 
 def minority(values: Sequence[object]) -> tuple[int, ...]:
-    """Return the ranks whose value is not the one that most ranks have, which may be as few as rank 0 and its like.
+    """Return the ranks whose value differs from the most frequent value; on a tie the lowest rank's value counts.
 
     >>> minority(["sum", "max", "max"]), minority([1, 2])
     ((0,), (1,))
@@ -111,7 +111,7 @@ def minority(values: Sequence[object]) -> tuple[int, ...]:
 
 
 def listed(ranks: Iterable[int]) -> str:
-    """Return ranks as a message names them.
+    """Return ranks as text for a message.
 
     >>> listed((0, 3))
     '0, 3'
@@ -120,7 +120,7 @@ def listed(ranks: Iterable[int]) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown `name`: the nearest known one, and all of them.
+    """Return the end of a message about an unknown `name`: the nearest known name and all known names.
 
     >>> nearest("rng", ["ring", "tree"])
     '; did you mean ring? known: ring, tree'
@@ -131,5 +131,5 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def is_settled(error: BaseException) -> bool:
-    """Return whether an error leaves nothing under way."""
+    """Return whether an error leaves no message under way, so that the communicator can be used further."""
     return isinstance(error, GpucollError) and error.settled

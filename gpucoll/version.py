@@ -1,3 +1,3 @@
-"""The version of the package, as pyproject.toml has it."""
+"""The version of the package, equal to the version in pyproject.toml."""
 
 __version__ = "0.1.0"

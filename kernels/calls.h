@@ -1,21 +1,32 @@
-// The table of calls: one that looks like a call that Python has checked and planned before, by its options and by the
-// shapes and dtypes of its arrays, is done here from its beginning to its end; all others are Python's.
+// The table of known calls: repeated calls are done here from beginning to end, without a step in Python.
+//
+// Python checks and plans a call, then registers the plan (`learn`). A later call with the same options, shapes and
+// dtypes finds the plan in the table. `bind` makes the same for fixed arrays. Every function returns NotImplemented
+// for calls left to Python: unknown calls, and known calls behind queued operations or beside a call of another
+// thread.
+//
+// A call made here honours the rules of `Waits.gate`: it holds the lock `acquire`/`release`, and `queue` must be
+// empty. Python's lock is released while waiting for other ranks (`Unlocked`). Private names: a `Look` is the key
+// part of an array, `linger` waits on in Python, `spoil` reports a broken call.
 #pragma once
 #include <cstddef>
 
 #include "mail.h"
 #include "plans.h"
 
-static const int MOST_AXES = 6;
-static const uint64_t SETS = 64, WAYS = 4;  // of the table
-static const uint64_t LAST = 32;            // times kept of each kind of call
+static const int MOST_AXES = 6;             // arrays with more axes are left to Python: `Look` has a fixed size
+static const uint64_t SETS = 64, WAYS = 4;  // the table is set-associative: a search compares at most WAYS entries
+static const uint64_t LAST = 32;            // durations kept of each kind of call, the same number as in Python
 
-// An array as far as a call depends on it, beside where it is; without a dtype None stands for it.
+// Dtype and shape of an array, all that plans depend on beside `Entry::inside` and `symmetric`. No dtype stands for
+// None.
 struct Look {
     PyArray_Descr* dtype;
     int axes;
     npy_intp shape[MOST_AXES];
 
+    // Return whether an object has this dtype and shape. Plans need contiguous, aligned arrays: all others are
+    // left to Python.
     bool is_of(PyObject* object) const {
         if (!is_array(object)) return dtype == nullptr && object == Py_None;
         PyArrayObject* array = array_of(object);
@@ -25,22 +36,25 @@ struct Look {
     }
 };
 
-// A call that was planned.
+// A known call: key, plan and statistics.
 struct Entry {
-    PyObject* options[4];  // what is called, op, root, algorithm
+    PyObject* options[4];  // name of the collective, op, root, algorithm
     Look x, out;
-    bool allocates;          // whether it was given no `out`
-    npy_intp inside;         // from which byte of the result on `x` is, or APART
-    bool symmetric;          // whether all arrays are in symmetric memory
-    PlanObject* plan;        // null where there is no entry
-    PyArrayObject* seconds;  // how many were noted, and the last LAST of them
+    bool allocates;          // the call was made without `out`
+    npy_intp inside;         // offset of `x` in the result (a call in place), or APART
+    bool symmetric;          // all arrays are in symmetric memory
+    PlanObject* plan;        // null: the entry is unused
+    PyArrayObject* seconds;  // the number of durations noted, then a ring of the last LAST durations
 };
 
 static const npy_intp APART = -1;
-// Requests that are dropped while another thread is at the messages and that it calls back; memory of more stays for ever.
+// Requests dropped during an `exchange` of another thread (`forget_request`). The arrays of further requests leak:
+// the list must not grow, since appending happens inside garbage collections.
 static const size_t MOST_DROPPED = 64;
-static const uint64_t ASKED = 20000;  // nanoseconds for which a rank with a core of its own asks Python without yielding
+// A rank with its own core polls Python this many nanoseconds, then also yields: another process may need the core.
+static const uint64_t ASKED = 20000;
 
+// The Python object of a rank's engine, with all its state.
 struct Engine {
     PyObject_HEAD
     vectorcallfunc vectorcall;
@@ -48,24 +62,28 @@ struct Engine {
     Walker walker;
     Mail mail;
     PlanObject* current;                          // the plan of the call under way, or null
-    PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.progress.waits`
-    PyObject* alone;                              // messages under way, which none may overtake
-    PyObject* executor;                           // whose engine it is
-    PyObject* errors;                             // the class of what that raises
-    bool is_made;  // whether the C++ members are there, which is not so where there was no memory for them
+    PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.progress.waits`, see `follow`
+    PyObject* alone;                              // messages under way in Python: messages here must not overtake them
+    PyObject* executor;                           // the `SharedExecutor`, the owner of this engine
+    PyObject* errors;                             // the base class of the executor's errors
+    bool is_made;  // the C++ members are constructed: false after a lack of memory
     bool closed;
-    int under_way;  // calls of threads: what they use stays
-    bool exchanges;  // whether a thread without Python's lock is at the messages
-    std::vector<std::pair<std::shared_ptr<Transfer>, PyObject*>> dropped;  // meanwhile, with the memory that each works on
-    std::atomic<uint64_t> calling;  // the number of the call in which a thread waits in what Python calls, or 0
-    uint64_t turn;  // which way of a set is overwritten next
-    long thread;  // the system's number of the thread that made the last call here, or 0
+    int under_way;  // calls of threads inside this object: above 0 the members must stay
+    bool exchanges;  // a thread without Python's lock uses `mail`
+    // Requests dropped meanwhile, each with a reference to its array.
+    std::vector<std::pair<std::shared_ptr<Transfer>, PyObject*>> dropped;
+    // Number of the call whose prepared function is running, or 0. Atomic: a watching thread reads the number.
+    std::atomic<uint64_t> calling;
+    uint64_t turn;  // next way of a full set to be overwritten
+    long thread;  // the system's number of the thread of the last call made here, or 0
     Entry entries[SETS * WAYS];
 };
 
 static PyObject *failure_name, *owner_name, *linger_name, *broken_name, *watch_name, *attach_name, *differ_name,
     *out_of_reach_name, *cancel_name, *exchange_name;
 
+// Return whether two options are equal. Only exact strings and integers are compared by value: comparing other
+// objects could run Python code.
 static bool is_same(PyObject* kept, PyObject* given) {
     if (kept == given) return true;
     if (PyUnicode_CheckExact(kept) && PyUnicode_CheckExact(given)) return PyUnicode_Compare(kept, given) == 0;
@@ -77,8 +95,9 @@ static uint64_t hash_of(PyObject* option) {
     return static_cast<uint64_t>(PyObject_Hash(option));
 }
 
-// Returns the entries of which one may be that of a call.
+// Return the set of WAYS entries for a call. `out` is not hashed: for some calls any `out` fits (`is_to`).
 static Entry* set_of(Engine* self, PyObject* const* options, PyObject* x) {
+    // 2^64 divided by the golden ratio: spreads close numbers over the upper bits, used below.
     const uint64_t mix = 0x9e3779b97f4a7c15u;
     uint64_t hash = 0;
     for (int axis = 0; is_array(x) && axis < PyArray_NDIM(array_of(x)); axis++)
@@ -88,14 +107,14 @@ static Entry* set_of(Engine* self, PyObject* const* options, PyObject* x) {
     return self->entries + (hash >> 32) % SETS * WAYS;
 }
 
-// Returns from which byte of `out` on `x` is, or APART.
+// Return the offset of `x` in the memory of `out`, or APART.
 static npy_intp inside_of(PyObject* x, PyObject* out) {
     if (!is_array(x) || !is_array(out)) return APART;
     const std::ptrdiff_t inside = data_of(x) - data_of(out);
     return inside >= 0 && inside < PyArray_NBYTES(array_of(out)) ? inside : APART;
 }
 
-// Whether all arrays of a call are in symmetric memory.
+// Return whether all arrays of a call are in symmetric memory: other memory needs other plans.
 static bool is_symmetric(const Engine* self, PyObject* x, PyObject* out) {
     const Segments& known = self->node.symmetric;
     bool symmetric = !known.empty();
@@ -105,19 +124,21 @@ static bool is_symmetric(const Engine* self, PyObject* x, PyObject* out) {
     return symmetric;
 }
 
+// Return whether an entry fits a call, but for the shape of `out` (see `is_to`).
 static bool is_of(const Engine* self, const Entry* entry, PyObject* const* options, PyObject* x, PyObject* out) {
     return entry->plan != nullptr && is_same(entry->options[0], options[0]) && is_same(entry->options[1], options[1])
            && is_same(entry->options[2], options[2]) && is_same(entry->options[3], options[3]) && entry->x.is_of(x)
            && entry->inside == inside_of(x, out) && entry->symmetric == is_symmetric(self, x, out);
 }
 
-// Whether an entry is of calls with such an `out`: results that are allocated have a shape that a given one need not have.
+// Return whether an entry fits the `out` of a call. An allocated result has a fixed shape; a given `out` may have
+// another shape of the same size.
 static bool is_to(const Entry* entry, PyObject* out) {
     if (entry->plan == nullptr || entry->out.dtype == nullptr || entry->plan->plan->overwrites) return true;
     return out == Py_None ? entry->allocates : entry->out.is_of(out);
 }
 
-// Returns the entry of a call, null where there is none.
+// Return the entry of a call, or null.
 static Entry* find(Engine* self, PyObject* const* options, PyObject* x, PyObject* out) {
     Entry* set = set_of(self, options, x);
     for (Entry* entry = set; entry < set + WAYS; entry++)
@@ -125,19 +146,22 @@ static Entry* find(Engine* self, PyObject* const* options, PyObject* x, PyObject
     return nullptr;
 }
 
+// Return the seconds of the monotonic clock.
 static double now() {
     timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
+// Note a duration in the ring of an entry.
 static void note(PyArrayObject* seconds, double elapsed) {
     double* kept = static_cast<double*>(PyArray_DATA(seconds));
     kept[1 + static_cast<uint64_t>(kept[0]) % LAST] = elapsed;
     kept[0] += 1;
 }
 
-// Whether nothing is under way that a call must follow, and nothing has failed; -1 with an error set.
+// Return 1 if a call may be made now: no operation is queued before, and the communicator has not failed. Return 0 if
+// not, -1 with an error set.
 static int is_free(Engine* self) {
     const Py_ssize_t waiting = PyObject_Size(self->queue);
     if (waiting != 0) return waiting < 0 ? -1 : 0;
@@ -147,14 +171,15 @@ static int is_free(Engine* self) {
     return failure == Py_None;
 }
 
-// Tells Python, and the other ranks, that a call has broken down, whose error is set and stays.
-// What it works on stays for ever: others may be at it still.
+// Report a broken call to Python and the other ranks. The error is set, and stays set, possibly replaced by a better
+// explanation. The executor keeps the arrays for ever: other ranks may still access them.
 static void spoil(Engine* self, PyObject* name, PyObject* x, PyObject* out) {
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
     PyErr_NormalizeException(&kind, &error, &trace);
     Py_XDECREF(PyObject_CallMethodObjArgs(self->waits, broken_name, error, name, nullptr));
-    if (PyErr_Occurred()) {  // the same in our words
+    // `Waits.broken` raises if a better explanation is known: report that error instead.
+    if (PyErr_Occurred()) {
         Py_XDECREF(kind);
         Py_XDECREF(error);
         Py_XDECREF(trace);
@@ -166,7 +191,9 @@ static void spoil(Engine* self, PyObject* name, PyObject* x, PyObject* out) {
     PyErr_Restore(kind, error, trace);
 }
 
-// Waits on in Python, which looks at the deadline; whatever a signal does there meanwhile. False: an error.
+// Wait on in Python until the call ends; Python checks deadline, signals and dead ranks. Return false with an error
+// set. This thread is noted as the owner meanwhile: a signal handler calling this communicator then gets an error, no
+// deadlock.
 static bool linger(Engine* self, PyObject* name) {
     PyObject* thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
     const bool owned = thread != nullptr && PyObject_SetAttr(self->waits, owner_name, thread) == 0;
@@ -181,7 +208,7 @@ static bool linger(Engine* self, PyObject* name) {
     return found != nullptr;
 }
 
-// Lets Python call what a plan says, or what it calls while it waits; 1 where it is done, 0 where not yet, -1: an error.
+// Call a Python function of a plan with addresses. Return 1 if done, 0 if to be called again, -1 with an error set.
 static int call_python(PyObject* called, const std::vector<const char*>& rows, uint32_t count) {
     std::vector<PyObject*> arguments(count);
     for (uint32_t i = 0; i < count; i++) arguments[i] = PyLong_FromVoidPtr(const_cast<char*>(rows[i]));
@@ -191,8 +218,8 @@ static int call_python(PyObject* called, const std::vector<const char*>& rows, u
     return found == nullptr ? -1 : found != Py_False;
 }
 
-// The same of a plan `by_calls`, whose function may return what does the call, and waits for its end, in place of whether it
-// is done: that is kept, for calls on the same rows.
+// Call the function of a plan `by_calls`. The function may return a blocking call instead of True or False. That call
+// is kept and made again while the addresses are the same: repeated calls then skip preparing the arguments.
 static int call_prepared(Engine* self, PlanObject* planned, PyObject* called, const std::vector<const char*>& rows) {
     if (planned->prepared == nullptr || !std::equal(rows.begin(), rows.end(), planned->prepared_on)) {
         PyObject* arguments[3] = {};
@@ -207,6 +234,7 @@ static int call_prepared(Engine* self, PlanObject* planned, PyObject* called, co
         Py_XSETREF(planned->prepared, found);
         std::copy(rows.begin(), rows.end(), planned->prepared_on);
     }
+    // A reference of our own: the call runs Python, and Python may replace `prepared`.
     PyObject* call = Py_NewRef(planned->prepared);
     self->calling = self->node.walks;
     PyObject* found = PyObject_CallNoArgs(call);
@@ -216,7 +244,7 @@ static int call_prepared(Engine* self, PlanObject* planned, PyObject* called, co
     return found == nullptr ? -1 : 1;
 }
 
-// Calls a method of the executor's; false with an error set.
+// Call a method of the executor. Takes the references to the arguments. Return false with an error set.
 static bool ask(Engine* self, PyObject* name, PyObject* first = nullptr, PyObject* second = nullptr) {
     PyObject* found = PyErr_Occurred() ? nullptr
                                        : PyObject_CallMethodObjArgs(self->executor, name, first, second, nullptr);
@@ -226,8 +254,8 @@ static bool ask(Engine* self, PyObject* name, PyObject* first = nullptr, PyObjec
     return found != nullptr;
 }
 
-// Whether what Python waits for is to be asked for once more: for about as long as any other wait, which this rank leaves
-// to others that want its core where it has asked for some time, or ranks outnumber cores.
+// Return whether to poll a Python function again; `since` is the time of the first poll. Polling lasts about
+// PATIENCE, as any wait here. After ASKED, or with more ranks than cores, yield: the awaited rank may need this core.
 static bool is_soon(const Node& node, double* since) {
     const double time = now();
     if (*since == 0) *since = time;
@@ -235,15 +263,18 @@ static bool is_soon(const Node& node, double* since) {
     return time < *since + 1e-9 * static_cast<double>(PATIENCE);
 }
 
-// Goes on with the call under way: 1 where it has ended, 0 where it waits, -1 with an error set. What Python waits for,
-// as a message, it may ask for again and again at first; in a long wait that is left to `gpucoll.progress.waits`, which sleeps.
+// Continue the call under way. Return 1 if complete, 0 if waiting, -1 with an error set. With `asks_again`, poll a
+// waiting Python function (for example a message) for a short time; long waits belong to `gpucoll.progress.waits`,
+// able to sleep.
 static int step(Engine* self, bool patient, bool asks_again = false) {
     Walker& walker = self->walker;
-    double since = 0;  // when what Python calls was first asked whether it is done
-    PyObject* calls = self->current->calls;  // the plan stays: who lets go of it is in no call
+    double since = 0;  // time of the first poll of a Python function
+    PyObject* calls = self->current->calls;  // borrowed: the plan is not released during a call
+    // Each turn handles an outcome that needs Python, then continues the walker.
     for (;;) {
         Walker::Outcome outcome = Walker::WAITING;
-        // To let other threads run takes longer than what is left where the others are in the call already.
+        // A plan `by_calls` only compares here. If the other ranks are in the call already, comparing is shorter than
+        // releasing and acquiring Python's lock.
         if (walker.plan->by_calls && walker.plan->finish == nullptr) outcome = walker.go_on(self->node, false);
         if (outcome == Walker::WAITING) {
             const Unlocked unlocked;
@@ -253,6 +284,7 @@ static int step(Engine* self, bool patient, bool asks_again = false) {
         switch (outcome) {
             case Walker::DONE: return 1;
             case Walker::WAITING:
+                // The first function of a plan advances messages: MPI moves messages only inside MPI calls.
                 return PyTuple_GET_SIZE(calls) == 0 ? 0 : std::min(0, call_python(PyTuple_GET_ITEM(calls, 0), {}, 0));
             case Walker::UNKNOWN:
                 if (!ask(self, attach_name, PyLong_FromUnsignedLong(walker.awaited), PyLong_FromLongLong(walker.unknown)))
@@ -275,13 +307,14 @@ static int step(Engine* self, bool patient, bool asks_again = false) {
     }
 }
 
-// Whether a rank that is waited for has failed, with the error set; or whatever else Python raises.
+// Return whether an awaited rank has failed, with the error set.
 static bool has_failed(Engine* self) {
     const int64_t culprit = self->walker.culprit(self->node);
     return culprit >= 0 && !ask(self, watch_name, Py_NewRef(Py_None), PyLong_FromLongLong(culprit));
 }
 
-// The same as `step`, looking after the rank that is waited for. What it has shown before it failed counts.
+// Continue the call as `step`, and check the awaited rank for failure. Progress shown before the failure counts:
+// after finding a failure, try once more.
 static int go_on(Engine* self, bool patient) {
     const int done = step(self, patient);
     if (done != 0 || !has_failed(self)) return done;
@@ -295,13 +328,14 @@ static int go_on(Engine* self, bool patient) {
     return -1;
 }
 
-// Comes to the next call. Throws where there is no memory: then nothing has begun.
+// Begin the next call. Throws without memory; then nothing has begun.
 static void begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out, bool listens) {
     self->walker.begin(self->node, planned->plan, data_of(x), data_of(out), listens);
     Py_XSETREF(self->current, reinterpret_cast<PlanObject*>(Py_NewRef(reinterpret_cast<PyObject*>(planned))));
 }
 
-// Does a planned call from its beginning to its end, unless the root is in another one; false with an error set.
+// Do a planned call from beginning to end, unless the root is in another call (`has_passed`). Return false with an
+// error set.
 static bool perform(Engine* self, PyObject* name, PlanObject* planned, PyObject* x, PyObject* out) {
     int done = -1;
     try {
@@ -316,7 +350,7 @@ static bool perform(Engine* self, PyObject* name, PlanObject* planned, PyObject*
     return well;
 }
 
-// Whether a result may be written: arrays that share memory otherwise than as was planned are Python's.
+// Return whether the call may write to `out`. Arrays overlapping differently than planned are left to Python.
 static bool may_write(const Engine* self, const Entry* entry, PyObject* x, PyObject* out) {
     if (!entry->out.is_of(out) || !PyArray_ISWRITEABLE(array_of(out))) return false;
     if (!is_array(x)) return true;
@@ -326,8 +360,8 @@ static bool may_write(const Engine* self, const Entry* entry, PyObject* x, PyObj
     return entry->inside >= 0 && from - to == entry->inside;
 }
 
-// Returns the array for the result, which is given or new, None where this rank has none; null with an error set;
-// NotImplemented where the call is Python's.
+// Return the array for the result, given or new; None if this rank has no result; NotImplemented if the call is left
+// to Python; null with an error set.
 static PyObject* result_of(Engine* self, const Entry* entry, PyObject* x, PyObject* out) {
     if (entry->out.dtype == nullptr) return Py_NewRef(out == Py_None ? Py_None : Py_NotImplemented);
     const Plan* plan = entry->plan->plan;
@@ -344,10 +378,11 @@ static PyObject* result_of(Engine* self, const Entry* entry, PyObject* x, PyObje
     return Py_NewRef(may_write(self, entry, x, out) ? out : Py_NotImplemented);
 }
 
-// Whether Python has a part in a call, beside what is prepared, in which no signal's handler runs.
+// Return whether a call may run Python functions, and so a signal handler. A prepared call runs none.
 static bool runs_python(const PlanObject* planned) { return PyTuple_GET_SIZE(planned->calls) > 0 && planned->prepared == nullptr; }
 
-// Notes that this thread is in such a call, or no more; false with an error set.
+// Note this thread as the owner of a call, or of none. Return false with an error set. A signal handler calling the
+// same communicator then gets an error.
 static bool own(Engine* self, bool begins) {
     PyObject* thread = begins ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : Py_NewRef(Py_None);
     const bool noted = thread != nullptr && PyObject_SetAttr(self->waits, owner_name, thread) == 0;
@@ -355,12 +390,13 @@ static bool own(Engine* self, bool begins) {
     return noted;
 }
 
+// Return the system's number of this thread: one system call per thread, then kept.
 static long thread_number() {
     static thread_local const long number = syscall(SYS_gettid);
     return number;
 }
 
-// Lets the next call begin, whatever has been raised.
+// Release the lock of `Waits`. An error already set stays set.
 static void open_gate(Engine* self) {
     if (PyErr_Occurred() == nullptr) {
         Py_XDECREF(PyObject_CallNoArgs(self->release));
@@ -371,9 +407,10 @@ static void open_gate(Engine* self) {
     PyErr_Clear();
 }
 
-// Does a known call unless another thread is in one, or the root in another call; returns `out`, which it takes,
-// NotImplemented, or null with an error set.
+// Do a known call. Takes the reference `out` and returns it as the result. Return NotImplemented if another thread is
+// in a call or the root in another call, or null with an error set.
 static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObject* x, PyObject* out) {
+    // Not blocking: if another thread is in a call, Python queues this one or raises the error.
     PyObject* mine = PyObject_CallOneArg(self->acquire, Py_False);
     if (mine != Py_True) {
         Py_DECREF(out);
@@ -395,7 +432,7 @@ static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObj
     } else {
         note(known.seconds, now() - started);
     }
-    if (owned) {  // whatever has been raised
+    if (owned) {  // whatever has been raised: the error stays set
         const KeptError kept;
         own(self, false);
         PyErr_Clear();
@@ -405,36 +442,37 @@ static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObj
     return out;
 }
 
-// Whether a plan is for such arrays.
+// Return whether arrays have the sizes of a plan.
 static bool fits(const Plan* plan, PyObject* x, PyObject* out) {
     const bool gives = is_array(x) && static_cast<uint64_t>(PyArray_NBYTES(array_of(x))) == plan->given;
     const bool takes = is_array(out) && static_cast<uint64_t>(PyArray_NBYTES(array_of(out))) == plan->taken;
     return (plan->given == 0 || gives) && (plan->taken == 0 || takes);
 }
 
-// A call on given arrays.
+// A call on fixed arrays: skips the search in the table.
 struct Bound {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     Engine* engine;
     PyObject *name, *x, *out;
-    Entry known;  // its plan and where its times are noted
+    Entry known;  // only `plan` and `seconds` are set
 };
 
 static PyTypeObject bound_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-// Does it once more and returns the result, and NotImplemented where the call is Python's.
+// Do the call once more. Return the result, or NotImplemented if the call is left to Python.
 static PyObject* call_bound(PyObject* object, PyObject* const*, size_t, PyObject*) {
     Bound* self = reinterpret_cast<Bound*>(object);
     Engine* engine = self->engine;
     if (engine == nullptr || engine->closed) Py_RETURN_NOTIMPLEMENTED;
-    if (!fits(self->known.plan->plan, self->x, self->out)) Py_RETURN_NOTIMPLEMENTED;  // an array has been resized
+    // `ndarray.resize` may have changed an array since `bind`.
+    if (!fits(self->known.plan->plan, self->x, self->out)) Py_RETURN_NOTIMPLEMENTED;
     const int free = is_free(engine);
     if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_NotImplemented);
     return do_call(engine, self->known, self->name, self->x, Py_NewRef(self->out));
 }
 
-// bind(name, x, out, a plan, seconds): a callable that does this call, of no arguments.
+// bind(name, x, out, plan, seconds): return a callable without arguments, doing this call.
 static PyObject* bind(PyObject* object, PyObject* given) {
     PyObject *name, *x, *out, *planned, *seconds;
     if (!PyArg_ParseTuple(given, "OOOO!O!", &name, &x, &out, &plan_type, &planned, &PyArray_Type, &seconds)) return nullptr;
@@ -482,8 +520,8 @@ static void unmake_bound(PyObject* object) {
     Py_TYPE(object)->tp_free(object);
 }
 
-// (what is called, op, root, algorithm, x, out): does the call and returns its result, or NotImplemented where it is not
-// known here.
+// Engine.__call__(name, op, root, algorithm, x, out): do the call and return the result, or NotImplemented if the
+// call is left to Python.
 static PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
     Engine* self = reinterpret_cast<Engine*>(object);
     if (PyVectorcall_NARGS(count) != 6 || names != nullptr || (self->waits == nullptr && !self->closed)) {
@@ -496,7 +534,9 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
     if (entry == nullptr) Py_RETURN_NOTIMPLEMENTED;
     const int free = is_free(self);
     if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_NotImplemented);
-    Entry known = *entry;  // what follows may run Python, and that may close the communicator
+    // A copy with references: the steps below may run Python, and Python may close the communicator and clear the
+    // table.
+    Entry known = *entry;
     PyObject* const kept[] = {reinterpret_cast<PyObject*>(known.plan), reinterpret_cast<PyObject*>(known.seconds)};
     for (PyObject* one : kept) Py_XINCREF(one);
     PyObject* out = result_of(self, entry, x, given[5]);
@@ -505,6 +545,7 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
     return out;
 }
 
+// Set a `Look` to an array, or to None.
 static void look_at(Look* look, PyObject* object) {
     if (!is_array(object)) {
         Py_CLEAR(look->dtype);
@@ -525,7 +566,7 @@ static void forget_entry(Entry* entry) {
     Py_CLEAR(entry->seconds);
 }
 
-// Returns an entry for a call: that which it has, or another one, which is overwritten.
+// Return the entry to be written for a call: the call's own, an unused one, or the next in turn.
 static Entry* entry_for(Engine* self, PyObject* const* options, PyObject* x, PyObject* out) {
     Entry *set = set_of(self, options, x), *unused = nullptr;
     for (Entry* entry = set; entry < set + WAYS; entry++) {
@@ -535,10 +576,10 @@ static Entry* entry_for(Engine* self, PyObject* const* options, PyObject* x, PyO
     return unused != nullptr ? unused : set + self->turn++ % WAYS;
 }
 
-// Whether entries tell such arrays, or None.
+// Return whether a `Look` can describe an object.
 static bool has_look(PyObject* x) { return x == Py_None || (is_array(x) && PyArray_NDIM(array_of(x)) <= MOST_AXES); }
 
-// `given` is the caller's `out`.
+// Write the entry of a call; `out` is the result, `given` the `out` of the caller.
 static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* out, PyObject* given,
                  PlanObject* planned, PyObject* seconds) {
     Entry* entry = entry_for(self, options, x, given);
@@ -552,7 +593,7 @@ static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* 
     Py_XSETREF(entry->seconds, reinterpret_cast<PyArrayObject*>(Py_NewRef(seconds)));
 }
 
-// learn(what is called, op, root, algorithm, x, the result, the caller's out, a plan, seconds): such calls are done here from now on.
+// learn(name, op, root, algorithm, x, result, the caller's out, plan, seconds): do similar calls here from now on.
 static PyObject* learn(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     PyObject *options[4], *x, *out, *callers, *planned, *seconds;

@@ -1,6 +1,8 @@
-// How the engine combines arrays on the host: every op on every dtype, as the kernels do on a GPU (functions.h).
+// Reductions of the engine on the host: every op on every dtype, with the same functions as the GPU kernels
+// (functions.h).
 //
-// float16, bfloat16 and float8 are combined in float and rounded once; all else step by step, which is the same.
+// float16, bfloat16 and float8 are combined in float over all ranks, and rounded once at the end. Integers, complex
+// numbers and larger floats have no wider type: combining two rows at a time gives the same result.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -9,8 +11,10 @@
 #include "functions.h"
 #include "tables.h"
 
-static const uint64_t BLOCK = 16384;  // bytes of a result under way, which stay in the nearest cache
+// Bytes of a partial result: small enough to stay in the first-level cache while all ranks' rows are added.
+static const uint64_t BLOCK = 16384;
 
+// A function object per op: inlined in the loops below.
 #define GC_OP(Name, ...)                                                             \
     struct Name {                                                                    \
         template <class W> GC_DEV W operator()(W a, W b) const { return __VA_ARGS__; } \
@@ -26,7 +30,7 @@ GC_OP(And, W(a && b));
 GC_OP(Or, W(a || b));
 GC_OP(Xor, W(!a != !b));
 
-// Elements may begin at any byte.
+// Read an element in its wide type, or write one. By `memcpy`: rows may begin at any byte.
 template <class T> GC_DEV Wide<T> read(const char* row, uint64_t index) {
     T stored;
     __builtin_memcpy(&stored, row + index * sizeof(T), sizeof(T));
@@ -38,21 +42,23 @@ template <class T> GC_DEV void write(char* row, uint64_t index, Wide<T> value) {
     __builtin_memcpy(row + index * sizeof(T), &stored, sizeof(T));
 }
 
-// Two versions of a function where the processor may have wider registers: the same arithmetic, bit for bit.
+// Compile a function twice, and choose at load time: AVX2 registers are twice as wide. Both versions give the same
+// bits.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && !defined(GC_ONE_VERSION)
 #define GC_VERSIONS __attribute__((target_clones("default", "avx2")))
 #else
 #define GC_VERSIONS
 #endif
 
+// Write a op b to `to`. `ivdep`: `to` may equal `a` or `b`, but never overlaps partly, so the loop may be vectorised.
 template <class T, class Op> GC_VERSIONS void apply(const char* a, const char* b, char* to, uint64_t count) {
 #pragma GCC ivdep
     for (uint64_t i = 0; i < count; i++) write<T>(to, i, Op()(read<T>(a, i), read<T>(b, i)));
 }
 
-static const uint64_t TILE = 64;  // elements whose wide sums stay in registers, or near them
+static const uint64_t TILE = 64;  // elements at a time: the wide partial results stay in registers or the nearest cache
 
-// A tile of a dtype that is rounded, from element `first` on.
+// Combine a tile of a narrow dtype, from element `first` on: wide over all ranks, then rounded once.
 template <class T, class Op>
 GC_DEV void apply_tile(const char* const* rows, uint64_t ranks, char* to, uint64_t first, uint64_t count) {
     Wide<T> sum[TILE];
@@ -62,6 +68,7 @@ GC_DEV void apply_tile(const char* const* rows, uint64_t ranks, char* to, uint64
     for (uint64_t i = 0; i < count; i++) write<T>(to, first + i, sum[i]);
 }
 
+// Combine rows of a narrow dtype. Full tiles have a constant length, so the compiler can unroll and vectorise.
 template <class T, class Op>
 GC_VERSIONS void apply_rounded(const char* const* rows, uint64_t ranks, char* to, uint64_t count) {
     uint64_t first = 0;
@@ -69,6 +76,7 @@ GC_VERSIONS void apply_rounded(const char* const* rows, uint64_t ranks, char* to
     apply_tile<T, Op>(rows, ranks, to, first, count - first);
 }
 
+// Whether two types are equal, as std::is_same.
 template <class A, class B> struct Same {
     static constexpr bool value = false;
 };
@@ -76,16 +84,18 @@ template <class A> struct Same<A, A> {
     static constexpr bool value = true;
 };
 
-// Leaves rows[0] op rows[1] op ... at `to`, which may be one of them.
+// Write rows[0] op rows[1] op ... to `to`; `to` may be one of the rows.
 template <class T, class Op> static void combine(const char* const* rows, uint64_t ranks, char* to, uint64_t nbytes) {
     if constexpr (!Same<T, Wide<T>>::value) {
         apply_rounded<T, Op>(rows, ranks, to, nbytes / sizeof(T));
     } else {
         alignas(64) char sum[BLOCK];
-        const uint64_t most = ranks == 2 ? nbytes : BLOCK;  // two go by at once
+        // Two rows need no partial result, and so no blocks.
+        const uint64_t most = ranks == 2 ? nbytes : BLOCK;
         for (uint64_t start = 0; start < nbytes; start += most) {
             const uint64_t count = (nbytes - start < most ? nbytes - start : most) / sizeof(T);
             const char* left = rows[0] + start;
+            // Partial results go to `sum`: `to` may be a row still to be read. Only the last step writes to `to`.
             for (uint64_t rank = 1; rank < ranks; rank++) {
                 char* here = rank + 1 == ranks ? to + start : sum;
                 apply<T, Op>(left, rows[rank] + start, here, count);
@@ -95,7 +105,7 @@ template <class T, class Op> static void combine(const char* const* rows, uint64
     }
 }
 
-// What an op does once, at the end.
+// The last step of some ops: the mean of a sum, the truth value of a logical op.
 template <class T> static void divide_all(char* row, uint64_t nbytes, uint64_t contributions) {
     const Wide<T> parts = Wide<T>(contributions);
     for (uint64_t i = 0; i < nbytes / sizeof(T); i++) write<T>(row, i, divide(read<T>(row, i), parts));
@@ -107,6 +117,8 @@ template <class T> static void make_truth(char* row, uint64_t nbytes, uint64_t) 
 using Combine = void (*)(const char* const*, uint64_t, char*, uint64_t);
 using Finish = void (*)(char*, uint64_t, uint64_t);
 
+// Return the function of an op for a dtype, or null. Complex numbers have arithmetic ops only, real numbers also
+// order and truth, integers also bits.
 template <class T> static Combine arithmetic(long op) {
     return op == SUM || op == AVG ? combine<T, Add> : op == PROD ? combine<T, Multiply> : nullptr;
 }
@@ -131,7 +143,7 @@ template <class T> static Combine integer(long op) {
     return real<T>(op);
 }
 
-// What there is for each dtype: its ops, a mean, and truth values.
+// The functions of a dtype: ops, mean and truth value; null if undefined.
 struct Row {
     Combine (*combine)(long);
     Finish mean, truth;
@@ -142,7 +154,7 @@ template <class T> static constexpr Row complex_row() { return {arithmetic<T>, d
 
 static const Row ROWS[] = {GC_ROWS};
 
-// Returns the row of a dtype, an empty one where there is none.
+// Return the row of a dtype; empty for an unknown dtype.
 static Row row_of(long dtype) {
     return dtype >= 0 && dtype < long(sizeof(ROWS) / sizeof(Row)) ? ROWS[dtype] : Row{};
 }

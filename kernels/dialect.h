@@ -1,8 +1,10 @@
-// The dialect of the kernels: CUDA C++ for GPUs by NVRTC, and the same text for CPUs by g++.
+// The dialect of the kernels: CUDA C++, compiled for GPUs by NVRTC and for CPUs by g++ from the same text.
 //
-// No header of CUDA's is needed. GC_ENTRY(name, Arguments, kernel...) makes a kernel that can be launched: on the
-// device with Arguments by value; on the host name(blocks, threads, &arguments) runs the grid and returns null, or the
-// text of the first fault. With GC_PLAIN there is arithmetic only, for who runs no kernels: the engine.
+// No CUDA header is needed. GC_ENTRY(name, Arguments, kernel...) defines a kernel. On the device, a launch passes
+// Arguments by value. On the host, name(blocks, threads, &arguments) runs the grid and returns null, or the text of
+// the first fault. The host has three variants. By default each CUDA thread is a fiber of a single grid (host.h).
+// With GC_FIBERS several grids of several ranks run at once (fibers.h). With GC_PLAIN only arithmetic is defined, for
+// the engine.
 #pragma once
 
 typedef signed char i8;
@@ -14,7 +16,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// What a thread reads or writes at once.
+// The widest unit read or written at once by a thread.
 struct alignas(16) Word {
     u32 x, y, z, w;
 };
@@ -25,8 +27,8 @@ struct alignas(16) Word {
 #define GC_UNROLL _Pragma("unroll")
 #define GC_ROLLED _Pragma("unroll 1")
 #define GC_SHARED(T, name, n) __shared__ T name[n]
-// Arguments are read where the launch has put them: to index an array in a copy would take it to memory. Registers are
-// for what is under way, rather than for a second block on the processor.
+// __grid_constant__: arguments stay in constant memory; indexing an array in a copy would force the copy to local
+// memory. Launch bounds (512, 1): give the registers to a single block per processor, for more loads under way.
 #define GC_ENTRY(name, Arguments, ...) \
     extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ Arguments a) { __VA_ARGS__(a); }
 
@@ -47,7 +49,7 @@ GC_DEV double raised(double x, double y) { return ::pow(x, y); }
 template <class Unit> GC_DEV Unit load(u64 address) { return *reinterpret_cast<const Unit*>(address); }
 template <class Unit> GC_DEV void store(u64 address, Unit unit) { *reinterpret_cast<Unit*>(address) = unit; }
 
-// Words by instructions of their own: the compiler would make several narrow stores of one.
+// Explicit vector instructions: the compiler may split a word into several narrow accesses.
 template <> GC_DEV Word load<Word>(u64 address) {
     Word word;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -59,8 +61,8 @@ template <> GC_DEV void store<Word>(u64 address, Word word) {
                  : : "l"(address), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w) : "memory");
 }
 
-// Between ranks: what one of them writes while the other waits for it. Always for the whole system, as a rank may be on
-// another GPU. Once load_acquire() has seen what store_release() wrote, all is seen that came before it.
+// Synchronisation between ranks, at system scope: the other rank may be on another GPU. Once load_acquire() reads the
+// value of a store_release(), all writes before the store are visible.
 GC_DEV u64 load_acquire(u64 address) {
     u64 value;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
@@ -77,7 +79,7 @@ GC_DEV void store_release(u64 address, u64 value) {
 GC_DEV void store_relaxed(u64 address, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(address), "l"(value) : "memory");
 }
-// A packet's parts of four bytes arrive in any order.
+// A packet mixes data and sequence numbers: parts of four bytes arrive in any order.
 GC_DEV Word load_packet(u64 address) {
     Word word;
     asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -88,7 +90,7 @@ GC_DEV void store_packet(u64 address, Word word) {
     asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};"
                  : : "l"(address), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w) : "memory");
 }
-// Returns the number that is drawn: 0 to `last`, and then from 0 again.
+// Return the next number of a counter running from 0 to `last`, then from 0 again.
 GC_DEV u32 take_ticket(u64 address, u32 last) { return atomicInc(reinterpret_cast<u32*>(address), last); }
 GC_DEV void rest() { __nanosleep(20); }
 GC_DEV u64 nanoseconds() {
@@ -132,7 +134,7 @@ GC_DEV double raised(double x, double y) { return __builtin_pow(x, y); }
 
 #if !defined(GC_PLAIN)
 
-// A GPU refuses an address that is no multiple of the size; a CPU would not, so that it is looked at here.
+// A GPU refuses misaligned addresses, a CPU accepts them: check here, so that tests on a CPU find the fault.
 template <class Unit> GC_DEV void expect_aligned(u64 address) {
     if (address % alignof(Unit) != 0) host::fault("an access that is not aligned", address);
 }
@@ -155,6 +157,7 @@ GC_DEV u64* word_at(u64 address) {
     expect_aligned<u64>(address);
     return reinterpret_cast<u64*>(address);
 }
+// `gc_between` may switch to another rank: tests then meet every order of synchronising accesses.
 GC_DEV u64 load_acquire(u64 address) {
     gc_between();
     return __atomic_load_n(word_at(address), __ATOMIC_ACQUIRE);
@@ -165,7 +168,7 @@ GC_DEV void store_release(u64 address, u64 value) {
     __atomic_store_n(word_at(address), value, __ATOMIC_RELEASE);
 }
 GC_DEV void store_relaxed(u64 address, u64 value) { __atomic_store_n(word_at(address), value, __ATOMIC_RELAXED); }
-// Either half may come first, and others in between.
+// Either half may come first, with other ranks in between, as on a GPU.
 GC_DEV Word load_packet(u64 address) {
     expect_aligned<Word>(address);
     const u32 first = gc_coin();
@@ -186,6 +189,7 @@ GC_DEV void store_packet(u64 address, Word word) {
     gc_between();
     store_relaxed(address + 8 * (1 - first), halves[1 - first]);
 }
+// Relaxed, as atomicInc on a GPU.
 GC_DEV u32 take_ticket(u64 address, u32 last) {
     u32* const counter = reinterpret_cast<u32*>(address);
     u32 number = __atomic_load_n(counter, __ATOMIC_RELAXED);

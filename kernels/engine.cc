@@ -1,12 +1,13 @@
-// The Python type of a rank's engine: made by the executor `shared`, called by the communicator (calls.h).
+// The Python type `Engine`, one object per rank and communicator. The executor `shared` makes the object and drives
+// its methods; the communicator calls the object itself for known calls (calls.h).
 #include "messages.h"
 
-// plan(...): see `take_plan`.
+// plan(...): return a plan, checked; for the arguments see `take_plan`.
 static PyObject* plan_method(PyObject* object, PyObject* given) {
     return make_plan(reinterpret_cast<Engine*>(object)->node, given);
 }
 
-// begin(plan, x, out): this rank has come to its next call, as an operation; the arrays stay.
+// begin(plan, x, out): begin the next call, to be continued by `go_on` or `ends`. The caller keeps the arrays alive.
 static PyObject* begin_method(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     PyObject *planned, *x, *out;
@@ -19,18 +20,19 @@ static PyObject* begin_method(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
+// Continue the call under way; return True once complete, also if no call is under way.
 static PyObject* go_on_as(Engine* self, bool patient) {
     const int done = self->walker.plan == nullptr ? 1 : go_on(self, patient);
     return done < 0 ? nullptr : PyBool_FromLong(done);
 }
 
-// go_on(): returns whether the call under way is done; never waits.
+// go_on(): return whether the call under way is complete; never wait.
 static PyObject* go_on_method(PyObject* object, PyObject*) { return go_on_as(reinterpret_cast<Engine*>(object), false); }
 
-// ends(): the same after a short wait.
+// ends(): wait a short time; return whether the call under way is complete.
 static PyObject* ends_method(PyObject* object, PyObject*) { return go_on_as(reinterpret_cast<Engine*>(object), true); }
 
-// symmetric(key, address, bytes): a slab of this rank's symmetric memory.
+// symmetric(key, address, bytes): register a slab of this rank's symmetric memory.
 static PyObject* symmetric_method(PyObject* object, PyObject* given) {
     Node& node = reinterpret_cast<Engine*>(object)->node;
     long long key;
@@ -40,7 +42,7 @@ static PyObject* symmetric_method(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// attach(rank, key, address, bytes): a segment of another rank's, which is mapped here.
+// attach(rank, key, address, bytes): register another rank's segment, mapped at `address` in this process.
 static PyObject* attach_method(PyObject* object, PyObject* given) {
     Node& node = reinterpret_cast<Engine*>(object)->node;
     unsigned long rank;
@@ -53,7 +55,8 @@ static PyObject* attach_method(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// staging(buffer, key, address, bytes): memory of this rank's for what others could not read where it is.
+// staging(buffer, key, address, bytes): register a larger staging buffer of this rank. A call under way keeps its old
+// one.
 static PyObject* staging_method(PyObject* object, PyObject* given) {
     Node& node = reinterpret_cast<Engine*>(object)->node;
     unsigned long buffer;
@@ -62,17 +65,19 @@ static PyObject* staging_method(PyObject* object, PyObject* given) {
     if (!PyArg_ParseTuple(given, "kLKK", &buffer, &key, &start, &nbytes)) return nullptr;
     if (buffer >= SHOWN) return PyErr_Format(PyExc_ValueError, "no buffer %lu", buffer);
     if (nbytes < node.staging_bytes(static_cast<uint32_t>(buffer))) return PyErr_Format(PyExc_ValueError, "plans may need the larger one");
+    // A deque never moves its elements, so old pointers stay valid. The release store comes after the element is
+    // complete.
     node.all_staging.push_back({node.rank, key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)), nbytes});
     node.staging[buffer].store(&node.all_staging.back(), std::memory_order_release);
     Py_RETURN_NONE;
 }
 
-// A rank's words may be cut in the middle of a character.
+// Return a rank's words. Truncation may split a character, hence "replace".
 static PyObject* text_of(const char* text) {
     return PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(strnlen(text, TEXT)), "replace");
 }
 
-// Takes a rank of this node and the number of a call; false with an error set.
+// Parse a same-node rank and a call number; return false with an error set.
 static bool take_call(const Node& node, PyObject* given, uint32_t* rank, uint64_t* number) {
     unsigned long of;
     unsigned long long which;
@@ -84,7 +89,7 @@ static bool take_call(const Node& node, PyObject* given, uint32_t* rank, uint64_
     return false;
 }
 
-// words(rank, number): what a rank has shown of that call in words, and the place in the program if it has told it.
+// words(rank, number): return a rank's call in words; after `tell`, with the place in the program in a second line.
 static PyObject* words_method(PyObject* object, PyObject* given) {
     const Node& node = reinterpret_cast<Engine*>(object)->node;
     uint32_t rank;
@@ -92,7 +97,7 @@ static PyObject* words_method(PyObject* object, PyObject* given) {
     return take_call(node, given, &rank, &number) ? text_of(node.words(rank, number)) : nullptr;
 }
 
-// is_eager(rank, number): whether that call was eager on a rank of this node.
+// is_eager(rank, number): return whether a call was eager on a same-node rank.
 static PyObject* is_eager_method(PyObject* object, PyObject* given) {
     const Node& node = reinterpret_cast<Engine*>(object)->node;
     uint32_t rank;
@@ -100,14 +105,15 @@ static PyObject* is_eager_method(PyObject* object, PyObject* given) {
     return take_call(node, given, &rank, &number) ? PyBool_FromLong(node.is_eager(rank, number)) : nullptr;
 }
 
-// next_call(rank): in words which call a rank is in that comes next on this one; "" where it waits for another rank to say so,
-// None where it is in none yet.
+// next_call(rank): return the call that comes next on this rank, in words, as shown by `rank`. "" means: `rank`
+// itself waits for another rank to show the call. None means: `rank` has not come to this call.
 static PyObject* next_call(PyObject* object, PyObject* given) {
     const Node& node = reinterpret_cast<Engine*>(object)->node;
     const unsigned long rank = PyLong_AsUnsignedLong(given);
     if (PyErr_Occurred()) return nullptr;
     if (rank >= node.ranks || node.heads[rank] == nullptr) return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
     const int64_t base = static_cast<int64_t>(node.walks + 1) << ROUNDS;
+    // Store before loading, seq_cst: of two ranks waiting for each other at least one notices (`is_listening`).
     node.heads[node.rank]->listens.store(base, std::memory_order_seq_cst);
     if (node.heads[rank]->mark.load(std::memory_order_acquire) >= base) {
         return text_of(node.words(static_cast<uint32_t>(rank), node.walks + 1));
@@ -115,7 +121,8 @@ static PyObject* next_call(PyObject* object, PyObject* given) {
     return is_listening(node, static_cast<uint32_t>(rank), base) ? PyUnicode_FromString("") : Py_NewRef(Py_None);
 }
 
-// record(address, place of the last call's number, of the records, how many): what is called from now on is noted there.
+// record(address, offset of the last call's number, offset of the records, how many): write flight records from now
+// on.
 static PyObject* record(PyObject* object, PyObject* given) {
     unsigned long long start, last, records, capacity;
     if (!PyArg_ParseTuple(given, "KKKK", &start, &last, &records, &capacity)) return nullptr;
@@ -127,13 +134,13 @@ static PyObject* record(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// awaited(): the rank that the call under way waits for, or waited for last; None where none is under way.
+// awaited(): return the rank waited for last by the call under way, or None.
 static PyObject* awaited(PyObject* object, PyObject*) {
     const Walker& walker = reinterpret_cast<Engine*>(object)->walker;
     return walker.plan == nullptr ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(walker.awaited);
 }
 
-// tell(where): others make another call: where in the program this rank makes its own.
+// tell(where): after a mismatch, show the other ranks where in the program this rank makes its call.
 static PyObject* tell(PyObject* object, PyObject* where) {
     Engine* self = reinterpret_cast<Engine*>(object);
     const char* text = PyUnicode_AsUTF8(where);
@@ -142,20 +149,20 @@ static PyObject* tell(PyObject* object, PyObject* where) {
     Py_RETURN_NONE;
 }
 
-// calling(): the number of the call in which a thread waits in what Python calls (see `call_prepared`), or 0.
+// calling(): return the number of the call whose prepared function is running (see `call_prepared`), or 0.
 static PyObject* calling(PyObject* object, PyObject*) {
     return PyLong_FromUnsignedLongLong(reinterpret_cast<Engine*>(object)->calling);
 }
 
-// settle(): the call under way is none, as all ranks know; nothing has been moved.
+// settle(): cancel the call under way. All ranks know, and no data moved.
 static PyObject* settle(PyObject* object, PyObject*) {
     Engine* self = reinterpret_cast<Engine*>(object);
     if (self->walker.plan != nullptr) self->walker.settle(self->node);
     Py_RETURN_NONE;
 }
 
-// follow(acquire, release, queue, messages under way, waits, errors): what calls here must keep to (see `Waits.gate`), and the class of what
-// the executor raises.
+// follow(acquire, release, queue, messages under way, waits, errors): set the rules honoured by calls made here, a
+// lock and two queues (see `Waits.gate`), and the class of the executor's errors.
 static PyObject* follow(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     PyObject *acquire, *release, *queue, *alone, *waits, *errors;
@@ -169,9 +176,10 @@ static PyObject* follow(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// Engine(executor, errors, rank, with whom calls are compared, process, whether it spins, whether the system copies, where workspaces begin, bytes of
-// each, where boxes begin, addresses of all control segments (0 for ranks of other nodes), their keys, processes): a rank's part in the
-// calls of its communicator.
+// Engine(executor, errors, rank, check, process, spins, copies, first, workspace_bytes, boxes, heads, keys,
+// processes). `check` says with which ranks calls are compared. `first` and `boxes` are the offsets of workspaces and
+// mailboxes in a control segment. `heads`, `keys` and `processes` are by rank: addresses of control segments (0 for
+// remote ranks), keys of these segments, process numbers.
 static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     PyObject *executor, *errors, *heads, *keys, *processes;
     unsigned long rank;
@@ -188,8 +196,10 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     new (&self->walker) Walker();
     new (&self->mail) Mail();
     new (&self->dropped) decltype(self->dropped)();
-    Node& node = *new (&self->node) Node();  // last: the others own nothing yet where this one throws
+    // Last: if this constructor throws, `is_made` stays false, and the members before own nothing yet.
+    Node& node = *new (&self->node) Node();
     self->is_made = true;
+    // Reserved here, since appending happens inside garbage collections and must not throw.
     self->dropped.reserve(MOST_DROPPED);
     node.rank = static_cast<uint32_t>(rank);
     node.ranks = static_cast<uint32_t>(PyTuple_GET_SIZE(heads));
@@ -215,7 +225,7 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     return made.release();
 }
 
-// For Python's collector: these objects, the executor and the communicator hold each other.
+// Visit all references for Python's collector: engine, executor and communicator refer to each other.
 static int traverse(PyObject* object, visitproc visit, void* arg) {
     Engine* self = reinterpret_cast<Engine*>(object);
     for (Entry& entry : self->entries) {
@@ -231,6 +241,7 @@ static int traverse(PyObject* object, visitproc visit, void* arg) {
     return 0;
 }
 
+// Clear all references, but during a call only the table: the call under way uses the rest.
 static int forget(PyObject* object) {
     Engine* self = reinterpret_cast<Engine*>(object);
     for (Entry& entry : self->entries) forget_entry(&entry);
@@ -247,7 +258,7 @@ static int forget(PyObject* object) {
     return 0;
 }
 
-// close(): no call is known here any more; one that is under way may still be brought to its end.
+// close(): forget all known calls. A call under way may still be completed.
 static PyObject* close_method(PyObject* object, PyObject*) {
     Engine* self = reinterpret_cast<Engine*>(object);
     self->closed = true;
@@ -274,12 +285,13 @@ static PyObject* walks(PyObject* object, void*) {
 
 static PyObject* thread_of(PyObject* object, void*) { return PyLong_FromLong(reinterpret_cast<Engine*>(object)->thread); }
 
-// is_walking(): whether a call is under way, of this thread or another one.
+// is_walking(): return whether a call is under way, in this thread or another.
 static PyObject* is_walking(PyObject* object, PyObject*) {
     const Engine* self = reinterpret_cast<Engine*>(object);
     return PyBool_FromLong(self->under_way > 0 || self->walker.plan != nullptr);
 }
 
+// is_busy(): return whether a call made here, not by `Waits.run`, is under way.
 static PyObject* is_busy(PyObject* object, PyObject*) {
     return PyBool_FromLong(reinterpret_cast<Engine*>(object)->under_way);
 }
@@ -315,7 +327,7 @@ static PyGetSetDef members[] = {{"thread", thread_of, nullptr, nullptr, nullptr}
 static PyTypeObject engine_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_engine", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 
-// The attribute `sources` is the digest of what it was built from.
+// Make the module. `sources` is the digest of the source files: Python refuses a module built from other files.
 PyMODINIT_FUNC PyInit__engine() {
     import_array();
     failure_name = PyUnicode_InternFromString("failure");

@@ -1,10 +1,49 @@
-// The engine: carries out one rank's part of a schedule in the memory of its node.
+// The engine: carries out a rank's part of a schedule in memory shared by the ranks of a node.
 //
-// What waits for what is `plan.py`'s: every rank shows one number, its mark, from which the others learn what they may
-// read of it and what it has read. A plan does not depend on addresses: its parts are bytes of the ranks' buffers, and
-// where those are each rank shows on a board. Calls take the two boards and workspaces of a control segment in turn.
-// A short call that comes again and again, in which a rank reads of few others, is eager: see `Slot`.
-// Nothing here knows Python or MPI: what only they can do is an outcome, after which the call goes on.
+// Shared memory. Every rank owns a control segment, mapped by all ranks of the node. The segment holds a `Head`
+// (progress counter, two call descriptors, failure word), then block starts, slots for eager calls, workspaces for
+// small buffers, and the mailboxes of `mail.h`. A rank stores only to its own segment, with three exceptions:
+// `Head::sleepers`, counted by waiting ranks; buffers written through the copies of an `Instruction`; the
+// acknowledgements in a mailbox.
+//
+// Progress counter (`Head::mark`). A number that never decreases: the number of the rank's call, shifted left by
+// ROUNDS bits, plus a position in the call. The positions are chosen by executors/shared/instructions.py:
+//     0            the rank is in the call: the descriptor and the input laid out for the peers may be read
+//     2k           the rank has entered round k: all bytes written earlier may be read
+//     2k + 1       moreover, the rank has finished all reads of round k: the peers may overwrite the sources
+//     SETTLED - 1  after a mismatch: the descriptor also holds the rank's place in the program
+//     SETTLED      the call is cancelled: no data moved, and the next call behaves as if this call had not been made
+// A plan awaits a peer's counter before reading the peer's bytes, and before overwriting bytes read by the peer.
+//
+// Call descriptor (`Head::boards`, `Head::signatures`). Plans contain no addresses: a part of a plan is a rank, a
+// buffer and an offset. The board of a rank says where the buffers are in this call: a segment and an offset, or an
+// address for process_vm_readv. The board also holds the call in words, for error messages. The signature identifies
+// the call.
+//
+// Two calls in a row. Call n uses descriptor, workspaces and `ways` of half n % 2, so call n + 1 overwrites nothing
+// of call n. Before call n + 2 uses the half again, the rank waits until every reader of call n has shown the counter
+// noted in `Node::unread`. Comparing with ALL needs no entry: the ranks meet in call n + 1, and so have left call n.
+// User arrays and staging buffers have no second half: for these the rank waits at the end of the call (stage
+// ENDING). Short repeated calls are eager: the rank shows a `Slot`, out of SLOTS in turn, and may be SLOTS - 1 calls
+// ahead.
+//
+// Mismatches. A signature mixes the call, the call's number and the history of all earlier calls. In the stage
+// MEETING a rank waits for the counters of all ranks (`check` ALL) or of the peers (PEERS) and compares signatures
+// before data move. A difference ends `go_on` with DIFFERS, and Python raises the error. If all ranks compare, each
+// rank first shows its place in the program, reads the others', and the call is cancelled; otherwise the communicator
+// has failed. Ranks may miss a mismatch by not meeting. Their `history` then differs, and the next common call
+// detects the mismatch.
+//
+// Dead ranks. No wait here lasts much longer than PATIENCE. `go_on` then returns WAITING; Python checks the deadline
+// and the processes of the other ranks (gpucoll/health/guard.py) and calls again. A rank giving up stores the reason
+// in `Head::failure`; `culprit` finds the awaited rank with a failure. A counter shown before the failure counts.
+//
+// Memory orders. Storing the counter publishes all earlier writes (release); loading the counter (acquire) makes
+// these writes readable. All fields read after a load of the counter are therefore relaxed. If two ranks each store a
+// word and then load another (counter and `sleepers`; `listens` of both), only seq_cst forbids that both miss the
+// store.
+//
+// The engine knows neither Python nor MPI. Work for Python is an `Outcome`; afterwards the call goes on.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -28,37 +67,44 @@
 #include "combine.h"
 #include "flight.h"
 
-static const uint64_t PATIENCE = 300000;   // nanoseconds of a wait before somebody looks at its deadline
-// How long a rank that waits spins, then yields: a sleep and its wake-up cost 10 to 50 us, so that a shorter wait is
-// cheaper awake. In nanoseconds, as DEAR, from which on a yield has handed the core to a process that computes.
+// A sleep ends after this many nanoseconds: Python must check deadline, signals and dead ranks now and then.
+static const uint64_t PATIENCE = 300000;
+// A waiting rank spins, then yields, in nanoseconds: a sleep and its wake-up cost 10 to 50 us, more than a short
+// wait. A yield longer than DEAR has handed the core to a process outside the job.
 static const uint64_t SPIN = 100000, YIELD = 300000, DEAR = 500000;
-static const uint32_t SLEEPS = 64;         // the most waits that sleep at once after a dear yield, before a yield is tried again
-static const int RELAXES = 8;              // pauses of the processor between two looks, or looks at the clock
-static const uint64_t PIECE = 1 << 19;     // bytes that are copied at a time, or combined where some must be fetched
-static const int64_t HERE = -1;            // in place of a segment's key: what follows is an address
-static const uint64_t STREAMED = 1 << 22;  // bytes of a result from which on what is only copied is written past the caches
-static const int64_t SETTLED = (1 << ROUNDS) - 1;  // the mark of a call that all ranks know to be none
-static const uint32_t ALIKE = 4;           // calls alike, after which a call like them is eager
+// After dear yields at most this many waits sleep without a yield. Then a yield is tried again: the load may have
+// gone.
+static const uint32_t SLEEPS = 64;
+static const int RELAXES = 8;              // looks before the clock is read, then pauses per look: the clock costs more
+// Copying or combining in pieces keeps a piece in the cache between fetching, combining and writing.
+static const uint64_t PIECE = 1 << 19;
+static const int64_t HERE = -1;            // instead of a segment key: the offset is an address of the process
+// Copied results from this size on bypass the caches: reading the lines before overwriting would cost bandwidth.
+static const uint64_t STREAMED = 1 << 22;
+static const int64_t SETTLED = (1 << ROUNDS) - 1;  // position of a cancelled call in the progress counter
+// After this many repetitions a call is eager: rare calls gain nothing from running ahead.
+static const uint32_t ALIKE = 4;
 
-// Where a rank's buffers are, as keys of segments and offsets, and what its call is.
+// A call descriptor: where the rank's buffers are, as pairs of segment key and offset, and the call in words.
 struct Board {
     int64_t places[SHOWN][2];
-    int64_t kind;     // a number for the words
-    char text[TEXT];  // where ranks differ, the place in the program follows, in a second line
+    int64_t kind;     // the plan's signature: equal means `text` need not be written again
+    char text[TEXT];  // after a mismatch, a second line holds the place in the program
 };
 
-// The beginning of a control segment. What is read of a rank in every call is in the first line.
+// The beginning of a control segment. Fields read in every call share the first cache line: a single transfer.
 struct alignas(64) Head {
-    std::atomic<int64_t> mark;
-    std::atomic<int64_t> signatures[2];
-    std::atomic<uint32_t> sleepers;  // ranks that wait for the mark to change
-    std::atomic<int32_t> core;       // on which the mark was stored
-    alignas(8) std::atomic<int64_t> failure;
-    int64_t token;
-    std::atomic<int64_t> listens;  // the last call of which it has waited for the root to say what it is
-    std::atomic<uint32_t> ways[2];
+    std::atomic<int64_t> mark;           // the progress counter
+    std::atomic<int64_t> signatures[2];  // of the call in each half
+    std::atomic<uint32_t> sleepers;      // ranks asleep until the progress counter changes
+    std::atomic<int32_t> core;           // processor of the last store: spinning on the same core is useless
+    alignas(8) std::atomic<int64_t> failure;  // 0, or the reason why this rank gave up (written by Python)
+    int64_t token;                       // random; a peer checks by this number the mapping of the right segment
+    // Counter of the latest call for which this rank waited until the root showed the call.
+    std::atomic<int64_t> listens;
+    std::atomic<uint32_t> ways[2];       // flags `Way`: how this rank can make the call through MPI
     alignas(64) Board boards[2];
-    // Then, for either half, where the blocks of input and output start, in elements, where they are not alike.
+    // Behind the head, for either half: block starts of input and output in elements, for blocks of unequal length.
 };
 
 static_assert(sizeof(Head) == HEAD && offsetof(Head, mark) == 8 * MARK && offsetof(Head, failure) == 8 * FAILURE
@@ -66,29 +112,29 @@ static_assert(sizeof(Head) == HEAD && offsetof(Head, mark) == 8 * MARK && offset
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share no locks");
 
-// What a rank shows of an eager call: the call's number and signature, the input that others read, and what a board has
-// of it. Eager calls take the slots of a rank in turn, so that a rank which reads of no other one, as a broadcast's root,
-// can be SLOTS - 1 calls ahead.
+// The descriptor of an eager call, together with the input. Call n uses slot n % SLOTS. A rank reading from no other
+// rank, for example the root of a broadcast, can be SLOTS - 1 calls ahead: many calls then fit in a time slice of a
+// core.
 struct alignas(64) Slot {
-    std::atomic<int64_t> number;
+    std::atomic<int64_t> number;     // of the call; any other number means: this call is not eager on this rank
     std::atomic<int64_t> signature;
-    char data[SLOT];
+    char data[SLOT];                 // the input read by the peers
     int64_t kind;
     char text[TEXT];
 };
 
 static_assert(sizeof(Slot) == SLOT_BYTES, "Python keeps as many bytes for it");
 
-// Memory that is mapped here: a segment of a rank's.
+// A segment of some rank's memory, mapped by this process.
 struct Segment {
     uint32_t rank;
-    int64_t key;
+    int64_t key;  // never used for a later segment of the same process
     char* start;
     uint64_t nbytes;
 };
 
-// Segments that are mapped here. A thread may map another segment while a call of a second thread looks for one, so that
-// a lock guards them, and a search returns a copy. The oldest of MOST makes room for the next.
+// The segments mapped by this process. A thread may add a segment while another thread searches in a call. A lock
+// guards the list, and a search returns a copy, valid after the lock is released. Beyond MOST the oldest is dropped.
 class Segments {
   public:
     static const size_t MOST = 4096;
@@ -97,19 +143,20 @@ class Segments {
         const std::lock_guard<std::mutex> guard(lock);
         if (all.size() == MOST) all.pop_front();
         all.push_back(one);
+        // Release: a thread that sees the flag cleared may rely on the list behind it.
         none.store(false, std::memory_order_release);
     }
 
-    // Whether there is none yet; takes no lock.
+    // Return whether no segment was ever added. Most programs have no symmetric memory, so this test takes no lock.
     bool empty() const { return none.load(std::memory_order_acquire); }
 
-    // Whether so many bytes from `start` on lie in one segment, which `found` then is.
+    // Return whether a single segment contains `nbytes` bytes from `start` on; copy that segment to `found`.
     bool holding(const char* start, uint64_t nbytes, Segment* found) const {
         return !empty() && first([&](const Segment& one) {
             return start >= one.start && start + nbytes <= one.start + one.nbytes; }, found);
     }
 
-    // Whether there is the segment of a rank with that key, which `found` then is.
+    // Return whether the segment `key` of `rank` is mapped; copy the segment to `found`.
     bool of(uint32_t rank, int64_t key, Segment* found) const {
         return first([&](const Segment& one) { return one.rank == rank && one.key == key; }, found);
     }
@@ -128,36 +175,38 @@ class Segments {
     std::deque<Segment> all;
 };
 
-// The ranks of a node as one of them sees them.
+// A rank's view of the node, kept from call to call. Private names: `near` are the other same-node ranks,
+// `walks` the number of calls, `aside` private memory of plans, `alike` a count of repeated calls.
 struct Node {
     uint32_t rank, ranks;
     Check check;
-    bool spins;                    // whether a rank that waits may keep its core: where there is a core for each rank
-    uint32_t to_sleep = 0;         // waits left that sleep without a yield: see `Backoff`
-    uint32_t sleeps = 0;           // how many waits the last dear yield let sleep, halved by each cheap one since
-    bool copies;                   // whether the system copies from one rank's memory to another's
+    bool spins;                    // every rank has a core: a waiting rank may spin
+    uint32_t to_sleep = 0;         // remaining waits that sleep without a yield: see `Backoff`
+    uint32_t sleeps = 0;           // waits put to sleep by the last dear yield; each cheap yield halves the number
+    bool copies;                   // the system allows copies between the ranks' memory (process_vm_readv)
     int32_t process;
-    uint64_t first, workspace_bytes;  // in a control segment: where the workspaces begin, and the bytes of each
-    std::vector<Head*> heads;      // null for ranks of other nodes
+    uint64_t first, workspace_bytes;  // in every control segment: where workspaces begin, and the size of each
+    std::vector<Head*> heads;      // by rank; null for remote ranks
     std::vector<int64_t> keys;     // of the control segments
     std::vector<int32_t> processes;
-    std::vector<uint32_t> near;    // the other ranks of this node
-    std::atomic<const Segment*> staging[SHOWN];  // of this one, for what is not where others can read it
-    std::deque<Segment> all_staging;             // which a call that is under way may still use
-    uint64_t walks;                // how many calls there were
-    int64_t history = 0;           // a number for what they were
-    std::vector<int64_t> unread[2];  // by half and rank: the mark it shows after it has read what it reads of this one
-    std::vector<char> aside, fetched;
+    std::vector<uint32_t> near;    // the other same-node ranks
+    std::atomic<const Segment*> staging[SHOWN];  // this rank's staging buffers, for arrays unreachable for the peers
+    std::deque<Segment> all_staging;             // all of them: a call under way may still use an outgrown buffer
+    uint64_t walks;                // number of the current or last call
+    int64_t history = 0;           // a hash of all calls so far, part of the next signature
+    // By half and rank: the counter to be shown by that rank before this rank may overwrite the half.
+    std::vector<int64_t> unread[2];
+    std::vector<char> aside, fetched;  // private memory of plans; pieces copied from other processes
     int64_t last = 0;              // the signature of the last plan
-    uint32_t alike = 0;            // how many calls before that one were of the same plan
-    bool was_eager = false;        // the last call
-    int64_t reached = 0;           // a mark that all ranks of this node are known to show
+    uint32_t alike = 0;            // consecutive earlier calls with this signature, at most ALIKE
+    bool was_eager = false;        // the last call was eager
+    int64_t reached = 0;           // a counter shown by all same-node ranks, as far as known
     Flight flight;
     Segments others;               // of other ranks
-    Segments symmetric;            // of this one, at the same places on all
+    Segments symmetric;            // this rank's symmetric memory, laid out alike on all ranks
 
-    // Where a workspace is in the control segment of a rank. What is read and written together begins at unlike places
-    // of a page: a processor takes a load for one of a store before it that has the same place.
+    // Return where a workspace begins in a control segment. Workspaces read and written together start at different
+    // offsets of a page: a processor mistakes a load for an earlier store with the same low address bits, and stalls.
     uint64_t offset(uint32_t of, int64_t half, uint32_t buffer) const {
         const uint64_t which = static_cast<uint64_t>(half) * SHOWN + buffer;
         return first + which * (workspace_bytes + PAGE) + (of * SHOWN + buffer) % 8 * (PAGE / 8);
@@ -165,7 +214,7 @@ struct Node {
     char* workspace(uint32_t of, int64_t half, uint32_t buffer) const {
         return reinterpret_cast<char*>(heads[of]) + offset(of, half, buffer);
     }
-    // Where blocks start, of input and then of output.
+    // Return the block starts of a rank: `ranks` + 1 of the input, then as many of the output.
     int64_t* starts(uint32_t of, int64_t half) const {
         return reinterpret_cast<int64_t*>(heads[of] + 1) + half * 2 * (ranks + 1);
     }
@@ -174,14 +223,16 @@ struct Node {
         char* slots = reinterpret_cast<char*>(heads[of] + 1) + (blocks + LINE - 1) / LINE * LINE;
         return reinterpret_cast<Slot*>(slots) + number % SLOTS;
     }
-    // What a rank that has come to that call shows of it in words.
+    // Return the words of call `number` on rank `of`. The caller has seen the rank's counter in the call.
     const char* words(uint32_t of, uint64_t number) const {
         return is_eager(of, number) ? slot(of, number)->text : heads[of]->boards[number & 1].text;
     }
-    // Whether that call was eager on a rank, which has come to it.
+    // Return whether call `number` is eager on rank `of`, already in the call. Relaxed: read after the rank's
+    // counter.
     bool is_eager(uint32_t of, uint64_t number) const {
         return slot(of, number)->number.load(std::memory_order_relaxed) == static_cast<int64_t>(number);
     }
+    // Acquire pairs with the release store in `staging_method`: the fields of the segment are complete.
     uint64_t staging_bytes(uint32_t buffer) const {
         const Segment* found = staging[buffer].load(std::memory_order_acquire);
         return found == nullptr ? 0 : found->nbytes;
@@ -192,19 +243,24 @@ static long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const t
     return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), what, value, patience, nullptr, 0);
 }
 
+// Pause the processor briefly: the pause leaves the core's resources to a sibling hardware thread.
 static void breathe() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #endif
 }
 
-// The half of a mark that changes.
+// Return the low 32 bits of the progress counter: a futex compares 32 bits, and these bits change with every store.
 static std::atomic<uint32_t>* low(std::atomic<int64_t>* mark) {
     return reinterpret_cast<std::atomic<uint32_t>*>(mark) + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
 }
 
+// Store the progress counter: publish all earlier writes of this rank, then wake the sleeping ranks.
 static void show(Head* head, int64_t mark) {
+    // Relaxed: only a hint for `Backoff`.
     head->core.store(sched_getcpu(), std::memory_order_relaxed);
+    // Both seq_cst: a sleeper adds to `sleepers`, then loads the counter. Either this load sees the sleeper, or the
+    // sleeper sees the new counter. With release alone both could miss, and the wake-up would be lost.
     head->mark.store(mark, std::memory_order_seq_cst);
     if (head->sleepers.load(std::memory_order_seq_cst) != 0) futex(low(&head->mark), FUTEX_WAKE, INT_MAX, nullptr);
 }
@@ -215,28 +271,29 @@ static uint64_t nanoseconds() {
     return static_cast<uint64_t>(time.tv_sec) * 1000000000u + static_cast<uint64_t>(time.tv_nsec);
 }
 
-// Fills the time between two looks of a rank that waits for another rank.
+// The pauses between two looks at the awaited rank: spin, then yield, then sleep.
 //
-// Spinning is the quickest way, as long as the awaited rank runs on another core. On the same core that rank runs only
-// after this one has left the core: a yield switches to it within a few microseconds. Where a process outside the job
-// computes on this core, though, a yield hands that process a whole slice of the scheduler, which is milliseconds.
-// Such a yield is dear. A sleep costs a wake-up, but no slice: the next wait sleeps instead of yielding. A rank of the job
-// that computes for a moment costs a slice, too; so only further dear yields make more and more waits sleep, and cheap ones
-// make it fewer. Not so in eager calls of ranks that share cores: there the slice was the awaited rank's, which makes many
-// calls in it, as long as no sleeper that it wakes takes the core from it.
+// Spinning is fastest while the awaited rank runs on another core. On the same core the awaited rank runs only after
+// this rank has left the core; a yield switches within a few microseconds. If a process outside the job computes on
+// this core, a yield gives the stranger a whole scheduler slice, several milliseconds: a dear yield. A sleep costs a
+// wake-up, but no slice, so the waits after a dear yield sleep at once. A rank of the same job computing for a moment
+// also costs a slice. So the number of sleeping waits doubles with each dear yield and is halved by each cheap yield.
+// Eager calls of ranks sharing cores ignore slices: the awaited rank used the slice, for many calls, and a sleeper
+// woken by the awaited rank would take the core away.
 struct Backoff {
     Node& node;
     const Head* awaited;
-    uint64_t began = 0, last = 0;  // the present way of waiting, the last look at the clock
+    uint64_t began = 0, last = 0;  // nanoseconds: start of the present kind of pause, last look at the clock
     bool yields = false;
 
-    // Lets a little time pass. Returns false where the rank should sleep.
+    // Let a short time pass. Return false if the rank should sleep.
     bool pause() {
         if (began == 0) {
             began = last = nanoseconds();
             yields = !node.spins || awaited->core.load(std::memory_order_relaxed) == sched_getcpu();
         }
         if (!yields) {
+            // Several pauses per clock reading: the clock costs more than a pause.
             for (int look = 0; look < RELAXES; look++) breathe();
             last = nanoseconds();
             yields = last - began >= SPIN;
@@ -250,6 +307,7 @@ struct Backoff {
         }
         sched_yield();
         const uint64_t now = nanoseconds();
+        // 1, 3, 7 ... waits sleep after the first, second, third dear yield in a row.
         if (now - last > DEAR && minds_slices) {
             node.sleeps = std::min(2 * node.sleeps + 1, SLEEPS);
             node.to_sleep = node.sleeps;
@@ -259,12 +317,14 @@ struct Backoff {
     }
 };
 
-// Returns whether a rank shows so much. A patient caller waits for it about `PATIENCE` at most; `sleeps` says that it
-// has waited in vain before, so that it sleeps at once.
+// Return whether a rank's progress counter has reached `mark`. A patient caller waits: SPIN, YIELD, then a sleep of
+// at most PATIENCE. `sleeps` says: the wait before was in vain, so sleep at once. Every successful load is acquire:
+// the caller reads bytes published by the rank before this counter.
 static bool has_shown(Node& node, Head* head, int64_t mark, bool patient, bool sleeps = false) {
     if (head->mark.load(std::memory_order_acquire) >= mark) return true;
     if (!patient) return false;
-    for (int look = 0; node.spins && look < RELAXES; look++) {  // most waits end here, before the clock is read
+    // Most waits end in this loop, before the clock is read.
+    for (int look = 0; node.spins && look < RELAXES; look++) {
         breathe();
         if (head->mark.load(std::memory_order_acquire) >= mark) return true;
     }
@@ -275,6 +335,8 @@ static bool has_shown(Node& node, Head* head, int64_t mark, bool patient, bool s
             return true;
         }
     const timespec nap = {0, static_cast<long>(PATIENCE)};
+    // seq_cst on both: the counterpart of `show`. The futex itself returns at once if the counter has changed since
+    // `seen`.
     head->sleepers.fetch_add(1, std::memory_order_seq_cst);
     const int64_t seen = head->mark.load(std::memory_order_seq_cst);
     if (seen < mark) futex(low(&head->mark), FUTEX_WAIT, static_cast<uint32_t>(seen), &nap);
@@ -282,8 +344,9 @@ static bool has_shown(Node& node, Head* head, int64_t mark, bool patient, bool s
     return head->mark.load(std::memory_order_acquire) >= mark;
 }
 
-// Copies to or from another process; returns 0, or the system's error.
+// Copy to or from another process by `call` (process_vm_readv, process_vm_writev). Return 0, or the system's error.
 template <class Call> static int transfer(Call call, int32_t process, char* here, char* there, uint64_t nbytes) {
+    // The system may copy fewer bytes than requested (at most 2 GiB): ask for the rest.
     while (nbytes > 0) {
         const iovec mine = {here, nbytes}, theirs = {there, nbytes};
         const ssize_t done = call(process, &mine, 1, &theirs, 1, 0);
@@ -295,20 +358,22 @@ template <class Call> static int transfer(Call call, int32_t process, char* here
     return 0;
 }
 
-// Whether a rank takes another one for the root of that call.
+// Return whether a rank waits for some root to show the call `base`. seq_cst: if two ranks each take the other for
+// the root, at least one sees the other listening, and shows its own call.
 static bool is_listening(const Node& node, uint32_t rank, int64_t base) {
     return node.heads[rank]->listens.load(std::memory_order_seq_cst) >= base;
 }
 
-// By pieces, as long rows would be written past the caches.
+// Copy in pieces: `memmove` of a long row bypasses the caches, and the bytes are read again soon.
 static void copy(char* to, const char* from, uint64_t nbytes) {
     for (uint64_t start = 0; start < nbytes && to != from; start += PIECE)
         std::memmove(to + start, from + start, std::min(PIECE, nbytes - start));
 }
 
-// The same past the caches, where a line that is written is not read before: for long rows that nobody reads soon.
+// Copy past the caches, for long results not read again soon: the processor need not read a line before overwriting.
 static void stream(char* to, const char* from, uint64_t nbytes) {
 #if defined(__SSE2__)
+    // Streaming stores need aligned addresses: copy the bytes before the first line of `to` normally.
     const uint64_t head = std::min(nbytes, -static_cast<uint64_t>(reinterpret_cast<uintptr_t>(to)) % LINE);
     std::memmove(to, from, head);
     for (to += head, from += head, nbytes -= head; nbytes >= LINE; to += LINE, from += LINE, nbytes -= LINE) {
@@ -321,73 +386,77 @@ static void stream(char* to, const char* from, uint64_t nbytes) {
         _mm_stream_si128(line + 2, c);
         _mm_stream_si128(line + 3, d);
     }
-    _mm_sfence();  // before the mark by which others know of it
+    // Streaming stores are weakly ordered: without a fence the progress counter could overtake the data.
+    _mm_sfence();
 #endif
     copy(to, from, nbytes);
 }
 
-// Bytes of a rank's buffer from `offset` on; of another rank whose blocks are not alike, from that block on.
+// A place in a rank's buffer, `offset` in bytes. With blocks of unequal length, `offset` in another rank is a block
+// number.
 struct Part {
     uint32_t rank, buffer;
     uint64_t offset;
 };
 
-// AWAIT: go on when `peer` shows `mark` of this call. SIGNAL: show `mark`. FORM: `to` = the sources combined in order;
-// what comes of each piece is written to the copies too. CALL: Python's, with the addresses of `to` and the sources.
+// An instruction of a plan. AWAIT: wait until `peer` shows position `mark` of this call. SIGNAL: show position
+// `mark`. FORM: combine the sources in order into `to`, and write each piece to the copies as well. CALL: call a
+// Python function with the addresses of `to` and of the sources.
 struct Instruction {
     enum Opcode : int { GC_OPCODES };
 
     Opcode opcode;
-    uint32_t peer, first, count, copies;  // the copies follow the sources
-    int64_t mark;                         // of a CALL the place of what is called
+    uint32_t peer, first, count, copies;  // `count` sources at `Plan::parts[first]`, followed by the copies
+    int64_t mark;                         // of a CALL: the index of the function
     Part to;
     uint64_t nbytes;
 };
 
-// Who reads a buffer of this rank, until it shows `mark`.
+// A rank reading a buffer of this rank; the reads have ended once `peer` shows position `mark`.
 struct Reader {
     uint32_t buffer, peer;
     int64_t mark;
 };
 
-// What a call does, whatever its arrays.
+// All that a call does, independent of the arrays: made once (plans.h), used for every similar call.
 struct Plan {
-    int64_t signature;  // alike on all ranks that make the same call
-    char text[TEXT];
-    uint64_t given, taken, scratch, aside;  // bytes of this rank's buffers
+    int64_t signature;  // equal on all ranks making the same call
+    char text[TEXT];    // the call in words
+    uint64_t given, taken, scratch, aside;  // bytes of input, output, shared scratch and private memory
     uint64_t itemsize;
-    Combine combine;                        // null where nothing is reduced
-    Finish finish;                          // null where that is all
-    uint64_t contributions;                 // for it
-    bool in_control;                        // whether all ranks' buffers are in the control segments
-    bool small;                             // the same of this one's buffers
+    Combine combine;                        // null if nothing is reduced
+    Finish finish;                          // last step on the result (mean, truth value), or null
+    uint64_t contributions;                 // argument of `finish`
+    bool in_control;                        // the buffers of all ranks are in the control segments
+    bool small;                             // the buffers of this rank are in its control segment
     bool copies_input;                      // works on a copy of the input
-    bool keeps_output;                      // it is there already: of a broadcast's root
-    bool overwrites;                        // a call of it has no `out`
-    bool refuses;                           // no call: says that this rank refuses one
-    bool announced;                         // by the root alone: the others find out from it what is called
-    bool only_compares;                     // another executor makes the call, and records it
-    bool read[SHOWN];                       // whether others read these buffers
-    bool writes = false;                    // whether it writes to other ranks' buffers
+    bool keeps_output;                      // the caller's array is the result already: root of a broadcast
+    bool overwrites;                        // a broadcast: the caller's array is input and result at once
+    bool refuses;                           // tells the other ranks: this rank refuses the arguments of the call
+    bool announced;                         // the other ranks learn of the call from the root's descriptor
+    bool only_compares;                     // another executor moves the data and records the call
+    bool read[SHOWN];                       // by buffer: read by other ranks
+    bool writes = false;                    // writes to buffers of other ranks
     uint32_t root;
-    std::vector<uint32_t> peers;            // whose memory is read, or written to
+    std::vector<uint32_t> peers;            // ranks whose memory this rank reads or writes
     std::vector<Reader> readers;
-    std::vector<int64_t> starts;            // where this rank's blocks start, where they are not alike
+    std::vector<int64_t> starts;            // this rank's block starts, if blocks have unequal lengths; or empty
     std::vector<Instruction> instructions;
     std::vector<Part> parts;
-    size_t lead = 0;             // instructions that lay out the input, before this rank shows that it is in the call
-    bool places_result = false;  // rather than have all of OUTPUT copied to the caller's array
-    bool by_calls = false;       // Python's calls do all of it, on the caller's arrays
-    mutable bool in_row = false; // ALIKE calls of it have followed each other
+    size_t lead = 0;             // leading instructions that lay out the input, done before the rank shows the call
+    bool places_result = false;  // instructions write to the caller's array; else all of OUTPUT is copied at the end
+    bool by_calls = false;       // a single Python function does the whole call, on the caller's arrays
+    mutable bool in_row = false; // was once called ALIKE times in a row: eager from then on, if allowed
 
-    // Whether a rank with so many others on its node may make this call eagerly: its arrays are short, others read nothing of
-    // it but its input, and there is a rank that it does not read of.
+    // Return whether this call may be eager on a rank with `others` same-node ranks. The arrays must be short. The
+    // peers may read only the input, copied to the slot. The rank must not read from all others: an eager call would
+    // save no wait.
     bool may_be_eager(size_t others) const {
         return in_control && !refuses && !by_calls && !writes && scratch == 0 && given <= SLOT && taken <= SLOT && !read[OUTPUT]
                && !read[SCRATCH] && peers.size() < others;
     }
 
-    // `one` is over all parts that have no instruction yet.
+    // Append an instruction. The parts of `one` are already at the end of `parts`.
     void add(const Instruction& one) {
         lead += one.opcode == Instruction::FORM && one.to.buffer == INPUT && lead == instructions.size();
         places_result |= one.to.buffer == RESULT;
@@ -396,38 +465,43 @@ struct Plan {
     }
 };
 
-// Where a rank's buffer is; `process` where only the system reaches it.
+// The address of a rank's buffer. `process` is 0 for mapped memory, else the process to be read by process_vm_readv.
 struct Base {
     char* start;
     int32_t process;
 };
 
-// The call under way.
+// The call under way, resumable: `go_on` returns at a wait or for work of Python, and continues at `stage` and `at`.
+// Outcomes: WAITING for another rank; DIFFERS, a mismatch; UNKNOWN, a segment to be mapped; CALLING, a Python
+// function to be called; BROKEN, a system error. Stages, in order: LISTENING, only for announced calls, waits until
+// the root shows the call. BEFORE waits until the half may be overwritten, then shows the descriptor. MEETING waits
+// for the other ranks and compares. FINDING looks up the peers' buffers. WALKING carries out the instructions. ENDING
+// waits for the readers.
 struct Walker {
     enum Outcome { DONE, WAITING, DIFFERS, UNKNOWN, CALLING, BROKEN };
     enum Stage { LISTENING, BEFORE, MEETING, FINDING, WALKING, ENDING };
 
-    const Plan* plan = nullptr;  // null where none is
+    const Plan* plan = nullptr;  // null while no call is under way
     const char* from;
     char* to;
-    char *staged, *result;  // where input is copied to, and output from, or null
-    int64_t base, half;
-    int64_t signature;  // tells what this rank calls, which of its calls it is, and which came before
-    int64_t history;    // of the calls before
+    char *staged, *result;  // staging buffer of the input, memory of the result: null if the caller's array serves
+    int64_t base, half;     // `base` is the call number shifted by ROUNDS bits, `half` the parity of the number
+    int64_t signature;      // of this call: a hash of plan, number and earlier calls
+    int64_t history;        // hash of the earlier calls, restored if this call is cancelled
     bool has_slept = false;  // the last wait was in vain
-    bool has_passed;   // the root is in another call than this rank took it to be: nothing has begun
-    bool eager;        // this rank waits for no rank that it does not read of
-    bool may_wait;     // whether the caller's thread has nothing else to do than this call
+    bool has_passed;   // the root showed another call than expected: this call was never begun
+    bool eager;        // this rank waits only for ranks from which it reads
+    bool may_wait;     // the caller's thread does only this call: a blocking MPI call is allowed
     Stage stage;
-    size_t at;         // in what the stage waits for
-    uint32_t awaited;  // the last rank
-    int64_t unknown;   // the key of a segment of that rank that is not mapped here
-    int error;
-    std::vector<Base> bases;
-    std::vector<const char*> rows;
+    size_t at;         // index in the list of the stage: rank, peer, instruction or reader
+    uint32_t awaited;  // the rank waited for last
+    int64_t unknown;   // with UNKNOWN: the key of a segment of `awaited`, not mapped yet
+    int error;         // with BROKEN: the system's error number
+    std::vector<Base> bases;        // by rank and buffer
+    std::vector<const char*> rows;  // addresses, reused to avoid allocations
 
-    // Throws where there is no memory for what is aside: nothing has begun then. A thread that does the whole call `listens`:
-    // it looks first whether the root is in this call.
+    // Begin a call. Throws without memory; then nothing has begun, hence the allocations come first. `listens` is set
+    // by a thread that does the whole call: an announced call first waits for the root's descriptor.
     void begin(Node& node, const Plan* walked, const char* x, char* out, bool listens) {
         bases.resize(node.ranks * SHOWN);
         if (node.aside.size() < walked->aside) node.aside.resize(walked->aside);
@@ -436,9 +510,11 @@ struct Walker {
         to = out;
         base = static_cast<int64_t>(++node.walks) << ROUNDS;
         history = node.history;
+        // The number tells repeated calls apart; `history` makes a mismatch missed earlier visible.
         signature = plan->signature ^ static_cast<int64_t>(node.walks << 8) ^ history;
         half = node.walks & 1;
         has_passed = false;
+        // Count repetitions: a plan called ALIKE times in a row counts as part of a loop from then on.
         node.alike = plan->signature == node.last ? std::min(node.alike + 1, ALIKE) : 0;
         node.last = plan->signature;
         plan->in_row |= node.alike == ALIKE;
@@ -451,14 +527,16 @@ struct Walker {
         at = 0;
     }
 
-    // Goes on as far as it can; WAITING where another rank has not, which who is patient waits for about `PATIENCE`.
+    // Continue as far as possible. A patient call waits about PATIENCE for another rank before returning WAITING.
     Outcome go_on(Node& node, bool patient) {
         switch (stage) {
             case LISTENING:
+                // Show the listening before looking: of two ranks taking each other for the root, either must go on.
                 node.heads[node.rank]->listens.store(base, std::memory_order_seq_cst);
                 if (!sees(node, plan->root, base, patient)) {
                     if (!is_listening(node, plan->root, base)) return WAITING;
                 } else if (!agrees(node, plan->root)) {
+                    // The root is in another call: undo `begin`, so that Python can take part in the root's call.
                     node.walks--;
                     node.alike = 0;
                     node.flight.left();
@@ -468,11 +546,14 @@ struct Walker {
                 }
                 enter(BEFORE);
                 [[fallthrough]];
-            case BEFORE:  // those that still read what is overwritten from here on
+            case BEFORE:
+                // Wait for ranks still reading the half or slot about to be overwritten. `reached` saves an eager
+                // call the look at all ranks: once read, the least counter is good for many calls.
                 for (; at < node.ranks && !(eager && overdue() <= node.reached); at++)
                     if (node.heads[at] != nullptr && !sees(node, at, awaited_of(node, at), patient)) return WAITING;
                 if (eager && at == node.ranks) node.reached = reached(node);
                 present(node);
+                // A refusing rank shows the refusal in place of a call and waits for no rank.
                 if (plan->refuses) {
                     settle(node);
                     return DONE;
@@ -480,7 +561,9 @@ struct Walker {
                 enter(MEETING);
                 [[fallthrough]];
             case MEETING:
+                // Load all counters first: only then may the descriptors be read.
                 for (; at < met(node); at++)
+                    // A failed rank's memory must not be written: wait, and `culprit` reports the rank.
                     if (!sees(node, met(node, at), base, patient) || is_left(node, met(node, at))) return WAITING;
                 for (size_t i = 0; node.check != OFF && i < met(node); i++)
                     if (!agrees(node, met(node, i))) return DIFFERS;
@@ -499,7 +582,10 @@ struct Walker {
                 }
                 enter(ENDING);
                 [[fallthrough]];
-            case ENDING:  // until nobody reads any more what the caller, or the next call, may overwrite
+            case ENDING:
+                // The caller may overwrite arrays, the next call a staging buffer: wait for the readers' counters.
+                // Workspaces are overwritten two calls later: note the counter in `unread`, to be awaited in BEFORE.
+                // Eager calls are read from slots, guarded by `overdue`.
                 for (; at < plan->readers.size() && !eager; at++) {
                     const Reader& one = plan->readers[at];
                     if (!is_control(node, one.buffer) && !sees(node, one.peer, base + one.mark, patient)) return WAITING;
@@ -513,7 +599,8 @@ struct Walker {
         return DONE;
     }
 
-    // Returns a rank that keeps this one from going on, since it has failed; -1 where there is none.
+    // Return a failed rank needed by this call, or -1. Acquire: the counter, loaded afterwards, is not older than the
+    // failure, so all progress made before the failure counts.
     int64_t culprit(const Node& node) const {
         const auto failed = [&](uint32_t rank) { return node.heads[rank]->failure.load(std::memory_order_acquire) != 0; };
         if (failed(awaited)) return awaited;
@@ -524,21 +611,23 @@ struct Walker {
         return -1;
     }
 
-    // Shows where in the program this rank makes a call that others do not make.
+    // After a mismatch, add this rank's place in the program to the descriptor, and show position SETTLED - 1.
     void tell(Node& node, const char* where) {
         Head* head = node.heads[node.rank];
         Board& board = head->boards[half];
         const size_t length = strnlen(board.text, TEXT - 2);
         board.text[length] = '\n';
         std::strncpy(board.text + length + 1, where, TEXT - length - 2);
+        // The text no longer matches the plan: the next call must write the words again.
         board.kind = 0;
         show(head, base + SETTLED - 1);
     }
 
-    // Ends a call in which nothing has been moved: the next one is as if it had not been.
+    // Cancel a call before data have moved. The next call behaves as if this call had not been made.
     void settle(Node& node) {
+        // The other ranks read this descriptor until their own SETTLED.
         for (int64_t& mark : node.unread[half]) mark = base + SETTLED;
-        // Who refuses has not met the others: they may still be comparing the call before.
+        // A refusing rank has not met the others, possibly still comparing the call before: guard that half as well.
         for (int64_t& mark : node.unread[1 - half]) mark = std::max(mark, base);
         node.history = history;
         node.alike = 0;
@@ -546,8 +635,8 @@ struct Walker {
         show(node.heads[node.rank], base + SETTLED);
     }
 
-    // Leaves the addresses of what a CALL is about in `rows`, the first that of `to`, and last of a plan `by_calls` the ways
-    // that are open to all ranks; returns how many.
+    // Fill `rows` with the arguments of a CALL: the addresses of `to` and of the sources. A plan `by_calls` gets
+    // a further argument, the ways open to all ranks. Return the number of arguments.
     uint32_t find_rows(const Node& node, const Instruction& one) {
         rows.resize(one.count + 1 + plan->by_calls);
         if (plan->by_calls) rows[one.count + 1] = reinterpret_cast<const char*>(static_cast<uintptr_t>(common_ways(node)));
@@ -557,80 +646,90 @@ struct Walker {
     }
 
   private:
-    // Leaves the call.
+    // Leave the call.
     void end(Node& node) {
         if (!plan->only_compares) node.flight.ended();
         plan = nullptr;
     }
 
-    // Those with whom this rank meets before data move.
+    // The ranks met and compared before data move: all same-node ranks, or only the peers.
     bool meets_all(const Node& node) const { return node.check == ALL && !eager; }
     size_t met(const Node& node) const { return meets_all(node) ? node.near.size() : plan->peers.size(); }
     uint32_t met(const Node& node, size_t i) const { return meets_all(node) ? node.near[i] : plan->peers[i]; }
 
-    // The mark that all ranks must show before an eager call takes its slot: they have left the call that had it.
+    // Return the counter to be shown by all ranks before an eager call overwrites its slot. The slot was used SLOTS
+    // calls ago; a rank in the next call has left that call.
     int64_t overdue() const { return base - ((SLOTS - 1) << ROUNDS); }
 
-    // The mark that a rank must show before this one presents its call. After eager calls a rank may be behind, and look for
-    // the boards of the calls before them.
+    // Return the counter to be shown by a rank before this rank overwrites descriptor and workspaces. After eager
+    // calls a slow rank may still read the board of an earlier call: wait until the rank is in the previous call.
     int64_t awaited_of(const Node& node, size_t rank) const {
         if (eager) return overdue();
         return std::max(node.unread[half][rank], node.was_eager ? base - (1 << ROUNDS) : 0);
     }
 
-    // The least mark of the ranks of this node.
+    // Return the least progress counter of the other same-node ranks.
     static int64_t reached(const Node& node) {
         int64_t least = INT64_MAX;
         for (uint32_t rank : node.near) least = std::min(least, node.heads[rank]->mark.load(std::memory_order_acquire));
         return least;
     }
 
+    // Enter a stage at the first item of its list.
     void enter(Stage next) {
         stage = next;
         at = 0;
     }
 
+    // Return whether a rank shows `mark`, with a wait if `patient`. Note the rank for error messages and `culprit`.
     bool sees(Node& node, size_t rank, int64_t mark, bool patient) {
         awaited = static_cast<uint32_t>(rank);
         const bool found = has_shown(node, node.heads[rank], mark, patient, has_slept);
+        // After a full wait in vain the next look sleeps at once: the awaited rank is slow, and spinning wastes the
+        // core.
         has_slept = !found && patient;
         return found;
     }
 
-    // Whether a rank has gone on without this call, whose memory would be written to.
+    // Return whether this plan would write to the memory of a failed rank: the array may be in use for other data.
     bool is_left(const Node& node, uint32_t rank) const {
         return plan->writes && node.heads[rank]->failure.load(std::memory_order_acquire) != 0;
     }
 
-    // The ways that this rank and all others show, which have met: none where they do not meet.
+    // Return the ways open to all ranks: MPI takes a way from all ranks or from none. Ranks that did not meet use
+    // none.
     uint32_t common_ways(const Node& node) const {
         uint32_t ways = node.check == ALL ? WAITS | IN_PLACE : 0;
         for (uint32_t peer : node.near) ways &= node.heads[peer]->ways[half].load(std::memory_order_relaxed);
         return ways & node.heads[node.rank]->ways[half].load(std::memory_order_relaxed);
     }
 
+    // Return the ways in which this rank can make the call: with a blocking call, and with the input inside the
+    // result.
     uint32_t own_ways() const {
         const bool in_place = plan->given > 0 && from >= to && from < to + plan->taken;
         return (may_wait ? WAITS : 0) | (in_place ? IN_PLACE : 0);
     }
 
-    // Whether a rank that has come to this call has shown it on its board.
+    // Return whether a rank, already in this call, shows the same call on its board. Relaxed: read after the counter.
     bool is_on_board(const Node& node, uint32_t rank) const {
         return node.heads[rank]->signatures[half].load(std::memory_order_relaxed) == signature;
     }
 
-    // Whether a rank that has come to this call makes the same one.
+    // Return whether a rank, already in this call, makes the same call. Each rank decides alone about eager calls, so
+    // look at the board and at the slot.
     bool agrees(const Node& node, uint32_t rank) const {
         return is_on_board(node, rank) || (node.is_eager(rank, node.walks)
                                            && node.slot(rank, node.walks)->signature.load(std::memory_order_relaxed) == signature);
     }
 
+    // Return whether a buffer of this rank is in the control segment, and so guarded by the halves.
     bool is_control(const Node& node, uint32_t buffer) const {
         const int64_t key = node.heads[node.rank]->boards[half].places[buffer][0];
         return plan->in_control || key == node.keys[node.rank];
     }
 
-    // Shows this rank's call, its input being where the others find it.
+    // Place the buffers, copy the input where the peers read it, write the descriptor and show position 0.
     void present(Node& node) {
         Head* head = node.heads[node.rank];
         Board& board = head->boards[half];
@@ -642,18 +741,22 @@ struct Walker {
         result = plan->taken > 0 && mine[OUTPUT].start != to && !plan->keeps_output && !plan->places_result
                      ? mine[OUTPUT].start : nullptr;
         if (staged != nullptr && plan->lead == 0) copy(staged, from, plan->given);
-        for (size_t i = 0; i < plan->lead; i++) form(node, plan->instructions[i]);  // of this rank's memory: never fails
+        // The input must be in place before the counter shows the call. These copies stay in this rank and cannot
+        // fail.
+        for (size_t i = 0; i < plan->lead; i++) form(node, plan->instructions[i]);
         if (!plan->starts.empty()) std::copy(plan->starts.begin(), plan->starts.end(), node.starts(node.rank, half));
         if (eager) {
             tell_words(*node.slot(node.rank, node.walks));
         } else {
             tell_words(board);
         }
-        // So that a call which ranks that did not meet in it took for different ones is told where they meet next.
+        // Mix this call into `history`: a mismatch missed now is detected at the next common call.
+        // The factor (2^64 divided by the golden ratio) and the shift spread every bit over the whole number.
         const uint64_t mix = (static_cast<uint64_t>(node.history) ^ static_cast<uint64_t>(plan->signature)) * 0x9e3779b97f4a7c15u;
         node.history = static_cast<int64_t>(mix ^ mix >> 29);
         if (plan->by_calls) head->ways[half].store(own_ways(), std::memory_order_relaxed);
         node.was_eager = eager;
+        // All relaxed: `show` publishes these stores.
         if (eager) {
             Slot* slot = node.slot(node.rank, node.walks);
             slot->signature.store(signature, std::memory_order_relaxed);
@@ -664,14 +767,15 @@ struct Walker {
         show(head, base);
     }
 
-    // Has the words of the call on a board, or in a slot.
+    // Write the words of the call to a board or slot, unless present: a repeated call saves the copy.
     template <class Place> void tell_words(Place& place) const {
         if (place.kind == plan->signature) return;
         std::memcpy(place.text, plan->text, TEXT);
         place.kind = plan->signature;
     }
 
-    // Decides where one of this rank's buffers is during the call.
+    // Decide where a buffer of this rank is during the call, and tell the peers on the board. In order of cost: the
+    // caller's array if no peer reads it, workspace or slot, symmetric memory, process_vm_readv, a staging buffer.
     void lay(const Node& node, Board& board, uint32_t buffer, char* row, uint64_t nbytes) {
         Base& mine = bases[node.rank * SHOWN + buffer];
         int64_t key = HERE, offset = 0;
@@ -680,10 +784,10 @@ struct Walker {
         if (nbytes == 0) {
             mine.start = nullptr;
         } else if (plan->by_calls) {
-            // Python's calls are given the caller's arrays
+            // the Python function works on the caller's arrays
         } else if (row != nullptr && !plan->read[buffer] && !(buffer == INPUT ? from == to || plan->copies_input
                                                                              : plan->keeps_output)) {
-            // only this rank needs it
+            // only this rank uses the buffer: stay in the caller's array
         } else if (plan->small && nbytes <= node.workspace_bytes) {
             mine.start = eager && buffer == INPUT ? node.slot(node.rank, node.walks)->data : node.workspace(node.rank, half, buffer);
             key = node.keys[node.rank];
@@ -695,16 +799,18 @@ struct Walker {
         } else if (row != nullptr && node.copies && !(buffer == INPUT && plan->copies_input)) {
             offset = static_cast<int64_t>(reinterpret_cast<intptr_t>(row));
         } else {
+            // Acquire: another thread may just have stored a larger buffer.
             const Segment* staged = node.staging[buffer].load(std::memory_order_acquire);
             mine.start = staged->start;
             key = staged->key;
         }
-        if (plan->in_control) return;  // where they are needs no telling
+        // Workspaces of control segments are at known places: the board need not be written.
+        if (plan->in_control) return;
         board.places[buffer][0] = key;
         board.places[buffer][1] = offset;
     }
 
-    // Finds the buffers of another rank; false where a segment is not mapped here yet.
+    // Look up the buffers of another rank. Return false if a segment is not mapped yet.
     bool find(const Node& node, uint32_t rank) {
         const Board& board = node.heads[rank]->boards[half];
         Segment found;
@@ -717,7 +823,7 @@ struct Walker {
             }
             const int64_t key = board.places[buffer][0], offset = board.places[buffer][1];
             if (key == HERE) {
-                const bool near = node.processes[rank] == node.process;  // a thread
+                const bool near = node.processes[rank] == node.process;  // ranks may be threads of the same process
                 theirs = {reinterpret_cast<char*>(static_cast<intptr_t>(offset)), near ? 0 : node.processes[rank]};
             } else if (key == node.keys[rank]) {
                 theirs = {reinterpret_cast<char*>(node.heads[rank]) + offset, 0};
@@ -732,6 +838,7 @@ struct Walker {
         return true;
     }
 
+    // Return the address of a part. `starts` translates the block number of another rank to an offset.
     Base place(const Node& node, const Part& part) const {
         if (part.buffer == ASIDE) return {const_cast<char*>(node.aside.data()) + part.offset, 0};
         if (part.buffer == GIVEN) return {const_cast<char*>(from) + part.offset, 0};
@@ -745,6 +852,7 @@ struct Walker {
         return {found.start == nullptr ? nullptr : found.start + offset, found.process};
     }
 
+    // Carry out an instruction. A CALL is left to Python: `at` stays, and Python's side advances it.
     Outcome carry_out(Node& node, const Instruction& one, bool patient) {
         switch (one.opcode) {
             case Instruction::AWAIT: return sees(node, one.peer, base + one.mark, patient) ? DONE : WAITING;
@@ -756,6 +864,7 @@ struct Walker {
         return error == 0 ? DONE : BROKEN;
     }
 
+    // Carry out a FORM. Return 0, or the system's error.
     int form(Node& node, const Instruction& one) {
         char* to_row = place(node, one.to).start;
         const Part* sources = plan->parts.data() + one.first;
@@ -763,6 +872,7 @@ struct Walker {
         if (to_row == nullptr || source.start == nullptr) return EFAULT;
         if (one.count == 1 && one.copies == 0) {
             if (source.process != 0) return transfer(process_vm_readv, source.process, to_row, source.start, one.nbytes);
+            // Bytes read again, by peers or by this plan, should stay in the caches.
             const bool is_last = one.to.buffer == RESULT || (one.to.buffer == OUTPUT && !plan->read[OUTPUT]);
             (is_last && plan->taken >= STREAMED ? stream : copy)(to_row, source.start, one.nbytes);
             return 0;
@@ -770,7 +880,8 @@ struct Walker {
         return combine_all(node, one, to_row, sources);
     }
 
-    // Piece by piece where something has to be fetched or to be written elsewhere as well.
+    // Combine the sources of a FORM. Sources in other processes are fetched piece by piece, and copies are written
+    // piece by piece: so a piece is combined, and written again, while in the cache.
     int combine_all(Node& node, const Instruction& one, char* to_row, const Part* sources) {
         uint64_t away = 0;
         rows.resize(one.count);
@@ -780,6 +891,7 @@ struct Walker {
             away += source.process != 0;
             rows[i] = source.start;
         }
+        // All fetched pieces together should fit in the cache, so many sources mean short pieces, in whole lines.
         const uint64_t piece = away + one.copies > 0 ? PIECE / std::max(1u, one.count / 2) / 64 * 64 : one.nbytes;
         if (node.fetched.size() < away * piece) node.fetched.resize(away * piece);
         for (uint64_t start = 0; start < one.nbytes; start += piece) {

@@ -1,25 +1,29 @@
-// What a rank has called, in memory that is a file's: it stays readable after the process has been killed.
+// The flight recorder: the last calls of a rank, in a mapped file. The file stays readable after SIGKILL.
+//
+// Records form a ring, written by this rank and read at any time by other processes. A record's number is 0 during
+// writing and stored last, so a reader can tell a record being written.
 #pragma once
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
 
-static const int SPOKEN = 224;  // bytes of a call in words
+static const int SPOKEN = 224;  // bytes for the words: fills up a record of 256 bytes
 
-// As gpucoll/health/flight.py has it.
+// The layout is shared with gpucoll/health/flight.py.
 struct FlightRecord {
     std::atomic<uint64_t> number;  // of the call, counted from 1; 0 while the record is being written
-    int64_t began, ended;          // nanoseconds of CLOCK_MONOTONIC; `ended` is 0 while it is under way
+    int64_t began, ended;          // nanoseconds of CLOCK_MONOTONIC; `ended` is 0 while the call is under way
     uint64_t nbytes;
     char words[SPOKEN];
 };
 
 static_assert(sizeof(FlightRecord) == 256, "records are read by Python, too");
 
+// The recorder of a rank.
 struct Flight {
-    FlightRecord* records = nullptr;  // null where nothing is recorded
-    std::atomic<uint64_t>* last = nullptr;
+    FlightRecord* records = nullptr;  // null: recording is off
+    std::atomic<uint64_t>* last = nullptr;  // in the file: number of the last call
     uint64_t capacity = 0;
 
     static int64_t now() {
@@ -28,10 +32,13 @@ struct Flight {
         return static_cast<int64_t>(time.tv_sec) * 1000000000 + time.tv_nsec;
     }
 
+    // Note the beginning of a call.
     void began(const char* words, uint64_t length, uint64_t nbytes) {
         if (records == nullptr) return;
+        // Relaxed: only this rank stores `last`.
         const uint64_t number = last->load(std::memory_order_relaxed) + 1;
         FlightRecord& one = records[number % capacity];
+        // The 0 must be visible before any new field: a release fence orders the store before the later plain stores.
         one.number.store(0, std::memory_order_relaxed);
         std::atomic_thread_fence(std::memory_order_release);
         one.began = now();
@@ -39,11 +46,12 @@ struct Flight {
         one.nbytes = nbytes;
         std::memset(one.words, 0, SPOKEN);
         std::memcpy(one.words, words, length < SPOKEN ? length : SPOKEN);
+        // Release: the fields are complete for a reader of the number, the record for a reader of `last`.
         one.number.store(number, std::memory_order_release);
         last->store(number, std::memory_order_release);
     }
 
-    // Forgets the last one, which this rank was not in.
+    // Remove the last record: this rank was not in the call after all (`Walker::has_passed`).
     void left() {
         if (records == nullptr) return;
         const uint64_t number = last->load(std::memory_order_relaxed);
@@ -51,6 +59,7 @@ struct Flight {
         last->store(number - 1, std::memory_order_release);
     }
 
+    // Note the end of the last call.
     void ended() {
         if (records != nullptr) records[last->load(std::memory_order_relaxed) % capacity].ended = now();
     }

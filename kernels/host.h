@@ -1,8 +1,9 @@
-// The host half of the dialect: runs a kernel on one CPU, every CUDA thread as a fiber.
+// The host half of the dialect: runs a kernel on a single CPU, every CUDA thread as a fiber.
 //
-// The blocks of a grid run one after another, the fibers of a block take turns: each runs until it ends or waits at a
-// barrier. A fiber has a stack only while it is under way, so that a kernel without barriers runs on a single one.
-// Nothing here is known outside of the shared object that a kernel becomes.
+// The blocks of a grid run one after another. The fibers of a block take turns: a fiber runs until its end or a
+// barrier. Fibers instead of system threads: a barrier costs a switch of registers, and the order is the same in
+// every run. A fiber has a stack only between start and end, so a kernel without barriers needs a single stack. Each
+// kernel becomes a shared object; nothing here is visible outside.
 #pragma once
 
 #include <pthread.h>
@@ -14,6 +15,7 @@
 
 #include "fibers_context.h"
 
+// CUDA's built-in variables; per system thread, since several threads may run grids at once.
 struct Dim {
     u32 x, y, z;
 };
@@ -23,10 +25,11 @@ namespace host {
 
 typedef void (*Body)(const void* arguments);
 
-constexpr size_t ARENA = 48 << 10;          // the shared memory that every GPU grants to a block
-constexpr u32 ARRAYS = 32;                  // the places in a unit's text that may declare shared memory
-constexpr int UNWRITTEN = 0xCB;             // fills shared memory: who reads before writing gets it wrong
+constexpr size_t ARENA = 48 << 10;          // shared memory granted to a block by every GPU
+constexpr u32 ARRAYS = 32;                  // most declarations of shared memory in a source
+constexpr int UNWRITTEN = 0xCB;             // fills shared memory: reading before writing gives a wrong result
 
+// WAITING: at the barrier.
 enum State { NEW, RUNNABLE, WAITING, DONE };
 
 struct Fiber {
@@ -36,7 +39,7 @@ struct Fiber {
     State state;
 };
 
-// The block that runs: who has come to the barrier and what all of them voted; shared memory by its place in the text.
+// The running block: fibers arrived at the barrier, their votes, and the shared arrays by declaration.
 struct Block {
     Dim index;
     u32 threads, arrived;
@@ -45,13 +48,14 @@ struct Block {
     size_t used;
 };
 
+// A fault of a kernel: text, address, and the thread.
 struct Fault {
     const char* what;
     u64 address;
     u32 block, thread;
 };
 
-// What runs one grid at a time. It is kept for later grids, with its fibers and stacks.
+// Runs a single grid at a time. Machines are kept in a list for later grids, to save allocating fibers and stacks.
 struct Machine {
     Machine* next;
     Body body;
@@ -68,9 +72,10 @@ struct Machine {
 
 static __thread Machine* machine;
 static Machine* machines;
+// Several threads may launch kernels; the lock is held only to take or return a machine.
 static pthread_mutex_t machines_lock = PTHREAD_MUTEX_INITIALIZER;
 
-// Remembers the first fault of a launch.
+// Remember the first fault of a launch: later faults often follow from the first.
 static void fault(const char* what, u64 address) {
     if (machine->fault.what == nullptr) machine->fault = {what, address, blockIdx.x, threadIdx.x};
 }
@@ -90,8 +95,10 @@ static void give_back(Machine* taken) {
     pthread_mutex_unlock(&machines_lock);
 }
 
+// Switch from the running fiber to the scheduler.
 static void leave() { exchange(machine->current->context, machine->scheduler); }
 
+// The body of every fiber. Never returns: the fiber is not resumed after DONE.
 static void run_fiber() {
     machine->body(machine->arguments);
     machine->current->state = DONE;
@@ -118,7 +125,7 @@ static void resume(Fiber& fiber) {
     if (fiber.state == DONE) reclaim(fiber);
 }
 
-// Lets every fiber that can go on do so; false where none could.
+// Run every fiber able to continue; return false if there was none.
 static bool turn() {
     bool progress = false;
     for (u32 i = 0; i < machine->block.threads; ++i) {
@@ -141,6 +148,7 @@ static void run_block(u32 index, u32 threads) {
     m.block = {{index, 0, 0}, threads, 0, true, true, {}, 0};
     blockIdx = m.block.index;
     for (u32 i = 0; i < threads; ++i) m.fibers[i] = {{}, nullptr, {i, 0, 0}, NEW};
+    // No fiber can continue: either all have ended, or the rest waits at a barrier for ever.
     while (turn()) {}
     if (!ended()) fault("a barrier that not all threads of the block come to", 0);
     for (u32 i = 0; i < threads; ++i) reclaim(m.fibers[i]);
@@ -162,7 +170,7 @@ static const char* text_of(const Fault& fault) {
     return text;
 }
 
-// Runs the grid; returns null, or the text of the first fault, which the thread's next launch overwrites.
+// Run a grid. Return null, or the text of the first fault, valid until the thread's next launch.
 static const char* launch(Body body, const void* arguments, u32 blocks, u32 threads) {
     machine = take_machine();
     make_room(*machine, threads);
@@ -177,6 +185,7 @@ static const char* launch(Body body, const void* arguments, u32 blocks, u32 thre
     return text;
 }
 
+// Open the barrier: publish the vote, and reset the barrier for the next use.
 static void wake_all(Block& block) {
     block.arrived = 0;
     block.verdict = block.unanimous;
@@ -185,7 +194,7 @@ static void wake_all(Block& block) {
         if (machine->fibers[i].state == WAITING) machine->fibers[i].state = RUNNABLE;
 }
 
-// Returns once all threads of the block are here; whether all voted for it.
+// Wait until all threads of the block have arrived; return whether all voted true.
 inline bool barrier(bool vote) {
     Block& block = machine->block;
     block.unanimous = block.unanimous && vote;
@@ -198,15 +207,17 @@ inline bool barrier(bool vote) {
     return block.verdict;
 }
 
-// Returns the block's array that is declared at this place of the text.
+// Return the block's shared array of a declaration, by its number in the source (`__COUNTER__`).
 inline void* shared(u32 place, size_t bytes) {
     Block& block = machine->block;
     if (place >= ARRAYS || (block.arrays[place] == nullptr && block.used + bytes > ARENA)) {
         fault("more shared memory than a block has", 0);
+        // Some valid memory: the kernel runs on until the launch reports the fault.
         return machine->arena;
     }
     if (block.arrays[place] == nullptr) {
         block.arrays[place] = memset(machine->arena + block.used, UNWRITTEN, bytes);
+        // Arrays of words need 16-byte alignment.
         block.used += (bytes + 15) / 16 * 16;
     }
     return block.arrays[place];

@@ -1,66 +1,93 @@
-// Messages between two ranks of a node.
+// Messages between two ranks of a node, through rings in the control segments.
 //
-// Every rank has in its control segment a box for each rank that it sends to: letters in a ring, which only the one
-// writes and only the other reads. A short message is in its letter, and its sender goes on; of a long one the letter says
-// where it is, the receiver reads it there, and notes in the box that it has. Letters that nobody has asked for yet are taken out
-// of the box all the same, so that the ring never stops who comes later.
+// Mailbox (`Box`). The sender's control segment holds a mailbox for each receiver: a ring of LETTERS slots (`Place`),
+// each with a header (`Letter`) and room for SHORT bytes. The sender fills slots, the receiver empties them: with a
+// single writer and a single reader no lock is needed. Message n, counted from 1, uses slot (n - 1) % LETTERS. The
+// sender publishes a slot by storing n to `Letter::number`. The receiver frees the slot by storing n to
+// `Box::pulled`.
+//
+// Eager messages, at most SHORT bytes, are copied to the slot: the send completes at once. Rendezvous messages are
+// longer: the slot says where the sender's buffer is, the receiver reads the buffer in place, then acknowledges in
+// `Box::ends`. The send completes with the acknowledgement. Each rendezvous message has a ticket, counted from 1, and
+// acknowledges at place ticket % LONG_ONES: receivers match tags in any order, so a counter of finished messages
+// would not do.
+//
+// Matching. A receive takes the first message of its peer with the same tag. Receives without a message wait in the
+// list of posted receives (`expected`). Messages without a receive move from the ring to the unexpected queue
+// (`unasked`), so a message without a receive never blocks the messages behind it. Sends without a free slot wait in
+// `outgoing`.
+//
+// Progress. All calls return at once; `go_on` empties the rings and fills free slots. `Mail` has no lock of its own:
+// `Waits.gate` admits a single thread at a time. Private names: "letter" is a message header, "asked for" means a
+// receive is posted.
 #pragma once
 #include <deque>
 #include <memory>
 
 #include "engine.h"
 
-static const uint64_t LETTERS = 8;      // of a box
-static const uint64_t SHORT = 1 << 13;  // bytes of a message that is in its letter
-static const uint64_t LONG_ONES = 512;  // long messages from one rank to another that are under way at a time
-static const uint16_t BYTES = 0;        // in place of a dtype: any is meant
-static const int64_t ANYBODY = -1, ANYTHING = -1;  // in place of a rank and of a tag
+static const uint64_t LETTERS = 8;      // slots of a ring
+static const uint64_t SHORT = 1 << 13;  // most bytes of an eager message
+// Rendezvous messages under way between two ranks: a further message waits for the acknowledgement in its place.
+static const uint64_t LONG_ONES = 512;
+static const uint16_t BYTES = 0;        // dtype code: matches any dtype
+static const int64_t ANYBODY = -1, ANYTHING = -1;  // wildcards for rank and tag
 
+// The header of a message in a slot. A cache line of its own: the receiver polls `number`.
 struct alignas(64) Letter {
-    enum Kind : uint16_t { SHORT_ONE, LONG_ONE };
+    enum Kind : uint16_t { SHORT_ONE, LONG_ONE };  // eager, rendezvous
 
-    std::atomic<uint64_t> number;  // counted from 1: of this place in the ring the last one; written last
+    std::atomic<uint64_t> number;  // of the last message in this slot, counted from 1; stored after everything else
     uint16_t kind, dtype;
     uint32_t tag;
     uint64_t nbytes;
-    int64_t key, offset;           // where a long message is, as a board has it
-    uint64_t ticket;               // which long message it is, counted from 1
+    int64_t key, offset;           // rendezvous: segment key and offset of the sender's buffer, or HERE and an address
+    uint64_t ticket;               // rendezvous: the number among the rendezvous messages
 };
 
+// The mailbox of a sender and a receiver, in the sender's control segment.
 struct Box {
     struct alignas(64) Place {
         Letter letter;
         char content[SHORT];
     };
 
-    alignas(64) std::atomic<uint64_t> pulled;  // how many letters its reader has taken out
-    alignas(64) std::atomic<uint64_t> ends[LONG_ONES];  // the last of those long messages that has been read
+    // Both stored by the receiver only, on cache lines apart from the sender's: no line moves back and forth
+    // needlessly.
+    alignas(64) std::atomic<uint64_t> pulled;           // messages taken from the ring so far
+    alignas(64) std::atomic<uint64_t> ends[LONG_ONES];  // ticket of the last message read, by ticket % LONG_ONES
     Place places[LETTERS];
 };
 
-// One end of a message.
+// A send or a receive under way on this rank.
 struct Transfer {
     uint32_t peer, tag;
     char* row;
     uint64_t nbytes;
-    uint64_t length = 0;  // of what came
-    uint16_t dtype = BYTES, came = BYTES;  // its own, and of what came
+    uint64_t length = 0;  // bytes of the message received
+    uint16_t dtype = BYTES, came = BYTES;  // dtype code of this rank's array, and of the message received
     bool sends, done = false;
-    int error = 0;        // the system's, where memory is out of reach
-    uint64_t ticket = 0;  // of a long one that has been written
+    int error = 0;        // the system's error number if the sender's memory is out of reach
+    uint64_t ticket = 0;  // of a rendezvous message shown to the receiver; 0: the receiver knows nothing yet
 
+    // Return whether the message received has the length and dtype of this rank's array.
     bool fits() const {
         return length == nbytes && (dtype == came || dtype == BYTES || came == BYTES);
     }
 
+    // Return whether the transfer is complete. Acquire pairs with the receiver's release: all reads of the buffer are
+    // over, so the sender may overwrite the buffer. A larger ticket in this place implies the acknowledgement of this
+    // ticket.
     bool has_ended(const Box* out) {
         if (ticket != 0 && !done) done = out->ends[ticket % LONG_ONES].load(std::memory_order_acquire) >= ticket;
         return done;
     }
 };
 
-// What a rank has under way with another one.
+// All messages under way between this rank and a peer.
 struct Correspondence {
+    // A message of the unexpected queue. `content` is a copy if eager; a rendezvous message stays in the sender's
+    // buffer.
     struct Unasked {
         uint16_t kind, dtype;
         uint32_t tag;
@@ -70,18 +97,19 @@ struct Correspondence {
         std::unique_ptr<char[]> content;
     };
 
-    Box *out = nullptr, *in = nullptr;
-    uint64_t written = 0, pulled = 0, known = 0;  // letters, and how many of those written the other is known to have
-    std::deque<std::shared_ptr<Transfer>> outgoing, expected;
-    std::deque<Unasked> unasked;
-    uint64_t tickets = 0;
+    Box *out = nullptr, *in = nullptr;  // null for remote ranks
+    // Messages written to `out`, taken from `in`, and a lower bound for those taken from `out` by the peer.
+    uint64_t written = 0, pulled = 0, known = 0;
+    std::deque<std::shared_ptr<Transfer>> outgoing, expected;  // sends without a slot; posted receives
+    std::deque<Unasked> unasked;                               // the unexpected queue
+    uint64_t tickets = 0;                                      // rendezvous messages written so far
 };
 
-// All messages of a rank.
+// All messages of a rank, by peer.
 struct Mail {
     std::vector<Correspondence> with;
 
-    // `place` is where boxes begin in every control segment.
+    // Find the mailboxes. They begin at offset `place` of every control segment, in the order of the receivers.
     void open(const Node& node, uint64_t place) {
         with = std::vector<Correspondence>(node.ranks);
         for (uint32_t peer = 0; peer < node.ranks; peer++) {
@@ -96,7 +124,7 @@ struct Mail {
 
     bool reaches(uint64_t peer) const { return peer < with.size() && with[peer].out != nullptr; }
 
-    // Throws std::bad_alloc where there is no memory: then nothing has begun.
+    // Begin a send or receive. Throws std::bad_alloc without memory; then nothing has begun.
     void begin(Node& node, const std::shared_ptr<Transfer>& transfer) {
         Correspondence& one = with[transfer->peer];
         if (transfer->sends) {
@@ -104,6 +132,7 @@ struct Mail {
             write_all(node, one);
             return;
         }
+        // The unexpected queue first: those messages were sent before any message still in the ring.
         for (auto found = one.unasked.begin(); found != one.unasked.end(); ++found) {
             if (found->tag != transfer->tag) continue;
             const Correspondence::Unasked letter = std::move(*found);
@@ -115,12 +144,12 @@ struct Mail {
         try {
             go_on(node, transfer->peer);
         } catch (const std::bad_alloc&) {
-            // A letter for which there is no memory stays in its box: the next look takes it.
+            // The receive is posted. A message without memory for a copy stays in its slot until the next `go_on`.
         }
     }
 
-    // Returns the first message from `source` with `tag` that nobody has asked for, ANYBODY and ANYTHING where that is all
-    // the same, and notes in `source` who has sent it; null where there is none.
+    // Return the first unexpected message from `source` with `tag`, or null. ANYBODY and ANYTHING match all.
+    // Store the sender in `source`.
     const Correspondence::Unasked* seen(Node& node, int64_t* source, int64_t tag) {
         go_on(node);
         for (uint32_t peer = 0; peer < with.size(); peer++) {
@@ -136,20 +165,24 @@ struct Mail {
 
     bool has_ended(Transfer& transfer) const { return transfer.has_ended(with[transfer.peer].out); }
 
-    // Forgets a receive that has not ended, or lets a message that has not been begun stay unsent.
+    // Cancel a posted receive, or a send still without a slot.
     void call_back(const std::shared_ptr<Transfer>& transfer) {
         std::deque<std::shared_ptr<Transfer>>& waiting =
             transfer->sends ? with[transfer->peer].outgoing : with[transfer->peer].expected;
         waiting.erase(std::remove(waiting.begin(), waiting.end(), transfer), waiting.end());
     }
 
-    // Takes all letters that have come from a rank, and writes what there is room for. Throws std::bad_alloc where there is
-    // no memory for a letter, which stays in its box.
+    // Take all messages arrived from a peer, and write waiting sends to free slots. Throws std::bad_alloc without
+    // memory for the copy of a message; that message stays in its slot.
     void go_on(Node& node, uint32_t peer) {
         Correspondence& one = with[peer];
         for (;;) {
             Box::Place& place = one.in->places[one.pulled % LETTERS];
+            // Acquire pairs with `post`: header and content are complete. An old message in the slot has a smaller
+            // number.
             if (place.letter.number.load(std::memory_order_acquire) != one.pulled + 1) break;
+            // Store `pulled` after taking, with release: the reads of the slot are over before the sender may
+            // overwrite it.
             take(node, one, place);
             one.in->pulled.store(++one.pulled, std::memory_order_release);
         }
@@ -162,6 +195,7 @@ struct Mail {
     }
 
   private:
+    // Deliver the message in a slot to the first matching posted receive, or append it to the unexpected queue.
     void take(Node& node, Correspondence& one, Box::Place& place) {
         const Letter& letter = place.letter;
         Correspondence::Unasked copy = {letter.kind, letter.dtype, letter.tag, letter.nbytes, letter.key, letter.offset,
@@ -174,13 +208,14 @@ struct Mail {
             return;
         }
         if (letter.kind == Letter::SHORT_ONE) {
-            copy.content.reset(new char[letter.nbytes + 1]);
+            copy.content.reset(new char[letter.nbytes + 1]);  // messages may be empty
             std::memcpy(copy.content.get(), place.content, letter.nbytes);
         }
         one.unasked.push_back(std::move(copy));
     }
 
-    // Nothing is written where the message has another length or another dtype than the receive.
+    // Complete a receive. A message of another length or dtype writes nothing, so the caller's array stays intact; a
+    // rendezvous message is acknowledged all the same, or the sender would wait for ever.
     void deliver(Node& node, Correspondence& one, Transfer& transfer, const Correspondence::Unasked& letter,
                  const char* content) {
         transfer.length = letter.nbytes;
@@ -190,11 +225,14 @@ struct Mail {
             if (fits) std::memcpy(transfer.row, content, letter.nbytes);
         } else {
             if (fits) transfer.error = read(node, transfer, letter);
+            // Release: all reads of the sender's buffer happen before the sender sees the acknowledgement.
             one.in->ends[letter.ticket % LONG_ONES].store(letter.ticket, std::memory_order_release);
         }
         transfer.done = true;
     }
 
+    // Copy a rendezvous message from the sender's buffer: mapped symmetric memory, the same process, or another
+    // process through process_vm_readv. Return 0, or the system's error.
     static int read(const Node& node, const Transfer& transfer, const Correspondence::Unasked& letter) {
         if (letter.key != HERE) {
             Segment segment;
@@ -215,23 +253,28 @@ struct Mail {
         return transfer(process_vm_readv, process, here, there, nbytes);
     }
 
-    // Returns the next free letter; null where the ring is full.
+    // Return the next free slot, or null if the ring is full.
     static Box::Place* next(Correspondence& one) {
+        // Load `pulled` only if the ring seems full: the line belongs to the receiver, and loading costs a transfer.
+        // Acquire: the receiver's reads of the slot are over before this rank overwrites the slot.
         if (one.written - one.known == LETTERS) one.known = one.out->pulled.load(std::memory_order_acquire);
         return one.written - one.known == LETTERS ? nullptr : &one.out->places[one.written % LETTERS];
     }
 
-    // Whether the first message that is waiting is short, or not one long message too many.
+    // Return whether the first waiting send may be written: always if eager; a rendezvous message must wait until the
+    // earlier message with the same place in `ends` is acknowledged, or that acknowledgement would be lost.
     static bool may_write(const Correspondence& one) {
         const uint64_t ticket = one.tickets + 1;
         return one.outgoing.front()->nbytes <= SHORT || ticket <= LONG_ONES
                || one.out->ends[ticket % LONG_ONES].load(std::memory_order_acquire) == ticket - LONG_ONES;
     }
 
+    // Publish a slot. Release: header and content are written before the number.
     static void post(Correspondence& one, Box::Place* place) {
         place->letter.number.store(++one.written, std::memory_order_release);
     }
 
+    // Write waiting sends to free slots, in order: messages with the same tag must not overtake each other.
     void write_all(Node& node, Correspondence& one) {
         Box::Place* place;
         while (!one.outgoing.empty() && may_write(one) && (place = next(one)) != nullptr) {
@@ -241,6 +284,7 @@ struct Mail {
         }
     }
 
+    // Fill a slot for a send; an eager send is complete then.
     static void write(const Node& node, Correspondence& one, Transfer& transfer, Box::Place& place) {
         Letter& letter = place.letter;
         letter.tag = transfer.tag;

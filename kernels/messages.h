@@ -1,26 +1,31 @@
-// Messages as Python sees them: requests, as mpi4py's, and blocking ones, which end here unless they take long.
+// Messages of `mail.h` for Python: requests like those of mpi4py, and blocking messages (`exchange`).
+//
+// A blocking message usually ends in C++, without Python's lock. A message still under way after a short wait becomes
+// a request, and Python waits for the rest. The danger throughout is memory: the array of a message must stay alive
+// while this rank or the peer may still read or write it, even after an error or the end of the Python objects.
 #pragma once
 #include "calls.h"
 #include "mail.h"
 
-// A message that is under way. Its memory is kept as long as this rank, or the other one, may be at it.
+// A message under way. Holds a reference to the array while this rank or the peer may access its memory.
 struct Request {
     PyObject_HEAD
     PyObject* engine;
     std::shared_ptr<Transfer> transfer;
-    PyObject* kept;  // the memory
+    PyObject* kept;  // the array; null once released
 };
 
 static PyTypeObject request_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-// Calls a message back that has not ended; returns whether no rank is at its memory any more. Whether the other rank has
-// read a long message is not asked here: its box may have gone with the communicator.
+// Cancel a message unless complete. Return whether the memory is free: no rank will access it. A rendezvous message
+// shown to the peer keeps the memory. The acknowledgement is not read: the mailbox may be unmapped already.
 static bool let_go(Engine* engine, const std::shared_ptr<Transfer>& transfer) {
     if (transfer->done) return true;
     engine->mail.call_back(transfer);
     return transfer->ticket == 0;
 }
 
+// Return a new request, or null with an error set.
 static PyObject* make_request(Engine* engine, const std::shared_ptr<Transfer>& transfer, PyObject* kept) {
     Request* self = reinterpret_cast<Request*>(request_type.tp_alloc(&request_type, 0));
     if (self == nullptr) return nullptr;
@@ -36,14 +41,16 @@ static int traverse_request(PyObject* object, visitproc visit, void* arg) {
     return 0;
 }
 
-// Lets go of the memory, unless some rank may still be at it: the message is called back before, which another thread that
-// is at the messages does for this one. Of a long message that the other rank knows of, the memory stays for ever.
+// Cancel the message and release the array. If the peer may still read the memory (a rendezvous message), leak the
+// array.
 static int forget_request(PyObject* object) {
     Request* self = reinterpret_cast<Request*>(object);
     if (self->kept == nullptr) return 0;
     Engine* engine = reinterpret_cast<Engine*>(self->engine);
     PyObject* kept = self->kept;
     self->kept = nullptr;
+    // Another thread uses `Mail` without Python's lock: hand the message over, to be cancelled by that thread. Beyond
+    // MOST_DROPPED leak the array: a garbage collection may run here, and must not allocate or throw.
     if (engine->exchanges) {
         if (engine->dropped.size() < MOST_DROPPED) engine->dropped.emplace_back(self->transfer, kept);  // has room: no throw
         return 0;
@@ -62,7 +69,7 @@ static void unmake_request(PyObject* object) {
     Py_TYPE(object)->tp_free(object);
 }
 
-// Goes on with all messages; -1 with an error set where memory is out of reach.
+// Advance all messages. Return whether this one is complete, or -1 with an error set if memory is out of reach.
 static int look(Request* self) {
     Engine* engine = reinterpret_cast<Engine*>(self->engine);
     if (!engine->mail.has_ended(*self->transfer)) engine->mail.go_on(engine->node);
@@ -70,22 +77,23 @@ static int look(Request* self) {
     return ask(engine, out_of_reach_name, PyLong_FromLong(self->transfer->error)) ? 0 : -1;
 }
 
-// Test(): returns whether it has ended.
+// Test(): return whether the message is complete.
 static PyObject* test_request(PyObject* object, PyObject*) {
     const int done = look(reinterpret_cast<Request*>(object));
     return done < 0 ? nullptr : PyBool_FromLong(done);
 }
 
-// Cancel(): it is not to be received, or sent, any more.
+// Cancel(): withdraw a posted receive, or a send still without a slot.
 static PyObject* cancel_request(PyObject* object, PyObject*) {
     Request* self = reinterpret_cast<Request*>(object);
     if (!self->transfer->done) reinterpret_cast<Engine*>(self->engine)->mail.call_back(self->transfer);
     Py_RETURN_NONE;
 }
 
+// Wait(): do nothing. Present for the interface of mpi4py's requests; callers wait by `Test`.
 static PyObject* wait_request(PyObject*, PyObject*) { Py_RETURN_NONE; }
 
-// The bytes that came, None as long as nothing has.
+// length: the bytes of the message received, None while incomplete.
 static PyObject* length_of(PyObject* object, void*) {
     Request* self = reinterpret_cast<Request*>(object);
     const int done = look(self);
@@ -93,18 +101,19 @@ static PyObject* length_of(PyObject* object, void*) {
     return PyLong_FromUnsignedLongLong(self->transfer->length);
 }
 
-// The code of the dtype that came, 0 as long as nothing has.
+// came: the dtype code of the message received, 0 while incomplete.
 static PyObject* dtype_of(PyObject* object, void*) {
     return PyLong_FromUnsignedLong(reinterpret_cast<Request*>(object)->transfer->came);
 }
 
-// The code of a dtype of NumPy's own.
+// Return the code of one of NumPy's own dtypes: a row of CODES by kind, a column by log2 of the size.
 static uint16_t code_of(PyObject* array) {
     const char kind = PyArray_DESCR(array_of(array))->kind;
     const int row = kind == 'b' ? 0 : kind == 'i' ? 1 : kind == 'u' ? 2 : kind == 'f' ? 3 : 4;
     return CODES[row][__builtin_ctz(static_cast<unsigned>(PyArray_ITEMSIZE(array_of(array))))];
 }
 
+// Return a transfer of a whole array. Throws std::bad_alloc.
 static std::shared_ptr<Transfer> transfer_of(bool sends, PyObject* array, uint32_t peer, uint32_t tag,
                                              uint16_t dtype) {
     auto made = std::make_shared<Transfer>();
@@ -117,7 +126,7 @@ static std::shared_ptr<Transfer> transfer_of(bool sends, PyObject* array, uint32
     return made;
 }
 
-// message(sends, row, peer, tag, dtype): begins to send or to receive; returns the request.
+// message(sends, row, peer, tag, dtype): begin a send or receive; return the request.
 static PyObject* message(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     int sends;
@@ -129,12 +138,14 @@ static PyObject* message(PyObject* object, PyObject* given) {
         return PyErr_Format(PyExc_ValueError, "no message to rank %lu", peer);
     const auto transfer = transfer_of(sends != 0, row, static_cast<uint32_t>(peer), static_cast<uint32_t>(tag),
                                       dtype);
+    // The request first: once begun, the message needs an owner of its memory.
     PyObject* made = make_request(self, transfer, row);
     if (made != nullptr) self->mail.begin(self->node, transfer);
     return made;
 }
 
-// probe(source, tag): source, tag and bytes of a message that could be received now, or None; -1 is any source or tag.
+// probe(source, tag): return source, tag and bytes of an unexpected message, or None; -1 matches any source or tag.
+// None as well while another thread is in a call: `Mail` admits a single thread.
 static PyObject* probe(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     long long from, tag;
@@ -146,7 +157,8 @@ static PyObject* probe(PyObject* object, PyObject* given) {
                          static_cast<unsigned long long>(found->nbytes));
 }
 
-// Whether a blocking message may work on an array itself, and its other rank is on this node.
+// Return whether `exchange` can use an array as it is: contiguous, native byte order, a NumPy dtype with a code, and
+// a same-node peer, stored in `rank`. All other messages are left to Python.
 static bool is_plain(const Engine* self, PyObject* array, PyObject* peer, bool writes, uint32_t* rank) {
     if (!is_array(array) || !PyLong_CheckExact(peer)) return false;
     const long number = PyLong_AsLong(peer);
@@ -160,24 +172,29 @@ static bool is_plain(const Engine* self, PyObject* array, PyObject* peer, bool w
                || kind == NPY_DOUBLE || kind == NPY_CFLOAT || kind == NPY_CDOUBLE);
 }
 
+// Return whether two arrays share no memory.
 static bool are_apart(PyObject* x, PyObject* out) {
     const char *from = data_of(x), *to = data_of(out);
     return from + PyArray_NBYTES(array_of(x)) <= to || to + PyArray_NBYTES(array_of(out)) <= from;
 }
 
-// Looks after two ends of messages for a while. Returns whether both have ended; a wait that takes longer is Python's.
+// Wait a short time for a send and a receive, either of them null. Return whether both are complete; a longer wait is
+// left to Python.
 static bool await_both(Engine* self, Transfer* sent, Transfer* came) {
     if (sent == nullptr && came == nullptr) return true;
     Backoff backoff = {self->node, self->node.heads[(came != nullptr ? came : sent)->peer]};
     for (uint64_t look = 0;; look++) {
         const bool done = (sent == nullptr || self->mail.has_ended(*sent)) && (came == nullptr || came->done);
         if (done) return true;
+        // Mostly look at the two peers only: a look at all mailboxes costs a cache line each. Now and then look at
+        // all: third ranks may wait for free slots.
         if (look % 64 == 63) {
-            self->mail.go_on(self->node);  // others may wait for room in their boxes
+            self->mail.go_on(self->node);
         } else {
             for (Transfer* one : {sent, came})
                 if (one != nullptr && !one->done) self->mail.go_on(self->node, one->peer);
         }
+        // The first looks spin: most messages arrive before the clock is worth reading.
         if (look < RELAXES && self->node.spins) {
             breathe();
         } else if (!backoff.pause()) {
@@ -186,7 +203,7 @@ static bool await_both(Engine* self, Transfer* sent, Transfer* came) {
     }
 }
 
-// The messages of requests that were dropped while this thread was at the messages, Python's lock being taken again.
+// Cancel the messages of requests dropped during this thread's `exchange`. Requires Python's lock.
 static void call_back_dropped(Engine* self) {
     while (!self->dropped.empty()) {
         const auto [transfer, kept] = self->dropped.back();
@@ -195,16 +212,17 @@ static void call_back_dropped(Engine* self) {
     }
 }
 
-// The two ends of an exchange, of which either may be none.
+// The send and the receive of an exchange; either may be null.
 struct Ends {
     std::shared_ptr<Transfer> sent, came;
-    bool has_begun = false;  // whether all that there is has begun, which is not so where there was no memory
+    bool has_begun = false;  // both have begun; false after a lack of memory
 
+    // Return whether a peer, or `Mail`, may access the arrays.
     bool is_at_memory() const { return sent != nullptr || has_begun; }
 };
 
-// Sends x and receives out, unless they are None, without Python's lock; returns whether both have ended. The send comes
-// first: the other rank reads while this one prepares to receive.
+// Send x and receive out, unless None, without Python's lock. Return whether both are complete. The send comes first,
+// so that the peer reads while this rank prepares the receive.
 static bool exchange_both(Engine* self, PyObject* x, uint32_t dst, PyObject* out, uint32_t src, uint32_t tag, Ends* ends) {
     const Unlocked unlocked;
     try {
@@ -220,12 +238,13 @@ static bool exchange_both(Engine* self, PyObject* x, uint32_t dst, PyObject* out
         ends->has_begun = true;
         return await_both(self, ends->sent.get(), ends->came.get());
     } catch (const std::bad_alloc&) {
-        return false;  // where both have begun, Python asks for the rest
+        return false;  // if `has_begun`, Python waits for the rest
     }
 }
 
-// exchange(x, dst, out, src, tag): sends x and receives out, unless they are None. Returns whether both have ended, with
-// the length that is to come; their requests where they have not; NotImplemented where the call is Python's.
+// exchange(x, dst, out, src, tag): send x and receive out, unless None. Return True if both are complete and the
+// message fits the array. Otherwise return a pair of requests (receive, send), for Python to wait or to raise the
+// error. Return NotImplemented if Python must do the whole call.
 static PyObject* exchange(PyObject* object, PyObject* const* given, Py_ssize_t count) {
     Engine* self = reinterpret_cast<Engine*>(object);
     if (count != 5) return PyErr_Format(PyExc_TypeError, "exchange takes five arguments");
@@ -238,11 +257,13 @@ static PyObject* exchange(PyObject* object, PyObject* const* given, Py_ssize_t c
         || (out != Py_None && !is_plain(self, out, given[3], true, &src))
         || (x != Py_None && out != Py_None && !are_apart(x, out)))
         Py_RETURN_NOTIMPLEMENTED;
+    // Queued messages of this communicator come first: messages with the same tag must not overtake each other.
     const Py_ssize_t alone = PyObject_Size(self->alone);
     PyObject* failure = alone < 0 ? nullptr : PyObject_GetAttr(self->waits, failure_name);
     if (failure == nullptr) return nullptr;
     Py_DECREF(failure);
     if (alone > 0 || failure != Py_None) Py_RETURN_NOTIMPLEMENTED;
+    // The lock of `Waits`, without blocking: if another thread is in a call, Python decides.
     const Owned mine(PyObject_CallOneArg(self->acquire, Py_False));
     if (mine.get() != Py_True) return mine == nullptr ? nullptr : Py_NewRef(Py_NotImplemented);
     self->thread = thread_number();
@@ -264,7 +285,8 @@ static PyObject* exchange(PyObject* object, PyObject* const* given, Py_ssize_t c
         const Owned second(sent == nullptr ? Py_NewRef(Py_None) : make_request(self, sent, x));
         if (first != nullptr && second != nullptr) found = PyTuple_Pack(2, first.get(), second.get());
     }
-    if (found == nullptr && ends.is_at_memory()) spoil(self, exchange_name, x, out);  // which no request keeps
+    // No request holds the arrays, but a peer may access them: end the communicator and keep the arrays for ever.
+    if (found == nullptr && ends.is_at_memory()) spoil(self, exchange_name, x, out);
     open_gate(self);
     return found;
 }

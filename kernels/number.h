@@ -1,33 +1,37 @@
-// The dtypes: how each is stored, and the wide type that it is computed in.
+// The dtypes: the stored form of each, and the wide type used for computing.
 //
-// up() gives the wide value of a stored one; down() rounds a wide value to the nearest stored one, ties to even.
-// What is too large becomes infinity, or NaN where the format has no infinity: nothing saturates. A NaN stays a NaN.
+// up() converts a stored value to the wide type. down() rounds a wide value to the nearest stored value, ties to
+// even. Values beyond the range become infinity, or NaN in formats without infinity: nothing saturates. A NaN stays a
+// NaN.
 #pragma once
 
 #include "dialect.h"
 
+// 0 on a CPU: conditions can then compare GC_ARCH everywhere.
 #if defined(__CUDA_ARCH__)
 #define GC_ARCH __CUDA_ARCH__
 #else
 #define GC_ARCH 0
 #endif
 
-// A truth value as NumPy stores it; any byte but zero is true.
+// A truth value in NumPy's storage: zero is false, any other byte true.
 struct Bool {
     u8 bits;
 };
 
-// A float of fewer than 32 bits. In a format without infinities the last code alone is no number.
+// A float of fewer than 32 bits, by the bits of exponent and mantissa. In formats without infinities the last code is
+// NaN.
 template <class Code, u32 EXPONENT, u32 MANTISSA, bool INFINITIES, u32 EXCESS = (1u << (EXPONENT - 1)) - 1>
 struct SmallFloat {
     Code bits;
 
-    static constexpr u32 SHIFT = 23 - MANTISSA;
+    static constexpr u32 SHIFT = 23 - MANTISSA;  // a float has 23 bits of mantissa
     static constexpr u32 BIAS = EXCESS;
-    static constexpr u32 SIGN = 1u << (EXPONENT + MANTISSA);  // beyond the code where there is none
+    static constexpr u32 SIGN = 1u << (EXPONENT + MANTISSA);  // a bit outside `Code` in formats without a sign
+    // The code of infinity; without infinities the NaN.
     static constexpr u32 TOO_LARGE = INFINITIES ? SIGN - (1u << MANTISSA) : SIGN - 1;
     static constexpr u32 NOT_A_NUMBER = SIGN - 1;
-    // The floats with the bits of the smallest normal number, and of 2^23 times the smallest number there is.
+    // As bits of a float: the smallest normal number of this format, and 2^23 times the smallest subnormal number.
     static constexpr u32 NORMAL = (128 - BIAS) << 23;
     static constexpr u32 STEP = (151 - BIAS - MANTISSA) << 23;
 };
@@ -36,7 +40,8 @@ typedef SmallFloat<u16, 5, 10, true> Float16;
 typedef SmallFloat<u16, 8, 7, true> Bfloat16;
 typedef SmallFloat<u8, 4, 3, false> Float8E4m3fn;
 typedef SmallFloat<u8, 5, 2, true> Float8E5m2;
-// Adam's moments, of which the second has no sign: 2^-54 to 2^17, and 2^-63 to 2^9. Only kept, never combined.
+// Adam's moments, ranges 2^-54 to 2^17 and 2^-63 to 2^9. The second moment is never negative: no sign bit. These
+// types are only stored, never combined.
 typedef SmallFloat<u16, 6, 9, true, 46> Mean16;
 typedef SmallFloat<u16, 6, 10, true, 54> Square16;
 
@@ -47,6 +52,7 @@ template <class Real> struct Complex {
     GC_DEV Complex(Real re, Real im = 0) : re(re), im(im) {}
 };
 
+// The wide type of a dtype: float for small floats, the dtype itself otherwise.
 template <class T> struct Number {
     typedef T Wide;
 };
@@ -58,23 +64,27 @@ template <class Code, u32 E, u32 M, bool I, u32 X> struct Number<SmallFloat<Code
 };
 template <class T> using Wide = typename Number<T>::Wide;
 
-// By arithmetic on the bits: everywhere on a CPU, on a GPU where it has no instruction for the format.
+// Conversions by arithmetic on the bits: always on a CPU; on a GPU for formats without an instruction.
 
-// The first where `which`, else the second.
+// Return `which ? first : second` without a branch, so that loops vectorise.
 GC_DEV u32 either(bool which, u32 first, u32 second) { return second ^ ((first ^ second) & (0 - u32(which))); }
 
 template <class Small> GC_DEV float up_by_bits(Small x) {
     const u32 magnitude = x.bits & (Small::SIGN - 1);
-    // The product, which is exact, puts the bias of the exponent right, and serves subnormal numbers as well.
+    // Multiplying by a power of two corrects the exponent's bias. The product is exact, for subnormal numbers, too.
     u32 bits = bits_of(float_of(magnitude << Small::SHIFT) * float_of((254 - Small::BIAS) << 23));
     bits |= either(i32(magnitude) >= i32(Small::TOO_LARGE), 0x7F800000, 0);
     return float_of(bits | either((x.bits & Small::SIGN) != 0, 0x80000000, 0));
 }
 
-// The code of a float that is not negative. Without branches, and by signed comparisons, so that compilers vectorise it.
+// Return the code of a non-negative float. No branches, and signed comparisons (SSE has no unsigned comparison), so
+// that loops vectorise.
 template <class Small> GC_DEV u32 rounded(u32 magnitude) {
-    // A subnormal number is rounded by an addition whose sum has the same step.
+    // Subnormal: adding STEP aligns the number so that the last bit of the sum is one subnormal step. The addition
+    // rounds.
     const u32 small = bits_of(float_of(magnitude) + float_of(Small::STEP)) - Small::STEP;
+    // Normal: add just below half a step, plus 1 if the last kept bit is odd; cutting off then rounds ties to even. A
+    // carry into the exponent gives the right code, too.
     const u32 half = (1u << (Small::SHIFT - 1)) - 1 + (magnitude >> Small::SHIFT & 1);
     const u32 code = (magnitude - ((127 - Small::BIAS) << 23) + half) >> Small::SHIFT;
     const u32 normal = either(i32(code) < i32(Small::TOO_LARGE), code, Small::TOO_LARGE);
@@ -89,7 +99,7 @@ template <class Small> GC_DEV Small down_by_bits(float x) {
     return small;
 }
 
-// One value at a time.
+// Conversions of a single value.
 
 template <class T> GC_DEV T up(T x) { return x; }
 template <class T> GC_DEV void down(T& stored, T x) { stored = x; }
@@ -115,7 +125,7 @@ GC_DEV void down(Float16& stored, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"
 
 GC_DEV float up(Bfloat16 x) { return float_of(u32(x.bits) << 16); }
 
-// The upper half of a float16 is a float8_e5m2.
+// float8_e5m2 is the upper half of a float16.
 GC_DEV float up(Float8E5m2 x) { return up(Float16{u16(x.bits << 8)}); }
 
 #endif
@@ -128,7 +138,7 @@ GC_DEV void down(Bfloat16& stored, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=
 
 #if GC_ARCH >= 890
 
-// The instructions for float8 take two values, and saturate.
+// The instructions for float8 convert two values at once, and saturate: `down_pair` corrects the saturation.
 
 GC_DEV void up_pair(float& low, float& high, u16 pair) {
     u32 halves;
@@ -148,12 +158,14 @@ GC_DEV u32 saturated_pair(Float8E5m2, float low, float high) {
     return pair;
 }
 
-// Half a step above the largest number a tie goes down to it in e4m3fn, whose largest code is even, and up in e5m2.
+// Return whether x rounds beyond the largest number. A tie, half a step above, goes to the even code: in e4m3fn down
+// to the largest number, in e5m2 up. Hence > and >=.
 GC_DEV bool is_too_large(Float8E4m3fn, float x) { return fabsf(x) > 464; }
 GC_DEV bool is_too_large(Float8E5m2, float x) { return fabsf(x) >= 61440; }
 
 template <class Small> GC_DEV u32 down_pair(float low, float high) {
-    // In both formats the code after the largest number is what should have become of what is too large.
+    // In both formats the code after the largest number is the right one for larger values: NaN or infinity. So add
+    // 1.
     return saturated_pair(Small(), low, high) + is_too_large(Small(), low) + (is_too_large(Small(), high) << 8);
 }
 
@@ -167,7 +179,7 @@ GC_DEV void down(Float8E5m2& stored, float x) { stored.bits = u8(down_pair<Float
 
 #endif
 
-// All values of what a thread reads or writes at once: one element, or a word of several.
+// Conversions of a unit, the bytes read or written at once by a thread: an element, or a word of several elements.
 
 template <class T, class Unit> constexpr u32 ITEMS = sizeof(Unit) / sizeof(T);
 
@@ -192,6 +204,7 @@ template <class T, class Unit> GC_DEV Unit narrow(const Wide<T> (&wide)[ITEMS<T,
 
 #if GC_ARCH >= 890
 
+// Words of float8 by pairs: half as many instructions as single conversions.
 template <> GC_DEV void widen<Float8E4m3fn, Word>(float (&wide)[16], Word word) {
     const u32 lanes[4] = {word.x, word.y, word.z, word.w};
     GC_UNROLL

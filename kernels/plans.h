@@ -1,4 +1,8 @@
-// Plans as Python makes them, from tuples of numbers; one that is not whole is refused.
+// Reads the plans made by Python, tuples of numbers (executors/shared/plans.py, instructions.py), and checks them
+// once.
+//
+// The engine carries out plans without checks, and a wrong offset would overwrite another rank's memory. So each
+// number is checked here: parts inside their buffers, peers in shared memory, marks below the end of a call.
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
@@ -12,7 +16,7 @@
 
 #include "engine.h"
 
-// Python's lock is let go of in a block, and taken again at its end, whatever ends the block.
+// Releases Python's lock for a block; the destructor takes the lock again, also after an exception.
 class Unlocked {
   public:
     Unlocked() : state(PyEval_SaveThread()) {}
@@ -23,7 +27,8 @@ class Unlocked {
     PyThreadState* state;
 };
 
-// The error that is set is put aside in a block: Python may not be called with one. It is set again at the end.
+// Puts Python's current error aside for a block and restores the error at the end: with an error set, Python must not
+// be called.
 class KeptError {
   public:
     KeptError() { PyErr_Fetch(&kind, &value, &trace); }
@@ -34,26 +39,26 @@ class KeptError {
     PyObject *kind, *value, *trace;
 };
 
-// Owns a reference.
+// Owns a reference to a Python object.
 struct Release {
     void operator()(PyObject* one) const { Py_DECREF(one); }
 };
 using Owned = std::unique_ptr<PyObject, Release>;
 
-// An exception that is under way becomes Python's error.
+// Turn the C++ exception being handled into Python's error.
 static void set_error() {
     try {
         throw;
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();
-    } catch (const std::length_error&) {  // more than there could be
+    } catch (const std::length_error&) {  // a vector longer than any memory
         PyErr_NoMemory();
     } catch (const std::exception& error) {
         PyErr_SetString(PyExc_RuntimeError, error.what());
     }
 }
 
-// A function as Python calls it. Its exceptions end here: none may cross a frame of C.
+// Wraps a function called by Python. C++ exceptions end here: unwinding through Python's C frames is undefined.
 template <auto function, class... Given> static PyObject* bordered(Given... given) noexcept {
     try {
         return function(given...);
@@ -71,34 +76,37 @@ static char* data_of(PyObject* object) {
     return is_array(object) ? static_cast<char*>(PyArray_DATA(array_of(object))) : nullptr;
 }
 
-// A plan as Python holds it.
+// The Python object of a plan.
 struct PlanObject {
     PyObject_HEAD
     Plan* plan;
-    PyObject* calls;  // what its CALLs call, after what to call while it waits; or an empty tuple
-    PyObject* prepared;        // of a plan `by_calls`, what does it on these rows; or null
+    PyObject* calls;  // tuple of the functions of CALLs; the first is called while waiting. Empty without CALLs
+    PyObject* prepared;        // plan `by_calls`: the blocking call kept for the arguments `prepared_on`, or null
     const char* prepared_on[3];
 };
 
 static PyTypeObject plan_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-// Whether each item of a tuple is taken by `take`, which sets an error where it is not.
+// Call `take` on each item of a tuple; return false at the first refusal, with the error set by `take`.
 template <class Take> static bool for_each(PyObject* tuple, Take take) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++)
         if (!take(PyTuple_GET_ITEM(tuple, i))) return false;
     return true;
 }
 
+// Return `is_whole`; set an error if false.
 static bool whole(bool is_whole) {
     if (!is_whole && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a plan that is not whole");
     return is_whole;
 }
 
-static const uint64_t MOST_SOURCES = PIECE / 64;  // of which a piece has a line each, at the least
+// Keeps the pieces of `Walker::combine_all` at least a cache line long.
+static const uint64_t MOST_SOURCES = PIECE / 64;
 
+// Return whether a position lies within a call: a larger one would announce later calls.
 static bool is_mark(long long mark) { return mark >= 0 && mark < 1LL << ROUNDS; }
 
-// Checks plans against the node that they are for.
+// Reads a plan and checks all numbers against the node.
 struct Reading {
     Plan* plan;
     const Node* node;
@@ -108,25 +116,28 @@ struct Reading {
         return std::find(plan->peers.begin(), plan->peers.end(), rank) != plan->peers.end();
     }
 
+    // Return the bytes of a buffer. GIVEN and RESULT are the caller's arrays, as long as INPUT and OUTPUT.
     uint64_t bytes_of(uint32_t buffer) const {
         const uint64_t bytes[] = {plan->given, plan->taken, plan->scratch, plan->aside, plan->given, plan->taken};
         return bytes[buffer];
     }
 
-    // Whether each of this rank's buffers has memory wherever it may have to be.
+    // Return whether each buffer of this rank fits wherever `Walker::lay` may place it.
     bool has_staging() const {
-        if (plan->by_calls) return true;  // nobody reads them
+        if (plan->by_calls) return true;  // works on the caller's arrays only
         const bool needs[] = {plan->copies_input || !node->copies, !node->copies, true};
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
             const uint64_t most = std::max(plan->small ? node->workspace_bytes : 0, node->staging_bytes(buffer));
             if (needs[buffer] && bytes_of(buffer) > most) return false;
-            const bool fits = plan->in_control || (plan->small && buffer != SCRATCH);  // what others take for granted
+            // Small buffers must fit a workspace. With `in_control` the peers do not even look at the board.
+            const bool fits = plan->in_control || (plan->small && buffer != SCRATCH);
             if (fits && bytes_of(buffer) > node->workspace_bytes) return false;
         }
         return true;
     }
 
-    // Whether this rank's blocks, which others find by these numbers, start in its buffers.
+    // Return whether all blocks of this rank start inside its buffers: the peers compute addresses from these
+    // numbers.
     bool has_blocks() const {
         for (size_t i = 0; i < plan->starts.size(); i++) {
             const uint64_t most = bytes_of(i <= node->ranks ? INPUT : OUTPUT) / plan->itemsize;
@@ -135,13 +146,14 @@ struct Reading {
         return true;
     }
 
-    // Whether parts from `first` on are all of this rank's, or all of others'.
+    // Return whether all parts from `first` on belong to this rank (`own`), or all to other ranks.
     bool are_own(size_t first, bool own) const {
         return std::all_of(plan->parts.begin() + static_cast<std::ptrdiff_t>(first), plan->parts.end(),
                            [&](const Part& one) { return (one.rank == node->rank) == own; });
     }
 
-    // Takes (rank, buffer, offset), of which there must be so many bytes.
+    // Read (rank, buffer, offset); the buffer must have `nbytes` bytes from there on. The buffers of other ranks can
+    // be checked only in control segments: elsewhere their lengths are unknown here.
     bool take_part(PyObject* given, uint64_t nbytes, Part* part) const {
         unsigned long long rank, buffer, offset;
         if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "KKK", &rank, &buffer, &offset)) return whole(false);
@@ -157,6 +169,7 @@ struct Reading {
         return whole(buffer < SHOWN && is_peer(rank) && (plan->starts.empty() ? is_inside : is_block));
     }
 
+    // Read a tuple of parts, and append them to the plan.
     bool take_parts(PyObject* parts, uint64_t nbytes) const {
         return for_each(parts, [&](PyObject* one) {
             Part part;
@@ -166,7 +179,7 @@ struct Reading {
         });
     }
 
-    // Takes (opcode, peer, mark, place, bytes, sources, copies).
+    // Read (opcode, peer, mark, to, bytes, sources, copies).
     bool take_instruction(PyObject* given) const {
         int opcode;
         unsigned long long peer, nbytes;
@@ -184,13 +197,16 @@ struct Reading {
         if (!take_parts(sources, nbytes) || !take_parts(copies, nbytes)) return false;
         plan->add(one);
         plan->by_calls = plan->instructions.size() == 1 && opcode == Instruction::CALL && one.count == 1;
+        // Leading instructions run before the rank shows the call, when only the caller's array may be read.
         const bool is_lead = plan->lead == plan->instructions.size();
         switch (opcode) {
             case Instruction::AWAIT: return whole(is_near(peer) && is_mark(mark));
             case Instruction::SIGNAL: return whole(is_mark(mark));
-            case Instruction::CALL:  // Python reads what is mapped
+            case Instruction::CALL:
+                // Own parts only: Python gets addresses, and another rank's memory need not be mapped.
                 return whole(mark > 0 && mark < calls && one.to.rank == node->rank && are_own(one.first, true));
             case Instruction::FORM:
+                // The destination must be this rank's and not the caller's input; the copies must be in other ranks.
                 return whole(one.to.rank == node->rank && one.to.buffer != GIVEN && nbytes > 0
                              && nbytes % plan->itemsize == 0 && one.count > 0 && one.count <= MOST_SOURCES
                              && (one.count == 1 || plan->combine != nullptr) && are_own(one.first + one.count, false)
@@ -199,6 +215,7 @@ struct Reading {
         return whole(false);
     }
 
+    // Read (buffer, peer, mark).
     bool take_reader(PyObject* given) const {
         unsigned long long buffer, peer;
         long long mark;
@@ -209,9 +226,11 @@ struct Reading {
         return true;
     }
 
+    // Return whether a rank is a same-node rank (this one included).
     bool is_near(uint64_t rank) const { return rank < node->ranks && node->heads[rank] != nullptr; }
 };
 
+// Read a tuple of integers.
 template <class Number> static bool take_numbers(PyObject* tuple, std::vector<Number>* numbers) {
     return for_each(tuple, [&](PyObject* one) {
         numbers->push_back(static_cast<Number>(PyLong_AsLongLong(one)));
@@ -219,7 +238,9 @@ template <class Number> static bool take_numbers(PyObject* tuple, std::vector<Nu
     });
 }
 
-// Takes (words, signature, sizes, kinds, flags, root, peers, readers, starts, instructions, calls).
+// Read (words, signature, sizes, kinds, flags, root, peers, readers, starts, instructions, calls): sizes of input,
+// output, scratch, private memory and an element; kinds are dtype, op and contributions. Return false with an error
+// set.
 static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** called) {
     const char* text;
     unsigned long long root, sizes[4], itemsize, contributions;
@@ -265,7 +286,7 @@ static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** 
         && whole(reading.has_staging() && reading.has_blocks());
 }
 
-// Returns a plan for a node, null with an error set for one that is not whole.
+// Return a new plan, or null with an error set.
 static PyObject* make_plan(const Node& node, PyObject* given) {
     PlanObject* self = reinterpret_cast<PlanObject*>(plan_type.tp_alloc(&plan_type, 0));
     if (self == nullptr) return nullptr;

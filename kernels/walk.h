@@ -1,22 +1,26 @@
-// How the kernels walk over arrays: by words of 16 bytes where all addresses allow it, several of them at once.
+// Loops over arrays for the kernels: words of 16 bytes if all addresses allow words, several words at once per
+// thread.
 //
-// A grid of one thread, by which training converts gradients on a CPU, takes plain loops, which compilers vectorise.
+// On a CPU, training converts gradients with a grid of a single thread. Kernels then use plain loops instead,
+// vectorised by the compiler (`is_alone`).
 #pragma once
 
 #include "dialect.h"
 
+// Return whether the grid has a single thread. Constant on a GPU, so the plain loop is not even compiled there.
 #if defined(__CUDACC__)
 GC_DEV bool is_alone() { return false; }
 #else
 GC_DEV bool is_alone() { return blockDim.x == 1 && gridDim.x == 1; }
 #endif
 
-// Which elements lie in whole words. Those before the first word and after the last are edges.
+// The division of an array: `head` elements before the first word, then `words`. Elements outside words are `edges`.
 struct Layout {
     u64 head, words, edges;
 };
 
-// `differences` has a bit wherever an address differs from dst.
+// Return the layout of `count` elements at `dst`. `differences` has a bit set wherever some other address differs
+// from `dst`: words need the same alignment in all arrays. Otherwise all elements are edges.
 template <class T> GC_DEV Layout layout_of(u64 dst, u64 differences, u64 count) {
     constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
     const u64 gap = (0 - dst) % sizeof(Word), head = gap / sizeof(T);
@@ -25,7 +29,7 @@ template <class T> GC_DEV Layout layout_of(u64 dst, u64 differences, u64 count) 
     return {head, words, count - words * PER_WORD};
 }
 
-// Where units lie, in bytes from the beginning of an array: evenly spaced, or outside of the words.
+// The offset of unit i in bytes from the beginning of an array: evenly spaced (words), or before and after the words.
 struct Evenly {
     u64 start, step;
     GC_DEV u64 operator()(u64 i) const { return start + i * step; }
@@ -39,7 +43,9 @@ template <class T> GC_DEV Edges<T> edges_of(const Layout& layout) {
     return {layout.head, layout.words * (sizeof(Word) / sizeof(T))};
 }
 
-// The units that a thread handles at once: `apart` from each other, as many as threads lie between them.
+// The units handled at once by a thread: `first`, `first` + `apart`, ... With `apart` the number of threads,
+// neighbouring threads access neighbouring units. All reads are issued before the first use, to overlap memory
+// latency.
 template <u32 AT_ONCE> struct Batch {
     u64 first, apart;
 
@@ -57,8 +63,8 @@ template <u32 AT_ONCE> struct Batch {
     }
 };
 
-// Calls job(batch) for the batches that are the thread's share of `count` units. The blocks take tiles of AT_ONCE units
-// for each thread in turn, and what fills no tile, unit by unit. blockDim.x is a power of two.
+// Call job(batch) for this thread's share of `count` units. Blocks take tiles in turn, AT_ONCE units per thread; the
+// rest is done unit by unit. blockDim.x and AT_ONCE are powers of two: `tiled` is computed with a mask.
 template <u32 AT_ONCE, class Job> GC_DEV void for_batches(u64 count, const Job& job) {
     const u64 threads = blockDim.x, tile = threads * AT_ONCE, tiled = count & ~(tile - 1);
     GC_ROLLED

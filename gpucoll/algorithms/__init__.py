@@ -1,10 +1,9 @@
-"""The registry of algorithms: one file each, found at run time, and users' own.
+"""The registry of algorithms: a file for each, imported at run time, and algorithms of the user.
 
-An algorithm is a per-rank generator of rounds (`gpucoll.core.schedule`). A decorator registers it
-under the name of its file, a user's under its own, with its cost as data: formulas in ``P`` (ranks), ``N`` (bytes
-of the larger of input and output), ``S`` (segments), ``M`` (nodes), ``G`` (ranks of the
-largest node) and a few functions (see `evaluate`).
-Some take parameters that stand in the name, as in ``torus(4x2)``.
+An algorithm is a generator of the rounds of a rank (`gpucoll.core.schedule`). The decorator `algorithm` registers a
+library algorithm under the name of its file, and a user's algorithm under its own name. The cost is data: formulas in
+``P`` (ranks), ``N`` (bytes of the larger of input and output), ``S`` (segments), ``M`` (nodes), ``G`` (ranks of the
+largest node) and a few functions (see `evaluate`). Some algorithms take parameters in the name, as in ``torus(4x2)``.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(formula: str, **values: Any) -> Any:
-    """Return the value of a formula of the registry, which is as trusted as the code that it stands beside.
+    """Return the value of a formula of the registry; formulas are trusted like the code beside them.
 
-    Beside arithmetic it may use min, max and
+    Formulas may use arithmetic, min, max and
 
-    - ``lg(x)``, the floor of log2 x, so that ``lg(2 * P - 1)`` is log2 P rounded up;
-    - ``two(x)``, the largest power of two not above x, and ``rest(x)``, what is left above it;
-    - ``ones(x)``, the binary ones of all numbers below x;
-    - ``hops(x)``, the hops along all sides of the torus of x ranks that `gpucoll.core.topology` chooses.
+    - ``lg(x)``, the floor of log2 x: ``lg(2 * P - 1)`` is log2 P rounded up;
+    - ``two(x)``, the largest power of two not above x, and ``rest(x)``, the remainder x - two(x);
+    - ``ones(x)``, the number of binary ones in all numbers below x;
+    - ``hops(x)``, the hops along all sides of the torus of x ranks chosen by `gpucoll.core.topology`.
 
     >>> evaluate("lg(2 * P - 1)", P=5), evaluate("(two(P), rest(P), ones(P), hops(P))", P=6)
     (3, (4, 2, 7, 3))
@@ -60,34 +59,35 @@ def evaluate(formula: str, **values: Any) -> Any:
 
 
 class Cost(NamedTuple):
-    """What an algorithm costs; each a formula, evaluated by `price`."""
+    """The cost of an algorithm as formulas, evaluated by `price`."""
 
     rounds: str  # rounds on the longest chain of dependent messages: the factor of alpha
-    path: str  # bytes along that chain, every message on a link of its own: the factor of beta
-    sent: str  # the most bytes that one rank sends
-    received: str  # the most bytes that one rank receives
-    reduced: str  # the most bytes that one rank combines: the factor of gamma
-    beside: str = "0"  # messages of rank 0 beyond the first of each round, either way, unsegmented: the factor of gap
+    path: str  # bytes along the same chain, with a separate link for each message: the factor of beta
+    sent: str  # most bytes sent by a rank
+    received: str  # most bytes received by a rank
+    reduced: str  # most bytes combined by a rank: the factor of gamma
+    # Peers of rank 0 beyond the first in each round, sends and receives counted apart, in one segment: factor of gap.
+    beside: str = "0"
 
     def price(self, size: int, nbytes: float | Fraction, segments: int = 1,
               nodes: Sequence[int] | None = None) -> dict[str, float]:
-        """Return every formula's value for `size` ranks on `nodes`, `nbytes` bytes and `segments`."""
+        """Return the value of every formula for `size` ranks on `nodes`, `nbytes` bytes and `segments`."""
         group, count = node_shape(size, nodes)
         return {field: evaluate(formula, P=size, N=nbytes, S=segments, G=group, M=count)
                 for field, formula in self._asdict().items()}
 
 
-COUNTED = Cost("", "", "", "", "", "")  # of those without formulas
+COUNTED = Cost("", "", "", "", "", "")  # of algorithms without formulas: costs are counted in the schedule
 
 
 class Traits(NamedTuple):
-    """Properties of an algorithm that executors, tuner, calibration and drawings use beside its schedule and cost.
+    """Properties of an algorithm for executors, tuner, calibration and drawings, beside schedule and cost.
 
-    `segment` is a formula of P: a pipeline has a segment for so many bytes of a call. With `at_source` every rank reads
-    its operands in the memory where they were made first, and no rank passes data on. In the memory of one node such
-    reads take `barriers` barriers; at 0 the cost formulas hold there too. `kernel` names the kernel that does the whole
-    collective on GPUs. `layout` places the ranks of a drawing: "groups", "grid", "in_order", or "" by their links.
-    `probes` are the bytes of a block, or of the whole, at which calibration measures the algorithm.
+    `segment` is a formula of P: the bytes of a call for each segment of a pipeline. With `at_source` every rank reads
+    an operand directly in the memory of the rank forming the operand, and no rank passes data on. In the memory of a
+    node such reads take `barriers` barriers; with 0 the cost formulas hold there as well. `kernel` names a GPU kernel
+    running the whole collective. `layout` places the ranks of a drawing: "groups", "grid", "in_order", or "" for a
+    layout by links. `probes` are the sizes measured by calibration: bytes of a block, or of the whole array.
     """
 
     segment: str = "1 << 16"
@@ -104,12 +104,13 @@ Nodes: TypeAlias = tuple[int, ...] | None  # the node of each rank
 
 
 class Algorithm(NamedTuple):
-    """One algorithm for one collective.
+    """An algorithm for a collective.
 
-    `alike` is a formula, true for the sizes at which `make` takes an array of ranks as well: see `all_ranks`. `bind`
-    returns the algorithm with the parameters that follow its name, of which `variants` gives those for so many ranks;
-    `unfit` says why it is not for so many ranks, nodes. One `in_rank_order` combines the ranks' inputs one
-    after the other, so that all such form the same bits. A user's `own` is proved before it is used.
+    `alike` is a formula of P, true where `make` also takes an array of ranks (see `all_ranks`). `bind` returns the
+    algorithm with the parameters given in the name, and `variants` yields the possible parameters for a number of
+    ranks. `unfit` returns the reason why the algorithm cannot run on a number of ranks and nodes, or None. With
+    `in_rank_order` the inputs are combined in rank order, so all ranks form the same bits. `own` marks an algorithm of
+    the user, proved before the first use.
     """
 
     collective: str
@@ -127,11 +128,14 @@ class Algorithm(NamedTuple):
     traits: Traits = PLAIN
 
     def pieces(self, segments: int) -> int:
-        """Return into how many segments it really cuts: 1 where it is not pipelined."""
+        """Return the number of segments in use: 1 where the algorithm is not pipelined."""
         return segments if "segments" in self.options else 1
 
     def count_chunks(self, size: int, segments: int, nodes: Nodes = None) -> int:
-        """Return into how many chunks the larger of input and output is cut."""
+        """Return the number of chunks in the larger of input and output.
+
+        Raises ArgumentError where a user's formula gives no usable number.
+        """
         group, count = node_shape(size, nodes)
         values = {"P": size, "S": self.pieces(segments), "G": group, "M": count}
         if not self.own:
@@ -140,14 +144,15 @@ class Algorithm(NamedTuple):
             chunks = operator.index(evaluate(self.chunks, **values))
             if not 1 <= chunks <= MOST_CHUNKS:
                 raise ValueError(chunks)
-        except Exception as error:  # a user's formula may have any value, or none
+        # A user's formula may raise any exception.
+        except Exception as error:
             raise ArgumentError(f"{self.collective} by {self.name} for {size} ranks: chunks={self.chunks!r} is no "
                                 f"whole number from 1 up ({error})", code="GC-PROOF") from None
         return chunks
 
     def price(self, size: int, nbytes: float | Fraction, segments: int = 1,
               nodes: Sequence[int] | None = None) -> dict[str, float]:
-        """Return what it costs, see `Cost.price`; without formulas it is counted in the schedule."""
+        """Return the cost, see `Cost.price`; without formulas the costs are counted in the proved schedule."""
         if self.cost is not COUNTED:
             return self.cost.price(size, nbytes, segments, nodes)
         if size == 1:
@@ -157,22 +162,23 @@ class Algorithm(NamedTuple):
         return {name: float(count if name in alone else count * nbytes) for name, count in counts.items()}
 
     def given(self, root: int, segments: int, nodes: Nodes) -> dict[str, Any]:
-        """Return those options that it takes."""
+        """Return the options accepted by the generator."""
         options = {"nodes": nodes, "root": root, "segments": segments}
         return {name: value for name, value in options.items() if name in self.options}
 
     def claim(self, size: int, root: int, segments: int, nodes: Nodes) -> Claim:
-        """Return what is to be proved of a user's."""
+        """Return the claim to be proved for an algorithm of the user."""
         options = self.given(root, segments, nodes)
         chunks = self.count_chunks(size, segments, nodes)
         return Claim(self.collective, self.name, self.make, size, chunks, root, tuple(options.items()),
                      self.unfit is not Algorithm._field_defaults["unfit"])
 
 
-DEVICES = ("cpu", "cuda", "emulated")  # every schedule runs on each
+DEVICES = ("cpu", "cuda", "emulated")  # every schedule runs on each device
 OPTIONS = frozenset({"root", "segments", "nodes"})
 _REGISTRY: dict[tuple[str, str], Algorithm] = {}
-_USED: set[tuple[str, str]] = set()  # users', of which schedules were made
+# User algorithms with schedules already made: a second registration would leave ranks with different schedules.
+_USED: set[tuple[str, str]] = set()
 _PHASES: dict[tuple[str, str], Make] = {}
 
 
@@ -182,15 +188,16 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
               traits: Any = PLAIN) -> Callable[[Make], Make]:
     """Register the decorated generator of rounds for `collective`; see `Algorithm` and `Cost`.
 
-    The generator is called with `rank`, `size` >= 2 and those of `root`, `segments` and `nodes` that it takes. It is
-    known by `name`, or its own; the library's files by theirs. `chunks` is into how many the larger of input and output
-    is cut, a number or a formula of P ranks and S segments. Formulas of the costs may be left out: rounds and bytes are
-    counted then; `sent` is `path` and `received` is `sent` where nothing is said. ``unfit(size, nodes)`` may say why it
-    is not for so many ranks. One of a collective with a root that takes none is for root 0; for others all ranks are
-    renamed. `traits` belong to the library's own algorithms.
+    The generator is called with `rank`, `size` >= 2 and the accepted options among `root`, `segments` and `nodes`. A
+    user's algorithm is registered as `name`, by default the name of the generator; the library's files give the names
+    of their algorithms. `chunks` is the number of chunks in the larger of input and output: a number or a formula of P
+    ranks and S segments. Cost formulas are optional: without formulas rounds and bytes are counted. `sent` defaults to
+    `path`, `received` to `sent`. ``unfit(size, nodes)`` may return the reason why the algorithm cannot run on so many
+    ranks. A generator without `root` serves root 0 of a rooted collective; for other roots all ranks are renamed.
+    `traits` are for the library's own algorithms.
 
-    A user's is proved when it is first used for a number of ranks: ArgumentError with code GC-PROOF names rank, round
-    and chunk. Raises ArgumentError, too, for a name that is taken, and for formulas that have no value.
+    An algorithm of the user is proved at the first use for a number of ranks: ArgumentError with code GC-PROOF names
+    rank, round and chunk. A name already taken and formulas without a value raise ArgumentError as well.
     """
     collective_row(collective)
     sent = sent or path
@@ -214,7 +221,7 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
 
 
 def _own(entry: Algorithm) -> Algorithm:
-    """Return a user's algorithm as it is registered; raise ArgumentError."""
+    """Return the row of a user's algorithm, checked; raise ArgumentError."""
     try:
         parameters = list(parsing.signature_of(entry.make).parameters.values())
         needed = [one.name for one in parameters if one.default is one.empty and one.name not in OPTIONS
@@ -251,9 +258,10 @@ def _own(entry: Algorithm) -> Algorithm:
 
 
 def _for_any_root(entry: Algorithm) -> Make:
-    """Return what `entry` makes for root 0, for any root: its ranks renamed, and the blocks that are theirs.
+    """Return a generator for any root, made from a generator for root 0: ranks and their blocks are renamed.
 
-    Steps on blocks are one for each chunk then: the other side of one that wraps would not know where it is cut.
+    Steps on blocks are split into steps of a single chunk: after renaming, a range of blocks may wrap, and the peer
+    would not know the place of the cut.
     """
     row = COLLECTIVES[entry.collective]
 
@@ -276,10 +284,11 @@ def _for_any_root(entry: Algorithm) -> Make:
 
 
 def phase(kind: str) -> Callable[[Make], Make]:
-    """Register the decorated ``make(rank, size)`` as a phase that others are composed of, under its file's name.
+    """Register the decorated ``make(rank, size)`` as a phase, a part of other algorithms, under the name of its file.
 
-    Of `size` blocks each stays where it is, so that they need not be alike. "reduce_scatter" reads the blocks of
-    input and leaves block `rank` of output reduced; "all_gather" finds block `rank` of output and leaves them all.
+    All `size` blocks keep their places, so blocks may have unequal lengths. A "reduce_scatter" phase reads the blocks
+    of input and leaves block `rank` of output reduced. An "all_gather" phase finds block `rank` of output and leaves
+    all blocks of output complete.
     """
 
     def register(make: Make) -> Make:
@@ -291,14 +300,14 @@ def phase(kind: str) -> Callable[[Make], Make]:
 
 @functools.cache
 def registry() -> dict[tuple[str, str], Algorithm]:
-    """Return all algorithms by (collective, name); the sibling files are imported at the first call."""
+    """Return all algorithms by (collective, name); the first call imports the sibling files."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return dict(sorted(_REGISTRY.items()))
 
 
 def own_names(collective: str, size: int | None = None) -> list[str]:
-    """Return the names of the users' algorithms of `collective`, which "auto" does not choose."""
+    """Return the names of the user's algorithms of `collective`; "auto" never chooses a user's algorithm."""
     return [name for name in algorithms(collective, size=size) if registry()[collective, name].own]
 
 
@@ -310,11 +319,11 @@ def phases(kind: str) -> dict[str, Make]:
 
 def algorithms(collective: str, *, size: int | None = None, op: object = None, dtype: object = None,
                device: str = "cpu") -> tuple[str, ...]:
-    """Return the names of the algorithms of `collective` that accept just that.
+    """Return the names of the algorithms of `collective` accepting the given size, op, dtype and device.
 
-    `size` is the number of ranks, `op` and `dtype` as in the collectives, `device` "cpu", "cuda"
-    or "emulated". Any name that it returns works; an `op` is ignored where nothing is reduced. Raises
-    ArgumentError for an unknown collective, op or device, and for a `size` that is no number of ranks.
+    `size` is the number of ranks, `op` and `dtype` are as in the collectives, `device` is "cpu", "cuda" or "emulated".
+    Every name returned works. An `op` is ignored where nothing is reduced. Raises ArgumentError for an unknown
+    collective, op or device, and for a `size` below 1 or not whole.
 
     >>> algorithms("gather")
     ('binomial', 'linear')
@@ -331,7 +340,7 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
 
 
 def names_of(text: str) -> list[str]:
-    """Return the names of a list; the commas of a name's own parameters part nothing.
+    """Return the names of a comma-separated list; commas within the parentheses of a name do not separate.
 
     >>> names_of("ring, hierarchical(ring,torus(4x2))")
     ['ring', 'hierarchical(ring,torus(4x2))']
@@ -344,7 +353,7 @@ def names_of(text: str) -> list[str]:
 
 
 def find(collective: str, name: str) -> Algorithm:
-    """Return the algorithm; ArgumentError with code GC-ALGO says which there are, or which parameters it takes.
+    """Return the algorithm; raise ArgumentError with code GC-ALGO for an unknown name or bad parameters.
 
     >>> find("all_reduce", "torus(4x2)").name
     'torus(4x2)'
@@ -366,11 +375,10 @@ def find(collective: str, name: str) -> Algorithm:
 
 def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int = 0, segments: int = 1,
              nodes: Iterable[int] | None = None) -> Schedule:
-    """Return what rank `rank` of `size` does in `collective` by `algorithm`.
+    """Return the schedule of rank `rank` of `size` for `collective` by `algorithm`.
 
-    `root` counts where the collective has one; `segments` is the pipelining: into how many
-    messages a rank's part is cut; `nodes` is the node of each rank, for algorithms that
-    heed it. Raises ArgumentError.
+    `root` counts for a rooted collective only. `segments` is the pipelining: the number of messages for a rank's part.
+    `nodes` is the node of each rank, for algorithms depending on nodes. Raises ArgumentError.
 
     >>> for steps in schedule("all_gather", "ring", rank=0, size=2):
     ...     for step in steps: print(step)
@@ -389,10 +397,10 @@ def schedules(collective: str, algorithm: str, *, size: int, **options: Any) -> 
 
 
 def all_ranks(collective: str, algorithm: str, *, size: int, segments: int = 1) -> Schedule | None:
-    """Return what all ranks do, made at once, or None where the algorithm is not alike on all of them.
+    """Return a single schedule for all ranks, or None where the ranks need separate generators (`alike` is false).
 
-    Numbers in its steps may be arrays with an entry for each rank, then also `Slice.count`: where that is 0, this rank
-    has no such step. (A count that is no array counts, as in a barrier.)
+    Numbers in the steps, `Slice.count` included, may be arrays with an entry for each rank. An array entry of 0 in
+    `Slice.count` means: this rank has no such step. A plain 0 is a real step with an empty message, as in a barrier.
 
     >>> next(iter(all_ranks("all_gather", "ring", size=3)))[1].peer
     array([1, 2, 0])
@@ -425,7 +433,7 @@ def _make(entry: Algorithm, rank: Any, size: int, root: int, segments: int, node
 
 
 def _alone(collective: str, chunks: int) -> Rounds:
-    """A lone rank's part in anything: its input is its output. No algorithm ever sees one rank."""
+    """Yield the schedule of a lone rank: output is a copy of input. No generator is called with a single rank."""
     if COLLECTIVES[collective].output.where != "nowhere":
         yield (Copy(Slice("input", 0, chunks), Slice("output", 0, chunks)),)
 

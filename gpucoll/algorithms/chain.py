@@ -1,12 +1,13 @@
-"""Chain: one rank after the other; with many segments the rooted collectives' bandwidth bound, latency linear in P.
+"""Chain: a pipeline through all ranks; with many segments at the bandwidth bound, with a latency linear in P.
 
-Every rank moves N bytes one way only. While segment k travels over one link, segment k - 1
-travels over the next one: P - 2 + S rounds of N / S bytes.
+Every rank receives from a neighbour and sends to the other, N bytes in all. While segment k travels over a link,
+segment k - 1 travels over the next link: P - 2 + S rounds of N / S bytes.
 
     broadcast   0 ──► 1 ──► 2 ──► 3        segments at time 2:   0 ─2─► 1 ─1─► 2 ─0─► 3
     reduce      0 ◄── 1 ◄── 2 ◄── 3
 
-The best S is sqrt((P - 2) beta N / alpha): long arrays in many segments, short ones in one.
+The best S is sqrt((P - 2) beta N / alpha): many segments for long arrays, a single segment for short arrays. Good for
+long arrays on few ranks. Source: folklore.
 """
 
 from gpucoll.algorithms import algorithm
@@ -32,5 +33,5 @@ def chain_broadcast(rank: int, size: int, segments: int = 1) -> Rounds:
 
 @algorithm("reduce", **COST, reduced="(P > 1) * N")
 def chain_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
-    """Leave the reduction of all inputs on rank 0, the root; the ranks between add up in scratch."""
+    """Leave the reduction of all inputs on rank 0, the root; the ranks between form sums in scratch."""
     yield from filter(None, up(chain(rank, size), segments))

@@ -1,16 +1,17 @@
-"""Circulant: fewest rounds and fewest bytes at once, for every P.
+"""Circulant: the fewest rounds and the fewest bytes at the same time, for every P.
 
-Träff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms" (2024). The number of
-blocks that a rank still deals with is halved in each round, rounded up; each time it sends
-the upper part to the rank that many places on. Reduce-scatter of five ranks: rank r sends
+Source: see Träff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms" (2024). Each round halves, rounded
+up, the number of blocks still handled by a rank. The skip of the round is the new number of blocks. The rank sends the
+upper part of the blocks to the rank a skip further on. In a reduce-scatter of five ranks, rank r sends
 
     round 1   blocks r + 3, r + 4   to rank r + 3        skips 5 ► 3 ► 2 ► 1
     round 2   block  r + 2          to rank r + 2
     round 3   block  r + 1          to rank r + 1
 
-so that block r collects what all ranks have: ceil(log2 P) rounds, P - 1 blocks sent, received
-and combined. An all-gather goes the same ways back. Blocks keep their places: a range that
-wraps is two slices. `rank` stands in arithmetic only, and may be an array of ranks.
+Block r thereby collects the contributions of all ranks. A reduce-scatter takes ceil(log2 P) rounds; (P - 1) N / P bytes
+are sent, received and combined. An all-gather runs the same rounds in reverse. Blocks keep their places: a range
+wrapping around is two slices. Good for all lengths where every pair of ranks has a fast path. The code uses `rank` in
+arithmetic only, so `rank` may be an array of ranks.
 """
 
 import itertools
@@ -24,7 +25,9 @@ TWICE = {"chunks": "P", "alike": "1", "rounds": "2 * lg(2 * P - 1)", "path": "2 
 
 @algorithm("all_reduce", **TWICE, reduced="(P - 1) * N / P", traits=Traits(probes=(1 << 16,)))
 def circulant_all_reduce(rank: int, size: int) -> Rounds:
-    """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, in the output.
+    """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, both within output.
+
+    Cost: 2 ceil(log2 P) rounds and 2 (P - 1) N / P bytes.
 
     >>> [steps[0].peer for steps in circulant_all_reduce(rank=0, size=5)]
     [3, 2, 1, 4, 3, 2]
@@ -48,13 +51,17 @@ def circulant_all_gather(rank: int, size: int) -> Rounds:
 
 @phase("reduce_scatter")
 def collect(rank: int, size: int) -> Rounds:
-    """Leave block `rank` of output reduced. Before each round this rank has the sums of `above` blocks from its own."""
+    """Leave block `rank` of output reduced.
+
+    Before each round a rank holds partial sums of `above` blocks, from block `rank` on.
+    """
     source: Buffer = "input"
     for above, skip in _skips(size):
         sent = wrapped(source, rank + skip, above - skip, size)
         kept = wrapped("output", rank, above - skip, size)
         steps: list[Step] = [Send(part, (rank + skip) % size) for part in sent]
-        if source == "input":  # blocks that get nothing in this round are copied as well
+        # The first round also copies the blocks without a contribution in this round: later rounds read output only.
+        if source == "input":
             begun = [*kept, *wrapped("output", rank + above - skip, 2 * skip - above, size)]
             steps += [Copy(part._replace(buffer=source), part) for part in begun]
         yield (*steps, *(RecvReduce(part, (rank - skip) % size) for part in kept))
@@ -63,7 +70,7 @@ def collect(rank: int, size: int) -> Rounds:
 
 @phase("all_gather")
 def distribute(rank: int, size: int) -> Rounds:
-    """Leave all blocks in output, of which block `rank` is there: the rounds of `collect` in reverse."""
+    """Leave all blocks in output; block `rank` must be complete. The rounds of `collect` in reverse."""
     for above, skip in reversed(_skips(size)):
         sent = wrapped("output", rank, above - skip, size)
         came = wrapped("output", rank + skip, above - skip, size)
@@ -72,7 +79,7 @@ def distribute(rank: int, size: int) -> Rounds:
 
 
 def _skips(size: int) -> list[tuple[int, int]]:
-    """Return the pairs (blocks before, blocks after) of the rounds: each is half of the one before, rounded up."""
+    """Return the pairs (blocks before, blocks after) of all rounds: each round halves the number, rounded up."""
     skips = [size]
     while skips[-1] > 1:
         skips.append((skips[-1] + 1) // 2)

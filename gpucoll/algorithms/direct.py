@@ -1,11 +1,14 @@
-"""Direct: every rank exchanges with every other in one round.
+"""Direct: every rank exchanges with every other rank in a single round.
 
-The fewest rounds there are, and no byte moves twice: the choice where links join all pairs.
-Blocks need not be alike, so that the v-variants run on it.
+Each rank sends P - 1 blocks and receives P - 1 blocks at the same time: 1 round of N / P bytes per link, (P - 1) N / P
+bytes per rank. No byte moves twice. Good where links join all pairs; with many ranks the messages of a round may flood
+a receiver, see `pairwise`. Blocks may have unequal lengths, so the v-variants run on this algorithm.
 
     rank 0 ⇄ rank 1
        ⇅ and both diagonals ⇅      each rank: P - 1 sends and P - 1 receives at once
     rank 2 ⇄ rank 3
+
+Source: folklore.
 """
 
 from collections.abc import Iterable
@@ -14,15 +17,15 @@ from typing import Any
 from gpucoll.algorithms import Traits, algorithm, find, phase
 from gpucoll.core.schedule import Copy, Recv, Rounds, Send, Slice, in_rank_order
 
-# One round of P - 1 messages of N / P bytes each way.
+# A single round of P - 1 messages of N / P bytes, sent and received.
 EXCHANGE: dict[str, Any] = {
     "chunks": "P", "alike": "1", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P",
     "sent": "(P - 1) * N / P", "beside": "max(0, P - 2)", "traits": Traits(at_source=True)}
-ALIKE = EXCHANGE | {"traits": Traits(at_source=True, barriers=1)}  # of blocks of one length
+ALIKE = EXCHANGE | {"traits": Traits(at_source=True, barriers=1)}  # for blocks of equal length
 
 
 def _others(rank: int, size: int) -> Iterable[int]:
-    """The other ranks, nearest to the right first, so that not all begin with the same one."""
+    """Return the other ranks, the right neighbour first: ranks starting with the same peer would flood that peer."""
     return [(rank + distance) % size for distance in range(1, size)]
 
 

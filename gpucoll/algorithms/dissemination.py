@@ -1,9 +1,12 @@
 """Dissemination: a barrier in ceil(log2 P) rounds for every P.
 
-Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988). In round k
-every rank tells the rank 2^k further on; after it, a rank knows of 2^(k+1) arrivals.
+Source: see Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988). In round k every rank sends
+an empty message to the rank 2^k further on, and waits for the message from 2^k back. After round k a rank knows of the
+arrival of 2^(k+1) ranks.
 
     P = 5:  +1: 0►1 1►2 2►3 3►4 4►0    +2: 0►2 1►3 2►4 3►0 4►1    +4: 0►4 1►0 2►1 3►2 4►3
+
+Cost: ceil(log2 P) rounds, the minimum, and no bytes. Good for every P.
 """
 
 from gpucoll.algorithms import Traits, algorithm
@@ -14,7 +17,7 @@ NOTHING = Slice("scratch", 0, 0)
 
 @algorithm("barrier", chunks="1", alike="1", rounds="lg(2 * P - 1)", path="0", traits=Traits(probes=(0,)))
 def dissemination_barrier(rank: int, size: int) -> Rounds:
-    """Let no rank leave before every rank has come; only empty messages move.
+    """Let no rank leave before every rank has entered; only empty messages move.
 
     >>> list(dissemination_barrier(rank=0, size=2))[0][0].peer
     1

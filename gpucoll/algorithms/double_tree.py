@@ -1,9 +1,9 @@
-"""Double tree: each half of the data on a tree of its own; a rank that is inner in one is a leaf in the other.
+"""Double tree: each half of the data on a tree of its own; inner ranks of a tree are leaves of the other.
 
-Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
-scan" (2009). In one tree half of the ranks, the leaves, send nothing down, the others twice.
-With two trees every rank sends, receives and combines N bytes at most each way: as little
-as can be, in a number of rounds that is logarithmic in P. Both trees hang on rank 0.
+Source: see Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009). In
+a single binary tree the leaves, half of the ranks, send nothing down, and the inner ranks send twice. With two trees
+every rank sends and receives at most N bytes on the way up and N on the way down: the minimum. Rank 0 is the root of
+both trees. Segments follow each other: in each round a rank handles a segment of each half.
 
     0 ─── 4 ─┬─ 2 ─┬─ 1             0 ─── 5 ─┬─ 3 ─┬─ 2        8 ranks
              │     └─ 3                      │     └─ 4
@@ -11,6 +11,9 @@ as can be, in a number of rounds that is logarithmic in P. Both trees hang on ra
                    └─ 7                            └─ 1
     first half of the chunks        second half: the others moved on by one rank
                                     (for odd P the others in reverse)
+
+Cost: about 2 log2 P + S rounds of N / (2 S) bytes for an all-reduce, about log2 P + S for a broadcast or a reduction.
+Good for long arrays on many ranks, with latency logarithmic in P.
 """
 
 from collections.abc import Callable
@@ -20,7 +23,7 @@ from gpucoll.algorithms import Traits, algorithm
 from gpucoll.core.schedule import Rounds, moved, together, within
 from gpucoll.core.topology import TreeNode, down, in_order_tree, up, up_and_down
 
-LAYOUT = Traits(layout="in_order")  # that of the first tree
+LAYOUT = Traits(layout="in_order")  # drawn as the first tree
 Traffic: TypeAlias = Callable[[TreeNode, int], Rounds]
 
 
@@ -41,7 +44,7 @@ def double_tree_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
            path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
            reduced="(P > 1) * N", beside="1 * (P > 2)", traits=LAYOUT)
 def double_tree_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
-    """Leave the reduction of all inputs on rank 0, the root; inner nodes add up in scratch."""
+    """Leave the reduction of all inputs on rank 0, the root; inner nodes form sums in scratch."""
     return _both(up, rank, size, segments)
 
 
@@ -53,7 +56,7 @@ def double_tree_broadcast(rank: int, size: int, segments: int = 1) -> Rounds:
 
 
 def _both(traffic: Traffic, rank: int, size: int, segments: int) -> Rounds:
-    """Yield the rounds of both trees, at the same times."""
+    """Yield the rounds of both trees merged; the trees share the clock."""
     first = traffic(in_order_tree(rank, size), segments)
     second = moved(traffic(in_order_tree(_other(rank, size, 1), size), segments), within({}, offset=segments),
                    lambda peer: _other(peer, size, -1))
@@ -61,7 +64,7 @@ def _both(traffic: Traffic, rank: int, size: int, segments: int) -> Rounds:
 
 
 def _other(place: int, size: int, way: int) -> int:
-    """Return the place in the second tree of a place in the first one, or with `way` -1 the reverse."""
+    """Return the place in the second tree of a place in the first tree; `way` -1 gives the reverse."""
     if place == 0 or size % 2:
         return (size - place) % size
     return (place - 1 - way) % (size - 1) + 1

@@ -1,9 +1,11 @@
-"""Gather, then broadcast: divide and conquer up to rank 0, and down again with everything.
+"""Gather, then broadcast: divide and conquer up to rank 0, and down again with all blocks.
 
     0 ◄── 1 block ── 1    2 ◄── 1 block ── 3    0 ◄── 2 blocks ── 2        4 ranks
     0 ──── 4 blocks ───► 2     0 ──► 1     2 ──► 3
 
-2 log2 P rounds, for every P; ((P - 1) / P + log2 P) N bytes, since all of it is broadcast.
+The first ceil(log2 P) rounds gather the blocks on rank 0, and as many rounds broadcast all blocks. Cost: 2 ceil(log2 P)
+rounds for every P; ((P - 1) / P + log2 P) N bytes on the longest path. Mainly a yardstick: `bruck` needs half of the
+rounds and fewer bytes. Source: composed of two `binomial` collectives.
 """
 
 from gpucoll.algorithms import algorithm, find

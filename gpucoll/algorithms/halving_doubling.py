@@ -1,14 +1,15 @@
 """Halving and doubling: reduce-scatter by recursive halving, then all-gather by recursive doubling.
 
-Rabenseifner, "Optimization of collective reduction operations" (2004). Partners at a distance
-of P / 2, P / 4, ..., 1 exchange halves of what they still have; then all the same ways back.
+Source: see Rabenseifner, "Optimization of collective reduction operations" (2004). Partners at a distance of P / 2,
+P / 4, ..., 1 exchange halves of the remaining data and combine. The all-gather runs the same exchanges in reverse.
 
     0 ◄────────────────► 4      half of the data                8 ranks; 1, 2, 3 alike
     0 ◄──────► 2                a quarter
     0 ◄──► 1                    an eighth, complete on its rank
 
-2 log2 P rounds and 2 (P - 1) / P N bytes, both optimal for a power of two. Otherwise each rank
-beyond the power of two first hands its data to its neighbour, and gets the result in the end.
+Cost: 2 log2 P rounds and 2 (P - 1) N / P bytes, both optimal for a power of two. Otherwise each rank beyond the power
+of two first hands its data to a neighbour, and receives the result at the end: 2 more rounds of N bytes. Good for
+middle and long arrays on 2^m ranks.
 """
 
 from gpucoll.algorithms import algorithm

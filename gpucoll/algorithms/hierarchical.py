@@ -1,20 +1,22 @@
-"""Hierarchical: first inside every node, then across nodes, so that a link between nodes carries each byte once.
+"""Hierarchical: first inside every node, then across nodes; a link between nodes carries each byte only once.
 
-Any two algorithms make one: ``hierarchical(ring,tree)`` is a ring inside a node and a tree
-across nodes. In an all-reduce a node's ranks first reduce-scatter; then number k of every node
-all-reduces share k with its like on the other nodes; last, the ranks of a node all-gather. `segments` of the data
-follow each other a round apart, so that the links between nodes are busy while a node reduces.
+Any two algorithms make a hierarchical algorithm: ``hierarchical(ring,tree)`` is a ring inside a node and a tree across
+nodes. In an all-reduce the ranks of a node first reduce-scatter. Number k of every node then all-reduces share k with
+number k of the other nodes. Last, the ranks of a node all-gather. The `segments` of the data follow each other a round
+apart, so links between nodes are busy while a node reduces.
 
     node 0   0 ◄─► 1      inside: shares        0 and 2, 1 and 3 across: all links at once
              │     │
     node 1   2 ◄─► 3      inside: all shares    2 nodes of 2 ranks: N bytes each way between them
 
-Where the inner algorithm has no such halves (a tree), or the nodes have different sizes, an
-all-reduce goes through the first rank of each node; the other collectives cut such nodes into
-groups of the greatest common divisor of their sizes. Without nodes these are groups of the
-largest divisor of P not above its square root. The most bytes of a rank are at most those of
-both algorithms together, which not always are the same rank's, and those on the path of several
-segments, which share rounds, at most those of one.
+If the inner algorithm has no such halves (a tree), or the nodes have different sizes, an all-reduce passes through the
+first rank of each node. The other collectives cut unequal nodes into groups of the greatest common divisor of the node
+sizes. Without `nodes`, groups of the largest divisor of P not above the square root stand for nodes.
+
+Cost: the sum of the inner cost and the outer cost, the outer cost on a share of the data. The byte counts are upper
+bounds: inner and outer maximum may belong to different ranks, and segments share rounds. With the defaults an
+all-reduce takes 2 (log2 G + log2 M) rounds and 2 (P - 1) N / P bytes. Good where links between nodes are slower than
+links inside a node. Source: composed of the two algorithms named.
 """
 
 import functools
@@ -44,22 +46,24 @@ Move: TypeAlias = Callable[[Slice], Slice]
 
 PHASES = ("reduce_scatter", "all_gather")
 WORK: dict[str, Buffer] = {"input": "scratch", "output": "scratch"}
-# By the name of an all-reduce: its two halves, or how it goes to a rank and back.
+# By the name of an all-reduce: the two halves, or the reduction to a rank and the broadcast back.
 HALVES = {"halving_doubling": ("recursive_halving", "recursive_doubling"), "two_shot": ("direct", "direct"),
           **{name: (name, name) for name in ("circulant", "direct", "ring")}}
 WAYS = {"reduce_broadcast": ("binomial", "binomial"), "star": ("linear", "linear"),
         **{name: (name, name) for name in ("binomial", "chain", "double_tree", "linear", "tree")}}
-ANY_SIZES = ("reduce_scatter_gather", "scatter_all_gather")  # in place of halves where nodes differ
+# Reduction and broadcast in place of the halves for nodes of different sizes: long arrays, any number of ranks.
+ANY_SIZES = ("reduce_scatter_gather", "scatter_all_gather")
 
-# A segment is 1 MiB of each rank's block: its messages cross nodes while the next segment is reduced.
+# 1 MiB of each rank's block per segment: messages of a segment cross nodes while the next segment is reduced.
 TRAITS = Traits("P << 20", layout="groups")
 SHARE = "(P - 1) * N / P"
 ROUNDS = "lg(2 * G - 1) + lg(2 * M - 1)"
-FOLLOWING = "(P > 1) * (S - 1)"  # rounds after the first segment's
+FOLLOWING = "(P > 1) * (S - 1)"  # rounds added by the segments after the first
 ONCE: dict[str, Any] = {"chunks": "P", "alike": "1", "rounds": ROUNDS, "path": SHARE, "sent": SHARE, "traits": TRAITS}
 EXCHANGED = "(G - 1) * N / G + (M - 1) * N / M"
 
 
+# Combine the costs of both parts: the outer algorithm runs on a share of the data where the inner has two halves.
 def _bind(entry: Algorithm, text: str) -> Algorithm:
     names = names_of(text)
     if len(names) != 2:
@@ -85,7 +89,7 @@ def _bind(entry: Algorithm, text: str) -> Algorithm:
 
 
 def _variants(collective: str, size: int) -> Iterator[str]:
-    """Yield every algorithm inside the nodes with one across them, and every one across them with one inside."""
+    """Yield every algorithm inside nodes with a fixed outer one, then every algorithm across nodes with a fixed one."""
     across = [*phases(collective)] if collective in PHASES else [
         name for name in algorithms(collective) if name != "hierarchical" and name not in own_names(collective)]
     inside = [*HALVES, *WAYS] if collective == "all_reduce" else across
@@ -117,7 +121,7 @@ def _check(name: str, known: Iterable[str]) -> None:
 
 
 def _named(formula: str, ranks: str, nbytes: str) -> str:
-    """Return `formula` for other numbers of ranks and bytes, and one segment."""
+    """Return `formula` with other names for ranks and bytes, and a single segment."""
     return re.sub(r"\bN\b", nbytes, re.sub(r"\bP\b", ranks, re.sub(r"\bS\b", "1", formula)))
 
 
@@ -138,7 +142,7 @@ def _by_shares(rank: int, size: int, nodes: Nodes, segments: int, inner: str, ou
     place, across = grid(rank, size, nodes), find("all_reduce", outer)
     begun = across.count_chunks(place.nodes, 1)
     ranks = [(one, place.each) for one in _inside("all_reduce", inner)] + [(across, place.nodes)]
-    # Ranks that do not have as many rounds would take one segment's messages for another's.
+    # Messages match in order: between ranks with different numbers of rounds, segments would be mixed up.
     apart = segments if all(evaluate(one.alike, P=count) for one, count in ranks) else 1
     share = begun * segments // apart
     scatter, gather = (phases(kind)[one] for kind, one in zip(PHASES, HALVES[inner], strict=True))
@@ -153,7 +157,7 @@ def _by_shares(rank: int, size: int, nodes: Nodes, segments: int, inner: str, ou
 
 
 def _by_first_ranks(rank: int, size: int, nodes: Nodes, segments: int, inner: str, outer: str) -> Rounds:
-    """Yield an all-reduce that reduces to the first rank of each node, and broadcasts from it."""
+    """Yield an all-reduce by way of the first rank of each node: reduce there, all-reduce across nodes, broadcast."""
     ranks = members_of(nodes or [one // group(size) for one in range(size)])
     node, mine = next((number, one) for number, one in enumerate(ranks) if rank in one)
     across, (up, down) = find("all_reduce", outer), WAYS.get(inner, ANY_SIZES)
@@ -168,7 +172,7 @@ def _by_first_ranks(rank: int, size: int, nodes: Nodes, segments: int, inner: st
 
 def _rooted(way: Algorithm, rank: int, ranks: tuple[int, ...], onto: int,
             renamed: dict[str, Buffer]) -> Rounds:
-    """Yield what goes to the first of `ranks`, or from it."""
+    """Yield a rooted collective among `ranks`; the first of `ranks` is the root."""
     if len(ranks) > 1:
         place = spread(renamed, way.count_chunks(len(ranks), 1), onto)
         yield from moved(way.make(ranks.index(rank), len(ranks)), place, lambda peer: ranks[peer])
@@ -180,7 +184,7 @@ def _in_node(make: Make, place: Grid, move: Move) -> Rounds:
 
 
 def _across_nodes(make: Make, place: Grid, move: Move) -> Rounds:
-    """Yield what `make` makes for the ranks with this one's number in all groups."""
+    """Yield the rounds of `make` among the ranks with the same number in all groups."""
     if place.nodes > 1:
         yield from moved(make(place.node, place.nodes), move, lambda node: place.rank_of(node, place.local))
 
@@ -188,7 +192,7 @@ def _across_nodes(make: Make, place: Grid, move: Move) -> Rounds:
 @algorithm("reduce_scatter", **ONCE, bind=_bind, variants=_variants, reduced=SHARE)
 def hierarchical_reduce_scatter(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
                                 outer: str = "circulant") -> Rounds:
-    """Leave block `rank`, reduced over all inputs, on every rank; scratch has the blocks by number, then group."""
+    """Leave block `rank`, reduced over all inputs, on every rank; scratch has the blocks by number, then by group."""
     place = grid(rank, size, nodes)
     first = place.local * place.nodes
     yield tuple(Copy(Slice("input", rank), Slice("scratch", index)) for index, rank in enumerate(_by_number(place)))
@@ -200,7 +204,7 @@ def hierarchical_reduce_scatter(rank: int, size: int, nodes: Nodes = None, inner
 @algorithm("all_gather", **ONCE, bind=_bind, variants=_variants)
 def hierarchical_all_gather(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
                             outer: str = "circulant") -> Rounds:
-    """Leave the inputs of all ranks, in rank order, on every rank; scratch has them by number, then group."""
+    """Leave the inputs of all ranks, in rank order, on every rank; scratch has the inputs by number, then by group."""
     place = grid(rank, size, nodes)
     first = place.local * place.nodes
     yield (Copy(Slice("input", 0), Slice("scratch", first + place.node)),)
@@ -210,7 +214,7 @@ def hierarchical_all_gather(rank: int, size: int, nodes: Nodes = None, inner: st
 
 
 def _by_number(place: Grid) -> list[int]:
-    """Return all ranks, the first ones of all groups first."""
+    """Return all ranks: number 0 of all groups, number 1 of all groups, and so on."""
     return [place.rank_of(node, local) for local in range(place.each) for node in range(place.nodes)]
 
 
@@ -221,8 +225,8 @@ def hierarchical_all_to_all(rank: int, size: int, nodes: Nodes = None, inner: st
                             outer: str = "direct") -> Rounds:
     """Leave block `rank` of every rank's input, in rank order, on every rank.
 
-    A rank first gives number k of its group what is for number k of any group; that one then sends each group what
-    is for it in one message. Scratch has four copies of the blocks: before and after either part.
+    A rank first gives number k of its own group the blocks for number k of all groups. Number k then sends each group a
+    single message with all blocks for this group. Scratch has four copies of the blocks: before and after either part.
     """
     place = grid(rank, size, nodes)
     yield tuple(Copy(Slice("input", peer), Slice("scratch", index)) for index, peer in enumerate(_by_number(place)))
@@ -237,11 +241,14 @@ def hierarchical_all_to_all(rank: int, size: int, nodes: Nodes = None, inner: st
 
 
 def _by_group(place: Grid) -> list[tuple[int, int]]:
-    """Return the groups and numbers of all ranks, those of the first group first."""
+    """Return the groups and numbers of all ranks, group after group."""
     return [(node, local) for node in range(place.nodes) for local in range(place.each)]
 
 
 def _room(size: int, before: int, after: int, scale: int) -> Move:
-    """Return the place of what an inner algorithm calls a block: `scale` blocks of a copy in scratch, or beyond."""
+    """Return a place for `moved`: a block of an inner algorithm becomes `scale` blocks of a copy in scratch.
+
+    `before` and `after` number the copies for input and output; the scratch of the inner algorithm lies beyond copy 3.
+    """
     copies = {"input": before, "output": after, "scratch": 4}
     return lambda part: Slice("scratch", copies[part.buffer] * size + part.first * scale, part.count * scale)

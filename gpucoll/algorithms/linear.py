@@ -1,12 +1,15 @@
-"""Linear: the root deals with each of the P - 1 others by itself; one rank follows another in scans.
+"""Linear: the root exchanges with each of the P - 1 others directly; scans go from rank to rank.
 
-The yardstick for the rooted collectives: one round, and all bytes through the root's link.
+Broadcast, reduce, gather and scatter take a single round, and all bytes pass the root's link: (P - 1) N bytes for
+broadcast and reduce, (P - 1) N / P for gather and scatter. Good for few ranks, and the yardstick for other rooted
+collectives.
 
     gather    1 ──►┐        scatter      ┌──► 1        scan   0 ──► 1 ──► 2 ──► 3
               2 ──►├── 0             0 ──├──► 2
               3 ──►┘                     └──► 3
 
-A scan is pipelined: a rank passes segment k on while it takes segment k + 1.
+A scan is a pipeline of P + S - 2 rounds of N / S bytes: a rank sends segment k while receiving segment k + 1. Good for
+long arrays; `recursive_doubling` is better for short arrays. Source: folklore.
 """
 
 from gpucoll.algorithms import Traits, algorithm
@@ -61,7 +64,7 @@ def linear_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Ro
 @algorithm("scan", in_rank_order="1", chunks="S", rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S",
            sent="(P > 1) * N", reduced="(P > 1) * N")
 def linear_scan(rank: int, size: int, segments: int = 1) -> Rounds:
-    """Leave the reduction of the inputs of ranks 0 to `rank` on every rank."""
+    """Leave the reduction of the inputs of ranks 0 to `rank` on every rank, combined in rank order."""
     for time in range(segments + 1):
         steps: list[Step] = []
         if rank + 1 < size and time > 0:
@@ -76,9 +79,10 @@ def linear_scan(rank: int, size: int, segments: int = 1) -> Rounds:
 @algorithm("exscan", in_rank_order="1", chunks="S", rounds="(P > 1) * (P + S - 2)",
            path="(P > 1) * (P + S - 2) * N / S", sent="(P > 1) * N", reduced="(P > 2) * N")
 def linear_exscan(rank: int, size: int, segments: int = 1) -> Rounds:
-    """Leave the reduction of the inputs of ranks 0 to `rank` - 1 on every rank but the first, whose output stays.
+    """Leave the reduction of the inputs of ranks 0 to `rank` - 1 on every rank but rank 0.
 
-    What is passed on is formed in scratch: what came from the left, and this rank's own.
+    The output of rank 0 is unchanged. The message to the right is formed in scratch: the segment from the left,
+    combined with this rank's input.
     """
     for time in range(segments + 1):
         came, own = Slice("output", time), Slice("input", time)

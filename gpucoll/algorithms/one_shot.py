@@ -1,13 +1,14 @@
-"""One shot: every rank sends all it has to every other, and adds up by itself; one round.
-
-The quickest for short arrays where links join all pairs: nothing waits for anything, but
-(P - 1) N bytes go out of and into every rank.
+"""One shot: every rank sends all of its data to every other rank and reduces locally; a single round.
 
     0 ──► 1, 2, 3     1 ──► 0, 2, 3     2 ──► 0, 1, 3     3 ──► 0, 1, 2        all at once
 
-All add in rank order, so that all form the same bits. In a scan a rank sends all it has to the ranks behind it.
+Cost: 1 round; (P - 1) N bytes sent, received and combined by every rank. Good for short arrays where links join all
+pairs, because no message waits for another. All ranks combine in rank order and form the same bits. In a scan a rank
+sends all of its data to the ranks after it.
 
     0 ──► 1, 2, 3     1 ──► 2, 3        2 ──► 3                                    all at once
+
+Source: folklore.
 """
 
 from gpucoll.algorithms import Traits, algorithm
@@ -41,7 +42,7 @@ def one_shot_scan(rank: int, size: int) -> Rounds:
 @algorithm("exscan", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=ALL,
            received=ALL, reduced="max(0, P - 2) * N", beside="max(0, P - 2)", traits=Traits(at_source=True))
 def one_shot_exscan(rank: int, size: int) -> Rounds:
-    """Leave the reduction of the inputs of ranks 0 to `rank` - 1, in rank order, on every rank but the first."""
+    """Leave the reduction of the inputs of ranks 0 to `rank` - 1, in rank order, on every rank but rank 0."""
     own, total = Slice("input", 0), Slice("output", 0)
     yield (*(Send(own, peer) for peer in range(rank + 1, size)), *(Recv(total, 0) for _ in range(min(1, rank))),
            *(RecvReduce(total, peer) for peer in range(1, rank)))

@@ -1,10 +1,13 @@
-"""Pairwise: P - 1 rounds, in each of which every rank has one partner to send to and one to receive from.
+"""Pairwise: P - 1 rounds; in each round every rank sends to a single peer and receives from a single peer.
 
-In round d a rank sends its block for the rank d places on, and receives from the rank d places
-back: no byte moves twice, and no rank is flooded as it may be in `direct`.
+In round d a rank sends its block for the rank d places on, and receives a block from the rank d places back.
 
     round 1   0 ──► 1 ──► 2 ──► 3 ──► 0        round 2   0 ◄──► 2   1 ◄──► 3        4 ranks
     round 3   0 ──► 3 ──► 2 ──► 1 ──► 0
+
+Cost: P - 1 rounds and (P - 1) N / P bytes, the minimum. Good for long blocks: no byte moves twice, and no receiver is
+flooded as may happen in `direct`. Source: see Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+operations in MPICH" (2005).
 """
 
 from gpucoll.algorithms import algorithm

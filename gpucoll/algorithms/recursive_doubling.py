@@ -1,13 +1,16 @@
-"""Recursive doubling: after k rounds every rank has what 2^k ranks have; log2 P rounds, the fewest there are.
+"""Recursive doubling: after round k every rank holds the data of 2^k ranks; log2 P rounds, the minimum.
 
-On the hypercube of P = 2^m ranks partners at a distance of 1, 2, 4, ... exchange all they have.
+On the hypercube of P = 2^m ranks, partners at a distance of 1, 2, 4, ... exchange everything held.
 
     all_reduce    0 ◄► 1   2 ◄► 3    then   0 ◄► 2   1 ◄► 3        4 ranks
     all_gather    the same ways; the blocks exchanged double in number
     scan          0 ──► 1 ──► 2 ──► 3, then 0 ──► 2, 1 ──► 3       each rank keeps what is below it
 
-Ranks beyond a power of two hand over to a neighbour, and get the result in the end. For scans
-see Hillis and Steele, "Data parallel algorithms" (1986): every P, no folding.
+Cost: log2 P rounds. An all-reduce moves N bytes per round: good for short arrays. An all-gather moves (P - 1) N / P
+bytes in all: good for all lengths on 2^m ranks. Ranks beyond a power of two hand over to a neighbour and receive the
+result at the end: 2 more rounds. Source: see Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+operations in MPICH" (2005). For scans see Hillis and Steele, "Data parallel algorithms" (1986): ceil(log2 P) rounds of
+N bytes for every P, without folding.
 """
 
 from gpucoll.algorithms import Traits, algorithm, phase
@@ -21,8 +24,8 @@ from gpucoll.core.topology import FOLDED, TWICE, doubling, fold, folded
 def recursive_doubling_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
-    Both partners combine in the same order, the lower one's first, so that all form the same bits even where the op
-    of two numbers depends on their order, as a product of complex numbers with fused additions does.
+    Both partners combine in the same order, the lower rank's part first. All ranks then form the same bits even for an
+    op depending on the order of its operands, e.g. complex multiplication with fused additions.
 
     >>> [[type(step).__name__ for step in steps] for steps in recursive_doubling_all_reduce(rank=1, size=2)]
     [['Copy', 'Send', 'Recv'], ['Copy', 'Reduce']]
@@ -76,7 +79,8 @@ def _all_but(block: int, size: int) -> list[Slice]:
 def recursive_doubling_scan(rank: int, size: int) -> Rounds:
     """Leave the reduction, in rank order, of the inputs of ranks 0 to `rank` on every rank."""
     total, distance = Slice("input", 0), 1
-    left = rank.bit_length()  # so often something comes; the last time it is added up in output
+    # Messages still to be received. Sums alternate between scratch and output, so the last sum is formed in output.
+    left = rank.bit_length()
     if rank == 0:
         yield (Copy(total, Slice("output", 0)),)
     while distance < size:
@@ -94,14 +98,16 @@ def recursive_doubling_scan(rank: int, size: int) -> Rounds:
 @algorithm("exscan", chunks="1", rounds="lg(2 * P - 1)", path="lg(2 * P - 1) * N",
            reduced="max(lg(2 * P - 1) - 1, 2 * lg(2 * P - 1) - 4 + (P - 1 >= 3 * 2 ** (lg(2 * P - 1) - 2)), 0) * N")
 def recursive_doubling_exscan(rank: int, size: int) -> Rounds:
-    """Leave the reduction, in rank order, of the inputs of ranks 0 to `rank` - 1 on every rank but the first.
+    """Leave the reduction, in rank order, of the inputs of ranks 0 to `rank` - 1 on every rank but rank 0.
 
-    What is passed on is what has come, and this rank's own: formed in scratch, when it is needed.
+    The data to pass on are the sum received and this rank's input. The rank combines both in scratch only when a
+    message needs the result.
     """
     own, passed, came, distance = Slice("input", 0), Slice("input", 0), None, 1
     left = rank.bit_length()
     while distance < size:
-        if came is not None and rank + distance < size and distance <= 2 * rank:  # more has come since
+        # The round before received something: the sum to pass on is out of date.
+        if came is not None and rank + distance < size and distance <= 2 * rank:
             passed = Slice("scratch", 1)
             yield (Copy(came, passed), Reduce(own, passed))
         steps: list[Step] = [Send(passed, rank + distance)] if rank + distance < size else []

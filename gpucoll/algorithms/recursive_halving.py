@@ -1,13 +1,15 @@
-"""Recursive halving: a reduce-scatter on the hypercube; log2 P rounds and (P - 1) / P N bytes.
+"""Recursive halving: a reduce-scatter on the hypercube; log2 P rounds and (P - 1) N / P bytes.
 
-Partners at a distance of P / 2, P / 4, ..., 1 exchange halves of the blocks that they still have.
+Partners at a distance of P / 2, P / 4, ..., 1 exchange and combine halves of the remaining blocks.
 
     0 ◄────────────────► 4      blocks 4-7 one way, 0-3 the other        8 ranks
     0 ◄──────► 2                blocks 2-3          0-1
     0 ◄──► 1                    block 1             0
 
-Both are optimal for a power of two. Otherwise each rank beyond it first hands its data to its
-neighbour, which stands for two blocks, and hands the finished one back.
+Rounds and bytes are both optimal for a power of two. Otherwise each rank beyond the power of two first hands its data
+to a neighbour. The neighbour then stands for two blocks, and hands the finished block back at the end: 2 more rounds.
+Good for all lengths on 2^m ranks. Source: see Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+operations in MPICH" (2005).
 """
 
 from gpucoll.algorithms import algorithm, phase

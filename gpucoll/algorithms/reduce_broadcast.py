@@ -3,7 +3,8 @@
     0 ◄── 4    0 ◄── 2    0 ◄── 1    then    0 ──► 4    0 ──► 2    0 ──► 1        8 ranks
                4 ◄── 6    ...                           4 ──► 6    ...
 
-2 log2 P rounds of N bytes, for every P.
+Cost: 2 ceil(log2 P) rounds of N bytes, for every P. Good for short arrays; `recursive_doubling` needs half of the
+rounds on 2^m ranks. Source: composed of two `binomial` collectives.
 """
 
 from gpucoll.algorithms import algorithm, find

@@ -1,12 +1,13 @@
-"""Reduce-scatter, then gather: a reduction for long arrays, in which all ranks add up.
+"""Reduce-scatter, then gather: a reduction for long arrays, with every rank combining a share.
 
-Rabenseifner, "Optimization of collective reduction operations" (2004), with Träff's circulant
-reduce-scatter, so that it is for every P.
+Source: see Rabenseifner, "Optimization of collective reduction operations" (2004). The reduce-scatter is Träff's
+circulant reduce-scatter, so every P is supported.
 
     all      ──► blocks to each other, until block r is complete on rank r        4 ranks
     3 ──► block 3 to 2;   2 ──► blocks 2-3 to 0;   1 ──► block 1 to 0
 
-2 log2 P rounds, rounded up, 2 (P - 1) / P N bytes, (P - 1) / P N combined. Rank 0 is the root.
+Cost: 2 ceil(log2 P) rounds, 2 (P - 1) N / P bytes on the longest path, (P - 1) N / P bytes combined by a rank. Good for
+long arrays: a tree combines N bytes or more on inner ranks. Rank 0 is the root.
 """
 
 from gpucoll.algorithms import algorithm, phases
@@ -17,7 +18,7 @@ from gpucoll.core.topology import splits
 @algorithm("reduce", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",
            sent="(P - 1 + P // 2) * N / P", received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
 def reduce_scatter_gather_reduce(rank: int, size: int) -> Rounds:
-    """Leave the reduction of all inputs on rank 0; the others form their sums in scratch.
+    """Leave the reduction of all inputs on rank 0; the other ranks form sums in scratch.
 
     >>> [type(steps[-1]).__name__ for steps in reduce_scatter_gather_reduce(rank=1, size=4)]
     ['RecvReduce', 'RecvReduce', 'Send']

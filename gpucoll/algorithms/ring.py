@@ -1,8 +1,8 @@
-"""Ring: every rank talks to its two neighbours only; bandwidth-optimal, latency linear in P.
+"""Ring: every rank exchanges with its two neighbours only; bandwidth-optimal, with a latency linear in P.
 
-Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
-(2009). Reduce-scatter for four ranks: chunk c starts on rank c + 1, travels right and
-collects one contribution per hop, so that it ends complete on rank c.
+Source: see Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+Reduce-scatter for four ranks: chunk c starts on rank c + 1, travels right and collects one contribution per hop. After
+three hops chunk c is complete on rank c.
 
               rank 0        rank 1        rank 2        rank 3
     hop 1   3 ────────►   0 ────────►   1 ────────►   2 ────────► (to rank 0)
@@ -10,12 +10,14 @@ collects one contribution per hop, so that it ends complete on rank c.
     hop 3   1++ ──────►   2++ ──────►   3++ ──────►   0++ ──────►
             0 complete    1 complete    2 complete    3 complete
 
-All-gather then sends the complete chunks once round the ring. A chunk travels as `segments`
-messages of one round, so that one is combined while the next is on its way. Blocks that are not
-alike go round the ring as well where every rank has room for them (all_gather_v); otherwise
-they go straight to their rank, those for the right neighbour first, one distance after another.
+An all-gather then sends the complete chunks once round the ring. A chunk travels as `segments` messages of the same
+round: one message is combined while the next is under way. Cost: P - 1 rounds and (P - 1) N / P bytes for each half,
+twice as much for an all-reduce. Good for long arrays.
 
-`rank` stands in arithmetic only: it may be a NumPy array, and all ranks are made at once.
+Blocks of unequal length also go round the ring where every rank has room for all blocks (all_gather_v). In the other
+v-variants blocks go straight to the target rank, a distance per round, neighbours first.
+
+The code uses `rank` in arithmetic only: `rank` may be a NumPy array, and all ranks are then made at once.
 """
 
 from collections.abc import Callable
@@ -24,16 +26,16 @@ from gpucoll.algorithms import Traits, algorithm, find, phase
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
 
 SEGMENT = "P << 22"  # 4 MiB of each rank's block
-# Calibration measures the bandwidth of short and of long messages by these: every link carries the same bytes.
+# Calibration measures the bandwidth of short and long messages by ring phases, because all links carry equal bytes.
 MEASURED = Traits(SEGMENT, probes=(1 << 16, 1 << 20))
-# Once round the ring with every block but one; where blocks are not alike, with blocks of N / P on average.
+# Costs of the v-variants: all blocks but the own once round the ring, each of N / P bytes on average.
 ROUND = {"rounds": "P - 1", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P"}
 
 
 @algorithm("all_reduce", alike="1", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", reduced="(P - 1) * N / P",
            traits=Traits(SEGMENT))
 def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
-    """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, in the output.
+    """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, both within output.
 
     >>> for steps in ring_all_reduce(rank=0, size=2):
     ...     print([type(step).__name__ for step in steps])
@@ -47,7 +49,7 @@ def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
 @algorithm("reduce_scatter", alike="1", rounds="P - 1", path="(P - 1) * N / P", reduced="(P - 1) * N / P",
            traits=MEASURED)
 def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Rounds:
-    """Leave block `rank`, reduced over all inputs, on every rank; sums on their way use two scratch blocks in turn."""
+    """Leave block `rank`, reduced over all inputs, on every rank; partial sums alternate between two scratch blocks."""
     def formed(hop: int, segment: int) -> Slice:
         last = hop == size - 1
         return Slice("output", segment) if last else Slice("scratch", hop % 2 * segments + segment)
@@ -65,19 +67,22 @@ def ring_all_gather(rank: int, size: int, segments: int = 1) -> Rounds:
 
 @algorithm("all_gather_v", chunks="P", alike="1", **ROUND)
 def ring_all_gather_v(rank: int, size: int) -> Rounds:
-    """Leave the inputs of all ranks, in rank order, on every rank; no two need be equally long."""
+    """Leave the inputs of all ranks, in rank order, on every rank; inputs may have unequal lengths."""
     return ring_all_gather(rank, size)
 
 
 @algorithm("all_to_all_v", chunks="P", alike="1", **ROUND)
 def ring_all_to_all_v(rank: int, size: int) -> Rounds:
-    """Leave block `rank` of every rank's input, in rank order, on every rank; one distance after another."""
+    """Leave block `rank` of every rank's input, in rank order, on every rank; a distance per round, see `pairwise`."""
     return find("all_to_all", "pairwise").make(rank, size)
 
 
 @algorithm("reduce_scatter_v", chunks="P", alike="1", **(ROUND | {"reduced": ROUND["sent"]}))
 def ring_reduce_scatter_v(rank: int, size: int) -> Rounds:
-    """Leave block `rank`, reduced over all inputs, on every rank; contributions come one distance after another."""
+    """Leave block `rank`, reduced over all inputs, on every rank.
+
+    Each round brings the contribution of a single rank, a place further left each time.
+    """
     own = Slice("output", 0)
     begun = [Copy(Slice("input", rank), own)]
     for distance in range(1, size):
@@ -88,7 +93,10 @@ def ring_reduce_scatter_v(rank: int, size: int) -> Rounds:
 
 @algorithm("gather_v", chunks="P", **(ROUND | {"sent": "min(1, P - 1) * N / P", "received": ROUND["sent"]}))
 def ring_gather_v(rank: int, size: int, root: int = 0) -> Rounds:
-    """Leave the inputs of all ranks, in rank order, on `root`, which takes them one after another, its left's first."""
+    """Leave the inputs of all ranks, in rank order, on `root`.
+
+    The root receives from a single rank per round, beginning with the left neighbour.
+    """
     own = Slice("input", 0)
     if rank != root:
         yield (Send(own, root),)
@@ -101,7 +109,10 @@ def ring_gather_v(rank: int, size: int, root: int = 0) -> Rounds:
 
 @algorithm("scatter_v", chunks="P", **(ROUND | {"received": "min(1, P - 1) * N / P"}))
 def ring_scatter_v(rank: int, size: int, root: int = 0) -> Rounds:
-    """Leave block `rank` of the root's input on every rank; the root deals them out one by one, to its right first."""
+    """Leave block `rank` of the root's input on every rank.
+
+    The root sends to a single rank per round, beginning with the right neighbour.
+    """
     own = Slice("output", 0)
     if rank != root:
         yield (Recv(own, root),)
@@ -114,7 +125,7 @@ def ring_scatter_v(rank: int, size: int, root: int = 0) -> Rounds:
 
 @phase("reduce_scatter")
 def collect(rank: int, size: int, segments: int = 1) -> Rounds:
-    """Leave block `rank` of output reduced; sums on their way are formed where they belong."""
+    """Leave block `rank` of output reduced; partial sums of a block are formed in the same block of output."""
     def formed(hop: int, segment: int) -> Slice:
         return Slice("output", (rank - hop - 1) % size * segments + segment)
 
@@ -127,7 +138,7 @@ def distribute(rank: int, size: int, segments: int = 1) -> Rounds:
 
 
 def _collect(rank: int, size: int, segments: int, formed: Callable[[int, int], Slice]) -> Rounds:
-    """Yield the hops of the reduce-scatter; `formed(hop, segment)` is where the sum that came in `hop` is made."""
+    """Yield the hops of the reduce-scatter; `formed(hop, segment)` is the slice for the sum of that hop and segment."""
     left, right = (rank - 1) % size, (rank + 1) % size
     for hop in range(1, size):
         steps: list[Step] = []
@@ -141,7 +152,7 @@ def _collect(rank: int, size: int, segments: int, formed: Callable[[int, int], S
 
 
 def _distribute(rank: int, size: int, segments: int, own: Slice) -> Rounds:
-    """Yield the hops of the all-gather: `own` goes first, then each rank passes on what came last."""
+    """Yield the hops of the all-gather: `own` goes first, then each rank passes on the chunk received last."""
     left, right = (rank - 1) % size, (rank + 1) % size
     sent = own
     for hop in range(1, size):

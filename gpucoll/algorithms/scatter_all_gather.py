@@ -1,12 +1,12 @@
-"""Scatter, then all-gather: a broadcast for long arrays, whose root sends its data about twice, not log2 P times.
+"""Scatter, then all-gather: a broadcast for long arrays; the root sends N bytes about twice instead of log2 P times.
 
-Van de Geijn's, see Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication:
-theory, practice, and experience" (2007), with Träff's circulant all-gather.
+Source: see Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience"
+(2007). The algorithm is van de Geijn's; the all-gather is Träff's `circulant`.
 
     root 0   ──► blocks 2-3 to 2, block 1 to 1; 2 ──► block 3 to 3        4 ranks
     all      ──► their blocks to each other
 
-2 log2 P rounds, rounded up, and 2 (P - 1) / P N bytes. Rank 0 is the root.
+Cost: 2 ceil(log2 P) rounds and 2 (P - 1) N / P bytes. Good for long arrays at every P. Rank 0 is the root.
 """
 
 from gpucoll.algorithms import algorithm, phases

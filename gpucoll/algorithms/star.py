@@ -1,11 +1,11 @@
-"""Star: every worker sends to the master, the master adds up in rank order and sends back.
-
-The master-worker all-reduce, the yardstick of the others: two rounds, but (P - 1) N bytes
-into and as many out of one rank, so that it wins for few ranks and small arrays only.
+"""Star: every worker sends to the master; the master combines in rank order and sends the result back.
 
         1 ──►┐                     ┌──► 1
         2 ──►├── 0    then    0 ───├──► 2
         3 ──►┘                     └──► 3
+
+Cost: S + 1 rounds, 2 without segments; (P - 1) N bytes into and as many out of a single rank. Good only for few ranks
+and short arrays, and the yardstick of the other all-reduces. Source: the master-worker all-reduce, folklore.
 """
 
 from gpucoll.algorithms import algorithm

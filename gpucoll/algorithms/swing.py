@@ -1,14 +1,15 @@
-"""Swing: halving and doubling between ranks that are near on a ring or torus.
+"""Swing: halving and doubling between ranks near each other on a ring or torus.
 
-De Sensi, Bonato, Saam and Hoefler, "Swing: short-cutting rings for higher bandwidth allreduce"
-(2024). In step s an even rank meets the rank rho(s) = 1 - 2 + 4 - ... places on, an odd rank
-the one as far back: 1, -1, 3, -5, 11, ... instead of 1, 2, 4, 8, 16, so that messages cross fewer links.
+Source: see De Sensi, Bonato, Saam and Hoefler, "Swing: short-cutting rings for higher bandwidth allreduce" (2024). In
+step s an even rank exchanges with the rank rho(s) = 1 - 2 + 4 - ... places on, an odd rank with the rank as far back.
+The distances are 1, -1, 3, -5, 11, ... instead of 1, 2, 4, 8, 16, so messages cross fewer links.
 
     step 0   0 ◄► 1    2 ◄► 3    4 ◄► 5    6 ◄► 7        8 ranks on a ring
     step 1   7 ◄► 0    1 ◄► 2    3 ◄► 4    5 ◄► 6
     step 2   0 ◄────────► 3      2 ◄────────► 5          and so on
 
-Rounds and bytes are those of halving_doubling; ranks beyond a power of two are folded as there.
+Cost: rounds and bytes of `halving_doubling`, and the same folding of ranks beyond a power of two. Good for middle and
+long arrays on rings and tori.
 """
 
 from gpucoll.algorithms import algorithm
@@ -38,10 +39,11 @@ def _reach(step: int) -> int:
 
 
 def _position(number: int, core: int) -> int:
-    """Return where the block that `number` completes lies, so that what is halved is always a range.
+    """Return the position of the block completed by `number`, chosen so every half sent or kept is a contiguous range.
 
-    In step s those that a rank still works for are the even ones that agree with it modulo 2 ** (s + 1), and the odd
-    ones that do so once all of rho is taken off: hence those bits, the lowest first, and last whether it is odd.
+    In step s the numbers still served by this rank are the even numbers equal to it modulo 2 ** (s + 1), and the odd
+    numbers equal to it after subtraction of rho. The position therefore lists these bits, the lowest first, and parity
+    last.
     """
     bits = core.bit_length() - 1
     even = (number - number % 2 * _reach(bits - 1)) % core

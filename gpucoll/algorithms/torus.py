@@ -1,15 +1,17 @@
-"""Torus: a ring along each side in turn; bandwidth-optimal, with far fewer rounds than one ring.
+"""Torus: a ring along each side in turn; bandwidth-optimal, with far fewer rounds than a single ring.
 
-Ranks are laid out in rows, rows in layers. A reduce-scatter along the rows leaves each rank
-a share, of which the next one, along the columns, leaves it a smaller share, and so on; then
-all-gathers go the same ways back. ``torus(4x2)``: 4 rows of 2; ``torus(2x2x2)``: a cube.
+Ranks are laid out in rows, rows in layers. A reduce-scatter along the rows leaves a share on each rank. The next
+reduce-scatter, along the columns, cuts the share further, and so on. All-gathers then run the same rings in reverse
+order. ``torus(4x2)`` has 4 rows of 2; ``torus(2x2x2)`` is a cube.
 
     0 ── 1        rows:     0 ◄► 1   2 ◄► 3   4 ◄► 5   6 ◄► 7       4 x 2
     2 ── 3        columns:  0 ──► 2 ──► 4 ──► 6 ──► 0
     4 ── 5                  1 ──► 3 ──► 5 ──► 7 ──► 1
     6 ── 7
 
-Without parameters the sides are those with the fewest hops, of two or three; a prime P is a ring.
+Cost: twice the sum of (side - 1) over all sides in rounds; 2 (P - 1) N / P bytes. Good for long arrays on tori and on
+many ranks. Without parameters the torus has two or three sides with the fewest hops; a prime P is a ring. Source:
+folklore; the phases are those of `ring`.
 """
 
 import functools
@@ -29,7 +31,8 @@ def _bind(entry: Algorithm, text: str) -> Algorithm:
                             "torus(2x2x2)", code="GC-ALGO")
     sides = tuple(map(int, text.split("x")))
     ranks, steps = math.prod(sides), sum(sides) - len(sides)
-    long = tuple(side for side in sides if side > 1)  # a ring of one moves nothing, not even input to output
+    # A ring of a single rank moves nothing, not even input to output: leave out such sides.
+    long = tuple(side for side in sides if side > 1)
 
     def unfit(size: int, nodes: Nodes) -> str | None:
         return None if size == ranks else f"{' x '.join(map(str, sides))} is {ranks}"
@@ -39,7 +42,7 @@ def _bind(entry: Algorithm, text: str) -> Algorithm:
 
 
 def _variants(collective: str, size: int) -> Iterator[str]:
-    """Yield all sides of tori of so many ranks."""
+    """Yield the sides of all tori of `size` ranks."""
     for first in (side for side in range(1, size + 1) if size % side == 0):
         rest = size // first
         yield from (f"{first}x{side}x{rest // side}" for side in range(1, rest + 1) if rest % side == 0)
@@ -61,7 +64,7 @@ def torus_all_reduce(rank: int, size: int, sides: tuple[int, ...] = ()) -> Round
 
 
 def _lines(rank: int, size: int, sides: tuple[int, ...]) -> Iterator[functools.partial[Rounds]]:
-    """Yield for each side, the last one first, the phases along it on the share that the sides before have left."""
+    """Yield the phases along each side, the last side first, on the share left by the sides before."""
     stride, offset, share = 1, 0, size
     for side in reversed(sides):
         share //= side
@@ -72,6 +75,6 @@ def _lines(rank: int, size: int, sides: tuple[int, ...]) -> Iterator[functools.p
 
 def _along(place: int, side: int, first: int, stride: int, offset: int, share: int, kind: str,
            source: Buffer) -> Rounds:
-    """Yield a ring's phase among `side` ranks, `stride` apart from rank `first` on, on as many shares."""
+    """Yield a phase of `ring` among `side` ranks, `stride` apart from rank `first` on, each with a share."""
     return moved(phases(kind)["ring"](place, side), within({"input": source}, offset, share),
                  lambda peer: first + peer * stride)

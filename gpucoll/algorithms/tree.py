@@ -1,15 +1,17 @@
-"""Tree: a pipelined binary tree; latency logarithmic in P, every rank moves up to 3 N bytes.
+"""Tree: a pipelined binary tree; latency logarithmic in P, up to 3 N bytes sent by a rank.
 
-Contributions climb from the leaves to the root, the result descends. With segments the two
-streams run behind each other: at time t a node of depth d takes segment t - (H - d - 1) from
-its children and passes t - (H - d) to its parent, H being the tree's height.
+Contributions climb from the leaves to the root, then the result descends. Segments form a pipeline: at time t a node of
+depth d receives segment t - (H - d - 1) from its children and sends segment t - (H - d) to its parent. H is the height
+of the tree.
 
         0 ─┬─ 1 ─┬─ 2 ─── 3        depth 0   1   2   3
            │     └─ 4
            └─ 5 ─┬─ 6              up:   3 ► 2 ► 1 ► 0    at times 0, 1, 2
                  └─ 7              down: 0 ► 1 ► 2 ► 3    at times 3, 4, 5
 
-The clock is the same for both ends of every message, so that no order of waiting can lock.
+Both ends of a message share the clock, so waiting ranks never deadlock. Cost: about 2 log2 P + S - 1 rounds of N / S
+bytes for an all-reduce, about log2 P + S - 1 for a broadcast or a reduction. Good for short and middle arrays on many
+ranks; `double_tree` uses links better for long arrays. Source: folklore.
 """
 
 from gpucoll.algorithms import algorithm
@@ -36,7 +38,7 @@ def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
 @algorithm("reduce", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
            sent="(P > 1) * N", received="min(2, P - 1) * N", reduced="min(2, P - 1) * N", beside="1 * (P > 2)")
 def tree_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
-    """Leave the reduction of all inputs on rank 0, the root; inner nodes add up in scratch."""
+    """Leave the reduction of all inputs on rank 0, the root; inner nodes form sums in scratch."""
     yield from filter(None, up(binary_tree(rank, size), segments))
 
 

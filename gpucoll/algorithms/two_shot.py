@@ -1,10 +1,11 @@
-"""Two shot: every rank adds up one block, got from all others at once, and sends it to all; two rounds.
-
-The quickest for arrays of middle length where links join all pairs: bandwidth-optimal, and
-no round waits for more than one other.
+"""Two shot: every rank reduces a block received from all others at once, then sends the block to all; two rounds.
 
     round 1   0 ──► block 1 to 1, block 2 to 2, block 3 to 3        all ranks alike
     round 2   0 ──► block 0, complete, to 1, 2, 3
+
+Cost: 2 rounds of N / P bytes per link; 2 (P - 1) N / P bytes sent by each rank, the minimum. Good for arrays of middle
+length where links join all pairs: bandwidth-optimal, and a round waits for no more than the round before. All ranks
+form the same bits. Source: folklore; the phases are those of `direct`.
 """
 
 from gpucoll.algorithms import Traits, algorithm, phases

@@ -1,8 +1,8 @@
-"""Ways of looking at a schedule: one file or package each, pure, for a laptop.
+"""Analyses of a schedule: one file or package each, without MPI or GPU, for a laptop.
 
-    verify       prove it
-    simulate     how long it takes on a topology
-    draw         a picture, or a page that steps through it
+    verify       prove a schedule
+    simulate     predict the time on a topology
+    draw         a picture, or a page stepping through the rounds
     notebook     a picture in a notebook's cell: `gpucoll.draw`
-    document, sizes      what all pages and pictures have in common; numbers of bytes, read and written
+    document, sizes      common parts of all pages and pictures; numbers of bytes, read and written
 """

@@ -1,6 +1,6 @@
-"""What every file for people's eyes has in common: the shell of a page, letters and colours.
+"""Common parts of all HTML and SVG files: the shell of a page, fonts and colours.
 
-They need nothing else: no server, no network, and no font but the reader's own.
+The files are self-contained: no server, no network, only the reader's fonts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ LIGHT = {"paper": "#ffffff", "ink": "#1b2127", "muted": "#5c6773", "grid": "#e4e
          "tint": "#f4f6f8", "border": "#dde2e7", "focus": "#0068b0"}
 DARK = {"paper": "#12161b", "ink": "#e9edf1", "muted": "#9aa6b2", "grid": "#262d35", "axis": "#5d6874",
         "tint": "#1a2027", "border": "#2d3640", "focus": "#6ab2ff"}
-# Lines on light paper: Okabe and Ito's hues, moved until each stands out by 3:1 and from the others for the
-# colour-blind.
+# Lines on light paper: Okabe and Ito's hues, adjusted for a contrast of 3:1 with the paper, and for readers with colour
+# blindness.
 LINES = ("#185bcc", "#d65d11", "#299269", "#b2499d", "#835600", "#2f2a7e", "#2e9dd7", "#7a2e1d")
 
 
 def page_file(title: str, style: str, body: str, script: str) -> str:
-    """Return an HTML file; its policy forbids every other script, and everything from elsewhere."""
+    """Return an HTML file; its content policy forbids every other script, and all resources from elsewhere."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "
               "base-uri 'none'; form-action 'none'")
@@ -36,14 +36,14 @@ def page_file(title: str, style: str, body: str, script: str) -> str:
 
 
 def palettes(light: Mapping[str, str], dark: Mapping[str, str]) -> str:
-    """Return the style sheet that gives every role its colour, as the reader prefers it or by data-theme."""
+    """Return a style sheet with a colour per role; light or dark by the reader's preference or by data-theme."""
     day, night = ("".join(f"--{role}:{colour};" for role, colour in roles.items()) for roles in (light, dark))
     return (f":root{{{day}}}\n@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{night}}}}}\n"
             f":root[data-theme=dark]{{color-scheme:dark;{night}}}\n:root[data-theme=light]{{color-scheme:light}}\n")
 
 
 def script_data(value: object) -> str:
-    """Return JSON that may stand in a script element: nothing in it ends the element.
+    """Return JSON for use inside a script element: "<" is escaped, so no text in the JSON ends the element.
 
     >>> script_data(["</script>", 1])
     '["\\\\u003c/script>",1]'
@@ -52,5 +52,5 @@ def script_data(value: object) -> str:
 
 
 def asset(package: str, name: str) -> str:
-    """Return the text of a file that is installed beside the modules of `package`."""
+    """Return the text of file `name`, installed beside the modules of `package`."""
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A drawing in a notebook's cell, by one call."""
+"""`gpucoll.draw`: a drawing in a notebook's cell, by one call."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpucoll.errors import ArgumentError
 
 
 class Drawing:
-    """The schedules of all ranks, drawn and proved: a picture where a notebook shows it, a file by `save`."""
+    """The proved and drawn schedules of all ranks: shown as a picture in a notebook, written to a file by `save`."""
 
     def __init__(self, algorithm: str, collective: str, ranks: int, root: int, segments: int) -> None:
         self._asked = algorithm, collective, ranks, root, segments
         self._picture = self._text("svg")
 
     def _text(self, form: str) -> str:
-        from gpucoll.analysis.draw import draw  # here: `import gpucoll` does without the drawing code
+        from gpucoll.analysis.draw import draw  # here, to keep `import gpucoll` free of drawing code
 
         algorithm, collective, ranks, root, segments = self._asked
         return draw(algorithm, collective, size=ranks, root=root, segments=segments, form=form)
@@ -25,9 +25,9 @@ class Drawing:
         return self._picture
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file: an ``.svg`` picture, or an ``.html`` page that steps through the rounds.
+        """Write the file: an ``.svg`` picture, or an ``.html`` page stepping through the rounds.
 
-        Raises ArgumentError with code GC-DRAW for any other ending, and with GC-FILE where it cannot be written.
+        Raises ArgumentError with code GC-DRAW for any other ending, and with GC-FILE if writing fails.
         """
         file = Path(path)
         text = self._text(file.suffix[1:])
@@ -43,11 +43,11 @@ class Drawing:
 
 def draw(algorithm: str, ranks: int = 8, *, collective: str = "all_reduce", root: int = 0,
          segments: int = 1) -> Drawing:
-    """Return a drawing of an algorithm on so many ranks: a notebook shows it, its method ``save(path)`` writes a file.
+    """Return a drawing of an algorithm on `ranks` ranks: shown by a notebook, written to a file by ``save(path)``.
 
-    A path that ends in ``.svg`` is a picture, one in ``.html`` a page that steps through the rounds. The schedule is
-    proved first; needs neither MPI nor a GPU. Raises ArgumentError for what does not exist, and with code GC-DRAW for
-    what would be too much to read.
+    A path ending in ``.svg`` gives a picture, a path ending in ``.html`` a page stepping through the rounds. The
+    schedule is proved first; neither MPI nor a GPU is needed. Raises ArgumentError for unknown names, and with code
+    GC-DRAW for drawings too large to read.
 
     >>> draw("ring", 4)
     <Drawing of all_reduce by ring, 4 ranks>

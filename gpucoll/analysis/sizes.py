@@ -1,4 +1,4 @@
-"""Numbers of bytes, as people write and read them; K, M, G and T are powers of 1024."""
+"""Numbers of bytes as text, parsed and formatted; K, M, G and T are powers of 1024."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from fractions import Fraction
 
 from gpucoll.errors import ArgumentError
 
-MOST = 1 << 50  # bytes that are still a size; digits are bounded so that no text is slow to read
+MOST = 1 << 50  # the largest size accepted, in bytes; the pattern below bounds digits, so parsing is always fast
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def byte_size(text: str) -> int:
-    """Return the bytes that `text` says, exactly, a fraction of a byte dropped; raise ArgumentError.
+    """Return the number of bytes written in `text`, rounded down to a whole byte; raise ArgumentError.
 
     >>> byte_size("8"), byte_size("64K"), byte_size("1.5MiB")
     (8, 65536, 1572864)
@@ -25,7 +25,7 @@ def byte_size(text: str) -> int:
 
 
 def byte_text(nbytes: int) -> str:
-    """Return a number of bytes in words.
+    """Return a number of bytes as text with a unit, to 4 digits.
 
     >>> byte_text(8), byte_text(1536), byte_text(1 << 20)
     ('8 B', '1.5 KiB', '1 MiB')

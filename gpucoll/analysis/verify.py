@@ -1,4 +1,4 @@
-"""Prove schedules: one, or all of the registry's for many sizes; see `gpucoll.verify.symbolic`."""
+"""Prove one schedule, or all schedules of the registry for many sizes; see `gpucoll.verify.symbolic`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.verify.symbolic import Proof, prove
 
-FEW = 16  # ranks up to which all that names and nodes can say is proved
+FEW = 16  # the largest number of ranks for proofs with all parameters and with uneven nodes
 
 
 def verify(name: str, algorithm: str, size: int, *, root: int = 0, segments: int = 1,
            nodes: Sequence[int] | None = None) -> Proof:
-    """Prove the schedule of every rank, or raise ScheduleError.
+    """Prove the schedules of all ranks together, or raise ScheduleError.
 
     >>> verify("all_reduce", "ring", 4)
     Proof(rounds=6, messages=24)
@@ -29,7 +29,7 @@ def verify(name: str, algorithm: str, size: int, *, root: int = 0, segments: int
 
 
 class Row(NamedTuple):
-    """What was proved of one algorithm; `fault` is the first error."""
+    """The result for one algorithm: the number of schedules proved, and the first error as `fault`."""
 
     collective: str
     algorithm: str
@@ -39,16 +39,16 @@ class Row(NamedTuple):
 
 def prove_registry(sizes: Sequence[int], segments: Sequence[int], collective: str | None = None,
                    algorithm: str | None = None) -> Iterator[Row]:
-    """Yield a row for every algorithm: proved for all `sizes`, `segments` and, where it has one, three roots.
+    """Yield a row for every algorithm, proved for all `sizes`, all `segments` and, in rooted collectives, three roots.
 
-    A user's own, and one with parameters in its name, is proved for those sizes that it is for. Up to 16 ranks what
-    takes parameters is proved with all that it has, and on uneven nodes if it heeds them. Many ranks are proved by as
-    many processes as there are cores.
+    A user's algorithm, or an algorithm with parameters in the name, is proved only for supported sizes. Up to 16 ranks
+    the proofs cover all parameters of an algorithm, and uneven nodes if the algorithm uses nodes. Proofs of built-in
+    algorithms for more ranks run in parallel, in one process per core.
     """
     base = (algorithm or "").partition("(")[0]
     named = [(kind, algorithm or name) for kind, name in registry()
              if collective in (None, kind) and base in ("", name)]
-    # Where no collective takes these parameters the first one says so
+    # If no collective accepts these parameters keep all names, so that the first proof raises the error.
     asked = [(*key, sizes, segments) for key in [key for key in named if _exists(*key)] or named]
     with contextlib.ExitStack() as held:
         each: Callable[..., Iterable[Row]] = map
@@ -91,7 +91,7 @@ def _proved(asked: tuple[str, str, Sequence[int], Sequence[int]]) -> Row:
 
 
 def _uneven(size: int) -> tuple[int, ...]:
-    """Return nodes of 1, 2, 3 ... ranks; the last one has what is left.
+    """Return the node of each rank, for nodes of 1, 2, 3, ... ranks; the last node has the rest.
 
     >>> _uneven(8)
     (0, 1, 1, 2, 2, 2, 3, 3)

@@ -1,10 +1,10 @@
-"""A call's arrays made ready: checked, flat, with the place where the result is formed.
+"""The arrays of a call: checked, made flat, with the memory for the result.
 
-    accept              what is accepted as an array, where its elements lie
-    space               where a call's arrays live, reductions by NumPy
-    segments            memory that other processes map; blocks that lie alike on all ranks
+    accept              objects accepted as arrays, and the places of their elements
+    space               the memory of a call's arrays, reductions by NumPy
+    segments            memory mapped by other processes, and blocks at the same place on all ranks
 
-Nothing here communicates: a call that is refused here has moved and written nothing.
+Nothing here communicates: a call refused here has moved and written nothing.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ __all__ = ["HOST", "NOTHING", "Array", "BlockRoom", "Cut", "Prepared", "Sizes", 
 
 
 class Target(NamedTuple):
-    """Where a result is formed (`row`) and where it belongs (`out`)."""
+    """The memory where a result is formed (`row`) and the array of the caller (`out`)."""
 
     out: Array
     row: Array
 
     def deliver(self, space: Space) -> None:
-        """Write the result into a strided `out`, leaving its gaps alone."""
+        """Write the result into a strided `out`, leaving the gaps unchanged."""
         if not space.works_on(self.out):
             space.unpack(self.row, self.out)
 
 
 class Targets(NamedTuple):
-    """Where blocks are formed, one after another (`row`), and the arrays where they belong."""
+    """The memory where blocks are formed, block after block (`row`), and the arrays of the caller (`outs`)."""
 
     outs: Sequence[Array]
     row: Array
 
     def deliver(self, space: Space) -> None:
-        """Write every block into its array, leaving the gaps of strided ones alone."""
+        """Write every block into its array, leaving the gaps of strided arrays unchanged."""
         start = 0
         for out in self.outs:
             space.unpack(self.row[start:start + out.size], out)
@@ -76,17 +76,17 @@ class Targets(NamedTuple):
 
 
 def target(out: Array, space: Space) -> Target:
-    """Return the target for `out`: its own memory where executors can work on it."""
+    """Return the target for `out`: the memory of `out` itself where executors can work on it, else a new row."""
     return Target(out, out.reshape(-1) if space.works_on(out) else space.empty(out.size, out.dtype))
 
 
 def flat(x: Array, space: Space) -> Array:
-    """Return the elements of `x` in C order as one contiguous row; a view where executors can work on its memory."""
+    """Return the elements of `x` in C order as a contiguous row: a view where possible, see `Space.works_on`."""
     return x.reshape(-1) if space.works_on(x) else joined([x], space)
 
 
 def joined(xs: Sequence[Array], space: Space) -> Array:
-    """Return the elements of all `xs`, which are of one dtype, as one new row."""
+    """Return the elements of all `xs`, arrays of the same dtype, as a new row."""
     row = space.empty(sum(x.size for x in xs), xs[0].dtype)
     start = 0
     for x in xs:
@@ -96,7 +96,7 @@ def joined(xs: Sequence[Array], space: Space) -> Array:
 
 
 class Cut(NamedTuple):
-    """How many elements a block has; where blocks are not alike, the lengths of those of each side."""
+    """The number of elements in a block; for unequal blocks the lengths of the blocks of input and output."""
 
     elements: int
     lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -109,10 +109,10 @@ class Cut(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A call's arrays, checked: flat input, target of the result, what the caller gets, bytes of the larger side.
+    """The checked arrays of a call: flat input, target and result for the caller, bytes of the larger side.
 
-    `shape` is that of an array, or of a block where there is one for each rank, without the first axis where blocks
-    differ in it: ranks compare it. `given` is what the input was packed from, which must live as long.
+    `shape` is compared between ranks: the shape of the array, or of a block, without the first axis where blocks may
+    differ in the first axis. `given` is the array behind the input, kept alive as long as the call.
     """
 
     input: Array | None
@@ -127,7 +127,7 @@ class Prepared(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Whether the input is in the memory of the result: all of that, or this rank's block."""
+        """Whether the input lies within the memory of the result: the whole result or this rank's block."""
         if self.input is None or self.target is None:
             return False
         first, begin = address(self.target.row), address(self.input)
@@ -138,7 +138,7 @@ NOTHING = Prepared(None, None, row_of("uint8"), Cut(0), 0, None, HOST, ())
 
 
 class Sizes(NamedTuple):
-    """Who is asking: this rank, how many there are, the root."""
+    """The place of the caller: its rank, the number of ranks, and the root."""
 
     rank: int
     size: int
@@ -147,7 +147,10 @@ class Sizes(NamedTuple):
 
 def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object = None,
             space: Space = HOST) -> Prepared:
-    """Check `x` and `out` for collective `row` and return what an executor needs; raise ArgumentError or DtypeError."""
+    """Check the arrays of a call of collective `row`, and return the prepared call.
+
+    Raises ArgumentError or DtypeError.
+    """
     with space.current:
         source = check_input(row.name, x)
     space.check(row.name, "x", source)
@@ -156,7 +159,7 @@ def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object =
     shape = block_shape(row.name, source, who.size) if row.input.blocks else source.shape
     kind = kind_of(row.name, source, carried_dtype(x) if dtype is None else dtype)
     formed, result = _prepare_output(row, source, out, _result_shapes(row, source.shape, shape, who.size), who, space)
-    # Nothing on a device knows a block of `out` that is input, too, which may be written before all have read it
+    # Device executors do not recognize an input inside `out`: copy it, or peers may read the block after its overwrite.
     aside = formed is not None and space is not HOST and _is_own_block(row, source, formed.out, who)
     given = space.read_as(joined([source], space) if aside else flat(source, space), kind)
     if formed is not None:
@@ -173,9 +176,9 @@ def _prepared(row: Collective, source: Array | None, formed: Target | None, kind
 
 
 def block_shape(name: str, x: Array, size: int) -> tuple[int, ...]:
-    """Return the shape s of a block of `x`, which is (size, \\*s), or else has the blocks one after another.
+    """Return the shape s of a block of `x`: `x` is (size, \\*s), or has the blocks one after another.
 
-    Raises ArgumentError.
+    Raises ArgumentError where the first axis of `x` is no multiple of `size`.
     """
     if x.ndim == 0 or x.shape[0] % size:
         raise ArgumentError(f"{name}: x has shape {x.shape}; its first axis must be {size}, a block for each rank, or "
@@ -184,15 +187,15 @@ def block_shape(name: str, x: Array, size: int) -> tuple[int, ...]:
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return by what ranks compare a block that is read as (\\*s) by some of them, and by others as (1, \\*s)."""
+    """Return the shape of a block without leading ones: a rank may read (\\*s) where another rank reads (1, \\*s)."""
     return tuple(itertools.dropwhile(lambda length: length == 1, shape))
 
 
 def _result_shapes(row: Collective, given: tuple[int, ...], shape: tuple[int, ...],
                    size: int) -> list[tuple[int, ...]]:
-    """Return the shapes that an `out` may have, first that of results that are allocated.
+    """Return the shapes allowed for `out`; the first is the shape of allocated results.
 
-    `shape` is that of a block. An input (size, \\*s) may as well be concatenated blocks (1, \\*s).
+    `shape` is the shape of a block. An input (size, \\*s) may also mean concatenated blocks (1, \\*s).
     """
     is_both = row.input.blocks and given[:1] == (size,)
     if not row.output.blocks:
@@ -202,7 +205,7 @@ def _result_shapes(row: Collective, given: tuple[int, ...], shape: tuple[int, ..
 
 
 def _is_own_block(row: Collective, x: Array | None, out: Array, who: Sizes) -> bool:
-    """Return whether a gathering is in place: `x` is this rank's block of a longer `out`."""
+    """Return whether a gathering call is in place: `x` is this rank's block of a longer `out`."""
     return x is not None and row.output.blocks and not row.input.blocks and who.size > 1 \
         and is_block_of(x, out, who.rank, who.size)
 
@@ -228,9 +231,9 @@ def _checked_output(row: Collective, out: object, shapes: Sequence[tuple[int, ..
 
 
 def _prepare_broadcast(row: Collective, x: object, array: Array, who: Sizes, space: Space) -> Prepared:
-    """The others' `x` is only written, and the root's read: a schedule may write there what is there already.
+    """Return the prepared broadcast: `x` is read on the root and written on the other ranks.
 
-    So a root's array that is read-only takes part as a copy.
+    A schedule may write the same values to the root's array, so a read-only array of the root takes part as a copy.
     """
     kind = row_of(array.dtype)
     if who.rank == who.root:
@@ -242,7 +245,7 @@ def _prepare_broadcast(row: Collective, x: object, array: Array, who: Sizes, spa
 
 def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype: numpy.dtype, who: Sizes,
                     space: Space) -> Prepared:
-    """Return what scatter needs, the root's `shape` (size, \\*s) and dtype being known; `x` is the root's array."""
+    """Return the prepared scatter; `shape` (size, \\*s) and `dtype` are the root's, `x` is None on other ranks."""
     row = COLLECTIVES["scatter"]
     shapes = _result_shapes(row, shape, shape[1:], who.size)
     array = None if out is None else _checked_output(row, out, shapes, dtype, x, who, space)
@@ -254,19 +257,19 @@ def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype:
 
 
 class BlockRoom(NamedTuple):
-    """What a caller has given for the blocks of a result: one array for all of them, or a list with one for each."""
+    """The caller's memory for the blocks of a result: a single array for all blocks, or a list of arrays."""
 
     out: Any
     arrays: list[Array]
     is_list: bool
-    is_input: bool  # whether some of it is input too
+    is_input: bool  # whether part of this memory is also input
 
 
 def room_for(row: Collective, out: object, lengths: Sequence[int], tail: tuple[int, ...], dtype: numpy.dtype,
              given: Sequence[Array], rank: int, space: Space) -> BlockRoom:
-    """Return `out`, for blocks of these lengths along the first axis; raise ArgumentError or DtypeError.
+    """Return the room in `out` for blocks with these lengths along the first axis; raise ArgumentError or DtypeError.
 
-    `given` are the arrays of the input. A gathering is in place where its `x` is its own block of `out`.
+    `given` are the arrays of the input. A gathering call is in place where `x` is the rank's own block of `out`.
     """
     is_list = row.output.blocks and isinstance(out, Sequence)
     outs: Sequence[Any] = out if isinstance(out, Sequence) and is_list else [out]
@@ -288,7 +291,7 @@ def room_for(row: Collective, out: object, lengths: Sequence[int], tail: tuple[i
 
 def form_blocks(row: Collective, lengths: Sequence[int], tail: tuple[int, ...], dtype: numpy.dtype, kind: Dtype,
                 space: Space, room: BlockRoom | None) -> tuple[Target | Targets | None, Any]:
-    """Return where the blocks of a result are formed and what the caller gets; without `lengths` there is neither."""
+    """Return the memory for the blocks of a result, and the result for the caller; (None, None) without `lengths`."""
     if not lengths:
         return None, None
     if room is None:
@@ -304,9 +307,9 @@ def form_blocks(row: Collective, lengths: Sequence[int], tail: tuple[int, ...], 
 
 def prepare_blocks(source: Array | None, lengths: tuple[Sequence[int], Sequence[int]], most: int, tail: tuple[int, ...],
                    kind: Dtype, space: Space, formed: Target | Targets | None, result: Any, given: Any) -> Prepared:
-    """Return what a v-variant needs: its flat input, and the lengths (along the first axis) of both sides' blocks.
+    """Return the prepared call of a v-variant; `lengths` are the blocks of both sides, along the first axis.
 
-    `most` is the length of the longest input or output of all ranks: what is chosen by it must be alike on all.
+    `most` is the length of the longest input or output of all ranks. Choices made by `most` are equal on all ranks.
     """
     width = math.prod(tail)
     cut = Cut(0, (tuple(length * width for length in lengths[0]), tuple(length * width for length in lengths[1])))
@@ -315,17 +318,17 @@ def prepare_blocks(source: Array | None, lengths: tuple[Sequence[int], Sequence[
 
 
 def split(row: Array, lengths: Sequence[int], tail: tuple[int, ...]) -> list[Array]:
-    """Return views of one row: a block for each length along the first axis."""
+    """Return views of a row: a block for each length along the first axis."""
     width, stops = math.prod(tail), itertools.accumulate(lengths)
     return [row[(stop - length) * width:stop * width].reshape(length, *tail)
             for length, stop in zip(lengths, stops, strict=True)]
 
 
 def kind_of(name: str, x: Array, dtype: object) -> Dtype:
-    """Return the dtype in which the elements of `x` are reduced.
+    """Return the dtype used to reduce the elements of `x`.
 
-    `dtype` reads the bytes of an unsigned carrier as another dtype of the same width, e.g.
-    uint8 as float8_e4m3fn; None is the array's own. Raises DtypeError.
+    `dtype` reads the bytes of an unsigned carrier as another dtype of the same width, e.g. uint8 as float8_e4m3fn; None
+    means the array's own dtype. Raises DtypeError.
     """
     own = row_of(x.dtype)
     if dtype is None:

@@ -1,4 +1,4 @@
-"""What is accepted as an array, and every reason why not; where its elements lie, and whether two arrays share any."""
+"""Objects accepted as arrays, and the errors for all others; addresses and overlaps of arrays."""
 
 from __future__ import annotations
 
@@ -14,26 +14,31 @@ from gpucoll.core.dtypes import numpy_dtype, row_of
 from gpucoll.core.ops import op_of
 from gpucoll.errors import ArgumentError, DtypeError
 
-Array: TypeAlias = numpy.ndarray[Any, Any]  # NumPy's, or CuPy's, whose interface is the same
+Array: TypeAlias = numpy.ndarray[Any, Any]  # NumPy's array, or CuPy's with the same interface
 
-OVERLAP_WORK = 100_000  # the exact answer can take exponential time; from there on: they overlap
+# An exact answer on overlap can take exponential time; beyond this work the arrays count as overlapping.
+OVERLAP_WORK = 100_000
 CUDA_MEMORY = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 
 
 def on_gpu(x: Any) -> bool:
-    """Return whether `x` is an array in GPU memory; imports nothing."""
+    """Return whether `x` is an array in GPU memory, without importing a GPU library."""
     if isinstance(x, numpy.ndarray):
         return False
-    if has(x, "__cuda_array_interface__"):  # PyTorch's tensors have it on a GPU only
+    if has(x, "__cuda_array_interface__"):  # PyTorch's host tensors lack this attribute
         return True
     try:
         return has(x, "__dlpack_device__") and not isinstance(x, type) and x.__dlpack_device__()[0] in CUDA_MEMORY
-    except Exception:  # the object's own; whoever opens it says why it cannot be opened
+    # A foreign object may raise any error here; `as_array` reports the error when opening the object.
+    except Exception:
         return False
 
 
 def has(x: Any, name: str) -> bool:
-    """Return whether `x` has an attribute: one that raises is there, as PyTorch's on a tensor that requires grad."""
+    """Return whether `x` has an attribute; an attribute raising another error counts as present.
+
+    PyTorch raises such an error for a tensor requiring grad.
+    """
     try:
         getattr(x, name)
     except Exception as error:
@@ -42,9 +47,9 @@ def has(x: Any, name: str) -> bool:
 
 
 def torch_stream(arrays: Iterable[object]) -> Callable[[], Any] | None:
-    """Return a function that gives PyTorch's current stream, where one of the arrays is PyTorch's; None leaves CuPy's.
+    """Return a function giving PyTorch's current stream, or None for CuPy's without a PyTorch GPU tensor.
 
-    The streams that PyTorch and CuPy have made current are not the same, and may change between a call and its wait.
+    PyTorch and CuPy have different current streams, and both may change between a call and its wait.
     """
     torch = sys.modules.get("torch")
     tensors = [x for x in arrays if torch is not None and isinstance(x, torch.Tensor) and on_gpu(x)]
@@ -52,7 +57,10 @@ def torch_stream(arrays: Iterable[object]) -> Callable[[], Any] | None:
 
 
 def is_borrowed(x: Any) -> bool:
-    """Return whether `x` is in GPU memory that CuPy's pool does not know: who gives it out again asks no stream."""
+    """Return whether `x` is GPU memory outside CuPy's pool: its owner may reuse the memory at any time.
+
+    The pool reuses memory in the same stream only; other owners regard no stream of this library.
+    """
     return on_gpu(x) and not isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
@@ -61,14 +69,14 @@ def module_of(x: Any) -> Any:
 
 
 def address(x: Any) -> int:
-    """Return the address of the first element, 0 of None."""
+    """Return the address of the first element, 0 for None."""
     if x is None:
         return 0
     return x.__array_interface__["data"][0] if isinstance(x, numpy.ndarray) else x.data.ptr
 
 
 class _Bounds:
-    """The addresses of a GPU array's elements, for NumPy to compare."""
+    """The addresses of a GPU array's elements as an array interface, for comparisons by NumPy."""
 
     def __init__(self, x: Any) -> None:
         self.__array_interface__ = {"version": 3, "shape": x.shape, "strides": x.strides, "data": (x.data.ptr, True),
@@ -76,12 +84,12 @@ class _Bounds:
 
 
 def bounds(x: Any) -> Array:
-    """Return an array of the same addresses for NumPy's arithmetic on them; of a GPU's it must not be read."""
+    """Return an array with the same addresses for NumPy's arithmetic; its elements are unreadable for a GPU array."""
     return x if isinstance(x, numpy.ndarray) else numpy.asarray(_Bounds(x))
 
 
 def same_memory(x: Any, out: Any) -> bool:
-    """Return whether both are the same elements in the same order: the call is in place."""
+    """Return whether both arrays are the same elements in the same order: the call is in place."""
     if x is out:
         return True
     if x.size != out.size or address(x) != address(out):
@@ -91,7 +99,7 @@ def same_memory(x: Any, out: Any) -> bool:
 
 
 def is_block_of(x: Any, out: Any, rank: int, size: int) -> bool:
-    """Return whether `x` is block `rank` of the `size` blocks that `out` has, stacked or concatenated."""
+    """Return whether `x` is block `rank` of the `size` blocks of `out`, stacked or concatenated."""
     if x.size * size != out.size:
         return False
     rows = out.shape[0] // size
@@ -100,7 +108,7 @@ def is_block_of(x: Any, out: Any, rank: int, size: int) -> bool:
 
 
 def overlap(x: Any, out: Any) -> bool:
-    """Return whether two arrays share an element, or whether that is too hard to tell."""
+    """Return whether two arrays share an element; True also where the exact answer takes too long."""
     if on_gpu(x) != on_gpu(out):
         return False
     try:
@@ -110,7 +118,7 @@ def overlap(x: Any, out: Any) -> bool:
 
 
 def overlaps_itself(array: Any) -> bool:
-    """Return whether an axis steps by less than the axes inside it take; an empty array never does."""
+    """Return whether an axis steps by less than the extent of the inner axes; False for an empty array."""
     if array.flags.c_contiguous:
         return False
     reach = array.itemsize
@@ -122,16 +130,16 @@ def overlaps_itself(array: Any) -> bool:
 
 
 def as_array(name: str, what: str, x: object) -> Array:
-    """Return `x` as a NumPy or CuPy array on its own memory; raise ArgumentError where it gives no access to that.
+    """Return `x` as a NumPy or CuPy array on the memory of `x`; raise ArgumentError where the memory is inaccessible.
 
-    NumPy and CuPy arrays, PyTorch tensors, and whatever has DLPack, ``__array_interface__`` or
+    Accepted are NumPy and CuPy arrays, PyTorch tensors, and objects with DLPack, ``__array_interface__`` or
     ``__cuda_array_interface__``.
     """
     if isinstance(x, numpy.ndarray):
         if isinstance(x, numpy.ma.MaskedArray):
             raise ArgumentError(f"{name}: {what} is a masked array, whose mask would be lost; pass x.filled(value)",
                                 code="GC-ARRAY")
-        return x if type(x) is numpy.ndarray else x.view(numpy.ndarray)  # a matrix would not become a row
+        return x if type(x) is numpy.ndarray else x.view(numpy.ndarray)  # numpy.matrix stays 2-D when reshaped
     if on_gpu(x):
         return _gpu_array(name, what, x)
     if isinstance(x, numpy.generic) or not (has(x, "__dlpack__") or has(x, "__array_interface__")):
@@ -141,8 +149,8 @@ def as_array(name: str, what: str, x: object) -> Array:
 
 
 def _advice(what: str, x: object) -> str:
-    """Return the end of a message about what is no array: what was meant, if that can be guessed."""
-    if type(x).__name__ == "InPlaceType":  # mpi4py's
+    """Return the end of an error message for a non-array: a guess at the intended argument, or ""."""
+    if type(x).__name__ == "InPlaceType":  # mpi4py's MPI.IN_PLACE
         return "; out=x works in place"
     if what == "out" and _is_op(x):
         return "; pass the op as op="
@@ -161,7 +169,11 @@ def _is_op(x: object) -> bool:
 
 
 def _gpu_array(name: str, what: str, x: Any) -> Array:
-    """DLPack comes first: it orders streams by an event, where CuPy waits on the host for the other interface's."""
+    """Return a GPU array as CuPy's; raise ArgumentError.
+
+    DLPack is preferred: DLPack orders streams by an event, while CuPy's import by the CUDA array interface waits on the
+    host.
+    """
     try:
         import cupy
     except ImportError as error:
@@ -180,13 +192,18 @@ def _opened(name: str, what: str, x: Any, library: str, of_tensor: Callable[[Any
         if torch is not None and isinstance(x, torch.Tensor):
             return _tensor(torch, x, of_tensor)
         return of_others(x)
-    except Exception as error:  # the object's own may be any
+    # A foreign object may raise any error.
+    except Exception as error:
         raise ArgumentError(f"{name}: {what}, a {type(x).__name__}, gives {library} no access to its memory: {error}",
                             code="GC-ARRAY") from error
 
 
 def _tensor(torch: Any, x: Any, opened: Callable[[Any], Any]) -> Array:
-    """PyTorch's own dtypes have no name in NumPy: they travel as integers of their width. CuPy has no float8."""
+    """Return a PyTorch tensor as an array.
+
+    NumPy has no names for PyTorch's bfloat16 and float8, so these are opened as integers of the same width. On a GPU
+    float8 stays an integer, because CuPy has no float8.
+    """
     x = x.detach()
     own = {torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
     if x.dtype not in own:
@@ -196,7 +213,7 @@ def _tensor(torch: Any, x: Any, opened: Callable[[Any], Any]) -> Array:
 
 
 def carried_dtype(x: object) -> str | None:
-    """Return the name of the dtype that a GPU array's integers stand for: PyTorch's float8, which CuPy has not."""
+    """Return the name of the dtype behind a GPU array of integers: float8 of PyTorch, missing in CuPy; else None."""
     name = str(getattr(x, "dtype", "")).removeprefix("torch.")
     return name if name.startswith("float8") and on_gpu(x) else None
 
@@ -210,7 +227,7 @@ def check_input(name: str, x: object) -> Array:
 
 def check_output(name: str, out: object, shapes: Sequence[tuple[int, ...]], dtype: numpy.dtype,
                  x: Array | None, what: str = "out") -> Array:
-    """Return `out`, of one of `shapes`, if the result may be written there; raise ArgumentError or DtypeError."""
+    """Return `out` as an array of one of `shapes`, writable by the call; raise ArgumentError or DtypeError."""
     array = as_array(name, what, out)
     if array.shape not in shapes:
         raise ArgumentError(f"{name}: {what} has shape {array.shape}, expected {' or '.join(map(str, shapes))}; "
@@ -225,11 +242,13 @@ def check_output(name: str, out: object, shapes: Sequence[tuple[int, ...]], dtyp
 
 
 def check_apart(name: str, given: Sequence[Array], outs: Sequence[Array]) -> bool:
-    """Return whether one of `outs` is one of `given`.
+    """Return whether an array of `outs` is an array of `given`.
 
-    Raises ArgumentError where it shares only a part of its elements with that, or any with another one of `outs`.
+    Raises ArgumentError where an array of `outs` shares only a part of its elements with an array of `given`, or any
+    element with another array of `outs`.
     """
-    found, near = False, list[tuple[int, bool, Array]]()  # where those end that the next one may overlap
+    # A sweep by address: `near` has the arrays (end, written, array) possibly overlapping the next array.
+    found, near = False, list[tuple[int, bool, Array]]()
     spans = [(*_extent(array), writes, array) for writes, arrays in ((False, given), (True, outs))
              for array in arrays if array.size]
     for first, end, writes, array in sorted(spans, key=lambda span: span[:2]):
@@ -249,14 +268,14 @@ def check_apart(name: str, given: Sequence[Array], outs: Sequence[Array]) -> boo
 
 
 def _extent(x: Array) -> tuple[int, int]:
-    """Return the addresses of the first byte of an array and of the one after its last."""
+    """Return the addresses of an array's first byte and of the byte after its last."""
     reaches = [stride * (length - 1) for stride, length in zip(x.strides, x.shape, strict=True)]
     return address(x) + sum(min(reach, 0) for reach in reaches), \
         address(x) + sum(max(reach, 0) for reach in reaches) + x.itemsize
 
 
 def check_writable(name: str, what: str, array: Array) -> None:
-    """Raise ArgumentError for a read-only array, and for one whose elements share memory."""
+    """Raise ArgumentError for a read-only array, and for an array with elements sharing memory."""
     if not getattr(array.flags, "writeable", True):  # CuPy has no read-only arrays
         raise ArgumentError(f"{name}: {what} is read-only; pass a writable array or a copy", code="GC-READONLY")
     if overlaps_itself(array):
@@ -265,7 +284,7 @@ def check_writable(name: str, what: str, array: Array) -> None:
 
 
 def check_blocks(name: str, xs: object, size: int) -> list[Array]:
-    """Return the arrays of a list of `size` that differ in their first axis only; raise ArgumentError or DtypeError."""
+    """Return a list of `size` arrays differing in the first axis only; raise ArgumentError or DtypeError."""
     if not isinstance(xs, Sequence) or isinstance(xs, str | bytes) or len(xs) != size:
         given = f"{len(xs)} of them" if isinstance(xs, Sequence) else f"a {type(xs).__name__}"
         raise ArgumentError(f"{name}: expected a list of {size} arrays, one for each rank, not {given}",
@@ -281,7 +300,7 @@ def check_blocks(name: str, xs: object, size: int) -> list[Array]:
 
 
 def check_rows(name: str, x: object) -> Array:
-    """Return `x` if it has a first axis that may differ from rank to rank."""
+    """Return `x` as an array with a first axis, the axis allowed to differ between ranks; raise ArgumentError."""
     array = check_input(name, x)
     if array.ndim == 0:
         raise ArgumentError(f"{name}: x is 0-dimensional; its first axis is what may differ from rank to rank",

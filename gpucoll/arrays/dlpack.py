@@ -1,4 +1,4 @@
-"""Host arrays of objects that have DLPack and no other way to their memory."""
+"""Host arrays of objects with DLPack as the only access to their memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy
 
 
 class _Asked:
-    """What NumPy asks for a DLPack capsule in place of the object that gives it: keeps the capsule."""
+    """A stand-in asked by NumPy for a DLPack capsule; the stand-in keeps the capsule of the object `x`."""
 
     def __init__(self, x: Any) -> None:
         self.x, self.capsule = x, None
@@ -23,7 +23,10 @@ class _Asked:
 
 
 class _Held:
-    """The memory of an array, to be written; `array` is let go of before `capsule`, with which some exporters free."""
+    """A writable view of an array's memory; keeps the array and the capsule alive.
+
+    `array` is released before `capsule`, because some exporters free the memory with the capsule.
+    """
 
     __slots__ = ("__array_interface__", "array", "capsule")
 
@@ -34,9 +37,10 @@ class _Held:
 
 
 def of_dlpack(x: Any) -> numpy.ndarray[Any, Any]:
-    """Return the array of an object that has DLPack alone; read-only where the object says so.
+    """Return the array of an object with DLPack alone; read-only where the object says so.
 
-    Before its version 1.0 DLPack cannot say so, and NumPy takes all such arrays for read-only: these are writable here.
+    DLPack before version 1.0 cannot mark an array as read-only, and NumPy makes all such arrays read-only. Here these
+    arrays are writable.
     """
     asked = _Asked(x)
     array = numpy.from_dlpack(asked)

@@ -1,8 +1,8 @@
-"""Memory that other processes of the host can map, and symmetric memory: blocks at the same place on all ranks.
+"""Memory for other processes of the host to map, and symmetric memory: blocks at the same place on all ranks.
 
-Segments have no name, so that nothing is left of them when their processes end. Every rank makes the same calls of its
-`Heap` in the same order, so that all of them place a block alike without asking. A block is used again once every rank
-has dropped its array.
+Segments have no name, so nothing is left when the processes end. Every rank makes the same calls of its `Heap` in the
+same order. All ranks therefore choose the same place for a block, without communication. A block is reused after every
+rank has dropped its array.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy
 
 from gpucoll.arrays.accept import Array, address
 
-SLAB = 1 << 26  # bytes; pages that are not used yet cost nothing
-LINE = 64
-AT_A_TIME = 32  # dropped blocks
+SLAB = 1 << 26  # least bytes of a slab: untouched pages cost nothing
+LINE = 64  # bytes of a cache line: blocks begin on a line, so two blocks never share a line
+AT_A_TIME = 32  # dropped blocks announced per call: bounds the exchanged message
 _SERIALS = itertools.count(1)
-_FILES = 1 << 20  # more than a process may have open
+_FILES = 1 << 20  # above every file descriptor: a key is serial * _FILES + descriptor
 _WRITABLE = 0x200  # PyBUF_WRITE
-_OWN: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()  # of this process, by key
+_OWN: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()  # segments of this process, by key
 _NOTHING = numpy.empty(0, numpy.uint8)
 
 _Vector = ctypes.c_size_t * 2  # the C library's struct iovec: base and length
@@ -37,20 +37,21 @@ _view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssi
 
 
 class Segment:
-    """Memory of this process. `key` tells others of it: its file here, and a number that no later one has.
+    """Memory of this process. `key` identifies the segment for other processes: file descriptor and serial number.
 
-    Nobody else can map one that is not `shared`.
+    The serial number is never used again in this process. Only a `shared` segment can be mapped by other processes.
     """
 
     def __init__(self, nbytes: int, *, shared: bool = True) -> None:
         self.key = 0
-        # Where the system has no such files the memory is this process' own, and `attach` raises.
+        # Without memfd_create the memory is private: `attach` by another process raises OSError.
         self._file = os.memfd_create("gpucoll") if shared and hasattr(os, "memfd_create") else -1
-        if self._file >= 0:  # also where the segment is dropped: nothing else would close the file then
+        # A segment dropped without `close` must not leak its file descriptor. No run at exit: the system closes files.
+        if self._file >= 0:
             self._finalize = weakref.finalize(self, os.close, self._file)
             self._finalize.atexit = False
         try:
-            # The system promises more than this machine has, and ends whoever takes it.
+            # Linux overcommits, and kills a process touching more memory than present: refuse in advance.
             if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
                 raise OSError(errno.ENOMEM, f"{nbytes} bytes are more than this machine has")
             if self._file >= 0:
@@ -64,7 +65,7 @@ class Segment:
         _OWN[self.key] = self
 
     def close(self) -> None:
-        """Let nobody map it any more; it lives until the last array on it has gone."""
+        """Stop further mapping by other processes; the memory lives until the last array on the segment is gone."""
         _OWN.pop(self.key, None)
         if self._file >= 0:
             self._finalize()
@@ -72,7 +73,7 @@ class Segment:
 
 
 def attach(process: int, key: int) -> Array:
-    """Return the bytes of the segment `key` of `process`; raise OSError where the system forbids it."""
+    """Return the bytes of segment `key` of `process`; raise OSError where the system refuses."""
     own = _OWN.get(key) if process == os.getpid() else None
     if own is not None:
         return own.row
@@ -88,12 +89,12 @@ def _mapped(file: int, nbytes: int) -> Array:
 
 
 def at(place: int, nbytes: int) -> Array:
-    """Return the bytes at an address of this process, which they do not keep alive."""
+    """Return the bytes at an address of this process; the result does not keep the memory alive."""
     return numpy.frombuffer(_view(place, nbytes, _WRITABLE), numpy.uint8) if nbytes else _NOTHING
 
 
 class Copier:
-    """Reads another process' memory by the system. Raises OSError where that forbids it, or the process is gone."""
+    """A reader of other processes' memory by ``process_vm_readv``."""
 
     def __init__(self) -> None:
         self._call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
@@ -103,7 +104,10 @@ class Copier:
                                    ctypes.c_ulong)
 
     def read(self, process: int, there: int, here: int, nbytes: int) -> None:
-        """Copy from address `there` of `process` to `here`, all at once."""
+        """Copy from address `there` of `process` to address `here` in a single system call.
+
+        Raises OSError where the system refuses, the process is gone, or the copy is incomplete.
+        """
         if self._call is None:
             raise OSError("this system has no process_vm_readv")
         mine, theirs = (_Vector(start, nbytes) for start in (here, there))
@@ -112,11 +116,11 @@ class Copier:
             raise OSError(number, os.strerror(number))
 
 
-Slab: TypeAlias = Any  # a Segment, or a GPU's with its start, nbytes, key and close()
+Slab: TypeAlias = Any  # a Segment, or GPU memory with the same start, nbytes, key and close()
 
 
 class Extent(NamedTuple):
-    """A block: number of the slab, first byte, bytes."""
+    """The place of a block: number of the slab, first byte, bytes."""
 
     slab: int
     start: int
@@ -124,7 +128,10 @@ class Extent(NamedTuple):
 
 
 class Block:
-    """What the arrays on a block hold on to, slices and reshapes of them too; the host's NumPy asks for its memory."""
+    """The owner of a block's memory, kept alive by all arrays on the block, their slices and reshapes included.
+
+    NumPy reads the memory of a host block by ``__array_interface__``.
+    """
 
     def __init__(self, slab: Slab, place: Extent) -> None:
         self.slab, self.address, self.nbytes = slab, slab.start + place.start, place.nbytes
@@ -137,9 +144,9 @@ def on_host(block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Array:
 
 
 class Heap:
-    """One rank's symmetric memory; `size` is how many ranks there are.
+    """The symmetric memory of a rank; `size` is the number of ranks.
 
-    `make` gives a slab of so many bytes, or raises OSError, and `view` an array on a block of it.
+    `make` returns a slab of the given number of bytes, or raises OSError. `view` returns an array on a block.
     """
 
     def __init__(self, size: int, make: Callable[[int], Slab] = Segment,
@@ -147,17 +154,18 @@ class Heap:
         self._size, self._make, self._view = size, make, view
         self._slabs: list[Slab] = []
         self._free: list[Extent] = []
-        self._used: dict[int, Extent] = {}  # by number of the block
+        self._used: dict[int, Extent] = {}  # by number of the block: blocks are numbered alike on all ranks
         self._made = 0
-        self._dropped: collections.deque[int] = collections.deque()  # by this rank
+        # Finalizers append at any time and in any thread, so drops are only queued here, and announced by a later call.
+        self._dropped: collections.deque[int] = collections.deque()
         self._drops: collections.Counter[int] = collections.Counter()
 
     def dropped(self) -> list[int]:
-        """Return blocks that this rank has dropped, which all ranks shall know."""
+        """Return blocks dropped by this rank, at most `AT_A_TIME`, to be announced to all ranks."""
         return [self._dropped.popleft() for _ in range(min(AT_A_TIME, len(self._dropped)))]
 
     def reclaim(self, dropped: Iterable[int]) -> None:
-        """Note what all ranks have `dropped`: the blocks that every one of them has dropped can be used again."""
+        """Count the announced drops of all ranks: a block dropped by every rank is free again."""
         for block in dropped:
             self._drops[block] += 1
             if self._drops[block] == self._size:
@@ -174,23 +182,23 @@ class Heap:
         return self._view(block, shape, dtype)
 
     def grow(self, shape: tuple[int, ...], dtype: numpy.dtype) -> Slab:
-        """Make room for such an array, and return the new slab; raise OSError where the system has no memory."""
+        """Make room for an array of this shape and return the new slab; raise OSError for lack of memory."""
         nbytes = max(SLAB, _lines(shape, dtype))
         self._slabs.append(self._make(nbytes))
         self._give_back(Extent(len(self._slabs) - 1, 0, nbytes))
         return self._slabs[-1]
 
     def shrink(self) -> None:
-        """Undo `grow`, before anything was allocated: another rank could not grow."""
+        """Undo `grow` before any allocation, because another rank could not grow."""
         self._slabs.pop().close()
         self._free = [place for place in self._free if place.slab < len(self._slabs)]
 
     def must_grow(self, shape: tuple[int, ...], dtype: numpy.dtype) -> bool:
-        """Return whether an array needs new memory of the system; the same on all ranks."""
+        """Return whether an array needs new memory of the system; the answer is the same on all ranks."""
         return self._free_place(_lines(shape, dtype)) is None
 
     def find(self, start: int, nbytes: int) -> tuple[int, int] | None:
-        """Return the key of the slab that holds all of these bytes, and where in it; None where none does."""
+        """Return the key of the slab holding all of these bytes, and the offset within the slab, or None."""
         for slab in self._slabs:
             offset = start - slab.start
             if offset >= 0 and offset + nbytes <= slab.nbytes:
@@ -198,7 +206,7 @@ class Heap:
         return None
 
     def close(self) -> None:
-        """Give the memory back: each slab goes with the last array on it."""
+        """Close all slabs; each slab's memory is freed with the last array on the slab."""
         for slab in self._slabs:
             slab.close()
         self._slabs.clear()
@@ -207,7 +215,7 @@ class Heap:
         return next((place for place in self._free if place.nbytes >= wanted), None)
 
     def _take(self, wanted: int) -> Extent:
-        """Return the first free place for so many bytes; in a new slab where there is none."""
+        """Return the first free place for this number of bytes, in a new slab where none is free."""
         place = self._free_place(wanted)
         if place is None:
             self.grow((wanted,), numpy.dtype("u1"))
@@ -218,7 +226,7 @@ class Heap:
         return place._replace(nbytes=wanted)
 
     def _give_back(self, place: Extent) -> None:
-        """Join the place with free ones before and after it."""
+        """Free the place, merged with free neighbours before and after."""
         joined: list[Extent] = []
         for one in sorted([*self._free, place]):
             last = joined[-1] if joined else None

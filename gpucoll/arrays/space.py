@@ -1,7 +1,7 @@
-"""A space: where the arrays of a call live, and what is done to them there besides moving them between ranks.
+"""A space: the memory of a call's arrays, and the operations on the arrays beside moves between ranks.
 
-On the host that is NumPy's: one function for each op and dtype, alike for every executor. A device's space is bound to
-a stream, and enqueues what it is asked for.
+The host's space uses NumPy: a function for each op and dtype, the same for every executor. The space of a device is
+bound to a stream and enqueues its operations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpucoll.errors import ArgumentError, DtypeError
 Combine: TypeAlias = Callable[[Array, Array, Sequence[Array]], None]
 Pair: TypeAlias = Callable[..., Any]
 
-BLOCK = 1 << 14  # elements that are widened at a time, so that they stay in the nearest cache
+BLOCK = 1 << 14  # elements widened at a time: a block stays in the nearest cache
 
 
 def check_op(name: str, op: Op, dtype: Dtype) -> None:
@@ -35,7 +35,7 @@ def check_op(name: str, op: Op, dtype: Dtype) -> None:
 
 
 def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
-    """Try an op of the user's own on one element, before anything moves."""
+    """Try an op of the user on a single element, so a fault is found before any data move."""
     one = numpy.ones(1, numpy_dtype(dtype.name))
     try:
         combiner(op, dtype)(one.copy(), HOST.premultiplied(op, one, dtype), [one])
@@ -47,11 +47,11 @@ def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
 
 
 def scaled_mean(op: Op, dtype: Dtype, ranks: int) -> Op:
-    """Return `op`; the average of float16 and float8 with a factor for each input, so that no partial sum overflows.
+    """Return `op`; an average of float16 or float8 gets a factor for each input, so no partial sum overflows.
 
-    The factor is a power of two: products are exact, and the average has the bits that sum and division would give
-    without an overflow. A product that is subnormal loses bits: values that are no more than `ranks` times the least
-    number of the dtype may become 0, as in NCCL's own average.
+    The factor is a power of two. Products are therefore exact, and the average has the bits of a sum and a division
+    without overflow. A subnormal product loses bits: values up to `ranks` times the least number of the dtype may
+    become 0, as in NCCL's own average.
 
     >>> from gpucoll.core.ops import OPS
     >>> [scaled_mean(OPS["avg"], row_of(name), 6).factor for name in ("float16", "float32")]
@@ -63,7 +63,7 @@ def scaled_mean(op: Op, dtype: Dtype, ranks: int) -> Op:
 
 
 def divisor(op: Op, contributions: int) -> float:
-    """Return the number by which the reduction of `contributions` is divided for an average."""
+    """Return the divisor for an average of `contributions` inputs."""
     return contributions if op.factor is None else contributions * op.factor
 
 
@@ -71,7 +71,7 @@ def divisor(op: Op, contributions: int) -> float:
 def combiner(op: Op, dtype: Dtype) -> Combine:
     """Return ``combine(dst, base, operands)``: dst = op(...op(base, operands[0])..., operands[-1]).
 
-    float16, bfloat16 and float8 are combined in float32 and rounded once. Integers wrap, NaN wins.
+    float16, bfloat16 and float8 are combined in float32 and rounded once. Integers wrap around; NaN propagates.
     """
     pair = _expression(op.expression) if op.expression else getattr(numpy, op.numpy)
     if dtype.wide is None:
@@ -80,10 +80,11 @@ def combiner(op: Op, dtype: Dtype) -> Combine:
 
 
 def _expression(text: str) -> Pair:
-    """Return the checked expression of `gpucoll.elementwise_op` in the form of a NumPy function of two arrays."""
+    """Return the checked expression of `gpucoll.elementwise_op` in the form of a binary NumPy function with `out`."""
     code = parsing.code_of(text, "<elementwise_op>", "eval")
     known = {name: getattr(numpy, function) for name, (function, _) in FUNCTIONS.items()}
-    known["__builtins__"] = {"__import__": __import__}  # NumPy's own errors import something
+    # Without builtins an expression reaches no other function; NumPy needs __import__ when raising errors.
+    known["__builtins__"] = {"__import__": __import__}
 
     def pair(a: Array, b: Array, out: Array) -> None:
         numpy.copyto(out, eval(code, known, {"a": a, "b": b}), casting="same_kind")
@@ -92,7 +93,8 @@ def _expression(text: str) -> Pair:
 
 
 def _combine(pair: Pair, dst: Array, base: Array, operands: Sequence[Array]) -> None:
-    with numpy.errstate(all="ignore"):  # overflow and NaN are the contract's, not a surprise
+    # Overflow and NaN are defined results here: no warnings.
+    with numpy.errstate(all="ignore"):
         for operand in operands:
             pair(base, operand, out=dst)
             base = dst
@@ -121,20 +123,21 @@ def _extreme(dtype: numpy.dtype, *, highest: bool) -> Any:
 
 
 class Space:
-    """Where a call's arrays live: NumPy's memory, of which a device's space is another one. Rows are contiguous and
-    one-dimensional.
+    """The memory of a call's arrays, here NumPy's; the space of a device is a subclass.
+
+    Rows are contiguous and one-dimensional.
     """
 
     device = "cpu"  # or "cuda", "emulated"
-    stream: Any = None  # on which work is enqueued; None where there is none
+    stream: Any = None  # the stream for enqueued work; None on the host
 
     @property
     def current(self) -> AbstractContextManager[object]:
-        """Inside, `stream` is the current one: whoever is asked for an array by DLPack gives it in its order."""
+        """A context with `stream` as the current stream; arrays opened inside by DLPack follow this stream's order."""
         return nullcontext()
 
     def check(self, name: str, what: str, array: Array) -> None:
-        """Raise ArgumentError for an array that lives elsewhere."""
+        """Raise ArgumentError for an array in another memory."""
         if on_gpu(array):
             raise ArgumentError(f"{name}: {what} is on a GPU, other arrays of the call are on the host; pass all of "
                                 "them there or here", code="GC-DEVICE")
@@ -144,7 +147,7 @@ class Space:
         return numpy.empty(shape, dtype)
 
     def works_on(self, x: Array) -> bool:
-        """Return whether executors can work on the memory of `x` itself; else it goes by `pack` and `unpack`."""
+        """Return whether executors can work on the memory of `x` itself; otherwise `pack` and `unpack` copy."""
         return bool(x.flags.c_contiguous)
 
     def pack(self, x: Array, row: Array) -> None:
@@ -152,15 +155,15 @@ class Space:
         numpy.copyto(row.reshape(x.shape), x)
 
     def unpack(self, row: Array, out: Array) -> None:
-        """Write `row` into `out`, in C order, leaving the gaps of a strided `out` alone."""
+        """Write `row` into `out` in C order, leaving the gaps of a strided `out` unchanged."""
         numpy.copyto(out, row.view(out.dtype).reshape(out.shape))
 
     def read_as(self, row: Array, dtype: Dtype) -> Array:
-        """Return `row` in the form in which `dtype` is reduced here."""
+        """Return `row` in the form used by this space to reduce `dtype`."""
         return row.view(numpy_dtype(dtype.name))
 
     def premultiplied(self, op: Op, row: Array, dtype: Dtype) -> Array:
-        """Return what a rank contributes: `row`, or its product with the factor of the op."""
+        """Return the contribution of this rank: `row`, or its product with the factor of the op."""
         if op.factor is None:
             return row
         with numpy.errstate(all="ignore"):
@@ -168,11 +171,12 @@ class Space:
         return product.astype(row.dtype, casting="same_kind" if dtype.wide is None else "unsafe")
 
     def finish(self, op: Op, row: Array, dtype: Dtype, contributions: int) -> None:
-        """Apply what an op does once, at the end: avg divides; a lone logical contribution becomes 0 or 1."""
+        """Apply the last step of an op: avg divides; a lone contribution of a logical op becomes 0 or 1."""
         if op.name == "avg":
             parts = divisor(op, contributions)
             with numpy.errstate(all="ignore"):
-                if dtype.wide is None:  # in place: memory for the quotients would cost several times the division
+                # Divide in place: new memory for the quotients would cost several times the division.
+                if dtype.wide is None:
                     numpy.divide(row, parts, out=row)
                 for start in range(0, len(row) if dtype.wide else 0, BLOCK):
                     block = row[start:start + BLOCK]
@@ -181,7 +185,7 @@ class Space:
             row[...] = (row != 0).astype(row.dtype)
 
     def fill_identity(self, op: Op, row: Array, dtype: Dtype) -> None:
-        """Write the op's identity, the result of reducing nothing."""
+        """Write the identity of the op, the result of reducing nothing."""
         identity = op.identity
         if identity in ("lowest", "highest"):
             row[...] = _extreme(row.dtype, highest=identity == "highest")
@@ -191,20 +195,20 @@ class Space:
             row[...] = numpy.asarray(identity if op.expression else int(identity)).astype(row.dtype)
 
     def begin(self) -> None:
-        """Do what was asked for while the call was prepared (`pack`, `premultiplied`), as far as it is still to do."""
+        """Run the work deferred by `pack` and `premultiplied` during preparation; the host defers nothing."""
 
     def completion(self) -> Any:
-        """Return what tells the end of an operation that the host has only enqueued; None where it does it itself."""
+        """Return an object for the end of an enqueued operation; None on the host, without enqueued work."""
         return None
 
     def end(self, keep: object) -> Iterator[Any]:
-        """End an operation; `keep` lives until it has ended on its stream."""
+        """End an operation; `keep` lives until the operation has ended on its stream."""
         return iter(())
 
     def cancel(self, keep: object) -> None:
-        """Let go of an operation that has failed; what may still be written lives for ever.
+        """Release a failed operation; memory possibly still written is kept for ever.
 
-        Host executors have kept what MPI may still write.
+        On the host the executors already keep the memory possibly written by MPI.
         """
 
 

@@ -1,5 +1,5 @@
-"""`gpucoll tune` and `gpucoll explain`: measure this machine for `auto`, and tell what it chooses.
+"""`gpucoll tune` and `gpucoll explain`: measure this machine for `auto`, and explain the choice of `auto`.
 
-    measure    seconds of calls; those of every algorithm at many sizes; alpha, beta, gamma and gap of links
-    commands   tune: measures, writes the table; explain: candidates, choice, reason
+    measure    durations of calls, of all algorithms at many sizes; alpha, beta, gamma and gap of links
+    commands   tune: measure, write the table; explain: candidates, choice, reason
 """

@@ -1,6 +1,6 @@
-"""`gpucoll tune`: measure this machine and this number of ranks, and write the table that `auto` goes by.
+"""`gpucoll tune`: measure this machine with this number of ranks, and write the table used by `auto`.
 
-And `gpucoll explain`: what it would choose, and why; under mpiexec of these ranks, else on a topology.
+`gpucoll explain`: print the choice of `auto` with reasons, for the ranks started by mpiexec, or for a topology.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from gpucoll.tuner.explanation import Explanation, on_topology
 from gpucoll.tuner.table import LinkCost, Shape, Table, as_toml, facts, read, table_path
 
 EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
-EXPLAINED_RANKS = 8  # where nothing was said
+EXPLAINED_RANKS = 8  # default of --ranks
 HEADING = "What gpucoll's auto knows of this machine, measured by gpucoll tune. Without it built-in defaults serve."
 
 
 def tune(options: Any) -> int:
-    """Measure, and write the table; return 0. A collective call."""
+    """Measure and write the table; return 0. A collective call."""
     names = options.collective.split(",") if options.collective else COLLECTIVES
     collectives = [collective_row(name.strip()).name for name in names]
     sizes = [size for size in SIZES if size <= byte_size(options.max_bytes)]
@@ -60,9 +60,11 @@ def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[
     if options.device == "cuda":
         import cupy
 
-        cupy.cuda.Device(comm.device).use()  # where the measured arrays are to be
+        # The measured arrays are allocated on the current device.
+        cupy.cuda.Device(comm.device).use()
     started, path = time.perf_counter(), table_path(facts())
     say = functools.partial(_say, comm)
+    # Check the folder now, so that a folder without write access does not waste minutes of measuring.
     by_first_rank(comm.mpi, lambda: _prepare(path.parent))
     with executors(comm, options.device) as comms:
         shape = _shape(comms, options, collectives, sizes, say)
@@ -77,7 +79,7 @@ def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[
 
 
 def _say(comm: Communicator, line: str) -> None:
-    """Tell the user, on standard error: standard output is the result's."""
+    """Print a progress line on rank 0, to standard error, because standard output carries the result."""
     if comm.rank == 0:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
@@ -85,7 +87,7 @@ def _say(comm: Communicator, line: str) -> None:
 
 @contextlib.contextmanager
 def executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicator]]:
-    """Yield a communicator of the same ranks for each executor that serves here, be it one that we alone choose."""
+    """Yield a communicator of the same ranks for each executor of `device` that works here, by the executor's name."""
     with contextlib.ExitStack() as stack:
         made = {name: stack.enter_context(Communicator(MpiLink(comm.mpi, comm.timeout),
                                                        comm.options._replace(executor=name)))
@@ -96,7 +98,8 @@ def executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicato
 def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str], sizes: list[int], say: Any) -> Shape:
     some, costs = next(iter(comms.values())), list[LinkCost]()
     for executor in comms:
-        if executor not in ("native", "hybrid"):  # which has those of shared and mpi
+        # MPI's own collectives have no constants of a model; hybrid uses the links of shared and mpi.
+        if executor not in ("native", "hybrid"):
             for link in links(some, executor, options.device):
                 costs.append(link)
                 say(f"{link.executor:8} {link.name:8} alpha {1e6 * link.alpha:8.2f} us  beta {1e9 * link.beta:7.3f} "
@@ -109,7 +112,7 @@ def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str],
 
 
 def _before(path: Path) -> Table:
-    """Return the table that is there, or an empty one: a bad or an old one is replaced."""
+    """Return the existing table, or an empty table if none exists or the file is invalid or outdated."""
     host = facts()
     try:
         table = read(path, host)
@@ -120,14 +123,14 @@ def _before(path: Path) -> Table:
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder; BackendError where nothing can be written there, before anything is measured."""
+    """Make the folder; raise BackendError if no file can be written in the folder."""
     with _write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
 
 def _write(path: Path, table: Table) -> None:
-    """Write the table, whole or not at all."""
+    """Write the table atomically."""
     draft = path.with_suffix(f".{os.getpid()}")
     with _write_errors(path):
         draft.write_text(as_toml(table, HEADING))
@@ -136,7 +139,7 @@ def _write(path: Path, table: Table) -> None:
 
 @contextlib.contextmanager
 def _write_errors(path: Path) -> Iterator[None]:
-    """Make what prevents writing a BackendError."""
+    """Return a context that turns OSError into BackendError."""
     try:
         yield
     except OSError as error:
@@ -145,7 +148,7 @@ def _write_errors(path: Path) -> Iterator[None]:
 
 
 def explain(options: Any) -> int:
-    """Print the explanation; return 0. Under mpiexec rank 0 prints."""
+    """Print the explanation on rank 0; return 0."""
     here = launched()[0] > 1 and options.ranks is None and options.topology is None
     if here:
         with gpucoll.init() as comm:
@@ -158,7 +161,7 @@ def explain(options: Any) -> int:
 
 
 def _elsewhere(options: Any) -> Explanation:
-    """Return what the simulator finds best on a topology, by default on one switch of equal links."""
+    """Return the simulator's ranking of the algorithms on a topology, by default one switch with equal links."""
     nbytes, ranks = byte_size(options.size), EXPLAINED_RANKS if options.ranks is None else options.ranks
     row, topology = collective_row(options.collective), load(options.topology or DEFAULT)
     if ranks < 1:

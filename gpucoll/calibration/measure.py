@@ -1,7 +1,7 @@
-"""What is measured for a table: the seconds of calls; those of every algorithm, for its curves; probes, for its links.
+"""The measurements for a tuning table: durations of calls, curves of all algorithms, and probes for the links.
 
-Calls are taken in turn: whatever disturbs the machine then disturbs them all. The messages of the probes are those of
-schedules, on all ranks at once: what an executor really does, and what ranks that share cores and memory really get.
+Calls to be compared alternate, so that a disturbance of the machine affects all calls alike. A probe is a whole
+collective on all ranks at once: the constants then include the executor's overhead and shared cores and memory.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from gpucoll.tuner.model import ONE_PASS, moved
 from gpucoll.tuner.table import Curve, LinkCost
 
 FEWEST, MOST = 5, 25  # repetitions
-SHORT = 1e-3  # seconds: calls that take less are made several times between two looks at the clock
+SHORT = 1e-3  # seconds; a shorter call is timed SEVERAL times in a row, since reading the clock and a barrier cost time
 SEVERAL = 8
 
 
 def samples(comm: Communicator, calls: Sequence[Callable[[], Any]], seconds: float,
             device: str = "cpu") -> list[list[float]]:
-    """Return of each call the seconds that it took the slowest rank, again and again for about `seconds` in all.
+    """Return for each call the durations on the slowest rank, repeated for about `seconds` in all.
 
-    A collective call; every rank gets the same. Each call is made twice before.
+    A collective call with the same result on every rank. Each call is made twice before the measurement.
     """
+    # Warm up: a first call may plan, connect and allocate.
     for call in (*calls, *calls):
         _time(comm, call, 1, device)
     several, spent = [], 0.0
@@ -45,6 +46,7 @@ def samples(comm: Communicator, calls: Sequence[Callable[[], Any]], seconds: flo
         spent += first * several[-1]
     mine = numpy.zeros((max(FEWEST, min(MOST, int(seconds / max(spent, 1e-9)))), len(calls)))
     for turn, row in enumerate(mine):
+        # Rotate the order, so that no call always follows the same other call.
         for column in numpy.roll(range(len(calls)), -turn):
             row[column] = _time(comm, calls[column], several[column], device)
     slowest: list[list[float]] = numpy.array(comm.mpi.allgather(mine)).max(0).T.tolist()
@@ -56,7 +58,8 @@ def _time(comm: Communicator, call: Callable[[], Any], several: int, device: str
     started = time.perf_counter()
     for _ in range(several):
         call()
-    if device == "cuda":  # the call has only been enqueued
+    # On a GPU the call has only enqueued work.
+    if device == "cuda":
         _module(device).cuda.get_current_stream().synchronize()
     return (time.perf_counter() - started) / several
 
@@ -70,9 +73,9 @@ def _module(device: str) -> Any:
 
 
 def call_of(comm: Communicator, collective: str, nbytes: int, device: str = "cpu") -> Callable[[str], Any]:
-    """Return the call of `collective`, which takes an algorithm's name.
+    """Return a function of an algorithm's name that calls `collective` on float32 arrays.
 
-    It is on float32 arrays whose larger side has about `nbytes` bytes on a rank.
+    The larger of input and output has about `nbytes` bytes per rank.
     """
     row, method, xp = COLLECTIVES[collective], getattr(comm, collective), _module(device)
     block = max(1, nbytes // 4 // comm.size) if row.blocks else max(1, nbytes // 4)
@@ -93,8 +96,9 @@ def call_of(comm: Communicator, collective: str, nbytes: int, device: str = "cpu
 
 
 def runs(call: Callable[[], Any]) -> bool:
-    """Return whether a call is not refused; that is decided alike on every rank, before data move."""
-    with contextlib.suppress(ValueError):  # an ArgumentError
+    """Make a call and return whether the library accepts the arguments, a decision equal on all ranks."""
+    # ArgumentError is a ValueError.
+    with contextlib.suppress(ValueError):
         call()
         return True
     return False
@@ -103,15 +107,18 @@ def runs(call: Callable[[], Any]) -> bool:
 # ---------------------------------------------------------------- every algorithm on every executor
 
 SIZES = tuple(1 << power for power in (3, 10, 12, 14, 16, 18, 20, 22, 24, 26))  # bytes
-NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)  # where nothing else is measured
+NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)  # bytes, without --sweep
 SECONDS = 0.25  # for each algorithm at each size
-HOPELESS = 3.0  # so many times as slow as the quickest, at two sizes in a row: not measured at larger ones
-BULK = 1 << 14  # bytes of a rank's share; below, who has many rounds is slow, and may be the quickest far above
+# An algorithm slower than the fastest by this factor at two sizes in a row is not measured at larger sizes.
+HOPELESS = 3.0
+# Smallest share of a rank in bytes for this rule. At smaller shares an algorithm with many rounds is slow, but the same
+# algorithm may be the fastest at large sizes.
+BULK = 1 << 14
 Way = tuple[str, str]  # executor and algorithm
 
 
 def ways(comms: dict[str, Communicator], collective: str) -> list[Way]:
-    """Return the executors and algorithms that can be measured; `comms` has a communicator for each executor."""
+    """Return all pairs of executor and algorithm for `collective`; `comms` has a communicator for each executor."""
     some = next(iter(comms.values()))
     names = scheduled(collective, some.size, some.nodes)
     return [(executor, name) for executor in comms
@@ -120,7 +127,7 @@ def ways(comms: dict[str, Communicator], collective: str) -> list[Way]:
 
 def sweep(comms: dict[str, Communicator], collective: str, sizes: Sequence[int], device: str,
           say: Callable[[str], None]) -> list[Curve]:
-    """Return the curves of all ways to do `collective`; `say` is told what was measured. A collective call."""
+    """Measure the curves of `collective` for all executors and algorithms; report by `say`. A collective call."""
     some = next(iter(comms.values()))
     left, slow = ways(comms, collective), dict[Way, int]()
     curves: dict[Way, list[tuple[int, float]]] = defaultdict(list)
@@ -141,9 +148,10 @@ def sweep(comms: dict[str, Communicator], collective: str, sizes: Sequence[int],
 
 
 def hopeful(seconds: Mapping[Way, float], slow: dict[Way, int], share: int) -> list[Way]:
-    """Return the ways that are worth measuring at a larger size, after they took `seconds` for `share` bytes a rank.
+    """Return the pairs of executor and algorithm worth measuring at a larger size.
 
-    `slow` counts at how many sizes in a row each was hopeless.
+    `seconds` are the durations at `share` bytes per rank. `slow` counts the successive sizes at which a pair was
+    hopeless, and is updated.
 
     >>> slow, seconds = {}, {("mpi", "ring"): 1.0, ("mpi", "star"): 9.0}
     >>> [len(hopeful(seconds, slow, share)) for share in (8, 8, 8, 1 << 16, 1 << 18)]
@@ -158,14 +166,14 @@ def hopeful(seconds: Mapping[Way, float], slow: dict[Way, int], share: int) -> l
 # ---------------------------------------------------------------- probes, and the fit
 
 PROBE_SECONDS = 0.15  # for each size
-NAP = 1e-3  # seconds between two looks of ranks that have nothing to do
+NAP = 1e-3  # seconds between two polls of an idle rank
 BLOCK, LONG_BLOCK = 1 << 16, 1 << 20  # bytes
 
 
 def rows_to_measure(*, one_pass: bool) -> list[tuple[str, str, int]]:
-    """Return collective, algorithm, and the bytes of a rank's block, or of the whole, of the calls that are measured.
+    """Return the probes: collective, algorithm, and bytes of a rank's block (of the whole array without blocks).
 
-    With `one_pass`, of the algorithms that read memory at the source.
+    With `one_pass`, return the probes of the algorithms reading the peers' inputs directly.
     """
     if one_pass:
         return [(row.collective, row.name, nbytes) for row in registry().values()
@@ -175,9 +183,9 @@ def rows_to_measure(*, one_pass: bool) -> list[tuple[str, str, int]]:
 
 
 def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
-    """Return the constants of `executor` within a node and across nodes, as far as there are such links.
+    """Return the constants of `executor` for the links within a node and for the links across nodes.
 
-    A collective call; the same on every rank. On several nodes the slowest node counts.
+    A collective call with the same result on every rank. The node with the largest alpha represents all nodes.
     """
     costs = []
     for name, color in (("node", comm.node), ("network", 0 if comm.local_rank == 0 else None)):
@@ -186,7 +194,8 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
         if part is not None:
             with part:
                 constants = _measured(part, executor, device) if part.size > 1 else []
-        wait_for_all(comm.mpi, math.inf, NAP)  # who has nothing to do sleeps until the others have
+        # Idle ranks sleep here, so that polling does not disturb the measuring ranks.
+        wait_for_all(comm.mpi, math.inf, NAP)
         everyone = [one for one in comm.mpi.allgather(constants) if one]
         for kind, rows in zip((executor, ONE_PASS), zip(*everyone, strict=True), strict=False):
             costs.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))
@@ -194,7 +203,7 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
 
 
 def _measured(part: Communicator, executor: str, device: str) -> list[dict[str, float]]:
-    """Return the constants of an executor, and for `shared` those of what it does in one pass."""
+    """Return the constants of an executor; for `shared`, also the constants of algorithms that read peers' inputs."""
     gpu = part.device if device == "cuda" else None
     with Communicator.from_mpi(part.mpi, executor=executor, device=gpu) as comm:
         kinds = (False, True) if (executor, device) == ("shared", "cpu") else (False,)
@@ -211,9 +220,9 @@ def _probes(comm: Communicator, device: str, rows: Sequence[tuple[str, str, int]
 
 
 def serves(comm: Communicator, device: str) -> bool:
-    """Return whether the executor that a communicator was made with serves its ranks and arrays.
+    """Return whether the executor of `comm` accepts an all-reduce of the ranks on `device`.
 
-    An algorithm is named, so that GPUCOLL_ALGO has no say.
+    The call names an algorithm, because GPUCOLL_ALGO must not influence the result.
     """
     algorithm = "native" if comm.executor == "native" else algorithms("all_reduce", size=comm.size)[0]
     return runs(functools.partial(call_of(comm, "all_reduce", 8, device), algorithm))
@@ -223,17 +232,17 @@ CONSTANTS = ("alpha", "beta", "gamma", "gap")
 
 
 class Probe(NamedTuple):
-    """A measured time, and how often each constant is in it: rounds, bytes moved, bytes combined, further messages."""
+    """A measured duration and the factors of the constants alpha, beta, gamma and gap."""
 
     rounds: float
-    moved: float
-    reduced: float
-    further: float
+    moved: float  # bytes
+    reduced: float  # bytes
+    further: float  # messages beyond the first message of each round
     seconds: float
 
 
 def fit(probes: Sequence[Probe]) -> dict[str, float]:
-    """Return the constants that explain `probes` best; none is below 0."""
+    """Return the nonnegative constants that fit `probes` best, by least squares of the relative errors."""
     seconds = numpy.array([probe.seconds for probe in probes])
     matrix = numpy.array([probe[:-1] for probe in probes], float) / seconds[:, None]
     used = [column for column in range(len(CONSTANTS)) if matrix[:, column].any()]
@@ -241,6 +250,7 @@ def fit(probes: Sequence[Probe]) -> dict[str, float]:
     while used:
         scale = matrix[:, used].max(0)
         constants = numpy.linalg.lstsq(matrix[:, used] / scale, numpy.ones(len(probes)), rcond=None)[0] / scale
+        # A negative constant has no meaning: set the smallest constant to 0 and fit the others again.
         if (constants >= 0).all():
             values[used] = constants
             break

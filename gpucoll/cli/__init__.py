@@ -1,4 +1,4 @@
-"""The command `gpucoll VERB`; a verb's module is imported when it is used."""
+"""The command `gpucoll VERB`; each verb imports its module only when used."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gpucoll.version import __version__
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb and return its exit code: 0, 1 for what was found wrong, 2 for wrong arguments."""
+    """Run one verb and return the exit code: 0, 1 if the verb found faults; exit with 2 for wrong arguments."""
     given = sys.argv[1:] if arguments is None else arguments
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks how its line may go on
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         _complete()
     _check_launcher(*given[:2])
-    if given[:1] == ["bench"]:  # its flags are nccl-tests', parsed by itself
+    if given[:1] == ["bench"]:  # bench parses nccl-tests' flags itself
         from gpucoll.bench.__main__ import main as bench
 
         return bench(given[1:])
-    if given[:1] == ["run"]:  # what follows the script is the script's
+    if given[:1] == ["run"]:  # arguments after the script belong to the script
         from gpucoll.launch.jobs import main as launch
 
         return launch(given[1:])
@@ -43,12 +43,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         return options.run(options)
-    except (ArgumentError, DtypeError, UsageError, BackendError) as error:  # the same on every rank
+    except (ArgumentError, DtypeError, UsageError, BackendError) as error:  # raised on every rank
         refuse(f"gpucoll {options.verb}", str(error.args[0]))
 
 
 def _check_launcher(verb: str = "", part: str = "") -> None:
-    """Refuse what measures MPI, or by MPI, where there is none: see `gpucoll.launch.bootstrap.store_place`."""
+    """Refuse the verbs working by MPI (bench, tune, doctor) without MPI.
+
+    Without MPI means: ranks meeting by a store (see `gpucoll.launch.bootstrap.store_place`), or, except for doctor, no
+    mpi4py. `bench report` needs no MPI.
+    """
     if verb not in ("bench", "tune", "doctor") or part == "report":
         return
     from gpucoll.launch.bootstrap import store_place
@@ -63,7 +67,10 @@ def _check_launcher(verb: str = "", part: str = "") -> None:
 
 
 def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[Parser, Mapping[str, Parser]]:
-    """Return the parser, and those of its verbs; `run` and `bench`, which parse their arguments, may lend their own."""
+    """Return the parser and the parsers of the verbs.
+
+    `run` and `bench` hold the parsers of these two verbs for completion; otherwise the two verbs parse by themselves.
+    """
     parser = Parser("gpucoll", description="Collective communication for NumPy and CuPy programs, with MPI or without.")
     parser.add_argument("--version", action="store_true", help="print the version")
     verbs = parser.add_subparsers(dest="verb", parser_class=Parser)
@@ -78,7 +85,7 @@ def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[P
 
 
 def _complete() -> None:
-    """Tell the shell, by argcomplete, what may follow in its line, and end: names of collectives and algorithms too."""
+    """Print completions for the shell by argcomplete, then exit; includes names of collectives and algorithms."""
     import argcomplete
 
     from gpucoll.algorithms import registry
@@ -87,7 +94,7 @@ def _complete() -> None:
     from gpucoll.launch import jobs
 
     def algorithms(prefix: str, parsed_args: Any, **_: Any) -> Iterable[str]:
-        kind, before = getattr(parsed_args, "collective", None), prefix[:prefix.rfind(",") + 1]  # of a list
+        kind, before = getattr(parsed_args, "collective", None), prefix[:prefix.rfind(",") + 1]  # after a comma
         return {before + name for collective, name in registry() if kind in (None, collective)}
 
     parser, verbs = _parser([jobs.parser()], [arguments.parser()])
@@ -174,12 +181,12 @@ def _add_machines(verbs: Any) -> None:
 
 
 def _from(module: str, name: str = "main") -> Callable[[Any], int]:
-    """Return what runs a verb: a function of a module, which is imported then."""
+    """Return a function running a verb: import `module`, then call the module's function `name`."""
     return lambda options: int(getattr(importlib.import_module(module), name)(options))
 
 
 def _verify(options: Any) -> int:
-    """Prove what was asked for; print a line per algorithm and a last line with the total."""
+    """Prove the algorithms asked for; print a line per algorithm and a last line with the total."""
     started, rows, faults = time.perf_counter(), [], 0
     proved = _proved_files(options) if options.files else _proved_named(options, options.algorithm)
     for row in proved:
@@ -197,7 +204,7 @@ def _verify(options: Any) -> int:
 
 
 def _proved_named(options: Any, name: str | None) -> Iterator[Any]:
-    """Yield a row for every algorithm of that name, None for any; ArgumentError where there is none."""
+    """Yield a row for every algorithm called `name` (None: every algorithm); raise ArgumentError if none exists."""
     from gpucoll.algorithms import registry
     from gpucoll.analysis.verify import prove_registry
     from gpucoll.core.collectives import COLLECTIVES
@@ -211,7 +218,7 @@ def _proved_named(options: Any, name: str | None) -> Iterator[Any]:
 
 
 def _proved_files(options: Any) -> Iterator[Any]:
-    """Yield a row for every algorithm named or in a file; one of MSCCL's that is wrong is a fault, too."""
+    """Yield a row for every algorithm named or in a file; a wrong MSCCL file is a row with a fault."""
     from gpucoll.analysis.verify import Row, prove_registry
     from gpucoll.msccl.files import is_file, loaded
 
@@ -229,7 +236,10 @@ def _proved_files(options: Any) -> Iterator[Any]:
 
 
 def _asked_for(options: Any) -> tuple[str, str, int]:
-    """Return collective, name and number of ranks of the algorithm that was asked for, by its name or its file."""
+    """Return collective, name and number of ranks of the algorithm given by name or file.
+
+    Without ``--ranks`` the number is 8, or for a file's algorithm the first supported one of 8, 2, 3, ... 4096.
+    """
     from gpucoll.algorithms import find
     from gpucoll.msccl.files import is_file, loaded
 
@@ -246,7 +256,7 @@ def _asked_for(options: Any) -> tuple[str, str, int]:
 
 
 def _output(options: Any) -> Path:
-    """Return the path of `-o`, asked for once the algorithm is known to be there: a wrong name is said first."""
+    """Return the path of `-o`; callers find the algorithm first, so that a wrong name is reported first."""
     if options.output is None:
         raise ArgumentError("name the file to write: -o FILE", code="GC-FILE")
     return Path(options.output)
@@ -260,7 +270,7 @@ def _written(path: Path, text: str) -> None:
 
 
 def _draw(options: Any) -> int:
-    """Write the file that was asked for, and say in a line what it shows."""
+    """Write the drawing, and print one line naming path, collective, algorithm and ranks."""
     from gpucoll.analysis.draw import draw
 
     (kind, name, ranks), path = _asked_for(options), _output(options)
@@ -270,7 +280,7 @@ def _draw(options: Any) -> int:
 
 
 def _convert(options: Any) -> int:
-    """Write MSCCL's XML, proved, and say in a line what it is."""
+    """Prove the schedule, write MSCCL's XML, and print one line about the file."""
     from gpucoll.algorithms import schedules
     from gpucoll.msccl.write import xml
     from gpucoll.verify.symbolic import prove
@@ -287,7 +297,7 @@ def _convert(options: Any) -> int:
 
 
 def _simulate(options: Any) -> int:
-    """Predict what was asked for; print a table or a JSON object."""
+    """Predict the times of a collective's algorithms; print a table or a JSON object."""
     from gpucoll.analysis.simulate.sweep import answer
     from gpucoll.msccl.files import named
     from gpucoll.tuner import segments

@@ -1,19 +1,23 @@
-"""The communicator: one method per collective, all of one shape.
+"""The communicator: one method for each collective, all with the same options.
 
-    core           what a call goes through: checked, resolved, run at once or behind a `Work`
+    core           the path of every call: check, resolve, run at once or behind a `Work`
+    backends       executors for host arrays
+    gpu            executors and streams of a GPU
     calls          the table of compiled calls
-    lifecycle      what guards a communicator, and how it ends
-    methods        the calls whose shapes are alike on all ranks
-    ragged         the v-variants
+    lifecycle      guards, refusals, aborts; the end by `close`, exit or fork
+    metadata       host messages: shapes and errors exchanged before data move
+    methods        collectives with the same shapes on all ranks
+    overloads      types of the methods
+    ragged         the v-variants: blocks of different lengths
     objects        Python objects, pickled
     wildcards      any rank and any tag, the status of a message, messages between GPU arrays
     points         messages between two ranks, groups of calls, splits
-    links          what joins the ranks: MPI or a store between processes, memory between threads
+    links          connections of the ranks: MPI or a key store between processes, memory between threads
     cartesian      ranks on a grid, exchanges with neighbours
-    advice         what a call would do, and why
-    persistent     calls to be made again and again
-    symmetric      memory that all ranks of a node map; windows: of NCCL's
-    internal       what training, torch, distributed and mpi use beside the public methods
+    advice         explanations of the choices of "auto", a check for NaN and infinity
+    persistent     calls planned once and made many times
+    symmetric      memory mapped by all ranks of a node; windows: memory registered with NCCL
+    internal       functions for training, torch, distributed and mpi, beside the public methods
 """
 
 from __future__ import annotations
@@ -43,16 +47,17 @@ T = TypeVar("T")
 
 
 class Communicator(Objects, Persistent, Advice, Symmetric):
-    """A group of ranks and what they do together; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
+    """A group of ranks and their collective operations; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
 
-    ``rank size local_rank local_size node nodes`` are numbers, ``device`` is the CUDA ordinal or
-    None, ``mpi`` the duplicated mpi4py communicator, or None, ``timeout check executor`` the options.
+    ``rank size local_rank local_size node nodes`` are numbers. ``device`` is the CUDA ordinal or None. ``mpi`` is the
+    duplicated mpi4py communicator, or None without MPI. ``timeout check executor`` are the options.
     """
 
     def __init__(self, link: Link, options: bootstrap.Options) -> None:
         try:
             super().__init__(link, options)
-        except BaseException as error:  # others may wait for this rank, as where it has no memory left
+        except BaseException as error:
+            # E.g. no memory left: the other ranks would wait for this rank until their deadlines.
             if link.mpi is not None:
                 culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
                 others = {*range(link.place.size)} - {link.place.rank, culprit, *link.processes.ended()}
@@ -61,19 +66,21 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
 
     @classmethod
     def from_mpi(cls, mpi: Any, **options: Unpack[bootstrap.GivenOptions]) -> Communicator:
-        """Return a communicator of the ranks of an mpi4py intracommunicator, which is duplicated.
+        """Return a communicator of the ranks of an mpi4py intracommunicator, after duplicating `mpi`.
 
-        A collective call. Options as in `gpucoll.init`. Raises ArgumentError for anything else.
+        A collective call. Options as in `gpucoll.init`. Raises ArgumentError if `mpi` is no intracommunicator,
+        UsageError if the options differ between ranks, BackendError if MPI has no room for another communicator.
         """
         wanted = bootstrap.options(options)
         return cls(_link(MpiLink(mpi, wanted.timeout), wanted), wanted)
 
     def cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Cartesian | None:
-        """Return a communicator of the first ranks as a grid of these lengths; None on ranks that it has no place for.
+        """Return a communicator of the first ``prod(dims)`` ranks as a grid of lengths `dims`; None on other ranks.
 
-        A collective call; it inherits the options. `periods` says of each dimension, or of all, whether it is a ring.
-        Ranks keep their order, whatever `reorder` is. Raises ArgumentError, and on the others PeerError; MismatchError
-        where ranks pass different grids. MPI-5.0, 8.5.1.
+        A collective call; the options are inherited. `periods` is one bool for each dimension, or one for all: True
+        makes the dimension a ring. None means False. Ranks keep their order, whatever `reorder` is. Raises
+        ArgumentError for wrong arguments, PeerError on the other ranks, and MismatchError if ranks pass different
+        grids. MPI-5.0, 8.5.1.
         """
         self._check_usable()
         mine: ArgumentError | None = None
@@ -87,16 +94,19 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         everyone = self._all_gather_metadata(told, "cart", mine)
         for what in ("dims", "periods"):
             check_alike("cart", everyone, what, "GC-CART")
-        self._all_gather_metadata({}, "cart")  # nobody was taken out of that wait
+        # A rank interrupted in the first exchange never comes to the second. All other ranks then stop here, and not in
+        # a split by MPI, which nothing can interrupt.
+        self._all_gather_metadata({}, "cart")
         link, halo = (self._part(0 if self.rank < math.prod(lengths) else None, 0) for _ in range(2))
         return None if link is None or halo is None else Cartesian(link, halo, self.options, lengths, wraps)
 
     def shrink(self) -> Communicator:
-        """Return a communicator of the ranks that are still there, in their order; this one has failed, and is closed.
+        """Return a communicator of the surviving ranks, in their order; this communicator fails and is closed.
 
-        A collective call of all that live, which must have seen this one fail or are woken by it. It takes an MPI that
-        outlives its processes: Open MPI under ``mpiexec --with-ft ulfm``; UsageError where there is none. Raises
-        CollectiveTimeout. MPI forum's User Level Failure Mitigation: revoke, then shrink.
+        A collective call of all surviving ranks; a rank still waiting in another call is woken by the revocation. The
+        surviving ranks need an MPI that outlives dead processes: Open MPI under ``mpiexec --with-ft ulfm``. Raises
+        UsageError without such an MPI, and CollectiveTimeout. Source: MPI forum's User Level Failure Mitigation,
+        revoke, then shrink.
         """
         if self.mpi is None:
             raise UsageError("shrink: only ranks that MPI has started outlive each other", code="GC-SHRINK")
@@ -109,22 +119,22 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
             rest = beside(Waits(self.timeout).run, shrunk, "shrink")
         except GpucollError:
             raise
-        except Exception as error:  # MPI's, or that it has no such call
+        except Exception as error:  # of MPI, or an mpi4py without these calls
             raise UsageError("shrink: this MPI does not go on after a process has failed; Open MPI does under mpiexec "
                              f"--with-ft ulfm ({error!r})", code="GC-SHRINK") from error
         self._waits.failure = self._waits.failure or RankFailedError("it was shrunk")
-        with contextlib.suppress(GpucollError):  # of a call on a GPU whose result is not complete
+        with contextlib.suppress(GpucollError):  # a call on a GPU may have no complete result
             self.close()
-        link = MpiLink(rest, self.timeout)  # which is not freed: Open MPI would not come to its end then
+        link = MpiLink(rest, self.timeout)  # never free `rest`: MPI_Finalize of Open MPI would hang
         link.gpu_index = self._link.gpu_index
         return self._over(_link(link, self.options))
 
 
 class Cartesian(RankGrid, Communicator):
-    """Ranks on a grid; made by `Communicator.cart`.
+    """Ranks on a Cartesian grid; made by `Communicator.cart`.
 
-    ``dims`` are its lengths, ``periods`` says which dimensions are rings, ``coords`` is where this rank is. What is
-    split off is an ordinary `Communicator`.
+    ``dims`` are the lengths of the grid, ``periods`` the flags of ring dimensions, ``coords`` the coordinates of this
+    rank. `split` returns an ordinary `Communicator`.
     """
 
     def __init__(self, link: Link, halo: Link, options: bootstrap.Options, dims: tuple[int, ...],
@@ -136,7 +146,7 @@ class Cartesian(RankGrid, Communicator):
         return Communicator(link, self.options)
 
     def close(self) -> None:
-        """Leave in order, the messages between neighbours first; see `Communicator.close`."""
+        """Close the communicator of the neighbour messages, then this one; see `Communicator.close`."""
         try:
             self._halo.close()
         finally:
@@ -144,11 +154,11 @@ class Cartesian(RankGrid, Communicator):
 
 
 def _link(link: Link, wanted: bootstrap.Options) -> Link:
-    """Return the link once all ranks are known to want the same; UsageError."""
+    """Return `link` if all ranks want the same options; otherwise free the link and raise UsageError."""
     try:
         bootstrap.meet(link.mpi, wanted.timeout, lambda: bootstrap.check_alike(link.mpi, wanted))
     except UsageError:
-        link.free()  # as all ranks do
+        link.free()  # a collective call: all ranks raise this error
         raise
     return link
 
@@ -157,7 +167,7 @@ _world: Communicator | None = None
 
 
 def new_world(wanted: bootstrap.Options) -> Communicator:
-    """Return another communicator of all ranks. A collective call; `init` says how they meet."""
+    """Return a new communicator of all ranks; `init` explains how ranks meet. A collective call."""
     job = bootstrap.job(wanted.timeout)
     if not isinstance(job, bootstrap.StorePlace):
         return Communicator(_link(MpiLink(job, wanted.timeout), wanted), wanted)
@@ -170,20 +180,21 @@ def new_world(wanted: bootstrap.Options) -> Communicator:
 
 
 def init(**options: Unpack[bootstrap.GivenOptions]) -> Communicator:
-    """Return the communicator of all ranks; again, the same object.
+    """Return the communicator of all ranks; a second call returns the same object.
 
-    Ranks that an MPI's launcher has started, as `mpiexec`, `srun` and ``gpucoll run`` do, are those of MPI's
-    COMM_WORLD, which is duplicated. Ranks of one host that have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their
-    environment, as `torchrun` and ``gpucoll run --standalone`` have it, or `gpucoll.launch.rank_variables` for
-    processes that one starts by oneself, meet without MPI, which need not be installed; ``mpi`` is None then. A lone
-    process is a world of one.
+    A collective call. Ranks started by a launcher of MPI (`mpiexec`, `srun`, ``gpucoll run``) are the ranks of MPI's
+    COMM_WORLD, which is duplicated. Ranks of one host can also meet without MPI, by the environment variables RANK,
+    WORLD_SIZE, MASTER_ADDR and MASTER_PORT. `torchrun` and ``gpucoll run --standalone`` set these variables;
+    `gpucoll.launch.rank_variables` returns values for processes started by hand. MPI need not be installed then, and
+    ``mpi`` is None. A single process is a world of one rank.
 
-    Options: `timeout` in seconds, the deadline of every wait (default 300); `executor` a name or None; `check` "full",
-    "deferred", "off" or None: whether ranks compare their calls before data move (the default), as they go, or not;
-    `deterministic`: reductions in rank order only, so that their bits depend on the inputs alone; `device` the CUDA
-    ordinal of this rank's GPU, by default its number on its host, or "emulated". GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR,
-    GPUCOLL_CHECK and GPUCOLL_DEVICE say what is left open. UsageError for other options than before, ones that differ
-    between ranks, and a launcher of another MPI.
+    Options: `timeout`: seconds, the deadline of every wait (default 300). `executor`: a name, or None for any. `check`:
+    "full" compares the ranks' calls before data move, "deferred" while data move, "off" never; None means "full" on
+    host arrays and "deferred" on devices. `deterministic`: reduce in rank order only, so that the bits of a result
+    depend on the inputs alone. `device`: "emulated", or the CUDA ordinal of this rank's GPU (default: the rank's number
+    on its host). GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR, GPUCOLL_CHECK and GPUCOLL_DEVICE supply options not given. Raises
+    ArgumentError for a wrong option. Raises UsageError if options differ from an earlier call or between ranks, or if
+    the launcher belongs to another MPI.
     """
     global _world
     wanted = bootstrap.options(options)
@@ -197,9 +208,9 @@ def init(**options: Unpack[bootstrap.GivenOptions]) -> Communicator:
 
 
 def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[T]:
-    """Return what ``f(comm)`` returns on each of `n` threads, in the order of their ranks; options as in `init`.
+    """Call ``f(comm)`` on each of `n` threads and return the results in rank order; options as in `init`.
 
-    Where threads raise, the others' waits end, and the first error is raised.
+    If a thread raises, the waits of the other threads end, and the first error is raised here.
     """
     comms, errors = init_local(n, **options), list[BaseException]()
 
@@ -227,9 +238,9 @@ def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstra
 def init_local(n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[Communicator]:
     """Return `n` communicators of one process, one for each of `n` threads; no MPI is started.
 
-    Options as in `init`. Every thread uses its own as a rank would. `close` completes what this rank has under way and
-    waits for nobody else, so that one thread may close all of them, one after another; their memory is freed when the
-    last one is closed. Raises ArgumentError.
+    Options as in `init`. Each thread uses its own communicator, as a rank would. `close` completes the operations of
+    its rank and waits for no other rank, so one thread may close all communicators in turn. The last `close` frees the
+    memory of all. Raises ArgumentError if `n` is not a positive integer or `executor` is "native".
     """
     if not is_whole(n) or n < 1:
         raise ArgumentError(f"init_local: n={n!r} is not a positive number of ranks", code="GC-COMM")
@@ -238,7 +249,8 @@ def init_local(n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[Commun
         raise ArgumentError("init_local: threads have no native executor; executor='mpi' runs the same schedules "
                             "over memory", code="GC-EXECUTOR")
     comms = [Communicator(link, wanted) for link in LocalLink.all(n, wanted.timeout)]
-    meetings = [comm._host.meeting() for comm in comms]  # here, as one thread may make all ranks' first calls
+    # One thread may make the first calls of all ranks, so ranks meet here: advance all meetings in turn, step by step.
+    meetings = [comm._host.meeting() for comm in comms]
     while meetings:
         meetings = [one for one in meetings if next(one, None) is not None]
     return comms

@@ -1,4 +1,4 @@
-"""What a call would do, and why, without doing it."""
+"""Explanations of the choices of "auto", and a check of arrays for NaN and infinity."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from gpucoll.executors import Task
 from gpucoll.tuner.explanation import Explanation, explained
 
 DEVICES = ("cpu", "cuda", "emulated")
-ON_A_GPU = ("nccl", "native")  # who runs calls on GPU arrays, before the first has come
+ON_A_GPU = ("nccl", "native")  # executors for GPU arrays, assumed before the first such array
 
 
 class Advice(MetadataExchange):
-    """Methods of `Communicator`."""
+    """Methods of `Communicator`: `explain` and `check_numerics`."""
 
     def explain(self, collective: str, nbytes: int, dtype: Any = "float32", device: str | None = None) -> Explanation:
-        """Return why ``algorithm="auto"`` takes what it takes for `nbytes` of the larger of input and output.
+        """Return why ``algorithm="auto"`` chooses its algorithm for `nbytes` bytes, the larger of input and output.
 
-        `dtype` is that of the elements (its op is the sum), `device` "cpu", "cuda" or "emulated", by default where
-        this communicator runs NumPy arrays. The result prints as a table and is a dictionary: see
-        `gpucoll.tuner.explanation.Explanation`; once calls of that size have been made on host arrays, it has their
-        measured times beside those predicted. Your own algorithms come last: auto takes none. No rank waits for
-        another. Raises ArgumentError and DtypeError.
+        `dtype` is the dtype of the elements; a reduction is a sum. `device` is "cpu", "cuda" or "emulated", by default
+        the device of NumPy arrays. The `gpucoll.tuner.explanation.Explanation` prints as a table and is a dictionary.
+        After calls of about this size on host arrays it has measured seconds beside the predicted ones. The user's own
+        algorithms come last: "auto" never takes any of these. No rank waits for another, except once to make the peer
+        executor of a GPU. Raises ArgumentError and DtypeError.
         """
         row = collective_row(collective)
         where = ("emulated" if self.options.emulated else "cpu") if device is None else device
@@ -40,7 +40,7 @@ class Advice(MetadataExchange):
             raise ArgumentError(f"explain: nbytes={nbytes!r} is no number of bytes", code="GC-SIZE")
         if where not in DEVICES:
             raise ArgumentError(f"explain: device {device!r} is none of {', '.join(DEVICES)}", code="GC-DEVICE")
-        nbytes = int(nbytes)  # of which JSON tells
+        nbytes = int(nbytes)  # JSON has no NumPy integers
         task = Task(row.name, "auto", None, None, None, row_of(dtype),
                     op_of("sum") if row.reduces else None, nbytes=nbytes, device=where)
         executors = self._able(task, where)
@@ -55,9 +55,10 @@ class Advice(MetadataExchange):
                          considered)
 
     def check_numerics(self, x: Any, name: str = "x") -> None:
-        """Raise ArgumentError, on every rank, where a rank's `x` (any shape) has a NaN or an infinity.
+        """Raise ArgumentError on every rank if a rank's `x` (any shape) has a NaN or an infinity.
 
-        It names the first such rank, the index there, and the value. A collective call; `name` is what to call it.
+        A collective call. The error has `name` for the array, the first such rank, and the first index and value on
+        that rank; ``ranks`` lists all such ranks. Cost: one host message.
         """
         self._check_usable()
         with self._refusing():
@@ -75,7 +76,7 @@ class Advice(MetadataExchange):
                                 f"finite on ranks {', '.join(map(str, ranks))}", code="GC-NUMERICS", ranks=ranks)
 
     def _known(self, collective: str, executor: str, algorithm: str, nbytes: int) -> tuple[int, float | None]:
-        """Return of how many calls something is known, and their median seconds."""
+        """Return the number of timed calls, and their median seconds, None without calls."""
         noted, *seconds = self._times[collective, executor, algorithm, nbytes.bit_length()].tolist()
         known = seconds[:int(noted)]
         return len(known), statistics.median(known) if known else None

@@ -1,4 +1,4 @@
-"""What runs the calls of a communicator: a backend for arrays on the host, one for each device (`gpu`)."""
+"""The executors of a communicator: a backend for host arrays; `gpu` has one for each device."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
     from gpucoll.executors.shared import SharedExecutor
 
 NATIVE = "native"
-PLANS = 1024  # resolved schedules kept
+PLANS = 1024  # resolved schedules in the cache
 HYBRID = "hybrid"
 Key = tuple[Any, ...]
 
 
 class Backend(Protocol):
-    """Executors, the usual one of those that run schedules first; the native one, if there is one, last."""
+    """The executors for one kind of memory: the preferred schedule executor first, the native executor last."""
 
     @property
     def executors(self) -> tuple[Executor, ...]: ...
 
 
 def is_on_engine(executor: Executor) -> bool:
-    """Return whether the engine does an executor's calls: it compares, records and completes them."""
+    """Return whether the engine runs an executor's calls: compares, records and completes them."""
     return getattr(executor, "on_engine", False)
 
 
 def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
-    """Return the executors that can serve `task`, whose algorithm may be "auto"; `allowed` is the one asked for.
+    """Return the names of executors able to serve `task`; its algorithm may be "auto". `allowed` is the user's choice.
 
-    Raises ArgumentError where there is none. On the emulated device "auto" leaves MPI's own aside: it is there to
-    test what runs on GPUs. `mpi` is left aside where `hybrid` serves, which sends the same messages between nodes and
-    none inside them.
+    Raises ArgumentError if there is no executor. With "auto" the emulated device avoids MPI's own collectives, as it
+    exists to test the code for GPUs. `mpi` is left out if `hybrid` serves: `hybrid` sends the same messages between
+    nodes and none inside a node.
     """
     there = [one for one in backend.executors if task.algorithm == "auto" or (one.name == NATIVE)
              == (task.algorithm == NATIVE)]
@@ -66,6 +66,7 @@ def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
     served = tuple(dict.fromkeys(one.name for one, reason in zip(asked, reasons, strict=True) if reason is None))
     if not served:
         raise ArgumentError(f"{task.collective}: executor {asked[-1].name} cannot serve: {reasons[-1]}", code="GC-ALGO")
+    # Only a choice by the library leaves executors out: the user may still name them.
     aside = set[str]()
     if allowed is None and task.device == "emulated" and task.algorithm == "auto" and len(served) > 1:
         aside.add(NATIVE)
@@ -85,9 +86,10 @@ def _refused(task: Task, there: list[Executor], allowed: str | None) -> Argument
 
 def choose(backend: Backend, task: Task, tuner: Tuner, place: RankTopology, cut: Cut,
            executors: tuple[str, ...]) -> Executor:
-    """Complete `task`, which has the algorithm asked for, by algorithm and plan; return who of `executors` runs it.
+    """Complete `task` by algorithm and plan; return its executor, one of `executors`.
 
-    It has what it needs then; ArgumentError says what it lacks.
+    `task.algorithm` is the algorithm asked for, or "auto". `Executor.serves` prepares the resources of the call. Raises
+    ArgumentError with the executor's reason for a refusal.
     """
     choice = tuner.choose(task.collective, task.algorithm, task.nbytes, executors, task.device)
     task.algorithm = choice.algorithm
@@ -101,11 +103,11 @@ def choose(backend: Backend, task: Task, tuner: Tuner, place: RankTopology, cut:
 
 
 class HostBackend:
-    """Host arrays: the node's shared memory, MPI's messages and collectives.
+    """The executors for host arrays: the node's shared memory, MPI's messages, MPI's collectives.
 
-    Threads have no collectives of their own. Where there are several nodes, `hybrid` reads the memory of its own node,
-    if the system lets it, and sends messages to the others; it is the library's to choose, not the user's to name.
-    `heap` is the symmetric memory.
+    Only ranks joined by MPI have MPI's collectives. On several nodes `hybrid` reads the memory of ranks of its own
+    node, if the system allows this, and sends messages to the other nodes. The library chooses `hybrid`; users cannot
+    name it. `heap` is the symmetric memory.
     """
 
     def __init__(self, link: Link, timeout: float, asked: str | None, check: str | None) -> None:
@@ -120,9 +122,10 @@ class HostBackend:
         self._comparison: Comparison | None = None
 
     def observe(self, flight: Flight | None, observers: Sequence[CallObserver], comparison: Comparison | None) -> None:
-        """Let every call be compared, recorded, and told of; with observers none is the engine's alone.
+        """Compare, record and observe every call; with observers no call is left to the engine alone.
 
-        `comparison` compares by messages. The engine of `shared` does without: it reads what the other ranks show.
+        `comparison` compares by messages. The engine of `shared` compares without messages: it reads the call
+        descriptors of the other ranks.
         """
         recorded: list[CallObserver] = [] if flight is None else [Recorded(flight)]
         self._is_observed, self._comparison = bool(observers), comparison
@@ -131,103 +134,108 @@ class HostBackend:
                 self._shared.comparison = comparison
             if flight is not None:
                 self._shared.record(flight.memory, LAST, HEAD, CALLS)
+        # The engine compares and records its own calls; all other executors need a wrapper for both.
         self.executors = tuple(
             observed(one, observers) if is_on_engine(one) else
             observed(one, [*recorded, *observers], self) for one in self.executors)
 
     def meeting(self) -> Operation:
-        """Find ways into the memory of the other ranks of this node, which come to it as well."""
+        """Return the operation that finds access to the memory of the node's other ranks; all these ranks join."""
         return iter(()) if self._shared is None else self._shared.meeting()
 
     def engine(self, waits: Waits) -> Any:
-        """Return what does calls that were planned before, which keeps to `waits`; None where there is none."""
+        """Return the engine for calls planned before, set to follow `waits`; None without an engine."""
         shared = self._shared
         if shared is None or shared.engine is None or self._is_observed:
             return None
+        # Calls of the engine bypass `waits.run`: share its lock, queues and failure.
         shared.engine.follow(*waits.gate(), waits, GpucollError)
         waits.is_busy = shared.engine.is_busy
         if self._native is not None:
+            # A blocking call of MPI's has no deadline of its own: a thread raises this error.
             self._native.watch.late = waits.late
         return shared.engine
 
     def points(self, link: Link) -> Any:
-        """Return what carries messages between two ranks, with mpi4py's `Isend` and `Irecv`."""
+        """Return the carrier of messages between two ranks, with mpi4py's `Isend` and `Irecv`."""
         shared = self._shared
         return shared if shared is not None and link.mpi is not None and shared.carries else link.points
 
     @property
     def shows_calls(self) -> Any:
-        """What shows each rank's call to all others before data move, None where there is none; alike on all ranks."""
+        """The executor showing each rank's call to the others before data move, or None; the same on all ranks."""
         return self._shared if self.compares_calls else None
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
-        """Let the engine know a new slab of the heap; `keys` are those of all ranks' slabs."""
+        """Map a new slab of the heap for the engine; `keys` identify the slabs of all ranks."""
         if self._shared is not None:
             self._shared.reach(slab, keys)
 
     def awaited(self) -> set[int] | None:
-        """Return the ranks that the call under way waits for, None where nobody knows."""
+        """Return the ranks awaited by the call under way, None if unknown."""
         known = (one.awaited() for one in self._waiting)
         return next((ranks for ranks in known if ranks is not None), None)
 
     def progress(self) -> dict[int, tuple[int, str]]:
-        """Return the number and the words of the last call of each rank that shows them."""
+        """Return number and descriptor of the last call of each rank that shows its calls."""
         return {} if self._shared is None else self._shared.progress()
 
     def under_way(self) -> str:
-        """Return the call under way in words, "" where none is known."""
+        """Return the descriptor of the call under way, "" if none is known."""
         return "" if self._shared is None else self._shared.under_way()
 
     def thread(self) -> int:
-        """Return the system's number of the thread that made the engine's last call, or 0."""
+        """Return the system's number of the thread of the engine's last call, or 0."""
         return 0 if self._shared is None or self._shared.engine is None else int(self._shared.engine.thread)
 
     @property
     def compares_calls(self) -> bool:
-        """Whether all ranks' calls are compared by the engine."""
+        """Whether the engine compares the calls of all ranks."""
         return self._shared is not None and self._shared.compares_calls
 
     def compare(self, words: str) -> Operation:
-        """Compare a call with the other ranks', before data move."""
+        """Compare a call with the other ranks' calls, before data move."""
         if self._shared is not None and self._shared.engine is not None:
             return self._shared.compare(words)
         if self._comparison is not None or is_refusal(words):
+            # The tag of a call follows this count: messages of the next call must not match messages of another call.
             for one in self._messages:
                 one.count_call()
         return iter(()) if self._comparison is None else self._comparison.compare(words)
 
     def explain_by(self, cause: Callable[[], GpucollError | None]) -> None:
-        """Let `cause` return why another rank's memory is out of reach."""
+        """Set the function that returns the cause if another rank's memory is out of reach."""
         if self._shared is not None:
             self._shared.cause = cause
 
     def fail(self, error: BaseException) -> None:
-        """Tell the ranks of this node that this one has failed."""
+        """Tell the ranks of this node that this rank has failed."""
         if self._shared is not None:
             self._shared.watch(error)
 
     def close(self) -> None:
-        """Give back what the executors hold."""
+        """Release the executors and the heap."""
         for executor in self.executors:
             executor.close()
         self.heap.close()
 
 
 class DeviceRow:
-    """A row of device memory as executors see it: its address and how long it is."""
+    """A row of device memory in the form for executors: address, elements, bytes, dtype."""
 
     __slots__ = ("data", "dtype", "nbytes", "ptr", "size")
 
     def __init__(self, row: Any) -> None:
         self.ptr, self.size, self.nbytes, self.dtype = address(row), row.size, row.nbytes, row.dtype
-        self.data = self  # as CuPy's arrays have it
+        self.data = self  # CuPy's arrays have their address in `data.ptr`
 
 
 def output_of(task: Task, result: Any, row: Any) -> Output | None:
-    """Return the result of a GPU's `task` as the watchdog knows it, None of one that cannot become NaN or stays.
+    """Return the result of a GPU's `task` for the watchdog; None if the result cannot be NaN or must stay.
 
-    The row in which a result is formed must be in the memory of the user's array: the array is known by a weak
-    reference, as CuPy's memory has none. The root of a broadcast gives what it has, which stays.
+    The watchdog fills incomplete results with NaN. The result must be formed in the memory of the user's array. A weak
+    reference to the array tells whether the memory is still in use; CuPy's memory objects allow no such reference. The
+    root of a broadcast keeps its own data.
     """
     given = task.collective == "broadcast" and task.input is not None
     if row is None or task.dtype.kind not in ("float", "complex") or given or not row.nbytes:
@@ -241,20 +249,20 @@ def output_of(task: Task, result: Any, row: Any) -> Output | None:
 
 
 def plan_of(executor: Executor, task: Task) -> Any:
-    """Return the engine's plan for calls like `task`, None where another executor does them, or takes a step more."""
+    """Return the engine's plan for calls like `task`; None if the engine does not run the whole call."""
     on_engine = cast("SharedExecutor | NativeExecutor", executor)
     return on_engine.plan(task) if is_on_engine(executor) and on_engine.finishes(task) else None
 
 
 def not_known(*_: Any) -> Any:
-    """Return NotImplemented, as the engine does for a call that it has not learnt. Stands for a missing engine."""
+    """Return NotImplemented, as the engine does for an unknown call. Stands in for a missing engine."""
     return NotImplemented
 
 
 @functools.lru_cache(PLANS)
 def make_plan(collective: str, choice: Choice, place: RankTopology, root: int, cut: Cut,
               in_place: bool) -> Plan:
-    """Return the resolved schedule of a call; a call like it finds it made."""
+    """Return the resolved schedule of a call, cached for equal calls."""
     def of(rank: int) -> Schedule:
         return schedule(collective, choice.algorithm, rank=rank, size=place.size, root=root, segments=choice.segments,
                         nodes=place.nodes)
@@ -265,14 +273,16 @@ def make_plan(collective: str, choice: Choice, place: RankTopology, root: int, c
 
 
 def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str | None) -> Iterator[Executor]:
-    """Yield the executors; a collective call between processes."""
+    """Yield the executors for host arrays; a collective call between processes."""
     from gpucoll.executors.shared import SharedExecutor, library
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
     shared = None
     if asked in (None, name):
         shared = SharedExecutor(link, heap, timeout, check, name)
+        # Threads meet in `init_local`: one thread may make all communicators.
         if link.mpi is not None:
+            # The communicator's guard does not exist yet: this one ends the meeting if a rank dies.
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
             shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.aborted, lambda: began).check)
         yield shared
@@ -281,7 +291,7 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
     else:
         messages = SharedExecutor(link, heap, timeout, check, "mpi", on_engine=asked == "mpi")
         if messages.on_engine:
-            messages.meet()  # nobody: each rank is a node of its own
+            messages.meet()  # without a wait: each rank is a node of its own
         yield messages
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor

@@ -1,6 +1,6 @@
-"""The table of compiled calls: a call that comes again is neither checked nor resolved again.
+"""The table of compiled calls: a repeated call is neither checked nor resolved again.
 
-The engine has a table of its own, of the calls that it does from beginning to end: they take no step in Python.
+The engine has a table of its own for calls run entirely in C++; these calls do not reach the table here.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from gpucoll.executors import Executor, Launcher, Task
 if TYPE_CHECKING:
     from gpucoll.communicator.core import Core
 
-MOST_CALLS = 256  # calls
+MOST_CALLS = 256  # entries; a full table is cleared
 
 
 @dataclass(slots=True)
 class CompiledCall:
-    """A call that is resolved, to be made again on arrays like its own.
+    """A resolved call, to be repeated on arrays of the same kind.
 
-    `task` keeps no array alive. A bound call on a device has the addresses of the caller's arrays; any other call gets
-    its rows each time. `allocates` is the shape and dtype of a result that is made anew.
+    `task` keeps no array alive. A bound call on a device has the addresses of the caller's arrays. Any other call gets
+    its rows (flat arrays, or addresses) each time. `allocates` is the shape and dtype of a newly allocated result.
     """
 
     executor: Executor
     task: Task
     seconds: Array | None
     reads: bool  # whether this rank has an input
-    writes: bool  # whether it has a result
-    is_whole: bool  # whether the executor does all of it
+    writes: bool  # whether this rank has a result
+    is_whole: bool  # whether the executor does the whole call
     allocates: tuple[tuple[int, ...], Any] | None = None
     is_bound: bool = True
-    minds_blocking: bool = False  # whether the executor was chosen for a stream that does not block
-    launch: Launcher | None = None  # what enqueues it on a GPU and waits for nothing
+    minds_blocking: bool = False  # whether the executor serves no blocking stream
+    launch: Launcher | None = None  # enqueues the call on a GPU without a wait
     output: Output | None = None
 
     def on(self, x: Any, result: Any, stream: Any = None) -> Task:
-        """Return the task on these arrays; another one, as it may outlive the call where that fails."""
+        """Return a copy of the task for these arrays: the task of a failed call may outlive the call."""
         task = Task.__new__(Task)
         vars(task).update(vars(self.task))
         task.stream = stream
@@ -55,7 +55,7 @@ class CompiledCall:
 
 
 def is_finished_by(executor: Executor, task: Task) -> bool:
-    """Return whether nothing is left to be done after the executor's part, as the division of an average is."""
+    """Return whether the executor does the whole call; otherwise e.g. the division of an average remains."""
     if task.op is None or task.output is None:
         return True
     if task.op.name == "avg" and task.op.factor is not None:
@@ -66,15 +66,15 @@ def is_finished_by(executor: Executor, task: Task) -> bool:
 
 
 def _row(x: Any, stream: Any) -> Any:
-    """Return an array as executors see it: of one axis on the host, an address on the device of a stream."""
+    """Return an array in the form for executors: one axis on the host, an address on a device's stream."""
     return x.reshape(-1) if stream is None else DeviceRow(x)
 
 
 def compiled(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | None, *,
                 allocates: bool = False) -> CompiledCall | None:
-    """Return how to make a call again that works on the memory of `x` and `out` itself; None for any other.
+    """Return the compiled form of a call on the memory of `x` and `out` themselves; None for any other call.
 
-    With `allocates` the result is made anew in each call, unless it is `x`.
+    With `allocates` each call makes a new result, unless the result is `x`.
     """
     on_device = task.device != "cpu"
     sides = ((x, task.input), (out, task.output))
@@ -82,6 +82,7 @@ def compiled(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | 
             or not all(row is None or _is_plain(array, row) for array, row in sides):
         return None
     is_new = allocates and out is not x
+    # A device call with a given result is bound to addresses; any other call gets its rows each time.
     keeps = on_device and not is_new
     rows = [DeviceRow(row) if keeps and row is not None else None for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=keeps or not on_device)
@@ -94,15 +95,15 @@ def compiled(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | 
 
 
 def _is_plain(x: Any, row: Any) -> bool:
-    """Return whether an executor works on the memory of `x` itself, in the dtype of `x`; not for another library's."""
+    """Return whether executors use the memory and the dtype of `x` itself; False for another library's array."""
     flags = getattr(x, "flags", None)
     return flags is not None and flags.c_contiguous and row.dtype == x.dtype and same_memory(x, row)
 
 
 def key_of(same: Key, x: Any, out: Any) -> Key:
-    """Return the key of a call on these arrays, () for a call that is not kept; `same` is all the rest.
+    """Return the key of a call on these arrays, () for a call not to be kept; `same` holds all other options.
 
-    Where a result is allocated, the key has what the input looks like, and not its address.
+    If the result is allocated, the key has the alignment of the input in place of its address.
     """
     is_apart = out is None and same[0] != "broadcast"
     here = _place(x, is_apart)
@@ -111,9 +112,9 @@ def key_of(same: Key, x: Any, out: Any) -> Key:
 
 
 def _place(x: Any, is_anywhere: bool = False) -> Key:
-    """Return where an array is and what it looks like; () for one that is not NumPy's or CuPy's own.
+    """Return address, shape, strides and dtype of an array of NumPy or CuPy; () for any other array.
 
-    For one that may be anywhere, only whether its elements begin at multiples of their size.
+    With `is_anywhere` the alignment of the elements to their size replaces the address.
     """
     kind = type(x)
     if kind is numpy.ndarray:
@@ -133,32 +134,34 @@ class CallTable:
         self._known: dict[Key, CompiledCall] = {}
 
     def find(self, same: Key, x: Any, out: Any, stream: Any) -> CompiledCall | None:
-        """Return the call on arrays like these, None where there is none that this stream allows."""
+        """Return the compiled call for these arrays; None without one, or if it does not serve `stream`."""
         known = self._known.get(key_of(same, x, out))
         return None if known is None or (known.minds_blocking and self._is_blocking(known, stream)) else known
 
     def bound(self) -> list[CompiledCall]:
-        """Return those on GPU arrays at known addresses."""
+        """Return the compiled calls bound to addresses of GPU arrays."""
         return [one for one in self._known.values() if one.is_bound and one.task.device != "cpu"]
 
     def keep(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
              seconds: Array | None) -> None:
-        """Keep a call for the next time, here or in the engine, if it works on the memory of its arrays itself.
+        """Keep a call for repetition, here or in the engine, if it works on the memory of the arrays themselves.
 
-        `same` is all but the arrays. For the engine one that is like it is the same.
+        `same` is the key without the arrays. The engine matches calls by shape and dtype, this table by address.
         """
         known = compiled(x, call.result, executor, task, seconds, allocates=out is None)
         try:
             plan = known and plan_of(executor, task)
-        except OSError:  # which the call itself will meet, and tell the others of
+        except OSError:  # no memory: the call itself meets the same error and tells the other ranks
             return
         if known is None:
             return
-        key = key_of(same, x, out) if same[0] == task.collective else ()  # not of a part of another call
-        # Where no call may be captured each one asks its stream; the first rank of an exscan fills an array of CuPy's
+        key = key_of(same, x, out) if same[0] == task.collective else ()  # no key for a step of another call
+        # Not repeatable: calls that may not be captured must ask the stream each time, and on a device the first rank
+        # of an exscan fills its result through CuPy.
         is_asked = not known.is_bound and not getattr(executor, "captures", True)
         is_filled = task.collective == "exscan" and task.device != "cpu"
         if plan is None and key and not (task.header or task.collective == "scatter" or is_asked or is_filled):
+            # Rare: a program with more kinds of calls pays for resolving them again.
             if len(self._known) == MOST_CALLS:
                 self._known.clear()
             self._known[key] = known
@@ -171,7 +174,7 @@ class CallTable:
         return device.is_blocking(device.stream(stream))
 
     def repeat(self, call: CompiledCall, x: Any, out: Any, stream: Any) -> Any:
-        """Make a call once more, and return its result: `out`, `x` where that is overwritten, or a new array."""
+        """Repeat a call and return its result: `out`, an overwritten `x`, or a new array."""
         self._comm._check_usable()
         executor = call.executor
         if call.task.device != "cpu":
@@ -184,19 +187,20 @@ class CallTable:
         return out
 
     def _on_device(self, call: CompiledCall, x: Any, out: Any, stream: Any) -> Any:
-        """The same on a GPU: enqueue the call in a stream."""
+        """Enqueue a repeated call in a stream of its GPU; return the result as `repeat` does."""
         executor, task, gpu = call.executor, call.task, self._comm._gpus[call.task.device]
         on = gpu.device.stream(stream)
         if not call.is_bound:
             result = gpu.device.empty(*call.allocates, on) if call.allocates else None
             task = call.on(x, result, on)
             space = DeviceSpace(gpu, on, output=output_of(task, result, task.output))
-            kept = NOTHING._replace(given=x, result=result)  # as long as a graph of the user's that has the call
+            kept = NOTHING._replace(given=x, result=result)  # as a user's CUDA graph may replay the call
             self._comm._waits.run(self._comm._operation(executor, task, space, kept), task.collective)
             return result
         task.stream, result = on, x if out is None and call.writes else out
-        if call.output is not None and call.output.owner() is None:  # of another array on the same memory
+        if call.output is not None and call.output.owner() is None:  # another array now uses this memory
             call.output = output_of(task, result, task.output)
+        # The short way: enqueue at once, if the stream needs no preparation and no other call is queued.
         if call.launch is not None and gpu.device.is_open(on) \
                 and self._comm._waits.at_once(gpu.order.enqueue, task.collective, call.launch, on, call.output):
             return result

@@ -1,4 +1,4 @@
-"""Ranks on a Cartesian grid: who is next to whom, and exchanges with those. MPI-5.0, 8.5 and 8.6."""
+"""Ranks on a Cartesian grid: neighbours, and exchanges between neighbours. MPI-5.0, 8.5 and 8.6."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from gpucoll.errors import ArgumentError
 
 
 class RankGrid(Points):
-    """Methods of `Cartesian`: ranks lie in it in C order, the last coordinate varying fastest."""
+    """Methods of `Cartesian`. Ranks lie in the grid in C order: the last coordinate varies fastest."""
 
     dims: tuple[int, ...]
     periods: tuple[bool, ...]
-    _halo: Points  # of the same ranks: no message of theirs can meet one of the user's
+    _halo: Points  # a second communicator of these ranks: no message can match a user's
 
     @property
     def coords(self) -> tuple[int, ...]:
-        """Where this rank is."""
+        """The coordinates of this rank."""
         return self.coords_of(self.rank)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
-        """Return where a rank is; ArgumentError where there is no such rank."""
+        """Return the coordinates of `rank`; raise ArgumentError if there is no such rank."""
         return tuple(map(int, numpy.unravel_index(self._check_rank("coords_of", "rank", rank), self.dims)))
 
     def rank_of(self, coords: Sequence[int]) -> int:
-        """Return the rank at `coords`, which wrap in periodic dimensions; ArgumentError where they lie outside."""
+        """Return the rank at `coords`, wrapped in periodic dimensions; raise ArgumentError outside of the grid."""
         if not are_whole(coords) or len(coords) != len(self.dims):
             raise ArgumentError(f"rank_of: {coords!r} are not {len(self.dims)} coordinates", code="GC-CART")
         rank = self._at(coords)
@@ -43,7 +43,10 @@ class RankGrid(Points):
         return rank
 
     def shift(self, direction: int, displacement: int = 1) -> tuple[int, int]:
-        """Return the ranks (src, dst) so far below and above this one in a dimension; ``PROC_NULL`` beyond an edge."""
+        """Return the ranks (src, dst) `displacement` below and above this rank in a dimension.
+
+        Beyond an edge the rank is ``PROC_NULL``. Raises ArgumentError.
+        """
         if not is_whole(direction) or not 0 <= direction < len(self.dims):
             raise ArgumentError(f"shift: direction {direction!r} is not in 0..{len(self.dims) - 1}", code="GC-CART")
         if not is_whole(displacement):
@@ -57,14 +60,14 @@ class RankGrid(Points):
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """The ranks next to this one, in MPI's order: of each dimension the one below, then the one above."""
+        """The neighbours of this rank in MPI's order: for each dimension the rank below, then the rank above."""
         return tuple(itertools.chain.from_iterable(self.shift(axis) for axis in range(len(self.dims))))
 
     @shaped(Neighbouring)
     def neighbor_all_gather(self, x: Any, out: Any = None) -> Any:
         """Return the `x` (shape s) of all neighbours, shape (2 * ndims, \\*s), in the order of `neighbours`.
 
-        Beyond an edge `out` stays as it is, or is 0 where it is None. MPI-5.0, 8.6.1.
+        Blocks beyond an edge keep the values of `out`, or are 0 if `out` is None. Raises ArgumentError. MPI-5.0, 8.6.1.
         """
         with self._current(None, [x]):
             source = check_input("neighbor_all_gather", x)
@@ -73,10 +76,11 @@ class RankGrid(Points):
 
     @shaped(Neighbouring)
     def neighbor_all_to_all(self, x: Any, out: Any = None) -> Any:
-        """Send block i of `x` to neighbour i, and return the blocks that they send here; both are (2 * ndims, \\*s).
+        """Send block i of `x` to neighbour i and return the blocks received, in the order of `neighbours`.
 
-        A block that goes down in a dimension comes from above, also where both neighbours are one rank. Beyond an edge
-        `out` stays as it is, or is 0 where it is None. MPI-5.0, 8.6.3.
+        `x` and the result have shape (2 * ndims, \\*s). A block sent down in a dimension comes from above, even if both
+        neighbours are the same rank. Blocks beyond an edge keep the values of `out`, or are 0 if `out` is None. Raises
+        ArgumentError. MPI-5.0, 8.6.3.
         """
         with self._current(None, [x]):
             source = check_input("neighbor_all_to_all", x)
@@ -89,7 +93,7 @@ class RankGrid(Points):
 
     def _exchange_blocks(self, name: str, given: Any, x: Array, blocks: list[Array], shape: tuple[int, ...],
                          out: Any) -> Any:
-        """Send each neighbour its block while receiving theirs; messages between two ranks meet in this order."""
+        """Send each neighbour its block and receive one block; messages between two ranks match in this order."""
         self._check_usable()
         space = self._space(name, given)
         space.check(name, "x", x)
@@ -106,12 +110,12 @@ class RankGrid(Points):
                 below, above = self.shift(axis)
                 self._halo.send(blocks[2 * axis], below)
                 self._halo.send(blocks[2 * axis + 1], above)
-                self._halo.recv(array[2 * axis + 1, ...], above)  # what was sent first goes down, and comes from above
+                self._halo.recv(array[2 * axis + 1, ...], above)  # what goes down comes from above
                 self._halo.recv(array[2 * axis, ...], below)
         return out
 
     def _at(self, coords: Sequence[int]) -> int:
-        """Return the rank at `coords`, PROC_NULL where there is none."""
+        """Return the rank at `coords`, PROC_NULL outside of the grid."""
         rank = 0
         for place, length, wraps in zip(coords, self.dims, self.periods, strict=True):
             if not wraps and not 0 <= place < length:
@@ -121,7 +125,7 @@ class RankGrid(Points):
 
 
 def checked_grid(dims: Any, periods: Any, size: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Return the lengths of a grid for at most `size` ranks, and which of its dimensions are rings; ArgumentError."""
+    """Return the lengths of a grid for at most `size` ranks and its ring flags; raise ArgumentError."""
     if not are_whole(dims) or any(one < 1 for one in dims):
         raise ArgumentError(f"cart: dims {dims!r} is not a list of positive numbers; gpucoll.dims_create makes one",
                             code="GC-CART")
@@ -136,7 +140,7 @@ def checked_grid(dims: Any, periods: Any, size: int) -> tuple[tuple[int, ...], t
 
 
 def dims_create(size: int, ndims: int) -> tuple[int, ...]:
-    """Return `ndims` lengths whose product is `size`, as even as they can be, the longest first. MPI-5.0, 8.5.2.
+    """Return `ndims` lengths with product `size`, as even as possible, the longest first. MPI-5.0, 8.5.2.
 
     Raises ArgumentError.
     """
@@ -147,7 +151,7 @@ def dims_create(size: int, ndims: int) -> tuple[int, ...]:
 
 
 def _factors(size: int, ndims: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield all ways to write `size` as a product of so many numbers up to `most`, none longer than the one before."""
+    """Yield all ways to write `size` as a product of `ndims` non-increasing numbers up to `most`."""
     if ndims == 1:
         if size <= most:
             yield (size,)

@@ -1,7 +1,6 @@
-"""What every call goes through: checked, resolved to a plan and an executor, run at once or behind a `Work`.
+"""The path of every call: check the arguments, choose plan and executor, run at once or behind a `Work`.
 
-Whatever is wrong with this rank's arguments is raised here, before data moves, with every
-array as it was.
+Errors in this rank's own arguments are raised here, before data moves: all arrays are unchanged then.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ from gpucoll.progress.waits import Waits
 from gpucoll.tuner import Tuner, rules
 
 NOWHERE = contextlib.nullcontext()
-LAST = 32  # calls of a kind whose seconds are kept
-REFUSALS = (ArgumentError, DtypeError, MemoryError)  # of a rank's own arguments
+LAST = 32  # timings kept for each kind of call
+REFUSALS = (ArgumentError, DtypeError, MemoryError)  # errors in a rank's own arguments
 
 
 class CallOptions(NamedTuple):
-    """The options that every collective takes."""
+    """The options common to all collectives."""
 
     algorithm: str = "auto"
     async_op: bool = False
@@ -67,12 +66,13 @@ class CallOptions(NamedTuple):
 
 
 def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the other ranks know that this call was refused here: they may be waiting in it."""
+    """Decorate a call: an error in its arguments is also reported to other ranks waiting in the same call."""
     @functools.wraps(call)
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         try:
             return call(self, *arguments, **options)
         except REFUSALS as error:
+            # Calls on devices and on the host are compared in different ways: use the way of this call.
             on_device = self.options.emulated or any(map(is_on_device, (*arguments, *options.values())))
             self._refuse(error, on_device=on_device)
             raise
@@ -81,13 +81,13 @@ def counted(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Core:
-    """Ranks, options, executors, and the one path of all calls."""
+    """Ranks, options and executors of a communicator, and the single path of all calls."""
 
     def __init__(self, link: Link, options: bootstrap.Options) -> None:
-        rules(options.prefer)  # refused here, not at the first call
-        registry()  # imported here: a signal handler may make a call, and must not meet a module half imported
+        rules(options.prefer)  # raise for a wrong GPUCOLL_ALGO here, not at the first call
+        registry()  # import now: a call by a signal handler must not meet a half imported module
         self._link = link
-        self.mpi: Any = link.mpi if link.has_collectives else None  # not of threads, nor of a store
+        self.mpi: Any = link.mpi if link.has_collectives else None  # None for threads and a store
         self.options = options
         self._waits = Waits(options.timeout, foreign=link.foreign, threads=link.threads,
                             crowded=self.local_size > (os.cpu_count() or 1))
@@ -95,15 +95,15 @@ class Core:
         self._gpus: dict[str, Gpu] = {}
         self._group: list[Work] | None = None
         self._tuner = Tuner(link.place.nodes, link.table, options.prefer, deterministic=options.deterministic)
-        # Of blocking calls on host arrays, by collective, executor, algorithm and digits of the size: how many,
-        # and the seconds of the last ones
+        # Timings of blocking calls on host arrays, by collective, executor, algorithm and bit length of the size:
+        # element 0 is the number of calls, the rest is a ring of the seconds of the last `LAST` calls.
         self._times: dict[tuple[str, str, str, int], Array] = collections.defaultdict(lambda: numpy.zeros(1 + LAST))
         self._calls = CallTable(self)
-        self._engine: Any = None  # which does those on the host, once there is one
+        self._engine: Any = None  # runs repeated calls on host arrays, once made
         self._express: Callable[..., Any] = not_known
-        self._batch: Any = None  # of the messages between GPU arrays in the group
+        self._batch: Any = None  # messages between GPU arrays in the open group
         self.closed = False
-        self._is_forked = False  # whether this process is a fork's child: what joins the ranks is its parent's
+        self._is_forked = False  # whether this is a fork's child: the links then belong to the parent
 
     rank = property(lambda self: self._link.place.rank, doc="This rank, 0 .. size - 1.")
     size = property(lambda self: self._link.place.size, doc="How many ranks there are.")
@@ -117,24 +117,26 @@ class Core:
 
     @property
     def seconds_under_way(self) -> float:
-        """Seconds so far in which the host's part of at least one operation of this rank was under way behind a `Work`.
+        """Seconds so far with at least one operation of this rank under way on the host behind a `Work`.
 
-        That is every asynchronous one, and of the blocking ones messages between two ranks that take long and calls
-        that wait their turn. Who computes between two readings has hidden as much communication as this has grown.
+        All asynchronous operations count. Blocking calls count if queued behind other calls, blocking messages between
+        two ranks if longer than about 1 ms. The growth between two readings is the communication hidden behind the
+        computation in between.
         """
         return self._waits.under_way.seconds
 
     @functools.cached_property
     def device(self) -> int | None:
-        """The CUDA ordinal of this rank, or None without a GPU.
+        """The CUDA ordinal of this rank; None without a GPU.
 
-        The ordinal that `device=` or GPUCOLL_DEVICE names; else the number of the rank on its host, modulo the number
-        of GPUs. A part of the ranks has the device of its parent. Ranks that are threads have their current device.
+        The ordinal is given by `device=` or GPUCOLL_DEVICE; otherwise it is the number of the rank on its host, modulo
+        the number of GPUs. A communicator made by `split` has the device of its parent. Ranks that are threads use the
+        current device of their thread.
         """
         return self._link.own_gpu(self.options.ordinal)
 
     def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
-        """Return where a call on `arrays` runs: they decide, and GPUCOLL_DEVICE=emulated for those on the host."""
+        """Return the space of a call: the GPU for GPU arrays, else the host or, if chosen, the emulated device."""
         if any(on_gpu(array) for array in arrays):
             if self.device is None:
                 raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process "
@@ -147,8 +149,8 @@ class Core:
         return self._gpu("emulated").space(stream) if self.options.emulated else HOST
 
     def _current(self, stream: Any, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which arrays are opened before a call has its space."""
-        if not any(map(on_gpu, arrays)) or self.device is None:  # which looks for GPUs
+        """Return the context for opening a call's arrays before its space exists: device and stream of GPU arrays."""
+        if not any(map(on_gpu, arrays)) or self.device is None:  # `device` searches for GPUs: ask last
             return NOWHERE
         stream = (torch_stream(arrays) or nothing_given)() if stream is None else stream
         from gpucoll.device.cuda import CurrentDevice, CurrentStream, as_stream
@@ -158,9 +160,12 @@ class Core:
 
     def _gpu(self, name: str) -> Gpu:
         if name not in self._gpus:
+            # The peer executor needs a handshake of all ranks: only if asked for, or measured for "auto".
             peer = self.executor == "peer" or self._tuner.has_measured("peer", name)
             self._gpus[name] = make_gpu(name, self._link, self.timeout, self.device, peer=peer)
+            # A failed transport must end every wait.
             self._waits.hooks.append(self._gpus[name].check)
+            # The progress thread drives operations too: each thread must get its own current GPU back.
             if name == "cuda":
                 self._waits.context = self._gpus[name].device.current
         return self._gpus[name]
@@ -168,7 +173,8 @@ class Core:
     @counted
     def _collective(self, name: str, x: Any, out: Any, op: Any, dtype: Any, root: Any, algorithm: Any, async_op: bool,
                     stream: Any) -> Any:
-        """Do a collective whose shapes are alike on all ranks, once more where it is cached; no op is ""."""
+        """Run a collective with the same shapes on all ranks, by the call table if possible. No op is ""."""
+        # A repeatable call needs options that compare by value: names and a root, no op object.
         same: Key = ()
         if dtype is None and not async_op and type(op) is type(algorithm) is str and type(root) is int:
             same = name, op, root, algorithm
@@ -181,7 +187,7 @@ class Core:
         return self._run(name, call, CallOptions(algorithm, async_op, stream), checked, who.root, same, x, out)
 
     def _host_engine(self) -> Any:
-        """Return what does calls that came before, once there is one; None for ever on the emulated device."""
+        """Return the engine for repeated calls on host arrays; None without one, always on the emulated device."""
         if self._engine is None and not self.options.emulated:
             self._engine = self._host.engine(self._waits)
             self._express = self._engine or self._express
@@ -189,10 +195,10 @@ class Core:
 
     def _run(self, name: str, call: Prepared, options: CallOptions, op: Op | None = None, root: int = 0, same: Key = (),
              x: Any = None, out: Any = None) -> Any:
-        """Resolve and run a prepared call: every collective comes through here, at least the first time.
+        """Resolve and run a prepared call: the first call of every kind of collective passes here.
 
-        With `same` it is kept for the next time, with the user's arrays `x` and `out`. What has none, as a barrier of
-        the host's, takes the executor asked for if it serves the host.
+        A call with a key `same` is kept for repetition, with the user's arrays `x` and `out`. A call without arrays (a
+        host barrier) uses the executor asked for only if that executor serves the host.
         """
         call = beside(call) if options.async_op else call
         allowed = self._host_executor() if call is NOTHING else self.executor
@@ -201,7 +207,7 @@ class Core:
 
     def _begin(self, executor: Executor, task: Task, call: Prepared, options: CallOptions, same: Key, x: Any,
                out: Any) -> Any:
-        """Run a resolved call, or begin it."""
+        """Run a resolved call, or start the call if it is asynchronous or in a group."""
         seconds = self._seconds(executor, task)
         if same:
             self._calls.keep(same, x, out, executor, task, call, seconds)
@@ -209,7 +215,7 @@ class Core:
         return self._start(task.collective, operation, call, options.async_op, seconds)
 
     def _seconds(self, executor: Executor, task: Task) -> Array | None:
-        """Return where calls like this one are noted; those on a device do not wait, and are not."""
+        """Return the timing row for calls of this kind; None on a device, as a call there only enqueues."""
         if task.device != "cpu":
             return None
         return self._times[task.collective, executor.name, task.algorithm, task.nbytes.bit_length()]
@@ -227,6 +233,7 @@ class Core:
         if self._group is None and not async_op:
             self._timed(operation, name, seconds)
             return call.result
+        # An open group starts its works itself, at its end.
         work = Work(self._waits, operation, name, call.result, call.space.completion())
         if self._group is None:
             return self._waits.submit(work)
@@ -238,6 +245,7 @@ class Core:
         """Return the executor and the task of a call; `allowed` is the executor asked for, or None."""
         space, backend = call.space, call.space.gpu if isinstance(call.space, DeviceSpace) else self._host
         op = op and scaled_mean(op, call.dtype, self.size)
+        # premul_sum and the mean of narrow floats scale a copy of the input: the call is not in place then.
         source = call.input if op is None or call.input is None else space.premultiplied(op, call.input, call.dtype)
         task = Task(row.name, "native", None, source, None if call.target is None else call.target.row, call.dtype,
                     op, root, call.nbytes, call.in_place and source is call.input, call.cut.lengths, space.device,
@@ -246,19 +254,19 @@ class Core:
         return executor, task
 
     def _choose(self, task: Task, algorithm: str, call: Prepared, backend: Backend, allowed: str | None) -> Executor:
-        """Complete `task` by algorithm and plan; return who runs it."""
+        """Complete `task` with algorithm and plan; return the executor of the task."""
         if algorithm not in ("auto", "native"):
             find(task.collective, algorithm)
         task.algorithm = algorithm
         try:
             executors = able(backend, task, allowed)
-        except (CollectiveTimeout, BackendError) as error:  # ranks that did not meet have left messages behind
+        except (CollectiveTimeout, BackendError) as error:  # messages of a failed meeting stay under way
             self._waits.failure = error
             raise
         return choose(backend, task, self._tuner, self._link.place, call.cut, executors)
 
     def _operation(self, executor: Executor, task: Task, space: Space, call: Prepared = NOTHING) -> Operation:
-        """Run `task` in `space`; `call` has what is still to be delivered, and what must live as long."""
+        """Run `task` in `space`, then deliver the result of `call`; both keep all memory alive until the end."""
         try:
             space.begin()
             yield from executor.run(task)
@@ -267,6 +275,7 @@ class Core:
             if call.target is not None:
                 call.target.deliver(space)
             yield from space.end((task, call))
+        # MPI or a GPU may still write: the space keeps the memory for ever.
         except BaseException:
             space.cancel((task, call))
             raise
@@ -279,7 +288,7 @@ class Core:
             space.fill_identity(op, task.output, task.dtype)
 
     def _sizes(self, name: str, root: Any = 0) -> Sizes:
-        """Return who is asking, `root` checked; raise ArgumentError, ClosedError or RevokedError."""
+        """Return `who`: rank, size, checked `root`; raise ArgumentError, ClosedError, UsageError or RevokedError."""
         self._check_usable()
         return Sizes(self.rank, self.size, self._check_rank(name, "root", root))
 
@@ -313,7 +322,7 @@ class Core:
         self._waits.check()
 
     def _host_executor(self) -> str | None:
-        """Return the executor for what has no arrays of the user's: the one asked for, if it serves the host."""
+        """Return the executor for calls without user arrays: the one asked for if it serves the host, else None."""
         return self.executor if self.executor in ("mpi", "shared", "hybrid", "native") else None
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""A communicator's GPU, or what stands for it: made when the first array comes that lives there."""
+"""A communicator's GPU, or the emulated device in its place; made when the first array on the device comes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from gpucoll.transport.tags import TAGS, Tag
 
 
 class Gpu:
-    """A device with what moves data to the other ranks' and what runs tasks on it.
+    """A device, its transports to the other ranks, and its executors.
 
-    `points` carries messages between two ranks. `make_peer` makes the executor that works in the ranks' own memory,
-    when the first collective comes: it takes all of them.
+    `points` carries messages between two ranks. `make_peer` makes the executor working in the ranks' own memory. Making
+    this executor is a collective call, so the first collective does it.
     """
 
     def __init__(self, device: Device, transport: Transport, points: Transport) -> None:
@@ -47,7 +47,7 @@ class Gpu:
         self._scheduled = NcclExecutor(device, transport, self.order)
         self.made: list[Executor] = [self._scheduled]
         self._transport = transport
-        self.windows: Any = None  # symmetric memory for NCCL, where the program has asked for it
+        self.windows: Any = None  # symmetric memory for NCCL, if the program asks for it
         self.make_peer: Callable[[], PeerExecutor] | None = None
         self._peer: PeerExecutor | None = None
         self.observers: Sequence[CallObserver] = ()
@@ -55,31 +55,32 @@ class Gpu:
 
     @property
     def executors(self) -> tuple[Executor, ...]:
-        """All executors, the native one last; the first time, a collective call where there is `make_peer`."""
+        """All executors, the native one last. The first access is a collective call if `make_peer` is set."""
         if self.make_peer is not None:
+            # Cleared first: the other ranks would not join a second attempt.
             make, self.make_peer = self.make_peer, None
             self._peer = make()
             self.made.insert(0, self._peer)
         return tuple(observed(one, self.observers, self.comparison) for one in self.made)
 
     def space(self, stream: Any) -> DeviceSpace:
-        """Return the space of a call on `stream`; None is the current one."""
+        """Return the space of a call on `stream`; None means the current stream."""
         return DeviceSpace(self, self.device.stream(stream))
 
     @functools.cached_property
     def beside(self) -> Stream:
-        """The stream of calls that run beside the caller's own: ``async_op=True``."""
+        """The side stream: asynchronous calls (``async_op=True``) run on it, beside the caller's own work."""
         return self.device.new_stream()
 
     def check(self) -> None:
-        """Raise BackendError where a transport has failed; called between the polls of every wait."""
+        """Raise BackendError if a transport has failed; called between the polls of every wait."""
         for transport in (self._transport, self.points):
             transport.check()
         if self._peer is not None:
             self._peer.check()
 
     def has_ended(self, timeout: float) -> bool:
-        """Return whether all that was enqueued comes to an end within `timeout` seconds."""
+        """Return whether all enqueued work ends within `timeout` seconds."""
         awaited = self.order.awaited() if self.device.asynchronous else []
         deadline = time.monotonic() + timeout
         while not all(event.done for event in awaited):
@@ -89,12 +90,13 @@ class Gpu:
         return True
 
     def end(self, outputs: Sequence[Output] = ()) -> None:
-        """End what is under way without the other ranks; `outputs`, which are not complete, become NaN before."""
+        """Abort the work under way without the other ranks; fill the incomplete `outputs` with NaN first."""
         try:
             places = {one.address: one.nbytes for one in outputs if one.owner() is not None}
-            if places:  # kernels that come next form results from what was received
+            if places:  # kernels still to run read the scratch rows: fill these too
                 places |= {address(row): row.nbytes for row in self._scheduled.scratch()}
                 self.device.fill_with_nan(places.items())
+        # Abort in any case: only the abort ends the kernels.
         finally:
             if self._peer is not None:
                 self._peer.abort()
@@ -102,8 +104,7 @@ class Gpu:
             self.points.abort()
 
     def unfinished(self, timeout: float) -> GpucollError | None:
-        """Return the error of a call that does not end within `timeout` seconds, or has ended without the other ranks.
-        """
+        """Return the error of a call that is aborted or does not end within `timeout` seconds; None without one."""
         try:
             has_ended = self.has_ended(timeout)
             self.check()
@@ -114,9 +115,9 @@ class Gpu:
             "timeout= sets the deadline")
 
     def close(self, *, failed: bool) -> None:
-        """Give back what it holds, in order; where the communicator has failed, without the other ranks.
+        """Close executors and transports in the same order on every rank; if `failed`, abort without the other ranks.
 
-        Then its memory stays: NCCL may go on writing until it has been aborted, and nobody knows when that is.
+        After a failure the memory is never freed: NCCL may write into it until the abort ends, at an unknown time.
         """
         if failed:
             self.end()
@@ -131,18 +132,18 @@ class Gpu:
 class DeviceSpace(Space):
     """A device's memory, seen from one stream; see `gpucoll.arrays.Space`.
 
-    What prepares a call is enqueued by `begin`, with the call itself: a kernel on the stream of a call that is refused
-    in between, or only planned, would run later, on memory that is somebody else's by then.
+    `begin` enqueues the preparations of a call (packing, scaling) together with the call. A kernel enqueued earlier,
+    for a call refused in between or only planned, would run later on memory that already belongs to another array.
     """
 
     def __init__(self, gpu: Gpu, stream: Stream, preparations: list[Callable[[Stream], None]] | None = None,
                  output: Output | None = None) -> None:
         self.gpu, self.stream = gpu, stream
         self.device = gpu.device.name
-        self.borrows = False  # whether it works on memory that another library gives out again
-        # The stream that waits for an asynchronous call: the current one of the library that its arrays are of
+        self.borrows = False  # whether another library may reuse the arrays' memory
+        # Returns the stream to wait for an asynchronous call: the current one of the arrays' library (torch, CuPy).
         self.current_stream: Callable[[], Any] = nothing_given
-        self._output = output  # of a call on the memory of arrays that are not given again
+        self._output = output  # result of a repeated call, known from the first one
         self._completion: Completion | None = None
         self._preparations = [] if preparations is None else preparations
 
@@ -151,7 +152,7 @@ class DeviceSpace(Space):
         return self.gpu.device.within(self.stream)
 
     def beside(self, stream: Stream | None = None) -> DeviceSpace:
-        """Return the space on `stream`, by default that of asynchronous calls, going on from where this one is."""
+        """Return the space on `stream` (default: the side stream), ordered after the work of this space so far."""
         stream = stream or self.gpu.beside
         self.lead(stream)
         space = DeviceSpace(self.gpu, stream, self._preparations)
@@ -159,16 +160,16 @@ class DeviceSpace(Space):
         return space
 
     def is_captured(self) -> bool:
-        """Return whether what is enqueued becomes part of a CUDA graph of the user's."""
+        """Return whether enqueued work becomes part of a user's CUDA graph."""
         return self.gpu.device.asynchronous and self.stream.is_capturing()
 
     def lead(self, stream: Stream) -> None:
-        """Let `stream` wait for what this space's stream has been given so far."""
+        """Let `stream` wait for all work enqueued on this space's stream so far."""
         with self.gpu.device.current:
             stream.wait_event(self.gpu.device.mark(self.stream))
 
     def completion(self) -> Completion:
-        """Return the end, still to come, of an operation on this space's stream."""
+        """Return the future end of an operation on this space's stream."""
         self._completion = Completion(self.gpu.device, self.current_stream)
         return self._completion
 
@@ -178,11 +179,12 @@ class DeviceSpace(Space):
             prepare(self.stream)
 
     def end(self, keep: Any) -> Operation:
-        """End an operation: the next one follows it.
+        """End an operation: the next operation of the communicator follows it on the device.
 
-        `keep`, its task and its call, lives until it has ended, if it runs beside the caller's own work or on memory
-        that is not CuPy's: else what is let go of earlier is used again later in the same stream only.
+        `keep`, the task and the call, lives until the end of an operation on the side stream, or on memory not from
+        CuPy. Any other operation needs no `keep`: CuPy's pool reuses freed memory later in the same stream only.
         """
+        # An event costs time: make one only if a `Work` or freed memory must wait for the end.
         event = None
         if self._completion is None and not self.borrows:
             self.gpu.order.passed(self.stream, keep)
@@ -190,12 +192,13 @@ class DeviceSpace(Space):
             event = self.gpu.order.mark(self.stream, keep)
             if self._completion is not None:
                 self._completion.event = event
+        # A captured call runs only when the user launches the graph: the watchdog cannot follow it.
         if self.gpu.order.is_watched and not self.stream.is_capturing():
             self.gpu.order.noted(self.stream, _output(*keep) or self._output, event)
         return self._settle()
 
     def end_message(self, keep: object) -> Operation:
-        """End messages between two ranks, which no collective follows; `keep` lives until they have ended."""
+        """End messages between two ranks, with no collective ordered after them; `keep` lives until the end."""
         event = self.gpu.order.hold(self.stream, keep)
         if self._completion is not None:
             self._completion.event = event
@@ -204,7 +207,7 @@ class DeviceSpace(Space):
         return self._settle()
 
     def _settle(self) -> Operation:
-        """Wait on the host for a device that works only then."""
+        """Wait on the host for the emulated device, as it works only during such waits; never wait for a GPU."""
         return iter(()) if self.gpu.device.asynchronous else self._settled()
 
     def _settled(self) -> Operation:
@@ -212,6 +215,7 @@ class DeviceSpace(Space):
         self.gpu.order.let_go()
 
     def cancel(self, keep: object) -> None:
+        # Work on a GPU cannot be called back: its memory must never be used again.
         self.gpu.device.cancel()
         keep_for_ever((self.gpu, keep))
 
@@ -225,7 +229,7 @@ class DeviceSpace(Space):
         return self.gpu.device.empty(shape, dtype, self.stream)
 
     def works_on(self, x: Array) -> bool:
-        return bool(x.flags.c_contiguous) and address(x) % x.itemsize == 0  # kernels read whole elements
+        return bool(x.flags.c_contiguous) and address(x) % x.itemsize == 0  # kernels need aligned elements
 
     def pack(self, x: Array, row: Array) -> None:
         self._preparations.append(functools.partial(
@@ -235,18 +239,19 @@ class DeviceSpace(Space):
         self.gpu.device.kernels.unpack(address(row), address(out), *_strided(out), self.stream)
 
     def read_as(self, row: Array, dtype: Dtype) -> Array:
-        """NumPy's rows in their dtype, for MPI's own collectives; CuPy has not every dtype, and needs none."""
+        """Return a NumPy row in `dtype`, for MPI's own collectives; return a CuPy row as is: CuPy lacks some dtypes."""
         return HOST.read_as(row, dtype) if isinstance(row, numpy.ndarray) else row
 
     def premultiplied(self, op: Op, row: Array, dtype: Dtype) -> Array:
         if op.factor is None:
             return row
         product = self.empty(row.size, row.dtype)
+        # Left to `begin`, as in `pack`: the call may still be refused.
         self._preparations.append(functools.partial(self._scale, "multiply", dtype, row, product, op.factor))
         return product
 
     def finish(self, op: Op, row: Array, dtype: Dtype, contributions: int) -> None:
-        if op.name == "avg" and dtype.kind == "complex":  # as NumPy divides them by a real
+        if op.name == "avg" and dtype.kind == "complex":  # times the reciprocal, as NumPy does
             one = numpy_dtype(f"float{4 * dtype.itemsize}").type(1)
             self._scale("multiply", dtype, row, row, one / contributions, self.stream)
         elif op.name == "avg":
@@ -261,26 +266,27 @@ class DeviceSpace(Space):
 
     def _scale(self, what: Scale, dtype: Dtype, source: Array, target: Array, factor: Any, stream: Stream) -> None:
         wide = row_of(dtype.wide or dtype.name)
+        # Kernels compute narrow floats in a wider dtype: pass the factor in that dtype.
         value = numpy.array([factor], numpy_dtype(wide.name))
         self.gpu.device.kernels.scale(what, dtype, address(source), address(target), source.size, value, stream)
 
 
 def _strided(x: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return shape, strides and bytes of the units in which `x` is packed: elements, or bytes where those lie askew."""
+    """Return shape, strides and bytes of the units for packing `x`: elements, or bytes if elements are unaligned."""
     if any(place % x.itemsize for place in (address(x), *x.strides)):
         return (*x.shape, x.itemsize), (*x.strides, 1), 1
     return x.shape, x.strides, x.itemsize
 
 
 def _output(task: Task, call: Prepared) -> Output | None:
-    """Return the result of a call, where it is formed in the memory of the user's array."""
+    """Return the result of a call for the watchdog, if it is formed in the memory of the user's array."""
     target = call.target
     own = isinstance(target, Target) and address(target.row) == address(target.out)
     return output_of(task, call.result, target.row) if own and target is not None else None
 
 
 class Completion:
-    """The end, on its stream, of an operation that the host enqueues; `event` is there once it has."""
+    """The end, on its stream, of an operation enqueued by the host; `event` is set once the host has done so."""
 
     def __init__(self, device: Device, current_stream: Callable[[], Any]) -> None:
         self._device, self._current_stream = device, current_stream
@@ -290,26 +296,26 @@ class Completion:
         return self.event is None or self.event.done
 
     def order(self) -> None:
-        """Let the current stream wait for it."""
+        """Let the current stream wait for the end of the operation."""
         if self.event is not None:
             with self._device.current:
                 self._device.stream(self._current_stream()).wait_event(self.event)
 
 
 def nothing_given() -> None:
-    """Return None, by which a device takes its own current stream."""
+    """Return None: a device then uses its own current stream."""
 
 
 def beside(call: Prepared) -> Prepared:
-    """Return a call that nobody waits for: on a GPU it runs on a stream of its own."""
+    """Return a call moved to the side stream of its GPU, so that the caller's stream need not wait."""
     return call._replace(space=call.space.beside()) if isinstance(call.space, DeviceSpace) else call
 
 
 def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer: bool) -> Gpu:
-    """Return the GPU of a communicator whose ranks `link` joins: "emulated", or "cuda" with its ordinal.
+    """Return the device of a communicator: "emulated", or "cuda" with its ordinal; `link` joins the ranks.
 
-    With `peer` there is that executor too. A collective call on "cuda". Raises, on every rank, BackendError where one
-    has no GPU, UsageError where ranks share one.
+    With `peer` the device also has the peer executor. A collective call on "cuda". Raises on every rank BackendError if
+    a rank has no GPU, UsageError if ranks share a GPU.
     """
     if name == "emulated":
         gpu = _emulated(link)
@@ -318,11 +324,13 @@ def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer
     else:
         gpu = (_between_threads if link.mpi is None else _between_processes)(link, timeout, ordinal)
     if peer:
+        # Left to the first collective: the peer executor needs all ranks at once.
         gpu.make_peer = functools.partial(PeerExecutor, gpu.device, gpu.order, link, timeout)
     return gpu
 
 
 def _emulated(link: Link) -> Gpu:
+    # Collectives do not buffer: a schedule that would hang on NCCL must hang here. Users' messages may be buffered.
     transport, points = MessageTransport(link.wire, Tag.DEVICE), MessageTransport(link.points, 0, buffered=True)
     gpu = Gpu(EmulatedDevice(), transport, points)
     if link.has_collectives:
@@ -333,7 +341,7 @@ def _emulated(link: Link) -> Gpu:
 
 
 class _AfterKernels:
-    """MPI's own collectives on the emulated device: what was enqueued before must have been done."""
+    """MPI's own collectives on the emulated device, after all work enqueued before."""
 
     name = "native"
 
@@ -342,12 +350,13 @@ class _AfterKernels:
         self.serves, self.close = executor.serves, executor.close
 
     def run(self, task: Task) -> Operation:
+        # MPI reads the memory on the host: kernels enqueued before must have written it.
         yield from self._device.settle(task.stream)
         yield from self._executor.run(task)
 
 
 def _same_ordinal(link: Link, ordinal: int) -> Operation:
-    """Tell the other threads which GPU this one is on; raise UsageError, on all of them, where they differ."""
+    """Exchange the GPU ordinals of the threads; raise UsageError on all threads if they differ."""
     ordinals = [words[0] for words in (yield from exchange(link.place, link.wire, [ordinal]))]
     if len(set(ordinals)) > 1:
         raise UsageError(f"threads are on GPUs {', '.join(map(str, ordinals))}, and reach each other's memory on one "
@@ -361,14 +370,15 @@ def _between_threads(link: Link, timeout: float, ordinal: int) -> Gpu:
 
     Waits(timeout, foreign=link.foreign).run(_same_ordinal(link, ordinal), "device")
     device = CudaDevice(ordinal)
-    # Threads' tags have no limit: beyond MPI's, no message of the host can be mistaken for one of these.
+    # Threads' tags have no limit. Tags above MPI's keep device messages apart from those of the host.
     return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device))
 
 
 def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
-    # Messages have a communicator of their own: NCCL runs all that is enqueued on one in order.
+    # Messages get an NCCL communicator of their own: on one communicator a message would wait for collectives.
     claimed, *ids = bootstrap.meet(link.mpi, timeout, lambda: (
         gpus.claim_gpu(link.mpi, ordinal), *(gpus.nccl_id(link.mpi) for _ in range(2))))
+    # All ranks must choose alike: the oldest GPU decides on NCCL's float8.
     lowest = min(gpu.capability for gpu in claimed)
     from gpucoll.communicator.windows import Windows
     from gpucoll.device.cuda import CudaDevice
@@ -384,7 +394,7 @@ def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
 
 
 def is_on_device(argument: Any) -> bool:
-    """Return whether an argument of a call, arrays or what a root has told of them, says that they are on a device."""
+    """Return whether an argument of a call is on a device: array, list of arrays, space, or a root's metadata."""
     if isinstance(argument, dict):
         return bool(argument.get("gpu"))
     if isinstance(argument, Space):

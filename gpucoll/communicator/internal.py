@@ -1,6 +1,6 @@
-"""The internal interface of a communicator: the few functions that the rooms above use beside its public methods.
+"""The internal interface of a communicator: functions for the packages above, beside the public methods.
 
-`training`, `torch`, `distributed` and `mpi` take no private name of a communicator. A test holds that.
+`training`, `torch`, `distributed` and `mpi` use no private name of a communicator. A test checks this.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from gpucoll.progress.waits import Waits
 
 
 def current_stream(comm: Communicator, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:
-    """Return the context in which a program's GPU arrays are worked on: its own stream and the rank's device."""
+    """Return the context for work on a program's GPU arrays: the program's stream and the rank's device."""
     return comm._current(None, arrays)
 
 
 def all_gather_metadata(comm: Communicator, metadata: Metadata, call: str, error: Failure = None) -> list[Metadata]:
-    """Return the JSON objects of all ranks, on every rank. A collective call on the host.
+    """Return the JSON objects of all ranks on every rank, in rank order. A collective call on the host.
 
-    With an `error` this rank tells the others of it, and raises it; they raise PeerError.
+    A rank with an `error` must pass the text under the key "error" of `metadata`. This rank raises `error`; the other
+    ranks raise PeerError.
     """
     return comm._all_gather_metadata(metadata, call, error)
 
 
 def broadcast_metadata(comm: Communicator, root: int, metadata: Metadata, call: str,
                        error: Failure = None) -> Metadata:
-    """Return the root's JSON object, on every rank; as `all_gather_metadata`."""
+    """Return the root's JSON object on every rank; errors as in `all_gather_metadata`."""
     return comm._broadcast_metadata(root, metadata, call, error)
 
 
 def refusing(comm: Communicator) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which this rank's refusal of its own arguments is told to the ranks that wait for it."""
+    """Return a context that reports a refusal of this rank's arguments to the ranks waiting for this rank."""
     return comm._refusing()
 
 
@@ -48,25 +49,25 @@ def link_of(comm: Communicator) -> Link:
 
 
 def waits_of(comm: Communicator) -> Waits:
-    """Return the waits of the communicator, with their deadline."""
+    """Return the waits of the communicator, with the deadline."""
     return comm._waits
 
 
 def sender_of(comm: Communicator, tag: int) -> int | None:
-    """Return a rank whose message with `tag` could be received now, None where there is none."""
+    """Return a rank whose message with `tag` is ready to be received, None without a message."""
     return comm._sender(tag)
 
 
 def checked_message(comm: Communicator, name: str, tag: Any, **ends: Any) -> PointMessage:
-    """Return a message that is to be sent or received, its arguments checked."""
+    """Return a message to send or receive, after a check of its arguments."""
     return comm._message(name, tag, **ends)
 
 
 def start_together(comm: Communicator, messages: Sequence[PointMessage]) -> list[Work]:
-    """Begin messages of which none waits for another."""
+    """Start messages side by side, so that none waits for another; return their works."""
     return comm._start_together(messages)
 
 
 def gpu_of(comm: Communicator, name: str) -> Gpu:
-    """Return the communicator's device of that name, "cuda" or "emulated", with its executors."""
+    """Return the communicator's device named "cuda" or "emulated", with its executors."""
     return comm._gpu(name)

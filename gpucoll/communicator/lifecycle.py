@@ -1,4 +1,4 @@
-"""A communicator's life: its guards are made with it; it ends with the others, without them, or in a fork's child."""
+"""The life of a communicator: its guards, refusals and aborts; its end by `close`, at exit, or in a fork's child."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from gpucoll.progress.operations import drain_all, kind_of
 from gpucoll.transport.control import abort, shutdown
 from gpucoll.transport.kvstore import linger_at_most
 
-GRACE = 1.0  # seconds for what is under way on a GPU, after a failure of which nothing is known there
+GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
 
 
 class Lifecycle(Core):
-    """Methods of `Communicator`."""
+    """Methods of `Communicator`: guards, refusal, abort, close."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -44,86 +44,93 @@ class Lifecycle(Core):
         guard = Guard(self.rank, link.processes, self._awaited, self._progress, link.aborted,
                       lambda: self._waits.waits_since)
         self._guard = guard
+        # Called between polls: the death of a rank ends a wait at once, long before the deadline.
         self._waits.hooks.append(guard.check)
         self._waits.blame, self._waits.explain = guard.blame, self._explain
         self._host.explain_by(guard.cause)
+        # Ranks that are processes learn of a failure here by messages only.
         if mpi is not None:
             self._waits.on_failure = self._abort
         if isinstance(link, LocalLink):
+            # Weak: the links' shared state must not keep a dropped communicator alive.
             link.used_by(functools.partial(_threads_of, weakref.ref(self)))
         self._has_aborted = False
         self._watches: list[DeviceWatch] = []
-        self._unfinished: GpucollError | None = None  # of a call on a GPU, as closing has found
+        self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
         self._flight = None
         folder = os.environ.get("GPUCOLL_DUMP_DIR")
         if folder:
+            # The files of all ranks of a communicator need one group name.
             name = f"threads-{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
             self._flight = Flight(Path(folder), name, self.rank, self.size)
         self._observers = observers_of(self.rank, os.environ)
         preflight = Preflight(link, self._waits, self._elsewhere) if self.size > 1 and self.check != "off" else None
         self._preflight = preflight if link.has_collectives else None
+        # The engine compares the calls of a single node in shared memory: no messages then.
         comparison = None if self._host.compares_calls or preflight is None else \
             Deferred(preflight) if self.check == "deferred" else preflight
         self._host.observe(self._flight, self._observers, comparison)
         _alive.add(self)
 
     def _awaited(self) -> set[int] | None:
-        """Return the ranks that are waited for, None where nobody knows."""
+        """Return the ranks awaited by this rank, None if unknown."""
         if self._preflight is not None and self._preflight.is_comparing:
             return self._preflight.missing()
         return self._host.awaited()
 
     def _elsewhere(self) -> tuple[set[int], str]:
-        """Return the ranks that a call on the host waits for, and what tells the call apart."""
+        """Return the ranks awaited by a call on the host, and the descriptor of the call."""
         call = Signature.decode(self._host.under_way() or self._waits.name)
         return self._host.awaited() or set(), call._replace(where="on the host").encode()
 
     def _explain(self, error: BaseException) -> GpucollError | None:
-        """Return what is behind an error of the transport or of another rank: unlike calls, or a rank that has ended.
-        """
+        """Return the cause of an error of the transport or of another rank: calls that differ, or a dead rank."""
         is_late, is_known = isinstance(error, CollectiveTimeout), isinstance(error, MismatchError | RankFailedError)
+        # A named rank has really ended: no other cause is behind the error.
         if isinstance(error, RankFailedError) and {*error.ranks} & {*self._link.processes.ended()}:
             return None
         found: GpucollError | None = None
         if self._preflight is not None:
             differ = isinstance(error, MismatchError)
+            # A wait until the deadline was long enough: give the comparison no more time.
             found = self._preflight.explain(0 if is_late else EXPLAINS, differ=differ)
             if found is None and isinstance(error, CollectiveTimeout) and self._preflight.missing() \
-                    and self._preflight.missing().isdisjoint(error.ranks):  # a named rank itself waits for another one
+                    and self._preflight.missing().isdisjoint(error.ranks):  # a named rank waits for the missing ones
                 return self._waits.late(self._waits.name)
         return found if found is not None or is_late or is_known else self._guard.cause()
 
     def _progress(self) -> dict[int, tuple[int, str]]:
-        """Return the number and the words of the last call of ranks, as far as they are known."""
+        """Return number and descriptor of the last call of each rank, as far as known."""
         preflight = self._preflight
         if preflight is None or (self._host.compares_calls and not preflight.missing()):
             return self._host.progress()
         return preflight.progress()
 
     def _by_messages(self, usual: str) -> Comparison | None:
-        """Return what compares calls by messages, as `check` says, or else as is `usual`."""
+        """Return the comparison of calls by messages, as `check` says, or by default as `usual` says."""
         if self._preflight is None:
             return None
         return self._preflight if (self.check or usual) == "full" else Deferred(self._preflight)
 
     def _of_devices(self) -> Comparison | None:
-        """Return what compares calls on devices: who waits for it does so as in calls on the host."""
+        """Return the comparison for calls on devices: the host's own with "full", else one by messages."""
         return self._host if self.check == "full" else self._by_messages("deferred")
 
     def _refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
-        """Tell the other ranks, which may wait in that call, once that it is refused here; `call` is what is known."""
+        """Tell the other ranks, once for each error, that this rank refuses a call; `call` has its known fields."""
         if hasattr(error, "is_told"):
             return
         error.is_told = True  # type: ignore[attr-defined] # a mark of ours
         comparison = self._of_devices() if on_device else self._host
         refused = (call or Signature(""))._replace(refusal=str(error))
+        # The caller raises the refusal itself: an error in telling others must not replace it.
         with contextlib.suppress(GpucollError):
             if comparison is not None:
                 self._waits.run(comparison.compare(refused.encode()), "a call that was refused")
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Raise the error inside, which the ranks that wait for this one are told of."""
+        """Report a refusal raised in the block to the ranks waiting for this rank, and raise it."""
         try:
             yield
         except REFUSALS as error:
@@ -131,14 +138,16 @@ class Lifecycle(Core):
             raise
 
     def _abort(self) -> None:
-        """Tell the other ranks, once, that this one goes no further."""
+        """Tell the other ranks, once, that this rank goes no further, and why."""
         if not self._has_aborted and not self._link.has_ended():
             self._has_aborted = True
             with contextlib.suppress(*self._link.foreign):
                 failure = self._waits.failure
+                # MPI's end waits for all ranks, and a dead rank never comes: set a deadline for `_at_exit`.
                 if failure is not None:
                     finalize_within.append(DEATH if self._link.processes.ended() else
                                            self.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
+                # Pass on the rank behind the failure, so that other ranks blame that rank and not this one.
                 why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
                 if isinstance(failure, RankFailedError) and failure.ranks:
                     why = FAILED_BY + failure.ranks[0]
@@ -147,7 +156,7 @@ class Lifecycle(Core):
                 abort(self._link.wire, self._living(), why)
 
     def _living(self) -> list[int]:
-        """Return the other ranks; after a failure not those that have died, to which MPI may crash where it sends."""
+        """Return the other ranks, after a failure without the dead ones: MPI may crash in a send to a dead rank."""
         failure = self._waits.failure
         if failure is None:
             return sorted({*range(self.size)} - {self.rank})
@@ -166,18 +175,20 @@ class Lifecycle(Core):
         return gpu
 
     def close(self) -> None:
-        """Give back what the communicator holds; idempotent. A collective call unless it has failed.
+        """Complete the operations under way and release all resources; idempotent.
 
-        What is still under way is completed first. Where another rank has failed or does not come within the timeout,
-        MPI's communicators stay: to free them on some ranks only would let late messages reach the next ones.
-        Of ranks that are threads none waits for another: the last one to close frees the memory of all.
+        A collective call unless the communicator has failed. If another rank has failed, or does not come within the
+        timeout (seconds), MPI's communicators are not freed: after a free on some ranks only, late messages could reach
+        the next communicators. Ranks that are threads do not wait for each other: the last `close` frees the memory of
+        all.
 
-        Raises the error of a call on a GPU whose result is not complete, unless a call or a wait has raised it before.
+        Raises the error of an incomplete call on a GPU, unless a call or a wait has raised the error before.
         """
         if self.closed or self._is_forked:
             return
         self.closed = True
         self._forget_calls()
+        # No watchdog may look at streams and transports during their release.
         for watch in self._watches:
             watch.close()
         was_well, reported = self._waits.failure is None, self._waits.reported
@@ -194,17 +205,18 @@ class Lifecycle(Core):
             self._waits.close()
             self._release(not together)
         unreported = unreported or (self._unfinished if was_well else None)
+        # Another thread may have raised the same failure already: report it once.
         if unreported is not None and kind_of(unreported) != reported:
             raise unreported
 
     def _forget_calls(self) -> None:
-        """Let every call come through here from now on."""
+        """Close the engine: all later calls take the path through Python, with its checks."""
         self._express = not_known
         if self._engine is not None:
             self._engine.close()
 
     def _has_ended(self) -> bool:
-        """Return whether all that this rank has under way has come to a good end, on its devices too."""
+        """Return whether all operations of this rank have ended without error, on its devices too."""
         try:
             self._waits.run(iter(()), "close")
         except GpucollError:
@@ -212,14 +224,14 @@ class Lifecycle(Core):
         return self._devices_have_ended()
 
     def _devices_have_ended(self, *, awaited: bool = True) -> bool:
-        """Return whether all that was enqueued on devices comes to a good end; it is `awaited` until the deadline."""
+        """Return whether all work on devices ends well: within the timeout if `awaited`, else within GRACE."""
         errors = [gpu.unfinished(self.timeout if awaited else GRACE) for gpu in self._gpus.values()]
         error = next(filter(None, errors), None)
         self._unfinished = error and (self._explain(error) or error)
         return error is None
 
     def _release(self, failed: bool) -> None:
-        """Give all memory back, or of devices' what no other rank can still be using where one has `failed`."""
+        """Release all memory. If a rank has `failed`, keep the link and any device memory still in use by ranks."""
         self._host.close()
         for gpu in self._gpus.values():
             gpu.close(failed=failed)
@@ -227,9 +239,10 @@ class Lifecycle(Core):
             self._link.free()
 
     def _shutdown(self) -> bool:
-        """Return whether every rank has come to close, none having failed; a failed one tells, and does not wait."""
+        """Return whether all ranks have come to `close` without failure; a failed rank tells, and does not wait."""
         if self._link.has_ended():
             return False
+        # A dead rank never comes to `close`: fail now, not at the deadline.
         if self._waits.failure is None and self._link.processes.ended():
             self._waits.failure = self._guard.cause()
         failure = self._waits.failure
@@ -238,8 +251,9 @@ class Lifecycle(Core):
             self._host.fail(failure)
             self._abort()
             with contextlib.suppress(*self._link.foreign):
-                all(done() for done in leaving)  # tells, and hears nobody
+                all(done() for done in leaving)  # sends the message, and does not wait for answers
             return False
+        # A deferred comparison may still be under way: judge it first, since no later call will.
         try:
             if self._preflight is not None:
                 self._waits.run(self._preflight.settled(), "close")
@@ -260,7 +274,7 @@ class Lifecycle(Core):
 
 
 def _threads_of(reference: weakref.ref[Lifecycle]) -> set[int]:
-    """Return the system's numbers of the threads that made a communicator's last calls; none where it was dropped."""
+    """Return the system's numbers of the threads of a communicator's last calls; none if it was dropped."""
     comm = reference()
     return set() if comm is None else {comm._waits.thread, comm._host.thread()} - {0}
 
@@ -269,33 +283,37 @@ _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a fork's child: no call, no wait at exit, no shutdown of the parent's communicators."""
+    """Disable the parent's communicators in a fork's child: no call, no wait at exit, no shutdown."""
     finalize_within.clear()
     devices.forget()
     for comm in _alive:
+        # Transports, threads and locks belong to the parent: touch none of these.
         comm._is_forked = True
         comm._forget_calls()
         comm._watches.clear()
         comm._waits.forget()
         if comm._link.processes.watch is not None:
-            comm._link.processes.watch.drop()  # the parent's connection would outlive it
-        comm._waits.hooks.append(comm._check_usable)  # who waits for a `Work` of the parent's waits for ever
+            comm._link.processes.watch.drop()  # other hosts see the parent's end by its closed connection
+        comm._waits.hooks.append(comm._check_usable)  # ends a wait for the parent's `Work`
 
 
 def _at_exit() -> None:
-    """Who leaves without closing tells the others, which may be waiting for it; then MPI ends.
+    """Tell waiting ranks that this rank leaves without `close`; then end MPI.
 
-    MPI's end waits for all ranks: for ever, where one has died. So it has a deadline once a communicator has failed, a
-    short one where a process is known to have ended: a watchdog of the interpreter's, no thread of Python's, shows
-    where this process is then, and ends it with status 1.
+    MPI's end waits for all ranks, for ever if a rank has died. A deadline therefore limits MPI's end after a failure of
+    a communicator, a short one if a process is known to have ended. At the deadline the interpreter's watchdog, which
+    is no thread of Python's, prints the stack of this process and ends the process with status 1.
     """
+    # Other ranks may wait for a dropped work: complete it first.
     drain_all()
+    # CUDA may end next: the watchdog thread must not call it any more.
     devices.stop()
     for comm in list(_alive):
         if not (comm.closed or comm._is_forked or comm._link.mpi is None or comm._link.has_ended()):
             try:
+                # ENDS is a rank that left without `close`. Any other reason is a failure, and MPI's end may then hang.
                 is_lost = not {ENDS}.issuperset(comm._link.aborted().values())
-            except comm._link.foreign:  # as MPI raises where it knows of a rank that has died
+            except comm._link.foreign:  # MPI raises if it knows of a dead rank
                 is_lost = True
             if is_lost:
                 finalize_within.append(FINALIZE)
@@ -303,11 +321,11 @@ def _at_exit() -> None:
                 finalize_within.append(DEATH)
             comm._host.fail(RankFailedError("the process has ended", ranks=(comm.rank,)))
             comm._abort()
-            comm.closed = True  # MPI's end frees communicators, and who frees one closes what it keeps
+            comm.closed = True  # MPI's end frees communicators, and so would close this one again
     if finalize_within:
         linger_at_most(max(finalize_within))
         limit = DEATH if DEATH in finalize_within else max(finalize_within)
-        MPI = sys.modules.get("mpi4py.MPI")  # ranks that a store joins do without
+        MPI = sys.modules.get("mpi4py.MPI")  # None for ranks joined by a store
         if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
             faulthandler.dump_traceback_later(limit, exit=True, file=2)
             MPI.Finalize()

@@ -1,4 +1,4 @@
-"""What joins the ranks of a communicator: MPI or a store between processes, memory between threads."""
+"""Links between the ranks of a communicator: MPI or a key store between processes, memory between threads."""
 
 from __future__ import annotations
 
@@ -32,46 +32,47 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-_worlds = itertools.count()  # links of all ranks that this process has made: each has keys of its own
+_worlds = itertools.count()  # links of all ranks made by this process: each needs its own keys in the store
 
 
 class Link:
-    """What a communicator needs of the world below it.
+    """The services of the layer below for one communicator.
 
-    `wire` and `points` send and receive as mpi4py's communicators do: `wire` is the executors', so that no message of
-    a user's can meet one of ours; `points` carries the user's. `mpi` gathers objects as mpi4py's communicators do, and
-    is one where it has collectives; None between threads.
+    `wire` and `points` send and receive as mpi4py's communicators do. Executors use `wire`, and `points` carries the
+    user's messages, so that no message of a user can match one of the library. `mpi` gathers objects as mpi4py's
+    communicators do. It is an mpi4py communicator if `has_collectives` is set, and None between threads.
     """
 
     place: RankTopology
     mpi: Any = None
     wire: Any
     points: Any
-    threads = True  # whether several threads may call it
-    has_collectives = False  # whether `wire` does MPI's own collectives
-    foreign: tuple[type[Exception], ...] = ()  # what it raises
-    processes: Processes  # of the ranks of this host, this one's included
-    table: Table  # what "auto" chooses by, the same on every rank
-    gpu_index: int | None = None  # by which the GPUs of a host are dealt out to ranks; None: threads share the current
-    device: int | None = None  # the CUDA ordinal that `own_gpu` has returned
-    _ranks: StoreRanks  # by which ranks that MPI has not started split
+    threads = True  # whether several threads may call the link at a time
+    has_collectives = False  # whether `wire` has MPI's own collectives
+    foreign: tuple[type[Exception], ...] = ()  # exceptions of the layer below
+    processes: Processes  # of the ranks of this host, this rank included
+    table: Table  # tuning table for "auto", the same on every rank
+    gpu_index: int | None = None  # number for dealing out a host's GPUs; None: threads use the current GPU
+    device: int | None = None  # the CUDA ordinal, once `own_gpu` was called
+    _ranks: StoreRanks  # gathers the colors of a split without MPI
     _splits = 0
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
-        """Return a message of `points` that could be received now, from anybody and with any tag where they are None.
+        """Return a message of `points` ready to be received; None without a message.
 
-        None where there is none. Of one sender's it is the first that was sent.
+        `source` None means any rank, and `tag` None any tag. Messages of one sender are returned in sending order.
         """
         raise NotImplementedError
 
     def own_gpu(self, ordinal: int | None) -> int | None:
-        """Return the CUDA ordinal of this rank, None without a GPU: the one that was named, or its parent's."""
+        """Return this rank's CUDA ordinal: `ordinal`, or by `gpu_index`, or the parent's; None without a GPU."""
         if self.device is None:
             self.device = device_of(self.gpu_index, ordinal)
         return self.device
 
     def split(self, color: int | None, key: int) -> Link | None:
-        """Return the link of the ranks of `color`, ordered by `key`; None where it is None. A collective call."""
+        """Return the link of the ranks of `color`, ordered by `key`; None if `color` is None. A collective call."""
+        # All ranks count alike: a part gets the same new name on each of its ranks.
         self._splits += 1
         everyone = self._ranks.allgather((color, key))
         if color is None:
@@ -83,26 +84,26 @@ class Link:
         return part
 
     def _part(self, name: str, rank: int, size: int) -> Link:
-        """Return the link of this rank in a part of the ranks, which has a name of its own."""
+        """Return the link of this rank in a part of the ranks; `name` belongs to that part only."""
         raise NotImplementedError
 
     def aborted(self) -> Mapping[int, int]:
-        """Return the ranks that have told that they go no further, and why (see `executors.mpi.abort`)."""
+        """Return the ranks known to go no further, and why; see `gpucoll.transport.control.abort`."""
         return {}
 
     def has_ended(self) -> bool:
-        """Return whether nothing can be sent any more."""
+        """Return whether the layer below has ended, so that nothing can be sent."""
         return False
 
     def free(self) -> None:
-        """Give back what it holds. A collective call."""
+        """Release the resources of the link. A collective call."""
 
 
 class TypedMessages:
-    """Messages over an mpi4py communicator. The code of their dtype stands in their tag, above the user's.
+    """Messages over an mpi4py communicator. The tag carries the code of the dtype above the user's tag.
 
-    So a receive takes the first message of its own dtype, at no cost, and `other` finds those that
-    the receive does not take. A message of another dtype that was sent before is overtaken: it is never misread.
+    A receive therefore takes the first message of its own dtype, at no cost, and `other` finds messages of other
+    dtypes. A receive may take a message ahead of an earlier message of another dtype, but never misreads a message.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -110,24 +111,24 @@ class TypedMessages:
 
         self._comm, self._status, self._send, self._receiver = comm, MPI.Status(), comm.Isend, receiver(comm)
         self._receive = self._receiver.Irecv
-        # MPI promises no more than the user's tags; where it has no more, nothing is known of dtypes.
+        # MPI guarantees only the range of the user's tags. Without larger tags a message carries no dtype.
         self._step = TAGS if (comm.Get_attr(MPI.TAG_UB) or 0) >= TAGS * (max(CODES.values()) + 1) else 0
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> MPI.Request:
-        """Begin to send ``[bytes, "B"]`` of a dtype of that code."""
+        """Start to send ``[bytes, "B"]`` of the dtype with code `dtype`; return the request."""
         return self._send(buffer, dest, tag + dtype * self._step)
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> MPI.Request:
-        """Begin to receive ``[bytes, "B"]`` of a dtype of that code."""
+        """Start to receive ``[bytes, "B"]`` of the dtype with code `dtype`; return the request."""
         return self._receive(buffer, source, tag + dtype * self._step)
 
     def _match(self) -> None:
-        """Let receives that have begun take their messages, which are no others' to see."""
+        """Let posted receives take their messages first: such messages are not for a probe."""
         if isinstance(self._receiver, MatchedReceives):
             self._receiver.match()
 
     def other(self, source: int, tag: int, dtype: int) -> Found | None:
-        """Return the code of a message of another dtype that could be received now, and what begins to receive it."""
+        """Return the code of a message of another dtype ready to be received, and a function to receive it, or None."""
         self._match()
         for code in CODES.values() if dtype and self._step else ():
             if code != dtype and self._comm.Iprobe(source, tag + code * self._step, self._status):
@@ -136,7 +137,7 @@ class TypedMessages:
         return None
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
-        """Return a message of a user's that could be received now; see `Link.seen`."""
+        """Return a user's message ready to be received; see `Link.seen`."""
         from mpi4py import MPI
 
         anybody, status = MPI.ANY_SOURCE if source is None else source, self._status
@@ -146,15 +147,16 @@ class TypedMessages:
         code, its_tag = divmod(status.tag, TAGS)
         if code != 1 and tag in (None, its_tag):
             return Seen(status.source, its_tag, status.count)
-        if tag is None:  # the message is gpucoll.distributed's own, which takes it soon
+        if tag is None:  # code 1: a message of gpucoll.distributed, soon taken by that package
             return None
+        # The first message may not be the wanted one: probe the tag with each dtype, as MPI has no wildcard for that.
         tags = [tag + code * self._step for code in (0, *CODES.values())] if self._step and tag < TAGS else [tag]
         is_here = any(self._comm.Iprobe(anybody, one, status) for one in tags)
         return Seen(status.source, tag, status.count) if is_here else None
 
 
 class MpiLink(Link):
-    """Ranks are processes, joined by MPI; two duplicates of the communicator that it is made of."""
+    """The link of ranks that are processes joined by MPI; made of two duplicates of the given communicator."""
 
     has_collectives = True
 
@@ -172,14 +174,17 @@ class MpiLink(Link):
         self._aborted: dict[int, int] = {}
 
     def _meet(self, mpi: MPI.Intracomm, table: Table | None) -> None:
+        # Two duplicates: messages of users and of executors must never match.
         self.mpi = _made(mpi.Dup)
         self.points = TypedMessages(self.mpi)
         self.wire = _made(mpi.Dup)
         self.place = _made(lambda: bootstrap.place(self.mpi))
         self.gpu_index = bootstrap.gpu_index(self.place)
         everyone = self.mpi.allgather((os.getpid(), process_namespace()))
+        # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
         seen = visible(everyone)
         self.processes = Processes(seen, None if len(seen) == mpi.size else Watch(self.mpi, self.place.nodes))
+        # All ranks must choose alike, also on unlike hosts: the table of rank 0 decides.
         self.table = table or by_first_rank(self.mpi, load)
 
     def split(self, color: int | None, key: int) -> MpiLink | None:
@@ -188,6 +193,7 @@ class MpiLink(Link):
         part = _made(lambda: self.mpi.Split(MPI.UNDEFINED if color is None else color, key))
         if color is None:
             return None
+        # `MpiLink` makes duplicates of its own: `part` itself is freed.
         link = MpiLink(part, self._timeout, self.table)
         link.gpu_index = self.gpu_index
         part.Free()
@@ -209,7 +215,7 @@ class MpiLink(Link):
 
 
 def _made(make: Callable[[], T]) -> T:
-    """Return what MPI makes; BackendError, on every rank, where it has no room for another communicator."""
+    """Return the result of `make`; raise BackendError, on every rank, if MPI has no room for a communicator."""
     from mpi4py import MPI
 
     try:
@@ -220,7 +226,7 @@ def _made(make: Callable[[], T]) -> T:
 
 
 class StoreLink(Link):
-    """Ranks are processes, joined by the keys of a store that begin with `name`, which no other link has."""
+    """The link of ranks that are processes joined by a key store; only its own keys begin with `name`."""
 
     def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float) -> None:
         self._store, self._name, self._timeout = store, name, timeout
@@ -236,7 +242,7 @@ class StoreLink(Link):
 
     @classmethod
     def world(cls, rank: int, size: int, token: str, timeout: float) -> StoreLink:
-        """Return the link of all ranks that have the same `token`. A collective call."""
+        """Return the link of all ranks with the same `token`. A collective call."""
         store = open_store(rank, size, token, timeout) if size > 1 else MemoryStore()
         return cls(store, f"world {next(_worlds)}", rank, size, timeout)
 
@@ -244,6 +250,7 @@ class StoreLink(Link):
         return StoreLink(self._store, f"{self._name}/{name}", rank, size, self._timeout)
 
     def aborted(self) -> Mapping[int, int]:
+        # This is asked in every wait: one request to the store, and more only after an abort.
         others = {*range(self.place.size)} - {self.place.rank, *self._aborted} if self.wire.any_aborted() else ()
         for other in others:
             if self.wire.length(other, Tag.ABORT) is not None:
@@ -261,7 +268,7 @@ class StoreLink(Link):
 
 
 class LocalLink(Link):
-    """Ranks are threads of one process; a message is copied once, from the sender's array into the receiver's."""
+    """The link of ranks that are threads of one process; a message is copied once, from array to array."""
 
     def __init__(self, rank: int, hub: _Hub, timeout: float) -> None:
         self.place = RankTopology.of(rank, ["here"] * hub.size)
@@ -273,7 +280,7 @@ class LocalLink(Link):
 
     @classmethod
     def all(cls, size: int, timeout: float) -> list[LocalLink]:
-        """Return the links of `size` ranks."""
+        """Return the links of `size` ranks, in rank order."""
         hub = _Hub(size)
         return [cls(rank, hub, timeout) for rank in range(size)]
 
@@ -284,17 +291,17 @@ class LocalLink(Link):
         return LocalLink(rank, self._hub.part(name, size), self._timeout)
 
     def used_by(self, threads: Callable[[], set[int]]) -> None:
-        """Let `threads` return the system's numbers of the threads that made this rank's last calls."""
+        """Set the function returning the system's numbers of the threads of this rank's last calls."""
         self._hub.used[self.place.rank] = threads
 
     def close(self, release: Callable[[bool], None], *, failed: bool) -> None:
-        """Leave without waiting; the last rank to leave calls every rank's `release` with whether any has failed."""
+        """Leave without waiting. The last rank to leave calls each rank's `release` with whether any rank failed."""
         self._hub.used.pop(self.place.rank, None)
         self._hub.close(release, failed)
 
 
 class _Hub:
-    """What the threads of one `init_local` share: mail, a store, their parts, and who has left."""
+    """State shared by the threads of one `init_local`: mail, a store, parts, and the ranks that have left."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -302,13 +309,14 @@ class _Hub:
         self.store = MemoryStore()
         self.used: dict[int, Callable[[], set[int]]] = {}  # by rank, see `LocalLink.used_by`
         self._lock = threading.Lock()
-        self._parts: dict[str, list[_Hub]] = {}  # by name: the same hub, once for each rank that has still to come
-        self._releases: list[Callable[[bool], None]] = []  # of those who have left
+        self._parts: dict[str, list[_Hub]] = {}  # by name: one reference for each rank still to come
+        self._releases: list[Callable[[bool], None]] = []  # of the ranks that have left
         self._has_failed = False
 
     def part(self, name: str, size: int) -> _Hub:
-        """Return the hub of a part, the same for all of its ranks."""
+        """Return the hub of a part, the same object for all its ranks."""
         with self._lock:
+            # The first rank makes the hub. The last one drops the name, so that the hub lives as long as its links.
             left = self._parts.setdefault(name, [_Hub(size)] * size)
             hub = left.pop()
             if not left:
@@ -316,11 +324,13 @@ class _Hub:
             return hub
 
     def close(self, release: Callable[[bool], None], failed: bool) -> None:
-        """See `LocalLink.close`."""
+        """Note a rank that leaves; see `LocalLink.close`."""
+        # Threads may close at the same time: exactly one must see that all ranks have left.
         with self._lock:
             self._releases.append(release)
             self._has_failed |= failed
             if len(self._releases) < self.size:
                 return
+        # Only the last rank comes here, so no lock: a release may take long.
         while self._releases:
             self._releases.pop(0)(self._has_failed)

@@ -1,4 +1,4 @@
-"""Host messages: what ranks must tell each other of shapes before data can move."""
+"""Host messages: shapes, dtypes and errors exchanged between ranks before data can move."""
 
 from __future__ import annotations
 
@@ -17,46 +17,47 @@ from gpucoll.core.dtypes import row_of
 from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError, minority
 
 Metadata: TypeAlias = dict[str, Any]
-Failure: TypeAlias = GpucollError | MemoryError | None  # what is wrong with this rank's part
+Failure: TypeAlias = GpucollError | MemoryError | None  # the error of this rank's own part, or None
 
-BYTES, BYTES_PER_RANK = 1024, 24  # bytes
-KEPT = 256  # of what others told
+BYTES, BYTES_PER_RANK = 1024, 24  # of a host message: the fixed part, and the part for each rank's count
+KEPT = 256  # entries of caches of host messages
 
 
 def metadata_of(x: Array, shape: Sequence[int]) -> Metadata:
-    """Return what the other ranks must know of an array, which has that `shape` to them."""
+    """Return the metadata of an array for the other ranks, with `shape` as its shape."""
     return {"shape": list(shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
 
 
 class MetadataExchange(Lifecycle):
-    """Exchanges of small JSON objects, by the communicator's own schedules: with a deadline like every wait."""
+    """Exchanges of small JSON objects by the communicator's own schedules, with its deadline."""
 
     def _checked_sizes(self, name: str, root: Any) -> Sizes:
-        """Return who is asking, in a call that begins with such an exchange; what is wrong is told in it."""
+        """Return rank, size and root for a call that begins with an exchange; report a refusal in the exchange."""
         with self._refusing():
             return self._sizes(name, root)
 
     def _broadcast_metadata(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
-        """Return the root's on every rank; where it is an error, raise it: `mine` there, PeerError elsewhere."""
+        """Return the root's metadata on every rank; raise an error in it: `mine` on the root, PeerError elsewhere."""
         row = row_with(metadata, self.size) if self.rank == root else numpy.empty(_row_bytes(self.size), numpy.uint8)
         row = self._exchange("broadcast", row, name, root)
         return self._checked_metadata([_read(row.tobytes())], name, mine, first=root)[0]
 
     def _all_gather_metadata(self, metadata: Metadata, name: str, mine: Failure = None) -> list[Metadata]:
-        """Return everybody's metadata on every rank; an error of any rank is raised on all."""
+        """Return all ranks' metadata on every rank, in rank order; raise an error of any rank on all ranks."""
         return self._checked_rows(self._exchange("all_gather", row_with(metadata, self.size), name), name, mine)
 
     def _checked_rows(self, rows: Array, name: str, mine: Failure) -> list[Metadata]:
         return self._checked_metadata([_read(row.tobytes()) for row in rows], name, mine)
 
     def _exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
-        """Return what a collective on `row` results in, at once, whatever a group of calls puts off."""
+        """Return the result of a collective on `row` at once, even inside a group of calls."""
+        # The call itself cannot be prepared without the result: a group must not put it off.
         same = (f"{collective} of a header of {name}", "", root, "auto")
         result = self._express(*same, row, None)
         if result is NotImplemented:
             call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))
             shows = self._host.shows_calls is not None
-            allowed = "shared" if shows else self._host_executor()  # where the others look for it
+            allowed = "shared" if shows else self._host_executor()  # the other ranks look for the call there
             executor, task = self._resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root)
             task.header = name
             self._waits.run(self._operation(executor, task, call.space, call), name)
@@ -65,8 +66,9 @@ class MetadataExchange(Lifecycle):
         return result
 
     def _metadata_space(self, name: str, metadata: Metadata, source: Any, out: Any, stream: Any) -> Space:
-        """Return where a call runs whose root has told of its arrays; `source` and `out` are this rank's, or None."""
+        """Return the space of a call with the root's `metadata`; `source` and `out` are this rank's arrays or None."""
         here = [array for array in (source, out) if array is not None]
+        # The executor must be the same on all ranks: the root's arrays decide.
         if any(on_gpu(array) != metadata["gpu"] for array in here):
             raise ArgumentError(f"{name}: out is not where the root's array is, which is "
                                 f"{'on a GPU' if metadata['gpu'] else 'on the host'}", code="GC-DEVICE")
@@ -78,6 +80,7 @@ class MetadataExchange(Lifecycle):
                           first: int = 0) -> list[Metadata]:
         if mine is not None:
             raise mine
+        # Every rank has the same rows, so all ranks raise for the same rank.
         refused = {first + rank: one["error"] for rank, one in enumerate(metadata) if "error" in one}
         if refused:
             rank, words = next(iter(refused.items()))
@@ -91,10 +94,10 @@ def _row_bytes(ranks: int) -> int:
 
 
 def row_with(metadata: Metadata, ranks: int) -> Array:
-    """Return a host message that says so."""
+    """Return a host message with `metadata` in JSON, as a row of uint8; the text of an error is cut to fit."""
     row = numpy.zeros(_row_bytes(ranks), numpy.uint8)
     text = json.dumps(metadata).encode()
-    if "error" in metadata:  # nothing else then: as many of its characters as there is room for, escaped as they are
+    if "error" in metadata:  # the only key then: keep as many characters as fit in JSON
         kept = len(metadata["error"])
         while len(text) > len(row):
             kept -= (len(text) - len(row) + 5) // 6  # an escaped character takes up to 6 bytes, or 12 for two
@@ -110,7 +113,7 @@ def _read(row: bytes) -> Metadata:
 
 
 def check_alike(name: str, metadata: Sequence[Metadata], key: str, code: str) -> None:
-    """Raise MismatchError, on every rank alike, where ranks differ in `key` of what all of them have told."""
+    """Raise MismatchError, on every rank, if the ranks' metadata differ in `key`."""
     values = [one[key] for one in metadata]
     if any(value != values[0] for value in values):
         differ = minority(values)

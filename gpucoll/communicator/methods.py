@@ -1,4 +1,4 @@
-"""The collectives whose shapes are alike on all ranks. All have the options of `Collectives.all_reduce`."""
+"""The collectives with the same shapes on all ranks. All take the options of `Collectives.all_reduce`."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ from gpucoll.progress.operations import Operation
 
 
 class Collectives(MetadataExchange):
-    """Methods of `Communicator`."""
+    """Methods of `Communicator`: the collectives with the same shapes on all ranks."""
 
     @shaped(Reducing)
     def all_reduce(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                    stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all ranks' `x` (shape s) on every rank.
 
-        `out` (shape s; ``out=x`` is in place) takes the result, else it is allocated. `op`: sum prod min max avg
-        band bor bxor land lor lxor, a `ReduceOp`, an mpi4py op, `premul_sum` or `elementwise_op`. `dtype` reads an
-        unsigned carrier as another dtype. `algorithm`: a name of ``gpucoll.algorithms("all_reduce")``, "native" or
-        "auto". `async_op` returns a `Work`. GPU arrays are worked on in `stream`, CuPy's current one where it is None:
-        the call enqueues and returns. Raises ArgumentError and DtypeError before data moves. MPI-5.0, 6.9.6.
+        `out` (shape s) receives the result, with ``out=x`` in place; otherwise the result is allocated. `op`: sum prod
+        min max avg band bor bxor land lor lxor, a `ReduceOp`, an mpi4py op, `premul_sum` or `elementwise_op`. `dtype`
+        reads unsigned integers as another dtype of the same width. `algorithm`: a name of
+        ``gpucoll.algorithms("all_reduce")``, "native" or "auto". ``async_op=True`` returns a `Work`. A call on GPU
+        arrays only enqueues in `stream`; None is the current stream of CuPy (PyTorch's for its tensors). Raises
+        ArgumentError and DtypeError before data moves; MismatchError if the ranks' calls differ, PeerError if another
+        rank refuses its arguments, RankFailedError, and CollectiveTimeout at the deadline. MPI-5.0, 6.9.6.
         """
         if dtype is None and stream is None and not async_op and self._group is None:
+            # The engine repeats known calls without checks in Python; NotImplemented means an unknown call.
             result = self._express("all_reduce", op, 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
@@ -63,7 +66,7 @@ class Collectives(MetadataExchange):
     @shaped(Overwriting)
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
-        """Overwrite every rank's `x` (shape s) with the root's and return it. MPI-5.0, 6.4."""
+        """Overwrite every rank's `x` (shape s) with the root's, and return `x`. MPI-5.0, 6.4."""
         if stream is None and not async_op and self._group is None:
             result = self._express("broadcast", "", root, algorithm, x, None)
             if result is not NotImplemented:
@@ -94,8 +97,8 @@ class Collectives(MetadataExchange):
                 async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the root's `x` (shape (size, \\*s); None elsewhere). MPI-5.0, 6.6.
 
-        The other ranks learn shape and dtype from what the root shows of its call, or by one host message; that tells
-        them, too, if the root refuses its own arguments: PeerError.
+        The other ranks learn shape and dtype from the root's call descriptor in shared memory, or from one host
+        message. If the root refuses its arguments, the other ranks raise PeerError.
         """
         same: Key = ()
         if stream is None and not async_op and self._group is None:
@@ -115,15 +118,17 @@ class Collectives(MetadataExchange):
             if shows and not metadata["gpu"] and not self.options.emulated:
                 made = self._scattering(x, source, out, who, options, metadata)
         except (GpucollError, MemoryError) as error:
+            # Without call descriptors the other ranks wait for this message.
             if shows is None:
                 self._broadcast_metadata(self.rank, {"error": str(error)}, "scatter", mine=error)
             known = {"dtype": metadata["dtype"], "shape": (*metadata["shape"][1:],)} if metadata else {}
             self._refuse(error, Signature("scatter" if known else "", root=who.root, **known))
             raise
+        # The call descriptor replaces the message only if the executor shows it, and its text fits.
         if made and getattr(made[0], "shows_calls", made[0]) is shows and len(made[1].words) < TEXT:
             return self._begin(*made, options, same, source, out)
         self._broadcast_metadata(self.rank, metadata, "scatter")
-        return self._scatter_known(x, source, out, who, options, metadata, ())  # nor may it be known without
+        return self._scatter_known(x, source, out, who, options, metadata, ())  # no key: each call needs the message
 
     def _scatter_to(self, out: Any, who: Sizes, options: CallOptions, same: Key) -> Any:
         metadata = self._shown_by(who, out, options) or self._broadcast_metadata(who.root, {}, "scatter")
@@ -132,7 +137,7 @@ class Collectives(MetadataExchange):
     @counted
     def _scatter_known(self, x: Any, source: Any, out: Any, who: Sizes, options: CallOptions, metadata: Metadata,
                        same: Key) -> Any:
-        """Scatter what the root has told of."""
+        """Scatter, with the root's metadata known."""
         return self._begin(*self._scattering(x, source, out, who, options, metadata), options, same, source, out)
 
     def _scattering(self, x: Any, source: Any, out: Any, who: Sizes, options: CallOptions,
@@ -144,9 +149,9 @@ class Collectives(MetadataExchange):
         return executor, task, call
 
     def _shown_by(self, who: Sizes, out: Any, options: CallOptions) -> Metadata | None:
-        """Return what the root shows of its scatter; None where it tells by a message, or is in another call.
+        """Return the metadata in the root's call descriptor; None if the root sends a message or makes another call.
 
-        Where it refuses its arguments what is wrong here comes first, else PeerError.
+        If the root refuses its arguments, an error in this rank's own arguments comes first, else PeerError.
         """
         shows, words = self._host.shows_calls, ""
         if shows is None:
@@ -158,12 +163,14 @@ class Collectives(MetadataExchange):
             words = shows.next_call(who.root)
             return words is not None
 
+        # `look` polls the root's call descriptor.
         def look() -> Operation:
             try:
                 yield shown
             except BaseException as error:
                 if not self.closed:
-                    self._host.fail(error)  # the root waits for nobody until it needs this rank
+                    # The root may run ahead of this rank: only this note ends the root's wait for this rank later.
+                    self._host.fail(error)
                 raise
 
         self._waits.run(look(), "scatter")
@@ -213,7 +220,7 @@ class Collectives(MetadataExchange):
                stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank` - 1, the op's identity on rank 0.
 
-        MPI-5.0, 6.11.2, where rank 0's result is undefined.
+        MPI-5.0, 6.11.2, with an undefined result on rank 0.
         """
         if dtype is None and stream is None and not async_op and self._group is None:
             result = self._express("exscan", op, 0, algorithm, x, out)
@@ -222,12 +229,12 @@ class Collectives(MetadataExchange):
         return self._collective("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     def maxloc(self, x: Any, index: Any = None) -> tuple[Any, Any]:
-        """Return the greatest of all ranks' `x` (shape s), element by element, and its `index`, on every rank.
+        """Return the maximum of all ranks' `x` (shape s), element by element, and its `index`, on every rank.
 
-        `index` are integers (shape s) that say where a rank's `x` come from; its rank, as int64, where it is None. Of
-        equal values the lowest index counts. NaN is the greatest, as in `numpy.argmax`. Two all-reduces on any
-        executor: "max" of `x`, "min" of those indices; the host waits for nothing but these. Not in a group. Raises
-        ArgumentError and DtypeError before data moves, UsageError. MPI-5.0, 6.9.4.
+        `index` (integers, shape s) gives an origin for each element of `x`; None means the number of the rank, as
+        int64. Of equal values the lowest index counts. NaN is the maximum, as in `numpy.argmax`. Cost: two all-reduces
+        on any executor, "max" of `x` and "min" of the indices of the maxima; the host waits for nothing else. Not in a
+        group (UsageError). Raises ArgumentError and DtypeError before data moves. MPI-5.0, 6.9.4.
 
         >>> import gpucoll as gc
         >>> gc.run_local(lambda comm: comm.maxloc(numpy.array([3 - comm.rank, 4])), 2)[0]
@@ -236,7 +243,7 @@ class Collectives(MetadataExchange):
         return self._located("maxloc", "max", x, index)
 
     def minloc(self, x: Any, index: Any = None) -> tuple[Any, Any]:
-        """Return the least of all ranks' `x`, element by element, and its `index`; NaN is the least. As `maxloc`."""
+        """Return the minimum of all ranks' `x` and its `index`, as `maxloc`; NaN is the minimum."""
         return self._located("minloc", "min", x, index)
 
     @counted
@@ -255,12 +262,13 @@ class Collectives(MetadataExchange):
                                 "element of x", code="GC-SHAPE")
         values = self.all_reduce(x, op=op)
         with self._current(None, [x]):
-            is_there = (source == values) | (source != source)  # a NaN is equal to nothing, and has won
+            is_there = (source == values) | (source != source)  # NaN equals nothing, and wins
+            # Ranks without the extreme give the largest integer, which loses in "min".
             indices = module_of(source).where(is_there, indices, indices.dtype.type(numpy.iinfo(indices.dtype).max))
         return values, self.all_reduce(indices, op="min")
 
     def barrier(self, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
-        """Return when every rank has called it; with `stream` that waits instead of the host. MPI-5.0, 6.3."""
+        """Return when every rank has called `barrier`; with `stream` the stream waits, not the host. MPI-5.0, 6.3."""
         same = () if async_op or stream is not None or self._group is not None else ("barrier", "", 0, algorithm)
         if same and self._express(*same, None, None) is not NotImplemented:
             return None

@@ -1,7 +1,7 @@
-"""Collectives of Python objects: pickled, they travel as bytes. Unpickling runs code: trust every rank.
+"""Collectives of Python objects, pickled and sent as bytes. Unpickling runs code: trust every rank.
 
-A rank that refuses its arguments, or whose object cannot be pickled, tells the others: they raise PeerError. None is
-for a group of calls, whose results are not there before its end: UsageError.
+If a rank refuses its arguments, or cannot pickle its object, the other ranks raise PeerError. Not in a group of calls
+(UsageError): the results would not exist before its end.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from gpucoll.errors import ArgumentError
 
 
 class Objects(VectorVariants, Collectives):
-    """Methods of `Communicator`."""
+    """Methods of `Communicator`: collectives of pickled objects."""
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Return the list of all ranks' objects."""
+        """Return the list of all ranks' objects, in rank order, on every rank."""
         return [*map(_unpickled, self.all_gather_v(self._pickled("all_gather_object", obj)))]
 
     def gather_object(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Return the list of all ranks' objects on `root`, None elsewhere."""
+        """Return the list of all ranks' objects, in rank order, on `root`; None elsewhere."""
         rows = self.gather_v(self._pickled("gather_object", obj), root)
         return None if rows is None else [*map(_unpickled, rows)]
 
     def broadcast_object(self, obj: Any = None, root: int = 0) -> Any:
-        """Return the root's object, which is itself there; elsewhere `obj` is ignored."""
+        """Return the root's object, a copy on other ranks; elsewhere `obj` is ignored."""
         self._check_apart("broadcast_object")
         root, row = self._checked_sizes("broadcast_object", root).root, numpy.empty(0, numpy.uint8)
         if self.rank == root:
@@ -41,7 +41,7 @@ class Objects(VectorVariants, Collectives):
         return obj if self.rank == root else _unpickled(row)
 
     def scatter_object(self, objs: Any = None, root: int = 0) -> Any:
-        """Return object `rank` of the root's list, which has one for each rank; elsewhere `objs` is ignored."""
+        """Return a copy of object `rank` of the root's list of `size` objects; elsewhere `objs` is ignored."""
         self._check_apart("scatter_object")
         root = self._checked_sizes("scatter_object", root).root
         return _unpickled(self.scatter_v(self._rows(objs) if self.rank == root else None, root))
@@ -62,7 +62,7 @@ class Objects(VectorVariants, Collectives):
 def _row(name: str, obj: Any) -> Array:
     try:
         return numpy.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), numpy.uint8)
-    except Exception as error:  # whatever the object's own code raises
+    except Exception as error:  # the object's own code may raise any error
         raise ArgumentError(f"{name}: a {type(obj).__name__} cannot be pickled: {error}", code="GC-PICKLE") from error
 
 

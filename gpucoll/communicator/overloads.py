@@ -1,7 +1,7 @@
-"""The types of the calls, a shape for each family of methods: the result is what was put in.
+"""The types of the collective methods: a protocol for each family, so that results have the type of arguments.
 
-A NumPy or CuPy array gives an array of its type and dtype, `out` gives itself, and
-``async_op=True`` a `Work`. At run time `shaped` leaves a method as it is.
+A NumPy or CuPy array gives an array of the same type and dtype, `out` is itself the result, and ``async_op=True`` gives
+a `Work`. At run time `shaped` returns the method unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpucoll.progress.operations import Work
 
 
 class ArrayLike(Protocol):
-    """What NumPy's and CuPy's arrays have in common, and PyTorch's have not: those give NumPy arrays."""
+    """An array of NumPy or CuPy. PyTorch's tensors are different: a call returns NumPy arrays for these."""
 
     def __array_namespace__(self, *, api_version: Any = ...) -> Any:
         """Return the array module."""
@@ -26,7 +26,7 @@ C = TypeVar("C", covariant=True)
 
 
 class Reducing(Protocol):
-    """all_reduce, reduce_scatter, scan, exscan."""
+    """The type of all_reduce, reduce_scatter, scan, exscan."""
 
     @overload
     def __call__(self, x: A, out: None = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
@@ -40,7 +40,7 @@ class Reducing(Protocol):
 
 
 class ReducingToRoot(Protocol):
-    """reduce: None off the root."""
+    """The type of reduce: None on other ranks than the root."""
 
     @overload
     def __call__(self, x: A, out: None = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
@@ -54,7 +54,7 @@ class ReducingToRoot(Protocol):
 
 
 class Moving(Protocol):
-    """all_gather, all_to_all."""
+    """The type of all_gather, all_to_all."""
 
     @overload
     def __call__(self, x: A, out: None = None, *, algorithm: str = "auto", stream: Any = None,
@@ -68,7 +68,7 @@ class Moving(Protocol):
 
 
 class MovingToRoot(Protocol):
-    """gather: None off the root."""
+    """The type of gather: None on other ranks than the root."""
 
     @overload
     def __call__(self, x: A, out: None = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
@@ -82,7 +82,7 @@ class MovingToRoot(Protocol):
 
 
 class Overwriting(Protocol):
-    """broadcast."""
+    """The type of broadcast."""
 
     @overload
     def __call__(self, x: O, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
@@ -93,7 +93,7 @@ class Overwriting(Protocol):
 
 
 class GatheringBlocks(Protocol):
-    """all_gather_v."""
+    """The type of all_gather_v."""
 
     @overload
     def __call__(self, x: A, out: None = None, *, algorithm: str = "auto", stream: Any = None,
@@ -107,7 +107,7 @@ class GatheringBlocks(Protocol):
 
 
 class GatheringBlocksToRoot(Protocol):
-    """gather_v: None off the root."""
+    """The type of gather_v: None on other ranks than the root."""
 
     @overload
     def __call__(self, x: A, root: int = 0, *, out: None = None, algorithm: str = "auto", stream: Any = None,
@@ -121,7 +121,7 @@ class GatheringBlocksToRoot(Protocol):
 
 
 class ScatteringBlocks(Protocol):
-    """scatter_v: None in place of the list off the root."""
+    """The type of scatter_v: other ranks than the root pass None for the list."""
 
     @overload
     def __call__(self, xs: None, root: int = 0, *, out: None = None, algorithm: str = "auto", stream: Any = None,
@@ -138,7 +138,7 @@ class ScatteringBlocks(Protocol):
 
 
 class ExchangingBlocks(Protocol):
-    """all_to_all_v."""
+    """The type of all_to_all_v."""
 
     @overload
     def __call__(self, xs: Sequence[A], out: None = None, *, algorithm: str = "auto", stream: Any = None,
@@ -152,7 +152,7 @@ class ExchangingBlocks(Protocol):
 
 
 class ReducingBlocks(Protocol):
-    """reduce_scatter_v."""
+    """The type of reduce_scatter_v."""
 
     @overload
     def __call__(self, x: A, counts: Sequence[int], op: Any = "sum", *, out: None = None, dtype: Any = None,
@@ -166,7 +166,7 @@ class ReducingBlocks(Protocol):
 
 
 class Receiving(Protocol):
-    """recv."""
+    """The type of recv."""
 
     @overload
     def __call__(self, out: O, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *,
@@ -177,7 +177,7 @@ class Receiving(Protocol):
 
 
 class Probing(Protocol):
-    """probe."""
+    """The type of probe."""
 
     @overload
     def __call__(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: None = None) -> Status: ...
@@ -188,7 +188,7 @@ class Probing(Protocol):
 
 
 class Neighbouring(Protocol):
-    """neighbor_all_gather, neighbor_all_to_all."""
+    """The type of neighbor_all_gather, neighbor_all_to_all."""
 
     @overload
     def __call__(self, x: A, out: None = None) -> A: ...

@@ -1,4 +1,4 @@
-"""Calls with everything resolved, to be made again and again."""
+"""Persistent calls: resolved once, made many times."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpucoll.core.collectives import collective as collective_row
 from gpucoll.errors import BackendError
 
 ENDS = {"send": ("x", "dst"), "recv": ("out", "src", "status"), "sendrecv": ("x", "out", "dst", "src")}
-WITH_METADATA = ("scatter",)  # whose ranks tell each other shapes in every call
+WITH_METADATA = ("scatter",)  # collectives with an exchange of shapes in every call
 
 
 class PersistentCall:
-    """A collective on the same arrays: calling it does it once more, and returns the result, always the same object.
+    """A collective on fixed arrays: calling the object repeats the collective and returns the result.
 
-    ``executor`` and ``algorithm`` say who does it and how; both are None where that is decided in each call: for the
-    v-variants, scatter, barrier, and arrays that are not contiguous.
+    ``executor`` and ``algorithm`` tell how; the result is the same object in every call then. Both are None if each
+    call decides anew: for the v-variants, scatter, barrier, messages, and arrays that are not contiguous.
     """
 
     def __init__(self, call: Callable[[], Any], result: Any, executor: str | None, algorithm: str | None,
@@ -33,7 +33,7 @@ class PersistentCall:
         self.result, self.executor, self.algorithm = result, executor, algorithm
 
     def __call__(self) -> Any:
-        """Do the collective; a collective call."""
+        """Repeat the collective and return the result; a collective call."""
         if self._express() is not NotImplemented:
             return self.result
         found = self._call()
@@ -41,18 +41,19 @@ class PersistentCall:
 
 
 class Persistent(Collectives, Points):
-    """Methods of `Communicator`."""
+    """Methods of `Communicator`: `plan`."""
 
     def plan(self, collective: str, x: Any = None, out: Any = None, **options: Any) -> PersistentCall:
-        """Return a callable that does `collective` on `x` and `out`, with shapes, executor and algorithm resolved.
+        """Return a callable that repeats `collective` on `x` and `out`, resolved once: shapes, executor, algorithm.
 
-        `options` are those of the collective: op, root, dtype, algorithm, stream. Where `out` is None it is allocated
-        once. The arrays are kept, their content may change from call to call. No data move here. On a GPU a call
-        enqueues in `stream`, CuPy's current one where it is None, and can be captured in a CUDA graph. All ranks plan
-        and call alike. Raises ArgumentError and DtypeError as the collective does.
+        `options` are those of the collective: op, root, dtype, algorithm, stream. If `out` is None, the result is
+        allocated once. The callable keeps the arrays; their content may change between calls. No data move here. On a
+        GPU a call enqueues in `stream` (None: CuPy's current stream), and can be captured in a CUDA graph. All ranks
+        plan and call alike. Raises ArgumentError and DtypeError as the collective does, TypeError for an unknown
+        option.
 
-        Messages between two ranks too, of which only those two know: ``plan("send", x, dst=, tag=0)``, ``plan("recv",
-        out=, src=, tag=0, status=None)`` and ``plan("sendrecv", x, out, dst=, src=, tag=0)``.
+        Messages between two ranks can be planned too, by these ranks only: ``plan("send", x, dst=, tag=0)``,
+        ``plan("recv", out=, src=, tag=0, status=None)`` and ``plan("sendrecv", x, out, dst=, src=, tag=0)``.
         """
         if collective in POINTS:
             return self._planned_message(collective, x, out, **options)
@@ -69,7 +70,7 @@ class Persistent(Collectives, Points):
 
     def _planned_message(self, name: str, x: Any, out: Any, *, dst: Any = None, src: Any = None, tag: Any = 0,
                          status: Any = None) -> PersistentCall:
-        """Return a message to be sent, or received, again and again; its arguments are checked here."""
+        """Return a message to send or receive repeatedly, after a check of its arguments."""
         given = {"x": x, "dst": dst, "out": out, "src": src, "status": status}
         foreign = [what for what, value in given.items() if value is not None and what not in ENDS[name]]
         if foreign:
@@ -98,6 +99,7 @@ class Persistent(Collectives, Points):
             again = functools.partial(getattr(self, row.name), x, **_outs(row, call.result), **more,
                                       algorithm=algorithm, stream=stream)
             return PersistentCall(again, None, None, None)
+        # On a device the compiled call has the addresses itself.
         source, target = (task.input, task.output) if task.device == "cpu" else (None, None)
         again = functools.partial(self._calls.repeat, cached, source, target, stream)
         express: Callable[[], Any] = not_known
@@ -107,5 +109,5 @@ class Persistent(Collectives, Points):
 
 
 def _outs(row: Collective, out: Any) -> dict[str, Any]:
-    """Return `out` where the collective has one, and it is not None."""
+    """Return `out` as an option, if the collective has this option and `out` is not None."""
     return {} if out is None or row.name == "broadcast" else {"out": out}

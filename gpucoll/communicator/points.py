@@ -38,36 +38,38 @@ from gpucoll.transport.tags import BYTES, PIECE, TAGS
 
 
 class Points(MetadataExchange):
-    """Methods of `Communicator`. NCCL has no tags: messages between two ranks' GPU arrays meet in their order."""
+    """Methods of `Communicator`: messages, groups, splits. NCCL has no tags: GPU messages match in calling order."""
 
     @functools.cached_property
     def _points(self) -> Any:
-        """What carries messages between two ranks."""
+        """The carrier of messages between two ranks."""
         return self._host.points(self._link)
 
     @functools.cached_property
     def _exchange_here(self) -> Callable[..., Any]:
-        """What does blocking messages between ranks of a node; it returns NotImplemented for any other message."""
+        """The engine's function for blocking messages inside a node; any other message gives NotImplemented."""
         is_here = self._points is not self._link.points and self._host_engine() is not None
         return self._engine.exchange if is_here else not_known
 
     def _seen(self, source: int | None, tag: int | None) -> Seen | None:
-        """Return a message that could be received now, from anybody and with any tag where they are None; or None."""
+        """Return a message ready to be received, or None; `source` and `tag` None mean any rank and any tag."""
         carrier: Any = self._link if self._points is self._link.points else self._points
         found: Seen | None = carrier.seen(source, tag)
         return found
 
     def _sender(self, tag: int) -> int | None:
-        """Return a rank whose message with `tag` could be received now, None where there is none."""
+        """Return a rank whose message with `tag` is ready to be received, None without a message."""
         found = self._seen(None, tag)
         return None if found is None else found.source
 
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
-        """Send `x` (shape s) to rank `dst`, where `recv` takes it with the same `tag`, 0 .. 32767. MPI-5.0, 3.2.
+        """Send `x` (shape s) to rank `dst`, for a `recv` there with the same `tag`, 0 .. 32767. MPI-5.0, 3.2.
 
-        To ``gpucoll.PROC_NULL``, or mpi4py's, nothing is sent, and from there nothing comes: `out` stays as it is.
+        Returns None, or a `Work` with ``async_op=True``. To ``gpucoll.PROC_NULL``, or mpi4py's, nothing is sent; `recv`
+        from PROC_NULL receives nothing, and `out` is unchanged. Raises ArgumentError.
         """
         if not async_op and self._group is None and x is not None:
+            # The engine does most blocking messages inside a node, with few steps of Python.
             begun = self._exchange_here(x, dst, None, -1, tag)
             if begun is True:
                 return None
@@ -79,14 +81,14 @@ class Points(MetadataExchange):
 
     @shaped(Receiving)
     def recv(self, out: Any, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *, async_op: bool = False) -> Any:
-        """Receive into `out` (shape s) from `src` and return it. MPI-5.0, 3.2.
+        """Receive a message from rank `src` into `out` (shape s) and return `out`. MPI-5.0, 3.2.
 
-        MismatchError for a message of another length or, on the host, another dtype; `out` stays as it is.
+        Raises MismatchError for a message of another length, or on the host of another dtype; `out` is unchanged then.
 
-        `src` may be ``gpucoll.ANY_SOURCE`` and `tag` ``gpucoll.ANY_TAG``, or mpi4py's, on the host: NCCL has neither,
-        so that a GPU array is refused (UsageError). The first message that is there is taken, those of one rank in the
-        order in which they were sent; another receive, from a named rank, that begins before one is there comes first.
-        `status`, a `Status` or mpi4py's, is told who has sent it, with which tag, and how many bytes.
+        On the host `src` may be ``gpucoll.ANY_SOURCE`` and `tag` ``gpucoll.ANY_TAG``, or mpi4py's. NCCL has neither:
+        such a receive into a GPU array raises UsageError. The receive takes the first message available, and messages
+        of one rank in sending order. A receive from a named rank has precedence if it begins before the message is
+        available. `status`, a `Status` or mpi4py's, is set to source, tag and bytes of the message.
         """
         if status is None and not async_op and self._group is None and out is not None:
             begun = self._exchange_here(None, -1, out, src, tag)
@@ -105,10 +107,10 @@ class Points(MetadataExchange):
 
     @shaped(Probing)
     def probe(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Any:
-        """Wait for a message that `recv` could receive, and return its `Status`, or `status`; it stays where it is.
+        """Wait for a message available to `recv`; return its `Status`, or `status`. The message stays available.
 
-        `count` is in bytes; of a message of more than 1 GiB it may be that of its first part. On the host only:
-        UsageError on the emulated device. MPI-5.0, 3.8.1.
+        `count` is in bytes, for a message above 1 GiB perhaps of its first piece only. Host only: UsageError on the
+        emulated device. MPI-5.0, 3.8.1.
         """
         status = Status() if status is None else status
         pattern = self._pattern("probe", src, tag)
@@ -119,7 +121,7 @@ class Points(MetadataExchange):
         return status if work is None else work.wait()
 
     def iprobe(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Status | None:
-        """Return what `probe` does where there is such a message by now, else None; never waits. MPI-5.0, 3.8.1."""
+        """Return the status as `probe` does if a message is available now, else None; never wait. MPI-5.0, 3.8.1."""
         status = Status() if status is None else status
         pattern = self._pattern("iprobe", src, tag)
         self._waits.advance()
@@ -129,7 +131,7 @@ class Points(MetadataExchange):
         return None if seen is None else status
 
     def _pattern(self, name: str, src: Any, tag: Any) -> tuple[int | None, int | None] | None:
-        """Return the rank and the tag that are asked for, None for any; None where nobody is."""
+        """Return the rank and tag asked for, each None for any; return None for PROC_NULL."""
         self._check_usable()
         if self.options.emulated:
             raise UsageError(f"{name}: {NO_WILDCARD}", code="GC-WILDCARD")
@@ -139,7 +141,7 @@ class Points(MetadataExchange):
             None if ANY_TAG.is_meant(tag) else check_tag(name, tag)
 
     def _found(self, source: int | None, tag: int | None, status: Any = None) -> Generator[Pending, None, Seen]:
-        """Wait for a message from `source` with `tag`, any where they are None; tell `status` of it."""
+        """Wait for a message from `source` with `tag`, None for any; set `status` to source, tag and bytes."""
         found: Seen | None = None
 
         def is_here() -> bool:
@@ -167,20 +169,20 @@ class Points(MetadataExchange):
         return self._point(self._message("sendrecv", tag, x, dst, out, src), async_op)
 
     def _is_plain(self, array: Any, peer: Any, tag: Any) -> bool:
-        """Return whether MPI may work on an array itself, in a message that nothing must come before."""
+        """Return whether MPI may work on an array itself, and no earlier message must come first."""
         return type(array) is numpy.ndarray and type(peer) is type(tag) is int and 0 <= peer < self.size \
             and 0 <= tag < TAGS and array.dtype.char in PLAIN and array.dtype.isnative and array.flags.c_contiguous \
             and array.nbytes <= PIECE and self._link.mpi is not None and self._group is None \
             and not self.options.emulated and not self._waits.has_messages
 
     def _rest(self, name: str, begun: Any, x: Any, out: Any, src: int) -> Any:
-        """Return `out` once messages that the engine has begun have ended."""
+        """Wait for the messages begun by the engine; return `out`."""
         came, sent = begun
         work = self._waits.soon(ends(came, sent, x, out, src), name, out)
         return out if work is None else work.wait()
 
     def _soon(self, name: str, x: Any, dst: int, out: Any, src: int, tag: int) -> Any:
-        """Send `x` and receive `out`, unless they are None; return `out`. Only what takes long runs behind a `Work`."""
+        """Send `x` and receive `out`, each unless None; return `out`. Only a long message needs a `Work`."""
         self._check_usable()
         work = self._waits.soon(self._whole(x, dst, out, src, tag), name, out)
         return out if work is None else work.wait()
@@ -189,6 +191,7 @@ class Points(MetadataExchange):
         came = sent = None
         code, points = code_of((x if out is None else out).dtype), self._points
         try:
+            # Post the receive first: a message for it then stays out of the unexpected queue.
             if out is not None:
                 came = points.Irecv([out, BYTES], src, tag, code)
             if x is not None:
@@ -200,7 +203,7 @@ class Points(MetadataExchange):
 
     def _message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
                  src: Any = None, *, wildcards: bool = False) -> PointMessage:
-        """Return what is to be sent or received, checked; with `wildcards` from any rank and with any tag too."""
+        """Return a checked message to send or receive; `wildcards` allows any rank and any tag."""
         self._check_usable()
         space = self._space(name, x if name == "send" else out)
         with space.current:
@@ -233,6 +236,7 @@ class Points(MetadataExchange):
         return work if async_op else work.wait()
 
     def _in_group(self, message: PointMessage, group: list[Work]) -> Work:
+        # GPU messages of a group form one transport group: enqueued singly, one could wait for another for ever.
         if isinstance(message.space, DeviceSpace):
             if self._batch is None:
                 self._batch = Batch(message.space)
@@ -247,7 +251,7 @@ class Points(MetadataExchange):
         return work
 
     def _start_together(self, messages: Sequence[PointMessage], *, beside: bool = True) -> list[Work]:
-        """Begin messages of which none waits for another; on a GPU `beside` the current stream, not in it."""
+        """Start messages side by side; on a GPU `beside` the current stream instead of in it."""
         if not messages:
             return []
         space = messages[0].space
@@ -262,6 +266,7 @@ class Points(MetadataExchange):
             batch.add(message)
         works = [Work(self._waits, iter(()), one.name, one.result, batch.completion) for one in messages]
         works[0].operation = batch.run()
+        # A transport group has one end, known by the first work.
         for work in works[1:]:
             work.operation = end_of(works[0])
         return [self._waits.start(work) for work in works]
@@ -272,7 +277,7 @@ class Points(MetadataExchange):
         return together(*(part for part in (received, sent) if part is not None))
 
     def _send(self, x: Array, dst: int, tag: int | None) -> Generator[Pending, None, None]:
-        row = flat(x, HOST)  # a copy, where x is strided, that must live as long as this generator
+        row = flat(x, HOST)  # a copy if `x` is strided: keep it until the send has ended
         code = code_of(row.dtype)
         requests = [self._points.Isend([piece, BYTES], dst, tag, code) for piece in pieces_of(row)]
         try:
@@ -300,10 +305,10 @@ class Points(MetadataExchange):
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Send together all calls of the block; their results are valid after it.
+        """Run all calls of the block together at its end; their results are valid after the block.
 
-        Messages between two ranks are all under way before the first is waited for, and collectives follow in the
-        order of the calls. Groups do not nest: UsageError.
+        All messages between two ranks are under way before the first wait; collectives follow in the order of the
+        calls. Groups do not nest: UsageError.
         """
         self._check_usable()
         if self._group is not None:
@@ -314,41 +319,45 @@ class Points(MetadataExchange):
             works, self._group = self._group, None
         finally:
             self._group = self._batch = None
+        # Begin all messages before any wait: a message of one rank may need a later one of another rank.
         points = [self._waits.start(work) for work in works if work.name in POINTS]
         try:
             for work in works:
                 if work.name not in POINTS:
                     self._waits.submit(work)
-        except RevokedError as revoked:  # by one of them
+        except RevokedError as revoked:  # an earlier call of the group failed: raise its own error
             raise next((work.error for work in works if work.error is not None), revoked) from None
         for work in (*points, *works):
             work.wait()
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
-        """Return a communicator of the ranks of the same `color`, ordered by `key` and rank; None where it is None.
+        """Return a communicator of the ranks of the same `color`, ordered by `key` and rank; None if `color` is None.
 
-        A collective call; it inherits the options. MPI-5.0, 7.4.2.
+        A collective call; the options are inherited. Raises ArgumentError, and PeerError on the other ranks. MPI-5.0,
+        7.4.2.
         """
         self._check_usable()
         mine = _wrong_split(color, key)
         self._all_gather_metadata({"error": str(mine)} if mine else {}, "split", mine)
-        self._all_gather_metadata({}, "split")  # nobody was taken out of that wait
+        # A rank interrupted in the first exchange never comes to the second. All other ranks then stop here, and not in
+        # a split by MPI, which nothing can interrupt.
+        self._all_gather_metadata({}, "split")
         link = self._part(None if color is None else int(color), int(key))
         return None if link is None else self._over(link)
 
     def _part(self, color: int | None, key: int) -> Link | None:
-        """Return the link of the ranks of a color."""
+        """Return the link of the ranks of `color`; wait with a deadline, if threads may call the link."""
         part = functools.partial(self._link.split, color, key)
         link: Link | None = beside(self._waits.run, part, "split") if self._link.threads else part()
         return link
 
     def _over(self, link: Link) -> Any:
-        """Return a communicator of the ranks that a link joins, with the options of this one."""
+        """Return a communicator of the ranks joined by `link`, with the options of this communicator."""
         return type(self)(link, self.options)
 
 
 def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
-    """Return what is wrong with the arguments of `split`; MPI counts in 32 bits."""
+    """Return the error in the arguments of `split`, or None; MPI's numbers have 32 bits."""
     for what, value in (("color", 0 if color is None else color), ("key", key)):
         if not is_whole(value):
             return ArgumentError(f"split: {what} {value!r} is not a whole number", code="GC-SPLIT")
@@ -363,11 +372,11 @@ def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
 POINTS = ("send", "recv", "sendrecv")
 NO_WILDCARD = ("NCCL has no tags, and takes no message from anybody: a GPU array, or one on the emulated device, takes "
                "a message from a named rank; pass src= and tag=, or receive into an array on the host")
-PLAIN = "?bBhHiIlLqQefdFD"  # codes of the dtypes that NumPy has and we have
+PLAIN = "?bBhHiIlLqQefdFD"  # codes of the dtypes common to NumPy and this library
 
 
 def check_tag(name: str, tag: Any) -> int:
-    """Return the tag of a message; ArgumentError for any other number."""
+    """Return the tag of a message; raise ArgumentError outside of 0..32767."""
     if not is_whole(tag) or not 0 <= tag < TAGS:
         raise ArgumentError(f"{name}: tag {tag!r} is not in 0..{TAGS - 1}", code="GC-TAG")
     return int(tag)

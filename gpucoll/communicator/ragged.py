@@ -1,7 +1,7 @@
-"""The v-variants: blocks that differ in their first axis. Counts are discovered by one host message.
+"""The v-variants: blocks of different lengths along the first axis. One host message exchanges the lengths.
 
-What is wrong on one rank is raised on every rank: the host message carries the refusal. A call whose counts came before
-is the engine's, as others are.
+An error on one rank is raised on every rank: the host message carries the refusal. The engine repeats calls with known
+lengths, as all other calls.
 """
 
 from __future__ import annotations
@@ -48,28 +48,28 @@ Counts = tuple[int, ...]
 
 
 class Blocks(NamedTuple):
-    """A call whose blocks' lengths all ranks know: `same` finds it again, () where it is not to be found."""
+    """A call with all ranks' block lengths known; `same` is the key for repetition, () if not repeatable."""
 
     name: str
     tail: tuple[int, ...]
     dtype: numpy.dtype
-    given: Counts  # lengths along the first axis of this rank's input
-    taken: Counts  # and of its output
-    most: int      # the longest input or output of all ranks: what is chosen by it must be alike on all
+    given: Counts  # lengths along the first axis of this rank's input blocks
+    taken: Counts  # and of its output blocks
+    most: int      # the longest input or output of all ranks: the choice by size must agree
     same: Key
-    rooms: Counts = ()  # lengths of what an `out` has place for, where this rank gets no output
+    rooms: Counts = ()  # lengths of the blocks in an `out` on a rank without output
 
 
 class VectorVariants(MetadataExchange):
-    """Methods of `Communicator`."""
+    """Methods of `Communicator`: the v-variants."""
 
     @shaped(GatheringBlocks)
     def all_gather_v(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                      async_op: bool = False) -> Any:
         """Return the list of all ranks' `x` (shape (n_i, \\*s)) on every rank; views of one array. MPI-5.0, 6.7.
 
-        `out` takes the result, and is returned: one array (sum(n_i), \\*s), of which `x` may be its own block, or a
-        list of arrays (n_i, \\*s), which costs a copy.
+        `out` receives the result and is returned. It is one array (sum(n_i), \\*s), and `x` may be this rank's block in
+        it; or it is a list of arrays (n_i, \\*s), at the cost of a copy.
         """
         return self._gather_v("all_gather_v", x, out, 0, CallOptions(algorithm, async_op, stream))
 
@@ -97,7 +97,7 @@ class VectorVariants(MetadataExchange):
                   async_op: bool = False) -> Any:
         """Return array `rank` of the root's list `xs` of arrays (shape (n_i, \\*s)); None elsewhere. MPI-5.0, 6.6.
 
-        `out` (n_i, \\*s) takes it, and is returned.
+        `out` (n_i, \\*s) receives the array and is returned.
         """
         who = self._checked_sizes("scatter_v", root)
         arrays, mine = None, None
@@ -123,8 +123,8 @@ class VectorVariants(MetadataExchange):
                      async_op: bool = False) -> Any:
         """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8.
 
-        `out` takes the result, and is returned: a list of such arrays (``out=xs`` where all are as long as what they
-        are replaced by), or one array for all of them, one after another, which saves a copy.
+        `out` receives the result and is returned: a list of arrays (``out=xs`` if each array has the length of its
+        replacement), or one array for all blocks one after another, to save a copy.
         """
         name, options = "all_to_all_v", CallOptions(algorithm, async_op, stream)
         self._check_usable()
@@ -138,10 +138,10 @@ class VectorVariants(MetadataExchange):
     @shaped(ReducingBlocks)
     def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
                          algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
-        """Return rows of the reduction of all ranks' `x` (shape (sum(counts), \\*s)): `counts[rank]` of them.
+        """Return `counts[rank]` rows of the reduction of all ranks' `x` (shape (sum(counts), \\*s)).
 
-        `counts` is the same on all ranks; `out` (counts[rank], \\*s) takes the result, and is returned. MPI-5.0,
-        6.10.2.
+        The blocks of rows follow in rank order. `counts` is the same on all ranks; `out` (counts[rank], \\*s) receives
+        the result and is returned. MPI-5.0, 6.10.2.
         """
         name, options = "reduce_scatter_v", CallOptions(algorithm, async_op, stream)
         self._check_usable()
@@ -159,16 +159,16 @@ class VectorVariants(MetadataExchange):
         return self._run_blocks(blocks, source, source, options, x, out=out, op=op, kind=dtype)
 
     def _same(self, name: str, counts: Any, x: Any, options: CallOptions, op: Any = "", root: int = 0) -> Key:
-        """Return what the engine finds such a call by; () for one that it does not do from beginning to end."""
+        """Return the engine's key for a call; () if the engine cannot run the whole call."""
         is_plain = type(x) is numpy.ndarray and not options.async_op and options.stream is None and self._group is None
         return (f"{name} {counts} {x.shape[1:]}", op, root, options.algorithm) if is_plain else ()
 
     @counted
     def _run_blocks(self, blocks: Blocks, source: Any, given: Any, options: CallOptions, x: Any, *, space: Any = None,
                     out: Any = None, op: Any = None, root: int = 0, kind: Any = None) -> Any:
-        """Run a call on `source`: an array, a list of arrays to be joined, or None; `given` lives as long.
+        """Run a call on `source`: an array, a list of arrays to join, or None; `given` is kept as long.
 
-        `x` is what the user has passed: arrays of the library whose current stream counts.
+        `x` is the user's argument: the library of its arrays decides the current stream.
         """
         row, sources = COLLECTIVES[blocks.name], given if isinstance(given, list) else [] if given is None else [given]
         if space is None:
@@ -177,12 +177,13 @@ class VectorVariants(MetadataExchange):
         room = None if out is None else room_for(row, out, blocks.rooms or blocks.taken, blocks.tail, blocks.dtype,
                                                  sources, self.rank, space)
         if source is not None:
-            # One's own block of `out` stays where it is, as far as plans know it
+            # Only host plans of a gather know that the input may be this rank's block of `out`: else copy the input.
             is_known = space is HOST and row.output.blocks and not row.input.blocks
             is_apart = isinstance(source, list) or (room is not None and room.is_input and not is_known)
             source = joined(sources, space) if is_apart else flat(source, space)
         formed, result = form_blocks(row, blocks.taken, blocks.tail, blocks.dtype, kind, space, room)
         row_of_result = None if formed is None else formed.row
+        # Known counts and known rows: the engine does the whole call.
         if blocks.same and self._express(*blocks.same, source, row_of_result) is not NotImplemented:
             if formed is not None:
                 formed.deliver(space)
@@ -192,12 +193,12 @@ class VectorVariants(MetadataExchange):
         call = beside(call) if options.async_op else call
         checked = self._check_op(blocks.name, op, call) if row.reduces else None
         executor, task = self._resolve(row, call, options, self.executor, checked, root)
-        if task.input is call.input:  # not a copy that an op has scaled
+        if task.input is call.input:  # no copy scaled by an op
             self._learn_rows(blocks.same, executor, task)
         return self._begin(executor, task, call, options, (), None, None)
 
     def _learn_rows(self, same: Key, executor: Executor, task: Task) -> None:
-        """Let the engine know a call that it can do, by the rows that it works on."""
+        """Add a call to the engine's table, with its flat rows, if the engine can run it."""
         if not same or (planned := plan_of(executor, task)) is None or self._host_engine() is None:
             return
         self._engine.learn(*same, task.input, task.output, task.output, planned, self._seconds(executor, task))
@@ -210,23 +211,24 @@ class VectorVariants(MetadataExchange):
         return tuple(int(count) for count in counts)
 
     def _opened(self, check: Callable[..., T], name: str, x: Any, stream: Any, *more: int) -> T:
-        """Return what `check` returns, called while the call's stream is the current one."""
+        """Return the result of `check`, called with the call's stream as the current stream."""
         with self._current(stream, x if isinstance(x, list | tuple) else [x]):
             return check(name, x, *more)
 
     @functools.cached_property
     def _agreed(self) -> dict[tuple[str, bytes], tuple[Counts, ...]]:
-        """What all ranks told in calls before, and whose counts that were."""
+        """The counts of all ranks in earlier calls, by call and by the bytes of the ranks' host messages."""
         return {}
 
     def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], Counts], *,
                alike: bool = False) -> tuple[Any, tuple[Counts, ...]]:
-        """Return this rank's checked argument and everybody's counts; raise alike everywhere what is wrong anywhere."""
+        """Return this rank's checked argument and all ranks' counts; raise an error of any rank on every rank."""
         checked, mine = _attempt(check)
         mine_row = row_with({"error": str(mine)}, self.size) if mine else \
             _row_of(*_like(checked), counts(checked), self.size)
         rows = self._exchange("all_gather", mine_row, name)
         key = (name, rows.tobytes())
+        # The same messages were checked before: take the counts from there.
         found = self._agreed.get(key) if mine is None else None
         if found is None:
             everyone = self._checked_rows(rows, name, mine)

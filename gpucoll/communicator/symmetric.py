@@ -1,4 +1,4 @@
-"""Memory that all ranks of a node map: collectives on arrays there copy nothing in between."""
+"""Symmetric memory, mapped by all ranks of a node: collectives on its arrays need no intermediate copy."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ DEVICES = ("cpu", "cuda")
 
 
 class Symmetric(MetadataExchange):
-    """Methods of `Communicator`."""
+    """Methods of `Communicator`: arrays in symmetric memory."""
 
     def empty(self, shape: Any, dtype: Any, device: str | None = None) -> Any:
-        """Return an array of memory that all ranks of this node map; its elements are undefined. A collective call.
+        """Return an array in memory mapped by all ranks of this node; its elements are undefined. A collective call.
 
-        `shape` and `dtype` are the same on all ranks, `device` is "cpu" or "cuda" (None: "cpu"). The memory is the
-        communicator's: a block is used again by a later call once every rank has dropped its array (on a GPU, as from
-        CuPy's pool, by what comes later on the stream that it was used on), and `close` frees all. Raises
-        ArgumentError, DtypeError, MismatchError (ranks differ), BackendError (no memory, no GPU).
+        `shape` and `dtype` are the same on all ranks, `device` is "cpu" or "cuda" (None: "cpu"). The memory belongs to
+        the communicator, and `close` frees it. A later call reuses a block once every rank has dropped its array; on a
+        GPU, as with CuPy's pool, work on the new array must follow on the stream of the old one. Raises ArgumentError,
+        DtypeError, MismatchError (ranks differ), PeerError (another rank refuses), BackendError (no memory, no GPU).
         """
         return self._symmetric("empty", shape, dtype, device)
 
     def zeros(self, shape: Any, dtype: Any, device: str | None = None) -> Any:
-        """Return such an array, of zeros. A collective call."""
+        """Return an array of zeros, otherwise as `empty`. A collective call."""
         array = self._symmetric("zeros", shape, dtype, device)
         with self._current(None, [array]):
             array[...] = 0
@@ -55,15 +55,16 @@ class Symmetric(MetadataExchange):
             wanted: Metadata = {"shape": _lengths(name, shape), "dtype": row_of(dtype).name, "device": where}
             _check_cupy(name, wanted)
             large = math.prod(max(1, length) for length in wanted["shape"]) * numpy_dtype(wanted["dtype"]).itemsize
-            if 0 in wanted["shape"] and large >> 63:  # NumPy has no such array, though it would take no memory
+            if 0 in wanted["shape"] and large >> 63:  # no memory needed, but NumPy refuses the shape
                 raise ArgumentError(f"{name}: shape {shape!r} is too large for any memory", code="GC-SHAPE")
         except GpucollError as error:
-            self._all_gather_metadata({"error": str(error)}, name, error)  # which raises it
+            self._all_gather_metadata({"error": str(error)}, name, error)  # raises `error`
         dropped = self._heaps[where].dropped() if where in self._heaps else []
         everyone = self._all_gather_metadata(wanted | {"dropped": dropped}, name)
         for key, code in (("shape", "GC-SHAPE"), ("dtype", "GC-DTYPE"), ("device", "GC-DEVICE")):
             check_alike(name, everyone, key, code)
         heap, shared = self._memory(where)
+        # Heaps must stay alike: a block is free once all ranks have told of its drop, in the same call.
         heap.reclaim(number for one in everyone for number in one["dropped"])
         length = tuple(wanted["shape"]), numpy_dtype(wanted["dtype"])
         if heap.must_grow(*length):
@@ -71,7 +72,7 @@ class Symmetric(MetadataExchange):
         return heap.allocate(*length)
 
     def _grow(self, name: str, heap: Heap, shared: Any, shape: tuple[int, ...], dtype: numpy.dtype) -> None:
-        """Make room for an array; where a rank has no memory, no rank gets any."""
+        """Add a slab for an array; if a rank has no memory, no rank gets a slab."""
         slab: Any = None
         told: Metadata = {}
         error = None
@@ -85,20 +86,21 @@ class Symmetric(MetadataExchange):
         try:
             everyone = self._all_gather_metadata(told, name, error)
         except GpucollError:
+            # Another rank has no memory: undo, so that all heaps stay alike.
             if slab is not None:
                 heap.shrink()
             raise
         if shared is not None:
             try:
                 shared.reach(slab.key, [one["slab"] for one in everyone])
-            except GpucollError as failure:  # other ranks may have the slab
+            except GpucollError as failure:  # other ranks may have mapped the slab: no way back
                 self._waits.failure = failure
                 raise
         elif heap is self._host.heap:
             self._reach_on_host(name, slab, [one["slab"] for one in everyone])
 
     def _reach_on_host(self, name: str, slab: Any, keys: list[int]) -> None:
-        """Map the other ranks' new slabs; where one rank cannot, all are told, and no call is possible any more."""
+        """Map the other ranks' new slabs; if a rank cannot, all ranks raise, and the communicator has failed."""
         failure: BackendError | None = None
         told: Metadata = {}
         try:
@@ -113,7 +115,7 @@ class Symmetric(MetadataExchange):
             raise
 
     def _where(self, name: str, device: Any) -> str:
-        """Return which kind of memory is asked for: cpu, emulated or cuda."""
+        """Return the kind of memory asked for: cpu, emulated or cuda."""
         if device not in (None, *DEVICES):
             raise ArgumentError(f"{name}: no device is named {device!r}{nearest(device, DEVICES)}", code="GC-DEVICE")
         if device == "cuda" and self.device is None:
@@ -121,14 +123,14 @@ class Symmetric(MetadataExchange):
         return "cuda" if device == "cuda" else "emulated" if self.options.emulated else "cpu"
 
     def _memory(self, where: str) -> tuple[Heap, Any]:
-        """Return the symmetric memory of a device, and how kernels reach the others'; a collective call at first."""
+        """Return the heap of a device, and the object giving kernels access to it; a collective call at first."""
         shared = None if where == "cpu" else self._shared(where)
         if where not in self._heaps:
             self._heaps[where] = shared.heap if shared is not None else self._own_heap(where)
         return self._heaps[where], shared
 
     def _shared(self, where: str) -> Any:
-        """Return the memory of the executor whose kernels read that of other ranks, else NCCL's windows, else None."""
+        """Return the peer executor's symmetric memory, else NCCL's windows, else None."""
         try:
             gpu = self._gpu(where)
             executors = gpu.executors
@@ -143,7 +145,7 @@ class Symmetric(MetadataExchange):
         return gpu.windows
 
     def _own_heap(self, where: str) -> Heap:
-        """Return memory that no kernel of another rank reaches."""
+        """Return a heap out of reach of other ranks' kernels."""
         if where != "cuda":
             return self._host.heap
         self._own_heaps[where] = _gpu_heap(self._gpu(where), self.size)
@@ -156,7 +158,7 @@ class Symmetric(MetadataExchange):
 
     @functools.cached_property
     def _own_heaps(self) -> dict[str, Heap]:
-        """Those that nobody else closes."""
+        """The heaps to be closed here, by kind of memory; executors and windows do not close these."""
         return {}
 
 
@@ -168,7 +170,7 @@ def _gpu_heap(gpu: Gpu, size: int) -> Heap:
 
 
 def _check_cupy(name: str, wanted: Metadata) -> None:
-    """Raise DtypeError for a dtype that CuPy has no arrays of."""
+    """Raise DtypeError for a dtype without arrays in CuPy."""
     if wanted["device"] == "cuda":
         import cupy
 

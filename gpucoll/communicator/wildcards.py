@@ -1,4 +1,4 @@
-"""Messages between two ranks: what stands for any rank, any tag and nobody, what is known of one, those of a GPU."""
+"""Parts of messages between two ranks: any rank, any tag, no rank; the status; batches between GPU arrays."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gpucoll.transport.tags import PIECE
 
 
 class Special(enum.IntEnum):
-    """A number in place of a rank or a tag. mpi4py's constants of these names are understood as well."""
+    """A number in place of a rank or a tag. mpi4py's constants of the same names are accepted, too."""
 
     ANY_SOURCE = -32101
     ANY_TAG = -32102
     PROC_NULL = -32103
 
     def is_meant(self, value: Any) -> bool:
-        """Return whether `value` is this one, or mpi4py's."""
+        """Return whether `value` is this constant, or mpi4py's."""
         mpi = sys.modules.get("mpi4py.MPI")
         return value is self or (mpi is not None and type(value) is int and value == getattr(mpi, self.name))
 
@@ -37,7 +37,7 @@ ANY_SOURCE, ANY_TAG, PROC_NULL = Special
 
 
 class Status:
-    """What is known of a message that was received or probed: `source`, `tag`, and `count` in bytes."""
+    """The `source`, `tag` and `count` (bytes) of a message received or probed."""
 
     def __init__(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, count: int = 0) -> None:
         self.source, self.tag, self.count = source, tag, count
@@ -47,20 +47,21 @@ class Status:
 
 
 def tell(status: Any, seen: Seen) -> None:
-    """Write into `status`, a `Status` or mpi4py's, or None, what is known of a message."""
+    """Write source, tag and bytes of a message into `status`: a `Status`, mpi4py's, or None."""
     if status is None:
         return
     status.source, status.tag = seen.source, seen.tag
-    if hasattr(status, "Set_elements"):  # mpi4py's, whose count is read-only
+    if hasattr(status, "Set_elements"):  # mpi4py's: its count is read-only
         status.Set_elements(sys.modules["mpi4py.MPI"].BYTE, seen.nbytes)
     else:
         status.count = seen.nbytes
 
 
 class PointMessage(NamedTuple):
-    """What `send`, `recv` and `sendrecv` do: arrays, and ranks where there is an array.
+    """The checked arguments of `send`, `recv` or `sendrecv`; ranks count only together with an array.
 
-    `came_from` and `tag` are None where a message from anybody, or with any tag, will do: `status` is told whose it is.
+    `given` is the array to send to rank `to`, `taken` the array to receive from rank `came_from`. `came_from` None
+    means any rank, `tag` None any tag; `status` is then set to source and tag.
     """
 
     name: str
@@ -75,11 +76,11 @@ class PointMessage(NamedTuple):
 
 
 class Batch:
-    """Messages of GPU arrays that are under way together: one group of the transport, for which they would wait."""
+    """Messages between GPU arrays, under way together in one group of the transport: alone each might wait."""
 
     def __init__(self, space: DeviceSpace) -> None:
         self._space = space
-        self.work: Any = None  # that of its `run`
+        self.work: Any = None  # the `Work` of `run`
         self._messages: list[PointMessage] = []
         self._rows: list[Array] = []
         self._targets: list[Target] = []
@@ -88,7 +89,7 @@ class Batch:
         self.completion = space.completion()
 
     def add(self, message: PointMessage) -> None:
-        """Put a message in; those between two ranks meet in this order. It may be on another stream than the first."""
+        """Add a message, perhaps on another stream. Messages between two ranks match in the order of these calls."""
         self._messages.append(message)
         if message.space.stream != self._space.stream:
             DeviceSpace(self._space.gpu, message.space.stream).lead(self._space.stream)
@@ -100,7 +101,7 @@ class Batch:
             self._receives.append(_part(self._targets[-1].row, message.came_from, message.tag))
 
     def run(self) -> Operation:
-        """Enqueue the group, and what brings the data to strided arrays."""
+        """Enqueue the group, then the copies into strided arrays."""
         gpu, stream = self._space.gpu, self._space.stream
         sends, receives = ([part for part in parts if part.nbytes] for parts in (self._sends, self._receives))
         try:
@@ -109,7 +110,7 @@ class Batch:
             for one in self._targets:
                 one.deliver(self._space)
             yield from self._space.end_message(self)
-        except MismatchError:  # of a message that has ended
+        except MismatchError:  # the messages have ended: nothing is left to cancel
             raise
         except BaseException:
             self._space.cancel(self)
@@ -117,14 +118,14 @@ class Batch:
 
 
 def _part(row: Array, peer: int | None, tag: int | None) -> Part:
-    assert peer is not None  # nor the tag: any of them is refused for GPU arrays
+    assert peer is not None  # and a tag: wildcards are refused for GPU arrays
     assert tag is not None
     return Part(address(row), row.nbytes, peer, tag)
 
 
 def ends(came: Any, sent: Any, x: Any, out: Any, src: int, points: Any = None, tag: int = 0,
          code: int = 0) -> Generator[Pending, None, None]:
-    """Wait for the requests of a message, unless they are None, and check the length and the dtype of what came."""
+    """Wait for the requests of a message, unless None; check length and dtype of the received data."""
     count = None
     try:
         if came is not None:
@@ -139,20 +140,21 @@ def ends(came: Any, sent: Any, x: Any, out: Any, src: int, points: Any = None, t
 
 
 def pieces_of(row: Array) -> list[Array]:
-    """Return the bytes of a row in pieces: MPI counts them in 31 bits. An empty row is one piece."""
+    """Return the bytes of a row in pieces, as MPI counts bytes in 31 bits. An empty row is one piece."""
     everything = row.view(numpy.uint8)
     return [everything[start:start + PIECE] for start in range(0, len(everything), PIECE)] or [everything]
 
 
 def end_of(work: Work) -> Operation:
-    """Come to an end when `work` has, and as it has."""
+    """Wait for the end of `work`; raise its error."""
     yield work.is_enqueued
     if work.error is not None:
         raise work.error
 
 
 def together(*operations: Generator[Pending, None, None]) -> Operation:
-    """Run operations side by side: each has begun before the first is waited for."""
+    """Run operations side by side: all begin before the first wait."""
+    # All begin first: two ranks that send to each other would otherwise wait for ever.
     pending = [(operation, next(operation, None)) for operation in operations]
     try:
         for operation, done in pending:

@@ -1,9 +1,9 @@
-"""Symmetric memory for NCCL: slabs that all ranks register together, as windows.
+"""Symmetric memory for NCCL: slabs registered together by all ranks, as windows.
 
-NCCL 2.27 and newer takes its symmetric kernels for a collective on arrays in windows, and NVLS without a copy. It does
-not compare what the ranks pass. Where a rank passes an array in a window, all must pass arrays at the same place in it:
-otherwise NCCL reads other elements, or waits for ever. So there are windows only where the program promises that, by
-GPUCOLL_NCCL_WINDOWS=1. After NCCL's documentation, "User Buffer Registration".
+NCCL 2.27 and newer uses symmetric kernels for a collective on arrays in windows, and NVLS without a copy. NCCL does not
+compare the ranks' arguments. If one rank passes an array in a window, all ranks must pass arrays at the same place in
+the window: otherwise NCCL reads other elements, or waits for ever. Windows therefore exist only if the program promises
+this by GPUCOLL_NCCL_WINDOWS=1. Source: NCCL's documentation, "User Buffer Registration".
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gpucoll.executors.peer.ipc import CudaSlab, array_on
 
 
 class Windows:
-    """One rank's symmetric memory, of which each slab becomes a window of the communicator `nccl`."""
+    """One rank's symmetric memory; each slab becomes a window of the communicator `nccl`."""
 
     def __init__(self, device: Any, nccl: Nccl) -> None:
         self._nccl = nccl
-        self._slab: Slab = None  # that is not yet a window
+        self._slab: Slab = None  # the newest slab, not yet a window
         make = functools.partial(CudaSlab, device, malloc=allocate, free=free)
         self.heap = Heap(nccl.size, make, functools.partial(array_on, device))
 
     @classmethod
     def promised(cls, device: Any, nccl: Nccl) -> Windows | None:
-        """Return the memory where the program promises to use it alike on all ranks; BackendError by an older NCCL."""
+        """Return the memory if the program promises equal use on all ranks, else None; BackendError by old NCCL."""
         if os.environ.get("GPUCOLL_NCCL_WINDOWS") != "1":
             return None
         if version() < WINDOWS_SINCE:
@@ -39,10 +39,10 @@ class Windows:
         return cls(device, nccl)
 
     def told(self, slab: Slab) -> list[int]:
-        """Return the key of a new slab, which `reach` makes a window when every rank has one."""
+        """Return the key of a new slab; `reach` makes the slab a window once every rank has one."""
         self._slab = slab
         return [slab.key]
 
     def reach(self, key: int, everybody: Sequence[list[int]]) -> None:
-        """Make the new slab a window; a collective call."""
+        """Register the new slab as a window; a collective call."""
         self._nccl.register(self._slab.start, self._slab.nbytes)

@@ -1,1 +1,1 @@
-"""The vocabulary: schedules, chunks, ops, dtypes, the collectives, trees and grids of ranks, signatures of calls."""
+"""Shared definitions: schedules, chunks, ops, dtypes, collectives, trees and grids of ranks, signatures of calls."""

@@ -1,7 +1,7 @@
-"""Where chunk i of n lies in a row of elements: uneven and empty chunks included.
+"""Cut a buffer into chunks and return the elements of each chunk; uneven and empty chunks are allowed.
 
-The first ``elements % chunks`` chunks are one element longer than the rest, so that two
-chunks never differ by more than one element.
+The first ``elements % chunks`` chunks are 1 element longer than the rest. The lengths of two chunks therefore never
+differ by more than 1 element.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def bound(elements: int, chunks: int, index: int) -> int:
 
 
 class Layout(NamedTuple):
-    """How a buffer is cut: every block of `elements` into `chunks`, block after block.
+    """The cut of a buffer of equal blocks: every block of `elements` is cut into `chunks`, block after block.
 
-    A buffer of shape ``(size, *s)`` has a block for each rank, so that no chunk crosses
-    from one rank's data into the next and chunk i of every block is equally long.
+    A buffer of shape ``(size, *s)`` has a block for each rank. No chunk crosses the border between two blocks, and
+    chunk i of every block has the same length.
 
     >>> layout = Layout(elements=5, chunks=2)
     >>> [layout.span(first, 1) for first in range(6)]
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
     chunks: int
 
     def start(self, chunk: int) -> int:
-        """Return the first element of `chunk`, counted through all blocks."""
+        """Return the first element of `chunk`; chunks are numbered through all blocks."""
         block, inside = divmod(chunk, self.chunks)
         return block * self.elements + bound(self.elements, self.chunks, inside)
 
@@ -50,7 +50,7 @@ class Layout(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """How a buffer of blocks that are not alike is cut: block i is one chunk, from `starts[i]` to `starts[i + 1]`.
+    """The cut of a buffer of blocks of unequal length: block i is a single chunk, `starts[i]` to `starts[i + 1]`.
 
     >>> Ragged.of([2, 0, 3]).span(1, 2)
     (2, 5)
@@ -60,7 +60,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, lengths: Iterable[int]) -> Ragged:
-        """Return the layout of blocks of these lengths, one after the other."""
+        """Return the layout of consecutive blocks of these lengths."""
         return cls((0, *itertools.accumulate(lengths)))
 
     def start(self, chunk: int) -> int:

@@ -1,8 +1,8 @@
-"""What each collective promises: one row each.
+"""The table of collectives: inputs, outputs, content of every output chunk, and the busbw factor of each.
 
-A row says on which ranks the input and the output exist and whether they are one array
-``s`` or a block for every rank ``(size, *s)``; whose data, and which part of it, every
-chunk of the output holds afterwards; and nccl-tests' factor from algbw to busbw.
+A row gives the ranks with an input and the ranks with an output. A side is a single array ``s`` or a block for every
+rank ``(size, *s)``. `Collective.result` gives the content of every output chunk after the call: the input chunk, and
+the ranks contributing. `busbw` is nccl-tests' factor from algbw to busbw, a formula of P ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpucoll.errors import ArgumentError, nearest
 
 
 class Side(NamedTuple):
-    """The input or the output: a block per rank or one array, on all ranks or on the root."""
+    """The input or the output of a collective: a block per rank or a single array, on all ranks or on the root."""
 
     blocks: bool = False
     where: Literal["all", "root", "nowhere"] = "all"
@@ -24,17 +24,17 @@ class Side(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The content of one chunk: chunk `chunk` of the inputs of `ranks`, combined."""
+    """The content of a chunk: chunk `chunk` of the inputs of `ranks`, combined."""
 
     chunk: int
     ranks: frozenset[int]
 
 
 class Collective(NamedTuple):
-    """One row: see the module's text.
+    """A row of the table.
 
-    `ragged` is what the length of a block depends on where blocks are not alike: the rank it comes from, the rank it
-    goes to, or both.
+    `ragged` is set for the v-variants, with blocks of unequal length. The length of a block then depends on the source
+    rank, on the target rank, or on the pair of both.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Collective(NamedTuple):
 
     @property
     def blocks(self) -> bool:
-        """Whether the larger side is a block for every rank."""
+        """Whether the larger side has a block for every rank."""
         return self.input.blocks or self.output.blocks
 
     def result(self, rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
-        """Return what chunk `index` of the output of `rank` holds, blocks being `per_block` chunks long."""
+        """Return the content of chunk `index` of the output of `rank`; a block has `per_block` chunks."""
         first = rank * per_block if self.input.blocks else 0
         if self.output.blocks:
             return Piece(first + index % per_block, frozenset({index // per_block}))
@@ -89,7 +89,7 @@ COLLECTIVES: dict[str, Collective] = {
 
 
 def collective(name: str) -> Collective:
-    """Return the row of `name`; ArgumentError names the nearest where there is none."""
+    """Return the row of `name`; raise ArgumentError, with the nearest name, for an unknown collective."""
     try:
         return COLLECTIVES[name]
     except (KeyError, TypeError):

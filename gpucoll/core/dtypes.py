@@ -1,6 +1,7 @@
-"""The dtypes of the contract: one row each, the names in NumPy, CUDA, NCCL and MPI side by side.
+"""The table of dtypes: for each dtype the names in NumPy, CUDA, NCCL and MPI.
 
-Names are strings, resolved by those who use them: reading the table imports nothing.
+Names are strings, and the modules using NCCL, MPI or CUDA resolve the names. Reading the table imports none of these
+libraries.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ Kind = Literal["bool", "int", "float", "complex"]
 
 
 class Dtype(NamedTuple):
-    """One row; `wide` is the dtype in which sums are formed before they are rounded once.
+    """A row of the table.
 
-    `cuda` is the type of that name in ``kernels/number.h``.
+    Sums of a dtype with a `wide` dtype are formed in `wide` and rounded once. `cuda` is the name of the type in
+    ``kernels/number.h``. `nccl` and `mpi` are None where the library has no type for the dtype.
     """
 
     name: str
@@ -53,15 +55,17 @@ DTYPES: dict[str, Dtype] = {
         Dtype("float8_e5m2", "float", 1, "Float8E5m2", "ncclFloat8e5m2", None, "float32"),
     )
 }
-# What stands for a dtype in a message between two ranks. 0 stands for bytes of any dtype, and 1 for what is no user's.
+# Numbers of the dtypes in messages between two ranks: a receive of another dtype must not take a message.
+# Code 0 means bytes of any dtype, code 1 a message of the library itself (gpucoll.distributed).
 CODES = {name: code for code, name in enumerate(DTYPES, 2)}
-SMALL_RANGE = ("float16", "float8_e4m3fn", "float8_e5m2")  # a sum of large values may overflow where the mean does not
+# A sum in these dtypes may overflow although the mean is representable: see `gpucoll.arrays.space.scaled_mean`.
+SMALL_RANGE = ("float16", "float8_e4m3fn", "float8_e5m2")
 EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 @functools.lru_cache(maxsize=64)
 def code_of(dtype: numpy.dtype[Any]) -> int:
-    """Return what stands for a dtype in a message.
+    """Return the number identifying a dtype in a message.
 
     >>> code_of(numpy.dtype("int64"))
     6
@@ -72,7 +76,7 @@ def code_of(dtype: numpy.dtype[Any]) -> int:
 def row_of(dtype: object) -> Dtype:
     """Return the row of `dtype`: a NumPy dtype, a scalar type or a name.
 
-    Raises DtypeError for what is not in the table, and for foreign byte order.
+    Raises DtypeError for a dtype outside the table and for foreign byte order.
 
     >>> row_of(numpy.float32).mpi
     'FLOAT'
@@ -91,7 +95,7 @@ def row_of(dtype: object) -> Dtype:
 def _row_of(dtype: numpy.dtype) -> Dtype:
     if not dtype.isnative:
         raise DtypeError(f"dtype {dtype.str} has foreign byte order; pass x.astype(x.dtype.newbyteorder('='))")
-    # Long double and datetime have names of their own; an 8-byte C long long is int64 all the same.
+    # Integers go by width, so an 8-byte C long long is int64. Other kinds go by name: long double and datetime fail.
     name = f"{'u' * (dtype.kind == 'u')}int{8 * dtype.itemsize}" if dtype.kind in "iu" else dtype.name
     if name not in DTYPES:
         raise DtypeError(f"dtype {dtype} is not supported; supported: {', '.join(DTYPES)}")
@@ -100,7 +104,7 @@ def _row_of(dtype: numpy.dtype) -> Dtype:
 
 @functools.cache
 def numpy_dtype(name: str) -> numpy.dtype[Any]:
-    """Return the NumPy dtype of a row; bfloat16 and float8 need ml_dtypes.
+    """Return the NumPy dtype of a row; bfloat16 and float8 need ml_dtypes, else DtypeError.
 
     >>> numpy_dtype("int8")
     dtype('int8')
@@ -115,7 +119,7 @@ def numpy_dtype(name: str) -> numpy.dtype[Any]:
 
 
 def is_whole(number: object) -> TypeGuard[int]:
-    """Return whether `number` is an integer, Python's or NumPy's; True and False are not.
+    """Return whether `number` is an integer of Python or NumPy; True and False are not.
 
     >>> is_whole(numpy.int8(3)), is_whole(True), is_whole(3.0)
     (True, False, False)
@@ -124,5 +128,5 @@ def is_whole(number: object) -> TypeGuard[int]:
 
 
 def are_whole(numbers: object) -> bool:
-    """Return whether `numbers` is a list, a tuple or an array of such."""
+    """Return whether `numbers` is a list, a tuple or an array of integers; see `is_whole`."""
     return isinstance(numbers, Sequence | numpy.ndarray) and all(map(is_whole, numbers))

@@ -1,7 +1,7 @@
-"""The reduce ops of the contract: one row each, the names in NumPy, CUDA, NCCL and MPI side by side.
+"""The table of reduce ops: for each op the names in NumPy, CUDA, NCCL and MPI, and ops defined by the user.
 
-Names are strings, resolved by those who use them. On bool, `sum` and `max` are `lor`, `prod`
-and `min` are `land`: NumPy's own add, multiply, maximum and minimum do just that.
+Names are strings, and the modules using NCCL, MPI or CUDA resolve the names. On bool, `sum` and `max` mean `lor`,
+`prod` and `min` mean `land`, as in NumPy's add, maximum, multiply and minimum.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gpucoll.errors import ArgumentError, nearest
 
 
 class Op(NamedTuple):
-    """One row: `kinds` are the dtypes' kinds on which the op is defined.
+    """A row of the table; the op is defined for dtypes of the `kinds`.
 
-    `cuda` is an expression in a and b of a type W, which calls what ``kernels/functions.h`` has.
-    Ops of the user's own have a `factor` (see `premul_sum`) or an `expression` (see `elementwise_op`).
+    `cuda` is a C++ expression in a and b of a type W, calling functions of ``kernels/functions.h``. Ops of the user
+    have a `factor` (see `premul_sum`) or an `expression` (see `elementwise_op`).
     """
 
     name: str
@@ -57,12 +57,12 @@ OPS: dict[str, Op] = {
     )
 }
 LOGICAL = ("land", "lor", "lxor")
-NOT_IN = {"scan": ("avg",), "exscan": ("avg",)}  # ops that a collective does not take
-# What an expression of the user's may call: the NumPy function of that meaning, and how many arguments it has.
+NOT_IN = {"scan": ("avg",), "exscan": ("avg",)}  # ops refused by a collective
+# Functions allowed in a user's expression: NumPy's function of the same meaning, and the number of arguments.
 FUNCTIONS = {"min": ("minimum", 2), "max": ("maximum", 2), "abs": ("absolute", 1), "fabs": ("absolute", 1),
              "sqrt": ("sqrt", 1), "exp": ("exp", 1), "log": ("log", 1), "pow": ("power", 2)}
-# The NumPy function of each operator. The kernels have functions of these names too, as C++'s operators widen and shift
-# otherwise than NumPy's.
+# NumPy's function of each operator. The kernels define functions of the same names, because C++'s own operators widen
+# and shift differently from NumPy's.
 OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.BitAnd: "bitwise_and",
     ast.BitOr: "bitwise_or", ast.BitXor: "bitwise_xor", ast.LShift: "left_shift", ast.RShift: "right_shift",
@@ -70,7 +70,7 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 
 class ReduceOp(enum.Enum):
-    """The ops by name, torch's names among them, for those who like an enumeration; a string does as well."""
+    """The ops as an enumeration, torch's names included; every collective accepts the name as a string as well."""
 
     SUM = "sum"
     PROD = PRODUCT = "prod"
@@ -91,9 +91,9 @@ class ReduceOp(enum.Enum):
 
 
 def op_of(op: object) -> Op:
-    """Return the row of `op`: a name, a `ReduceOp`, an mpi4py op of that meaning, or an op of the user's own.
+    """Return the row of `op`: a name, a `ReduceOp`, an mpi4py op of the same meaning, or an op of the user.
 
-    Raises ArgumentError, naming the nearest.
+    Raises ArgumentError, with the nearest name, for an unknown op.
 
     >>> op_of("max").mpi
     'MAX'
@@ -101,7 +101,8 @@ def op_of(op: object) -> Op:
     if isinstance(op, Op):
         return op
     name = op.value if isinstance(op, ReduceOp) else op
-    if type(op).__module__ == "mpi4py.MPI":  # whoever has such an op has imported the module
+    # The caller holds an mpi4py op, so mpi4py is imported already: this module must not import MPI itself.
+    if type(op).__module__ == "mpi4py.MPI":
         mpi = sys.modules["mpi4py.MPI"]
         name = next((row.name for row in OPS.values() if op == getattr(mpi, row.mpi)), op)
     if isinstance(name, str) and name in OPS:
@@ -110,9 +111,10 @@ def op_of(op: object) -> Op:
 
 
 def premul_sum(factor: Any) -> Op:
-    """Return the op that adds up every rank's input times its `factor`, a number; on integers an integer.
+    """Return the op adding up every rank's input times `factor`: a number, for integer dtypes an integer.
 
-    Each rank gives its own factor, as with NCCL's ``ncclRedOpCreatePreMulSum``. Raises ArgumentError.
+    Each rank gives a factor of its own, as with NCCL's ``ncclRedOpCreatePreMulSum``. Raises ArgumentError where
+    `factor` is no number.
 
     >>> premul_sum(0.5).factor
     0.5
@@ -123,10 +125,11 @@ def premul_sum(factor: Any) -> Op:
 
 
 def elementwise_op(expression: str, identity: Any = 0) -> Op:
-    """Return the op that combines `a` and `b` by an expression, valid as CUDA C++ and as NumPy.
+    """Return the op combining `a` and `b` by an expression, valid as CUDA C++ and as NumPy.
 
-    Numbers, ``a b + - * / & | ^ << >> ~``, parentheses, and min max abs fabs sqrt exp log pow. It must be associative
-    and commutative; `identity`, a number, is what exscan leaves on rank 0. Raises ArgumentError.
+    The expression may use numbers, ``a b + - * / & | ^ << >> ~``, parentheses, and min max abs fabs sqrt exp log pow.
+    The op must be associative and commutative. `identity`, a number, is the result of exscan on rank 0. Raises
+    ArgumentError.
 
     >>> elementwise_op("a + b - a*b").cuda
     'subtract(add(a, b), multiply(a, b))'
@@ -150,9 +153,9 @@ def elementwise_op(expression: str, identity: Any = 0) -> Op:
 
 
 def _cuda(expression: str, node: ast.AST) -> str:
-    """Return the C++ text of an expression's part, in which every step has the type W and means what NumPy's does.
+    """Return a part of an expression as C++: every step has the type W and the meaning of NumPy's function.
 
-    Raises ArgumentError for what does not mean the same in Python and in C++.
+    Raises ArgumentError for a part with different meanings in Python and in C++.
     """
     match node:
         case ast.BinOp(left, operator, right) if type(operator) in OPERATORS:
@@ -171,7 +174,7 @@ def _cuda(expression: str, node: ast.AST) -> str:
                                 code="GC-OP")
     texts = [_cuda(expression, part) for part in parts]
     if all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):
-        # A constant is formed by Python, as on the host, where 1 / 2 is a half whatever W is.
+        # Python computes constant parts, as on the host: 1 / 2 is 0.5 for every W, in C++ an integer W would give 0.
         return _constant(eval(parsing.code_of(ast.Expression(node), "<elementwise_op>", "eval")))
     return f"{function}({', '.join(texts)})"
 

@@ -1,9 +1,9 @@
-"""CPython's parser, as the package calls it: by one thread at a time, and once more where others disturbed it.
+"""CPython's parser behind a lock, with retries, because old versions fail when parses interleave.
 
-CPython before 3.11.8 and 3.12.1 counts the depth of a syntax tree in one variable of the process. The garbage
-collector may run while a tree is made, and a finalizer may let another thread make one. The parser then raises
-SystemError for a text that is right (gh-106905). The lock keeps the threads of this package apart. It cannot stop a
-program's own `ast.parse`, or a finalizer that parses in the same thread: a parse that they disturbed is done again.
+CPython before 3.11.8 and 3.12.1 counts the depth of a syntax tree in a variable of the process. The garbage collector
+may run during a parse, and a finalizer may let another thread parse. The parser then raises SystemError for a correct
+text (gh-106905). The lock keeps the threads of this package apart. The lock covers neither a program's own `ast.parse`
+nor a finalizer parsing in the same thread, so `_undisturbed` repeats a parse after a SystemError.
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ from typing import Any, TypeVar
 import numpy
 
 T = TypeVar("T")
-_parser = threading.RLock()  # a finalizer that parses runs in the thread that holds it
-DISTURBED = 100  # times in a row that a parse may be disturbed: far more than were ever seen
+# Reentrant: a finalizer may parse in the thread holding the lock.
+_parser = threading.RLock()
+# Retries per parse: far more interrupted parses in a row than ever observed.
+DISTURBED = 100
 
 
 def _undisturbed(parse: Callable[[], T]) -> T:
-    """Return what `parse` returns, a function that does the same each time; raise what it raises of itself."""
+    """Return the result of `parse`, repeated after a SystemError; other errors pass through.
+
+    `parse` must do the same at every call.
+    """
     with _parser:
         for _ in range(DISTURBED):
             try:
@@ -36,7 +41,7 @@ def _undisturbed(parse: Callable[[], T]) -> T:
 
 
 def tree_of(expression: str) -> ast.Expression:
-    """Return the syntax tree of an expression; SyntaxError, ValueError.
+    """Return the syntax tree of an expression; raise SyntaxError or ValueError.
 
     >>> type(tree_of("a + b").body).__name__
     'BinOp'
@@ -45,26 +50,26 @@ def tree_of(expression: str) -> ast.Expression:
 
 
 def code_of(source: str | bytes | ast.Expression, file: str, mode: str) -> types.CodeType:
-    """Return the code of a text or a tree, `mode` "eval" or "exec"; SyntaxError, ValueError."""
+    """Return the code object of a text or a tree, `mode` "eval" or "exec"; raise SyntaxError or ValueError."""
     code: types.CodeType = _undisturbed(lambda: compile(source, file, mode))
     return code
 
 
 def arrays_of(content: bytes) -> Any:
-    """Return the arrays of an npz file, a context manager; `array_of` reads each. ValueError, zipfile.BadZipFile."""
+    """Return the arrays of an npz file, to be read by `array_of`; raise ValueError or zipfile.BadZipFile."""
     return _undisturbed(lambda: numpy.load(io.BytesIO(content)))
 
 
 def array_of(rows: Mapping[str, Any], name: str) -> Any:
-    """Return an array of `arrays_of`; its header is a literal, which NumPy parses."""
+    """Return an array of `arrays_of`; NumPy parses the header, a Python literal."""
     return _undisturbed(lambda: rows[name])
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Return how a function is called; that of a built-in is a text. TypeError, ValueError."""
+    """Return the signature of a function, parsed from a text for a built-in; raise TypeError or ValueError."""
     return _undisturbed(lambda: inspect.signature(function))
 
 
 def text_of(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> str:
-    """Return an exception with its traceback; the lines are parsed to mark the place in each."""
+    """Return an exception with traceback as text; `traceback` parses the source lines to mark the place in each."""
     return _undisturbed(lambda: "".join(traceback.format_exception(kind, error, trace)))

@@ -1,9 +1,9 @@
-"""The vocabulary of schedules: slices, steps, rounds.
+"""The vocabulary of schedules: slices, steps, rounds, and functions composing schedules.
 
-A schedule is what one rank does: an iterable of rounds, each a tuple of steps that may run
-together. A round reads everything before it writes anything. In a round a destination has
-at most one Copy or Recv, listed before any RecvReduce or Reduce on it; these apply in
-listed order. The k-th Send from a to b meets the k-th receive of b from a.
+A schedule describes the part of a single rank: an iterable of rounds, each a tuple of steps allowed to run together. A
+round reads everything before writing anything. Within a round a destination has at most one Copy or Recv. That step is
+listed before every RecvReduce or Reduce on the same destination, and these apply in listed order. The k-th Send from a
+to b matches the k-th receive of b from a.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Buffer: TypeAlias = Literal["input", "output", "scratch"]
 
 
 class Slice(NamedTuple):
-    """`count` chunks of `buffer` from chunk `first`; a range that wraps is two slices."""
+    """`count` chunks of `buffer` from chunk `first`; a range wrapping around is two slices."""
 
     buffer: Buffer
     first: int
@@ -45,7 +45,7 @@ class RecvReduce(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Copy `src` to `dst` on this rank; a copy onto itself is nothing."""
+    """Copy `src` to `dst` on this rank; a copy onto itself does nothing."""
 
     src: Slice
     dst: Slice
@@ -64,11 +64,11 @@ Rounds: TypeAlias = Iterator[Round]
 
 
 class Schedule:
-    """What one rank does in one collective, replayable: iterating yields its rounds.
+    """The part of a single rank in a single collective; every iteration yields the rounds anew.
 
-    ``chunks`` is into how many the larger of input and output is cut, the same on every
-    rank. Nothing is made before it is iterated, so that a schedule of 65,536 ranks costs
-    only the rounds that are looked at.
+    ``chunks`` is the number of chunks in the larger of input and output, the same on every rank. Rounds are made while
+    iterating: a schedule for 65,536 ranks costs only the rounds read. `digest` identifies a user's algorithm, ""
+    otherwise.
     """
 
     def __init__(self, collective: str, algorithm: str, rank: int, size: int, chunks: int,
@@ -92,7 +92,8 @@ class Schedule:
 def wrapped(buffer: Buffer, first: int, count: int, total: int) -> list[Slice]:
     """Return `count` chunks of a ring of `total`, from chunk `first`: two slices where the range wraps.
 
-    For an array of ranks they are always two, of which the second has count 0 where nothing wraps. None for no chunks.
+    For an array of ranks the result always has two slices; the second has count 0 on ranks without a wrap. No chunks
+    give an empty list.
 
     >>> wrapped("output", 3, 2, 4)
     [Slice(buffer='output', first=3, count=1), Slice(buffer='output', first=0, count=1)]
@@ -106,10 +107,10 @@ def wrapped(buffer: Buffer, first: int, count: int, total: int) -> list[Slice]:
 
 
 def in_rank_order(own: Slice, total: Slice, rank: int, size: int) -> list[Step]:
-    """Return the steps of a round that leave all ranks' contributions in `total`; this rank's is `own`.
+    """Return the steps of a round leaving the contributions of all ranks in `total`; `own` is this rank's contribution.
 
-    They are combined in rank order, so that whoever does it forms the same bits. For an array of ranks they are listed
-    by distance, since none is first on all of them.
+    The steps combine in rank order, so every rank forms the same bits. For an array of ranks the steps are listed by
+    distance, because no peer is first on all ranks.
 
     >>> [type(step).__name__ for step in in_rank_order(Slice("input", 0), Slice("output", 0), rank=1, size=3)]
     ['Recv', 'Reduce', 'RecvReduce']
@@ -122,9 +123,9 @@ def in_rank_order(own: Slice, total: Slice, rank: int, size: int) -> list[Step]:
 
 def moved(rounds: Iterable[Round], place: Callable[[Slice], Slice] = lambda part: part,
           peer: Callable[[int], int] = lambda rank: rank) -> Rounds:
-    """Yield the same rounds elsewhere: every slice at its `place`, every peer renamed, as from a node's to the world's.
+    """Yield the same rounds elsewhere: `place` maps every slice, `peer` renames every rank.
 
-    A copy onto itself is left out.
+    An example is a schedule for the ranks of a node, moved to ranks of the world. A copy onto itself is left out.
 
     >>> rounds = [(Send(Slice("input", 1), 1), Recv(Slice("output", 1), 1))]
     >>> list(moved(rounds, lambda part: Slice("scratch", 2 * part.first, 2)))[0][1].dst
@@ -144,7 +145,7 @@ def moved(rounds: Iterable[Round], place: Callable[[Slice], Slice] = lambda part
 
 
 def by_chunks(steps: Round) -> Round:
-    """Return a round in which every step is one for each of its chunks.
+    """Return the round with every step split into steps of a single chunk.
 
     >>> by_chunks((Send(Slice("input", 2, 2), 1),))[1]
     Send(src=Slice(buffer='input', first=3, count=1), peer=1)
@@ -168,9 +169,10 @@ def within(renamed: dict[str, Buffer], offset: int = 0, scale: int = 1) -> Calla
 
 def spread(renamed: dict[str, Buffer], chunks: int, onto: int, offset: int = 0,
            total: int = 0) -> Callable[[Slice], Slice]:
-    """Return a place for `moved`: `chunks` chunks, each of its own length, laid over `onto` chunks from `offset` on.
+    """Return a place for `moved`: `chunks` chunks of unequal length are laid over `onto` chunks from `offset` on.
 
-    Scratch is laid over so many of every `total` chunks of scratch, so that lengths are those of the chunks there.
+    Scratch may be larger: each further `chunks` chunks of scratch move on by `total` chunks (default `onto`), so every
+    chunk of scratch is as long as the chunk of data in the same position.
 
     >>> spread({"input": "output"}, chunks=2, onto=5, offset=10)(Slice("input", 1))
     Slice(buffer='output', first=12, count=3)
@@ -184,11 +186,14 @@ def spread(renamed: dict[str, Buffer], chunks: int, onto: int, offset: int = 0,
 
 
 def following(*parts: Iterable[Round]) -> Rounds:
-    """Yield all `parts`, each a round after the one before, those that meet in a round as one."""
+    """Yield all `parts` as a pipeline: each part starts a round after the part before.
+
+    Simultaneous rounds are merged into a single round.
+    """
     return together(*(itertools.chain([()] * number, part) for number, part in enumerate(parts)))
 
 
 def together(*parts: Iterable[Round]) -> Rounds:
-    """Yield the k-th rounds of all `parts` as one round, the shorter ones ending before."""
+    """Yield the k-th rounds of all `parts` merged into a single round; shorter parts end earlier."""
     for rounds in itertools.zip_longest(*parts, fillvalue=()):
         yield tuple(itertools.chain.from_iterable(rounds))

@@ -1,6 +1,6 @@
-"""What tells calls apart: a struct that ranks show each other before data move, and its description for people.
+"""The signature of a call: compared between ranks before data move, and described in error messages.
 
-Ranks show the encoded form. Nothing reads a description: its wording may change.
+Ranks exchange the encoded form. Descriptions are for people only, so the wording may change.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from typing import NamedTuple
 
 _SEPARATOR = "\x1f"  # ASCII's unit separator
 _LENGTHS = ","
-# What is unlike, by the first of these fields that is. An algorithm that is chosen by the others comes last.
+# Error codes by the first differing field. The algorithm is last: a different size or op often changes the choice.
 _CODES = {"collective": "GC-COLLECTIVE", "dtype": "GC-DTYPE", "shape": "GC-SHAPE", "op": "GC-OP", "root": "GC-ROOT",
           "nbytes": "GC-COUNTS", "algorithm": "GC-ALGO"}
 
 
 class Signature(NamedTuple):
-    """A call as all ranks see it that make the same one; the texts of any length come last.
+    """A call in the form shared by all ranks making the same call; texts of any length are the last fields.
 
-    `nbytes` are those of the larger of input and output, `where` is "on devices" or "on the host" where that counts,
-    `header` the call whose shapes this one tells. `op` and `refusal` are empty where nothing is reduced, or refused.
+    `nbytes` counts the larger of input and output. `where` is "on devices" or "on the host" for calls depending on the
+    place. `header` is the collective announced by this exchange of shapes. `op` is empty without a reduction, `refusal`
+    is empty for accepted arguments.
 
     >>> call = Signature("all_reduce", 8, "float32", shape=(2,), algorithm="ring", op="sum")
     >>> call.describe()
@@ -40,15 +41,15 @@ class Signature(NamedTuple):
     refusal: str = ""
 
     def encode(self) -> str:
-        """Return the form that ranks show each other and compare: one line, which other ranks decode."""
+        """Return the form exchanged and compared by the ranks: a single line of text."""
         fields = self._replace(shape=_LENGTHS.join(map(str, self.shape)))  # type: ignore[arg-type] # all become texts
         return _SEPARATOR.join(map(str, fields))
 
     @classmethod
     def decode(cls, text: str) -> Signature:
-        """Return the call of an encoded form, which may be cut or damaged; any other text is taken for a collective.
+        """Return the call of an encoded form, possibly cut or damaged; any other text becomes the name of a collective.
 
-        A second line is the place in the program, and no part of the call.
+        A second line, the place in the program, is no part of the call and is ignored.
         """
         fields = text.partition("\n")[0].split(_SEPARATOR, len(cls._fields) - 1)
         given = dict(zip(cls._fields, fields, strict=False))
@@ -72,7 +73,7 @@ class Signature(NamedTuple):
 
 
 def described(text: str) -> str:
-    """Return in words a call of which a rank shows `text`.
+    """Return in words the call encoded in `text`.
 
     >>> described(Signature("barrier", where="on the host").encode())
     'barrier on the host'
@@ -81,12 +82,12 @@ def described(text: str) -> str:
 
 
 def is_refusal(text: str) -> bool:
-    """Return whether a rank that shows `text` refuses its arguments."""
+    """Return whether `text` is the signature of a rank refusing its arguments."""
     return Signature.decode(text).refusal != ""
 
 
 def code_of_difference(calls: Sequence[Signature]) -> str:
-    """Return the code of the error that is raised where ranks make these calls, by the first field that is unlike.
+    """Return the error code for ranks making these different calls: the code of the first differing field.
 
     >>> code_of_difference([Signature("reduce", root=0), Signature("reduce", root=1)])
     'GC-ROOT'

@@ -1,4 +1,7 @@
-"""TOML files as rows: tables become named tuples, and what is wrong with a key or a value is said with its place."""
+"""TOML files as rows: tables become named tuples, and errors name the place of a bad key or value.
+
+`name`, `seconds`, `count`, `one_of` and `list_of` are checks: the fault of a value as a text, None for a good value.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from gpucoll.errors import ArgumentError, nearest
 
-LONGEST = 1e9  # seconds: what adds up such numbers stays finite
+# Upper bound of a time in a file, in seconds: sums of such times stay finite.
+LONGEST = 1e9
 T = TypeVar("T")
-Check = Callable[[str, Any], str | None]  # of a key and its value: what is wrong with it, None where nothing is
+# A check takes a key and a value, and returns the fault as a text, None for a good value.
+Check = Callable[[str, Any], str | None]
 
 
 def name(key: str, value: Any) -> str | None:
@@ -38,27 +43,28 @@ def list_of(check: Check) -> Check:
 
 
 class TomlFile(NamedTuple):
-    """A file as its errors name it, their code, and what they advise at the end."""
+    """A TOML file for error messages: the name of the file, the error code, and advice appended to every message."""
 
     name: str
     code: str
     advice: str = ""
 
     def error(self, reason: str, where: str = "") -> ArgumentError:
-        """Return the error that says what is wrong, and where."""
+        """Return the error with this reason and place."""
         return ArgumentError(f"{self.name}{where and ', '}{where}: {reason}{self.advice}", code=self.code)
 
     def read(self, content: bytes, known: Iterable[str]) -> dict[str, Any]:
-        """Return what the file says; only these keys are `known` in it."""
+        """Return the content of the file as a dictionary; raise ArgumentError for bad TOML and for keys not `known`."""
         try:
             document = tomllib.loads(content.decode())
-        except (ValueError, RecursionError) as error:  # malformed, no text, numbers too long, or nested too deeply
+        # ValueError: malformed, not UTF-8, or a number too long. RecursionError: nested too deeply.
+        except (ValueError, RecursionError) as error:
             raise self.error(f"it is no TOML: {error}") from None
         self._check_keys(document, known)
         return document
 
     def tables(self, parent: Mapping[str, Any], key: str, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the tables ``[[key]]`` of `parent`, none where there is no such key, each with its place in words."""
+        """Yield the tables ``[[key]]`` of `parent`, each with its place in words; nothing where the key is missing."""
         tables = parent.get(key, [])
         if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
             raise self.error(f"{key} is no [[{key}]]", where)
@@ -66,7 +72,10 @@ class TomlFile(NamedTuple):
             yield f"{where}{where and ', '}{key} {number}", table
 
     def row(self, kind: Callable[..., T], table: Mapping[str, Any], checks: Mapping[str, Check], where: str) -> T:
-        """Return the named tuple that a table says; its keys are those that have `checks`."""
+        """Return a table as the named tuple `kind`; the allowed keys are those of `checks`.
+
+        A key may be missing where the field has a default. Raises ArgumentError.
+        """
         self._check_keys(table, checks, where)
         for key in checks:
             if key not in table and key not in getattr(kind, "_field_defaults", ()):
@@ -75,7 +84,7 @@ class TomlFile(NamedTuple):
         return kind(**table)
 
     def check(self, table: Mapping[str, Any], checks: Mapping[str, Check], where: str) -> None:
-        """Raise where a value is not what it should be; None is no value."""
+        """Raise ArgumentError for the first value failing its check; None is not checked."""
         for key, value in table.items():
             fault = None if value is None else checks[key](key, value)
             if fault is not None:

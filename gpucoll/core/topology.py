@@ -1,4 +1,4 @@
-"""Shapes of rings, trees, hypercubes and tori: who is whose neighbour, parent and child."""
+"""Shapes of trees, hypercubes, tori and grids of ranks: neighbours, parents, children, and traffic along the edges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Round, Rounds,
 
 
 class TreeNode(NamedTuple):
-    """A rank's place in a binary tree; `height` is that of the whole tree."""
+    """The place of a rank in a binary tree; `height` is the height of the whole tree."""
 
     parent: int | None
     children: tuple[int, ...]
@@ -23,8 +23,8 @@ class TreeNode(NamedTuple):
 def binary_tree(rank: int, size: int) -> TreeNode:
     """Return the place of `rank` in a binary tree of `size` ranks with root 0 and height floor(log2 size).
 
-    A node is the first rank of its subtree, its two halves follow: every subtree is an
-    interval of ranks, so that ranks of one node of a cluster meet the network seldom.
+    A node is the first rank of its subtree, followed by the two halves. Every subtree is an interval of ranks, so few
+    edges join two nodes of a cluster.
 
         0 ─┬─ 1 ─┬─ 2 ─── 3        8 ranks
            │     └─ 4
@@ -45,7 +45,7 @@ def binary_tree(rank: int, size: int) -> TreeNode:
 
 
 def chain(rank: int, size: int) -> TreeNode:
-    """Return the place of `rank` in the tree that is a chain: 0, 1, ..., size - 1.
+    """Return the place of `rank` in a tree without branches: 0, 1, ..., size - 1.
 
     >>> chain(1, 3)
     TreeNode(parent=0, children=(2,), depth=1, height=2)
@@ -54,9 +54,9 @@ def chain(rank: int, size: int) -> TreeNode:
 
 
 def in_order_tree(rank: int, size: int) -> TreeNode:
-    """Return the place of `rank` in a tree whose root, 0, has one child, and whose odd ranks are all leaves.
+    """Return the place of `rank` in a tree of height ceil(log2 size): root 0 has a single child, odd ranks are leaves.
 
-    A rank's children are half as far away as its parent. Its height is log2 size, rounded up.
+    The distance from a node to its children is at most half of the distance to its parent.
 
         0 ─── 4 ─┬─ 2 ─┬─ 1        8 ranks
                  │     └─ 3
@@ -79,9 +79,9 @@ def in_order_tree(rank: int, size: int) -> TreeNode:
 
 
 def ascend(node: TreeNode, time: int, segments: int, sums: Buffer) -> Round:
-    """Return what `node` does at `time` of the ascent: take from the children, pass to the parent.
+    """Return the steps of `node` at `time` of the ascent: receive from the children, send to the parent.
 
-    The clock is the same for both ends of every message, so that no order of waiting can lock.
+    Both ends of a message share the clock, so waiting ranks never deadlock.
     """
     taken, passed = time - (node.height - node.depth - 1), time - (node.height - node.depth)
     steps: list[Step] = []
@@ -94,7 +94,7 @@ def ascend(node: TreeNode, time: int, segments: int, sums: Buffer) -> Round:
 
 
 def descend(node: TreeNode, time: int, segments: int) -> Round:
-    """Return what `node` does at `time` of the descent: take from the parent, pass to the children."""
+    """Return the steps of `node` at `time` of the descent: receive from the parent, send to the children."""
     taken, passed = time - (node.depth - 1), time - node.depth
     steps: list[Step] = []
     if 0 <= passed < segments:
@@ -105,19 +105,19 @@ def descend(node: TreeNode, time: int, segments: int) -> Round:
 
 
 def up_and_down(node: TreeNode, segments: int) -> Rounds:
-    """Yield an all-reduce, a round for every time of the clock, empty ones included."""
+    """Yield an all-reduce with a round for every time of the clock, empty rounds included."""
     for time in range(2 * node.height + segments - 1):
         yield (*ascend(node, time, segments, "output"), *descend(node, time - node.height, segments))
 
 
 def up(node: TreeNode, segments: int) -> Rounds:
-    """Yield a reduction to the tree's root, a round for every time; inner nodes add up in scratch."""
+    """Yield a reduction to the root of the tree with a round for every time; inner nodes form sums in scratch."""
     sums: Buffer = "output" if node.parent is None else "scratch"
     return (ascend(node, time, segments, sums) for time in range(node.height + segments - 1))
 
 
 def down(node: TreeNode, segments: int) -> Rounds:
-    """Yield a broadcast from the tree's root, which has copied its input first, a round for every time."""
+    """Yield a broadcast from the root of the tree with a round for every time; at first the root copies its input."""
     if node.parent is None:
         yield (Copy(Slice("input", 0, segments), Slice("output", 0, segments)),)
     else:
@@ -127,10 +127,10 @@ def down(node: TreeNode, segments: int) -> Rounds:
 
 
 class Split(NamedTuple):
-    """A rank's place where intervals of ranks are halved again and again, each led by its first rank.
+    """The place of a rank in a recursive halving of the interval of all ranks; the first rank of an interval leads.
 
-    It leads so many ranks from itself on; the later half of what is left goes to each of `children` in turn, whose
-    second field is how many ranks they lead.
+    The rank leads `leads` ranks, from itself on. The rank hands the later half of the remaining interval to each of
+    `children` in turn; a child is a pair of the rank and the number of ranks led by the child.
     """
 
     parent: int | None
@@ -139,7 +139,7 @@ class Split(NamedTuple):
 
 
 def splits(rank: int, size: int) -> Split:
-    """Return the place of `rank` in a binomial tree of intervals: root 0, log2 size levels, rounded up.
+    """Return the place of `rank` in a binomial tree of intervals: root 0, ceil(log2 size) levels.
 
         0 ─┬─ 4 ─┬─ 6 ─── 7        8 ranks
            │     └─ 5
@@ -164,16 +164,17 @@ def splits(rank: int, size: int) -> Split:
     return Split(parent, count, tuple(children))
 
 
-# Formulas of costs. Whether there are ranks beyond a power of two; and of the blocks that the first numbers of the core
-# have twice, the sum of min(2^k, rest(P)) for 2^k < two(P).
+# Cost formulas. FOLDED is true where P is no power of two. TWICE counts the extra blocks moved, because the first
+# numbers of the core stand for two ranks: the sum of min(2^k, rest(P)) over all 2^k < two(P).
 FOLDED = "(rest(P) > 0)"
 TWICE = "2 ** (lg(rest(P)) + 1) - 1 + (lg(P) - lg(rest(P)) - 1) * rest(P)"
 
 
 class Fold(NamedTuple):
-    """A rank's place where each rank beyond a power of two hands its part to a partner.
+    """The place of a rank where each rank beyond a power of two hands its part to a partner.
 
-    `core` ranks remain, of which this one is `number` (None where it hands over); `extra` of them have a partner.
+    `core` is the largest power of two not above the number of ranks, `extra` is the remainder. `number` is the rank's
+    number in the core, None for a rank handing over. `extra` ranks of the core have a partner.
     """
 
     core: int
@@ -182,15 +183,15 @@ class Fold(NamedTuple):
     partner: int | None
 
     def rank_of(self, number: int) -> int:
-        """Return the rank that has `number`; pairs are neighbours, of which the odd one stays."""
+        """Return the rank with `number`; a pair is two neighbours, and the odd rank of a pair stays in the core."""
         return number + self.extra - (self.extra - number - 1) * (number < self.extra)
 
     def across(self, number: int) -> list[int]:
-        """Return the ranks at a distance of half of the core, a quarter, ..., 1: on the other side of its hypercube."""
+        """Return the partners on the hypercube, at a distance of half of the core, a quarter, ..., 1."""
         return [self.rank_of(number ^ self.core >> step) for step in range(1, self.core.bit_length())]
 
     def blocks_before(self, number: int) -> int:
-        """Return how many ranks stand behind the numbers below `number`."""
+        """Return the number of ranks behind all numbers below `number`; a number with a partner has two ranks."""
         return number + self.extra - (self.extra - number) * (number < self.extra)
 
     def blocks(self, buffer: Buffer, number: int, count: int) -> Slice:
@@ -200,7 +201,7 @@ class Fold(NamedTuple):
 
 
 def fold(rank: int, size: int) -> Fold:
-    """Return the place of `rank`; for a power of two it is its number, and may be an array of ranks.
+    """Return the place of `rank`. For a power of two the number is the rank, and `rank` may be an array.
 
     >>> [fold(rank, 6).number for rank in range(6)]
     [None, 0, None, 1, 2, 3]
@@ -213,9 +214,9 @@ def fold(rank: int, size: int) -> Fold:
 
 
 def folded(place: Fold, sums: Slice, core: Callable[[int, Slice], Iterable[Round]]) -> Rounds:
-    """Yield an all-reduce: partners hand over, the others run ``core(number, source)`` and hand back the result.
+    """Yield an all-reduce: partners hand over, the core runs ``core(number, source)`` and hands back the result.
 
-    A pair adds up in `sums`, which is as long as the data; it is then the source.
+    A pair adds up in `sums`, a slice as long as the data; `sums` is then the source.
     """
     own, result = Slice("input", 0, sums.count), Slice("output", 0, sums.count)
     if place.number is None:
@@ -232,10 +233,10 @@ Part: TypeAlias = Callable[[Buffer, int, int], Slice]
 
 
 def halving(position: int, partners: Sequence[int], source: Buffer, part: Part = Slice) -> Rounds:
-    """Yield a reduce-scatter of 2 ** len(partners) blocks to which every partner in turn contributes one half.
+    """Yield a reduce-scatter of 2 ** len(partners) blocks; every partner in turn contributes one half.
 
-    It leaves block `position` of output reduced. What is left is halved each time: one half goes to the partner,
-    whose position lies in it, the other half is kept. `part` says where blocks are.
+    At the end block `position` of output is reduced. Each round halves the remaining blocks: the half with the
+    partner's position goes to the partner, the other half is kept. `part` maps block numbers to slices.
     """
     for step, partner in enumerate(partners):
         count = 1 << len(partners) - 1 - step
@@ -246,7 +247,7 @@ def halving(position: int, partners: Sequence[int], source: Buffer, part: Part =
 
 
 def doubling(position: int, partners: Sequence[int], part: Part = Slice) -> Rounds:
-    """Yield the all-gather that undoes `halving` of the same partners: block `position` of output is there before."""
+    """Yield the all-gather reversing `halving` with the same partners; block `position` of output must be complete."""
     for step, partner in reversed(list(enumerate(partners))):
         count = 1 << len(partners) - 1 - step
         yield (Send(part("output", position & -count, count), partner),
@@ -254,7 +255,7 @@ def doubling(position: int, partners: Sequence[int], part: Part = Slice) -> Roun
 
 
 _HALVES = "2 * (two(P) - 1) * N / two(P)"
-# The costs of `halved_and_doubled`.
+# Costs of `halved_and_doubled`: halves out and back, and the whole data twice between partners of a pair.
 HALVED_AND_DOUBLED = {
     "chunks": "two(P)", "alike": "not rest(P)", "rounds": f"2 * lg(P) + 2 * {FOLDED}",
     "path": f"{_HALVES} + 2 * {FOLDED} * N", "sent": f"{_HALVES} + {FOLDED} * N",
@@ -263,7 +264,10 @@ HALVED_AND_DOUBLED = {
 
 def halved_and_doubled(place: Fold, partners: Callable[[int], list[int]],
                        position: Callable[[int], int] = lambda number: number) -> Rounds:
-    """Yield an all-reduce by `halving` and `doubling`; of every number of the core its partners and its position."""
+    """Yield an all-reduce by `halving` and `doubling`.
+
+    `partners` and `position` give the partners and the block position of every number of the core.
+    """
     def core(number: int, source: Slice) -> Rounds:
         yield from halving(position(number), partners(number), source.buffer)
         yield from doubling(position(number), partners(number))
@@ -286,7 +290,7 @@ def factors(size: int) -> tuple[int, ...]:
 
 
 def hops(size: int) -> int:
-    """Return how many hops a way along all sides of the torus of `size` ranks has.
+    """Return the number of hops along all sides of the torus of `size` ranks.
 
     >>> hops(12)
     4
@@ -295,7 +299,7 @@ def hops(size: int) -> int:
 
 
 def group(size: int) -> int:
-    """Return the size of the groups that stand for nodes: the largest divisor not above the square root.
+    """Return the size of groups standing for nodes: the largest divisor of `size` not above the square root.
 
     >>> [group(size) for size in (4, 7, 8, 12, 64)]
     [2, 1, 2, 3, 8]
@@ -304,7 +308,7 @@ def group(size: int) -> int:
 
 
 def node_shape(size: int, nodes: Sequence[int] | None) -> tuple[int, int]:
-    """Return how many ranks the largest node has, and how many nodes there are.
+    """Return the number of ranks in the largest node, and the number of nodes.
 
     >>> node_shape(6, None), node_shape(3, [0, 1, 1])
     ((2, 3), (2, 2))
@@ -315,9 +319,9 @@ def node_shape(size: int, nodes: Sequence[int] | None) -> tuple[int, int]:
 
 
 class Grid(NamedTuple):
-    """A rank's place among `nodes` groups of `each` ranks: number `local` of group `node`.
+    """The place of a rank among `nodes` groups of `each` ranks: number `local` of group `node`.
 
-    `members` are the ranks of all groups, None where they are consecutive: then `rank` may be an array.
+    `members` are the ranks of all groups. None means consecutive groups; then `rank` may be an array.
     """
 
     each: int
@@ -327,12 +331,12 @@ class Grid(NamedTuple):
     members: tuple[tuple[int, ...], ...] | None = None
 
     def rank_of(self, node: int, local: int) -> int:
-        """Return the rank that is number `local` of group `node`."""
+        """Return the rank with number `local` in group `node`."""
         return node * self.each + local if self.members is None else self.members[node][local]
 
 
 def grid(rank: int, size: int, nodes: Sequence[int] | None = None) -> Grid:
-    """Return the place of `rank`; nodes that differ are cut into groups of their sizes' greatest common divisor.
+    """Return the place of `rank`; nodes of different sizes are cut into groups of the greatest common divisor.
 
     >>> grid(4, 6), grid(2, 3, [0, 1, 0]).nodes
     (Grid(each=2, nodes=3, local=0, node=2, members=None), 3)
@@ -348,7 +352,7 @@ def grid(rank: int, size: int, nodes: Sequence[int] | None = None) -> Grid:
 
 
 def members_of(nodes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the ranks of each node, the node of rank 0 first.
+    """Return the ranks of each node, starting with the node of rank 0.
 
     >>> members_of([1, 0, 1])
     [(0, 2), (1,)]

@@ -1,15 +1,17 @@
-"""The device layer: kernels compiled and launched, memory, streams; a GPU, or what stands for one.
+"""The device layer: compiled kernels and their launches, device memory, streams; on a GPU or on the emulated device.
 
-    sources     kernels/*.cu and one row for each instance: what is compiled
-    nvrtc gxx   the two compilers; store: their results on disk, made once; command: before they are asked for
+    sources     the source text of each kernel instance, made from kernels/*.cu
+    nvrtc gxx   the two compilers; store: the cache of compiled kernels; command: `gpucoll kernels`, filling the cache
     launch      arguments and grids of the kernels
-    gpus        which GPU a rank has
-    cuda        a GPU, by CuPy; driver: calls that CuPy does not have
+    peer        layout of the memory shared by the ranks of a node, and arguments of the peer kernels
+    gpus        the assignment of GPUs to ranks
+    cuda        a GPU, through CuPy; driver: functions of the CUDA driver missing in CuPy
     emulated    the same kernels on NumPy arrays, on the CPU
+    streams     scratch memory, and the order of a communicator's operations
     nccl        one rank's NCCL communicator
-    local       what stands for NCCL between threads that share a GPU; messages: on the emulated device
+    local       the substitute for NCCL between threads sharing a GPU; messages: the substitute on the emulated device
 
-`Device`, `Stream` and `Event` are CuPy's notions; work is enqueued on a stream and nothing waits on the host.
+`Device`, `Stream` and `Event` follow CuPy. Work is enqueued on a stream, and the host does not wait for the work.
 """
 
 from __future__ import annotations
@@ -26,23 +28,25 @@ from gpucoll.errors import BackendError
 if TYPE_CHECKING:
     from gpucoll.device.launch import Kernels
 
-Waiting: TypeAlias = Iterator[Callable[[], bool]]  # an operation in the sense of `gpucoll.progress.waits`
+Waiting: TypeAlias = Iterator[Callable[[], bool]]  # an operation of `gpucoll.progress.waits`, yielding predicates
 
 
-# Streams have CuPy's wait_event, begin_capture, end_capture and is_capturing; events have record, and `done`: whether
-# all work before has ended; graphs, which end_capture returns, have launch.
+# A stream has CuPy's wait_event, begin_capture, end_capture and is_capturing. An event has `record`, and `done`, true
+# once all work before the record is complete. A graph, the result of end_capture, has `launch`.
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
 Graph: TypeAlias = Any
 
-SOURCE_NAME = "kernels.cu"  # what compilers call a source that has no file
-# NVRTC: `reduce.cu(12): error: ...`; g++: `reduce.cu:12:7: error: ...`; assemblers and linkers: often without a place.
+SOURCE_NAME = "kernels.cu"  # file name in the compilers' messages, since the sources are passed as text
+# NVRTC: `reduce.cu(12): error: ...`; g++: `reduce.cu:12:7: error: ...`; assemblers and linkers often name no line.
 _ERROR = re.compile(r"^(?:(?P<file>[^\s(:]+)[(:](?P<row>\d+)\S*: )?(?:.*?[ ;])?"
                     r"(?:error|Error|fatal)(?: #\S+?)? *: *(?P<text>.+)$", re.MULTILINE)
 
 
 class CompileError(BackendError):
-    """A compiler refused the source: `line` is the text of its first error without the place, `row` the source's line.
+    """A compiler rejected the source. `line` is the text of the first error without the position.
+
+    `row` is the number of the source line, 0 if unknown.
 
     >>> error = CompileError.of("g++", "src/kernels.cu:3:9: error: 'x' was not declared in this scope")
     >>> print(error)
@@ -53,7 +57,7 @@ class CompileError(BackendError):
 
     default_code = "GC-COMPILE"
     line = ""
-    row = 0  # where there is none
+    row = 0
 
     @classmethod
     def of(cls, compiler: str, log: str) -> CompileError:
@@ -70,36 +74,40 @@ class CompileError(BackendError):
 
 
 class Device(Protocol):
-    """A GPU as one communicator uses it."""
+    """A GPU, or the emulated device, as used by one communicator."""
 
     name: str  # "cuda" or "emulated"
-    asynchronous: bool = False  # whether work goes on after the call that has enqueued it
+    asynchronous: bool = False  # whether enqueued work continues after the enqueuing call has returned
     kernels: Kernels
-    most_threads: int  # in a block
-    warp: int  # threads that go on as one
-    staging: int = 1 << 22  # bytes of a section of arrays that ranks do not share
-    current: AbstractContextManager[object]  # inside it is the device of the calling thread, afterwards whatever was
-    relaxed: AbstractContextManager[object] = nullcontext()  # `current`, and calls of the thread break no capture
+    most_threads: int  # threads in a block, at most
+    warp: int  # threads that execute together
+    # Ranks without direct access to each other's arrays copy an array through shared memory, in sections of so many
+    # bytes.
+    staging: int = 1 << 22
+    # A context making the device current in the calling thread; at exit the former device is current again.
+    current: AbstractContextManager[object]
+    # Like `current`; in addition, calls of the thread do not invalidate captures of other threads.
+    relaxed: AbstractContextManager[object] = nullcontext()
 
     def channels(self, ranks: int) -> int:
-        """Return how many blocks of each of so many ranks there is room for at a time, should all of them be on it."""
+        """Return the number of blocks per rank that run at the same time if `ranks` ranks share this device."""
 
     def owns(self, array: Any) -> str | None:
-        """Return None for an array in its memory, else where the array is."""
+        """Return None for an array in this device's memory, else the location of the array, as text."""
 
     def stream(self, given: Any) -> Stream:
-        """Return the stream of a call: `given`, or the current one where it is None."""
+        """Return the stream of a call: `given`, or the current stream if `given` is None."""
 
     def lasts(self, stream: Any) -> bool:
-        """Return whether `stream` is there as long as its object, not somebody else's to destroy."""
+        """Return whether `stream` exists as long as the Python object; another library may destroy foreign streams."""
         return True
 
     def within(self, stream: Any) -> AbstractContextManager[object]:
-        """Inside, `stream` is the current one of the calling thread."""
+        """Return a context with this device and `stream` as the current device and stream of the calling thread."""
         return self.current
 
     def is_open(self, stream: Any) -> bool:
-        """Return whether to enqueue work on `stream` is all: nothing need be made current, awaited or kept."""
+        """Return whether work may be enqueued on `stream` at once: the device is current, and no capture is active."""
         return False
 
     def is_blocking(self, stream: Any) -> bool:
@@ -107,39 +115,39 @@ class Device(Protocol):
         return False
 
     def new_stream(self) -> Stream:
-        """Return a stream that waits for no other."""
+        """Return a new stream independent of all other streams."""
 
     def new_event(self) -> Event:
-        """Return an event."""
+        """Return a new event."""
 
     def mark(self, stream: Any) -> Event:
-        """Return an event that stands for what `stream` has been given so far."""
+        """Return an event that completes with all work enqueued on `stream` so far."""
         event = self.new_event()
         event.record(stream)
         return event
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
-        """Return a new array, to be used on `stream`."""
+        """Return a new array for use on `stream`."""
 
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
-        """Write the one element of `value` into every element of `row`, which is as wide."""
+        """Set every element of `row` to the single element of `value`, of the same width in bytes."""
 
     def fill_with_nan(self, places: Iterable[tuple[int, int]]) -> None:
-        """Set all bits of memory, which is NaN in every floating-point format; a place is an address and bytes.
+        """Set all bits of the memory `places`, pairs of address and bytes: NaN in every floating-point format.
 
-        Kernels that wait on other streams do not delay it. On the emulated device the host waits for every call, so
-        that no result is left that is not complete.
+        Kernels waiting on other streams do not delay the call. The emulated device does nothing: the host waits for
+        every call, so no incomplete result is ever returned.
         """
         return
 
     def settle(self, stream: Any) -> Waiting:
-        """Wait until what `stream` has may be read: not at all on a GPU, where streams order everything."""
+        """Wait until the host may read the results of `stream`; on a GPU do nothing, since streams order all work."""
         return iter(())
 
     def cancel(self) -> None:
-        """Let go of what is under way: nothing may be written later where it can be seen.
+        """Cancel the work under way, so that no memory of the user is written later.
 
-        What runs on a GPU cannot be called back but by its transport.
+        On a GPU do nothing: only the transport can end the kernels under way.
         """
         return
 
@@ -148,7 +156,7 @@ NO_CAPTURE = "ranks that are threads meet on the host in every call, and no CUDA
 
 
 class Part(NamedTuple):
-    """A message of a group: `nbytes` at `address`, to or from `peer`. NCCL knows no tags, others heed them."""
+    """A message of a group: `nbytes` bytes at `address`, to or from rank `peer`. NCCL ignores `tag`."""
 
     address: int
     nbytes: int
@@ -157,25 +165,27 @@ class Part(NamedTuple):
 
 
 class Transport(Protocol):
-    """What moves data between the ranks of a communicator: NCCL, or what stands for it.
+    """The means of moving data between the ranks of a communicator: NCCL or a substitute for NCCL.
 
-    The k-th part sent from a to b is the k-th received by b from a.
+    The k-th part sent from rank a to rank b is the k-th part received by b from a.
     """
 
-    capturable: bool = True  # whether a group can become part of a graph
-    registers: bool = False  # whether a graph tells other ranks where the memory is that it works on
+    capturable: bool = True  # whether a CUDA graph can contain a group
+    # Whether a graph tells the other ranks the addresses of its arrays. Such a graph must not be reused for a later
+    # array at the same address, because the other ranks still map the old memory.
+    registers: bool = False
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
-        """Enqueue all parts, to be under way together; yield a predicate whenever the host must wait."""
+        """Enqueue all parts as concurrent messages; yield a predicate whenever the host must wait."""
 
     def check(self) -> None:
-        """Raise BackendError where the transport has failed; one over a wire raises its failures there."""
+        """Raise BackendError if the transport has failed. Transports over a wire raise errors in `group` instead."""
         return
 
     def close(self, *, captured: bool) -> None:
-        """Give back what it holds, in the same order on every rank. `captured`: a graph of the user's may use it."""
+        """Free all resources, on every rank in the same order; `captured`: a user's graph may use the transport."""
         return
 
     def abort(self) -> None:
-        """End what is under way, without the other ranks; what a stream's own end calls back needs no more."""
+        """End the groups under way without the other ranks. Nothing to do if `Device.cancel` ends the groups."""
         return

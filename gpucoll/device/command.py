@@ -1,6 +1,7 @@
-"""`gpucoll kernels`: compile them before they are asked for, into the user's cache, where a GPU's device finds them.
+"""`gpucoll kernels`: compile kernels in advance into the user's cache, for later use by programs on GPUs.
 
-NVRTC compiles one program at a time in a process, and needs no GPU: this is what a login node does for the others.
+NVRTC needs no GPU, so a login node can compile for the other nodes. NVRTC compiles one program at a time in a process,
+so the command uses several processes.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from gpucoll.errors import ArgumentError, BackendError
 
 HEADING = ("arch", "kernels", "count", "cached", "CPU s", "registers", "spills")
 COLUMNS = ("<8", "<9", ">6", ">7", ">8", ">10", ">7")
-# What ptxas says of one function: its name, the bytes of its spill stores and loads, and the registers of a kernel.
+# ptxas' report on one function: name, bytes of spill stores and loads, and the registers, reported for kernels only.
 REPORT = re.compile(r"Function properties for (\w+)\n\D*\d+ bytes stack frame, (\d+) bytes spill stores, "
                     r"(\d+) bytes spill loads\n(?:.*Used (\d+) registers)?")
-_SCALES: tuple[tuple[Scale, tuple[str, ...]], ...] = (  # and the kinds of dtypes that collectives scale so
+# The kinds of dtypes scaled by collectives in each of the three ways.
+_SCALES: tuple[tuple[Scale, tuple[str, ...]], ...] = (
     ("divide", ("float", "complex")), ("multiply", ("int", "float", "complex")), ("truth", ("bool", "int", "float")))
 TRAINING = ("float32", "float16", "bfloat16")  # the dtypes of gradients
 
 
 class CompileJob(NamedTuple):
-    """A kernel to compile, for one architecture; `major` as of `compile_cubin`."""
+    """A kernel to compile for one architecture; `major` as in `compile_cubin`."""
 
     kind: str
     instance: Instance
@@ -44,10 +46,10 @@ class CompileJob(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What became of a task: `seconds` of processor time, the registers and the bytes that are spilled.
+    """The result of a job: processor time in seconds, registers, and spilled bytes.
 
-    A kernel that was in the cache is `cached`. Registers and spills are None where nothing is known of them: the
-    compiler has failed, for which `error` has the reason, or the process that compiled the kernel kept no report.
+    `cached` is true for a kernel already in the cache. `registers` and `spills` are None if unknown: the compilation
+    failed with `error`, or the process that compiled the kernel stored no report.
     """
 
     kind: str
@@ -58,13 +60,13 @@ class Compiled(NamedTuple):
     registers: int | None = None
     spills: int | None = None
     error: str = ""
-    line: str = ""  # of the source, where the error is
+    line: str = ""  # the source line of the error
 
 
 def instances(*, everything: bool) -> dict[str, list[Instance]]:
-    """Return the kernels by their kind, those first that take long: all, or those of sums on gradients' dtypes.
+    """Return the kernels by kind, the slowest to compile first: all, or only sums on the dtypes of gradients.
 
-    All are those of the table's ops and dtypes; of ops of a user's own there is no end.
+    `everything` means all built-in ops and dtypes; a user's own ops are unknown here.
     """
     dtypes = list(DTYPES.values()) if everything else [DTYPES[name] for name in TRAINING]
     pairs = [(op, dtype) for op in OPS.values() for dtype in dtypes
@@ -83,19 +85,20 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
            for kernel in ("pack", "unpack", "copy")},
     }
     by_kind["steps"] += [sources.reducing("steps", None, dtype) for dtype in widths]
-    return {kind: list(dict.fromkeys(some)) for kind, some in by_kind.items()}  # ops that are alike share a kernel
+    # Ops with the same CUDA expression share a kernel, so remove duplicates.
+    return {kind: list(dict.fromkeys(some)) for kind, some in by_kind.items()}
 
 
 def compile_all(tasks: Sequence[CompileJob], jobs: int, library: str = "") -> Iterator[Compiled]:
-    """Yield what became of each task, in their order, from so many processes; with one job it is this process.
+    """Compile `tasks` in `jobs` processes and yield the results in order; one job runs in this process.
 
-    `library` is the path of the NVRTC that the processes load; this one has it already. What is in the cache is not
-    compiled again. Raises BackendError where a process dies.
+    `library` is the path of an NVRTC for the new processes, already loaded in this process; empty for the default.
+    Kernels in the cache are not compiled again. Raises BackendError if a process dies.
     """
     if jobs == 1:
         yield from map(compile_one, tasks)
         return
-    # Not forks: this process may have started CUDA.
+    # Spawn, do not fork: this process may have initialised CUDA, and CUDA does not survive a fork.
     pool = concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, (library,))
     try:
         yield from pool.map(compile_one, tasks)
@@ -107,16 +110,20 @@ def compile_all(tasks: Sequence[CompileJob], jobs: int, library: str = "") -> It
 
 
 def _begin(library: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started the process ends it
+    # The parent process handles the interrupt and ends the pool.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if library:
         nvrtc.use(library)
 
 
 def compile_one(task: CompileJob) -> Compiled:
-    """The cache has the kernel, under the key by which a GPU's device asks for it, and beside it ptxas' report."""
+    """Compile one kernel into the cache, if missing, and return the result, with figures from ptxas' report.
+
+    The key is the key used by `CudaDevice`. The report is cached, too.
+    """
     store, started = user_store(), time.process_time()
     source, flags = sources.text(task.instance), nvrtc.recipe(task.arch, task.major)
-    log: str | None = None
+    log: str | None = None  # None unless this call compiles the kernel
 
     def build() -> bytes:
         nonlocal log
@@ -138,7 +145,7 @@ def compile_one(task: CompileJob) -> Compiled:
 
 
 def usage(log: str) -> tuple[int | None, int | None]:
-    """Return the most registers of a kernel in ptxas' report, and the bytes that functions spill, stored and loaded.
+    """Return the largest number of registers in ptxas' report, and the spilled bytes, stores plus loads.
 
     >>> usage("Function properties for f\\n    0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\\n"
     ...       "ptxas info    : Used 52 registers, used 0 barriers")
@@ -154,7 +161,7 @@ def usage(log: str) -> tuple[int | None, int | None]:
 
 
 def main(options: Any) -> int:
-    """Compile what was asked for; print a table or a JSON object; return 0, or 1 where a kernel cannot be compiled."""
+    """Compile the requested kernels and print a table or a JSON object; return 0, or 1 if a kernel failed."""
     if options.jobs is not None and options.jobs < 1:
         raise ArgumentError(f"-j {options.jobs}: it takes one process at least")
     jobs = options.jobs or len(os.sched_getaffinity(0))
@@ -182,7 +189,7 @@ def main(options: Any) -> int:
 
 
 def _nvrtc(given: str) -> tuple[int, str]:
-    """Return the major version and, where a library was named, its path; it is loaded."""
+    """Return the major version meant by the option --nvrtc, and the path of a library given as path, now loaded."""
     if given in map(str, nvrtc.MAJORS):
         return int(given), ""
     if not os.path.exists(given):
@@ -192,7 +199,7 @@ def _nvrtc(given: str) -> tuple[int, str]:
 
 
 def _cupys() -> tuple[int | None, list[str]]:
-    """Return the CUDA version that CuPy was built for, by which it will ask, and the architectures of its GPUs here."""
+    """Return the major CUDA version of CuPy, part of the cache key, and the architectures of this host's GPUs."""
     major = None
     try:
         import cupy
@@ -200,12 +207,13 @@ def _cupys() -> tuple[int | None, list[str]]:
         major = int(cupy.cuda.runtime.runtimeGetVersion()) // 1000
         count = cupy.cuda.runtime.getDeviceCount()
         return major, [f"sm_{cupy.cuda.Device(ordinal).compute_capability}" for ordinal in range(count)]
-    except (ImportError, RuntimeError):  # of CuPy where there is no driver, or none of its GPUs
+    # CuPy raises RuntimeError without a driver or without a GPU.
+    except (ImportError, RuntimeError):
         return major, []
 
 
 def _archs(names: Sequence[str], major: int | None) -> list[str]:
-    """Return the architectures that were named, or those of the GPUs here, each once; all can be compiled for."""
+    """Return `names` without duplicates; raise an error for no names or for an unsupported architecture."""
     if not names:
         raise ArgumentError("there is no GPU here that CuPy can use: say for which ones to compile, as in "
                             "--arch sm_80,sm_90 (A100, H100)")
@@ -216,7 +224,7 @@ def _archs(names: Sequence[str], major: int | None) -> list[str]:
 
 
 def table(made: Sequence[Compiled]) -> Iterator[str]:
-    """Yield a line for each kind of kernel and architecture; "-" where nothing is known of a kernel's registers."""
+    """Yield a line for each kind of kernel and architecture; "-" if the registers of a kernel are unknown."""
     yield _row(HEADING)
     for arch, kind in dict.fromkeys((one.arch, one.kind) for one in made):
         some = [one for one in made if (one.arch, one.kind) == (arch, kind)]
@@ -234,7 +242,7 @@ def _row(cells: Sequence[object]) -> str:
 
 
 def failures(made: Sequence[Compiled], release: str) -> Iterator[str]:
-    """Yield for each kind and architecture the first kernel that failed: name, compiler, error and line."""
+    """Yield for each kind and architecture the first failed kernel: name, compiler, error and source line."""
     wrong = [one for one in made if one.error]
     for kernels in dict.fromkeys((one.arch, one.kind) for one in wrong):
         first, *others = (one for one in wrong if (one.arch, one.kind) == kernels)

@@ -1,4 +1,4 @@
-"""A GPU by CuPy: its memory, streams and events, and our kernels as cubins made for it."""
+"""A GPU through CuPy: memory, streams, events, and gpucoll's kernels loaded as cubins."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError, UsageError
 from gpucoll.transport.rendezvous import becomes
 
-NULL_STREAM, PER_THREAD = (0, 1), 2  # CUDA's own streams: the null stream by two names, and a thread's
-NOT_READY, CAPTURED = 600, 907  # CUDA's codes for an event that has not come, and for one that was captured
+# Handles of CUDA's predefined streams: the null stream has two, the per-thread default stream has the third.
+NULL_STREAM, PER_THREAD = (0, 1), 2
+NOT_READY, CAPTURED = 600, 907  # cudaErrorNotReady for an incomplete event, cudaErrorCapturedEvent for a captured event
 MOST_CHANNELS = 32
-MOMENT = 1.0  # seconds that `fill_with_nan` takes at most
+MOMENT = 1.0  # upper bound in seconds for the wait in `fill_with_nan`
 _loading = threading.Lock()
-_functions: dict[tuple[int, str, str], Any] = {}  # of all communicators: to unload code may wait for the whole GPU
+# Loaded kernels of all communicators, never unloaded: unloading code may wait for all work on the GPU.
+_functions: dict[tuple[int, str, str], Any] = {}
 
 
 class CudaDevice(Device):
     """The GPU `ordinal` of this process."""
 
     name = "cuda"
-    most_threads = 512  # as the kernels are compiled for
+    most_threads = 512  # the bound compiled into the kernels
     warp = 32
     staging = 1 << 24
     asynchronous = True
@@ -55,18 +57,21 @@ class CudaDevice(Device):
     def stream(self, given: Any) -> Any:
         """Return the stream of a call; see `as_stream`.
 
-        The null stream has one address on every GPU: which one it is the current device says, in a call this one.
+        The handle of the null stream means the null stream of the current device, in a call this GPU.
         """
         stream = cupy.cuda.get_current_stream(self.ordinal) if given is None else as_stream(given)
+        # Only CUDA's predefined streams have such small handles.
         if stream.ptr <= PER_THREAD:
             self._check_own(stream)
         return stream
 
     def _check_own(self, stream: Any) -> None:
+        # Helper threads of gpucoll enqueue, too, and would use their own streams under the same handle.
         if stream.ptr == PER_THREAD:
             raise UsageError("the per-thread default stream is another stream in each thread, and gpucoll's threads "
                              "enqueue as well; pass stream=cupy.cuda.Stream(non_blocking=True), or be in one",
                              code="GC-STREAM")
+        # CUDA refuses any use of the null stream during a capture of a blocking stream: give a clear error early.
         try:
             with self.current:
                 stream.is_capturing()
@@ -82,15 +87,17 @@ class CudaDevice(Device):
         return cupy.cuda.runtime.getDevice() == self.ordinal and not stream.is_capturing()
 
     def is_blocking(self, stream: Any) -> bool:
-        """Whether the null stream and `stream` wait for each other; not what is captured, which runs on any stream."""
+        """Return whether `stream` and the null stream wait for each other; False during a capture of `stream`."""
         runtime = cupy.cuda.runtime
         with self.current:
-            if stream.is_capturing():  # whose flags CUDA does not tell
+            # CUDA does not report the flags of a stream during a capture, and a graph may run on any stream anyway.
+            if stream.is_capturing():
                 return False
             return not runtime.streamGetFlags(stream.ptr) & runtime.streamNonBlocking
 
     def lasts(self, stream: Any) -> bool:
-        """CuPy's own know their device; of the others only CUDA's null stream is without one."""
+        """Return whether `stream` was created by CuPy or is the null stream."""
+        # CuPy knows the device of its own streams only; other streams have a negative `device_id`.
         return isinstance(stream, cupy.cuda.Stream) and (stream.device_id >= 0 or stream.ptr in NULL_STREAM)
 
     def new_stream(self) -> Any:
@@ -102,23 +109,26 @@ class CudaDevice(Device):
             return CudaEvent(disable_timing=True)
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
-        """CuPy's pool hands memory out again in the order of the stream that it was allocated on."""
+        """Return a new array from CuPy's memory pool; the pool reuses freed memory in the order of `stream`."""
         with self.within(stream):
             return cupy.empty(shape, dtype)
 
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
         with self.within(stream):
+            # Real numbers are filled as integers of the same width, because CuPy lacks some of gpucoll's dtypes.
             if value.dtype.kind == "c":
                 row.fill(value[0])
-            else:  # as integers: CuPy knows not every dtype of ours
+            else:
                 row.view(f"u{value.itemsize}").fill(value.view(f"u{value.itemsize}")[0])
 
     def fill_with_nan(self, places: Iterable[tuple[int, int]]) -> None:
-        """Set all bits of memory by CUDA's memset: to load a kernel may have to wait for those that run.
+        """Set all bits of the memory `places`, pairs of address and bytes, by CUDA's memset; wait at most a second.
 
-        The stream may share a hardware queue with one that waits for ever, so that the caller waits for a moment only.
+        No kernel is used, because loading a kernel may wait for all running kernels. The wait is bounded, because the
+        stream may share a hardware queue with a stream blocked for ever.
         """
         with self.current:
+            # A new stream, because the existing streams may be blocked by the failed call.
             stream = cupy.cuda.Stream(non_blocking=True)
             for address, nbytes in places:
                 cupy.cuda.runtime.memsetAsync(address, 255, nbytes, stream.ptr)
@@ -129,7 +139,8 @@ class CudaDevice(Device):
         build = functools.partial(_cubin, source, self._arch)
         path = str(user_store().path(source, ".cubin", build, flags=recipe(self._arch, major=_major())))
         try:
-            with self.current, _loading:  # CuPy lets threads load a module side by side, and unloads all but one
+            # The lock keeps two threads from loading one module: CuPy would unload one of the two.
+            with self.current, _loading:
                 key = self.ordinal, path, instance.entry
                 if key not in _functions:
                     _functions[key] = cupy.RawModule(path=path).get_function(instance.entry).kernel
@@ -145,13 +156,14 @@ class CudaDevice(Device):
 
 
 class CurrentDevice(threading.local):
-    """A context in which a GPU is the calling thread's current device; the former device is current again afterwards.
+    """A context manager making a GPU the calling thread's current device; at exit the former device is current again.
 
-    From CUDA 12 on, `cudaSetDevice` creates a context, which takes hundreds of MiB of that GPU. A thread without a
-    context reports device 0, although its program has never chosen one. To restore that device would give every rank a
-    context on GPU 0, and would fail where GPU 0 is in exclusive mode. So a thread without a context keeps this GPU.
+    From CUDA 12 on, `cudaSetDevice` creates a CUDA context of hundreds of MiB on the GPU. A thread without a CUDA
+    context reports device 0, although the program has never chosen device 0. Restoring device 0 would give every rank
+    a CUDA context on GPU 0, and would fail if GPU 0 is in exclusive mode. So a thread without a CUDA context keeps
+    this GPU.
 
-    CuPy's own context keeps the former devices of all threads in one list.
+    `cupy.cuda.Device` is no substitute, because CuPy keeps the former devices of all threads in one list.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -161,7 +173,8 @@ class CurrentDevice(threading.local):
     def __enter__(self) -> None:
         before = cupy.cuda.runtime.getDevice()
         if before != self._ordinal:
-            has_context = cupy.cuda.driver.ctxGetCurrent() != 0  # asked first: setDevice makes one
+            # Ask before `setDevice`, because `setDevice` creates a context.
+            has_context = cupy.cuda.driver.ctxGetCurrent() != 0
             cupy.cuda.runtime.setDevice(self._ordinal)
             before = before if has_context else self._ordinal
         self._before.append(before)
@@ -173,10 +186,10 @@ class CurrentDevice(threading.local):
 
 
 class RelaxedCapture:
-    """A context in which a GPU is the thread's current device, and the thread's capture mode is the relaxed one.
+    """A context manager making a GPU the thread's current device and setting the thread's capture mode to relaxed.
 
-    A capture in CUDA's default mode breaks when any thread queries an event. The relaxed mode excepts a thread: CUDA
-    then takes its calls to have nothing to do with captures.
+    A capture in CUDA's default mode becomes invalid when any thread queries an event. Calls of a thread in relaxed mode
+    do not affect captures.
     """
 
     def __init__(self, device: CurrentDevice) -> None:
@@ -192,7 +205,7 @@ class RelaxedCapture:
 
 
 class CurrentStream:
-    """A stream is the thread's current one inside, and its GPU is."""
+    """A context manager making a stream and the stream's GPU current in the calling thread."""
 
     def __init__(self, device: CurrentDevice, stream: Any) -> None:
         self._device, self._stream = device, stream
@@ -201,7 +214,8 @@ class CurrentStream:
         self._device.__enter__()
         try:
             self._stream.__enter__()
-        except BaseException:  # one of another GPU's
+        # CuPy refuses a stream of another GPU: restore the former device.
+        except BaseException:
             self._device.__exit__()
             raise
 
@@ -211,7 +225,7 @@ class CurrentStream:
 
 
 class CudaEvent(cupy.cuda.Event):
-    """CuPy's, which takes every code of CUDA's but success for "not yet", a fault's too."""
+    """CuPy's event with a correct `done`: CuPy reports every error, even a fault of the GPU, as "not done yet"."""
 
     @property
     def done(self) -> bool:
@@ -219,13 +233,14 @@ class CudaEvent(cupy.cuda.Event):
         if code == CAPTURED:
             raise UsageError("a call in a CUDA graph ends when the graph is launched: ask the stream of that",
                              code="GC-CAPTURED")
+        # Any other code is an error of the GPU, and the event will never complete.
         if code not in (0, NOT_READY):
             raise BackendError(f"the GPU has failed: {cupy.cuda.runtime.CUDARuntimeError(code)}", code="GC-CUDA")
         return bool(code == 0)
 
 
 class _Foreign:
-    """The address of a stream as CuPy takes it; `owner` lives as long."""
+    """A stream's handle in the form expected by CuPy; keeps the stream's `owner` alive."""
 
     def __init__(self, address: int, owner: Any) -> None:
         self._address, self._owner = address, owner
@@ -235,9 +250,10 @@ class _Foreign:
 
 
 def as_stream(given: Any) -> Any:
-    """Return one of CuPy's streams for one, an object with ``__cuda_stream__``, or the address of a `cudaStream_t`."""
+    """Return a CuPy stream for a CuPy stream, an object with ``__cuda_stream__``, or a `cudaStream_t` as a number."""
     if isinstance(given, cupy.cuda.Stream | cupy.cuda.ExternalStream):
         return given
+    # PyTorch's streams have the handle in the attribute `cuda_stream`.
     address = given.__cuda_stream__()[1] if hasattr(given, "__cuda_stream__") else given
     return cupy.cuda.Stream.from_external(_Foreign(int(getattr(address, "cuda_stream", address)), given))
 
@@ -247,5 +263,5 @@ def _cubin(source: str, arch: str) -> bytes:
 
 
 def _major() -> int:
-    """Return the major version of the CUDA that CuPy was built for, whose cubins its driver loads."""
+    """Return the major version of the CUDA for which CuPy was built; cubins of this version can be loaded."""
     return cupy.cuda.runtime.runtimeGetVersion() // 1000

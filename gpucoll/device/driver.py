@@ -1,15 +1,15 @@
-"""Calls of CUDA's driver that CuPy does not have."""
+"""Functions of the CUDA driver missing in CuPy."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 
-RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: the calls of a thread have nothing to do with captures
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: calls of the thread never invalidate a capture
 
 
 def exchange_capture_mode(mode: int) -> int:
-    """Set the capture mode of the calling thread; return the former one. cuThreadExchangeStreamCaptureMode."""
+    """Set the capture mode of the calling thread by cuThreadExchangeStreamCaptureMode; return the former mode."""
     value = ctypes.c_int(mode)
     _library().cuThreadExchangeStreamCaptureMode(ctypes.byref(value))
     return value.value

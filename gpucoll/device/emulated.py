@@ -1,7 +1,8 @@
-"""The emulated device: NumPy's memory, kernels compiled by g++, and streams that are queues.
+"""The emulated device: memory of NumPy arrays, kernels compiled by g++ and run on the CPU, streams as queues.
 
-What is enqueued stays in its stream's queue until `settle`. Of several streams any may go on, in an order drawn from
-a seed, as on a GPU: what lacks an event between two streams gives wrong results here too.
+An action of a stream is a kernel, a copy, a group of messages or a wait for an event. Actions run only inside
+`settle`. As on a GPU, the order of actions on different streams is arbitrary: a seeded random generator draws the
+order. A missing event between two streams therefore gives wrong results here, too.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from gpucoll.device.sources import Instance, family, text
 from gpucoll.device.store import user_store
 from gpucoll.errors import ArgumentError, BackendError, MismatchError
 
-PROCESSORS, CHANNELS, THREADS = 2, 2, 64  # a CUDA thread may be a fiber: few of them show all that many would
+# A CUDA thread of a kernel that waits is a fiber, so threads are expensive, and a few threads show the same errors.
+PROCESSORS, CHANNELS, THREADS = 2, 2, 64
 
-Action: TypeAlias = Callable[[], bool]  # goes on as far as it can; whether it has ended
+# A function that makes as much progress as possible without blocking, and returns whether the action is complete.
+Action: TypeAlias = Callable[[], bool]
 
 
 class EmulatedDevice(Device):
-    """The device of one communicator; `seed` decides which of its streams goes on first."""
+    """The device of one communicator; `seed` determines the order of progress among the device's streams."""
 
     name = "emulated"
     most_threads, warp = THREADS, 1
@@ -37,12 +40,12 @@ class EmulatedDevice(Device):
     def __init__(self, seed: int = 0) -> None:
         self.kernels = Kernels(_load, PROCESSORS, threads=THREADS)
         self._order = random.Random(seed)
-        self._ended = 0  # actions, of all streams
+        self._ended = 0  # number of completed actions of all streams
         self._streams: list[EmulatedStream] = []
-        self.captured: EmulatedGraph | None = None  # where what is enqueued goes during a capture
+        self.captured: EmulatedGraph | None = None  # the graph being captured, which receives all enqueued actions
         self._main = self.new_stream()
 
-    current = contextlib.nullcontext()  # there is one
+    current = contextlib.nullcontext()  # a process has one emulated device, which is always current
 
     def channels(self, ranks: int) -> int:
         return CHANNELS
@@ -51,7 +54,7 @@ class EmulatedDevice(Device):
         return None if isinstance(array, numpy.ndarray) else "on a GPU"
 
     def stream(self, given: Any) -> EmulatedStream:
-        """There is one for the user, whichever stream of CuPy's a program names."""
+        """Return the main stream for None and for any CUDA stream, so that GPU programs run unchanged."""
         if given is None or hasattr(given, "ptr") or hasattr(given, "__cuda_stream__") or isinstance(given, int):
             return self._main
         if isinstance(given, EmulatedStream):
@@ -66,7 +69,8 @@ class EmulatedDevice(Device):
         return EmulatedEvent()
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: EmulatedStream) -> Any:
-        """Return memory that is not used again before the stream has come so far, as by a GPU's memory pool."""
+        """Return a new array, kept alive until the queue of `stream` is empty."""
+        # A GPU's memory pool gives the same guarantee: freed memory is reused only in the order of the stream.
         stream.kept.append(numpy.empty(shape, dtype))
         return stream.kept[-1]
 
@@ -74,10 +78,11 @@ class EmulatedDevice(Device):
         stream.enqueue(lambda: row.view(value.dtype).fill(value[0]))
 
     def settle(self, stream: EmulatedStream) -> Waiting:
-        """Run all streams until nothing is left in this one; whoever else runs them helps."""
+        """Run the actions of all streams until the queue of `stream` is empty; raise the error of its messages."""
         while stream.queue:
             before = self._ended
             if not self._advance():
+                # Another waiting call may have run the streams meanwhile: compare the number of completed actions.
                 yield lambda before=before: self._advance() or self._ended != before  # type: ignore[misc]
         error, stream.error = stream.error, None
         if error is not None:
@@ -86,26 +91,30 @@ class EmulatedDevice(Device):
     def _advance(self) -> bool:
         before = self._ended
         busy = [stream for stream in self._streams if stream.queue]
+        # A random order, so that tests meet all orders allowed on a GPU.
         for stream in self._order.sample(busy, len(busy)):
             self._ended += stream.advance()
         return self._ended != before
 
     def cancel(self) -> None:
-        """Empty the queues; messages under way are called back."""
+        """Empty all queues; cancel the receives and kernels under way."""
         for stream in self._streams:
             for action in stream.queue:
+                # Only groups of messages and waiting kernels have `cancel`; for others call `bool()`, a no-op.
                 getattr(action, "cancel", bool)()
             stream.queue.clear()
 
 
 class EmulatedStream:
-    """A queue of actions, each begun when those before it have ended."""
+    """A queue of actions; an action begins after the end of the previous action."""
 
     def __init__(self, device: EmulatedDevice) -> None:
         self.queue: collections.deque[Action] = collections.deque()
-        self.kept: list[Any] = []  # memory that what is enqueued may still write, whoever lets go of it
+        # Arrays that enqueued actions may still write, even if the caller drops all references.
+        self.kept: list[Any] = []
         self._device = device
-        self.error: MismatchError | None = None  # of a message: whoever waits for it is told, whoever has run it
+        # The error of a message. Any call may run this stream, but only the call that settles the stream raises.
+        self.error: MismatchError | None = None
 
     def enqueue(self, call: Callable[[], object]) -> None:
         def act() -> bool:
@@ -115,20 +124,22 @@ class EmulatedStream:
         self.enqueue_action(lambda: act)
 
     def enqueue_action(self, begin: Callable[[], Action]) -> None:
-        """Do what `begin` returns when its turn comes; in a graph once for every launch."""
+        """Enqueue the action returned by `begin`; during a capture add `begin` to the graph instead."""
+        # `begin` makes a new action for every launch of a graph, since an action has state and runs once.
         if self._device.captured is not None:
             self._device.captured.actions.append((self, begin))
         else:
             self.queue.append(begin())
 
     def advance(self) -> int:
-        """Go on as far as possible; return how many actions have ended."""
+        """Run actions until the first incomplete action; return the number of completed actions."""
         ended = 0
         while self.queue:
             try:
                 if not self.queue[0]():
                     break
-            except MismatchError as error:  # the message has ended
+            # The message itself is complete, so the queue goes on, and `settle` raises the error.
+            except MismatchError as error:
                 self.error = error
             self.queue.popleft()
             ended += 1
@@ -152,7 +163,10 @@ class EmulatedStream:
 
 
 class _Mark:
-    """A place in a stream, put there once or, in a graph, again and again; who waits means the last one so far."""
+    """The record of one event: how often the record was enqueued (`put`), and how often the queue reached the record.
+
+    A record in a graph is enqueued once per launch. A wait refers to the last record enqueued before the wait.
+    """
 
     def __init__(self) -> None:
         self.put = self.passed = 0
@@ -166,12 +180,13 @@ class _Mark:
         return True
 
     def awaited(self) -> Action:
+        # Read `put` now, not when the action runs: later records do not concern this wait.
         last = self.put
         return lambda: self.passed >= last
 
 
 class EmulatedEvent:
-    """A point in a stream; one that was never recorded has come."""
+    """A point in a stream, as CUDA's events are; an event never recorded counts as complete."""
 
     def __init__(self) -> None:
         self.mark = _Mark()
@@ -181,19 +196,20 @@ class EmulatedEvent:
         return self.mark.passed >= self.mark.put
 
     def record(self, stream: EmulatedStream) -> None:
+        # A new object, because waits enqueued earlier refer to the previous record.
         self.mark = _Mark()
         stream.enqueue_action(self.mark.put_down)
 
 
 class EmulatedGraph:
-    """What was enqueued while `origin` was captured, and on which stream."""
+    """The actions enqueued during a capture begun on `origin`, each with the stream of the action."""
 
     def __init__(self, origin: EmulatedStream) -> None:
         self.origin = origin
         self.actions: list[tuple[EmulatedStream, Callable[[], Action]]] = []
 
     def launch(self, stream: EmulatedStream) -> None:
-        """Enqueue it all once more: after what `stream` has, and what comes later on `stream` after it."""
+        """Enqueue all actions once more, ordered like one action of `stream`."""
         self._meet(stream, self.origin)
         for captured, begin in self.actions:
             captured.enqueue_action(begin)
@@ -211,7 +227,8 @@ def _load(instance: Instance) -> Launch:
     library = ctypes.CDLL(str(path))
     function = getattr(library, instance.entry)
     function.restype = ctypes.c_char_p
-    may_wait = hasattr(library, "gc_world")  # for other ranks
+    # Only peer kernels, which wait for other ranks, are compiled with the scheduler of fibers.
+    may_wait = hasattr(library, "gc_world")
 
     def run(blocks: int, threads: int, arguments: Arguments) -> None:
         _raise_fault(instance.entry, function(blocks, threads, ctypes.c_void_p(arguments.ctypes.data)))
@@ -231,10 +248,7 @@ def _raise_fault(entry: str, fault: bytes | None) -> None:
 
 
 class RunningKernel:
-    """A kernel whose threads are fibers, in a stream's queue: begun when its turn has come, gone on with to its end.
-
-    Where it waits for another rank it gives way to whatever else the process has to do.
-    """
+    """An action running a kernel with fibers as threads: when all fibers wait for other ranks, the call returns."""
 
     def __init__(self, library: ctypes.CDLL, entry: str, blocks: int, threads: int, arguments: Arguments) -> None:
         self._library, self._entry, self._grid, self._arguments = library, entry, (blocks, threads), arguments
@@ -242,6 +256,7 @@ class RunningKernel:
         self._world: Any = None
 
     def __call__(self) -> bool:
+        # The launch waits for the action's turn in the queue, because the kernel reads the results of earlier actions.
         if self._world is None:
             self._world = ctypes.c_void_p(self._library.gc_world(ctypes.c_uint64(0), self._grid[0], 0))
             self._library.gc_launch(self._world, 0, getattr(self._library, f"{self._entry}_thread"),
@@ -253,7 +268,7 @@ class RunningKernel:
         return True
 
     def cancel(self) -> None:
-        """Let go of the fibers, wherever they are."""
+        """Destroy the fibers, finished or not."""
         if self._world is not None:
             self._library.gc_end(self._world)
             self._world = None

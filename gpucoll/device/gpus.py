@@ -1,6 +1,6 @@
-"""Which GPU a rank has: its CUDA ordinal, whether it is the rank's alone, and the id by which NCCL's ranks meet.
+"""The GPU of each rank: CUDA ordinal, check for GPUs shared by ranks, and the id for NCCL's initialisation.
 
-CuPy is imported when a GPU is asked for.
+CuPy is imported only by the functions that need a GPU.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-MIG = "MIG-"  # how CUDA's names of a GPU's parts begin
+MIG = "MIG-"  # prefix of CUDA's names for parts of a GPU (multi-instance GPU)
 
 
 class ClaimedGpu(NamedTuple):
-    """A rank's device: its CUDA ordinal in this process, PCI id, name, what no other one is called, what it can do."""
+    """The GPU of a rank: CUDA ordinal in the rank's process, PCI id, name, unique identity, compute capability."""
 
     ordinal: int
     pci: str
@@ -30,10 +30,10 @@ class ClaimedGpu(NamedTuple):
 
 
 def device_of(index: int | None, ordinal: int | None = None) -> int | None:
-    """Return the CUDA ordinal that was named, else that of the rank `index` of a host; None without a GPU.
+    """Return the CUDA ordinal of a rank's GPU; None if the process has no GPU.
 
-    Without an index it is the current device of the calling thread. Raises ArgumentError where there is no GPU
-    `ordinal`.
+    The result is `ordinal` if given, else `index` (the rank's number on the host) modulo the number of GPUs, else the
+    current device of the calling thread. Raises ArgumentError if the process has no GPU `ordinal`.
     """
     count = gpu_count()
     if ordinal is not None and ordinal >= count:
@@ -49,12 +49,12 @@ def device_of(index: int | None, ordinal: int | None = None) -> int | None:
 
 
 def gpu_count() -> int:
-    """Return how many CUDA devices this process has; 0 without CuPy or driver."""
+    """Return the number of CUDA devices of this process; 0 without CuPy or without a driver."""
     return _gpus()[0]
 
 
 def no_gpu() -> str:
-    """Return why this process has no GPU: an old driver and a stopped fabric manager have errors of their own."""
+    """Return the reason why this process has no GPU, for example CUDA's error for an old driver."""
     return _gpus()[1]
 
 
@@ -71,22 +71,23 @@ def _gpus() -> tuple[int, str]:
 
 def claim_gpu(comm: MPI.Intracomm, ordinal: int | None,
               environment: Mapping[str, str] = os.environ) -> tuple[ClaimedGpu, ...]:
-    """Return all ranks' GPUs once it is known that no two are the same; a collective call.
+    """Return the GPUs of all ranks after checking that no two ranks share a GPU; a collective call.
 
-    Raises, on every rank, BackendError where a rank has none, and UsageError naming the
-    ranks that share one, unless GPUCOLL_SHARE_GPU=1.
+    Raises on every rank: BackendError if a rank has no GPU, UsageError naming the ranks sharing a GPU, unless
+    GPUCOLL_SHARE_GPU=1.
     """
     gpu = None if ordinal is None else tuple(describe_gpu(ordinal))
     everyone = [(host, one and ClaimedGpu(*one)) for host, one in comm.allgather((socket.gethostname(), gpu))]
     check_gpus(everyone, share=environment.get("GPUCOLL_SHARE_GPU") == "1")
-    return tuple(gpu for _, gpu in everyone if gpu is not None)  # check_gpus has refused the ranks without one
+    # For the type checker: `check_gpus` has raised if a rank has no GPU.
+    return tuple(gpu for _, gpu in everyone if gpu is not None)
 
 
 def check_gpus(everyone: Sequence[tuple[str, ClaimedGpu | None]], *, share: bool) -> None:
-    """Raise where a rank has no GPU or, unless they `share`, two have the same; one entry (host, gpu) a rank.
+    """Raise if a rank has no GPU or, without `share`, if two ranks have the same GPU.
 
-    Containers of one host may have the same name as another's. Parts of one GPU, which MIG makes, have its PCI id: NCCL
-    goes by that, and refuses them.
+    `everyone` has one pair (host name, GPU) per rank. Containers on different hosts may have the same host name, so a
+    GPU's `identity` decides. MIG parts of one GPU have the same PCI id. NCCL compares PCI ids and refuses the parts.
 
     >>> check_gpus(  # doctest: +ELLIPSIS
     ...     [("a", ClaimedGpu(0, "01:00.0", "H200"))] * 2, share=False)
@@ -122,7 +123,7 @@ def _shared(ranks: Sequence[int], where: tuple[str, ClaimedGpu | None], how: str
 
 
 def describe_gpu(ordinal: int) -> ClaimedGpu:
-    """Return the facts of a CUDA device."""
+    """Return the description of a CUDA device."""
     import cupy
 
     pci = cupy.cuda.runtime.deviceGetPCIBusId(ordinal)
@@ -134,9 +135,9 @@ def describe_gpu(ordinal: int) -> ClaimedGpu:
 
 
 def nccl_id(comm: MPI.Intracomm) -> Any:
-    """Return a new NCCL id, the same on every rank; a collective call.
+    """Return a new NCCL id, in CuPy's form, the same on every rank; a collective call.
 
-    It is passed on as CuPy gives it.
+    If rank 0 gets no id, every rank raises BackendError.
     """
     found, fault = None, ""
     if comm.rank == 0:
@@ -144,7 +145,7 @@ def nccl_id(comm: MPI.Intracomm) -> Any:
             from cupy.cuda import nccl
 
             found = nccl.get_unique_id()
-        # KeyError: CuPy's for codes that it does not know; AttributeError: its module where the library is missing
+        # CuPy raises KeyError for an unknown error code, and AttributeError if the NCCL library is missing.
         except (ImportError, RuntimeError, KeyError, AttributeError) as error:
             fault = f"NCCL gives no id on rank 0: {error}"
     found, fault = comm.bcast((found, fault))

@@ -1,4 +1,4 @@
-"""Compile a kernel source for the CPU: g++, or what CXX names, makes a shared object of it."""
+"""Compile a kernel source for the CPU into a shared object, by g++ or the compiler named in CXX."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from gpucoll.device import SOURCE_NAME, CompileError
 from gpucoll.device.store import private_folder
 from gpucoll.errors import BackendError
 
-# -O1: by -O2 the emulated kernels took twice as long to compile, and ran as long, since what they do is mostly to go
-# from fiber to fiber; who wants more says so. The last three keep the bits of a GPU's arithmetic: no product is fused
-# into a sum, integers wrap, and what is written as words may be read as numbers. No -march=native: the objects may
-# lie in a home that unlike hosts share.
 PATIENCE = 600.0  # seconds for one run of the compiler
+# -O1: with -O2 the emulated kernels took twice as long to compile and ran no faster, since most time goes into switches
+# between fibers. Callers may pass a higher level. The last three options keep the bits of a GPU's arithmetic: no fused
+# multiply-add, integers wrap, and memory written as words may be read as numbers. No -march=native: hosts with
+# different CPUs may share the home directory with the objects.
 OPTIONS = ("-O1", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
 
 
 def compile_shared(source: str, *options: str) -> bytes:
-    """Return the shared object that the compiler makes of `source`, with more `options`.
+    """Return the shared object compiled from `source`, with additional `options`.
 
-    Raises CompileError for a source that it refuses, BackendError where there is no compiler.
+    Raises CompileError if the compiler rejects the source, BackendError if no compiler can be run.
     """
     folder, remove = private_folder()
     try:
         target = folder / "kernels.so"
-        # By its standard input, so that no path gets into the object or into what it complains about.
+        # Source by standard input, so that neither the object nor the messages contain a path.
         job = _run(*OPTIONS, *options, "-x", "c++", "-", "-o", str(target), text=f'#line 1 "{SOURCE_NAME}"\n{source}')
         if job.returncode != 0:
             raise CompileError.of(_compiler()[0], job.stderr)
@@ -38,7 +38,7 @@ def compile_shared(source: str, *options: str) -> bytes:
 
 
 def recipe() -> str:
-    """Return what besides the source decides the object's bits: compiler, version, options, machine and C library."""
+    """Return all inputs of a build besides the source: compiler, version, options, machine and C library."""
     words = _compiler()
     return "\n".join([*words, _version(words), *OPTIONS, platform.machine(), os.confstr("CS_GNU_LIBC_VERSION") or ""])
 
@@ -49,7 +49,7 @@ def _version(words: tuple[str, ...]) -> str:
 
 
 def _compiler() -> tuple[str, ...]:
-    """Return the command that CXX holds, with its own options, or g++."""
+    """Return the command in CXX, split into words, or g++."""
     try:
         return tuple(shlex.split(os.environ.get("CXX", ""))) or ("g++",)
     except ValueError as error:
@@ -57,7 +57,7 @@ def _compiler() -> tuple[str, ...]:
 
 
 def _run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the compiler to its end; its messages are in English, whatever the user's language."""
+    """Run the compiler with messages in English, whatever the user's language."""
     words = _compiler()
     try:
         return subprocess.run([*words, *arguments], input=text, capture_output=True, encoding="utf-8",

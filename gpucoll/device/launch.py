@@ -1,6 +1,6 @@
-"""Launches of the kernels: which instance, which grid, and its arguments as the bytes of a C struct.
+"""Kernel launches: the choice of instance and grid, and the arguments as the bytes of a C struct.
 
-What a device is, `Kernels` is told: how to load an instance, and how many processors there are. Addresses are numbers.
+`Kernels` serves the GPU and the emulated device alike. Addresses are integers.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from gpucoll.errors import ArgumentError
 Arguments: TypeAlias = numpy.ndarray[Any, Any]
 Launch: TypeAlias = Callable[[int, int, Arguments, Any], None]
 
-MOST_SOURCES, MOST_AXES = 8, 8  # as in the kernels
-WORD = 16  # bytes that a thread reads or writes at once
-AT_ONCE = 4  # words that a thread has under way; of a dtype of one byte it has two, and then comes by twice
-THREADS = 256  # in a block; by the registers that they take, three such blocks fit a processor, and only one of 512
-BLOCKS_PER_PROCESSOR = 32  # several times what it holds, so that all processors end at about the same time
+MOST_SOURCES, MOST_AXES = 8, 8  # the same constants as in the kernels
+WORD = 16  # bytes read or written by a thread at once
+AT_ONCE = 4  # words under way per thread; for dtypes of one byte a thread has two words under way, in two passes
+# Threads in a block: the registers of a processor suffice for three blocks of 256 threads, but only for one of 512.
+THREADS = 256
+BLOCKS_PER_PROCESSOR = 32  # several times the capacity of a processor, so that all processors end at about one time
 FEWEST_THREADS = 64
-COPIES = 1024  # kept: calls on the same arrays make the same ones
+COPIES = 1024  # launches of copies kept for repetition, since programs call on the same arrays again and again
 
 
 def opaque(dtype: numpy.dtype) -> numpy.dtype:
-    """The same bytes without fields: CuPy asks arguments for ``__array_interface__``, which describes every field."""
+    """Return a dtype of the same size without fields, because CuPy's handling of kernel arguments reads all fields."""
     return numpy.dtype(f"V{dtype.itemsize}")
 
 
 class _Struct:
-    """A C struct of which arguments are made; `fields` say so in the words of `numpy.dtype`, `form` in `struct`'s."""
+    """A C struct of kernel arguments, described twice: `fields` for `numpy.dtype`, and `form` for `struct`."""
 
     def __init__(self, form: str, fields: list[Any]) -> None:
         self._pack = struct.Struct(form).pack
@@ -64,7 +65,7 @@ _NO_FACTOR = bytes(16)
 
 
 class Axes(NamedTuple):
-    """A strided array in units of `unit` bytes: the fewest axes that give the same addresses in the same order."""
+    """A strided array in units of `unit` bytes, with as few axes as possible; strides are in bytes."""
 
     unit: int
     shape: tuple[int, ...]
@@ -72,9 +73,10 @@ class Axes(NamedTuple):
 
 
 class Quantised(NamedTuple):
-    """How elements lie as bytes: `rows` of `share` bytes, a multiple of `block`, and a float32 for each block of them.
+    """The layout of quantised elements: `rows` rows of `share` bytes and one float32 scale per block of a row.
 
-    Both parts of a row are filled up to multiples of 16 bytes.
+    An element takes one byte. `block` is the number of elements per scale and divides `share`. The elements of a row
+    and the scales of a row are each padded to a multiple of 16 bytes.
     """
 
     rows: int
@@ -83,7 +85,7 @@ class Quantised(NamedTuple):
 
     @property
     def scales(self) -> int:
-        """Where the scales of a row begin, in bytes."""
+        """The offset of the scales in a row, in bytes."""
         return -(-self.share // WORD) * WORD
 
     @property
@@ -92,29 +94,30 @@ class Quantised(NamedTuple):
 
 
 class Kernels:
-    """The kernels of one device. An instance is loaded when it is first used, and kept.
+    """The kernels of one device, each loaded by `load` at the first use and kept.
 
-    `stream` is handed on to what `load` returned. `processors` and `threads` bound a grid: a device computes with so
-    many blocks, and so many threads in each, at a time; `threads` is a power of two.
+    `load` returns a function that launches the instance on a stream. `processors` is the number of multiprocessors of
+    the device. `threads`, a power of two, is the largest number of threads in a block.
     """
 
     def __init__(self, load: Callable[[Instance], Launch], processors: int, *, threads: int = THREADS) -> None:
         self._load = load
         self._threads = threads
         self._most_blocks = BLOCKS_PER_PROCESSOR * processors
-        self._few = processors * threads  # threads; with fewer, smaller blocks reach more processors
+        # Grids of fewer threads than this use smaller blocks, to reach more processors.
+        self._few = processors * threads
         self._loaded: dict[Any, Launch] = {}
         self._copy_of = functools.lru_cache(COPIES)(self._new_copy)
 
     def launcher(self, instance: Instance) -> Launch:
-        """Return the kernel, compiled and loaded: its first launch takes no longer than the next."""
+        """Return the kernel, compiled and loaded, so that the first launch takes no longer than later launches."""
         launch = self._loaded.get(instance)
         if launch is None:
             launch = self._loaded[instance] = self._load(instance)
         return launch
 
     def load(self, instance: Instance, collective: str, op: Op | None, dtype: Dtype) -> None:
-        """Load a kernel before data move; ArgumentError where `op`, of a user's own, is not valid for `dtype`."""
+        """Load a kernel before any data move; raise ArgumentError if a user's `op` does not compile for `dtype`."""
         try:
             self.launcher(instance)
         except CompileError as error:
@@ -124,7 +127,8 @@ class Kernels:
                                 code="GC-OP") from error
 
     def _get(self, key: tuple[Any, ...], make: Callable[..., Instance], *arguments: Any) -> Launch:
-        """Return the kernel that `key` stands for; it is quicker to find than an instance is to write down."""
+        """Return the kernel for `key`; build the instance by ``make(*arguments)`` only at the first use."""
+        # Making a key is faster than making the text of an instance.
         launch = self._loaded.get(key)
         if launch is None:
             launch = self._loaded[key] = self.launcher(make(*arguments))
@@ -134,7 +138,7 @@ class Kernels:
         launch(*self._grid(nbytes), arguments, stream)
 
     def _grid(self, nbytes: int) -> tuple[int, int]:
-        """Return how many blocks of how many threads `nbytes` keep busy."""
+        """Return the number of blocks and the threads per block for `nbytes` bytes."""
         wanted = -(-nbytes // (WORD * AT_ONCE))
         threads = self._threads
         while wanted < self._few and threads > FEWEST_THREADS:
@@ -144,10 +148,10 @@ class Kernels:
         return min(blocks, self._most_blocks), threads
 
     def reduce(self, op: Op, dtype: Dtype, sources: Sequence[int], dst: int, count: int, stream: Any) -> None:
-        """dst = op(...op(sources[0], sources[1])...), formed in the wide dtype and rounded once.
+        """Compute dst = op(...op(sources[0], sources[1])...) in the wide dtype, rounded once.
 
-        Of more than eight sources, eight are reduced and then seven more at a time, each time rounded. `dst` may be one
-        of the first eight; a later one is an ArgumentError.
+        More than eight sources take several launches: the first eight sources, then seven at a time, rounded after
+        each launch. `dst` may be one of the first eight sources; a later source as `dst` is an ArgumentError.
         """
         if count == 0:
             return
@@ -163,7 +167,7 @@ class Kernels:
             self._run(launch, count * dtype.itemsize, REDUCE(*padded, dst, count, len(some)), stream)
 
     def copy(self, src: int, dst: int, count: int, width: int, stream: Any) -> None:
-        """dst = src, `count` elements of `width` bytes."""
+        """Compute dst = src for `count` elements of `width` bytes."""
         nbytes = count * width
         if nbytes and src != dst:
             launch, blocks, threads, arguments = self._copy_of(src, dst, nbytes)
@@ -176,18 +180,18 @@ class Kernels:
 
     def pack(self, src: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, dst: int,
              stream: Any) -> None:
-        """dst = the elements at ``src + sum(index * strides)``, contiguous in C order; `strides` are in bytes."""
+        """Gather the elements at ``src + sum(index * strides)`` into `dst`, in C order; `strides` are in bytes."""
         parts = _parts(tuple(shape), tuple(strides), itemsize, (src | dst) % WORD)
         self._strided("pack", ((src + offset, dst + place, axes) for offset, place, axes in parts), stream)
 
     def unpack(self, src: int, dst: int, shape: Sequence[int], strides: Sequence[int], itemsize: int,
                stream: Any) -> None:
-        """Put contiguous elements at ``dst + sum(index * strides)``; what lies between them is not touched."""
+        """Scatter contiguous elements of `src` to ``dst + sum(index * strides)``; leave the bytes between untouched."""
         parts = _parts(tuple(shape), tuple(strides), itemsize, (src | dst) % WORD)
         self._strided("unpack", ((src + place, dst + offset, axes) for offset, place, axes in parts), stream)
 
     def _strided(self, kernel: str, parts: Iterable[tuple[int, int, Axes]], stream: Any) -> None:
-        """Move each part, of a src, a dst and the axes of the strided one: a plain copy where that has no gaps."""
+        """Launch `kernel` for each part: source, destination, and axes of the strided side; copy parts without gaps."""
         for src, dst, axes in parts:
             if axes.strides == (axes.unit,):
                 self.copy(src, dst, axes.shape[0], axes.unit, stream)
@@ -198,7 +202,7 @@ class Kernels:
                 self._run(launch, count * WORD, arguments, stream)
 
     def scale(self, what: Scale, dtype: Dtype, src: int, dst: int, count: int, factor: Any, stream: Any) -> None:
-        """dst = src / factor, src * factor, or 0 or 1 for "divide", "multiply" and "truth", which takes no factor."""
+        """Compute dst = src / factor ("divide"), src * factor ("multiply"), or src != 0 ("truth", without factor)."""
         if count == 0:
             return
         launch = self._get((what, dtype.name), kernels.instance, "scale", what, dtype)
@@ -206,7 +210,7 @@ class Kernels:
         self._run(launch, count * dtype.itemsize, SCALE(src, dst, count, bits), stream)
 
     def cast(self, source: Dtype, target: Dtype, src: int, dst: int, count: int, stream: Any) -> None:
-        """dst = src in another dtype, neither of them complex; the two do not overlap."""
+        """Convert `src` to the dtype `target`; neither dtype is complex, and `src` and `dst` do not overlap."""
         if count == 0:
             return
         launch = self._get(("cast", source.name, target.name), kernels.instance, "cast", source, target)
@@ -214,16 +218,17 @@ class Kernels:
 
     def shorten(self, source: Dtype, target: Dtype, src: int, before: int, after: int, dst: int, count: int,
                 stream: Any) -> None:
-        """dst = src + before in `target`, after = src + before - dst; `after` is neither `src` nor `before`."""
+        """Compute dst = src + before in `target`, after = src + before - dst; `after` must not be `src` or `before`."""
         if count:
             launch = self._get(("shorten", source.name, target.name), kernels.instance, "shorten", source, target)
             self._run(launch, count * source.itemsize, SHORTEN(src, before, after, dst, count), stream)
 
     def quantise(self, dtype: Dtype, form: Quantised, src: int, before: int, after: int, dst: int, count: int,
                  stream: Any) -> None:
-        """dst = src + before as `form` says, after = what that does not hold; `before` may be 0.
+        """Quantise src + before into `dst` with the layout `form`; store the quantisation error in `after`.
 
-        Elements from `count` on are zero, and `after` has `count`, which is neither `src` nor `before`.
+        Elements of `dst` from `count` on are zero. `before` may be 0 for no addend. `after` must not be `src` or
+        `before`.
         """
         launch = self._get(("quantise", dtype.name), kernels.instance, "quantise", dtype)
         blocks = min(form.rows * form.share // form.block, 4 * self._most_blocks)
@@ -232,7 +237,7 @@ class Kernels:
 
     def dequantise(self, dtype: Dtype, form: Quantised, src: int, dst: int, count: int, terms: int, divisor: int,
                    stream: Any) -> None:
-        """dst = the first `count` elements of rows of `form`, or of the sum of `terms` rows, over `divisor`."""
+        """Compute dst = the first `count` elements of the rows of `form`, or of a sum of `terms` rows, / `divisor`."""
         launch = self._get(("dequantise", dtype.name), kernels.instance, "dequantise", dtype)
         self._run(launch, count * dtype.itemsize, DEQUANTISE(
             src, dst, count, form.share, form.stride, form.scales, form.block, terms, divisor), stream)
@@ -248,9 +253,9 @@ def _passes(sources: Sequence[int], dst: int) -> Iterator[Sequence[int]]:
 
 
 def axes_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, address: int) -> Axes:
-    """Return the axes of a strided array: axes of length 1 dropped, joined where they can be, in the widest units.
+    """Return the axes of a strided array in the widest units, with adjacent axes joined, without axes of length 1.
 
-    Every stride and `address`, which has the lowest bits of both ends, is a multiple of the unit.
+    `address` holds the low bits of the source and destination addresses. The unit divides `address` and every stride.
 
     >>> axes_of((5, 2, 8), (128, 32, 4), 4, 0)
     Axes(unit=16, shape=(5, 4), strides=(128, 16))
@@ -260,7 +265,7 @@ def axes_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, add
     if 0 in shape:
         return Axes(1, (0,), (1,))
     joined: list[tuple[int, int]] = []
-    # The bytes of an element are an axis as well, so that units may be wider or narrower than elements.
+    # Treat the bytes of an element as an axis, so that units may be wider or narrower than elements.
     for length, stride in [*zip(shape, strides, strict=True), (itemsize, 1)]:
         if joined and joined[-1][1] == length * stride:
             joined[-1] = joined[-1][0] * length, stride
@@ -275,11 +280,9 @@ def axes_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, add
 @functools.lru_cache(maxsize=256)
 def _parts(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int,
            address: int) -> tuple[tuple[int, int, Axes], ...]:
-    """Return what one launch after the other moves: the offsets on both sides, and at most eight axes.
-
-    There is nothing of an array that has no elements.
-    """
+    """Return the launches for a strided array: offset on the strided side, offset on the contiguous side, axes."""
     axes = axes_of(shape, strides, itemsize, address)
+    # The kernels take eight axes; the outer axes beyond these become one launch per index.
     extra = max(0, len(axes.shape) - MOST_AXES)
     inner = Axes(axes.unit, axes.shape[extra:], axes.strides[extra:])
     nbytes = math.prod(inner.shape) * axes.unit

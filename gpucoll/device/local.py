@@ -1,7 +1,7 @@
-"""What stands for NCCL between threads that share a GPU: copies within its memory, ordered by events.
+"""The substitute for NCCL between ranks that are threads sharing a GPU: copies in GPU memory, ordered by events.
 
-The sender sends address and an event that stands for "it is there"; the receiver lets its stream wait for that,
-enqueues the copy, and answers with an event that stands for "it may be overwritten".
+The sender sends the address and an event marking the data as ready. The receiver makes the receiver's stream wait for
+this event, enqueues the copy, and answers with a second event. After the second event the sender may reuse the memory.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ import numpy
 from gpucoll.device import Part, Transport, Waiting
 from gpucoll.errors import BackendError
 
-WORDS = 3  # int64 words of a message: address, bytes, event
-EVENTS = 4096  # kept; no rank is so many groups ahead of another
+WORDS = 3  # int64 words of a message: address, number of bytes, handle of the event
+EVENTS = 4096  # events kept alive: no rank is 2048 groups ahead of another rank
 
 
 class LocalTransport(Transport):
-    """Groups of copies; `wire` is a `gpucoll.communicator.links.Link`'s of threads, with `tag` and the next one."""
+    """Groups of copies. `wire` is the wire of a `gpucoll.communicator.links.Link` of threads; tags begin at `tag`."""
 
-    capturable = False  # ranks must meet on the host for every group
+    # The ranks exchange events on the host for every group, and a CUDA graph does not repeat calls on the host.
+    capturable = False
 
     def __init__(self, wire: Any, tag: int, device: Any) -> None:
         self._wire, self._device = wire, device
+        # Even offsets carry offers, odd offsets answers, so the part's tag is doubled when added.
         self._offers, self._answers = tag, tag + 1
-        # An event sent to a peer must live until that peer's stream waits for it; so many groups later it does.
+        # An event sent to a peer must live until the peer's stream waits for the event. A group adds two events.
         self._sent: collections.deque[Any] = collections.deque(maxlen=EVENTS)
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
         ready = self._device.mark(stream)
+        # Send all offers and post all receives before the first wait: otherwise two ranks may wait for each other.
         offers = [self._send(part.peer, [part.address, part.nbytes, ready.ptr], self._offers + 2 * part.tag)
                   for part in sends]
         posted = [self._await(part.peer, self._answers + 2 * part.tag) for part in sends]
@@ -59,6 +62,7 @@ class LocalTransport(Transport):
     def _copy(self, part: Part, words: Any, stream: Any) -> None:
         address, nbytes, ready = (int(word) for word in words)
         cupy.cuda.runtime.streamWaitEvent(stream.ptr, ready)
+        # A copy of a wrong length would write past the end of the receive buffer.
         if nbytes != part.nbytes:
             raise BackendError(f"rank {part.peer} sent {nbytes} bytes, expected {part.nbytes}", code="GC-SHAPE",
                                ranks=(part.peer,))

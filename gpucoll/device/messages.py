@@ -1,4 +1,4 @@
-"""What stands for NCCL on the emulated device: messages between the host memories of ranks."""
+"""The emulated device's substitute for NCCL: messages between the host memories of the ranks."""
 
 from __future__ import annotations
 
@@ -16,74 +16,82 @@ from gpucoll.core.dtypes import CODES
 from gpucoll.device import Part, Transport, Waiting
 from gpucoll.errors import BackendError, MismatchError
 
+# A message of another dtype: the code of the dtype, and a function that begins the receive into a new buffer. The
+# function returns the request and the buffer.
 Found: TypeAlias = tuple[int, Callable[[], tuple[Any, Any]]]
-LOOKS = 256  # in vain, before one for a message of another dtype: that costs a call of MPI's for each dtype
+# Unsuccessful tests before a search for a message of another dtype, since a search costs one MPI_Iprobe per dtype.
+LOOKS = 256
 NAMES = {code: name for name, code in CODES.items()}
 
 
 class MessageTransport(Transport):
-    """Groups of messages over `wire`, that of a `gpucoll.communicator.links.Link`, with `tag` and a part's own added.
+    """Groups of messages over `wire`, see `gpucoll.communicator.links.Link`; a part's tag is added to `tag`.
 
-    A send ends only when its receive has begun, as a large one does with NCCL, so that a schedule which would stop
-    there stops here; unless `buffered`, as MPI's small ones are.
+    A send is synchronous, as a large send of NCCL is: a schedule that deadlocks with NCCL also deadlocks here. With
+    `buffered`, a send may complete before the receive is posted, as MPI's eager sends do.
     """
 
     def __init__(self, wire: Any, tag: int, *, buffered: bool = False) -> None:
         self.receive, self._tag, self.buffered = receiver(wire).Irecv, tag, buffered
-        self.send = wire.Isend if buffered else getattr(wire, "Issend", wire.Isend)  # threads' are never buffered
+        # The wires of threads have no Issend: their Isend is always synchronous.
+        self.send = wire.Isend if buffered else getattr(wire, "Issend", wire.Isend)
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
         stream.enqueue_action(lambda: _Group(self, sends, receives))
         return iter(())
 
     def begin(self, call: Callable[..., Any], part: Part) -> Any:
-        """Return the request of a message that `call` begins."""
+        """Begin the message `part` by `call`, a send or a receive; return the request."""
+        # An array over the raw address, without ownership: the caller keeps the memory until the group is complete.
         memory = numpy.ctypeslib.as_array((ctypes.c_ubyte * part.nbytes).from_address(part.address))
         return call([memory, "B"], part.peer, self._tag + part.tag)
 
 
 @functools.cache
 def _mpi() -> Any:
-    from mpi4py import MPI  # which starts MPI: only with messages of its
+    # The import initialises MPI. Programs whose ranks are threads must not need MPI.
+    from mpi4py import MPI
 
     return MPI
 
 
 @functools.cache
 def overruns() -> bool:
-    """Return whether MPI writes the whole of a message that is longer than the room for it, as Open MPI 5.0 does.
+    """Return whether MPI writes a message past the end of a receive buffer that is too short, as Open MPI 5.0 does.
 
-    It reports the truncation (MPI_ERR_TRUNCATE), but has overwritten what lies behind the room.
+    Open MPI reports MPI_ERR_TRUNCATE, but only after overwriting the memory behind the buffer.
     """
     return str(_mpi().Get_library_version()).startswith("Open MPI")
 
 
 def receiver(wire: Any) -> Any:
-    """Return what has `Irecv` as `wire`, a link's, has it, and writes nothing of a message that is too long."""
+    """Return an object with the `Irecv` of `wire`, safe from the overflow described at `overruns`."""
     return MatchedReceives(wire) if hasattr(wire, "Improbe") and overruns() else wire
 
 
 class MatchedReceives:
-    """Receives of an mpi4py communicator that look at the length of a message before they take it.
+    """Receives over an mpi4py communicator that check the length of a message before receiving the message.
 
-    Receives from one rank with one tag take messages in the order in which they began. One thread at a time matches
-    messages: another thread's look finds nothing then.
+    Posted receives from one rank with one tag match messages in the order of posting. Only one thread at a time
+    matches messages. A second thread does not wait for the lock and matches nothing.
     """
 
     def __init__(self, comm: Any) -> None:
         self._comm, self._status = comm, _mpi().Status()
         self._lock = threading.Lock()
+        # Posted receives without a message, in order of posting, by source and tag.
         self._waiting: dict[tuple[int, int], collections.deque[MatchedReceive]] = {}
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> MatchedReceive:
-        """Begin to receive ``[bytes, "B"]``."""
+        """Post a receive into ``[bytes, "B"]``; return the request."""
         request = MatchedReceive(self, buffer, (source, tag))
         self._waiting.setdefault((source, tag), collections.deque()).append(request)
         self.match((source, tag))
         return request
 
     def match(self, *keys: tuple[int, int]) -> None:
-        """Let the receives of these ranks and tags, or all, take the messages that have come for them."""
+        """Match arrived messages to the posted receives of `keys`, pairs of source and tag; without `keys`, to all."""
+        # Do not block: `match` runs in every poll, and the thread holding the lock does the same work.
         if self._lock.acquire(blocking=False):
             try:
                 for key in keys or list(self._waiting):
@@ -96,32 +104,35 @@ class MatchedReceives:
                 self._lock.release()
 
     def forget(self, request: MatchedReceive, key: tuple[int, int]) -> None:
-        """Let a receive that has taken no message take none any more."""
+        """Remove a posted receive from the queue; do nothing if a message was matched before."""
+        # The lock keeps another thread from matching a message to the receive during the removal.
         with self._lock, contextlib.suppress(KeyError, ValueError):
             self._waiting[key].remove(request)
 
 
 class MatchedReceive:
-    """One of them: a request as mpi4py's are. A message that is too long is raised as MPI's exception."""
+    """A receive as an mpi4py request; a message longer than the buffer raises MPI's exception for truncation."""
 
     def __init__(self, receives: MatchedReceives, buffer: list[Any], key: tuple[int, int]) -> None:
         self._receives, self._buffer, self._key = receives, buffer, key
-        self._request: Any = None  # once it has taken a message
+        self._request: Any = None  # MPI's request, once a message is matched
         self._is_long = self._is_cancelled = False
 
     def takes(self, comm: Any, status: Any) -> bool:
-        """Take the message that has come for it; return whether there is one. `status` is written."""
+        """Match an arrived message and begin to receive; return whether a message was found. `status` is written."""
+        # A matched probe removes the message from MPI's queue, so no other receive can match the message.
         message = comm.Improbe(*self._key, status)
         if message is None:
             return False
         self._is_long = status.count > self._buffer[0].nbytes
+        # Receive a long message into a buffer of its own: a matched message must be received.
         if self._is_long:
             self._buffer = [numpy.empty(status.count, numpy.uint8), "B"]
         self._request = message.Irecv(self._buffer)
         return True
 
     def Test(self, status: Any = None) -> bool:
-        """Return whether it has ended."""
+        """Return whether the receive is complete."""
         if self._is_cancelled:
             return True
         if self._request is None:
@@ -129,17 +140,17 @@ class MatchedReceive:
         if self._request is None or not self._request.Test(status):
             return False
         if self._is_long:
-            self._is_long = False  # MPI tells it once
+            self._is_long = False  # raise the error only once, as MPI does
             raise _mpi().Exception(_mpi().ERR_TRUNCATE)
         return True
 
     def Cancel(self) -> None:
-        """Receive nothing, if no message has been taken."""
+        """Cancel the receive, unless a message is already matched."""
         self._receives.forget(self, self._key)
         self._is_cancelled = self._request is None
 
     def Wait(self, status: Any) -> None:
-        """Wait for the end of a receive that has been cancelled, or has taken a message."""
+        """Wait for the end of a cancelled receive, or of a receive with a matched message."""
         if self._is_cancelled:
             status.Set_cancelled(True)
         else:
@@ -147,22 +158,25 @@ class MatchedReceive:
 
 
 class Counted:
-    """A receive that knows how many bytes came: `length`, None where they were more than there is room.
+    """A receive that reports the length and the dtype of the received message.
 
-    `came` is the code of their dtype, 0 where it is not known. Over MPI, whose receives wait for one dtype only,
-    `points.other` finds a message of another dtype than `dtype` that has come in its place from `source` with `tag`:
-    the code, and what begins to receive it elsewhere.
+    `length` is in bytes. After the end of the receive, None means more bytes than the buffer holds. `came` is the code
+    of the message's dtype, 0 if unknown. A receive over MPI matches messages of one dtype only, `dtype`, so from time
+    to time `points.other` looks for a message of another dtype from `source` with `tag`.
     """
 
-    came, length, _looks, _kept = 0, cast("int | None", None), 0, None  # at first: a short message sets few of them
+    # Class attributes as initial values, because most messages never set these attributes.
+    came, length, _looks, _kept = 0, cast("int | None", None), 0, None
 
     def __init__(self, request: Any, points: Any = None, source: int = 0, tag: int = 0, dtype: int = 0) -> None:
         self.request, self._points, self._where = request, points, (source, tag, dtype)
+        # Requests of threads and of a store have a length of their own and need no status.
         self._status: Any = None if hasattr(request, "length") else _mpi().Status()
 
     def __call__(self) -> bool:
-        """Return whether it has ended."""
-        if self._status is None:  # between threads: the other one may tell it at any time
+        """Return whether the receive is complete."""
+        # The sending thread may set the request's length at any time: read the length first, then the dtype.
+        if self._status is None:
             self.length = self.request.length
             self.came = getattr(self.request, "came", 0)
             return self.length is not None
@@ -178,21 +192,24 @@ class Counted:
         return True
 
     def _gives_way(self) -> bool:
-        """Look now and then for a message of another dtype, which is received in place of this one's; return False."""
+        """Look for a message of another dtype and receive it instead; return whether the expected message arrived."""
         found: Found | None = None if self._points is None or self.came else self._points.other(*self._where)
         if found is not None:
+            # MPI decides the race between cancellation and arrival, so the status is read after the wait.
             self.request.Cancel()
             self.request.Wait(self._status)
             if self._status.Is_cancelled():
                 self.came, begin = found
+                # `_kept` keeps the buffer of the substitute receive alive.
                 self.request, self._kept = begin()
-            else:  # its own has come meanwhile
+            else:
                 self.length = self._status.count
                 return True
         return False
 
     def check(self, source: int, room: int) -> None:
-        """Raise MismatchError where what came is not of its dtype, or not as long as the `room` for it."""
+        """Raise MismatchError if the message has another dtype, or another length than `room` bytes."""
+        # `settled`: the message is consumed, so the error does not make the communicator unusable.
         if self.came and self._where[2] not in (0, self.came):
             error = MismatchError(f"recv: rank {source} sent {NAMES[self.came]}, out is {NAMES[self._where[2]]}",
                                   code="GC-DTYPE", ranks=(source,))
@@ -206,11 +223,11 @@ class Counted:
 
 
 class _Group:
-    """A group in a stream's queue: its messages begin when its turn has come."""
+    """A group of messages as an action of a stream: all messages begin when the queue reaches the action."""
 
     def __init__(self, transport: MessageTransport, sends: Sequence[Part], receives: Sequence[Part]) -> None:
         self._transport, self._parts = transport, (sends, receives)
-        self._receives: list[tuple[Counted, Part]] | None = None  # before they have begun
+        self._receives: list[tuple[Counted, Part]] | None = None  # None until the messages begin
         self._waiting: list[Callable[[], bool]] = []
 
     def __call__(self) -> bool:
@@ -225,7 +242,7 @@ class _Group:
         return not self._waiting
 
     def _check(self, received: Sequence[tuple[Counted, Part]]) -> None:
-        """Raise where a length is wrong: MismatchError of a message that ends alone, else the collective has failed."""
+        """Raise for a wrong length: MismatchError for a user's message, BackendError if a collective fails thereby."""
         try:
             for count, part in received:
                 count.check(part.peer, part.nbytes)
@@ -236,7 +253,7 @@ class _Group:
                                code="GC-SHAPE", ranks=error.ranks) from error
 
     def cancel(self) -> None:
-        """Call back what may still be received, without a wait: its memory is kept for ever by who cancels."""
+        """Cancel the pending receives without waiting: the caller keeps the memory of the receives for ever."""
         for count, _ in self._receives or ():
             if count in self._waiting and not count():
                 count.request.Cancel()

@@ -1,6 +1,7 @@
-"""One rank's NCCL communicator: the only file that names `cupy.cuda.nccl`.
+"""One rank's NCCL communicator, through CuPy's binding `cupy.cuda.nccl`.
 
-What CuPy's binding lacks is called by ctypes in the library that it has loaded.
+Functions missing in the binding are called by ctypes, in the NCCL library already loaded by CuPy. A window is memory
+registered with NCCL for faster collectives.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cupy.cuda import nccl
 from gpucoll.device import Part, Waiting
 from gpucoll.errors import BackendError, CollectiveTimeout
 
-# nccl.h's enumerations, under the names of our tables
+# Enumerations of nccl.h, under the names in the tables of `gpucoll.core`.
 DTYPES = {"ncclInt8": 0, "ncclUint8": 1, "ncclInt32": 2, "ncclUint32": 3, "ncclInt64": 4, "ncclUint64": 5,
           "ncclFloat16": 6, "ncclFloat32": 7, "ncclFloat64": 8, "ncclBfloat16": 9, "ncclFloat8e4m3": 10,
           "ncclFloat8e5m2": 11}
@@ -28,33 +29,35 @@ OPS = {"ncclSum": 0, "ncclProd": 1, "ncclMax": 2, "ncclMin": 3, "ncclAvg": 4}
 BYTE = DTYPES["ncclUint8"]
 CUPYS = {"all_reduce": "allReduce", "reduce": "reduce", "reduce_scatter": "reduceScatter", "broadcast": "broadcast",
          "all_gather": "allGather"}
-FOREIGN = {"all_to_all": "ncclAlltoAll", "gather": "ncclGather", "scatter": "ncclScatter"}  # that CuPy does not have
-FOREIGN_SINCE = 22800  # version, as ncclGetVersion counts them
+# Collectives missing in CuPy's binding, and the NCCL version introducing these functions, as ncclGetVersion counts.
+FOREIGN = {"all_to_all": "ncclAlltoAll", "gather": "ncclGather", "scatter": "ncclScatter"}
+FOREIGN_SINCE = 22800
 WINDOWS_SINCE = 22700
 SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
-ERRORS = (KeyError, nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)  # KeyError: CuPy's for codes it does not know
-NOTHING: Waiting = iter(())  # to wait for
+# CuPy raises KeyError for an error code unknown to CuPy.
+ERRORS = (KeyError, nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)
+NOTHING: Waiting = iter(())  # an operation already complete
 
 
 class NcclCall(NamedTuple):
-    """One of NCCL's collectives on given memory: what the ranks must have connected for, and what enqueues it."""
+    """A collective of NCCL on given memory."""
 
-    what: str
-    needed: tuple[Hashable, ...]
-    enqueue: Callable[[Any], None]  # on a stream
+    what: str  # name for error messages
+    needed: tuple[Hashable, ...]  # keys of the connections used by the collective
+    enqueue: Callable[[Any], None]  # enqueues the collective on a stream
 
 
-FLOAT8_SINCE = 22400, 90  # version and compute capability
+FLOAT8_SINCE = 22400, 90  # NCCL version and compute capability supporting reductions of float8
 
 
 class Nccl:
-    """NCCL's calls on addresses and streams; made by all ranks together, at most `timeout` seconds long.
+    """The NCCL communicator of one rank: calls on addresses and streams.
 
-    Collectives take the number of elements or bytes of a block, and names of our tables for dtype and op.
+    Creating and closing the communicator take at most `timeout` seconds each.
 
-    NCCL connects two ranks at the first message in each direction, and all of them at the first collective by one of
-    its algorithms: in C, on the host, until the other ranks have made the same call. Such a call is made in a thread of
-    its own, while the caller waits as for anything else: with a deadline, and an abort that ends it.
+    NCCL connects two ranks at the first message in each direction, and all ranks at the first collective with a new
+    algorithm. Connecting blocks the calling thread inside NCCL until the other ranks make the same call. Therefore a
+    call that may connect runs in a helper thread. Meanwhile the caller waits with a deadline and the chance to abort.
     """
 
     capturable = True
@@ -63,12 +66,15 @@ class Nccl:
         self._timeout, self._device, self.size = timeout, device, size
         self.registers = os.environ.get("NCCL_LEGACY_CUDA_REGISTER", "0") != "0"
         self._connected: set[Hashable] = set()
+        # The call in a helper thread, if any: NCCL allows one thread at a time.
         self._connecting: concurrent.futures.Future[Any] | None = None
+        # Only the first `abort` may call NCCL, and the watchdog's thread may abort at the same time as the caller.
         self._aborting, self._is_aborted = threading.Lock(), False
-        self._windows: list[tuple[int, range]] = []  # and which addresses they have
+        self._windows: list[tuple[int, range]] = []  # handle and addresses of each window
         with _reported("init"):
             self._comm = self._within("init", lambda: nccl.NcclCommunicator(size, unique_id, rank))
-        # CuPy's destructor would wait for the other ranks whenever the collector comes by
+        # Never run CuPy's destructor: the garbage collector would call the destructor at an arbitrary time, and the
+        # destructor waits for the other ranks.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
@@ -82,19 +88,21 @@ class Nccl:
             finally:
                 nccl.groupEnd()
 
+        # NCCL connects each direction of a pair of ranks on its own.
         ends = [*(("to", part.peer) for part in sends), *(("from", part.peer) for part in receives)]
         return self._call("send and receive", ends, enqueue)
 
     def call(self, call: NcclCall, stream: Any) -> Waiting:
-        """Enqueue a collective. In a capture NCCL may register the buffers: all ranks then meet on the host each time.
-        """
+        """Enqueue a collective; yield while the ranks connect."""
         enqueue = functools.partial(call.enqueue, stream)
+        # In a capture NCCL may register the buffers with the other ranks and then blocks in every call, not only in
+        # the first call: always use a helper thread.
         if stream.is_capturing():
             return self._connect(call.what, call.needed, enqueue)
         return self._call(call.what, call.needed, enqueue)
 
     def launcher(self, call: NcclCall) -> Callable[[Any], None] | None:
-        """Return what enqueues `call` on a stream and never waits; None before the ranks have connected for it."""
+        """Return a function that enqueues `call` on a stream without waiting; None before the ranks are connected."""
         if not self._connected.issuperset(call.needed):
             return None
 
@@ -107,10 +115,10 @@ class Nccl:
         return launch
 
     def collective(self, name: str, source: int, target: int, count: int, dtype: str, *more: int) -> NcclCall:
-        """Return a call; `more` are the op of what reduces, one of `OPS`, and the root where there is one.
+        """Return the collective `name` on the arrays at the addresses `source` and `target`.
 
-        NCCL chooses its algorithm by the size: a call of another order of magnitude may be the first to use one. For
-        arrays in windows it has others.
+        `count` is the number of elements, of a block in collectives with blocks; `dtype` is a key of `DTYPES`. `more`
+        are the op of a reducing collective, a value of `OPS`, and the root of a rooted collective.
         """
         what = FOREIGN.get(name, name)
         function = functools.partial(self._foreign, what) if name in FOREIGN else getattr(self._comm, CUPYS[name])
@@ -119,6 +127,8 @@ class Nccl:
         def enqueue(stream: Any) -> None:
             function(*arguments, stream.ptr)
 
+        # NCCL chooses an algorithm by the size, and has other algorithms for arrays in windows. A call of another order
+        # of magnitude may need new connections, so the key of the connections holds the bit length of `count`.
         in_windows = all(any(end in there for _, there in self._windows) for end in (source, target))
         return NcclCall(what, ((what, count.bit_length(), *arguments[3:5], in_windows),), enqueue)
 
@@ -127,7 +137,7 @@ class Nccl:
         _check(function, source, target, count, dtype, *root, self._comm.comm, stream)
 
     def _call(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
-        """Enqueue where the connections that are `needed` are there; else make them first, in the waiting returned."""
+        """Enqueue at once if all connections in `needed` exist; else return an operation connecting and enqueuing."""
         if self._connecting is not None or not self._connected.issuperset(needed):
             return self._connect(what, needed, enqueue)
         try:
@@ -137,7 +147,8 @@ class Nccl:
         return NOTHING
 
     def _connect(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
-        while self._connecting is not None:  # one thread at a time may call NCCL
+        # One thread at a time may call NCCL: wait for the helper thread of the previous call.
+        while self._connecting is not None:
             yield self._connecting.done
         self._connecting = begun = self._begin(what, enqueue)
         yield begun.done
@@ -147,7 +158,7 @@ class Nccl:
         self._connected.update(needed)
 
     def register(self, start: int, nbytes: int) -> None:
-        """Make memory of `allocate` a window, the same bytes on all ranks; a collective call. NCCL may make none."""
+        """Register memory of `allocate` as a window, of one size on all ranks. A collective call. NCCL may decline."""
         window = ctypes.c_void_p()
 
         def call() -> None:
@@ -158,47 +169,49 @@ class Nccl:
             self._windows.append((window.value, range(start, start + nbytes)))
 
     def check(self) -> None:
-        if not self._is_aborted:  # else its memory may be gone
+        # After an abort the memory of NCCL's communicator may be freed.
+        if not self._is_aborted:
             with _reported("communicator"):
                 self._comm.check_async_error()
 
     def close(self, *, captured: bool) -> None:
-        """Destroy the communicator, in a thread that is left to itself where that takes longer than the timeout.
+        """Destroy the communicator in a helper thread; after the timeout return and leave the thread running.
 
-        NCCL waits for the last graph that has `captured` a call: then so does that thread, and nobody else.
+        NCCL waits until all graphs with `captured` calls are destroyed. In this case return at once.
         """
         if captured:
             self._begin("close", self._destroy)
         else:
+            # No abort after a timeout, because NCCL forbids aborting a communicator under destruction.
             with contextlib.suppress(CollectiveTimeout):
-                self._within("close", self._destroy)  # NCCL forbids to abort what is being destroyed
+                self._within("close", self._destroy)
 
     def _destroy(self) -> None:
+        # A graph launched earlier may still use the windows.
         if self._windows:
-            cupy.cuda.Device().synchronize()  # a graph that was launched before may still use them
+            cupy.cuda.Device().synchronize()
         for window, _ in self._windows:
             _check("ncclCommWindowDeregister", self._comm.comm, window)
         self._comm.destroy()
 
     def abort(self) -> None:
-        """End what is under way on this rank; idempotent. NCCL may itself wait for ever: then it is left to do so.
-
-        CuPy's communicator is not told of an abort before that has ended: a second one would free the memory twice.
-        """
+        """Abort the operations under way on this rank, in a helper thread; idempotent; return at once."""
+        # A helper thread, because NCCL's abort may block for ever. Only the first call aborts: CuPy's communicator
+        # records an abort only after the end of the abort, so a second abort would free the memory twice.
         with self._aborting:
             is_first, self._is_aborted = not self._is_aborted, True
         if is_first:
             self._begin("abort", self._comm.abort)
 
     def _within(self, what: str, call: Callable[[], Any]) -> Any:
-        """Return what `call` returns; CollectiveTimeout where NCCL waits longer than the timeout for other ranks."""
+        """Return `call()`, run in a helper thread; raise CollectiveTimeout if the call exceeds the timeout."""
         try:
             return self._begin(what, call).result(min(self._timeout, threading.TIMEOUT_MAX))
         except concurrent.futures.TimeoutError:
             raise CollectiveTimeout(f"NCCL {what}: waited {self._timeout:g} s for the other ranks") from None
 
     def _begin(self, what: str, call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
-        """Return what will come of `call`, made by a thread that no process waits for at its end, as an executor's."""
+        """Run `call` in a helper thread; return a future for the result."""
         outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def act() -> None:
@@ -220,7 +233,7 @@ def version() -> int:
 
 
 def lacks(collective: str) -> str | None:
-    """Return None where this NCCL has `collective`, else the reason why not."""
+    """Return None if the loaded NCCL supports `collective`, else the reason."""
     if collective in CUPYS or (collective in FOREIGN and version() >= FOREIGN_SINCE):
         return None
     if collective in FOREIGN:
@@ -229,7 +242,7 @@ def lacks(collective: str) -> str | None:
 
 
 def lacks_float8(capability: int) -> str | None:
-    """Return None where this NCCL reduces float8 on GPUs of compute capability `capability`, as 90, else why not."""
+    """Return None if the loaded NCCL reduces float8 on GPUs of a compute capability, such as 90, else the reason."""
     if version() < FLOAT8_SINCE[0]:
         return f"NCCL {version()} does not reduce float8, {FLOAT8_SINCE[0]} does"
     needed = FLOAT8_SINCE[1]
@@ -238,13 +251,13 @@ def lacks_float8(capability: int) -> str | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Return the NCCL that CuPy has loaded."""
+    """Return the NCCL library loaded by CuPy."""
     library = ctypes.CDLL("libnccl.so.2")
     library.ncclGetLastError.restype = ctypes.c_char_p
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     for name in FOREIGN.values() if version() >= FOREIGN_SINCE else ():
         root = [] if name == "ncclAlltoAll" else [integer]
-        # library[name] would be another object each time
+        # Set the types by `getattr`: `library[name]` returns a new function object each time.
         getattr(library, name).argtypes = (pointer, pointer, ctypes.c_size_t, integer, *root, pointer, pointer)
     if version() >= WINDOWS_SINCE:
         library.ncclMemAlloc.argtypes = (pointer, ctypes.c_size_t)
@@ -255,29 +268,30 @@ def _library() -> ctypes.CDLL:
 
 
 def _check(function: str, *arguments: Any) -> None:
-    """Call a function of NCCL's library; BackendError where it returns another code than success."""
+    """Call a function of the NCCL library; raise BackendError for any code except success."""
     result = getattr(_library(), function)(*arguments)
     if result:
         raise BackendError(f"NCCL: {function} returned {result}: {last_error()}", code="GC-NCCL")
 
 
 def allocate(nbytes: int) -> int:
-    """Return memory of the current GPU that can become a window."""
+    """Return the address of new memory on the current GPU, suitable for a window."""
     pointer = ctypes.c_void_p()
     _check("ncclMemAlloc", ctypes.byref(pointer), nbytes)
     return pointer.value or 0
 
 
 def free(pointer: int) -> None:
-    """Give such memory back."""
+    """Free memory of `allocate`."""
     _check("ncclMemFree", pointer)
 
 
 def last_error() -> str:
-    """Return NCCL's own words on its last error; there are none where it wrote them to its log only."""
+    """Return NCCL's text of the last error; an empty string if NCCL wrote the text only to a log."""
     try:
         return (_library().ncclGetLastError(None) or b"").decode(errors="replace").strip()
-    except (OSError, AttributeError):  # before version 2.13
+    # NCCL before 2.13 has no ncclGetLastError.
+    except (OSError, AttributeError):
         return ""
 
 

@@ -1,6 +1,6 @@
-"""Compile a kernel source for a GPU: NVRTC makes a cubin of it, called by ctypes; needs neither a GPU nor CuPy.
+"""Compile a kernel source for a GPU into a cubin, by NVRTC through ctypes; needs neither a GPU nor CuPy.
 
-CuPy's own way to NVRTC ends with ``-ftz=true``, which would flush float32's subnormals to zero in every sum.
+CuPy's interface to NVRTC always adds ``-ftz=true`` and so would flush subnormal float32 numbers to zero in every sum.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from collections.abc import Iterator, Mapping
 from gpucoll.device import SOURCE_NAME, CompileError
 from gpucoll.errors import BackendError
 
-# IEEE arithmetic as NumPy has it, so that the bits agree; ptxas' report is the log's only use where all is well. Before
-# 13.2 NVRTC takes a generic lambda for a function of the host, and refuses it, unless the default is the device.
+# IEEE arithmetic as in NumPy, so that the bits of results agree. -v puts ptxas' report of registers into the log.
+# -default-device: NVRTC before 13.2 otherwise takes a generic lambda for a host function and rejects the lambda.
 OPTIONS = ("--std=c++17", "-default-device", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
            "--ptxas-options=-v")
-OLDEST = 70  # of the architectures: before it there is no __nanosleep, and no argument is read where the launch put it
-MAJORS = (13, 12)  # the CUDA versions that gpucoll has an extra for, newest first
-WHEELS = {13: "cu13/lib", 12: "cuda_nvrtc/lib"}  # where NVIDIA's wheels keep the library, below `nvidia`
+# Oldest architecture: earlier GPUs have no __nanosleep, and cannot read arguments in place, where the launch put them.
+OLDEST = 70
+MAJORS = (13, 12)  # major CUDA versions supported by the extras of gpucoll, newest first
+WHEELS = {13: "cu13/lib", 12: "cuda_nvrtc/lib"}  # folder of the library in NVIDIA's wheels, below `nvidia`
 SUCCESS, COMPILATION = 0, 6  # nvrtcResult
 
 _int = ctypes.c_int
 
 
 def compile_cubin(source: str, arch: str, major: int | None = None) -> tuple[bytes, str]:
-    """Return the cubin of `source` for `arch`, such as "sm_90", and NVRTC's log, which holds ptxas' report.
+    """Return the cubin of `source` for `arch`, such as "sm_90", and NVRTC's log, including ptxas' report.
 
-    `major` is the CUDA version that the process uses already, as by CuPy; None takes the newest NVRTC there is.
-    Raises CompileError for a source that NVRTC refuses, BackendError where NVRTC is missing or does not know `arch`.
+    `major` is the CUDA version already used by the process, for example by CuPy; None selects the newest NVRTC found.
+    Raises CompileError if NVRTC rejects the source, BackendError if NVRTC is missing or does not support `arch`.
     """
     check_arch(arch, major)
     library, program = _library(major), ctypes.c_void_p()
@@ -49,12 +50,12 @@ def compile_cubin(source: str, arch: str, major: int | None = None) -> tuple[byt
 
 
 def recipe(arch: str, major: int | None = None) -> str:
-    """Return what besides the source decides the cubin's bits: NVRTC's version, options and `arch`."""
+    """Return all inputs of a build besides the source: NVRTC's version, options and `arch`."""
     return "\n".join(["NVRTC", *map(str, version(major)), *OPTIONS, arch])
 
 
 def version(major: int | None = None) -> tuple[int, int]:
-    """Return NVRTC's version, which is that of its CUDA toolkit: (13, 4)."""
+    """Return NVRTC's version, equal to the version of the CUDA toolkit: (13, 4)."""
     numbers = _int(), _int()
     _call(_library(major), "nvrtcVersion", *map(ctypes.byref, numbers))
     return numbers[0].value, numbers[1].value
@@ -62,7 +63,7 @@ def version(major: int | None = None) -> tuple[int, int]:
 
 @functools.cache
 def archs(major: int | None = None) -> tuple[int, ...]:
-    """Return the architectures that NVRTC compiles for, in rising order: (75, 80, ...)."""
+    """Return the architectures supported by NVRTC, in ascending order: (75, 80, ...)."""
     count = _int()
     _call(_library(major), "nvrtcGetNumSupportedArchs", ctypes.byref(count))
     numbers = (_int * count.value)()
@@ -71,9 +72,9 @@ def archs(major: int | None = None) -> tuple[int, ...]:
 
 
 def check_arch(arch: str, major: int | None) -> None:
-    """Raise BackendError where kernels for `arch` cannot be compiled.
+    """Raise BackendError if kernels for `arch` cannot be compiled.
 
-    A cubin runs on its own line of GPUs only: there is no next best for one that NVRTC does not know.
+    A cubin runs only on one family of GPUs, so no other architecture can replace an unsupported architecture.
     """
     number = arch.removeprefix("sm_")
     if number.isdecimal() and int(number) < OLDEST:
@@ -103,17 +104,19 @@ def _check(library: ctypes.CDLL, function: str, result: int) -> None:
         raise BackendError(f"{function}: {library.nvrtcGetErrorString(result).decode()}")
 
 
-_libraries: dict[int | None, ctypes.CDLL] = {}  # by the version that is asked for
+_libraries: dict[int | None, ctypes.CDLL] = {}  # by the requested major version; None: no version requested
 
 
 def use(path: str) -> int:
-    """Load the libnvrtc at `path`, which serves this process from then on, and return its major version.
+    """Load the libnvrtc at `path` and return its major version.
 
-    It serves whoever asks for that version, or for none. Raises BackendError where it is no NVRTC that can be loaded.
+    From now on the library serves all requests of this process for this major version or for no particular version.
+    Raises BackendError if the file is no loadable NVRTC.
     """
     try:
         library = _load(os.path.abspath(path))
-    except (OSError, AttributeError) as error:  # the latter for a library without NVRTC's functions
+    # A library without NVRTC's functions gives AttributeError.
+    except (OSError, AttributeError) as error:
         raise BackendError(f"no NVRTC can be loaded from {path}: {error}") from None
     _libraries[None] = library
     archs.cache_clear()
@@ -123,7 +126,7 @@ def use(path: str) -> int:
 
 
 def _library(major: int | None) -> ctypes.CDLL:
-    """Load libnvrtc, of CUDA `major` or of the newest that there is; BackendError says where it was looked for."""
+    """Return libnvrtc of CUDA `major`, or of the newest CUDA found, loaded once; BackendError lists the failures."""
     if major in _libraries:
         return _libraries[major]
     tried = []
@@ -138,11 +141,12 @@ def _library(major: int | None) -> ctypes.CDLL:
 
 
 def _load(path: str) -> ctypes.CDLL:
-    """Load libnvrtc, by its path or by the name that the system's loader knows.
+    """Load libnvrtc by path, or by a name known to the system's loader.
 
-    It opens a second library by name when it compiles. 13.0 of the wheels does not look for that beside itself, but
-    takes the one of that name which the process has loaded.
+    libnvrtc-builtins in the same folder is loaded first.
     """
+    # NVRTC opens libnvrtc-builtins by name when compiling. NVRTC 13.0 of the wheels does not search the folder of
+    # libnvrtc, but finds a library of this name already loaded by the process.
     folder = os.path.dirname(path)
     for builtins in glob.glob(f"{glob.escape(folder)}/libnvrtc-builtins.so.*") if folder else ():
         ctypes.CDLL(builtins)
@@ -152,11 +156,12 @@ def _load(path: str) -> ctypes.CDLL:
 
 
 def _places(majors: tuple[int, ...], environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield what to load, best first: the toolkit that CUDA_PATH names, NVIDIA's wheels, the system's."""
+    """Yield paths of libnvrtc, best first: the toolkit at CUDA_PATH, NVIDIA's wheels, the system's library."""
     toolkit = environment.get("CUDA_PATH")
     if toolkit:
         yield from (f"{toolkit}/lib64/{_file(major)}" for major in majors)
-    wheels = importlib.util.find_spec("nvidia")  # a package without a module of its own: as many folders as there are
+    # `nvidia` is a namespace package, so the wheels may lie in several folders.
+    wheels = importlib.util.find_spec("nvidia")
     for folder in (wheels and wheels.submodule_search_locations) or ():
         yield from (f"{folder}/{WHEELS[major]}/{_file(major)}" for major in majors if major in WHEELS)
     yield from map(_file, majors)

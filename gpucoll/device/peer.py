@@ -1,7 +1,8 @@
-"""Memory that ranks share on one node, as the peer kernels see it: how a slab is cut, and the kernels' arguments.
+"""Memory shared by the ranks of one node for the peer kernels: the layout of a slab, and the kernels' arguments.
 
-Every rank has a slab, all of them cut alike, and reaches the others'. What is in it only the kernels know
-(``kernels/peer.h``); a new slab is all zeros. The control block stands elsewhere, where the host may write it any time.
+Every rank has one slab, with the same layout on all ranks, and can access the slabs of all ranks. Only the kernels
+read and write the slabs (``kernels/peer.h``); a new slab is all zeros. The control block lies outside the slab, so that
+the host can write the block while a kernel runs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import numpy
 
 from gpucoll.device.launch import Arguments, opaque
 
-# As in the kernels.
+# Constants and structs of the kernels: peer.h, peer_packets.cu, peer_shots.cu, peer_steps.cu.
 MOST_RANKS, BUFFERS = 16, 4
-LINE = 128
+LINE = 128  # bytes of a progress record of two blocks, so that no two records share a cache line
 STATE = numpy.dtype([("epoch", "u8"), ("started", "u4"), ("ended", "u4")])
 BOOK = numpy.dtype([("sent", "u8"), ("received", "u8")])
 CONTROL = numpy.dtype([(name, "u8") for name in ("aborted", "failures", "where", "peer", "wanted", "seen")])
@@ -34,15 +35,16 @@ LANE = numpy.dtype([("peer", "u4"), ("receives", "u4"), ("first", "u4"), ("parts
 WRITE = numpy.dtype([("first", "u4"), ("operands", "u4")])
 ROUND = numpy.dtype([("first_lane", "u4"), ("lanes", "u4"), ("first_write", "u4"), ("before", "u4"), ("after", "u4")])
 
-WAITS = {1: "meeting", 2: "packet", 3: "piece"}  # what `Control.where` says was waited for
+WAITS = {1: "meeting", 2: "packet", 3: "piece"}  # the object of the failed wait, by the field `where` of CONTROL
 
 
 class Room(NamedTuple):
-    """How much there is of everything in a slab; the same on every rank.
+    """The capacities of a slab, the same on every rank.
 
-    `channels` are the most blocks of a launch. `packets` are the bytes of the largest message in packets, `slot` those
-    of a piece of which `depth` are under way between two blocks, `staging` those of a section of an array. There is
-    room for two sections, so that the next is copied while one is reduced. All are multiples of 16.
+    `channels` is the largest number of blocks in a launch. `packets` is the number of bytes in the largest message
+    sent as packets. `depth` slots of `slot` bytes connect two blocks. `staging` is the number of bytes in a section of
+    an array. A slab has space for two sections: one section is copied while the other is reduced. All numbers of bytes
+    are multiples of 16.
     """
 
     ranks: int
@@ -54,7 +56,7 @@ class Room(NamedTuple):
 
     @property
     def offsets(self) -> dict[str, int]:
-        """Where every part begins, on a line of its own, and as "end" the bytes of the whole.
+        """The offset of each part in bytes, a multiple of 128; "end" is the size of the slab.
 
         >>> Room(ranks=2, channels=1, depth=1, packets=16, slot=16, staging=16).offsets["lines"]
         128
@@ -70,7 +72,11 @@ class Room(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the ranks' parts of an array are, as this rank reaches them, should all pass what has the same `mark`."""
+    """The addresses of an array on all ranks, in the address space of this rank.
+
+    `mark` identifies slab and offset of this rank's array; 0 means memory without access by other ranks. The kernels
+    use the addresses only if the `mark` is the same on all ranks.
+    """
 
     mark: int
     addresses: Sequence[int] = ()
@@ -80,9 +86,10 @@ NOWHERE = Places(0)
 
 
 class PeerHeap:
-    """The slabs of all ranks at the addresses that `rank` reaches them by, and its kernels' arguments.
+    """The slabs of all ranks, at addresses valid on `rank`, and the arguments of the kernels on `rank`.
 
-    Of a result `nan_bytes` become NaN where a rank does not come within the deadline: all of a floating-point one.
+    `patience` is the deadline of a wait in seconds. If a rank misses the deadline, the kernel sets `nan_bytes` bytes
+    of the result to NaN: all bytes of a floating-point or complex result, otherwise none.
     """
 
     def __init__(self, room: Room, rank: int, slabs: Sequence[int], control: int, patience: float) -> None:
@@ -96,15 +103,15 @@ class PeerHeap:
             self._heap[name] = value
 
     def packets(self, src: int, dst: int, count: int, nan_bytes: int = 0) -> Arguments:
-        """The arguments of an all-reduce in packets; its bytes are at most `Room.packets`."""
+        """Return the arguments of an all-reduce by packets of at most `Room.packets` bytes."""
         return self._arguments(PACKETS, src=src, dst=dst, count=count, nan_bytes=nan_bytes)
 
     def shots(self, src: int, dst: int, count: int, sources: Places = NOWHERE, results: Places = NOWHERE,
               nan_bytes: int = 0) -> Arguments:
-        """The arguments of an all-reduce by `fold_all` or `fold_share`.
+        """Return the arguments of an all-reduce by `fold_all` or `fold_share`.
 
-        `sources` are where each rank's input is read. `results`, for `fold_share`, are where each rank's result is
-        written. Both serve if the ranks find, on the device, that all have the same mark there. Otherwise data go
+        `sources` are the addresses of the ranks' inputs. `results`, only for `fold_share`, are the addresses of the
+        ranks' results. The kernel uses the addresses if all ranks have the same nonzero `mark`. Otherwise the data go
         through the slabs.
         """
         return self._arguments(SHOTS, src=src, dst=dst, count=count, nan_bytes=nan_bytes, source_mark=sources.mark,
@@ -113,15 +120,16 @@ class PeerHeap:
 
     def steps(self, buffers: Sequence[int], region: int, program: dict[str, int], rounds: int, movers: int,
               nan_bytes: int = 0) -> Arguments:
-        """The arguments of a program whose tables are at the addresses `program`.
+        """Return the arguments of `steps` for a schedule of `rounds` rounds with tables at the addresses `program`.
 
-        `buffers` are input, output, scratch and staging, of which every block has `region` bytes. Of a block `movers`
-        threads move data, a power of two; the launch has at least one more, which signals.
+        `buffers` are the addresses of input, output, scratch and staging. Every block has `region` bytes of staging.
+        `movers` threads of a block, a power of two, move data; the launch has more threads, one for signalling.
         """
         return self._arguments(STEPS, buffers=buffers, region=region, round_count=rounds, movers=movers,
                                nan_bytes=nan_bytes, **program)
 
     def _arguments(self, dtype: numpy.dtype, **fields: Any) -> Arguments:
+        # Start with zeros, so that padding and unused fields are the same in every call.
         arguments = numpy.zeros(1, dtype)
         arguments["heap"] = self._heap
         for name, value in fields.items():

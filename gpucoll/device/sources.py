@@ -1,6 +1,6 @@
-"""The kernels' sources: which file and which few lines more make the kernel of one op and dtype.
+"""The source text of each kernel instance: a file of kernels/*.cu and a few lines naming the op and the dtype.
 
-A source is one self-contained text, our headers in it, so that a cache need only look at the text.
+A source is one text with all of gpucoll's headers inlined, so the text alone identifies the source in a cache.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from gpucoll.errors import DtypeError
 
 Scale = Literal["divide", "multiply", "truth"]
 
-UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "Word"}  # by how many bytes they have
-FILES = {  # in which a kernel is, and whose arguments it takes
+UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "Word"}  # C type of a unit by size in bytes
+FILES = {  # kernel: source file, and prefix of the C struct of the arguments
     "copy": ("copy.cu", "Copy"),
     "pack": ("pack.cu", "Pack"),  # makes strided units contiguous
     "unpack": ("pack.cu", "Pack"),
-    "scale": ("scale.cu", "Scale"),  # divides or multiplies every element by a factor, or makes it 0 or 1
+    "scale": ("scale.cu", "Scale"),  # divides or multiplies every element by a factor, or replaces it by 0 or 1
     "cast": ("cast.cu", "Cast"),  # converts every element; neither dtype is complex
-    "shorten": ("compress.cu", "Shorten"),  # adds what was lost, rounds to a shorter dtype, keeps what is lost
-    "quantise": ("compress.cu", "Quantise"),  # makes bytes and scales of elements, and keeps what is lost
-    "dequantise": ("compress.cu", "Dequantise"),  # makes elements of those, or the mean of several rows of them
+    "shorten": ("compress.cu", "Shorten"),  # adds the previous error, rounds to a shorter dtype, stores the new error
+    "quantise": ("compress.cu", "Quantise"),  # adds the previous error, makes bytes and scales, stores the new error
+    "dequantise": ("compress.cu", "Dequantise"),  # makes elements of bytes and scales, or the mean of several rows
     "reduce": ("reduce.cu", "Reduce"),  # combines two to eight arrays
-    "packets": ("peer_packets.cu", "Packets"),  # all-reduces by small messages into each other's memory
-    "fold_all": ("peer_shots.cu", "Shots"),  # all-reduces in each other's memory: every rank reduces all elements
-    "fold_share": ("peer_shots.cu", "Shots"),  # every rank reduces its share, and writes it to all
-    "steps": ("peer_steps.cu", "Steps"),  # walks a schedule
+    "packets": ("peer_packets.cu", "Packets"),  # all-reduce by small messages into the peers' memory
+    "fold_all": ("peer_shots.cu", "Shots"),  # all-reduce in the peers' memory: every rank reduces all elements
+    "fold_share": ("peer_shots.cu", "Shots"),  # all-reduce: every rank reduces a share and writes the share to all
+    "steps": ("peer_steps.cu", "Steps"),  # executes any schedule
 }
 PEER = ("steps", "packets", "fold_all", "fold_share")
 MOVES = ("copy", "pack", "unpack")
-SHORT = ("float16", "bfloat16")  # what gradients are shortened to
+SHORT = ("float16", "bfloat16")  # dtypes of compressed gradients
+# Two formats of 16 bits for Adam's moments, which only `cast` knows.
 MOMENTS = {row.name: row for row in (Dtype("mean16", "float", 2, "Mean16", None, None, "float32"),
                                      Dtype("square16", "float", 2, "Square16", None, None, "float32"))}
 _INCLUDE = re.compile(r'#include "(.*)"\n')
 
 
 class Instance(NamedTuple):
-    """One kernel: its name in the compiled object, the file it is in, and the lines that make it after that file."""
+    """One kernel: name in the compiled object, source file, and the lines appended to the file."""
 
     entry: str
     file: str
@@ -51,7 +52,10 @@ class Instance(NamedTuple):
 
 
 def instance(kernel: str, *parameters: int | str | Dtype) -> Instance:
-    """Return a kernel of types: bytes of a unit for what moves, dtypes for the others, and first what `scale` does.
+    """Return the instance of `kernel` for `parameters`.
+
+    The parameter is the size of a unit for copy, pack and unpack, and one or two dtypes for the other kernels. `scale`
+    takes the `Scale` first.
 
     >>> instance("copy", 4).entry, instance("scale", "divide", DTYPES["float16"]).entry
     ('copy_4', 'scale_divide_float16')
@@ -65,9 +69,9 @@ def instance(kernel: str, *parameters: int | str | Dtype) -> Instance:
 
 
 def reducing(kernel: str, op: Op | None, dtype: Dtype) -> Instance:
-    """Return a kernel that combines elements; without `op`, of `steps`, one that only moves those as wide as `dtype`.
+    """Return the instance of a reducing kernel; without `op`, the instance of `steps` moving elements of this width.
 
-    Ops that are alike on a GPU share it. Raises DtypeError for what is defined for no elements of `dtype`.
+    Ops with the same CUDA expression share an instance. DtypeError if `op` calls a function and `dtype` is complex.
 
     >>> reducing("reduce", OPS["avg"], DTYPES["float16"]).entry, reducing("steps", None, DTYPES["float16"]).entry
     ('reduce_float16_sum', 'steps_2')
@@ -87,16 +91,16 @@ def reducing(kernel: str, op: Op | None, dtype: Dtype) -> Instance:
 
 
 def _name(op: Op) -> str:
-    """Return the first op of the table with the same CUDA text; ops of the user's own are named by a digest."""
+    """Return the name of the first built-in op with the same CUDA expression, or a digest for a user's op."""
     alike = next((row.name for row in OPS.values() if row.cuda == op.cuda), None)
     return alike or hashlib.sha256(op.cuda.encode()).hexdigest()[:16]
 
 
 def family(kernel: Instance) -> tuple[Instance, ...]:
-    """Return the kernels that are compiled for the CPU together with `kernel`, itself among them.
+    """Return the kernels compiled for the CPU together with `kernel`, including `kernel`.
 
-    A unit of several kernels takes little longer than one of a single kernel, and programs that use one of a family
-    soon use the others. A kernel of the user's own op is alone.
+    Compiling several kernels takes little longer than compiling one kernel, and programs using one kernel of a family
+    soon use the others. The kernel of a user's op forms a family alone.
 
     >>> [one.entry for one in family(instance("copy", 4)) if one.file == "copy.cu"]
     ['copy_1', 'copy_2', 'copy_4', 'copy_8', 'copy_16']
@@ -106,7 +110,7 @@ def family(kernel: Instance) -> tuple[Instance, ...]:
 
 @functools.cache
 def _families() -> dict[Instance, tuple[Instance, ...]]:
-    """Return all families: what moves elements, what combines or scales one dtype, peer kernels of an op and dtype."""
+    """Return the families by kernel: moving kernels; reduce and scale of a dtype; peer kernels of an op and dtype."""
     families = [compressing(), [instance(kernel, width) for kernel in MOVES for width in UNITS],
                 [reducing("steps", None, row) for row in {row.itemsize: row for row in DTYPES.values()}.values()]]
     for dtype in DTYPES.values():
@@ -119,7 +123,7 @@ def _families() -> dict[Instance, tuple[Instance, ...]]:
 
 
 def compressing() -> list[Instance]:
-    """Return the kernels that make gradients shorter, and those that pack Adam's moments."""
+    """Return the kernels for compressing gradients and for packing Adam's moments."""
     wide = [DTYPES[name] for name in ("float32", "float64")]
     real = [*wide, *(DTYPES[name] for name in SHORT)]
     return [*(instance("shorten", dtype, DTYPES[name]) for dtype in real for name in SHORT),
@@ -129,13 +133,13 @@ def compressing() -> list[Instance]:
 
 
 def text(*instances: Instance) -> str:
-    """Return the translation unit that holds the kernels of `instances`, each once."""
+    """Return the translation unit with the kernels of `instances`, each kernel once."""
     distinct, known = dict.fromkeys(instances), set[str]()
     return "".join([*(inlined(one.file, known) for one in distinct), *(one.lines for one in distinct)])
 
 
 def inlined(name: str, known: set[str]) -> str:
-    """Return the file with our headers in the place of their includes, each in the place of its first."""
+    """Return the text of a file with gpucoll's headers inlined, except the files in `known`, which is extended."""
     if name in known:
         return ""
     known.add(name)
@@ -151,7 +155,7 @@ def _read(name: str) -> str:
 
 @functools.cache
 def folder() -> Traversable:
-    """Return the kernels' folder: inside the installed package, or beside the package in a checkout."""
+    """Return the folder of the kernels: inside the installed package, or next to the package in a checkout."""
     package = importlib.resources.files("gpucoll")
     installed = package.joinpath("kernels")
     return installed if installed.is_dir() else package.joinpath("..", "kernels")

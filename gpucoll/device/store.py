@@ -1,8 +1,8 @@
-"""A store of what compilers made: built once for all processes and sessions, in a folder of the user's own.
+"""A cache of compiled kernels in a folder of the user: an artifact is built once for all processes and sessions.
 
-An artifact's name has the hash of everything that it depends on, and the digest of that and of its content. Only a
-folder is used that nobody else may write to, nor exchange, from the root of the file system on: a shared object is
-code that will run. What is lost or broken is built again, so that the folder may be deleted at any time.
+The name of an artifact holds a key, the hash of all inputs of the build, and a digest of the key and the content.
+Artifacts are executable code. Therefore the store uses a folder only if no other user can write to the folder or
+replace a parent folder. Lost or damaged artifacts are built again, so the folder may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-PATIENCE = 120.0  # seconds to wait for another process that builds the same; a hung one must not stop everybody
+PATIENCE = 120.0  # seconds to wait for another process building the same artifact; a hung process must not block all
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-PRIVATE = "gpucoll-private-"  # how names of folders in the temporary directory begin that end with their process
-YOUNG = 60.0  # seconds in which one may not have been locked yet
+# Prefix of the temporary folders removed at the end of the process.
+PRIVATE = "gpucoll-private-"
+# A private folder younger than this many seconds is never swept, since the owner may not hold the lock yet.
+YOUNG = 60.0
 T = TypeVar("T")
 
 
 def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder that GPUCOLL_CACHE names, else `gpucoll` among the user's caches.
+    """Return the folder named by GPUCOLL_CACHE, else the folder `gpucoll` in the user's cache directory.
 
     >>> default_folder({"GPUCOLL_CACHE": "/scratch/me"})
     PosixPath('/scratch/me')
@@ -41,35 +43,38 @@ def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
     import platformdirs
 
     folder = platformdirs.user_cache_path("gpucoll")
-    return folder if folder.is_absolute() else Path(tempfile.gettempdir(), "gpucoll")  # a user without a home
+    # A user without a home directory gets a relative path.
+    return folder if folder.is_absolute() else Path(tempfile.gettempdir(), "gpucoll")
 
 
 @functools.cache
 def user_store() -> Store:
-    """Return this user's store, the same for everybody in the process."""
+    """Return the store of this user, one object per process."""
     return Store(default_folder())
 
 
 class Store:
-    """The artifacts of one user, in a folder of their own below `folder`.
+    """The artifacts of one user, in a subfolder of `folder`.
 
-    Where that folder is not the user's alone, or cannot be written, a private one serves until the process ends, and
-    `trouble` says why; it is empty where all is well.
+    If other users may write to the subfolder, or this user cannot, a private folder serves until the process ends.
+    `trouble` is the reason; an empty string means that the store is in order.
     """
 
     def __init__(self, folder: Path) -> None:
         self.trouble = ""
         self.folder = folder / f"kernels-{os.geteuid()}"
-        self._missing = threading.Lock()  # the threads of a process must not retreat into several folders
+        # One thread at a time looks for or builds an artifact: threads must not retreat into several private folders.
+        self._missing = threading.Lock()
         self._found: dict[str, Path] = {}  # by key
         self._or_retreat(self._prepare)
 
     def path(self, source: str, suffix: str, build: Callable[[], bytes], *, flags: str = "") -> Path:
-        """Return the file that holds what `build` made of `source`; no two processes build the same.
+        """Return the file with the result of `build` for `source`; only one process builds an artifact.
 
-        `flags` is what the artifact depends on besides `source`: options, the tool's version (see the compilers'
-        `recipe`). What `build` raises is passed on, and nothing is kept of it.
+        `flags` holds all other inputs of the build: options, the tool's version (see the compilers' `recipe`).
+        Exceptions of `build` are passed on, and the next call builds again.
         """
+        # Hash the hashes, so that no shift of characters between source, flags and suffix gives the same key.
         key = _digest(*(_digest(part.encode()).encode() for part in (source, flags, suffix)))
         if key not in self._found:
             with self._missing:
@@ -77,28 +82,31 @@ class Store:
         return self._found[key]
 
     def _find(self, key: str, suffix: str) -> Path | None:
-        """Return the artifact of `key` if it is there, and whole."""
+        """Return the artifact of `key`, or None if no artifact with a matching digest exists."""
         for artifact in self.folder.glob(f"{key}-*{suffix}"):
+            # A file may vanish or be unreadable: then the artifact counts as missing.
             with contextlib.suppress(OSError):
                 if artifact.name == _name(key, suffix, artifact.read_bytes()):
                     return artifact
         return None
 
     def _make(self, key: str, suffix: str, build: Callable[[], bytes]) -> Path:
-        """Build the artifact under a lock of its own, which the system releases if this process dies."""
-        import filelock  # slow to import, and most processes build nothing
+        """Build the artifact while holding the file lock of `key`; the system releases the lock if the process dies."""
+        # Imported here, because the import is slow and most processes build nothing.
+        import filelock
 
         with contextlib.ExitStack() as held:
             self._or_retreat(lambda: held.enter_context(
                 filelock.FileLock(self.folder / f"{key}.lock", PATIENCE, mode=0o600)))
-            artifact = self._find(key, suffix)  # another process may have built it while this one waited
+            # Look again: another process may have built the artifact while this process waited for the lock.
+            artifact = self._find(key, suffix)
             if artifact is not None:
                 return artifact
             content = build()
             return self._or_retreat(lambda: _written(self.folder / _name(key, suffix, content), content))
 
     def _prepare(self) -> None:
-        """Make the folder; raise PermissionError if anybody else may write to it, or choose what it is."""
+        """Make the folder; raise PermissionError if another user may write to the folder or replace the folder."""
         make_private(self.folder)
         status = self.folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -106,10 +114,11 @@ class Store:
         check_way(self.folder)
 
     def _or_retreat(self, act: Callable[[], T]) -> T:
-        """Return what `act` returns: where the folder does not serve, in one that nobody else knows, from then on."""
+        """Return `act()`; if the folder is unusable, switch to a private folder for good and call `act` again."""
         try:
             return act()
-        except (OSError, NotImplementedError) as error:  # the latter from filelock: a file system without locks
+        # `filelock` raises NotImplementedError on a file system without locks.
+        except (OSError, NotImplementedError) as error:
             if self.trouble:
                 raise
             reason = getattr(error, "strerror", None) or error
@@ -120,18 +129,21 @@ class Store:
 
 
 def private_folder() -> tuple[Path, Callable[[], None]]:
-    """Return a new folder that nobody else knows, and what removes it; remove those of processes that were killed.
+    """Return a new private folder and a function removing the folder; first remove the folders of dead processes.
 
-    The system releases the lock on such a folder when its process ends, however that ends, whatever its number.
+    A process locks its private folder. The system releases the lock at the end of the process, even after a kill.
+    Process ids would not do, since the system reuses the id of a dead process.
     """
     _sweep()
     folder, owner = Path(tempfile.mkdtemp(prefix=PRIVATE)), os.getpid()
     held = os.open(folder, READ | os.O_DIRECTORY)
-    with contextlib.suppress(OSError):  # no locks in this file system: nobody gets one, and removes nothing
+    # On a file system without locks no process gets a lock, and `_sweep` removes nothing.
+    with contextlib.suppress(OSError):
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove() -> None:
-        if os.getpid() == owner:  # a fork that ends must not take it away from the others
+        # A forked child inherits this function and must not remove the parent's folder.
+        if os.getpid() == owner:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(held)
 
@@ -139,39 +151,43 @@ def private_folder() -> tuple[Path, Callable[[], None]]:
 
 
 def _sweep() -> None:
-    """Remove private folders of this user whose processes have ended."""
+    """Remove this user's private folders of dead processes."""
     for place in Path(tempfile.gettempdir()).glob(f"{PRIVATE}*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
             descriptor = os.open(place, READ | os.O_DIRECTORY)
             held.callback(os.close, descriptor)
             status = os.fstat(descriptor)
             if status.st_uid == os.geteuid() and time.time() - status.st_mtime > YOUNG:
+                # Raises OSError, and so skips the removal, while the owner is alive.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(place, ignore_errors=True)  # it follows no link
+                # `rmtree` follows no symbolic links.
+                shutil.rmtree(place, ignore_errors=True)
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder and those above it that are missing, for this user alone whatever the umask is."""
+    """Make a folder and all missing parents, accessible to this user only, whatever the umask."""
     if not folder.is_dir():
         make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def check_way(place: Path) -> None:
-    """Raise PermissionError if anybody but this user and root may exchange a folder on the way to `place`."""
+    """Raise PermissionError if a user other than this user and root may replace a folder on the path to `place`."""
     for folder in place.parent.resolve().joinpath(place.name).parents:
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(f"{folder} is no folder")
+        # In a sticky folder such as /tmp only the owner of an entry may rename or delete the entry.
         others = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
         if others or status.st_uid not in (0, os.geteuid()):
             raise PermissionError(f"others than this user may change what is in {folder}")
 
 
 def read_trusted(place: Path) -> bytes:
-    """Return the content of a file that nobody but this user and root can have written; else PermissionError."""
+    """Return the content of a file; raise PermissionError unless only this user and root may write to the file."""
     check_way(place)
     with place.open("rb") as file:
+        # Check the open file, not the path: the path may name another file by now.
         status = os.fstat(file.fileno())
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
             raise PermissionError(f"others than this user may write to {place}")
@@ -179,7 +195,7 @@ def read_trusted(place: Path) -> bytes:
 
 
 def _name(key: str, suffix: str, content: bytes) -> str:
-    """Return the name of an artifact: the key is in its digest too, so that no kernel passes for another."""
+    """Return the name of an artifact. The digest includes the key, so a renamed artifact fails the check."""
     return f"{key}-{_digest(key.encode(), content)}{suffix}"
 
 
@@ -188,7 +204,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def _written(path: Path, content: bytes) -> Path:
-    """Let `path` hold `content`, in one step: no reader ever sees half of it."""
+    """Write `content` to `path` atomically, so that no reader sees a partial file; return `path`."""
     draft = path.with_suffix(".new")
     draft.write_bytes(content)
     draft.replace(path)

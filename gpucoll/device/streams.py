@@ -1,4 +1,7 @@
-"""Device memory that is kept from call to call, and the order of a communicator's operations on any streams."""
+"""Device memory reused by successive calls, and the order of a communicator's operations on all streams.
+
+`mark` enqueues an event that completes with all earlier work of its stream. An operation is one enqueued call.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ import numpy
 from gpucoll.device import Device, Event, Stream
 from gpucoll.errors import GpucollError
 
-EVERY = 16  # operations for which the watchdog has one event
+EVERY = 16  # operations per event of the watchdog: an event for every operation would slow down short calls
 
 
 class Workspace:
-    """Rows by name. They only grow, by doubling: a stream may still be using the old one, so it is kept."""
+    """Scratch arrays by name. An outgrown array stays allocated, since a stream may still be using the array."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -23,16 +26,17 @@ class Workspace:
         self._outgrown: list[Any] = []
 
     def row(self, name: str, nbytes: int, stream: Stream) -> Any:
-        """Return a row of so many bytes at least, None of none."""
+        """Return the array `name` with at least `nbytes` bytes; None for 0 bytes."""
         row = self._rows.get(name)
         if nbytes and (row is None or row.nbytes < nbytes):
             self._outgrown.append(row)
+            # Sizes are powers of two, so all outgrown arrays together are smaller than the current array.
             wanted = 1 << max(nbytes - 1, 16).bit_length()
             row = self._rows[name] = self._device.empty(wanted, numpy.dtype("u1"), stream)
         return row if nbytes else None
 
     def rows(self) -> list[Any]:
-        """Return all memory that an operation may still be using."""
+        """Return all arrays, including the outgrown arrays."""
         return [row for row in (*self._rows.values(), *self._outgrown) if row is not None]
 
     def clear(self) -> None:
@@ -41,7 +45,7 @@ class Workspace:
 
 
 class Output(NamedTuple):
-    """Memory of a result that can become NaN, as long as its `owner` is there: a weak reference to an array."""
+    """Memory of a result, set to NaN if the call fails. `owner` is a weak reference to the array of this memory."""
 
     owner: Callable[[], object]
     address: int
@@ -49,31 +53,39 @@ class Output(NamedTuple):
 
 
 class StreamOrder:
-    """The operations of a communicator follow each other, whatever streams they are on."""
+    """The execution order of a communicator's operations: each starts after the previous one, on any streams."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        # Stream of the last operation, and the event at the end of that operation, made on demand.
         self._last: Stream | None = None
         self._event: Event | None = None
+        # Events of operations under way, each with the memory in use until the event completes.
         self._flying: collections.deque[tuple[Event, object]] = collections.deque()
-        self._captured: list[object] = []  # what graphs of the user's work on: there is no telling for how long
-        self.is_watched = False  # whether a watchdog looks after the operations
-        self._batches: collections.deque[tuple[Event, list[Output]]] = collections.deque()  # with events at their ends
-        self._outputs: list[Output] = []  # of the operations after those
-        self._unmarked = self._asked = 0  # how many there are, and were when the watchdog asked
+        # Memory used by the user's CUDA graphs. The time of the last launch is unknown, so nothing is ever released.
+        self._captured: list[object] = []
+        self.is_watched = False  # whether a watchdog monitors the operations
+        # The watchdog's batches: the event at the end of at most EVERY operations, and the results of the operations.
+        self._batches: collections.deque[tuple[Event, list[Output]]] = collections.deque()
+        self._outputs: list[Output] = []  # results of the operations after the last batch
+        self._unmarked = self._asked = 0  # number of operations after the last batch: now, and at the last `oldest()`
 
     def follow(self, stream: Stream) -> None:
-        """Let `stream` wait for the operation before; a graph of the user's own brings its own order."""
+        """Make `stream` wait for the previous operation, unless `stream` is being captured."""
+        # Operations on one stream need no event.
         if self._event is None and (self._last is None or self._last is stream or self._last == stream):
             return
+        # The user is responsible for the order of a CUDA graph.
         if stream.is_capturing():
             return
-        if self._event is None:  # most operations are on one stream, and need none
+        # Made only now, because most programs use one stream and never need the event.
+        if self._event is None:
             self._event = self._device.mark(self._last)
         stream.wait_event(self._event)
 
     def enqueue(self, launch: Callable[[Stream], None], stream: Stream, output: Output | None = None) -> None:
-        """Enqueue an operation by `launch`, after the one before; not in a capture."""
+        """Enqueue an operation on `stream` by calling `launch`, after the previous operation; not during a capture."""
+        # The conditions spare the common case, successive calls on one stream, two calls of Python functions.
         if stream is not self._last or self._event is not None:
             self.follow(stream)
         launch(stream)
@@ -82,16 +94,17 @@ class StreamOrder:
         self.noted(stream, output)
 
     def passed(self, stream: Stream, keep: object) -> None:
-        """The operation enqueued on `stream` is the last one from here on; a graph of the user's keeps its memory."""
+        """Record the operation just enqueued on `stream` as the last; in a capture only keep `keep` alive."""
         if self.keep_captured(stream, keep):
             return
         self._last, self._event = stream, None
-        if not self._device.lasts(stream):  # it may be gone by the next operation
+        # Another library may destroy a foreign stream before the next operation: record the event at once.
+        if not self._device.lasts(stream):
             self._event = self._device.mark(stream)
         self.let_go()
 
     def mark(self, stream: Stream, keep: object) -> Event:
-        """Return the event that stands for the end of what was enqueued on `stream`; `keep` lives until then."""
+        """Call `passed`, return an event at the end of the operation, and keep `keep` alive until the event."""
         self.passed(stream, keep)
         event = self.hold(stream, keep)
         if not stream.is_capturing():
@@ -99,7 +112,7 @@ class StreamOrder:
         return event
 
     def hold(self, stream: Stream, keep: object) -> Event:
-        """Return the event that stands for the end of what `stream` has; `keep` lives until it has come."""
+        """Return an event at the current end of `stream`, and keep `keep` alive until the event completes."""
         event = self._device.mark(stream)
         if not self.keep_captured(stream, keep):
             self._flying.append((event, keep))
@@ -107,7 +120,7 @@ class StreamOrder:
         return event
 
     def keep_captured(self, stream: Stream, memory: object) -> bool:
-        """Return whether `stream` is being captured: then a graph of the user's goes on using `memory`, which stays."""
+        """Return whether `stream` is being captured; if so, keep `memory` alive for the user's graph."""
         if stream.is_capturing():
             self._captured.append(memory)
             return True
@@ -115,19 +128,19 @@ class StreamOrder:
 
     @property
     def has_captured(self) -> bool:
-        """Whether a graph of the user's has calls of this communicator."""
+        """Whether a CUDA graph of the user contains calls of this communicator."""
         return bool(self._captured)
 
     def let_go(self) -> None:
-        """Let go of what was kept for operations that have ended."""
+        """Release the memory kept for completed operations."""
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
 
     def noted(self, stream: Stream, output: Output | None = None, event: Event | None = None) -> None:
-        """Let the watchdog know of an operation that was enqueued on `stream`, and of its result.
+        """Report an operation enqueued on `stream`, and its result, to the watchdog.
 
-        `event` is its end, where there is an event. Else one in EVERY operations gets an event: an operation follows
-        those before, so that the event stands for them all.
+        `event` is the event at the end of the operation, if available. Otherwise every EVERY-th operation gets an
+        event. Operations complete in order, so the event also covers all earlier operations.
         """
         if not self.is_watched:
             return
@@ -138,7 +151,7 @@ class StreamOrder:
             self._cut(self._device.mark(stream) if event is None else event)
 
     def noted_message(self, event: Event) -> None:
-        """Let the watchdog know of messages, which no operation follows."""
+        """Report point-to-point messages, ending at `event`, to the watchdog; messages are outside the order."""
         if self.is_watched:
             self._batches.append((event, []))
 
@@ -147,15 +160,16 @@ class StreamOrder:
         self._batches.append((event, outputs))
 
     def oldest(self) -> object:
-        """Return what stands for the oldest operations under way, the same as long as they are; None without any.
+        """Return an object identifying the oldest batch under way, the same until the batch completes; else None.
 
-        The watchdog asks. It makes an event itself only where no operation has come since it asked before: a thread
-        that goes on enqueuing does so in time, and an event of the watchdog's would stand behind other work as well.
+        Only the watchdog calls this method.
         """
         while self._batches and self._batches[0][0].done:
             self._batches.popleft()
         if self._batches:
             return self._batches[0]
+        # Close a batch here only if no operation was added since the last call: an event recorded now also waits for
+        # later work on the stream. A thread enqueuing more operations closes the batch in `noted`.
         before, self._asked = self._asked, self._unmarked
         if self._unmarked and self._unmarked == before and self._last is not None and not self._last.is_capturing():
             self._cut(self._device.mark(self._last) if self._event is None else self._event)
@@ -163,21 +177,23 @@ class StreamOrder:
         return None
 
     def unfinished(self) -> list[Output]:
-        """Return the results of operations that are not known to have ended."""
+        """Return the results of all operations not known to be complete."""
+        # Iterate over a copy, because the watchdog's thread calls this method while another thread may add batches.
         batches = [outputs for event, outputs in list(self._batches) if not _is_done(event)]
         return [output for outputs in (*batches, self._outputs) for output in outputs]
 
     def awaited(self) -> list[Event]:
-        """Return what has come once the last operation and those beside it have ended."""
+        """Return the events of all operations and messages under way; all are complete when every event is."""
         if self._last is not None and self._event is None:
-            with self._device.current:  # by which the null stream is known
+            # The null stream has one address on all GPUs: the current device decides whose null stream is meant.
+            with self._device.current:
                 self._event = self._device.mark(self._last)
         return [event for event, _ in self._flying] + ([self._event] if self._event else [])
 
 
 def _is_done(event: Event) -> bool:
-    """Return whether an event has come, as far as that can be known."""
+    """Return whether an event is complete; False for an event of a capture or a failed GPU."""
     try:
         return event.done
-    except GpucollError:  # it was captured, or the GPU has failed
+    except GpucollError:
         return False

@@ -1,4 +1,4 @@
-"""torch.distributed's names and habits, for programs on NumPy arrays, PyTorch tensors and whatever has DLPack.
+"""torch.distributed's names and calling conventions, for NumPy arrays, PyTorch tensors and other DLPack arrays.
 
     import gpucoll.distributed as dist
 
@@ -7,18 +7,18 @@
 
     start          init_process_group, destroy_process_group, new_group, monitored_barrier
     groups         ProcessGroup, ranks of the world and ranks of a group
-    functions      all_reduce, broadcast, ..., all_to_all_single, barrier; the same for what can be pickled
+    functions      all_reduce, broadcast, ..., all_to_all_single, barrier; collectives of pickled objects
     send_recv      send, recv, isend, irecv, batch_isend_irecv
     shapes, work   lists of arrays checked and filled; the handle of ``async_op=True``
 
-Functions return None, or a `Work` where ``async_op=True``; results are written into the arrays given. `src` and `dst`
-are ranks of the world whatever the group is; `group_src` and `group_dst` are ranks of the group. A rank that is no
-member of `group` is warned and does nothing. Errors are gpucoll's: UsageError before `init_process_group`,
-ArgumentError and DtypeError before data moves. Source: PyTorch 2.13, ``torch/distributed/distributed_c10d.py``.
+Functions return None, or a `Work` with ``async_op=True``; results are written into the arrays passed. `src` and `dst`
+are always ranks of the world; `group_src` and `group_dst` are ranks of the group. On a rank outside `group` a call
+warns and returns. Errors are gpucoll's: UsageError before `init_process_group`, ArgumentError and DtypeError before
+data moves. Source: PyTorch 2.13, ``torch/distributed/distributed_c10d.py``.
 """
 
 from gpucoll.core.ops import ReduceOp
-from gpucoll.distributed import groups as distributed_c10d  # programs ask it for `_get_default_group`
+from gpucoll.distributed import groups as distributed_c10d  # programs take `_get_default_group` from here
 from gpucoll.distributed.functions import (
     all_gather,
     all_gather_into_tensor,

@@ -1,6 +1,6 @@
 """The collectives, of arrays and of objects. Arrays and lists are checked before data moves; see `gpucoll.distributed`.
 
-Objects are whatever can be pickled; see `gpucoll.communicator.objects`.
+Objects are pickled; see `gpucoll.communicator.objects`. In shapes below, `size` is the number of ranks of the group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _also_named(**others: str) -> Callable[[Function], Function]:
-    """Let a function take its arguments by other names too: those of torch's signature."""
+    """Let callers also pass arguments by other names; `others` maps torch's names to the function's names."""
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def renamed(*arguments: Any, **named: Any) -> Any:
@@ -31,7 +31,7 @@ def _also_named(**others: str) -> Callable[[Function], Function]:
 
 
 def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-    """Overwrite every rank's `tensor` (shape s) with their reduction."""
+    """Overwrite every rank's `tensor` (shape s) with the reduction of all ranks' tensors."""
     if (pg := member("all_reduce", group, tensor)) is None:
         return None
     done = pg.communicator.all_reduce(tensor, tensor, op, async_op=async_op)
@@ -40,7 +40,7 @@ def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op:
 
 def reduce(tensor: Any, dst: int | None = 0, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False,
            group_dst: int | None = None) -> Any:
-    """Overwrite `tensor` (shape s) of rank `dst` with the reduction of all; the others stay as they are."""
+    """Overwrite `tensor` (shape s) of rank `dst` with the reduction of all ranks' tensors; other ranks keep theirs."""
     if (pg := member("reduce", group, tensor)) is None:
         return None
     root = pg.number_of("reduce", "dst", dst, group_dst)
@@ -50,7 +50,7 @@ def reduce(tensor: Any, dst: int | None = 0, op: Any = ReduceOp.SUM, group: Any 
 
 def broadcast(tensor: Any, src: int | None = 0, group: Any = None, async_op: bool = False,
               group_src: int | None = None) -> Any:
-    """Overwrite every rank's `tensor` (shape s) with that of rank `src`."""
+    """Overwrite every rank's `tensor` (shape s) with the tensor of rank `src`."""
     if (pg := member("broadcast", group, tensor)) is None:
         return None
     root = pg.number_of("broadcast", "src", src, group_src)
@@ -58,7 +58,7 @@ def broadcast(tensor: Any, src: int | None = 0, group: Any = None, async_op: boo
 
 
 def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-    """Return when every rank of `group` has called it; `device_ids` has no effect."""
+    """Wait until every rank of `group` has entered the barrier; `device_ids` has no effect."""
     pg = member("barrier", group)
     return None if pg is None else conclude(pg.communicator.barrier(async_op=async_op), [], async_op)
 
@@ -66,8 +66,8 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -
 def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
     """Write `tensor` (shape s_i) of rank i into ``tensor_list[i]`` of every rank; shapes may differ from rank to rank.
 
-    Entries of `tensor_list` must not share memory: ArgumentError. MismatchError, with nothing written, where an entry
-    is not as long as what came for it.
+    Raises ArgumentError if entries of `tensor_list` share memory. Raises MismatchError, with no entry written, if an
+    entry and the tensor received for this entry differ in length.
     """
     name, pg = "all_gather", member("all_gather", group, tensor)
     if pg is None:
@@ -96,7 +96,7 @@ def all_gather_into_tensor(output: Any, input: Any, group: Any = None, async_op:
 
 
 def _blocks(whole: Array, size: int, block: Array) -> Array:
-    """Return blocks in one row as stacked ones; stacked and concatenated ones are as they should be."""
+    """Return `whole`, reshaped from one row to stacked blocks (size, \\*shape); other shapes are returned unchanged."""
     return whole.reshape(size, *block.shape) if whole.ndim == 1 else whole
 
 
@@ -104,7 +104,7 @@ def gather(tensor: Any, gather_list: Any = None, dst: int | None = 0, group: Any
            group_dst: int | None = None) -> Any:
     """Write `tensor` (shape s) of rank i into ``gather_list[i]`` (shape s) of rank `dst`.
 
-    Elsewhere `gather_list` is None or empty: ArgumentError. Its entries must not share memory.
+    Raises ArgumentError if other ranks pass a non-empty `gather_list`, or if entries share memory.
     """
     name, pg = "gather", member("gather", group, tensor)
     if pg is None:
@@ -127,8 +127,8 @@ def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: A
             group_src: int | None = None) -> Any:
     """Write ``scatter_list[i]`` (shape s) of rank `src` into `tensor` (shape s) of rank i.
 
-    Elsewhere `scatter_list` is None or empty: ArgumentError. Where rank `src` refuses its arguments, the others raise
-    PeerError.
+    Raises ArgumentError if other ranks pass a non-empty `scatter_list`. If rank `src` refuses its arguments, the other
+    ranks raise PeerError.
     """
     name, pg = "scatter", member("scatter", group, tensor)
     if pg is None:
@@ -182,27 +182,27 @@ def reduce_scatter_tensor(output: Any, input: Any, op: Any = ReduceOp.SUM, group
 
 @_also_named(output_tensor_list="output_list", input_tensor_list="input_list")
 def all_to_all(output_list: Any, input_list: Any, group: Any = None, async_op: bool = False) -> Any:
-    """Write ``input_list[j]`` of rank i into ``output_list[i]`` of rank j; their shapes may all differ.
+    """Write ``input_list[j]`` of rank i into ``output_list[i]`` of rank j; all shapes may differ.
 
-    Entries of `output_list` must not share memory: ArgumentError. MismatchError, with nothing written, where an entry
-    is not as long as what came for it.
+    Raises ArgumentError if entries of `output_list` share memory. Raises MismatchError, with no entry written, if an
+    entry and the block received for this entry differ in length.
     """
     name, pg = "all_to_all", member("all_to_all", group, *(input_list if isinstance(input_list, list) else ()))
     if pg is None:
         return None
     blocks = shapes.inputs(name, "input_list", input_list, pg.size())
     outs = shapes.outputs(name, "output_list", output_list, pg.size(), blocks[0].dtype)
-    # The ranks cannot know whether all blocks of all ranks are alike: lengths are always exchanged.
+    # A rank cannot know whether the blocks of all other ranks have one length, so lengths are always exchanged.
     done = pg.communicator.all_to_all_v([block.reshape(-1) for block in blocks], async_op=async_op)
     return conclude(done, output_list, async_op, lambda came: shapes.fill(name, "output_list", outs, came))
 
 
 def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, input_split_sizes: Any = None,
                       group: Any = None, async_op: bool = False) -> Any:
-    """Write part j of rank i's `input` into part i of rank j's `output`, parts being cut along the first axis.
+    """Write part j of rank i's `input` into part i of rank j's `output`; parts are cut along the first axis.
 
-    Split sizes are the lengths of the parts, one for each rank; None cuts into parts alike. Either all ranks give some
-    or none does.
+    Split sizes are the lengths of the parts, one length per rank; None cuts into equal parts. Either all ranks pass
+    split sizes or none does.
     """
     name, pg = "all_to_all_single", member("all_to_all_single", group, input)
     if pg is None:
@@ -216,7 +216,7 @@ def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, i
             raise ArgumentError(f"{name}: output has shape {out.shape}, input {x.shape}; without split sizes they must "
                                 "be of one length", code="GC-SHAPE")
         shape = pg.size(), x.size // pg.size()
-        blocks = out.reshape(shape) if out.flags.c_contiguous else None  # what has gaps is filled afterwards
+        blocks = out.reshape(shape) if out.flags.c_contiguous else None  # an output with gaps is filled afterwards
         done = pg.communicator.all_to_all(shapes.apart(x, out).reshape(shape), blocks, async_op=async_op)
         if blocks is not None:
             return conclude(done, [output], async_op)
@@ -237,7 +237,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> No
 
 def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = 0, group: Any = None,
                   group_dst: int | None = None) -> None:
-    """Write `obj` of rank i into ``object_gather_list[i]`` of rank `dst`; elsewhere the list is None or empty."""
+    """Write `obj` of rank i into ``object_gather_list[i]`` of rank `dst`; other ranks pass None or an empty list."""
     name, pg = "gather_object", member("gather_object", group)
     if pg is None:
         return
@@ -256,7 +256,7 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
                           group_src: int | None = None) -> None:
     """Overwrite the objects of every rank's list with those of rank `src`; `device` has no effect.
 
-    Raises ArgumentError, with nothing written, where a list is not as long as that of rank `src`.
+    Raises ArgumentError, with the list unchanged, if a list and the list of rank `src` differ in length.
     """
     name, pg = "broadcast_object_list", member("broadcast_object_list", group)
     if pg is None:
@@ -278,13 +278,13 @@ def scatter_object_list(scatter_object_output_list: list[Any], scatter_object_in
                         src: int | None = 0, group: Any = None, group_src: int | None = None) -> None:
     """Write ``scatter_object_input_list[i]`` of rank `src` into ``scatter_object_output_list[0]`` of rank i.
 
-    Elsewhere the input list is ignored. The output list has at least one element: ArgumentError.
+    Other ranks' input lists are ignored. Raises ArgumentError if the output list is empty or no list.
     """
     name, pg = "scatter_object_list", member("scatter_object_list", group)
     if pg is None:
         return
     root = pg.number_of(name, "src", src, group_src)
     came = pg.communicator.scatter_object(scatter_object_input_list, root)
-    # Checked after the others have been served: who refuses before would keep them waiting.
+    # Check the output list only after the scatter: a rank refusing earlier would leave the other ranks waiting.
     shapes.check_list(name, "scatter_object_output_list", scatter_object_output_list, 1)
     scatter_object_output_list[0] = came

@@ -1,4 +1,4 @@
-"""Process groups: who is in one, which number a rank has there, and which groups this process has."""
+"""Process groups: members, numbers of ranks in a group, and the list of this process' groups."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from gpucoll.errors import ArgumentError, UsageError
 
 
 class ProcessGroup:
-    """Ranks that communicate: `ranks` are their numbers in the world, in the order of their numbers in the group.
+    """A group of communicating ranks: ``ranks[i]`` is the number in the world of rank i of the group.
 
-    ``communicator`` is the `gpucoll.Communicator` of these ranks, for what torch.distributed has no name for.
+    ``communicator`` is the `gpucoll.Communicator` of these ranks, for features without a name in torch.distributed.
     """
 
     def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
-        self.communicator: Any = communicator  # its overloads know True and False, not a bool that is passed on
+        self.communicator: Any = communicator  # Any: its overloads take only literal True and False
         self.ranks = tuple(ranks)
         self.uses_gpu = False
         self.barriers = itertools.count()
-        self.early: list[tuple[int, int, int, list[int]]] = []  # messages of `monitored_barrier` that have come early
-        self.sending: list[Any] = []  # and those on their way to ranks that may not have come yet
+        self.early: list[tuple[int, int, int, list[int]]] = []  # `monitored_barrier`: messages received early
+        self.sending: list[Any] = []  # `monitored_barrier`: send requests not yet completed, with their buffers
 
     def rank(self) -> int:
         """Return this rank's number in the group."""
         return int(self.communicator.rank)
 
     def size(self) -> int:
-        """Return how many ranks the group has."""
+        """Return the number of ranks in the group."""
         return int(self.communicator.size)
 
     def number_of(self, name: str, what: str, rank: Any, group_rank: Any = None) -> int:
-        """Return the number in the group of `rank`, a rank of the world, unless `group_rank` says it.
+        """Return the number in the group of `rank`, a rank of the world; a given `group_rank` is returned itself.
 
-        Raises ArgumentError for both, for neither, and for a rank that is not in the group.
+        Raises ArgumentError if both are given, if neither is given, or if the rank is not in the group.
         """
         if group_rank is not None:
-            if rank not in (None, 0):  # 0 is what `src` and `dst` are when nothing was said
+            if rank not in (None, 0):  # 0 is the default of `src` and `dst`
                 raise ArgumentError(f"{name}: {what}={rank!r} and group_{what}={group_rank!r} were both given; pass "
                                     "one", code="GC-ROOT")
             if not is_whole(group_rank) or not 0 <= group_rank < self.size():
@@ -57,18 +57,18 @@ class ProcessGroup:
         return f"<gpucoll.distributed.ProcessGroup rank={self.rank()} ranks={list(self.ranks)}>"
 
 
-groups: list[ProcessGroup] = []  # of this process, the default one first; empty before `init_process_group`
+groups: list[ProcessGroup] = []  # of this process, the default group first; empty before `init_process_group`
 
 
 class _NonMember:
-    """What `new_group` returns on ranks that are not in the group."""
+    """The value returned by `new_group` on ranks outside the new group."""
 
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"
 
 
 class _Members(type):
-    """Gives a class the default group as an attribute."""
+    """A metaclass with the default group as a class attribute."""
 
     @property
     def WORLD(cls) -> ProcessGroup | None:
@@ -77,7 +77,7 @@ class _Members(type):
 
 
 class GroupMember(metaclass=_Members):
-    """``WORLD`` is the default group; ``NON_GROUP_MEMBER`` stands for a group that this rank is not in."""
+    """``WORLD`` is the default group; ``NON_GROUP_MEMBER`` stands for any group without this rank."""
 
     NON_GROUP_MEMBER = _NonMember()
 
@@ -93,9 +93,10 @@ def _get_default_group() -> ProcessGroup:
 
 
 def member(name: str, group: Any, *arrays: Any) -> ProcessGroup | None:
-    """Return the group of a call, None with a warning where this rank is not in it; `arrays` are what it works on.
+    """Return the group of call `name`, or warn and return None on a rank outside the group.
 
-    Raises UsageError before `init_process_group` and ArgumentError for what is no group.
+    `arrays` are the arguments of the call; an array on a GPU changes the answer of `get_backend`.
+    Raises UsageError before `init_process_group`, and ArgumentError if `group` is no group.
     """
     world = _get_default_group()
     if group is GroupMember.NON_GROUP_MEMBER:
@@ -116,41 +117,41 @@ def _checked(name: str, group: Any) -> ProcessGroup:
 
 
 def is_available() -> bool:
-    """Return True: there is always a world, of one rank where nothing was launched."""
+    """Return True: a program started without a launcher is a world of one rank."""
     return True
 
 
 def is_initialized() -> bool:
-    """Return whether `init_process_group` was called, and `destroy_process_group` not since."""
+    """Return whether the default group exists: after `init_process_group`, before `destroy_process_group`."""
     return bool(groups)
 
 
 def get_rank(group: Any = None) -> int:
-    """Return this rank's number in `group`, -1 where it is not in it. Raises UsageError before initialization."""
+    """Return this rank's number in `group`, -1 outside the group. Raises UsageError before initialization."""
     return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_rank", group).rank()
 
 
 def get_world_size(group: Any = None) -> int:
-    """Return how many ranks `group` has, -1 on a rank that is not in it. Raises UsageError before initialization."""
+    """Return the number of ranks in `group`, -1 on other ranks. Raises UsageError before initialization."""
     return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_world_size", group).size()
 
 
 def get_backend(group: Any = None) -> str:
-    """Return "nccl" where the group has been given GPU arrays, else "mpi"; ArgumentError on a rank not in it."""
+    """Return "nccl" after a call of the group on GPU arrays, else "mpi"; raise ArgumentError on other ranks."""
     return "nccl" if _checked("get_backend", group).uses_gpu else "mpi"
 
 
 def get_process_group_ranks(group: Any = None) -> list[int]:
-    """Return the ranks of the world that are in `group`, in the order of their numbers in it."""
+    """Return the world ranks of the members of `group`, ordered by number in the group."""
     return list(_checked("get_process_group_ranks", group).ranks)
 
 
 def get_group_rank(group: Any, global_rank: int) -> int:
-    """Return the number in `group` of rank `global_rank` of the world; ArgumentError where it is not in it."""
+    """Return the number in `group` of rank `global_rank` of the world; raise ArgumentError if not a member."""
     return _checked("get_group_rank", group).number_of("get_group_rank", "global_rank", global_rank)
 
 
 def get_global_rank(group: Any, group_rank: int) -> int:
-    """Return the number in the world of rank `group_rank` of `group`; ArgumentError where there is none."""
+    """Return the number in the world of rank `group_rank` of `group`; raise ArgumentError for other numbers."""
     pg = _checked("get_global_rank", group)
     return pg.ranks[pg.number_of("get_global_rank", "rank", None, group_rank)]

@@ -17,9 +17,9 @@ from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 
 def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,
           group_dst: int | None = None) -> DistributedWork | None:
-    """Begin to send `tensor` (shape s) to rank `dst`; it must not change until `wait` has returned.
+    """Begin to send `tensor` (shape s) to rank `dst`; `tensor` must not change until `wait` has returned.
 
-    `tag`, 0 .. 32767, tells messages apart. Returns None on a rank that is not in `group`.
+    `tag`, 0 .. 32767, distinguishes messages. Returns None on a rank outside `group`.
     """
     if (pg := member("isend", group, tensor)) is None:
         return None
@@ -29,9 +29,9 @@ def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,
 
 def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
           group_src: int | None = None) -> DistributedWork | None:
-    """Begin to receive into `tensor` (shape s) from rank `src`, from whoever sends first where it is None.
+    """Begin to receive into `tensor` (shape s) from rank `src`; None means the first rank to send.
 
-    Returns None on a rank that is not in `group`.
+    Returns None on a rank outside `group`.
     """
     if (pg := member("irecv", group, tensor)) is None:
         return None
@@ -50,7 +50,11 @@ def _receive(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src
 
 
 class _Receive(DistributedWork):
-    """A message from `source`, a rank of the group; from whichever sends first (None) it begins once one is seen."""
+    """The handle of a message from `source`, a rank of the group; None means the first rank to send.
+
+    Without a source, `is_completed` looks for a message and then posts the receive from the message's sender. The
+    communicator's timeout bounds this search.
+    """
 
     def __init__(self, pg: ProcessGroup, tensor: Any, work: Any, source: int | None, tag: int = 0) -> None:
         super().__init__(work, [tensor])
@@ -58,11 +62,11 @@ class _Receive(DistributedWork):
         self._late = time.monotonic() + pg.communicator.timeout
 
     def source_rank(self) -> int:
-        """Return the rank of the world that the message comes from."""
+        """Return the rank of the world sending the message; valid after completion."""
         return self._pg.ranks[self._source]  # type: ignore[index] # it has come
 
     def is_completed(self) -> bool:
-        """Return whether the message has come; never waits."""
+        """Return whether the message has arrived; never waits."""
         if self._work is None:
             communicator, (tensor,) = self._pg.communicator, self._outputs
             self._source = internal.sender_of(communicator, self._tag)
@@ -74,7 +78,10 @@ class _Receive(DistributedWork):
 
 
 def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
-    """Send `tensor` (shape s) to rank `dst`, another one: ArgumentError. It may change once this returns."""
+    """Send `tensor` (shape s) to another rank, `dst`; `tensor` may change after the return.
+
+    Raises ArgumentError if `dst` is this rank.
+    """
     if (pg := member("send", group, tensor)) is not None:
         number = pg.number_of("send", "dst", dst, group_dst)
         if number == pg.rank():
@@ -84,9 +91,9 @@ def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, g
 
 
 def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
-    """Receive into `tensor` (shape s) from rank `src`, from whoever sends first where it is None.
+    """Receive into `tensor` (shape s) from rank `src`; None means the first rank to send.
 
-    Returns the rank of the world that has sent, -1 on a rank that is not in `group`.
+    Returns the sender's rank in the world, -1 on a rank outside `group`.
     """
     if (pg := member("recv", group, tensor)) is None:
         return -1
@@ -96,7 +103,7 @@ def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, g
 
 
 class P2POp:
-    """A message for `batch_isend_irecv`: `op` is `isend` or `irecv`, `peer` the rank of the world at the other end."""
+    """A message for `batch_isend_irecv`: `op` is `isend` or `irecv`, `peer` the other rank's number in the world."""
 
     def __init__(self, op: Callable[..., Any], tensor: Any, peer: int | None = None, group: Any = None, tag: int = 0,
                  group_peer: int | None = None) -> None:
@@ -114,10 +121,10 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[DistributedWork]:
-    """Begin all messages of the list, in whatever order, and return their handles; none waits for another.
+    """Begin all messages of the list and return one handle per message; no message waits for another.
 
-    Several between the same two ranks meet in the order of the list. Raises ArgumentError for anything but `P2POp`
-    of one group.
+    Messages between the same two ranks are matched in the order of the list. Raises ArgumentError unless every item is
+    a `P2POp` and all items belong to one group.
     """
     if not isinstance(p2p_op_list, list | tuple) or not all(isinstance(one, P2POp) for one in p2p_op_list):
         raise ArgumentError("batch_isend_irecv: expected a list of P2POp", code="GC-OP")

@@ -1,4 +1,7 @@
-"""Arrays and lists of arrays as torch.distributed takes them: checked before data moves, filled after."""
+"""Arrays and lists of arrays as accepted by torch.distributed: checked before data moves, filled after.
+
+In all checks `name` is the function called, and `what` the argument's name, for messages.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from gpucoll.errors import ArgumentError, DtypeError, MismatchError
 
 
 def view(name: str, what: str, x: Any) -> Array:
-    """Return `x` as an array on its own memory; raise ArgumentError or DtypeError."""
+    """Return an array on the memory of `x`; raise ArgumentError or DtypeError."""
     array = as_array(name, what, x)
     row_of(array.dtype)
     return array
 
 
 def output_view(name: str, what: str, x: Any, dtype: numpy.dtype) -> Array:
-    """Return `x` as an array that may be written, of this dtype; raise ArgumentError or DtypeError."""
+    """Return a writable array of dtype `dtype` on the memory of `x`; raise ArgumentError or DtypeError."""
     array = view(name, what, x)
     if array.dtype != dtype:
         raise DtypeError(f"{name}: {what} has dtype {array.dtype}, but the data are {dtype}")
@@ -31,7 +34,7 @@ def output_view(name: str, what: str, x: Any, dtype: numpy.dtype) -> Array:
 
 
 def list_of(name: str, what: str, xs: Any, size: int) -> Sequence[Any]:
-    """Return `xs` if it is a list or tuple of `size` arrays; raise ArgumentError."""
+    """Return `xs`, a list or tuple of `size` arrays; raise ArgumentError for other values."""
     if not isinstance(xs, list | tuple) or len(xs) != size:
         given = f"has {len(xs)}" if isinstance(xs, list | tuple) else f"is a {type(xs).__name__}"
         raise ArgumentError(f"{name}: {what} must be a list of {size} arrays, one for each rank of the group, but "
@@ -40,7 +43,7 @@ def list_of(name: str, what: str, xs: Any, size: int) -> Sequence[Any]:
 
 
 def check_list(name: str, what: str, values: Any, least: int) -> list[Any]:
-    """Return `values` if it is a list of at least so many objects; raise ArgumentError."""
+    """Return `values`, a list of at least `least` objects; raise ArgumentError for other values."""
     if not isinstance(values, list) or len(values) < least:
         given = f"has {len(values)}" if isinstance(values, list) else f"is a {type(values).__name__}"
         raise ArgumentError(f"{name}: {what} must be a list with room for {least} objects, but {given}",
@@ -49,14 +52,14 @@ def check_list(name: str, what: str, values: Any, least: int) -> list[Any]:
 
 
 def check_absent(name: str, what: str, root: str, given: Any) -> None:
-    """Raise ArgumentError for a list on a rank that is not the root; an empty one is none."""
+    """Raise ArgumentError for a list passed on a rank other than the root; None and empty lists are accepted."""
     if given is not None and not (isinstance(given, list | tuple) and not given):
         raise ArgumentError(f"{name}: {what} was given on a rank that is not {root}; pass it there only",
                             code="GC-ROOT")
 
 
 def inputs(name: str, what: str, xs: Any, size: int) -> list[Array]:
-    """Return the arrays of a list of `size`, all of one dtype; raise ArgumentError or DtypeError."""
+    """Return the `size` arrays of a list, all of one dtype; raise ArgumentError or DtypeError."""
     arrays = [view(name, f"{what}[{index}]", x) for index, x in enumerate(list_of(name, what, xs, size))]
     for index, array in enumerate(arrays):
         if array.dtype != arrays[0].dtype:
@@ -65,18 +68,18 @@ def inputs(name: str, what: str, xs: Any, size: int) -> list[Array]:
 
 
 def outputs(name: str, what: str, xs: Any, size: int, dtype: numpy.dtype) -> list[Array]:
-    """Return the arrays of a list of `size` that may be written and share no memory; raise as `output_view`."""
+    """Return the `size` arrays of a list, writable and without shared memory; raise as `output_view`."""
     arrays = [output_view(name, f"{what}[{index}]", x, dtype) for index, x in enumerate(list_of(name, what, xs, size))]
     check_apart(name, what, arrays)
     return arrays
 
 
 def check_apart(name: str, what: str, arrays: Sequence[Array]) -> None:
-    """Raise ArgumentError where two of the arrays share an element.
+    """Raise ArgumentError if two of the arrays share an element.
 
-    Sorted by their first bytes, only arrays whose ranges of bytes meet are looked at closely: n log n for arrays apart.
+    Sort the arrays by first byte, then compare only arrays with overlapping byte ranges: n log n for disjoint arrays.
     """
-    before: list[tuple[int, int]] = []  # last byte and index of those that reach into the next one
+    before: list[tuple[int, int]] = []  # end and index of earlier arrays reaching into the current array
     for low, high, index in sorted((*byte_bounds(bounds(array)), index) for index, array in enumerate(arrays)
                                    if array.size):
         before = [(end, other) for end, other in before if end > low]
@@ -88,7 +91,7 @@ def check_apart(name: str, what: str, arrays: Sequence[Array]) -> None:
 
 
 def apart(x: Array, out: Array) -> Array:
-    """Return `x`, or a copy where it may share memory with `out`: torch lets one be a slot of the other."""
+    """Return `x`, or a copy if `x` may share memory with `out`: torch allows the output as a slot of the input."""
     return x.copy() if overlap(x, out) else x
 
 
@@ -98,14 +101,14 @@ def alike(arrays: Sequence[Array]) -> bool:
 
 
 def check_shape(name: str, what: str, array: Array, other: str, shape: tuple[int, ...]) -> None:
-    """Raise ArgumentError where `array` has not the shape that `other` has."""
+    """Raise ArgumentError unless `array` has `shape`, the shape of the argument named `other`."""
     if array.shape != shape:
         raise ArgumentError(f"{name}: {what} has shape {array.shape}, {other} has {shape}; they must be alike",
                             code="GC-SHAPE")
 
 
 def check_blocks(name: str, what: str, whole: Array, other: str, block: Array, size: int) -> None:
-    """Raise ArgumentError unless `whole` is `size` blocks: concatenated, stacked, or in one row."""
+    """Raise ArgumentError unless `whole` consists of `size` blocks: concatenated, stacked, or in one row."""
     shape, rows = block.shape, block.shape[:1] or (1,)
     known = ((size * rows[0], *shape[1:]), (size, *shape), (size * block.size,))
     if whole.shape not in known:
@@ -114,7 +117,7 @@ def check_blocks(name: str, what: str, whole: Array, other: str, block: Array, s
 
 
 def splits_of(name: str, what: str, sizes: Any, array: Array, size: int) -> list[Array]:
-    """Return the pieces of `array` along its first axis: `size` of them, as long as `sizes` says, or alike."""
+    """Return `size` pieces of `array` along the first axis, with lengths `sizes`; None means equal lengths."""
     if not array.ndim:
         raise ArgumentError(f"{name}: an array without axes has none to be cut along; reshape it to (1,)",
                             code="GC-SHAPE")
@@ -130,7 +133,7 @@ def splits_of(name: str, what: str, sizes: Any, array: Array, size: int) -> list
 
 
 def fill(name: str, what: str, outs: Sequence[Array], blocks: Sequence[Array]) -> None:
-    """Write block i into output i, whatever their shapes; MismatchError, with nothing written, for other lengths."""
+    """Write block i into output i, reshaped; raise MismatchError, with no output written, if lengths differ."""
     for rank, (out, block) in enumerate(zip(outs, blocks, strict=True)):
         if out.size != block.size:
             raise MismatchError(f"{name}: rank {rank} of the group sent {block.size} elements, but {what}[{rank}] has "

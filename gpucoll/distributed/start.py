@@ -1,4 +1,4 @@
-"""The default group, further groups, the variables of torchrun, and the barrier that says who is missing."""
+"""The default group, further groups, torchrun's variables, and a barrier reporting the missing ranks."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from gpucoll.transport.tags import BYTES, TAGS
 BACKENDS = ("nccl", "mpi", "gloo")
 DEVICES = ("cpu", "cuda")
 METHODS = ("env", "tcp", "file")
-variables: list[str] = []  # what `init_process_group` has added to the environment
+variables: list[str] = []  # names of the environment variables set by `init_process_group`
 
 
 def init_process_group(backend: str | None = None, init_method: str | None = None, timeout: Any = None,
                        world_size: int = -1, rank: int = -1, store: Any = None, group_name: str = "",
                        pg_options: Any = None, device_id: Any = None) -> None:
-    """Make the default group of all ranks, as `gpucoll.init` finds them; a collective call.
+    """Make the default group of all ranks, found as in `gpucoll.init`; a collective call.
 
-    `backend` is None, "nccl", "mpi", "gloo" or pairs such as "cpu:gloo,cuda:nccl": the arrays decide where work runs.
-    `timeout` is a timedelta or a number of seconds, the deadline of every wait. `world_size` and `rank` are MPI's, -1
-    for unsaid. The launcher has done the rendezvous: `init_method` is checked, and it, `store`, `group_name`,
-    `pg_options` and `device_id` have no effect. RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT are set in the environment where they are missing.
+    `backend` is None, "nccl", "mpi", "gloo" or pairs such as "cpu:gloo,cuda:nccl"; the arrays decide where work runs.
+    `timeout` is a timedelta or a number of seconds, the deadline of every wait. `world_size` and `rank`, unless -1,
+    must equal the launcher's. The launcher has already done the rendezvous, so `init_method` is only checked, and
+    `store`, `group_name`, `pg_options` and `device_id` have no effect. The call sets RANK, LOCAL_RANK, WORLD_SIZE,
+    LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment if missing.
 
-    Raises ArgumentError, and UsageError for the second call, and for a rank or a world size that is not MPI's.
+    Raises ArgumentError for wrong arguments; UsageError for a second call, or for a rank or a world size other than
+    the launcher's.
     """
     if groups:
         raise UsageError("init_process_group was called before; destroy_process_group() comes first", code="GC-INIT")
@@ -65,7 +66,7 @@ def _init_from(communicator: Communicator) -> None:
 
 
 def check_backend(name: str, backend: Any) -> None:
-    """Raise ArgumentError where `backend` is none of torch's that there is something for here.
+    """Raise ArgumentError unless `backend` is None or names torch backends known here.
 
     >>> check_backend("new_group", "cpu:gloo,cuda:nccl")
     """
@@ -77,7 +78,7 @@ def check_backend(name: str, backend: Any) -> None:
 
 
 def seconds_of(name: str, timeout: Any) -> float | None:
-    """Return a timedelta or a number as seconds, None as it is; ArgumentError for anything else.
+    """Return a timedelta or a number as seconds, None unchanged; raise ArgumentError for other values.
 
     >>> seconds_of("barrier", datetime.timedelta(minutes=1))
     60.0
@@ -92,7 +93,7 @@ def seconds_of(name: str, timeout: Any) -> float | None:
 
 
 def _check_place(rank: int, size: int, given: Mapping[str, Any], where: str) -> None:
-    """Raise UsageError where `given` has another rank or size than MPI; -1 is unsaid."""
+    """Raise UsageError if `given` has another rank or size than the launcher; -1 is accepted."""
     for what, own in (("rank", rank), ("world_size", size)):
         if str(given[what]) not in ("-1", str(own)):
             raise UsageError(f"init_process_group: {where} says {what} {given[what]!r}, MPI says {own}; launch with "
@@ -102,11 +103,11 @@ def _check_place(rank: int, size: int, given: Mapping[str, Any], where: str) -> 
 def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: str | None = None,
               pg_options: Any = None, use_local_synchronization: bool = False, group_desc: str | None = None,
               device_id: Any = None, sort_ranks: bool = True) -> Any:
-    """Return a group of `ranks` of the world (any iterable; None: all), `GroupMember.NON_GROUP_MEMBER` elsewhere.
+    """Return a group of `ranks` of the world (any iterable; None: all); other ranks get `GroupMember.NON_GROUP_MEMBER`.
 
-    Every rank of the world calls it, with the same arguments. Ranks are numbered in ascending order, or with
-    ``sort_ranks=False`` in the order given. `timeout` as in `init_process_group`; None is the default group's.
-    Raises ArgumentError for what is no rank of the world, and for a rank that comes twice.
+    Every rank of the world calls `new_group` with the same arguments. Ranks are numbered in ascending order, or with
+    ``sort_ranks=False`` in the order given. `timeout` as in `init_process_group`; None means the default group's.
+    Raises ArgumentError for a rank outside the world or listed twice, and MismatchError if ranks pass different lists.
     """
     world = _get_default_group()
     check_backend("new_group", backend)
@@ -120,6 +121,7 @@ def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: 
     part = world.communicator.split(0 if here else None, members.index(world.rank()) if here else 0)
     if part is None:
         return GroupMember.NON_GROUP_MEMBER
+    # A communicator's timeout is fixed at creation: another timeout needs a second split with other options.
     if seconds not in (None, part.timeout):
         with part:
             options = part.options._replace(timeout=seconds)
@@ -143,6 +145,7 @@ def _check_ranks(ranks: Any, size: int, sort: bool) -> list[int]:
 
 
 def _check_agreed(world: ProcessGroup, members: list[int]) -> None:
+    # `mark` is a checksum of the list. One maximum of (-mark, mark) gives the least and the largest checksum.
     mark = zlib.crc32(repr(members).encode())
     least, most = -world.communicator.all_reduce(numpy.array([-mark, mark]), op="max") * [1, -1]
     if least != most:
@@ -151,10 +154,10 @@ def _check_agreed(world: ProcessGroup, members: list[int]) -> None:
 
 
 def destroy_process_group(group: Any = None) -> None:
-    """Close `group`, or with None or the default group all groups; a collective call of its ranks.
+    """Close `group`; None or the default group means all groups. A collective call of the group's ranks.
 
-    After that `init_process_group` may be called again. Raises UsageError before initialization, ArgumentError for
-    what is no group, or not any more.
+    After closing all groups `init_process_group` may be called again. Raises UsageError before initialization, and
+    ArgumentError if `group` is no group or already destroyed.
     """
     world = _get_default_group()
     if group is GroupMember.NON_GROUP_MEMBER:
@@ -163,8 +166,10 @@ def destroy_process_group(group: Any = None) -> None:
         raise ArgumentError(f"destroy_process_group: {group!r} is no group of this process, or was destroyed before",
                             code="GC-GROUP")
     ending = groups if group is None or group is world else [group]
-    with contextlib.ExitStack() as closing:  # of all, also where one raises an error
-        for one in ending.copy():  # backwards, and in the same order on all ranks: closing is a collective call
+    # The exit stack closes every group even if closing one group raises. Closing is a collective call, so all ranks
+    # need one order: newest group first.
+    with contextlib.ExitStack() as closing:
+        for one in ending.copy():
             closing.callback(one.communicator.close)
         for one in ending.copy():
             groups.remove(one)
@@ -177,19 +182,20 @@ def _clear_variables() -> None:
         os.environ.pop(variables.pop(), None)
 
 
-# ---------------------------------------------------------------- the barrier that says who is missing
-# Rank 0 of the group gathers who has come and answers everybody, by small messages that have nothing to do with
-# collectives: whatever state those are in, the answer is right. A rank that comes late finds the verdict waiting.
+# ---------------------------------------------------------------- the barrier reporting the missing ranks
+# Rank 0 of the group collects arrivals and sends every rank a verdict, the list of missing ranks. These small messages
+# are independent of the collectives, so the answer is right even if a collective hangs. A late rank finds the verdict
+# waiting.
 
-COME, GONE, VERDICT = range(3)
-GRACE = 10.0  # seconds for rank 0's verdict to arrive, on a crowded host too
+COME, GONE, VERDICT = range(3)  # words of a message: arrived, gave up waiting, list of missing ranks
+GRACE = 10.0  # seconds for rank 0's verdict to arrive, enough for an oversubscribed host
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """Return when every rank of `group` has called it; raise CollectiveTimeout, its `ranks` being who did not come.
+    """Wait until every rank of `group` has arrived; raise CollectiveTimeout with the missing ranks as `ranks`.
 
-    `timeout` is a timedelta or a number of seconds, counted from when rank 0 of the group has come; None is the
-    group's. Every missing rank is always named, with or without `wait_all_ranks`. The group can still be used.
+    `timeout` is a timedelta or a number of seconds, counted from the arrival of the group's rank 0; None means the
+    group's. All missing ranks are named, with or without `wait_all_ranks`. The group remains usable after a timeout.
     """
     name, pg = "monitored_barrier", member("monitored_barrier", group)
     if pg is None:
@@ -205,9 +211,10 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
 
 
 def _collect(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
-    """Rank 0: say that it is here, gather who else is, send everybody who is missing, and return that."""
+    """On rank 0: announce the arrival, collect the others' arrivals, send the verdict, return the missing ranks."""
     others = range(1, pg.size())
     missing = set(others)
+    # The others' deadline for the verdict begins with this message.
     for rank in others:
         _send(pg, rank, number, COME)
 
@@ -223,7 +230,7 @@ def _collect(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
 
 
 def _report(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
-    """Another rank: send rank 0 that it is here, and return whom rank 0 calls missing, or rank 0 itself."""
+    """On other ranks: report the arrival to rank 0, return the verdict, or [0] if rank 0 does not answer."""
     verdicts: list[list[int] | None] = []
 
     def receive() -> None:
@@ -238,37 +245,45 @@ def _report(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
         return verdicts[-1] is not None
 
     _send(pg, 0, number, COME)
+    # The deadline counts from rank 0's arrival: allow `seconds` for the arrival and as long again for the verdict.
     if becomes(rank_0_here, seconds) and becomes(verdict_here, seconds + GRACE):
         return verdicts[-1] or []
-    _send(pg, 0, number, GONE)  # gone again, if rank 0 should still come
+    _send(pg, 0, number, GONE)  # withdraws COME: a late rank 0 must not count this rank as present
     return [0]
 
 
 def _send(pg: ProcessGroup, rank: int, number: int, word: int, missing: Sequence[int] = ()) -> None:
-    """Send a few bytes, by the first tag that is not the user's; the request is kept while the other may still come."""
+    """Send a message to `rank` with the first tag beyond the user's, without waiting.
+
+    The message is (number of the barrier, word, one flag per rank: missing). The request and the buffer are kept in
+    ``pg.sending`` until the send has completed, because a missing rank may receive late or never.
+    """
     row = numpy.zeros(2 + pg.size(), numpy.int64)
     row[:2] = number, word
     row[2:][list(missing)] = 1
+    # Testing also completes earlier sends; drop the completed sends with their buffers.
     pg.sending = [(request, kept) for request, kept in pg.sending if not request.Test()]
     points = internal.link_of(pg.communicator).points
     pg.sending.append((points.Isend([row.view(numpy.uint8), BYTES], rank, TAGS), row))
 
 
 def _messages(pg: ProcessGroup, number: int) -> list[tuple[int, int, list[int]]]:
-    """Return what has come for barrier `number`: who sent it, a word, and who is missing; waits for no rank.
+    """Return the messages received for barrier `number` as (sender, word, missing ranks); waits for no rank.
 
-    Older messages are of a barrier that is over; newer ones are kept: their ranks are a barrier ahead.
+    Messages of earlier barriers are dropped. Messages of later barriers, from ranks already ahead, are kept.
     """
     link = internal.link_of(pg.communicator)
     in_vain = 0
-    while in_vain < 2:  # Open MPI looks first, and takes what has come since then out of its queues after that
+    # Open MPI's probe searches its queue first and makes progress afterwards: only a second failed probe proves that
+    # no message has arrived.
+    while in_vain < 2:
         seen = link.seen(None, TAGS)
         if seen is None:
             in_vain += 1
             continue
         row = numpy.zeros(2 + pg.size(), numpy.int64)
         request = link.points.Irecv([row.view(numpy.uint8), BYTES], seen.source, TAGS)
-        while not request.Test():  # it has come
+        while not request.Test():  # short: the message has already arrived
             pass
         pg.early.append((int(row[0]), seen.source, int(row[1]), numpy.flatnonzero(row[2:]).tolist()))
         in_vain = 0

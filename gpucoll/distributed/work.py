@@ -1,4 +1,4 @@
-"""The handle of a call under way, and the end of a call."""
+"""The handle of a call under way, and the delivery of results at the end of a call."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from gpucoll.transport.rendezvous import becomes
 
 
 class DistributedWork:
-    """What ``async_op=True``, `isend` and `irecv` return: torch's handle of a call under way.
+    """torch's handle of a call under way, returned with ``async_op=True`` and by `isend` and `irecv`.
 
-    Results may be read once `wait` has returned or `is_completed` was true.
+    Results may be read once `wait` has returned or `is_completed` has returned True. `outputs` are the arrays of the
+    call. A given `deliver` receives the result of `work` at the end and writes the outputs.
     """
 
     def __init__(self, work: gpucoll.progress.waits.Work | None, outputs: Sequence[Any],
@@ -33,7 +34,7 @@ class DistributedWork:
         return True
 
     def _finish(self, work: gpucoll.progress.waits.Work) -> None:
-        """Write what came into the arrays of the call, once."""
+        """Note the error of `work`, or deliver the result into the arrays of the call; only the first time."""
         self._error = self._error or work.error
         deliver, self._deliver = self._deliver, None
         if deliver is not None and self._error is None:
@@ -47,13 +48,14 @@ class DistributedWork:
         return self.is_completed() and self._error is None
 
     def exception(self) -> GpucollError | None:
-        """Return the error that the call has ended with, if it has."""
+        """Return the error of the call; None without an error or before the end."""
         return self._error if self.is_completed() else None
 
     def wait(self, timeout: Any = None) -> bool:
-        """Return True when results may be used: when the call has ended or, on a GPU, will have in the current stream.
+        """Wait for the call and return True; on a GPU the current stream waits instead of the host.
 
-        Raises the call's error, and CollectiveTimeout after `timeout`, a timedelta, with which the host waits.
+        With a `timeout`, a timedelta, the host waits, and CollectiveTimeout is raised at the deadline; the call goes
+        on. Raises the call's error.
         """
         if timeout or self._work is None:
             if not becomes(self.is_completed, timeout.total_seconds() if timeout else math.inf, NAP):
@@ -73,12 +75,12 @@ class DistributedWork:
         self.wait()
 
     def result(self) -> list[Any]:
-        """Return the arrays that the call writes, in a list; their content counts after `wait`."""
+        """Return the list of arrays written by the call; the contents are valid after `wait`."""
         return self._outputs
 
 
 def conclude(done: Any, outputs: Sequence[Any], async_op: bool, deliver: Callable[[Any], None] | None = None) -> Any:
-    """Return the handle of a call under way; of one that has ended, `deliver` its result and return None."""
+    """Return the handle of a call under way; without `async_op`, `deliver` the result `done` and return None."""
     if async_op:
         return DistributedWork(done, outputs, deliver)
     if deliver is not None:

@@ -1,10 +1,10 @@
-"""`gpucoll doctor`: is this machine, and this job, fit for collectives? What it finds, and what to do, in plain words.
+"""`gpucoll doctor`: check the fitness of this machine and this job for collectives, and give advice.
 
-    facts       versions, MPI and launcher, GPUs, shared memory, engine; for what is missing the reason
+    facts       versions, MPI and launcher, GPUs, shared memory, engine; reasons for missing items
     probes      messages between all pairs of ranks; every collective on small exact data
-    remarks     what is wrong, from the report alone; the report for people
+    remarks     problems and advice, derived from the report alone; the report as text
 
-Every rank learns what all have found, and so comes to the same exit code; rank 0 prints.
+All ranks exchange the findings and so reach the same exit code; rank 0 prints.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.launchers import launched
 
-TIMEOUT = 60.0  # seconds, where GPUCOLL_TIMEOUT says nothing
-SILENCE = 5.0  # seconds that ranks which cannot reach each other leave the one that speaks
-SECONDS = 2.0  # of self-test
+TIMEOUT = 60.0  # seconds, unless GPUCOLL_TIMEOUT is set
+SILENCE = 5.0  # seconds that silent ranks wait before exiting, so that the reporting rank can finish
+SECONDS = 2.0  # duration of a self-test
 
 
 def main(options: Any) -> int:
-    """Examine this machine and this job; return 0 where all is fine, 1 where something is wrong, the same on all ranks.
+    """Examine this machine and this job; return 0 if all is well, 1 for a problem, the same on all ranks.
 
     A collective call; rank 0 prints. Wrong options in the environment end the process with 2.
     """
@@ -44,7 +44,8 @@ def main(options: Any) -> int:
         facts.start_mpi()
         with gpucoll.init(timeout=None if os.environ.get("GPUCOLL_TIMEOUT") else TIMEOUT) as comm:
             return examine(comm, mpi, as_json=options.json)
-    except UsageError as error:  # a launcher that mpi4py's MPI does not understand
+    # The launcher belongs to another MPI than mpi4py's.
+    except UsageError as error:
         mpi.facts.update(mismatch=" ".join(error.args[0].split()), match=False)
         return _alone(mpi, as_json=options.json)
     except ArgumentError:
@@ -52,21 +53,23 @@ def main(options: Any) -> int:
     except GpucollError as error:
         sys.stderr.write(f"gpucoll doctor: {facts.reason(error)}\n")
         sys.stderr.flush()
-        if facts.mpi_module().COMM_WORLD.size > 1:  # the others wait for this rank, or for the one that it waits for
+        # The other ranks would wait for this rank until their own timeouts.
+        if facts.mpi_module().COMM_WORLD.size > 1:
             bootstrap.abort(facts.mpi_module())
         return 1
 
 
 def _alone(mpi: facts.Findings, *, as_json: bool) -> int:
-    """Report on this process without MPI, which cannot be used; one process speaks for all that were launched."""
+    """Report on this process without using MPI; of several launched processes only rank 0 reports."""
     if launched()[1] != 0:
-        time.sleep(SILENCE)  # Open MPI's mpiexec ends the others when one leaves with an error
+        # Open MPI's mpiexec kills all processes when one process exits with an error.
+        time.sleep(SILENCE)
         return 1
     return examine(None, mpi, as_json=as_json)
 
 
 def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
-    """Examine the job of `comm`, or this process alone; return the exit code, on all ranks. A collective call."""
+    """Examine the job of `comm`, or this process alone for None; return the exit code. A collective call."""
     everyone = comm.mpi.allgather(_rank_facts(comm)) if comm else [_rank_facts(comm)]
     findings, speaks = _assemble(everyone, mpi), comm is None or comm.rank == 0
     if speaks and not as_json:
@@ -86,14 +89,15 @@ def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
 
 
 def _rank_facts(comm: Any = None) -> Report:
-    """Return what one rank knows; of a host its first rank tells. A launcher may have its own name for the host."""
+    """Return the facts known to one rank; only the first rank of a host describes the host."""
+    # The launcher may have its own name for the host.
     name = os.environ.get("PMI_HOSTNAME") or os.environ.get("PMIX_HOSTNAME") or socket.gethostname()
     return {"name": name, "versions": facts.versions(), "cores": os.sched_getaffinity(0),
             "device": comm and comm.device, "host": facts.host() if comm is None or comm.local_rank == 0 else None}
 
 
 def _assemble(everyone: Sequence[Report], mpi: facts.Findings) -> Report:
-    """Return the report of what all ranks know, and what one knows of MPI; the tests are still missing."""
+    """Return the report made of the facts of all ranks, and of this rank's facts on MPI; without the tests."""
     ranks = defaultdict(list)
     for number, rank in enumerate(everyone):
         ranks[rank["name"]].append(number)
@@ -106,7 +110,7 @@ def _assemble(everyone: Sequence[Report], mpi: facts.Findings) -> Report:
 
 
 def _test_self(comm: Any, findings: Report, without_gpu: Sequence[int]) -> None:
-    """The report has the outcome of the self-tests: on the host's memory, or the emulated device, and on GPUs."""
+    """Run the self-tests, on host memory or the emulated device and on GPUs, and add the results to the report."""
     emulated = os.environ.get("GPUCOLL_DEVICE") == "emulated"
     device = "emulated" if emulated else "cpu"
     outcome = findings["self_test"][device] = probes.self_test(comm, comm.mpi.allgather, device, numpy, SECONDS)
@@ -115,7 +119,8 @@ def _test_self(comm: Any, findings: Report, without_gpu: Sequence[int]) -> None:
     if why is None:
         import cupy
 
-        cupy.cuda.Device(comm.device).use()  # where the arrays of the test are to be
+        # The arrays of the test are allocated on the current device.
+        cupy.cuda.Device(comm.device).use()
         outcome = probes.self_test(comm, comm.mpi.allgather, "cuda", cupy, SECONDS)
         why = outcome["refused"]
     if why is None:

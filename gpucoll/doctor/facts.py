@@ -1,4 +1,7 @@
-"""What there is: versions, MPI and its launcher, and of this host GPUs, shared memory, engine; MPI is not started."""
+"""Facts on the installation and this host: versions, MPI and launcher, GPUs, shared memory, engine.
+
+Only `start_mpi` initialises MPI.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ from gpucoll.launch.launchers import find_mpiexec, library_name, started, vendor
 
 REMEDIES = {"cupy": "pip install 'gpucoll[cuda13]' or 'gpucoll[cuda12]'", "pynvml": "pip install 'gpucoll[nvml]'",
             "ml_dtypes": "pip install 'gpucoll[dtypes]'", "mpi4py": "pip install mpi4py"}
-# A file is known by its own name; the folders, but for the system's, say who runs this.
+# Absolute folders, except system folders, are cut from error texts: folder names may reveal the user's name.
 FOLDERS = re.compile(r"(?<![\w.~])/(?!dev/|proc/|sys/)(?:[^\s/:;,'\"()]+/)+")
 
 
 class Findings(NamedTuple):
-    """What was looked for: `facts` by name; for those that are None, `missing` has the reason."""
+    """The results of queries: `facts` by name, and in `missing` the reason for each fact that is None by an error."""
 
     facts: dict[str, Any]
     missing: dict[str, str]
 
 
 def look(**looks: Callable[[], Any]) -> Findings:
-    """Look for everything; what raises, whatever it raises, is missing, and the others do not suffer."""
+    """Run all queries; a query that raises any exception becomes a missing fact with the reason."""
     findings = Findings(dict.fromkeys(looks), {})
     for name, find in looks.items():
         try:
@@ -43,7 +46,7 @@ def look(**looks: Callable[[], Any]) -> Findings:
 
 
 def reason(error: BaseException) -> str:
-    """Return what an exception says, in one line that names no folders."""
+    """Return the text of an exception in one line, without folder names."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         remedy = REMEDIES.get(error.name.partition(".")[0])
         return f"{error.name} is not installed" + (f": {remedy}" if remedy else "")
@@ -52,7 +55,7 @@ def reason(error: BaseException) -> str:
 
 
 def versions() -> Findings:
-    """Find the versions of the packages and libraries, as text."""
+    """Return the versions of packages and libraries, as text."""
     packages = {name: lambda name=name: importlib.import_module(name).__version__
                 for name in ("gpucoll", "numpy", "mpi4py", "ml_dtypes", "cupy")}
     return look(python=platform.python_version, **packages, nccl=_nccl,
@@ -81,7 +84,7 @@ def _cuda(ask: str) -> str:
 # ---------------------------------------------------------------- MPI
 
 def mpi(environment: Mapping[str, str] = os.environ) -> Findings:
-    """Find which MPI mpi4py uses, who launched this process or would, and whether the two belong together."""
+    """Return the MPI library used by mpi4py, the launcher of this process or the first mpiexec, and a mismatch."""
     process = started(environment)
     findings = look(library=lambda: library_name(mpi_module().Get_library_version()),
                     mpiexec=lambda: None if process else _mpiexec())
@@ -96,7 +99,7 @@ def mpi(environment: Mapping[str, str] = os.environ) -> Findings:
 
 
 def family(version: str | None) -> str | None:
-    """Return whose a library or a launcher is, after what it says of its version; None for an unknown one."""
+    """Return the MPI family of a library or launcher, by the version text; None if unknown."""
     vendor = vendor_of(version or "")
     return vendor and vendor.family
 
@@ -111,7 +114,8 @@ def _mpiexec() -> str:
 
 
 def mpi_module() -> Any:
-    """Return mpi4py's MPI, not started where this is its first import: a library under another's launcher may die."""
+    """Return the module `mpi4py.MPI`; a first import here does not initialise MPI."""
+    # An MPI library initialised under the launcher of another MPI may abort the process.
     if "mpi4py.MPI" not in sys.modules:
         import mpi4py
 
@@ -129,11 +133,12 @@ def start_mpi() -> None:
 
 # ---------------------------------------------------------------- this host and its GPUs
 
-READ, BY_NVLINK = 0, 2  # NVML's; pynvml's own NVML_P2P_CAPS_INDEX_READ is, by a comma too many, a tuple
+# NVML's values, not pynvml's names: pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple because of a stray comma.
+READ, BY_NVLINK = 0, 2
 
 
 def host() -> Findings:
-    """Find this host's free bytes of shared memory, its engine, and the GPUs by NVML."""
+    """Return the free bytes of shared memory on this host, the presence of the engine, and the GPUs found by NVML."""
     return look(shm_free=lambda: shutil.disk_usage("/dev/shm").free, engine=lambda: engine.built() and "installed",
                 gpus=_gpus)
 
@@ -158,8 +163,9 @@ def _gpu(library: Any, own: Any, handles: Sequence[Any]) -> Findings:
 
 
 def _nvlinks(library: Any, handle: Any) -> dict[str, int]:
-    """Return how many NVLinks are up and how many down; a GPU has fewer than NVML has numbers for, or none."""
+    """Return the number of NVLinks up and down."""
     states = []
+    # NVML numbers more links than a GPU has; the calls for missing links fail.
     for link in range(library.NVML_NVLINK_MAX_LINKS):
         with contextlib.suppress(library.NVMLError_InvalidArgument, library.NVMLError_NotSupported):
             states.append(bool(library.nvmlDeviceGetNvLinkState(handle, link)))

@@ -1,8 +1,7 @@
 """The doctor's tests: messages between all pairs of ranks, and every collective on small exact data.
 
-A pair is measured while no other pair uses its hosts; the ranks of other pairs sleep. Pairs that look slow are measured
-again with more messages, and the better figures count: a process that computes beside the ranks delays most messages of
-a host, but not all of them.
+During the measurement of a pair no other pair uses the hosts of the pair, and idle ranks sleep. Slow pairs are measured
+again with more messages, and the better figures count: other processes on a host delay most messages, but not all.
 """
 
 from __future__ import annotations
@@ -21,21 +20,22 @@ from gpucoll.doctor.facts import reason
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 from gpucoll.transport.rendezvous import becomes, wait_for_all
 
-SHORT, LONG = (8, 20), (1 << 20, 3)  # bytes, and how often they go there and back at first
-AGAIN = 16, 0.1  # for a pair that looks slow: at most so many times as often, in at most so many seconds
-RESTS = (0.0, 0.05, 0.2, 0.4)  # seconds to let pass before pairs are measured: all at first, then those that look slow
-FACTOR = 3.0  # so many times worse than the better links of its kind: slow
-SLACK = 50.0  # microseconds of latency that are never held against a link: a scheduler's doing
+SHORT, LONG = (8, 20), (1 << 20, 3)  # bytes of a message, and number of round trips in the first measurement
+AGAIN = 16, 0.1  # for a slow pair: at most so many times the round trips, in at most so many seconds
+# Seconds before each measurement: first of all pairs, then of the slow pairs, when a disturbance may be over.
+RESTS = (0.0, 0.05, 0.2, 0.4)
+FACTOR = 3.0  # a link worse than the better links of the same kind by this factor is slow
+SLACK = 50.0  # microseconds of latency tolerated in addition, since the scheduler of the host may cause this delay
 
 Pair = tuple[int, int]
-Figures = tuple[float, float]  # microseconds one way of a short message, MB/s of a long one
+Figures = tuple[float, float]  # one-way latency of a short message in microseconds, bandwidth of a long message in MB/s
 
 
 def measure(mpi: Any, hosts: Sequence[str], timeout: float) -> dict[str, Any]:
-    """Measure the links between all pairs of ranks of `mpi`; return their `verdict`, the same on all ranks.
+    """Measure the links between all pairs of ranks of `mpi`; return the `verdict`, the same on all ranks.
 
-    A collective call. `hosts` is every rank's host. Raises CollectiveTimeout on a rank that gets no answer for
-    `timeout` seconds, and on those that wait for it after twice that.
+    A collective call. `hosts` has the host of every rank. A rank without an answer for `timeout` seconds raises
+    CollectiveTimeout; ranks waiting for this rank raise CollectiveTimeout after twice this time.
     """
     links: dict[Pair, Figures] = {}
     pairs: list[Pair] = list(itertools.combinations(range(mpi.size), 2))
@@ -49,9 +49,10 @@ def measure(mpi: Any, hosts: Sequence[str], timeout: float) -> dict[str, Any]:
 
 
 def verdict(links: Mapping[Pair, Figures], hosts: Sequence[str]) -> dict[str, Any]:
-    """Return what the report says of links: of each kind the better ones' figures, of each pair whether it is slow.
+    """Return the report's part on links: the figures of the better links of each kind, and a judgement of each pair.
 
-    The best quarter sets the measure: one bad host among three spoils two of three links, and with them the median.
+    The best quarter of the links is the reference. The median would be no reference, because one bad host among three
+    slows down two of three links.
     """
     judged: dict[str, Any] = {"kinds": {}, "pairs": []}
     for kind, inside in (("same node", True), ("across nodes", False)):
@@ -70,16 +71,15 @@ def verdict(links: Mapping[Pair, Figures], hosts: Sequence[str]) -> dict[str, An
 
 
 def _quarter(values: Iterable[float]) -> float:
-    """Return the largest of the smallest quarter of `values`, at least the smallest."""
+    """Return the largest value in the smallest quarter of `values`; the smallest of fewer than five values."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 4]
 
 
 def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[list[Pair]]:
-    """Yield `pairs` in rounds, the same on every rank; in each a host takes part in one pair at most.
-
-    In a shuffled order, so that a round soon has a pair for every host: in theirs, all of rank 0 come first.
-    """
+    """Yield `pairs` in rounds, the same on every rank; a host takes part in at most one pair of a round."""
+    # Shuffled for full rounds, since in the given order all pairs of rank 0 come first. The fixed seed makes all ranks
+    # draw the same order.
     left = random.Random(0).sample(pairs, len(pairs))
     while left:
         busy: set[str] = set()
@@ -94,7 +94,7 @@ def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[list[Pair]]:
 
 
 def repeats(before: Figures | None) -> tuple[int, int]:
-    """Return how often a pair exchanges the short and the long message: more often where `before` looked slow."""
+    """Return the numbers of round trips with short and long messages; more for a pair with earlier figures `before`."""
     counts, (most, seconds) = (SHORT[1], LONG[1]), AGAIN
     if before is None:
         return counts
@@ -112,7 +112,8 @@ def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout:
             raise CollectiveTimeout(f"link test: waited {2 * timeout:g} s for the pairs that measure")
         for pair in together:
             if mpi.rank in pair:
-                counts = repeats(links.get(pair))  # both ranks have the same figures, and so the same counts
+                # Both ranks of a pair have the same figures and so the same numbers of round trips.
+                counts = repeats(links.get(pair))
                 latency, seconds = (min(_bounce(mpi, pair, nbytes, count, timeout)) for nbytes, count
                                     in zip((SHORT[0], LONG[0]), counts, strict=True))
                 mine.append((pair, (float(f"{latency * 1e6:.3g}"), float(f"{LONG[0] / seconds / 1e6:.3g}"))))
@@ -120,7 +121,7 @@ def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout:
 
 
 def _bounce(mpi: Any, pair: Pair, nbytes: int, repeats: int, timeout: float) -> list[float]:
-    """Return the seconds of a way, measured there and back; the first time, which may connect, is not counted."""
+    """Return one-way durations, halves of round trips, without the first round trip: MPI may connect during that."""
     first, peer = mpi.rank == pair[0], sum(pair) - mpi.rank
     buffer, ways = numpy.zeros(nbytes, numpy.uint8), []
     for _ in range(1 + repeats):
@@ -135,12 +136,12 @@ def _bounce(mpi: Any, pair: Pair, nbytes: int, repeats: int, timeout: float) -> 
 
 # ---------------------------------------------------------------- the self-test
 
-LENGTHS = (1000, 1, 4099)  # elements, which the blocks of all ranks share
-DTYPES = ("float32", "int64", "float64", "int32")  # exact: the sums are small whole numbers
+LENGTHS = (1000, 1, 4099)  # elements, divided among the blocks of the ranks in collectives with blocks
+DTYPES = ("float32", "int64", "float64", "int32")  # all exact, since the sums are small integers
 
 
 class Trial(NamedTuple):
-    """One call: the collective, its algorithm, the number of elements and their dtype."""
+    """One test call: collective, algorithm, number of elements, dtype."""
 
     collective: str
     algorithm: str
@@ -148,7 +149,7 @@ class Trial(NamedTuple):
     dtype: str
 
     def chunk(self, ranks: Collection[int], index: int, size: int) -> Any:
-        """Return block `index`, or all, of what `ranks` have, added up; ragged blocks have lengths of their own."""
+        """Return the sum of block `index` of the inputs of `ranks`, or of the whole inputs without blocks."""
         row, source = COLLECTIVES[self.collective], max(ranks, default=0)
         more = {None: 0, "source": source, "target": index, "pair": source + 2 * index}[row.ragged] % 3
         length = max(1, self.length // size) + more if row.blocks else self.length
@@ -157,7 +158,7 @@ class Trial(NamedTuple):
 
 
 def cases(size: int, device: str) -> Iterator[Trial]:
-    """Yield cases without end: first every collective once, then again with every algorithm, length and dtype."""
+    """Yield test cases for ever: each collective once, then again with other algorithms, lengths and dtypes."""
     algorithms = {name: ("auto", *gpucoll.algorithms(name, size=size, device=device)) for name in COLLECTIVES}
     for number in itertools.count():
         for name, choices in algorithms.items():
@@ -166,7 +167,7 @@ def cases(size: int, device: str) -> Iterator[Trial]:
 
 
 def fault(comm: Any, case: Trial, xp: Any) -> str | None:
-    """Run one case on arrays of `xp`; return what is wrong with this rank's result, None where nothing is."""
+    """Run one case on arrays of the module `xp`; return the error in this rank's result, None for a correct result."""
     row, rank, size, root = COLLECTIVES[case.collective], comm.rank, comm.size, case.length % comm.size
     parts = [case.chunk({rank}, index, size) for index in range(size if row.input.blocks else 1)]
     options: dict[str, Any] = {"algorithm": case.algorithm, **({"root": root} if row.rooted else {})}
@@ -183,7 +184,7 @@ def fault(comm: Any, case: Trial, xp: Any) -> str | None:
 
 
 def _joined(row: Collective, side: Side, parts: list[Any]) -> Any:
-    """Return blocks as one array, or as a list where they are ragged; what is no blocks as it is."""
+    """Return the input or output made of `parts`: one array, stacked blocks, or a list of ragged blocks."""
     return parts[0] if not side.blocks else parts if row.ragged else numpy.stack(parts)
 
 
@@ -200,17 +201,19 @@ def _difference(result: Any, promised: Any, xp: Any) -> str | None:
 
 
 def self_test(comm: Any, allgather: Callable[[Any], Any], device: str, xp: Any, seconds: float) -> dict[str, Any]:
-    """Run cases on arrays of `xp` for `seconds`, each collective at least once; return the same account on every rank.
+    """Run cases on arrays of `xp` for `seconds`, each collective at least once; return the same result on every rank.
 
-    A collective call; `allgather` tells the ranks of each other. An exception ends the test: the ranks may have parted.
-    Where every rank refuses the first call's arrays, nothing has moved, and `refused` is the reason.
+    A collective call; the ranks compare outcomes by `allgather`. An exception ends the test, because the ranks may now
+    be in different calls. If every rank refuses the arrays of the first call, no data have moved, and `refused` is the
+    reason.
     """
     started, faults, refused = time.monotonic(), [], None
     for calls, case in enumerate(cases(comm.size, device), 1):
         what, ended = None, None
         try:
             what = fault(comm, case, xp)
-        except Exception as error:  # one of gpucoll's, CuPy's, whoever's
+        # Any exception, of gpucoll, CuPy or MPI, is a finding.
+        except Exception as error:
             what, ended = reason(error), "refused" if isinstance(error, ArgumentError | UsageError) else "failed"
         everyone = allgather((what, ended, time.monotonic() - started))
         wrong = {rank: what for rank, (what, _, _) in enumerate(everyone) if what}

@@ -1,4 +1,4 @@
-"""What is wrong and what could be better, from the report alone; and the report for people."""
+"""Problems and advice, derived from the report alone; and the report as text."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 Report: TypeAlias = dict[str, Any]
-Remark: TypeAlias = tuple[str, str, str]  # where the report has it, its code and its text
+Remark: TypeAlias = tuple[str, str, str]  # key in the report (WRONG or ADVICE), code, text
 
 MIB, GIB = 1 << 20, 1 << 30
 SHM_NEEDED, SHM_WANTED = 4 * MIB, 64 * MIB  # free bytes of shared memory for each rank of a host
-WRONG, ADVICE = "problems", "advice"  # where the report has them; whatever is wrong makes the exit code 1
+WRONG, ADVICE = "problems", "advice"  # keys of the report; any problem makes the exit code 1
 LABEL, WIDTH = 12, 110
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Return ranks as a sentence says them.
+    """Return ranks as words of a sentence, at most eight ranks.
 
     >>> named([3]), named(range(100))
     ('rank 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7, ...')
@@ -26,7 +26,7 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def judge(report: Report) -> None:
-    """The report has its `problems`, its `advice`, a `verdict` and an `exit_code`."""
+    """Add `problems`, `advice`, `verdict` and `exit_code` to the report."""
     report |= {WRONG: [], ADVICE: []}
     for remarks in (_of_versions(report), _of_tests(report), *map(_of_host, report["hosts"])):
         for severity, code, text in remarks:
@@ -58,7 +58,7 @@ def _of_tests(report: Report) -> Iterator[Remark]:
         for fault in outcome["faults"]:
             yield WRONG, "GC-RESULT", (f"self-test on {memory}: {fault['call']}: {fault['what']} on "
                                        f"{named(fault['ranks'])}")
-    slow = defaultdict(list)  # by host, or two
+    slow = defaultdict(list)  # by host, or pair of hosts
     for pair in report["links"]["pairs"] if report["links"] else ():
         if pair["slow"]:
             slow[" and ".join(dict.fromkeys(pair["hosts"]))].append(pair)
@@ -98,7 +98,7 @@ def _of_host(host: Report) -> Iterator[Remark]:
 
 
 def paragraph(label: str, *lines: str) -> Iterator[str]:
-    """Yield `lines` beside their label, the long ones wrapped."""
+    """Yield `lines`, wrapped, after a column with the label in the first line."""
     for line in lines:
         for part in textwrap.wrap(line, WIDTH - LABEL, subsequent_indent="  ", break_on_hyphens=False):
             yield f"{label:{LABEL}}{part}"
@@ -106,7 +106,7 @@ def paragraph(label: str, *lines: str) -> Iterator[str]:
 
 
 def facts(report: Report) -> Iterator[str]:
-    """Yield the part that needs no tests."""
+    """Yield the text of the part known before the tests."""
     yield f"gpucoll doctor: {named(range(report['ranks']))} on {', '.join(host['name'] for host in report['hosts'])}"
     versions, mpi = report["versions"], report["mpi"]
     yield from paragraph("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version))
@@ -124,7 +124,7 @@ def facts(report: Report) -> Iterator[str]:
 
 
 def tests(report: Report) -> Iterator[str]:
-    """Yield what came of the tests, what is missing and why, what is wrong, the advice, and the verdict."""
+    """Yield the text on the tests, missing items with reasons, problems, advice, and the verdict."""
     for kind, links in report["links"]["kinds"].items() if report["links"] else ():
         yield from paragraph("links", f"{kind}: {links['pairs']} pairs, the better ones {links['latency_us']:g} us and "
                                       f"{links['bandwidth_mb_s']:g} MB/s, {links['slow'] or 'none'} slow")

@@ -1,8 +1,8 @@
-"""What runs a schedule: one file for each transport, all behind one small protocol; and how calls are told apart.
+"""The protocol of executors, the `Task` to be run, and the errors raised when calls of ranks differ.
 
-A `Task` is a collective with everything resolved; its words are what ranks compare before data move. `Executor.run` is
-an operation in the sense of `gpucoll.progress.waits`: a generator that yields a predicate whenever it must wait. A
-device executor enqueues on the task's stream and yields nothing.
+An executor runs schedules over one transport. `Executor.run` returns an operation of `gpucoll.progress.waits`: a
+generator yielding a predicate at each wait. An executor for devices enqueues work on the task's stream and yields
+nothing. `Task.words` is the signature compared among ranks before data move.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from gpucoll.errors import MismatchError, PeerError, listed
 from gpucoll.plan import Plan
 from gpucoll.progress.operations import Operation
 
-# Not the user's. contextlib runs the end of `with comm.group():`
+# Code skipped in the search for the user's line: this package; threading, which starts the package's own threads; and
+# contextlib, which runs the end of `with comm.group():`.
 INSIDE = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, threading.__file__, contextlib.__file__]
 
 
 @dataclass
 class Task:
-    """One collective on one rank: flat buffers (None where this rank has none) and what to do with them.
+    """One collective on one rank: flat buffers (None where this rank has none), and all options resolved.
 
-    `nbytes` are those of the larger of input and output over all ranks; `in_place`: both are the same memory here.
-    `lengths` are those of the blocks of input and output, in elements, where blocks are not alike. `device` is where
-    the buffers are, `stream` what the task is enqueued on. A `repeated` one was made before on
-    the same arrays, all given by the user, and may be again. `shape` is that of an array, or of a block where
-    there is one for each rank, beyond the first axis where blocks differ in it. `header` is the call whose shapes this
-    one tells.
+    `nbytes` is the size of the larger of input and output over all ranks; with `in_place` both are the same memory
+    here. `lengths` are the lengths in elements of the blocks of input and output, if blocks differ in length. `device`
+    is the location of the buffers, `stream` the stream of the task. A `repeated` task was made before on the same
+    arrays, all given by the user, and is likely to come again. `shape` is the shape of an array, or of a block where
+    each rank has a block; if blocks differ in the first axis, only the other axes. `header` names the call whose shapes
+    this task announces.
     """
 
     collective: str
@@ -60,73 +61,77 @@ class Task:
 
     @functools.cached_property
     def words(self) -> str:
-        """The signature of the call, as ranks show it."""
+        """The signature of the call, compared with the other ranks' signatures."""
         algorithm = self.algorithm
+        # A user's algorithm: ranks may have different code under one name.
         if self.plan is not None and self.plan.digest:
-            algorithm += f" #{self.plan.digest}"  # a user's, of which ranks may have unlike ones
+            algorithm += f" #{self.plan.digest}"
         op = "" if self.op is None else self.op.expression or self.op.name
         return Signature(self.collective, self.nbytes, self.dtype.name, self.root,
                          "" if self.device == "cpu" else "on devices", self.header, self.shape, algorithm, op).encode()
 
 
-# Ways to make a call of MPI's that are open to all ranks: by one that waits until it has ended, and with the result in
-# place of the input. MPI takes either from all ranks or from none.
+# Bits for the ways in which all ranks can make a call of MPI: by MPI's blocking function, and in place. MPI demands
+# that either all ranks use a way, or none does.
 WAITS, IN_PLACE = 1, 2
-# What does a call, given the addresses of result and input, 0 for none, and such ways. It is called until it returns
-# True, or a blocking call, which is made whenever all three are the same.
+# A function that makes a call, given the addresses of result and input (0 for none) and the common ways. The engine
+# calls the function until the result is True, or a function of no arguments that blocks until the call has ended. The
+# engine keeps the blocking function, and calls only that as long as addresses and ways stay the same.
 Called: TypeAlias = Callable[[int, int, int], bool | Callable[[], object]]
 
 
 class Meets(Protocol):
-    """The ranks of a node, which meet in the engine to compare a call that another executor then makes."""
+    """The engine's service to another executor: the ranks of a node compare a call, then the executor makes it."""
 
     engine: Any
 
     @property
     def compares_calls(self) -> bool:
-        """Whether all ranks' calls are compared by the engine."""
+        """Whether the engine compares the calls of all ranks."""
 
     def plan_by_calls(self, task: Task, key: Any, made: Callable[[], Called]) -> Any:
-        """Return the engine's plan of such a call; `key` tells apart what `made` depends on."""
+        """Return the engine's plan for a call done by `made()`; calls with the same `key` share the plan."""
 
     def walk(self, plan: Callable[[], Any], x: Any, out: Any) -> Operation:
         """Carry out a plan on these arrays."""
 
 
 class Executor(Protocol):
-    """Runs tasks; made for a communicator, closed with it.
+    """An executor of tasks, made for a communicator and closed with it.
 
-    One on a GPU may have `launcher`, too: what enqueues calls like a task, on the same memory, and never waits.
+    An executor on a GPU may also have `launcher`, which returns a function that enqueues calls like a task on the same
+    memory, and never waits.
     """
 
     name: str
 
     def serves(self, task: Task) -> str | None:
-        """Return None where it can run `task`, else the reason why not.
+        """Return None if this executor can run `task`, else the reason why not.
 
-        Asked before there is a plan, and once more when there is one: then it gets ready, alike on every rank.
+        Called before the task has a plan, and again with the plan. The second call prepares the executor (loads
+        kernels, meets the other ranks), and is made alike on every rank.
         """
 
     def run(self, task: Task) -> Operation:
-        """Carry out `task`; yield a predicate whenever it must wait."""
+        """Carry out `task`; yield a predicate whenever the task must wait."""
 
     def close(self) -> None:
-        """Give back what it holds; idempotent."""
+        """Release all resources; idempotent."""
 
 
-Launcher: TypeAlias = Callable[[Any], None]  # enqueues a call on a stream
+Launcher: TypeAlias = Callable[[Any], None]  # enqueues a call on the stream
 
 
 @functools.lru_cache(1024)
 def fingerprint(text: str) -> int:
-    """Return a number of 60 bits that is the same for the same words."""
+    """Return a hash of 60 bits of the text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little") << 4
 
 
 def shortened(text: str, nbytes: int) -> str:
-    """Return `text` in as many bytes at most; where something had to go a number tells it from others.
+    """Return `text` cut to at most `nbytes` bytes; a fingerprint of the first line replaces the end that is cut off.
 
-    A second line stays.
+    A second line, the call site, is kept whole.
     """
     if len(text.encode()) <= nbytes:
         return text
@@ -136,7 +141,7 @@ def shortened(text: str, nbytes: int) -> str:
 
 
 def call_site() -> str:
-    """Return ``file:line`` of the user's code that is running in this thread; "" where there is none."""
+    """Return ``file:line`` of the user's code running in this thread, or ""."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((*INSIDE,)):
         frame = frame.f_back  # type: ignore[assignment] # None ends the walk
@@ -144,10 +149,11 @@ def call_site() -> str:
 
 
 def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = False) -> MismatchError | PeerError:
-    """Return what `ranks` raise that show these `calls`; a second line of each is where.
+    """Return the error raised on all `ranks`, given the `calls` they show; the second line of a call is a call site.
 
-    The culprits are those that refuse their arguments, or else all but the largest group, the one of the lowest rank
-    where several are as large. Unless data have `moved` the communicator goes on.
+    The culprits are the ranks that refuse their arguments; else all ranks outside the largest group of equal calls (of
+    equally large groups, the group of the lowest rank is right). Unless data have `moved`, the communicator stays
+    usable.
     """
     groups: dict[str, list[int]] = collections.defaultdict(list)
     sites: dict[str, dict[str, None]] = collections.defaultdict(dict)

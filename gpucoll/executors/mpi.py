@@ -1,11 +1,11 @@
-"""The `mpi` executor of a rank without the engine: messages and NumPy; any number of hosts.
+"""The `mpi` executor of a rank without the engine: messages and NumPy, on any number of hosts.
 
-Its messages, and their tags, are those of the engine's `mpi`, so that ranks with and without the engine work together.
-The communicator below needs mpi4py's `Isend` and `Irecv` of a buffer, and requests with `Test`. Where calls are not
-compared before data move, a message may be longer than the room for it, and none of it is written.
+Messages and tags are the same as in the engine's `mpi`: ranks with and without the engine work together. The
+communicator `comm` needs mpi4py's `Isend` and `Irecv` of a buffer, and requests with `Test`. If calls are not compared
+before data move, a message may be longer than the posted receive; then nothing is written.
 
-A round posts its receives and sends, and forms each result as soon as its operands have come, so that one segment is
-combined while the next is on its way.
+A round posts all receives and sends, and forms each result as soon as the operands have arrived: a segment is combined
+while the next is on the way.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
 
 
 class MpiExecutor:
-    """Runs schedules by messages over `comm`, on which nobody else sends; `check` is the communicator's.
+    """An executor of schedules by messages over `comm`, used by nothing else; `check` is the communicator's option.
 
-    Calls are numbered by their comparisons, as those of the engine are, or where there are none as they run.
+    The number of a call gives the tag of the messages. Calls are counted at their comparison, like the engine's calls,
+    or with `check="off"` when run.
     """
 
     name = "mpi"
@@ -42,11 +43,12 @@ class MpiExecutor:
         self._run: _Run | None = None
 
     def serves(self, task: Task) -> str | None:
-        """Every schedule on host arrays."""
+        """Return None: every schedule on host arrays is served."""
         return None
 
     def run(self, task: Task) -> Operation:
         """Carry out `task` round by round."""
+        # Otherwise the comparison has counted this call.
         if not self._is_compared:
             self._calls += 1
         assert task.plan is not None
@@ -56,6 +58,7 @@ class MpiExecutor:
             for steps in task.plan.rounds:
                 yield from run.round(steps)
         except BaseException:
+            # Messages that cannot be cancelled may still write to the workspace: use new memory from here on.
             self._workspace = {}
             cancel(run.receives, run)
             raise
@@ -63,37 +66,38 @@ class MpiExecutor:
             self._run = None
 
     def awaited(self) -> set[int] | None:
-        """Return the ranks to or from which messages of the call under way have not ended; None where there is none."""
+        """Return the partners of unfinished messages of the call under way; None if no call is under way."""
         return None if self._run is None else self._run.awaited()
 
     def count_call(self) -> None:
-        """Note that calls are compared, or that this rank refuses one: its next messages meet no others'."""
+        """Count a call compared or refused, so that no later message meets an earlier call's."""
         self._calls += 1
 
     def _allocate(self, name: str, nbytes: int) -> Array:
-        """Return `nbytes` of memory that is kept from call to call: new pages would cost as much as the copy.
+        """Return `nbytes` of memory kept from call to call: new pages would cost as much as the copy.
 
-        One operation of a communicator runs at a time, so that it is never used twice at once.
+        A communicator runs one operation at a time, so no two calls use the memory at once.
         """
         if name not in self._workspace or self._workspace[name].nbytes < nbytes:
             self._workspace[name] = numpy.empty(nbytes, numpy.uint8)
         return self._workspace[name][:nbytes]
 
     def close(self) -> None:
-        """Drop the memory kept for messages."""
+        """Release the memory kept for messages."""
         self._workspace.clear()
 
 
 class _Run:
-    """One task under way: its buffers by name."""
+    """One task under way: the buffers by name, and the messages of the round."""
 
     def __init__(self, comm: Any, tag: int, task: Task, plan: Plan,
                  allocate: Callable[[str, int], Array]) -> None:
         self._comm, self._tag = comm, tag
-        self._under_way: dict[int, list[Any]] = {}  # requests of the round, by the numbers of its messages
+        self._under_way: dict[int, list[Any]] = {}  # the round's requests, by message number
         self.receives: list[Any] = []
         self._peers: list[tuple[int, Any]] = []
-        self._testing = threading.Lock()  # MPI forbids that two threads test one request
+        # MPI forbids two threads to test one request: the thread that finds the lock taken does not test.
+        self._testing = threading.Lock()
         self._awaited = set[int]()
         some = task.output if task.output is not None else task.input
         dtype = numpy.dtype(numpy.uint8) if some is None else some.dtype
@@ -103,7 +107,7 @@ class _Run:
         self._combine = None if task.op is None else combiner(task.op, task.dtype)
 
     def round(self, steps: tuple[Step, ...]) -> Operation:
-        """Begin all messages of one round, form each result when what it follows has ended, and wait for the rest."""
+        """Begin all messages of one round, form each result once all steps before have ended, and await the rest."""
         self._under_way, self.receives, self._peers = {}, [], []
         for step in steps:
             if isinstance(step, Message):
@@ -115,6 +119,7 @@ class _Run:
 
     def _begin(self, message: Message) -> None:
         begin, row = self._comm.Isend if message.sends else self._comm.Irecv, self._row(message.span).view(numpy.uint8)
+        # MPI counts bytes in 31 bits. An empty message is one empty piece.
         starts = range(0, len(row), PIECE) or (0,)
         requests = [begin([row[start:start + PIECE], BYTES], message.peer, self._tag) for start in starts]
         self._under_way[message.number] = requests
@@ -123,7 +128,7 @@ class _Run:
             self.receives += requests
 
     def awaited(self) -> set[int]:
-        """Return the ranks to or from which messages of this round have not ended, as far as another thread looks."""
+        """Return the partners of unfinished messages; the last known set while another thread tests."""
         if self._testing.acquire(blocking=False):
             try:
                 self._awaited = {peer for peer, request in self._peers if not request.Test()}
@@ -132,7 +137,8 @@ class _Run:
         return self._awaited
 
     def _end(self, numbers: Iterable[int]) -> Operation:
-        """Wait for those of the steps that are messages of this round."""
+        """Wait for the messages of this round among the given steps."""
+        # Numbers of results, and of messages awaited before, are not among the round's requests.
         left = [request for number in numbers for request in self._under_way.pop(number, ())]
 
         def done() -> bool:

@@ -1,7 +1,7 @@
 """The `native` executor: MPI's own collectives, the baseline and the choice for small messages.
 
-MPI's predefined ops serve where they mean what the contract says; elsewhere (float16, NaN in
-min and max, logical ops on floats) MPI calls back into NumPy through an op of ours.
+MPI's predefined ops serve where their meaning is the library's. Elsewhere (float16, NaN in min and max, logical ops on
+floats) MPI calls back into NumPy through an op created here.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from gpucoll.errors import CollectiveTimeout
 from gpucoll.executors import IN_PLACE, WAITS, Meets, Task
 from gpucoll.progress.operations import Operation, keep_for_ever
 
+# The threads of a process share the datatypes, of which each must be made once.
 _MAKING = threading.Lock()
 CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",
          "gather": "Gather", "scatter": "Scatter", "reduce_scatter": "Reduce_scatter_block", "all_to_all": "Alltoall",
          "scan": "Scan", "exscan": "Exscan", "all_gather_v": "Allgatherv", "gather_v": "Gatherv",
          "scatter_v": "Scatterv", "reduce_scatter_v": "Reduce_scatter", "all_to_all_v": "Alltoallv",
          "barrier": "Barrier"}
-# Those that are in place in MPI where they are for a user; the input of any other is copied.
+# Collectives whose in-place form in MPI is the library's. For all others in place, the input is copied.
 MAY_BE_IN_PLACE = {"all_reduce", "reduce", "all_gather", "gather", "all_to_all", "scan", "exscan"}
 LOOK = 0.5  # seconds between two looks at a blocking call
 ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND", "min": "LAND", "band": "LAND",
@@ -38,13 +39,13 @@ ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND
 
 
 class NativeExecutor:
-    """Runs MPI's collectives over `comm`, which is nobody else's.
+    """An executor of MPI's collectives over `comm`, a communicator used by nothing else.
 
-    Where the engine of `node` compares calls, ranks meet there, and MPI's call follows. It is the blocking one where
-    the thread of every rank waits for it: Open MPI's others take up to four times as long. Each rank is in it then, so
-    that it ends unless a process stops or dies there. MPI's calls cannot be called back: at the deadline a thread
-    raises CollectiveTimeout, which ends the job. All other calls are MPI's non-blocking ones, between two looks at
-    which a rank keeps to its deadline.
+    If the engine of `node` compares calls, ranks first meet in the engine, and MPI's call follows. The blocking
+    function of MPI is used if on every rank a thread waits for the call: Open MPI's non-blocking collectives take up to
+    four times as long. All ranks are in the call then, so the call ends unless a process stops or dies inside. MPI's
+    collectives cannot be cancelled: at the deadline a watching thread raises CollectiveTimeout, and the job ends. All
+    other calls use MPI's non-blocking functions, and the rank checks its deadline between two tests of the request.
     """
 
     name = "native"
@@ -53,36 +54,36 @@ class NativeExecutor:
         self._comm, self._node = comm, node if node is not None and node.compares_calls else None
         self.watch = BlockingWatch(timeout, self._calling)
         self._copied = numpy.empty(0, numpy.uint8)
-        with _MAKING:  # the threads of a process share the datatypes
+        with _MAKING:
             for dtype in DTYPES.values():
                 _datatype(dtype)
 
     def _calling(self) -> int:
-        engine = None if self._node is None else self._node.engine  # which is gone once the communicator is closed
+        engine = None if self._node is None else self._node.engine  # None after close
         return 0 if engine is None else engine.calling()
 
     @property
     def on_engine(self) -> bool:
-        """Whether its calls are the engine's, which compares, records and completes them."""
+        """Whether the engine runs the calls: compares, records and completes each call."""
         return self._node is not None
 
     @property
     def shows_calls(self) -> Meets | None:
-        """What shows each rank's call to all others before data move, None where there is none."""
+        """The engine's service that shows each rank's call to all others before data move, or None."""
         return self._node
 
     def serves(self, task: Task) -> str | None:
-        """Every collective and op that MPI has."""
+        """Return None for every collective and op of MPI."""
         if task.op is not None and task.op.expression:
             return "MPI has no op for an expression"
         return None
 
     def finishes(self, task: Task) -> bool:
-        """Return whether the engine does what is left of a call; MPI leaves the first rank of an exscan nothing."""
+        """Return whether the engine completes the call; MPI leaves the first rank's exscan undefined."""
         return self.on_engine and task.collective != "exscan"
 
     def plan(self, task: Task) -> Any:
-        """Return what the engine does for calls like `task`; None where there is none."""
+        """Return the engine's plan for calls like `task`, or None without an engine."""
         if self._node is None:
             return None
         sizes = [None if row is None else row.nbytes for row in (task.input, task.output)]
@@ -106,26 +107,27 @@ class NativeExecutor:
             if not ended():
                 yield ended
         except BaseException:
-            keep_for_ever((task, call))  # MPI goes on writing: its collectives cannot be called back
+            # MPI's collectives cannot be cancelled, and go on writing to the buffers.
+            keep_for_ever((task, call))
             raise
 
     def copied(self, source: int, nbytes: int) -> int:
-        """Return where a copy of this memory is, which is kept until the next one: new pages cost more than copying."""
+        """Return the address of a copy of this memory, in a buffer kept for the next call: new pages cost more."""
         if self._copied.nbytes < nbytes:
             self._copied = numpy.empty(nbytes, numpy.uint8)
         self._copied[:nbytes] = at(source, nbytes)
         return address(self._copied)
 
     def close(self) -> None:
-        """Let go of the memory, and of the thread that looks at the clock."""
+        """Release the memory, and end the watching thread."""
         self.watch.close()
         self._copied = numpy.empty(0, numpy.uint8)
 
 
 class BlockingWatch:
-    """Looks after blocking calls of MPI's: its thread raises what `late` returns for one that takes `timeout` seconds.
+    """A thread that watches blocking calls of MPI, and raises the error from `late` for a call of `timeout` seconds.
 
-    `calling` tells the number of the call in which a thread waits for MPI, 0 for none.
+    `calling` returns the number of the call in which a thread waits for MPI, or 0.
     """
 
     def __init__(self, timeout: float, calling: Callable[[], int]) -> None:
@@ -135,7 +137,7 @@ class BlockingWatch:
         self.late: Callable[[str], CollectiveTimeout] = CollectiveTimeout
 
     def start(self) -> None:
-        """Begin to look, if there is a deadline; idempotent."""
+        """Start the thread, if there is a deadline; idempotent."""
         if self._thread is None and self._timeout < math.inf:
             self._thread = threading.Thread(target=self._look, name="gpucoll deadline", daemon=True)
             self._thread.start()
@@ -144,7 +146,7 @@ class BlockingWatch:
         pause, looks, seen = min(LOOK, self._timeout / 4), 0, 0
         while not self._closed.wait(pause):
             number = self._calling()
-            # Not by the clock: this process may have been stopped itself.
+            # Count looks, not seconds: while this process is stopped, the clock goes on, and the call would seem late.
             looks, seen = looks + 1 if number == seen != 0 else 0, number
             if looks * pause >= self._timeout:
                 raise self.late("MPI's own collective")
@@ -155,10 +157,10 @@ class BlockingWatch:
 
 
 class _Call:
-    """MPI's collective for tasks like `task`, on memory that may be another one each time; called until it is True.
+    """MPI's collective for tasks like `task`, called with the addresses of one call's buffers until the result is True.
 
-    `to` and `source` are where result and input are, 0 for none; `ways` are open to all ranks. Where all may wait it
-    returns the blocking call, which is the same each time on the same memory.
+    `to` and `source` are the addresses of result and input, 0 for none; `ways` are the ways open to all ranks. If all
+    ranks may wait, the result is a blocking function, valid for all calls with the same arguments.
     """
 
     def __init__(self, executor: NativeExecutor, comm: MPI.Intracomm, task: Task) -> None:
@@ -176,9 +178,12 @@ class _Call:
 
     def __call__(self, to: int, source: int, ways: int) -> bool | Callable[[], object]:
         if self._request is None:
+            # Either all ranks pass MPI_IN_PLACE or none does, except in rooted collectives, where the root alone passes
+            # it.
             may_be_in_place = self._name in MAY_BE_IN_PLACE and (ways & IN_PLACE or self._row.rooted)
             is_copied = self._is_in_place and not may_be_in_place
             arguments = self._made(to, source, is_copied)
+            # The engine calls the blocking function, so the copy of an input is made there, anew in each call.
             if ways & WAITS:
                 self._executor.watch.start()
                 return functools.partial(self._wait_on_copy if is_copied else self._wait, *arguments)
@@ -194,7 +199,7 @@ class _Call:
         self._wait(self._side(0, self._executor.copied(source, self._sizes[0] or 0)), *arguments)
 
     def _made(self, to: int, source: int, is_copied: bool) -> list[Any]:
-        """Return mpi4py's arguments; the first is the address of an input that is to be copied."""
+        """Return mpi4py's arguments; for an input to be copied, the first argument is the input's address."""
         if self._name == "barrier":
             return []
         result = [self._side(1, to), *self._more]
@@ -205,7 +210,7 @@ class _Call:
         return [self._side(0, source), *result]
 
     def _side(self, side: int, place: int) -> list[Any] | None:
-        """Return mpi4py's spelling of a side, as bytes where values do not matter; None where there is none."""
+        """Return one side as mpi4py takes buffers, as bytes if nothing is reduced; None for a side not on this rank."""
         nbytes, promised = self._sizes[side], (self._row.input, self._row.output)[side]
         if nbytes is None:
             return None
@@ -219,12 +224,12 @@ class _Call:
 
 @functools.cache
 def _datatype(dtype: Dtype) -> MPI.Datatype:
-    """Return MPI's datatype; a duplicate of its own for one that MPI does not know, so that a callback can tell."""
+    """Return MPI's datatype; for a dtype unknown to MPI, a duplicate of an integer type, known to callbacks."""
     return getattr(MPI, dtype.mpi) if dtype.mpi else getattr(MPI, f"UINT{8 * dtype.itemsize}_T").Dup()
 
 
 def _op(task: Task) -> MPI.Op:
-    """Return MPI's op of that meaning, or one that calls NumPy."""
+    """Return MPI's op of the same meaning, or an op that calls NumPy."""
     assert task.op is not None
     op, dtype = task.op, task.dtype
     if dtype.kind == "bool":
@@ -233,7 +238,8 @@ def _op(task: Task) -> MPI.Op:
 
 
 def _means_the_same(op: Op, dtype: Dtype) -> bool:
-    """Return whether MPI's op is the contract's: NaN need not win there, and Open MPI's narrow sums saturate."""
+    """Return whether MPI's op has the library's meaning."""
+    # Open MPI's narrow integer sums saturate; NaN need not win in MPI's min, max and logical ops.
     narrow = dtype.kind == "int" and dtype.itemsize < 4 and op.mpi in ("SUM", "PROD")
     unordered = dtype.kind == "float" and op.name in ("min", "max", *LOGICAL)
     return dtype.mpi is not None and not narrow and not unordered
@@ -241,7 +247,7 @@ def _means_the_same(op: Op, dtype: Dtype) -> bool:
 
 @functools.cache
 def _numpy_op(op: Op) -> MPI.Op:
-    """Return an op that combines by NumPy; one for all dtypes, since MPI's bindings allow few."""
+    """Return an op that combines by NumPy; one op for all dtypes, since MPI's bindings allow few."""
 
     def call(source: Any, target: Any, datatype: MPI.Datatype) -> None:
         dtype = next(row for row in DTYPES.values() if _datatype(row) == datatype)

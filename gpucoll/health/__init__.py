@@ -1,12 +1,12 @@
-"""What tells ranks of each other: who has died or stopped, what each was doing, and what is left to read after a crash.
+"""Failure detection: dead or stopped ranks, calls that differ, stuck GPU streams, and the records left by a crash.
 
-    processes    the processes of a node's ranks, watched
-    remote       the same of ranks on other hosts, by connections
-    devices      a watchdog for calls on GPUs, which no thread of the host waits for
-    flight       what each rank has called, in a file that outlives it
-    report       `gpucoll report DIR`: the files of all ranks side by side
-    guard        the hook of a communicator's waits that looks after all that
-    preflight    calls of ranks that only send messages, compared before data move
-    observed     executors with the recorder, the log and faults for tests around them
-    termination  what is done at SIGTERM
+    processes    watches the processes of the ranks on this host
+    remote       watches the ranks on other hosts, by a TCP connection of every rank to rank 0
+    devices      a watchdog for calls on GPUs, where no host thread waits
+    flight       the flight recorder: the last calls of a rank, in a mapped file that survives SIGKILL
+    report       `gpucoll report DIR`: compares the flight recorder files of all ranks
+    guard        the hook of every wait: raises an error when an awaited rank has died or aborted
+    preflight    compares the calls of ranks by messages before data move
+    observed     executors wrapped with the recorder, the log and faults for tests
+    termination  callbacks that run at SIGTERM
 """

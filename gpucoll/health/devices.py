@@ -1,10 +1,10 @@
-"""A watchdog for GPUs: what a stream waits for in vain comes to an end, although no thread of the host waits for it.
+"""The GPU watchdog: ends calls whose stream waits in vain for another rank, although no host thread waits for the call.
 
-A call on a GPU only enqueues. Where a rank does not come, the kernels of the others wait, and so does a program that
-copies a result to the host: no deadline of the host's counts there. So a thread looks at the oldest call of each
-communicator, and calls the hooks that a waiting thread calls. Where a hook raises an error, or the deadline has passed,
-the thread notes the error, fills the results with NaN and aborts the transport. The abort ends the kernels, and with
-them the wait of the program.
+A call on a GPU only enqueues kernels. If a rank does not come, the kernels of the other ranks spin, and a program that
+copies a result to the host blocks inside CUDA, without a deadline. The watchdog thread therefore looks at the oldest
+call of each communicator and runs the hooks that a waiting host thread would run. If a hook raises an error, or the
+deadline has passed, the watchdog records the error, fills the unfinished results with NaN and aborts the transport.
+The abort ends the kernels, and the program's copy returns. A "look" is one such inspection.
 """
 
 from __future__ import annotations
@@ -17,50 +17,57 @@ from typing import Any
 
 from gpucoll.errors import CollectiveTimeout, GpucollError, UsageError
 
+# Look once a second: a hang is rare, and each look costs event queries. A short timeout gets at least LOOKS looks
+# before its deadline, so that the deadline is met within 5 %.
 PERIOD = 1.0  # seconds between two looks, at most
-LOOKS = 20  # before a deadline, at least
+LOOKS = 20
 CALL = "a call on the GPU"
 
 log = logging.getLogger("gpucoll")
 _watched: weakref.WeakSet[DeviceWatch] = weakref.WeakSet()
 _thread: threading.Thread | None = None
-_changes = threading.Condition()  # of these two
+_changes = threading.Condition()  # guards `_watched` and `_thread`; notified when either changes
 
 
 class DeviceWatch:
-    """Looks after the calls of one communicator on its GPU. The communicator keeps it, and closes it.
+    """The watch over one communicator's calls on one GPU, owned and closed by the communicator.
 
-    `may_call` says whether the threads of a process may call the ranks' transport at the same time.
+    `may_call` says whether the watchdog thread may call the ranks' transport (MPI) while another thread does.
     """
 
     def __init__(self, gpu: Any, waits: Any, *, may_call: bool) -> None:
         self._gpu, self._waits, self._may_call = gpu, waits, may_call
-        self._oldest: object = None  # what was under way at the last look
-        self._since = 0.0  # when that was seen first
-        self._has_failed = False  # whether a thread had noted a failure by the last look
+        self._oldest: object = None  # the oldest call under way at the last look
+        self._since = 0.0  # when a look first saw that call as the oldest
+        self._has_failed = False  # whether `waits.failure` was set by the last look
+        # Held during a look, so that `close` can wait for its end. Reentrant, because a look that ends the calls closes
+        # this watch itself.
         self._looking = threading.RLock()
         self.period = min(PERIOD, waits.timeout / LOOKS)
         gpu.order.is_watched = True
         global _thread
         with _changes:
             _watched.add(self)
+            # The thread ends when nothing is watched, so a later communicator starts a new thread.
             if _thread is None or not _thread.is_alive():
                 _thread = threading.Thread(target=_serve, name="gpucoll watchdog", daemon=True)
                 _thread.start()
             _changes.notify_all()
 
     def close(self) -> None:
-        """Look no more, and return when a look under way has ended; idempotent."""
+        """Stop watching, and wait up to PERIOD seconds for a look under way to end. Idempotent."""
         self._gpu.order.is_watched = False
         with _changes:
             _watched.discard(self)
             _changes.notify_all()
-        if self._looking.acquire(timeout=PERIOD):  # a look may itself wait for CUDA
+        # Bounded: a look may itself be blocked inside CUDA, and closing must not hang with it.
+        if self._looking.acquire(timeout=PERIOD):
             self._looking.release()
 
     def look(self) -> None:
-        """Note calls that have ended; end those that will not end by themselves."""
+        """Drop calls that have completed; abort calls that can no longer complete."""
         with self._looking:
+            # `close` may have run between the thread's copy of the list of watches and this look.
             if not self._gpu.order.is_watched:
                 return
             error: GpucollError | None = None
@@ -70,7 +77,7 @@ class DeviceWatch:
                 if self._is_idle():
                     return
                 error = self._found()
-            except UsageError:  # an event became part of a graph of the user's
+            except UsageError:  # an event was captured into a graph of the user's, and cannot be queried
                 return
             except GpucollError as found:
                 error = found
@@ -78,17 +85,20 @@ class DeviceWatch:
                 self._end(error)
 
     def _is_idle(self) -> bool:
-        """Return whether no call is under way, as far as is known without disturbing the thread that enqueues."""
+        """Return whether no call is known to be under way; restart the clock when the oldest call has changed."""
+        # May miss the newest calls: `oldest` does not disturb a thread that keeps enqueuing.
         oldest = self._gpu.order.oldest()
         if oldest is not self._oldest:
             self._oldest, self._since = oldest, time.monotonic()
         return oldest is None
 
     def _found(self) -> GpucollError | None:
-        """Return why the oldest call will not end, None while it may."""
-        if self._waits.failure is not None:  # a thread has met it; the calls have a look's time to end by themselves
+        """Return the error because of which the oldest call cannot complete; None while the call may still complete."""
+        # Another thread has recorded a failure. Calls already under way get one period to complete by themselves.
+        if self._waits.failure is not None:
             found, self._has_failed = self._has_failed, True
             return self._waits.failure if found else None
+        # Finding the culprits (`late`) may send messages, so a single-threaded MPI gets an error without names.
         if time.monotonic() > self._since + self._waits.timeout:
             return self._waits.late(CALL) if self._may_call else CollectiveTimeout(
                 f"{CALL}: waited {self._waits.timeout:g} s for the other ranks")
@@ -97,9 +107,11 @@ class DeviceWatch:
         return None
 
     def _look_around(self) -> None:
-        """Raise the error that ends a wait, if there is one now; a thread that is in a call has a look of its own."""
+        """Run the hooks of a wait, which raise if the wait is hopeless."""
+        # Without blocking: a thread inside a call holds the lock, and runs the hooks itself.
         acquire, release, *_ = self._waits.gate()
         if acquire(blocking=False):
+            # The hooks measure a wait by its start and report its name: lend them this call's, then restore.
             before = self._waits.waits_since, self._waits.name
             try:
                 self._waits.waits_since, self._waits.name = self._since, CALL
@@ -110,21 +122,23 @@ class DeviceWatch:
                 release()
 
     def _end(self, error: GpucollError) -> None:
-        """Note the error; results that are not complete become NaN, and then the kernels end."""
+        """Record the error, fill incomplete results with NaN, then abort the kernels and stop watching."""
         try:
             if self._waits.failure is None:
                 log.error("a call on the GPU cannot end, and its result is not complete: %s", error)
                 self._waits.fail(error, may_call=self._may_call)
         finally:
+            # NaN before the abort: once the kernels have ended, the program's copy must not deliver plausible numbers.
             self._gpu.end(self._gpu.order.unfinished())
             self.close()
 
 
 def _serve() -> None:
-    """Look after all communicators until there is none."""
+    """Look at all watched communicators in turn, until none is left: the body of the watchdog thread."""
     global _thread
     while True:
         with _changes:
+            # Sleep one period (the shortest of all watches), and end at once when the last watch is removed.
             _changes.wait_for(lambda: not _watched, min((one.period for one in _watched), default=0.0))
             watches = list(_watched)
             if not watches:
@@ -132,15 +146,16 @@ def _serve() -> None:
                 return
         for watch in watches:
             try:
+                # Relaxed capture mode: otherwise an event query of this thread breaks a capture in another thread.
                 with watch._gpu.device.relaxed:
                     watch.look()
-            except Exception:  # as of CUDA's while a stream is captured: the next look may do better
+            except Exception:  # for example CUDA refuses during a capture: the next look may succeed
                 log.debug("a look at the calls on a GPU has failed", exc_info=True)
-        del watches, watch  # a communicator that was dropped is not kept by this thread
+        del watches, watch  # during the sleep, this thread must not keep a dropped communicator alive
 
 
 def stop() -> None:
-    """Look after no communicator any more, and return when the thread has ended: CUDA may end next."""
+    """Stop watching all communicators and wait for the thread to end, because CUDA may be torn down next."""
     with _changes:
         thread = _thread
         _watched.clear()
@@ -150,7 +165,8 @@ def stop() -> None:
 
 
 def forget() -> None:
-    """Look after no communicator: they are those of the parent of this process, and so are thread and lock."""
+    """Reset the watchdog in the child of a fork: communicators, thread and lock belong to the parent."""
     global _thread, _changes
     _watched.clear()
+    # A new lock, because the parent's thread may have held the old lock at the moment of the fork.
     _thread, _changes = None, threading.Condition()

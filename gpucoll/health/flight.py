@@ -1,7 +1,7 @@
-"""The flight recorder: what a rank has called, in a file that is mapped, so that it stays after SIGKILL.
+"""The flight recorder: the last calls of a rank, in a mapped file, so that the content survives SIGKILL.
 
-One file a rank and communicator, in the folder that GPUCOLL_DUMP_DIR names. A head says who wrote it; then come records
-of 256 bytes in a ring, the last CALLS calls. The engine writes them as this module does (kernels/flight.h).
+Each rank writes a file per communicator into the folder named by GPUCOLL_DUMP_DIR. A head describes the rank; a ring
+of CALLS records, 256 bytes each, follows. The engine writes records in the same layout (kernels/flight.h).
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError
 
 MAGIC = b"gpucoll flight 1"
+# Layout of the file: MAGIC, the number of the last call (at LAST), the facts of the rank as JSON ended by a zero byte
+# (from FACTS), then the records (from HEAD, one page). kernels/flight.h has the same record.
 HEAD, CALLS = 4096, 1024  # bytes, records
-LAST = 16  # where in the head the number of the last call is
-FACTS = 24  # where what is known of the rank begins, as JSON that ends with a zero
+LAST = 16
+FACTS = 24
 RECORD = numpy.dtype([("number", "<u8"), ("began", "<i8"), ("ended", "<i8"), ("nbytes", "<u8"), ("words", "S224")])
-CLOSED = "closed"  # the last record of a communicator that was closed in good order
+CLOSED = "closed"  # the words of the last record of a communicator that all ranks closed without a failure
 
 
 class Flight:
-    """The recorder of one rank of a communicator; `group` is a name that all its ranks know it by."""
+    """The recorder of one rank; `group` is the name of the communicator, the same on all ranks."""
 
     def __init__(self, folder: Path, group: str, rank: int, size: int) -> None:
+        # "wall" is the difference of the two clocks: records hold monotonic times, reports compare ranks by wall time.
         facts = {"group": group, "rank": rank, "size": size, "process": os.getpid(), "host": socket.gethostname(),
                  "wall": time.time_ns() - time.monotonic_ns()}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = folder / f"{group}-rank{rank}-{os.getpid()}.flight"
+            # The folder may be shared with other users: never open an existing file, nor follow a link planted there.
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
                 os.truncate(file, HEAD + CALLS * RECORD.itemsize)
@@ -52,9 +56,10 @@ class Flight:
         self._records = self.memory[HEAD:].view(RECORD)
 
     def began(self, words: str, nbytes: int = 0) -> None:
-        """Note a call that begins."""
+        """Record that a call begins."""
         number = int(self._last[0]) + 1
         one = self._records[number % CALLS]
+        # Number 0 marks a record in the middle of a write: after a crash, `read` skips the half-written record.
         one["number"] = 0
         one["began"], one["ended"], one["nbytes"] = time.monotonic_ns(), 0, nbytes
         one["words"] = words.encode()[:224]
@@ -62,12 +67,12 @@ class Flight:
         self._last[0] = number
 
     def ended(self) -> None:
-        """Note that it has ended."""
+        """Record that the last call has ended."""
         self._records[int(self._last[0]) % CALLS]["ended"] = time.monotonic_ns()
 
 
 class Call(NamedTuple):
-    """A call that a rank has recorded; times are nanoseconds since 1970, `ended` None where it has not."""
+    """A recorded call of a rank; times are nanoseconds since 1970, `ended` is None for a call under way."""
 
     number: int
     began: int
@@ -77,7 +82,7 @@ class Call(NamedTuple):
 
 
 class Story(NamedTuple):
-    """What one file tells."""
+    """The content of a flight recorder file: the rank and the recorded calls, in order."""
 
     group: str
     rank: int
@@ -88,7 +93,7 @@ class Story(NamedTuple):
 
 
 def read(path: Path) -> Story:
-    """Return what a file tells; ArgumentError for one that is no recorder's, whatever is in it."""
+    """Return the content of a file; raise ArgumentError for anything but a valid flight recorder file."""
     try:
         content = path.read_bytes()
         if not content.startswith(MAGIC) or len(content) != HEAD + CALLS * RECORD.itemsize:
@@ -106,13 +111,14 @@ def read(path: Path) -> Story:
 
 
 def _kind(value: Any, kind: type) -> Any:
+    # `type` and not `isinstance`: true is no rank. Larger integers would overflow NumPy's and break the report.
     if type(value) is not kind or (isinstance(value, int) and value.bit_length() > 63):
         raise ValueError("its head is damaged")
     return value
 
 
 def _calls(records: Any, wall: int) -> list[Call]:
-    """Return the calls in order; a record that was being written is left out."""
+    """Return the recorded calls in order, without records whose write was interrupted."""
     found = [Call(int(one["number"]), int(one["began"]) + wall, int(one["ended"]) + wall if one["ended"] else None,
                   int(one["nbytes"]), described(one["words"].decode(errors="replace")))
              for one in records if one["number"]]

@@ -1,4 +1,4 @@
-"""Looks after the other ranks while this one waits: who has died or aborted is told at once, who is late in the end."""
+"""The guard of a wait: raises an error soon after an awaited rank dies or aborts, and names ranks at the deadline."""
 
 from __future__ import annotations
 
@@ -11,29 +11,34 @@ from gpucoll.errors import CollectiveTimeout, RankFailedError
 from gpucoll.health.processes import WAITS, Processes
 from gpucoll.health.remote import TELL
 
-ENDS, FAILED, LATE, FAILED_BY = range(4)  # why a rank has aborted; FAILED_BY and the rank for another one's failure
-LOOK = 0.05  # seconds between two looks
-# Seconds for which one is still waited for that is gone: what it had sent may be on its way. Longer where nobody knows
-# which ranks are waited for.
+# Reasons of an abort, sent as one integer: the process ENDS, the rank has FAILED, its wait was LATE. FAILED_BY + r says
+# that rank r's failure was the reason. Numbers below 0 name the rank awaited in vain: see `late_for`.
+ENDS, FAILED, LATE, FAILED_BY = range(4)
+# Seconds between two checks: each check polls process descriptors and receives abort messages, too dear for every poll.
+LOOK = 0.05
+# Seconds for which a dead or aborted rank is still awaited: its last messages may be on their way. LONG_GRACE applies
+# if the executor does not know which ranks are awaited, because the dead rank may not matter to this call.
 GRACE, LONG_GRACE = 0.1, 0.5
-LEAVES = 1.0  # seconds between the end of a process' memory and its own, at most
-SLOW = 10.0  # seconds of a wait after which a warning names whom it is for, and between two of them
+# The kernel frees a dying process' memory before it reports the end of the process. A failed access to a peer's memory
+# therefore waits this many seconds, at most, for the report.
+LEAVES = 1.0
+SLOW = 10.0  # seconds of a wait before a warning names the awaited ranks, and between two warnings
 
 log = logging.getLogger("gpucoll")
 
 
 def late_for(rank: int) -> int:
-    """Return the number below 0 that stands for a wait for `rank` until the deadline; of such a number, the rank."""
+    """Return the abort reason, below 0, of a rank that awaited `rank` until its deadline; also the inverse mapping."""
     return -1 - rank
 
 
 class Guard:
-    """One communicator's. `check` is a hook of its waits.
+    """The guard of one communicator. Its `check` is a hook, called between the polls of every wait.
 
-    `awaited` tells the ranks that are waited for, None where nobody knows; `progress` the number and the words of what
-    each rank that shows its calls called last; `aborted` which go no further, not having closed, and why: they
-    END, have FAILED, by themselves or FAILED_BY another one, or waited until their deadlines: LATE, or `late_for` the
-    awaited rank. `since` tells when the wait began.
+    `awaited` returns the ranks awaited by the current call, or None if the executor cannot tell. `progress` returns the
+    number and the words of each rank's last call, as far as known. `aborted` returns the ranks that will take part in
+    no further call without having closed the communicator, each with the reason (see ENDS). `since` returns the start
+    time of the current wait.
     """
 
     def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],
@@ -41,20 +46,21 @@ class Guard:
                  since: Callable[[], float]) -> None:
         self._rank, self._processes = rank, processes
         self._awaited, self._progress, self._aborted, self._since = awaited, progress, aborted, since
-        self._gone: dict[int, int] = {}
-        self._missed: dict[int, float] = {}  # since when ranks that are gone are waited for
+        self._gone: dict[int, int] = {}  # the aborted ranks, and the reasons
+        self._missed: dict[int, float] = {}  # dead or aborted ranks that are awaited, and since when
         self._last = self._began = self._warned = 0.0
 
     def check(self) -> None:
-        """Raise RankFailedError where a rank is waited for that has ended or aborted."""
+        """Raise RankFailedError if an awaited rank has died or aborted, CollectiveTimeout if another rank timed out."""
         now = time.monotonic()
         if now < self._last + LOOK:
             return
         self._last = now
         began = self._since()
-        if began != self._began:  # another wait
+        if began != self._began:  # a new wait has begun: the grace periods start again
             self._missed.clear()
             self._began = self._warned = began
+        # Report long waits to rank 0. At a deadline, the ranks without a report are the culprits.
         watch = self._processes.watch
         if watch is not None and now > began + TELL:
             watch.tell(self._mine())
@@ -63,6 +69,8 @@ class Guard:
         if not ended and not self._gone:
             self._warn(now)
             return
+        # A rank that has ended matters only if this call awaits the rank; if the awaited ranks are unknown, every dead
+        # process matters. A rank that failed or timed out always matters: its failure revokes the communicator for all.
         awaited = self._awaited()
         missed = set(ended) if awaited is None else (self._gone.keys() | set(ended)) & set(awaited)
         missed |= {rank for rank, why in self._gone.items() if why != ENDS}
@@ -70,6 +78,8 @@ class Guard:
         late = sorted(rank for rank, since in self._missed.items()
                       if now - since > (LONG_GRACE if awaited is None else GRACE))
         if late:
+            # A timeout on another rank is reported as a timeout here, with the ranks named by that rank. Otherwise name
+            # the ranks whose failure made the late ranks abort (FAILED_BY), or else the late ranks themselves.
             reasons = {self._gone.get(rank, ENDS) for rank in late}
             if any(why == LATE or why < 0 for why in reasons):
                 words = "; ".join(map(self.describe, late))
@@ -83,9 +93,9 @@ class Guard:
         return RankFailedError(f"{words}; close this communicator", ranks=tuple(sorted(ranks)))
 
     def cause(self) -> RankFailedError | None:
-        """Return what is behind an error of the transport where processes have ended that had not told so.
+        """Return the error to raise instead of a transport error if processes have died without an abort message.
 
-        Their memory is out of reach some time before they have ended.
+        Waits up to LEAVES seconds: the memory of a dying process is out of reach before its end is visible.
         """
         ended = set(self._processes.ended(LEAVES)) - self._gone.keys()
         return self._failed(ended) if ended else None
@@ -97,11 +107,11 @@ class Guard:
             log.warning("rank %d has waited for %.0f s%s", self._rank, now - self._began, f": {words}" if words else "")
 
     def _mine(self) -> int:
-        """Return the number of this rank's last call."""
+        """Return the number of this rank's last call, 0 before the first."""
         return self._progress().get(self._rank, (0, ""))[0]
 
     def describe(self, rank: int) -> str:
-        """Return in words what is known of a rank."""
+        """Return a description of a rank for error messages: process, state and last call, as far as known."""
         state, last = self._processes.state(rank), self._progress().get(rank)
         process = self._processes.numbers.get(rank)
         parts = [f"rank {rank}"]
@@ -115,7 +125,11 @@ class Guard:
         return " ".join(parts)
 
     def blame(self) -> tuple[str, tuple[int, ...]]:
-        """Return in words who is waited for, and their ranks: those that have come less far, or else are waited for."""
+        """Return the ranks to blame for a late wait, described in words and as numbers.
+
+        These are the ranks that have made fewer calls than this rank, or else the awaited ranks. Stopped processes are
+        always blamed. For ranks on several hosts, ranks that report no wait to rank 0 count as behind.
+        """
         mine, watch = self._mine(), self._processes.watch
         behind = None if watch is None else watch.silent(mine)
         if behind is None:

@@ -1,4 +1,4 @@
-"""Executors as others see them at work: the flight recorder, the log that GPUCOLL_DEBUG asks for, faults for tests."""
+"""Executors wrapped with observers: flight recorder, log (GPUCOLL_DEBUG) and faults for tests (GPUCOLL_FAULT)."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from gpucoll.progress.operations import Operation, throw
 LEVELS = ("info", "detail")
 PHASES = ("before", "after_send", "after")
 DEEDS = ("sigkill", "sigstop", "raise", "delay", "corrupt")
-DELAY = 1.0  # seconds
+DELAY = 1.0  # seconds of the fault "delay": long enough that the other ranks have to wait
 
 
 class CallObserver(Protocol):
-    """Told of a call: when it begins, when it first waits for other ranks, and when it has ended."""
+    """An observer of calls. `told` is called in each phase of a call."""
 
+    # "before": the call begins; "after_send": it first waits for other ranks; "after": it has ended without an error.
     def told(self, phase: str, task: Task) -> None: ...
 
 
 class Comparison(Protocol):
-    """Compares what ranks call."""
+    """A check that all ranks make the same call."""
 
     def compare(self, words: str) -> Operation:
-        """Return when all ranks are known to make this call; raise MismatchError, or PeerError, on all of them."""
+        """Wait until all ranks are known to make this call; else raise MismatchError or PeerError, on all ranks."""
 
 
 class Observed:
-    """An executor whose calls `observers` are told of, once ranks have compared them, if there is a `comparison`.
+    """An executor that reports each call to `observers`, after ranks have compared the call by `comparison`, if given.
 
-    It has a shorter way for calls that come again where nothing is observed, and nobody waits to compare them.
+    Repeated GPU calls take a shorter path (`launcher`) without observers, if the comparison is deferred.
     """
 
     def __init__(self, executor: Executor, observers: Sequence[CallObserver], comparison: Comparison | None) -> None:
@@ -50,7 +51,8 @@ class Observed:
         self._observers, self._comparison = observers, comparison
 
     def __getattr__(self, name: str) -> Any:
-        if name == "launcher":  # of GPU calls, which is the shorter way
+        # Hide the short path of GPU calls (callers test `hasattr`): observers and a full comparison need `run`.
+        if name == "launcher":
             if self._observers or not isinstance(self._comparison, Deferred):
                 raise AttributeError(name)
             return functools.partial(self._launcher, getattr(self._executor, name), self._comparison.begin)
@@ -59,19 +61,20 @@ class Observed:
     @staticmethod
     def _launcher(inner: Callable[[Task], Launcher | None], begin: Callable[[str], None],
                   task: Task) -> Launcher | None:
-        """Return what enqueues such calls, and compares them without waiting; None for what is not known that well."""
+        """Return a function that begins to compare a call and enqueues it; None if the executor has no short path."""
         enqueue, words = inner(task), task.words
         if enqueue is None:
             return None
 
         def launch(stream: Any) -> None:
+            # The comparison first: its error keeps the call from being enqueued.
             begin(words)
             enqueue(stream)
 
         return launch
 
     def run(self, task: Task) -> Operation:
-        """Carry out `task`."""
+        """Carry out `task`: compare, report, execute, report."""
         if self._comparison is not None:
             yield from self._comparison.compare(task.words)
         self._tell("before", task)
@@ -83,9 +86,11 @@ class Observed:
                     waits = True
                     self._tell("after_send", task)
                 yield pending
-        except BaseException as error:  # which a generator that is only dropped is not told
+        except BaseException as error:
+            # Pass the error in: a generator that is merely dropped would not cancel its messages.
             throw(operation, error)
             raise
+        # A call that never waited has all phases as well: faults and logs rely on them.
         if not waits:
             self._tell("after_send", task)
         self._tell("after", task)
@@ -96,13 +101,13 @@ class Observed:
 
 
 class Recorded:
-    """The flight recorder, of calls that the engine does not record itself."""
+    """The observer that writes the flight recorder, for calls not recorded by the engine."""
 
     def __init__(self, flight: Flight) -> None:
         self._flight = flight
 
     def told(self, phase: str, task: Task) -> None:
-        """Note a call."""
+        """Record the begin or the end of a call."""
         if phase == "before":
             self._flight.began(task.words, task.nbytes)
         elif phase == "after":
@@ -110,7 +115,7 @@ class Recorded:
 
 
 class Log:
-    """GPUCOLL_DEBUG: `info` names each kind of call once, `detail` every call and how long it took."""
+    """The observer for GPUCOLL_DEBUG: `info` logs each kind of call once, `detail` every call with the time taken."""
 
     def __init__(self, rank: int, level: str, logger: logging.Logger) -> None:
         self._rank, self._level, self._logger = rank, level, logger
@@ -118,7 +123,7 @@ class Log:
         self._began = 0.0
 
     def told(self, phase: str, task: Task) -> None:
-        """Write a line."""
+        """Write a log line if the level asks for one in this phase."""
         words = described(task.words)
         if phase == "before":
             self._began = time.perf_counter()
@@ -130,7 +135,7 @@ class Log:
 
 
 def logger() -> logging.Logger:
-    """Return the library's log, which writes to standard error unless the program has set up its own."""
+    """Return the library's logger; add a handler for standard error unless the program has configured logging."""
     log = logging.getLogger("gpucoll")
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
@@ -141,7 +146,7 @@ def logger() -> logging.Logger:
 
 
 class Fault(NamedTuple):
-    """What goes wrong, for tests: on `rank`, in its call number `seq` (from 1), in a phase of it."""
+    """A fault for tests: `do` happens on `rank`, in call number `seq` (from 1), in the given phase of the call."""
 
     rank: int
     seq: int
@@ -150,7 +155,7 @@ class Fault(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Fault:
-        """Return the fault that GPUCOLL_FAULT names.
+        """Return the fault described by the text of GPUCOLL_FAULT.
 
         >>> Fault.of("rank:1,seq:3,phase:after_send,do:sigkill")
         Fault(rank=1, seq=3, phase='after_send', do='sigkill')
@@ -168,13 +173,13 @@ class Fault(NamedTuple):
 
 
 class Faults:
-    """Lets the fault happen, where this rank is the one."""
+    """The observer that triggers the fault on this rank."""
 
     def __init__(self, fault: Fault) -> None:
         self._fault, self._calls = fault, 0
 
     def told(self, phase: str, task: Task) -> None:
-        """Do what the fault says, in its call and phase."""
+        """Trigger the fault if this is the chosen call and phase."""
         self._calls += phase == "before"
         if (self._calls, phase) != (self._fault.seq, self._fault.phase):
             return
@@ -184,6 +189,7 @@ class Faults:
             case "delay":
                 time.sleep(DELAY)
             case "corrupt":
+                # Flip the first byte of the input before the call, or of the output after the call.
                 for row in (task.output if phase == "after" else task.input,):
                     if isinstance(row, numpy.ndarray) and row.nbytes:
                         row.view(numpy.uint8)[0] ^= 0xff
@@ -192,12 +198,12 @@ class Faults:
 
 
 def observed(executor: Executor, observers: Sequence[CallObserver], comparison: Comparison | None = None) -> Executor:
-    """Return the executor with these observers; itself where there is nothing to see."""
+    """Return the executor wrapped with these observers, or the executor itself if nothing observes or compares."""
     return Observed(executor, observers, comparison) if observers or comparison else executor
 
 
 def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver]:
-    """Return those that the environment asks for."""
+    """Return the observers requested by GPUCOLL_DEBUG and GPUCOLL_FAULT; raise ArgumentError for unknown values."""
     found: list[CallObserver] = []
     level, fault = environment.get("GPUCOLL_DEBUG", ""), environment.get("GPUCOLL_FAULT", "")
     if level and level not in LEVELS:

@@ -1,8 +1,8 @@
 """Preflight: ranks compare their calls by messages before data move.
 
-Each rank sends each call in words to all others. A rank with the words of all ranks knows whether they agree, without
-any further step of another rank, and all ranks raise the same error. A rank that refuses its own arguments sends its
-refusal in place of the call. The ranks of one node need no messages for arrays on the host: the engine compares calls.
+Each rank sends a description of each call, the call's words, to all other ranks. A rank holding the words of all ranks
+decides alone whether the calls agree, and all ranks raise the same error. A rank that refuses the arguments of a call
+sends the refusal instead of the words. For host arrays on one node the engine compares calls, without messages.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from gpucoll.progress.pauses import NAP
 from gpucoll.progress.waits import Waits
 from gpucoll.transport.tags import BYTES, Tag
 
-WORDS = 512  # bytes of a call in words, and of its place in the user's code
-EXPLAINS = 1.0  # seconds in which an error of the transport may turn out to be a call that differs
+WORDS = 512  # bytes of a message: the words of a call, and the call site in the user's code; longer text is shortened
+# Seconds to wait, after a transport error, for the words of all ranks: the real cause may be a call that differs.
+EXPLAINS = 1.0
 
 
 class Exchange:
-    """The words of one call, on their way between all ranks; `moves` says that data move in the meantime.
-
-    Any thread may look, but only one at a time: MPI forbids that two threads test one request.
-    """
+    """The exchange of one call's words between all ranks, for any thread; with `moves`, data move in the meantime."""
 
     def __init__(self, wire: Any, rank: int, size: int, text: str, *, moves: bool) -> None:
         self.moves, self.is_judged = moves, False
-        self._testing = threading.Lock()
+        self._testing = threading.Lock()  # MPI forbids two threads to test one request at the same time
         self._rows = numpy.empty((size, WORDS), numpy.uint8)
         self._rows[rank] = _row(text)
         others = [other for other in range(size) if other != rank]
+        # `__del__` reads both, even if posting a receive raises.
         self._receives: dict[int, Any] = {}
         self._sends: list[Any] = []
         self._receives = {other: wire.Irecv([self._rows[other], BYTES], other, Tag.COMPARISON) for other in others}
         self._sends = [wire.Isend([self._rows[rank], BYTES], other, Tag.COMPARISON) for other in others]
 
     def missing(self) -> set[int]:
-        """Return the ranks whose words are not known to have come."""
+        """Return the ranks from which no words are known to have arrived."""
         self.has_ended()
         return set(self._receives)
 
     def has_ended(self) -> bool:
-        """Return whether all words are known to have come, and to have gone."""
+        """Return whether all receives and sends are known to have completed; never waits."""
+        # Without blocking: if another thread is testing, this thread learns the result at its next poll.
         if (self._receives or self._sends) and self._testing.acquire(blocking=False):
             try:
                 self._receives = {other: one for other, one in self._receives.items() if not one.Test()}
@@ -62,52 +62,56 @@ class Exchange:
         return not self._receives and not self._sends
 
     def __del__(self) -> None:
-        if self._receives or self._sends:  # as of a communicator that has failed, or was dropped
+        # The communicator has failed or was dropped: MPI may still read and write the rows.
+        if self._receives or self._sends:
             keep_for_ever((self._rows, self._receives, self._sends))
 
     def words(self, rank: int) -> str:
-        """Return the call of a rank whose words have come, without its place in the code."""
+        """Return the words of a rank's call, without the call site; only once the words have arrived."""
         return _text(self._rows[rank].tobytes()).partition("\n")[0]
 
     def judge(self) -> None:
-        """Raise where ranks differ."""
+        """Raise the error of ranks that make different calls, if any."""
+        # A difference found after data have moved stays unjudged, so that every later check raises again.
         error = self.difference()
         self.is_judged = error is None or not self.moves
         if error is not None:
             raise error
 
     def difference(self) -> GpucollError | None:
-        """Return what all ranks raise where they differ, unless all of them refuse their arguments; else None."""
+        """Return the error to raise on all ranks if calls differ, else None; None as well if every rank refuses."""
         rows = [row.tobytes() for row in self._rows]
         if rows.count(rows[0]) == len(rows):
             return None
         calls = [_text(row) for row in rows]
-        are_alike = len({call.partition("\n")[0] for call in calls}) == 1  # but for their places in the code
+        are_alike = len({call.partition("\n")[0] for call in calls}) == 1  # the call sites may differ
+        # If every rank refuses the arguments, each rank raises its own refusal.
         if are_alike or all(map(is_refusal, calls)):
             return None
         return disagreement(range(len(calls)), calls, moved=self.moves)
 
 
 class Preflight:
-    """Compares the calls of one communicator, by messages of `link` that no other part of the library receives.
+    """The comparison of one communicator's calls, by messages of `link` with a tag of their own.
 
-    `elsewhere` returns the ranks for which a call waits that is compared in another way, and that call in words. Where
-    such a rank makes a call that is compared here, this rank takes part with the words of its own call.
+    `elsewhere` describes a call in progress on the host, compared by the engine: the awaited ranks and the call's
+    words. If an awaited rank makes a call compared here instead, this rank joins that comparison with its own words.
 
-    A call that only begins to compare is judged while ranks wait, and by the next call: ranks that differ are told in
-    that call or in the next one. Data have moved then, so that the communicator has failed.
+    `compare` waits for the result. `begin` does not: the result is judged during later waits and by the next call. A
+    difference is raised then, after data have moved, so the communicator has failed.
     """
 
     def __init__(self, link: Any, waits: Waits, elsewhere: Callable[[], tuple[Collection[int], str]]) -> None:
         self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
         self._elsewhere = elsewhere
-        self._calls, self._agreed = 0, ""  # how many, and the one before the last in words
-        self._exchange: Exchange | None = None  # of the last call that is compared here
+        self._calls, self._agreed = 0, ""  # the number of compared calls, and the words of the call before the last
+        self._exchange: Exchange | None = None  # the exchange of the last compared call
         self._looked = 0.0
-        self._missed = set[int]()  # ranks whose words were there at the last look, and for which this rank waited
+        self._missed = set[int]()  # awaited ranks with a comparison message pending at the last `_look`
         waits.hooks.append(self.check)
         self._is_seen: Callable[..., bool] | None = None
-        if link.has_collectives:  # between threads, and by a store, no message is seen before it is received
+        # Only MPI can probe for a message without receiving it; between threads and over a store this check is missing.
+        if link.has_collectives:
             from mpi4py import MPI
 
             self._is_seen = functools.partial(link.wire.Iprobe, tag=Tag.COMPARISON)
@@ -115,7 +119,7 @@ class Preflight:
             waits.hooks.append(self._look)
 
     def compare(self, words: str) -> Operation:
-        """Return when all ranks are known to make this call; raise MismatchError, or PeerError, on all of them."""
+        """Wait until all ranks are known to make this call; else raise MismatchError or PeerError, on all ranks."""
         yield from self.settled()
         exchange = self._begin(f"{words}\n{call_site()}", moves=False)
         while not exchange.has_ended():
@@ -123,18 +127,20 @@ class Preflight:
         exchange.judge()
 
     def settled(self) -> Operation:
-        """Return when the call before is known to agree; raise where ranks differ in it."""
+        """Wait until the previous call is known to agree on all ranks; raise if ranks differ in the previous call."""
         while not self._has_settled():
             yield self._has_settled
 
     def begin(self, words: str) -> None:
-        """Begin to compare a call; for at most the deadline the one before is waited for, which may raise."""
+        """Begin to compare a call, after waiting for the previous comparison; raise the previous call's difference."""
+        # At most one exchange is in flight: `_exchange` holds a single one.
         if not self._has_settled():
             self._waits.until(self._has_settled, "comparing calls", self._waits.deadline())
         self._begin(words, moves=True)
 
     def _begin(self, text: str, *, moves: bool) -> Exchange:
         self._calls += 1
+        # Keep the words of the call before: the last known call of a rank that has not come to this call.
         if self._exchange is not None:
             self._agreed = self._exchange.words(self._rank)
         self._exchange = Exchange(self._wire, self._rank, self._size, text, moves=moves)
@@ -142,6 +148,7 @@ class Preflight:
 
     @property
     def _under_way(self) -> Exchange | None:
+        # An exchange counts until its result is judged without an error, not only until the words have arrived.
         exchange = self._exchange
         return None if exchange is None or exchange.is_judged else exchange
 
@@ -150,28 +157,32 @@ class Preflight:
         return self._under_way is None
 
     def check(self) -> None:
-        """Raise where ranks are known to differ in a call during which data move."""
+        """Raise if ranks are known to differ in a call begun by `begin`: a hook of every wait."""
         exchange = self._under_way
         if exchange is not None and exchange.moves and exchange.has_ended():
             exchange.judge()
 
     def explain(self, patience: float, *, differ: bool) -> GpucollError | None:
-        """Return the difference between calls that an error may stem from; None where none is known in so many seconds.
+        """Return the difference between calls that explains an error; None if none is found in `patience` seconds.
 
-        Where ranks are known to `differ`, this one takes part in a comparison that it has not come to.
+        If ranks are known to `differ`, this rank joins a comparison begun by another rank.
         """
         exchange = self._under_way
+        # This rank is in a call compared by the engine, another rank in a call compared by messages: send this rank's
+        # words, so that both ranks learn of both calls.
         if exchange is None and differ and self._is_seen is not None and self._is_seen(self._anybody):
             exchange = self._begin(self._elsewhere()[1], moves=True)
         if exchange is None or not exchange.moves:
             return None
+        # Sleep without running hooks: this runs while an error is being handled, and a hook must not raise another.
         deadline = time.monotonic() + patience
         while not exchange.has_ended() and time.monotonic() < deadline:
             time.sleep(NAP)
         return exchange.difference() if exchange.has_ended() else None
 
     def _look(self) -> None:
-        """Take part in the comparison of a rank for which this one waits, and which will not come otherwise."""
+        """Join the comparison of an awaited rank that makes a different call: a hook of every wait."""
+        # Otherwise the two ranks would wait for each other until the deadline, in calls compared in different ways.
         now = time.monotonic()
         if self._under_way is not None or now < self._looked + LOOK:
             return
@@ -179,6 +190,8 @@ class Preflight:
         is_seen = self._is_seen
         assert is_seen is not None
         awaited, words = self._elsewhere() if is_seen(self._anybody) else ((), "")
+        # Require the message at two looks in a row: between reading `awaited` and the probe, the rank may have
+        # completed the common call and begun the next.
         missed = {rank for rank in awaited if is_seen(rank)}
         if missed & self._missed:
             self._begin(words, moves=True)
@@ -186,17 +199,17 @@ class Preflight:
 
     @property
     def is_comparing(self) -> bool:
-        """Whether a call waits for the words of all ranks."""
+        """Whether a call is waiting for the words of all ranks."""
         exchange = self._under_way
         return exchange is not None and not exchange.moves
 
     def missing(self) -> set[int]:
-        """Return the ranks that have not come to the call which is compared now."""
+        """Return the ranks whose words for the current comparison have not arrived."""
         exchange = self._under_way
         return set() if exchange is None else exchange.missing()
 
     def progress(self) -> dict[int, tuple[int, str]]:
-        """Return the number and the words of the last call of each rank, as far as they are known."""
+        """Return the number and the words of the last call of each rank, as far as known."""
         last, missing = self._exchange, self.missing()
         if last is None:
             return dict.fromkeys(range(self._size), (0, ""))
@@ -205,17 +218,18 @@ class Preflight:
 
 
 class Deferred:
-    """The same for calls that do not wait for it."""
+    """A comparison that does not delay the call: its result is judged by the next call."""
 
     def __init__(self, preflight: Preflight) -> None:
         self.begin, self._settled = preflight.begin, preflight.settled
 
     def compare(self, words: str) -> Operation:
-        """Begin to compare this call, once the one before is known to agree."""
+        """Begin to compare this call, once the previous call is known to agree."""
         yield from self._settled()
         self.begin(words)
 
 
+# Cached: a training loop repeats the same few calls.
 @functools.lru_cache(256)
 def _row(text: str) -> Array:
     row = numpy.zeros(WORDS, numpy.uint8)

@@ -1,8 +1,8 @@
-"""The processes of the ranks of one host, watched: who has ended, and who is stopped.
+"""Detection of dead and stopped processes among the ranks of one host.
 
-A process descriptor (`pidfd_open`, Linux 5.3) is readable once its process has ended, whoever its parent is, and never
-stands for a later process with the same number. A process keeps one for each of the others, whatever the
-communicators. Where there is no such call, or ranks do not see each other's processes, nobody is watched.
+A process descriptor (`pidfd_open`, Linux 5.3) becomes readable when the process ends, for any process, not only for
+children, and never refers to a later process with the same number. Each process keeps one descriptor per other rank,
+shared by all communicators. Without the system call, or between separate process namespaces, no rank is watched.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from typing import Any
 
 from gpucoll.health.remote import Watch
 
-WAITS = "waiting for a device"  # which passes
+WAITS = "waiting for a device"  # not a reason for blame: the state passes by itself
+# States of /proc/PID/stat that explain a missing rank.
 STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": WAITS, "Z": "dead", "X": "dead"}
 THREADS = "/proc/self/task"
-PATIENCE = 10.0  # seconds in which another thread may go on for a rank whose thread has ended
-_descriptors: dict[int, int] = {}  # by process; kept as long as this process lives
+# Seconds before a rank whose thread has ended counts as dead: a program may hand a rank from one thread to the next.
+PATIENCE = 10.0
+# Process descriptors by process number, shared by all communicators and open as long as this process lives.
+_descriptors: dict[int, int] = {}
 
 
 def process_namespace() -> str:
-    """Return what tells apart the hosts, and containers of them, whose process numbers mean the same."""
+    """Return the identity of the namespace (host boot and container) of valid process numbers, "" if unknown."""
     try:
         return _namespace()
     except OSError:
@@ -39,13 +42,13 @@ def _namespace() -> str:
 
 
 def visible(everyone: Iterable[tuple[int, str]]) -> dict[int, int]:
-    """Return the processes whose numbers mean the same here, by rank; one pair (number, namespace) a rank."""
+    """Return the process numbers valid on this host, by rank, from one pair (number, namespace) per rank."""
     here = process_namespace()
     return {rank: number for rank, (number, namespace) in enumerate(everyone) if here and namespace == here}
 
 
 class Processes:
-    """The processes of ranks: this host's by their `numbers`, all by a `watch`, but for this one's own."""
+    """The processes of the other ranks: those on this host by `numbers`, those on other hosts by `watch`, if given."""
 
     def __init__(self, numbers: Mapping[int, int], watch: Watch | None = None) -> None:
         self.numbers, self.watch = dict(numbers), watch
@@ -55,10 +58,11 @@ class Processes:
                 self._ranks[descriptor] = rank
 
     def ended(self, patience: float = 0.0) -> tuple[int, ...]:
-        """Return the ranks whose processes have ended, or the first that does within so many seconds."""
-        poll = select.poll()  # one of this thread's own: another may be looking, too
+        """Return the ranks whose processes have ended; if none has, wait up to `patience` seconds for the first."""
+        poll = select.poll()  # a new object per call: two threads may not use one at the same time
         for descriptor in self._ranks:
             poll.register(descriptor, select.POLLIN)
+        # The connection to rank 0 brings news of other hosts: poll it as well, so that `patience` covers both.
         news = None if self.watch is None else self.watch.fileno()
         if news is not None:
             poll.register(news, select.POLLIN)
@@ -67,12 +71,13 @@ class Processes:
         return tuple(sorted(ranks if self.watch is None else ranks | self.watch.gone()))
 
     def state(self, rank: int) -> str:
-        """Return in a word what the process of a rank is doing, "" where that is not known, or it runs."""
+        """Return "dead", or why a rank's process is not running (see STOPPED); "" if the process runs or is unknown."""
         if rank in self.ended():
             return "dead"
         if rank not in self.numbers:
             return ""
         try:
+            # The state follows the program's name, whose parentheses may enclose spaces and further parentheses.
             with open(f"/proc/{self.numbers[rank]}/stat") as file:
                 return STOPPED.get(file.read().rpartition(")")[2].split()[0], "")
         except OSError:
@@ -80,25 +85,27 @@ class Processes:
 
 
 class RankThreads(Processes):
-    """Ranks that are threads of this process, by the system's numbers of the threads that made a rank's last calls.
+    """Ranks that are threads of this process.
 
-    A rank has ended where no such thread is left, and within PATIENCE no other thread has made a call for it. `used`
-    returns the numbers, by rank.
+    `used` returns, by rank, the system's numbers of the threads that made the rank's last calls. A rank counts as dead
+    if all these threads have ended and no other thread has made a call for the rank within PATIENCE seconds.
     """
 
     def __init__(self, used: Mapping[int, Callable[[], set[int]]]) -> None:
         super().__init__({})
         self._used = used
-        self._since: dict[int, tuple[set[int], float]] = {}  # when a rank was first seen without a thread
+        self._since: dict[int, tuple[set[int], float]] = {}  # ranks without a thread: the old numbers, and since when
 
     def ended(self, patience: float = 0.0) -> tuple[int, ...]:
         now, found = time.monotonic(), list[int]()
+        # Copy first: a rank's thread removes its entry when it closes the communicator.
         for rank, used in list(self._used.items()):
             numbers = used()
             if not numbers or any(map(_is_running, numbers)):
                 self._since.pop(rank, None)
             else:
                 before, since = self._since.setdefault(rank, (numbers, now))
+                # Other threads have made calls, and ended, since: begin the wait again.
                 if before != numbers:
                     self._since[rank] = numbers, now
                 elif now > since + PATIENCE:
@@ -107,7 +114,7 @@ class RankThreads(Processes):
 
 
 def _is_running(thread: int) -> bool:
-    """Return whether a thread of this process runs; True where the system does not say so."""
+    """Return whether a thread of this process is running; True if the system does not tell."""
     return not os.path.isdir(THREADS) or os.path.exists(f"{THREADS}/{thread}")
 
 
@@ -116,6 +123,7 @@ def _descriptor(number: int) -> int | None:
         open_process: Any = getattr(os, "pidfd_open", None)
         if open_process is None:
             return None
+        # On failure (the process has ended, or no descriptor is free) the rank is not watched by this object.
         with contextlib.suppress(OSError):
             _descriptors[number] = open_process(number)
     return _descriptors.get(number)

@@ -1,9 +1,9 @@
-"""Who has died on other hosts, and who waits: a connection of every rank to rank 0.
+"""Detection of dead and late ranks on other hosts, by a TCP connection of every rank to rank 0.
 
-The kernel closes it however a process ends; rank 0 passes on whose has broken off. Who waits for long tells so, so that
-at a deadline those are named that do not. Greeting and frames are those of `gpucoll.transport.connections`; MPI has
-passed on the token. Rank 0 listens at one address at a time, the one that the ranks are told, and only until they have
-come.
+The kernel closes the connection however a process ends, and rank 0 reports each broken connection to all ranks. A rank
+in a long wait reports the wait to rank 0; at a deadline, the ranks without a report are blamed. The greeting and the
+frames are defined in `gpucoll.transport.connections`; the token travels by MPI. Rank 0 listens at one address at a
+time, announced to all ranks, and only until the ranks have connected.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from typing import Any
 from gpucoll.transport.connections import GREETING, NAP, Connection, Frame, Hub, StoreError
 from gpucoll.transport.rendezvous import becomes
 
-CONNECT = 2.0  # seconds in which a connection must be made, at all of rank 0's addresses together
-TELL = 0.5  # seconds of a wait after which one tells of it, and between two times
-SILENT = 4 * TELL  # seconds after which who has told of a wait is no longer believed to
-ANSWER = SILENT  # seconds that rank 0 has to say who waits: a busy host must not make a culprit of a rank that lives
-SIOCGIFADDR = 0x8915  # the address of a network interface, of Linux
+# Seconds to connect, for all of rank 0's addresses together: an unreachable address must not delay the start for long.
+CONNECT = 2.0
+TELL = 0.5  # seconds of a wait before a rank reports the wait, and between two reports
+SILENT = 4 * TELL  # seconds after which a report of a waiting rank expires: longer than TELL, for delayed reports
+# Seconds for rank 0 to answer which ranks wait: long, so that no living rank on a busy host is blamed.
+ANSWER = SILENT
+SIOCGIFADDR = 0x8915  # Linux's ioctl for the address of a network interface
 
 log = logging.getLogger("gpucoll")
 
@@ -38,18 +40,19 @@ def addresses() -> list[str]:
     found: list[str] = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # one without an address
+            with contextlib.suppress(OSError):  # the interface has no address
+                # The IPv4 address follows the name (16 bytes), the family and the port (2 bytes each).
                 answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 found.append(socket.inet_ntoa(answer[20:24]))
     return found
 
 
 def reachable(mine: Sequence[str], everyone: Sequence[Sequence[str]]) -> list[str]:
-    """Return where other hosts may reach this one, the likeliest address first.
+    """Return the addresses by which other hosts may reach this host, the likeliest first.
 
-    The kernel's routes tell: the address from which this host would send to one of another host's is the other end of
-    the same network. Where all ranks have this host's addresses, they are on it: the loopback interface comes
-    first.
+    The kernel's routes decide: the local address used to send to another host lies on a network shared with that host.
+    Addresses used for more of the other hosts' addresses come first. If all ranks are on this host, the loopback
+    address comes first; otherwise loopback addresses are left out.
     """
     others = {address for addresses in everyone for address in addresses if not address.startswith("127.")}
     routes = Counter(filter(None, map(_route, others - {*mine})))
@@ -59,44 +62,46 @@ def reachable(mine: Sequence[str], everyone: Sequence[Sequence[str]]) -> list[st
 
 
 def _route(address: str) -> str | None:
-    """Return the address from which this host would send to another one; None where it has no route there."""
+    """Return the local address used to send to another host's address; None without a route."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        asked.connect((address, 9))  # sends nothing
+        asked.connect((address, 9))  # a UDP socket only looks up the route: nothing is sent
         return str(asked.getsockname()[0])
     return None
 
 
 class Watch:
-    """One rank's view of the others; made by all ranks of `mpi` together. `nodes` is the node of each.
+    """One rank's watch over all ranks; a collective constructor. `nodes` is the node of each rank.
 
-    A rank that cannot reach rank 0 within some seconds is not watched, which is logged.
+    A rank that cannot reach rank 0 within CONNECT seconds is not watched, and rank 0 logs a warning.
     """
 
     def __init__(self, mpi: Any, nodes: tuple[int, ...]) -> None:
         self._rank, self._nodes = mpi.rank, nodes
         self._gone: set[int] = set()
-        self._told: dict[int, tuple[int, float]] = {}  # rank 0: in which call a rank waits, and when it said so
-        self._heard: dict[int, int] = {}
-        self._asked = self._answered = 0
-        self._tells = 0.0  # when this rank has told of its wait
-        self._lock = threading.Lock()
+        self._told: dict[int, tuple[int, float]] = {}  # rank 0: the call in which a rank waits, and the report's time
+        self._heard: dict[int, int] = {}  # other ranks: the waiting ranks and their calls, as rank 0 answered last
+        self._asked = self._answered = 0  # numbers of the last question to rank 0, and of the last answer
+        self._tells = 0.0  # the time of this rank's last report
+        self._lock = threading.Lock()  # one reader of the connection at a time
         self._hub: Hub | None = None
         self._connection: Connection | None = None
         everyone = mpi.allgather(addresses())
         if self._rank == 0:
             self._hub = Hub(mpi.size, secrets.token_hex(16), self._hear, self._tell_gone)
+        # The token travels by MPI, out of reach of strangers. By the token, a connection proves to come from a rank.
         where, token = mpi.bcast((reachable(everyone[0], everyone), self._hub.token) if self._hub else None)
         self._watched = self._meet(mpi, where, token)
-        if len(self._watched) == 1:
+        if len(self._watched) == 1:  # no rank reached rank 0, so there is nothing to watch
             self.drop()
         if len(self._watched) < mpi.size and self._rank == 0:
             log.warning("ranks %s cannot reach rank 0 by TCP at %s: that they have died is known on other hosts at the "
                         "deadline only", sorted({*range(mpi.size)} - self._watched), where)
 
     def _meet(self, mpi: Any, where: Sequence[str], token: str) -> set[int]:
-        """Connect the ranks, at one of rank 0's addresses after the other until all have come; return those that have.
+        """Connect the ranks, trying rank 0's addresses in turn until all ranks are connected; return those connected.
 
-        Rank 0 listens at no other address meanwhile, and at none afterwards: whoever is late is no rank of this job.
+        A collective call. Rank 0 listens at the current address only, and at none afterwards: later connections come
+        from strangers.
         """
         there, tries = [True] + [False] * (mpi.size - 1), True
         for address in where:
@@ -104,7 +109,8 @@ class Watch:
             if self._rank and port and tries and self._connection is None:
                 try:
                     self._connects(address, port, mpi.size, token, CONNECT / len(where))
-                except TimeoutError:  # rank 0 may yet take this rank in, and see that it has left: no second try
+                except TimeoutError:
+                    # No second try: rank 0 may have admitted this rank late, and then counts it as dead.
                     tries = False
             there = mpi.allgather(self._rank == 0 or self._connection is not None)
             if self._hub is not None:
@@ -114,7 +120,7 @@ class Watch:
         return {rank for rank, came in enumerate(there) if came}
 
     def _listen(self, address: str) -> int:
-        """Rank 0: let ranks in at this address; return the port, 0 where that cannot be."""
+        """On rank 0, accept ranks at this address; return the port, 0 on failure and on the other ranks."""
         if self._hub is not None:
             with contextlib.suppress(OSError):
                 listener = socket.create_server((address, 0))
@@ -123,13 +129,14 @@ class Watch:
         return 0
 
     def _connects(self, address: str, port: int, size: int, token: str, patience: float) -> bool:
-        """Connect to rank 0 there, and return whether that was to be; TimeoutError where a greeting is not answered."""
+        """Connect to rank 0 at an address and return whether it succeeded; TimeoutError for an unanswered greeting."""
         give_up = time.monotonic() + patience
         while (left := give_up - time.monotonic()) > 0:
             try:
                 connected = socket.create_connection((address, port), left)
             except OSError:
                 return False
+            # Close the socket on every path except success.
             with contextlib.ExitStack() as stack:
                 stack.enter_context(connected)
                 connection = Connection(connected)
@@ -139,7 +146,7 @@ class Watch:
                     return False
                 except TimeoutError:
                     raise
-                except (EOFError, OSError):  # strangers have taken this rank's place
+                except (EOFError, OSError):  # rank 0 hung up, for example because strangers filled its places: retry
                     time.sleep(NAP)
                     continue
                 connected.setblocking(False)
@@ -149,7 +156,7 @@ class Watch:
         return False
 
     def _hear(self, rank: int, frame: Frame) -> Frame | None:
-        """Rank 0: note what a rank says; return what it has asked for."""
+        """On rank 0, record a rank's report of a wait; return the answer if the rank has asked which ranks wait."""
         head, _ = frame
         if type(head.get("waits")) is int:
             self._told[rank] = head["waits"], time.monotonic()
@@ -157,7 +164,8 @@ class Watch:
         return ({"heard": [*self.heard().items()], "ask": head["ask"]}, b"") if asks else None
 
     def heard(self) -> dict[int, int]:
-        """Return the ranks that have told rank 0 that they wait, and the numbers of their calls."""
+        """On rank 0, return the ranks with an unexpired report of a wait, and the numbers of their calls."""
+        # `list` copies in one step: the connections' threads add reports meanwhile.
         return {rank: number for rank, (number, when) in list(self._told.items()) if time.monotonic() < when + SILENT}
 
     def _tell_gone(self) -> None:
@@ -165,19 +173,22 @@ class Watch:
             self._hub.tell({"gone": sorted(self._hub.gone)})
 
     def fileno(self) -> int | None:
-        """Return what is readable when there is news; None where there is nothing to be read."""
+        """Return the file descriptor that becomes readable with news; None on rank 0 and without a connection."""
         return self._connection.socket.fileno() if self._connection is not None else None
 
     def gone(self) -> set[int]:
-        """Return the ranks whose processes have ended, of those that are watched."""
+        """Return the watched ranks whose processes have ended; never waits."""
         if self._hub is not None:
             return self._hub.gone & self._watched
-        if self._connection is not None and self._lock.acquire(blocking=False):  # another thread may be at it
+        # Without blocking: if another thread is reading, that thread records the news.
+        if self._connection is not None and self._lock.acquire(blocking=False):
             try:
+                # Read all frames that have arrived; `_take` drops the connection at rank 0's farewell.
                 while self._connection is not None:
                     self._take(self._connection.read(0)[0])
             except BlockingIOError:
                 pass
+            # The connection is broken, or the other end no longer speaks the protocol: rank 0 has died.
             except (OSError, EOFError, StoreError):
                 self._gone.add(0)
                 self.drop()
@@ -193,12 +204,13 @@ class Watch:
             self.drop()
 
     def tell(self, number: int) -> None:
-        """Let it be known, now and then, that this rank waits in its call of that number."""
+        """Report to rank 0, at most every TELL seconds, that this rank waits in its call `number`."""
         if time.monotonic() > self._tells + TELL:
             self._tells = time.monotonic()
             self._send({"waits": number})
 
     def _send(self, head: dict[str, Any]) -> None:
+        # Rank 0 has no connection to itself. A failed send is no error here: `gone` detects the lost connection.
         if self._hub is not None:
             self._hear(0, (head, b""))
         elif self._connection is not None:
@@ -206,9 +218,10 @@ class Watch:
                 self._connection.send(head)
 
     def silent(self, number: int) -> set[int] | None:
-        """Return the ranks that do not wait in call `number` or a later one, but for this one; None where nobody knows.
+        """Return the other ranks that report no wait in call `number` or a later call; None without a connection.
 
-        Where rank 0 does not say, it is it that is silent, or where nothing reaches its host, all that are there.
+        If rank 0 does not answer, blame rank 0; if rank 0's host acknowledges no data, blame all ranks of that host.
+        Waits up to ANSWER seconds.
         """
         everyone = self._watched - {self._rank}
         if self._hub is None and self._connection is None:
@@ -221,18 +234,20 @@ class Watch:
         return {0}
 
     def _ask(self) -> dict[int, int] | None:
+        # Questions are numbered, so that a late answer to an earlier question does not count as this answer.
         self._asked += 1
         self._send({"ask": self._asked})
         becomes(self._is_answered, ANSWER, nap=1e-3)
         return self._heard if self._answered >= self._asked else None
 
     def _is_answered(self) -> bool:
-        """Return whether rank 0 has answered, or is gone."""
+        """Return whether rank 0 has answered the last question, or is gone."""
         self.gone()
         return self._connection is None or self._answered >= self._asked
 
     def close(self) -> None:
-        """Leave: what breaks off now is no death."""
+        """Leave in order: say goodbye, so that the closed connection is not taken for a death."""
+        # Rank 0 tells all ranks before closing: none of them takes the closed connection for rank 0's death.
         if self._hub is not None:
             self._hub.tell({"bye": True}, last=True)
             self._hub.close()
@@ -240,7 +255,8 @@ class Watch:
         self.drop()
 
     def drop(self) -> None:
-        """Close what is open, without a word: in a fork's child it is its parent's."""
+        """Close the sockets without a goodbye: in the child of a fork the connections belong to the parent."""
+        # Clear the fields before closing, so that `gone` and `fileno` do not use a closed socket.
         hub, connection, self._hub, self._connection = self._hub, self._connection, None, None
         if hub is not None:
             hub.drop()
@@ -249,6 +265,7 @@ class Watch:
 
 
 def _unacknowledged(connection: socket.socket) -> bool:
-    """Return whether the other host has not taken what was sent: a stopped process' host does."""
+    """Return whether sent bytes are unacknowledged, that is, whether the other host is unreachable."""
+    # The host of a stopped process still acknowledges: this separates a lost host from a stopped rank 0.
     waiting = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))
     return bool(struct.unpack("i", waiting)[0])

@@ -1,7 +1,8 @@
-"""`gpucoll report DIR`: what every rank was doing in the end, from the files of the flight recorder.
+"""`gpucoll report DIR`: the last state of every rank, from the files of the flight recorder.
 
-The calls of a communicator are compared by their numbers: ranks that make the same calls record the same words. Said
-are the first call in which ranks differ, where each rank was, who was missing, and who was waited for most.
+Calls of a communicator are compared by number: ranks in the same call have recorded the same words. The report names
+the first call in which ranks differ, the last call of each rank, the missing ranks, and the ranks awaited the longest.
+Times of several hosts are comparable only as far as the clocks of the hosts agree.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any
 from gpucoll.errors import ArgumentError, listed
 from gpucoll.health.flight import CLOSED, Story, read
 
-SHOWN = 8  # calls before the last one that are shown
+SHOWN = 8  # calls shown before the last call
 
 
 def stories(folder: Path) -> tuple[dict[str, list[Story]], list[str]]:
-    """Return the stories by communicator, in rank order, and what is wrong with files that tell none."""
+    """Return the stories (contents of files) by communicator, in rank order, and the errors of unreadable files."""
     groups: dict[str, list[Story]] = collections.defaultdict(list)
     damaged = []
     for path in sorted(folder.glob("*.flight")):
@@ -35,7 +36,7 @@ def stories(folder: Path) -> tuple[dict[str, list[Story]], list[str]]:
 
 
 def summary(group: str, ranks: Sequence[Story]) -> dict[str, Any]:
-    """Return what is to be said of a communicator; a rank without calls is where it began."""
+    """Return the report on a communicator as a dict; a rank without calls counts as in call 0."""
     size = ranks[0].size
     ends = {story.rank: story.calls[-1] if story.calls else None for story in ranks}
     furthest = max((call.number for call in ends.values() if call is not None), default=0)
@@ -43,13 +44,14 @@ def summary(group: str, ranks: Sequence[Story]) -> dict[str, Any]:
             "calls": furthest, "divergence": divergence(ranks),
             "last": {rank: {"call": call.number, "words": call.words, "state": _state(call)} if call else
                      {"call": 0, "words": "", "state": "has made no call"} for rank, call in ends.items()},
+            # Behind the furthest call, except ranks that have closed the communicator.
             "missing": sorted(rank for rank, call in ends.items()
                               if call is None or (call.number < furthest and call.words != CLOSED)),
             "stragglers": stragglers(ranks)}
 
 
 def divergence(ranks: Sequence[Story]) -> dict[str, Any] | None:
-    """Return the first call in which ranks differ, and who made which; None where none is known."""
+    """Return the first recorded call in which ranks differ, and the ranks by the words of their calls; else None."""
     by_number: dict[int, dict[str, list[int]]] = collections.defaultdict(lambda: collections.defaultdict(list))
     for story in ranks:
         for call in story.calls:
@@ -61,7 +63,7 @@ def divergence(ranks: Sequence[Story]) -> dict[str, Any] | None:
 
 
 def stragglers(ranks: Sequence[Story]) -> list[dict[str, Any]]:
-    """Return who came last to calls, and how long the others waited for it in all, the worst first."""
+    """Return the ranks that came last to calls, and the seconds by which they came after the median; worst first."""
     began: dict[int, dict[int, int]] = collections.defaultdict(dict)
     for story in ranks:
         for call in story.calls:
@@ -69,16 +71,18 @@ def stragglers(ranks: Sequence[Story]) -> list[dict[str, Any]]:
     waited: collections.Counter[int] = collections.Counter()
     came_last: collections.Counter[int] = collections.Counter()
     for times in began.values():
+        # Only calls recorded by all ranks count.
         if len(times) == len(ranks) > 1:
             last = max(times, key=times.__getitem__)
             came_last[last] += 1
+            # Compare with the median and not the first: a single early rank must not make the last rank look late.
             waited[last] += times[last] - int(statistics.median(times.values()))
     return [{"rank": rank, "came_last": came_last[rank], "seconds": nanoseconds / 1e9}
             for rank, nanoseconds in waited.most_common()]
 
 
 def timeline(groups: dict[str, list[Story]]) -> dict[str, Any]:
-    """Return all calls in Chrome's trace format (chrome://tracing, ui.perfetto.dev): a process each rank."""
+    """Return all calls in Chrome's trace format (chrome://tracing, ui.perfetto.dev), with a process per rank."""
     events: list[dict[str, Any]] = []
     for group, ranks in groups.items():
         for story in ranks:
@@ -93,7 +97,7 @@ def timeline(groups: dict[str, list[Story]]) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> Iterable[str]:
-    """Yield a summary for people."""
+    """Yield the lines of a `summary` as text."""
     yield f"{found['communicator']}: {found['ranks']} ranks, {found['calls']} calls"
     for rank, last in found["last"].items():
         yield f"  rank {rank}: call {last['call']} {last['state']}" + (f": {last['words']}" if last["words"] else "")
@@ -109,7 +113,7 @@ def lines(found: dict[str, Any]) -> Iterable[str]:
 
 
 def written(folder: Path, trace: Path | None, as_json: bool) -> str:
-    """Return the report of a folder, and write the timeline where `trace` says; ArgumentError where there is none."""
+    """Return the report on a folder, and write the timeline to `trace` if given; ArgumentError without any file."""
     groups, damaged = stories(folder)
     if not groups:
         raise ArgumentError(f"{folder} has no file of the flight recorder{': ' if damaged else ''}"
@@ -124,7 +128,7 @@ def written(folder: Path, trace: Path | None, as_json: bool) -> str:
 
 
 def main(options: Any) -> int:
-    """`gpucoll report`: print it; 2 where there is nothing to report of."""
+    """Run `gpucoll report`: print the report and return 0, or print an error and return 2."""
     try:
         print(written(Path(options.folder), options.trace and Path(options.trace), options.json))
     except ArgumentError as error:

@@ -1,4 +1,4 @@
-"""What is done when the process is told to end: SIGTERM, which batch systems send some time before SIGKILL."""
+"""Callbacks for SIGTERM, sent by batch systems some time before SIGKILL."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _saves: list[Callable[[], None]] = []
 
 
 def on_terminate(save: Callable[[], None]) -> None:
-    """Call `save` when this process gets SIGTERM, then end it with status 143; a second signal ends it at once.
+    """Call `save` when this process receives SIGTERM, then end the process with status 143.
 
-    Several are called in the order in which they were given, in the main thread, between two of Python's instructions:
-    a call that is under way is broken off, and the other ranks that wait for this one are told. Raises UsageError
-    outside of the main thread.
+    Several callbacks run in the order of registration, in the main thread, between two Python instructions: a call
+    under way is broken off, and the ranks waiting for this rank are told. A second signal ends the process at once.
+    Raises UsageError outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("on_terminate: only the main thread may say what a signal does", code="GC-THREAD")
@@ -28,6 +28,7 @@ def on_terminate(save: Callable[[], None]) -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
+    # Restore the default first: a second SIGTERM must end the process even if a callback hangs.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for save in _saves:
         save()

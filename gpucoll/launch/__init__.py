@@ -1,11 +1,11 @@
-"""How ranks start and meet.
+"""The start of ranks, and how they meet.
 
-    launchers   what the launchers tell their ranks
-    bootstrap   options, MPI's start, the world of all ranks, the end of a job
+    launchers   the environment variables and options of launchers and MPI vendors
+    bootstrap   options, MPI's start, the meeting of all ranks, the end of a job after an error
     watchdog    the deadline of MPI's start
-    standalone  ranks of one host without MPI
+    standalone  ranks of one host without MPI, started and watched
     jobs        `gpucoll run`
-    arguments   command lines that all ranks read alike
+    arguments   command lines under mpiexec: errors and help printed once
 """
 
 from gpucoll.launch.launchers import rank_variables

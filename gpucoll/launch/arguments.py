@@ -1,4 +1,4 @@
-"""Command lines under mpiexec: help and errors once, from rank 0; the exit code from every rank."""
+"""Command lines under mpiexec: rank 0 prints help and errors once, every rank ends with the exit code."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from typing import NoReturn
 from gpucoll.launch.launchers import launched
 from gpucoll.transport.rendezvous import wait_for_all
 
-PATIENCE = 10.0  # seconds that a rank which refuses waits for the others to refuse as well
+PATIENCE = 10.0  # seconds for which a refusing rank waits for the other ranks to refuse as well
 
 
 def refuse(program: str, message: str) -> NoReturn:
-    """End with exit code 2; rank 0 says why, in one line."""
+    """End this process with exit code 2, after rank 0 has printed the message in a line. A collective call."""
     size, rank = launched()
     if rank == 0:
         sys.stderr.write(f"{program}: {' '.join(message.split())}\n")
         sys.stderr.flush()
-    if size > 1:  # a launcher that sees one rank leave with an error ends those that have not spoken yet
+    # Leave together: a launcher that sees a rank end with an error kills the others, perhaps before rank 0 has printed.
+    if size > 1:
         from mpi4py import MPI
 
         if not wait_for_all(MPI.COMM_WORLD, PATIENCE):
-            os._exit(2)  # the others go on: leaving by way of MPI would wait for them
+            os._exit(2)  # the other ranks go on, and MPI's end, run by a normal exit, would wait for them
     raise SystemExit(2)
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, and whose help is printed by rank 0 only."""
+    """An ArgumentParser with errors of one line, and with errors and help printed by rank 0 only."""
 
     def error(self, message: str) -> NoReturn:
-        """End with exit code 2 and one line."""
+        """End with exit code 2 after a line of error; see `refuse`."""
         refuse(self.prog, message)
 
     def print_help(self, file: object = None) -> None:
-        """Print the help, once."""
+        """Print the help, on rank 0 only."""
         if launched()[1] == 0:
             super().print_help()
 
 
 def size_range(text: str) -> list[int]:
-    """Return the numbers of a list of numbers and ranges; ArgumentTypeError for anything else.
+    """Return the numbers in a list of numbers and ranges; ArgumentTypeError for any other text.
 
     >>> size_range("1..4,8")
     [1, 2, 3, 4, 8]

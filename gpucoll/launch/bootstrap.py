@@ -1,6 +1,6 @@
-"""Options, and the place of this rank: world, node and local rank, found by mpi4py when first asked.
+"""Options of a communicator, the start of MPI, the meeting of all ranks, and this rank's place (node, local rank).
 
-Importing this starts nothing: MPI begins with the first `init` or `from_mpi`.
+Importing this module starts nothing: MPI starts with the first `init` or `from_mpi`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-FORWARDING = 0.2  # seconds that launchers have to pass on what a rank wrote last: an abort overtakes it
+# Seconds before an abort, so that the launcher forwards the rank's last output: an abort overtakes the output.
+FORWARDING = 0.2
 CHOICES = {"check": ("GC-CHECK", ("full", "deferred", "off")),
            "executor": ("GC-EXECUTOR", ("mpi", "shared", "nccl", "peer", "native"))}
 
 
 class GivenOptions(TypedDict, total=False):
-    """What `gpucoll.init` and its like take."""
+    """The keyword options of `gpucoll.init` and related functions."""
 
     timeout: float | None
     check: str | None
@@ -49,9 +50,9 @@ class GivenOptions(TypedDict, total=False):
 
 
 class Options(NamedTuple):
-    """How a communicator behaves; see `gpucoll.init`.
+    """The checked options of a communicator; see `gpucoll.init`.
 
-    `prefer` is GPUCOLL_ALGO; `device` is "emulated", a CUDA ordinal, or None.
+    `prefer` is the value of GPUCOLL_ALGO; `device` is "emulated", a CUDA ordinal, or None.
     """
 
     timeout: float = 300.0
@@ -63,17 +64,17 @@ class Options(NamedTuple):
 
     @property
     def emulated(self) -> bool:
-        """Whether arrays on the host take the emulated device."""
+        """Whether host arrays are handled by the emulated device."""
         return self.device == "emulated"
 
     @property
     def ordinal(self) -> int | None:
-        """The CUDA ordinal that was named."""
+        """The CUDA ordinal given by the user, else None."""
         return None if isinstance(self.device, str) else self.device
 
 
 def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
-    """Return what was `given`, else what the environment says, else the defaults; None is not given.
+    """Return the options: `given` values, else those of the environment, else the defaults. None counts as not given.
 
     >>> options({"timeout": 5}, {"GPUCOLL_TIMEOUT": "9", "GPUCOLL_CHECK": "off"})
     Options(timeout=5.0, check='off', executor=None, prefer='', deterministic=False, device=None)
@@ -95,7 +96,7 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
 
 
 def _device(device: Any) -> str | int | None:
-    """Return the device that the user names: "emulated", a CUDA ordinal, or None."""
+    """Return the device given by the user: "emulated", a CUDA ordinal, or None; ArgumentError for anything else."""
     if device is None or (isinstance(device, str) and device == "emulated"):
         return device
     text = str(device) if is_whole(device) or isinstance(device, str) else ""
@@ -109,13 +110,14 @@ def _seconds(value: Any) -> float:
         seconds = float(value) if isinstance(value, numbers.Real | str) and not isinstance(value, bool) else 0.0
     except (ValueError, OverflowError):
         seconds = 0.0
+    # In this form, the comparison also rejects NaN.
     if not seconds > 0:
         raise ArgumentError(f"timeout={value!r} is not a positive number of seconds", code="GC-TIMEOUT")
     return seconds
 
 
 class RankTopology(NamedTuple):
-    """A rank's place: `nodes` is the node of every rank, counted in order of their first ranks."""
+    """A rank's place: `nodes` is the node number of every rank, where nodes are numbered in order of first ranks."""
 
     rank: int
     size: int
@@ -125,7 +127,7 @@ class RankTopology(NamedTuple):
 
     @classmethod
     def of(cls, rank: int, hosts: Sequence[object]) -> RankTopology:
-        """Return a rank's place, where each rank is on the node of that name.
+        """Return the place of `rank`, given a name of the node of every rank.
 
         >>> RankTopology.of(2, ["a", "b", "a"])
         RankTopology(rank=2, size=3, local_rank=1, local_size=2, nodes=(0, 1, 0))
@@ -136,7 +138,7 @@ class RankTopology(NamedTuple):
 
 
 class StorePlace(NamedTuple):
-    """Which of the ranks that meet without MPI this process is; `token` is what they know each other by."""
+    """This process' place among ranks that meet without MPI; `token` identifies the job."""
 
     rank: int
     size: int
@@ -144,15 +146,16 @@ class StorePlace(NamedTuple):
 
 
 def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | None:
-    """Return this rank's place among those that a store joins: of one host, with torchrun's variables and no MPI.
+    """Return this rank's place among ranks of one host that meet by a store: torchrun's variables are set, without MPI.
 
-    None for a lone process, and for one that MPI's launcher has started. Raises UsageError where they cannot meet.
+    None for a lone process, and for a process started by MPI's launcher. Raises UsageError if the ranks cannot meet.
 
     >>> store_place({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"})
     StorePlace(rank=1, size=2, token='a:29500  ')
     """
     rank, size, local = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     token, process = environment.get(TOKEN), started(environment)
+    # torchrun, or our own token, decides for the store even inside an MPI job; MPI's launcher decides otherwise.
     by_torchrun = "TORCHELASTIC_RUN_ID" in environment
     by_mpi = process.size > 1 if process else any(name.startswith(("PMI_", "PMIX_")) for name in environment)
     if not rank or not size or (size == "1" and rank == "0") or (by_mpi and not by_torchrun and token is None):
@@ -167,16 +170,18 @@ def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | Non
         raise UsageError(f"init: this is to be one of {size} ranks (WORLD_SIZE), but MASTER_PORT does not say where "
                          f"they meet; launch with mpiexec, torchrun, or gpucoll run --standalone -n {size}",
                          code="GC-LAUNCHER")
+    # torchrun restarts a job with the same port: its run and restart number keep the old and the new ranks apart.
     meeting = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT')}"
     run = (environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
     return StorePlace(int(rank), int(size), token or " ".join([meeting, *run]))
 
 
 def start_mpi(timeout: float) -> None:
-    """Start MPI, unless mpi4py has; raise ImportError or RuntimeError where there is none.
+    """Start MPI, unless mpi4py has already; raise ImportError or RuntimeError without an MPI.
 
-    Where that lasts longer than `timeout` seconds, as where a rank does not come to it, the process ends.
+    If the start takes longer than `timeout` seconds, for example because a rank is missing, the process ends.
     """
+    # MPI_Init waits for all ranks and cannot be interrupted, so several ranks need the watchdog (`starting`).
     process = started()
     deadline: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if process is not None and process.size > 1 and "mpi4py.MPI" not in sys.modules:
@@ -186,17 +191,17 @@ def start_mpi(timeout: float) -> None:
 
 
 def job(timeout: float, environment: Mapping[str, str] = os.environ) -> StorePlace | MPI.Intracomm:
-    """Return where the ranks meet, as `gpucoll.init` has it: by a store, also a lone one without MPI, or COMM_WORLD.
+    """Return where the ranks of `gpucoll.init` meet: a place in a store, or else COMM_WORLD.
 
-    MPI starts within `timeout` seconds, or the process ends. Raises UsageError where several ranks were started that
-    have no way to meet.
+    A lone process without MPI gets a store of its own. MPI starts within `timeout` seconds, or the process ends. Raises
+    UsageError if several ranks were started and have no way to meet.
     """
     place = store_place(environment)
     if place is not None:
         return place
     try:
         start_mpi(timeout)
-    except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no library of MPI's
+    except (ImportError, RuntimeError) as error:  # RuntimeError if mpi4py finds no MPI library
         process = started(environment)
         if process is None or process.size == 1:
             return StorePlace(0, 1, "")
@@ -207,7 +212,7 @@ def job(timeout: float, environment: Mapping[str, str] = os.environ) -> StorePla
 
 
 def world() -> MPI.Intracomm:
-    """Return COMM_WORLD; raise UsageError where the launcher started ranks that MPI does not see."""
+    """Return COMM_WORLD; raise UsageError if the launcher started several ranks and MPI sees only this rank."""
     from mpi4py import MPI
 
     process = started()
@@ -222,30 +227,34 @@ def world() -> MPI.Intracomm:
 
 
 def meet(comm: Any, timeout: float, call: Callable[[], T]) -> T:
-    """Return what `call` does, by calls of MPI's on `comm` that have no deadline, once all ranks have come to it.
+    """Wait for all ranks of `comm`, then return the result of `call`, made of MPI calls without a deadline.
 
-    Raises CollectiveTimeout after `timeout` seconds; it names those that have not come, or have stopped. Where MPI was
-    started for one thread only, the call itself has no deadline. From here on an uncaught exception on one rank ends
-    all of them, and one that crashes shows where it was.
+    Raises CollectiveTimeout after `timeout` seconds, naming the ranks that are missing or stopped. If MPI was started
+    for a single thread, `call` itself has no deadline. From here on, an uncaught exception on a rank ends all ranks,
+    and a crash prints the stack.
     """
     if comm.size > 1:
         end_together()
     if not hasattr(comm, "Iprobe"):
-        return call()  # a store's ranks, whose calls have a deadline
+        return call()  # the ranks of a store: all their calls have a deadline
     from mpi4py import MPI
 
     waits, roll = Waits(timeout), RollCall(comm)
 
     def blame() -> tuple[str, tuple[int, ...]]:
+        # The meeting has failed, and a missing rank may never come to MPI's end.
         finalize_within.append(FINALIZE)
         missing = roll.missing()
         return f"ranks {listed(missing)}" if missing else "", missing
 
-    for _ in range(2):  # the second time shows that no signal took a rank out of the first
+    # A rank may enter the first barrier and be taken out of the wait by a signal's exception.
+    for _ in range(2):  # the second time shows that every rank came through the first
         if not wait_for_all(comm, timeout, meanwhile=roll.answer):
             who, missing = blame()
             raise CollectiveTimeout(f"init: waited {timeout:g} s for {who or 'the other ranks'} to make this "
                                     "communicator", ranks=missing)
+    # Run `call` in a helper thread, while this thread watches the deadline and answers roll calls. Both call MPI, so
+    # this needs MPI_THREAD_MULTIPLE.
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         return call()
     waits.hooks.append(roll.answer)
@@ -253,27 +262,30 @@ def meet(comm: Any, timeout: float, call: Callable[[], T]) -> T:
     return beside(waits.run, call, "init")
 
 
-FINALIZE = 5.0  # seconds for MPI's end where a rank has failed
-# The same where its process has ended. MPI's end would wait for it for ever: only last messages have to leave.
+FINALIZE = 5.0  # seconds for MPI's end after a rank has failed: the rank may still come to MPI's end
+# Seconds for MPI's end after a process has died: MPI would wait for ever, and only the last messages have to leave.
 DEATH = 1.0
-finalize_within: list[float] = []  # the same, by each communicator that has failed
+finalize_within: list[float] = []  # the limits on MPI's end set by failed communicators
 
 
 def end_together() -> None:
-    """Let an uncaught exception end all ranks, where their launcher can, and a crash show where it was."""
+    """Install hooks, once: an uncaught exception ends all ranks, if the launcher can, and a crash prints the stack."""
+    # Only in place of Python's own hook: a hook of the user's stays.
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _abort_all
         threading.excepthook = _abort_by_thread
         if not faulthandler.is_enabled():
-            with contextlib.suppress(Exception):  # where standard error is no file
+            with contextlib.suppress(Exception):  # standard error may be no file
                 faulthandler.enable()
 
 
 def check_alike(comm: Any, wanted: Options) -> None:
-    """Raise UsageError, on every rank, where ranks differ in what decides how they do a call: options, versions.
+    """Raise UsageError, on every rank, if ranks differ in options or versions that decide how a call is carried out.
 
     A collective call.
     """
+    # Every entry affects how a call is carried out: ranks that differ could exchange different messages and wait for
+    # each other until the deadline.
     everyone = comm.allgather({"executor": wanted.executor, "GPUCOLL_ALGO": wanted.prefer, "check": wanted.check,
                                "GPUCOLL_DEVICE=emulated": wanted.emulated, "deterministic": wanted.deterministic,
                                "GPUCOLL_DUMP_DIR": bool(os.environ.get("GPUCOLL_DUMP_DIR")),
@@ -289,7 +301,7 @@ def check_alike(comm: Any, wanted: Options) -> None:
 
 
 def check_process() -> None:
-    """Raise UsageError in the child of a fork of a process that has started MPI: the child has no part in it."""
+    """Raise UsageError in the child of a fork if the parent had started MPI: the child cannot use MPI."""
     global _process
     _process = _process or os.getpid()
     if _process != os.getpid():
@@ -297,21 +309,21 @@ def check_process() -> None:
                          "mpiexec, or children by spawn", code="GC-FORK")
 
 
-_process = 0  # that has started MPI
+_process = 0  # the number of the process that started MPI
 
 
 def abort(mpi: Any) -> None:
-    """End all ranks with status 1, once what this one has written can be read; `mpi` is mpi4py's module."""
+    """End all ranks with status 1, after a pause for this rank's last output; `mpi` is the module `mpi4py.MPI`."""
     time.sleep(FORWARDING)
     mpi.COMM_WORLD.Abort(1)
 
 
 def _abort_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End the whole job on an uncaught exception: the other ranks would wait for this one."""
-    MPI = sys.modules.get("mpi4py.MPI")  # ranks that another launcher has started do without
+    """Print an uncaught exception and end the whole job: the other ranks would wait for this rank."""
+    MPI = sys.modules.get("mpi4py.MPI")  # not imported here: ranks of another launcher run without MPI
     lives = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
     rank = MPI.COMM_WORLD.rank if MPI and lives and not on_abort else os.environ.get("RANK", "0")
-    stream = sys.__stderr__ or sys.stderr  # torch's own hook, around this one, keeps what goes to the latter
+    stream = sys.__stderr__ or sys.stderr  # torch's own hook, around this hook, captures `sys.stderr`
     with contextlib.ExitStack() as launcher:
         for enter in on_abort:
             launcher.enter_context(enter(error))
@@ -322,19 +334,22 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
         abort(MPI)
 
 
-# Where the launcher is not MPI's: may this rank tell of its error, as one does for all, which ends the job after that?
+# Contexts around the printing of an uncaught exception, set by a launcher other than MPI's. On entry they wait until
+# this rank may print (only one rank does), on exit they end the job.
 on_abort: list[Callable[[BaseException], contextlib.AbstractContextManager[None]]] = []
 
 
 def _abort_by_thread(given: threading.ExceptHookArgs) -> None:
+    # SystemExit ends only the thread, as in Python's own hook.
     if given.exc_type is not SystemExit:
         _abort_all(given.exc_type, given.exc_value or given.exc_type(), given.exc_traceback)
 
 
 def place(comm: MPI.Intracomm) -> RankTopology:
-    """Return this rank's place in `comm`; a collective call."""
+    """Return this rank's place in `comm`. A collective call."""
     from mpi4py import MPI
 
+    # MPI knows the ranks with common memory. The first rank of each node serves as the node's name.
     local = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     firsts = comm.allgather(local.bcast(comm.rank))
     local.Free()
@@ -342,8 +357,9 @@ def place(comm: MPI.Intracomm) -> RankTopology:
 
 
 def set_variables(place: RankTopology, bcast: Callable[[Any], Any]) -> list[str]:
-    """Add torchrun's variables to the environment where they are missing; return their names. A collective call."""
+    """Add torchrun's variables to the environment, if missing; return the names added. A collective call."""
     address = "127.0.0.1" if max(place.nodes) == 0 else socket.gethostname()
+    # All ranks need the same address and port, chosen by rank 0: only there is the port known to be free.
     first = bcast({"MASTER_ADDR": address, "MASTER_PORT": str(free_port())})
     missing = {name: value for name, value in {**torchrun_variables(*place[:4]), **first}.items()
                if name not in os.environ}
@@ -352,9 +368,9 @@ def set_variables(place: RankTopology, bcast: Callable[[Any], Any]) -> list[str]
 
 
 def gpu_index(place: RankTopology) -> int:
-    """Return the number by which the GPUs of a host are dealt out: the launcher's for this process, else the rank's.
+    """Return the number by which GPUs of a host are assigned: the launcher's local rank, else the communicator's.
 
-    The launcher's number counts, since `place` may be that of a part of the ranks: its ranks are numbered anew.
+    The launcher's number comes first, because `place` may belong to a part of the ranks, numbered anew.
     """
     given = local_rank()
     return place.local_rank if given is None else given

@@ -2,11 +2,11 @@
 
     gpucoll run -n 4 train.py --epochs 3
 
-becomes ``mpiexec -n 4 python -m gpucoll.launch.jobs 127.0.0.1:29500 train.py --epochs 3``: each rank runs this module,
-which turns what mpiexec has told it into RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
-and then runs the program as ``python train.py`` would, or with ``-m`` a module as ``python -m`` does. MPI is started by
-the program, not here. With ``--standalone`` there is no MPI: `gpucoll.launch.standalone` starts and watches the ranks,
-and they meet by a store.
+becomes ``mpiexec -n 4 python -m gpucoll.launch.jobs 127.0.0.1:29500 train.py --epochs 3``. Each rank runs this module.
+The module translates mpiexec's variables to RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT, and then runs the program as ``python train.py`` does, or with ``-m`` a module as ``python -m`` does. MPI
+is started by the program, not here. With ``--standalone``, `gpucoll.launch.standalone` starts and watches the ranks
+without MPI, and the ranks meet by a store.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROGRAM = "gpucoll run"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Become the launcher of a job: its exit code is the job's. Wrong arguments: one line, exit code 2."""
+    """Launch a job and return the job's exit code; wrong arguments end with a line of error and exit code 2."""
     job = _parsed(arguments)
     sys.stdout.flush()
     if job.standalone:
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
                          "with --standalone do without MPI on one host\n")
         return 1
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
+    # This process becomes mpiexec: signals and the exit code need no forwarding.
     os.execv(mpiexec, command(mpiexec, version, job, master(job, os.environ), root=os.geteuid() == 0))
 
 
@@ -78,7 +79,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _is_module(name: str) -> bool:
-    """Return whether the first part of a module's name can be imported from here; nothing is imported."""
+    """Return whether the first part of a module's name can be found, also in the working folder; imports nothing."""
+    # Only the first part: finding a submodule would import, and so run, the package here.
     sys.path.insert(0, os.getcwd())
     try:
         return importlib.util.find_spec(name.partition(".")[0]) is not None
@@ -89,7 +91,7 @@ def _is_module(name: str) -> bool:
 
 
 def _count(text: str) -> int:
-    """Return how many ranks a host is to have, as torchrun has it: a number, gpu, cpu or auto."""
+    """Return the number of ranks per host for a number, gpu, cpu or auto, as torchrun does; ArgumentTypeError else."""
     gpus = gpu_count() if text in ("gpu", "auto") else 0
     if text == "gpu" and not gpus:
         raise argparse.ArgumentTypeError("'gpu' is as many ranks as there are GPUs, and CuPy finds none here")
@@ -108,13 +110,14 @@ def _hosts(text: str) -> tuple[str, ...]:
 
 
 def master(job: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    """Return address:port of the first rank, after the environment where that says one."""
+    """Return address:port of the first rank; MASTER_ADDR and MASTER_PORT of the environment come first."""
+    # With several hosts, a port found free here may be taken on the first host: use torchrun's fixed port.
     address = environment.get("MASTER_ADDR") or (job.hosts[0] if job.hosts else "127.0.0.1")
     return f"{address}:{environment.get('MASTER_PORT') or (launchers.PORT if job.hosts else launchers.free_port())}"
 
 
 def command(mpiexec: str, version: str, job: argparse.Namespace, first: str, *, root: bool) -> list[str]:
-    """Return the command line; `version` is what ``mpiexec --version`` says, and so who its vendor is."""
+    """Return mpiexec's command line; `version` is the output of ``mpiexec --version``, and names the vendor."""
     each = job.nproc_per_node
     ranks = each * max(len(job.hosts), 1)
     options = launchers.mpiexec_options(launchers.vendor_of(version), per_host=each, hosts=job.hosts, root=root,
@@ -123,14 +126,16 @@ def command(mpiexec: str, version: str, job: argparse.Namespace, first: str, *, 
 
 
 def _rank_command(job: argparse.Namespace, *place: str) -> list[str]:
-    """Return the command line of a rank, whose `place` is the first rank's address:port or what says that it has one.
+    """Return the command line of a rank.
+
+    `place` is the first rank's address:port, or ``--parent`` and "" if the environment has the rank's variables.
     """
     how = [*(["--module"] if job.module else []), *([f"--redirect={job.redirect}"] if job.redirect else [])]
     return [sys.executable, "-m", "gpucoll.launch.jobs", *how, *place, job.script, *job.arguments]
 
 
 def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
-    """Return torchrun's variables for a rank, from those of its launcher; empty where that has said nothing.
+    """Return torchrun's variables for this rank, from the launcher's variables; empty without a known launcher.
 
     >>> environment = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
     >>> list(variables(environment, "a:29500").values())
@@ -145,9 +150,9 @@ def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
 
 
 def run_rank(arguments: Sequence[str]) -> None:
-    """Run a program as one rank: `arguments` are the first rank's address:port, the script, and what it is given.
+    """Run a program as a rank; `arguments` are the first rank's address:port, the script and the script's arguments.
 
-    Options come before: see `_rank_command`. With ``--parent`` the environment has the rank's variables already.
+    Options come first: see `_rank_command`. With ``--parent`` the environment has the rank's variables already.
     """
     parser = Parser(PROGRAM)
     parser.add_argument("--module", action="store_true")
@@ -173,16 +178,17 @@ def run_rank(arguments: Sequence[str]) -> None:
 
 
 def _redirect(folder: Path, rank: int) -> None:
-    """Let what this process writes go to files of its own."""
+    """Redirect standard output and error of this process to files named after the rank."""
+    # By descriptor: output of C libraries and child processes is redirected, too.
     for number, name in ((1, "out"), (2, "err")):
         with open(folder / f"rank{rank}.{name}", "wb") as file:
             os.dup2(file.fileno(), number)
 
 
 def _run_program(script: str, given: Sequence[str], *, is_module: bool) -> None:
-    """Run a program as ``python script`` does, or as ``python -m script``."""
+    """Run a program as ``python script`` does, or a module as ``python -m script`` does."""
     sys.argv[:] = [script, *given]
-    if is_module:  # the working folder comes first on the path already, by way of our own -m
+    if is_module:  # the working folder is first on the path already, because this module was started by -m
         runpy.run_module(script, run_name="__main__", alter_sys=True)
         return
     if not sys.flags.safe_path:

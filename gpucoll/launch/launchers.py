@@ -1,7 +1,7 @@
-"""Launchers and vendors of MPI: who started this process and as which rank, whose MPI it is, how mpiexec is called.
+"""Launchers and vendors of MPI: the launcher and rank of this process, the vendor of an MPI, the options of mpiexec.
 
-The one home of launchers' variables and of vendors' names. It needs the standard library alone, not even the rest of
-the package: scripts load this file by its path before anything is installed.
+All knowledge of launchers' variables and vendors' names is here. The module needs only the standard library, and
+nothing else of the package: scripts load this file by path before anything is installed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 
 class Vendor(NamedTuple):
-    """Who makes an MPI; `marks` stand in what its mpiexec or its library says of its version.
+    """A vendor of MPI; each of `marks` identifies the vendor in a version text of an mpiexec or a library.
 
-    Launchers and libraries of one `family` work together: MPICH's descendants share its way to start ranks.
+    Launchers and libraries of the same `family` work together: MPICH's descendants share the protocol to start ranks.
     """
 
-    name: str  # as packages are called
+    name: str  # the name in package names
     family: str
     marks: tuple[str, ...]
 
@@ -36,15 +36,15 @@ VENDORS = (
 
 
 def vendor_of(version: str) -> Vendor | None:
-    """Return whose MPI describes itself so, a launcher or a library; None for an unknown one."""
+    """Return the vendor of a launcher or a library, from the version text; None for an unknown vendor."""
     return next((vendor for vendor in VENDORS if any(mark in version for mark in vendor.marks)), None)
 
 
-SRUN = {"MPICH": "--mpi=pmi2", "Open MPI": "--mpi=pmix"}  # by which srun starts the ranks of an MPI, by its family
+SRUN = {"MPICH": "--mpi=pmi2", "Open MPI": "--mpi=pmix"}  # srun's option to start the ranks of an MPI, by family
 
 
 def library_name(version: str) -> str:
-    """Return name and version of an MPI library: not who built it, where and with which options.
+    """Return name and version of an MPI library, without builder, place and build options.
 
     >>> library_name("Open MPI v5.0.11, package: Open MPI someone@somewhere")
     'Open MPI 5.0.11'
@@ -53,21 +53,22 @@ def library_name(version: str) -> str:
     return " ".join(re.sub(r"\bversion\b\s*:?|\bv(?=\d)", " ", line, flags=re.IGNORECASE).split())
 
 
-# ---------------------------------------------------------------- who started this process
+# ---------------------------------------------------------------- the launcher of this process
 
 
 class Launcher(NamedTuple):
-    """Names of the variables by which a launcher tells a process who it is, before MPI starts."""
+    """A launcher, with the names of the variables that describe a rank's place before MPI starts."""
 
     name: str
-    family: str | None  # of the MPIs whose ranks it can start; None: of any
+    family: str | None  # the family of MPIs with ranks started by this launcher; None for any
     rank: str
     size: str
     local_rank: str
     local_size: str
 
 
-LAUNCHERS = (  # an outer one comes after those that it may have started
+# The first launcher found counts. An outer launcher (srun) comes after those that it may have started (mpiexec).
+LAUNCHERS = (
     Launcher("Open MPI's mpiexec", "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
              "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     Launcher("MPICH's mpiexec", "MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -76,30 +77,30 @@ LAUNCHERS = (  # an outer one comes after those that it may have started
     Launcher("Slurm's srun", None, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 SLURM = LAUNCHERS[-1]
-# Where the launcher of LAUNCHERS does not number the ranks of a host: HPE's PALS, Flux and Cray's PMI do beside MPICH's
-# variables, and torchrun does.
+# Variables for the local rank if the launcher of LAUNCHERS sets none: HPE's PALS, Flux and Cray's PMI set these besides
+# MPICH's variables, and torchrun sets the last.
 LOCAL_RANKS = ("PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "PMI_LOCAL_RANK", "LOCAL_RANK")
-PORT = 29500  # torchrun's
-TOKEN = "GPUCOLL_TOKEN"  # the variable by which ranks that meet without MPI know each other
+PORT = 29500  # torchrun's default port
+TOKEN = "GPUCOLL_TOKEN"  # the variable with the secret by which ranks of a job recognize each other without MPI
 
 
 class Started(NamedTuple):
-    """What a launcher has told this process."""
+    """This process' place, as told by the launcher."""
 
     launcher: Launcher
     rank: int
     size: int
-    local_rank: int | None  # on this host; None where the launcher does not say
-    local_size: int | None  # how many ranks it has started on this host; None where it does not say
+    local_rank: int | None  # the rank among the ranks of this host; None if the launcher does not tell
+    local_size: int | None  # the number of ranks on this host; None if the launcher does not tell
 
 
 def started(environment: Mapping[str, str] = os.environ) -> Started | None:
-    """Return who started this process, and as which rank; None for nobody."""
+    """Return the launcher of this process and the process' place; None without a known launcher."""
     numbers = {name: int(environment[name]) for launcher in LAUNCHERS for name in launcher[2:]
                if environment.get(name, "").isdecimal()}
     for launcher in LAUNCHERS:
         if launcher.rank in numbers and launcher.size in numbers:
-            # srun --mpi=pmi2 speaks as MPICH's mpiexec does, which also numbers the ranks of a node.
+            # srun --mpi=pmi2 sets PMI_RANK as MPICH's mpiexec does, but not mpiexec's variables for the local rank.
             slurm = launcher.rank == "PMI_RANK" and SLURM.rank in environment and launcher.local_size not in environment
             by = SLURM if slurm else launcher
             return Started(by, numbers[launcher.rank], numbers[launcher.size], numbers.get(by.local_rank),
@@ -108,7 +109,7 @@ def started(environment: Mapping[str, str] = os.environ) -> Started | None:
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return the number of this process among the ranks of its host; None where no launcher gives one.
+    """Return the number of this process among the ranks of the host; None if no launcher tells.
 
     >>> local_rank({"PMI_RANK": "5", "PMI_SIZE": "8", "PALS_LOCAL_RANKID": "1"})
     1
@@ -120,13 +121,13 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Return the size and the rank that the launcher gave this process; (1, 0) without a launcher."""
+    """Return the number of ranks and this process' rank, as told by the launcher; (1, 0) without a launcher."""
     process = started(environment)
     return (process.size, process.rank) if process else (1, 0)
 
 
 def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
-    """Return what torchrun would tell a rank of its place.
+    """Return the variables by which torchrun describes a rank's place.
 
     >>> torchrun_variables(5, 8, 1, 4)
     {'RANK': '5', 'WORLD_SIZE': '8', 'LOCAL_RANK': '1', 'LOCAL_WORLD_SIZE': '4'}
@@ -136,10 +137,10 @@ def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -
 
 
 def rank_variables(size: int) -> list[dict[str, str]]:
-    """Return the environment of each of `size` ranks of this host that are to meet without MPI.
+    """Return the environment variables of each of `size` ranks of this host, for ranks that meet without MPI.
 
-    Whoever starts processes by himself, as `multiprocessing` or a notebook does, updates ``os.environ`` of each by one
-    of these, before its `gpucoll.init`.
+    A program that starts the processes (by `multiprocessing`, or from a notebook) updates ``os.environ`` of each
+    process with one of the results, before the process calls `gpucoll.init`.
 
     >>> [(one["RANK"], one["WORLD_SIZE"]) for one in rank_variables(2)]
     [('0', '2'), ('1', '2')]
@@ -149,7 +150,7 @@ def rank_variables(size: int) -> list[dict[str, str]]:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now, torchrun's own where there is none to be had."""
+    """Return a port without a listener at this moment, or torchrun's default port if none can be found."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             return int(server.getsockname()[1])
@@ -157,21 +158,23 @@ def free_port() -> int:
         return PORT
 
 
-# ---------------------------------------------------------------- how to start ranks
+# ---------------------------------------------------------------- the start of ranks
 
 
 def find_mpiexec() -> str | None:
-    """Return the mpiexec beside this Python, which belongs to its mpi4py, else the one on the PATH, else None."""
+    """Return the path of the mpiexec in this Python's folder, or else on the PATH, or else None."""
+    # An mpiexec in this Python's folder belongs to the MPI used by this Python's mpi4py.
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def mpiexec_options(vendor: Vendor | None, *, per_host: int = 1, hosts: Sequence[str] = (), oversubscribe: bool = True,
                     root: bool | None = None, tag: bool = False) -> list[str]:
-    """Return what an mpiexec needs besides ``-n``: `per_host` ranks on each of `hosts`, or on this one without any.
+    """Return mpiexec's options besides ``-n``, for `per_host` ranks on each of `hosts`, or on this host without hosts.
 
-    Open MPI wants consent to more ranks than cores (`oversubscribe`), which also numbers the ranks of a host in a row,
-    and to running as `root` (None: found out). With `tag` each line that a rank writes begins with its number.
+    Open MPI needs an option to run more ranks than cores (`oversubscribe`), which also gives the ranks of a host
+    consecutive numbers, and an option to run as `root` (None: find out). With `tag`, each line of output begins with
+    the rank.
 
     >>> mpiexec_options(vendor_of("HYDRA"), per_host=2, hosts=("a", "b"))
     ['-hosts', 'a,b', '-ppn', '2']

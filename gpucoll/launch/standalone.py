@@ -1,10 +1,10 @@
-"""Ranks of one host, started and watched without MPI: what ``gpucoll run --standalone`` is while its job runs.
+"""The launcher of ``gpucoll run --standalone``: starts and watches the ranks of one host, without MPI.
 
-Each rank is a session of its own, so that all that it starts ends with it. The first rank that ends with an error ends
-the job with its status; a rank that an exception ends tells so before anybody can miss it, so that its traceback is the
-only one. A signal is passed on to all ranks, and a rank that has not ended some time after it, or after a second one,
-is killed; where all ranks that are left have nothing more to do, they are killed at once. Where this process is killed,
-the system kills the ranks.
+Each rank is the leader of a session, so that all processes started by a rank end with the rank. The first rank that
+ends with an error ends the job with the same status. A rank ended by an exception announces this before the other ranks
+can miss it, so that only this rank's traceback is printed. Signals are passed on to all ranks; ranks still alive after
+a grace period, or at a second signal, are killed. The grace period ends early if all remaining ranks are waiting to be
+killed. If the launcher itself is killed, the kernel kills the ranks.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from typing import Any, BinaryIO, NamedTuple
 from gpucoll.errors import RankFailedError, RevokedError
 from gpucoll.launch import bootstrap
 
-GRACE = 5.0  # seconds that ranks have to end once one of them has failed, or the job is interrupted
-SAVE = 30.0  # the same after SIGTERM, which batch systems send for that
-DRAIN = 1.0  # seconds for what was written last to come, where something still has a rank's output open
+GRACE = 5.0  # seconds for ranks to end after a rank has failed, or after an interrupt, before SIGKILL
+SAVE = 30.0  # seconds for ranks to end after SIGTERM: batch systems send SIGTERM so that programs can save their state
+# Seconds for the last output, at the end: a leftover process may keep a rank's output open, without an end of file.
+DRAIN = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PDEATHSIG = 1  # of prctl
+PDEATHSIG = 1  # prctl's number of PR_SET_PDEATHSIG
 
 
 class Parent(NamedTuple):
-    """How a rank reaches the process that watches it: its number, and a pipe to tell which rank ends the job.
+    """A rank's connection to the launcher: the launcher's process number and two pipes.
 
-    Only the rank that has taken the one byte of the pipe `ticket` shows its traceback. Along `pipe` a rank that an
-    exception ends tells its number, or, without the ticket, the complement of its number; then it waits for its end.
+    The pipe `ticket` holds a single byte: the rank that reads the byte prints a traceback, all others stay silent. Into
+    `pipe` a rank ended by an exception writes the rank's number, or without the ticket the complement of the number.
+    The rank then waits to be killed.
     """
 
     process: int
@@ -44,31 +46,34 @@ class Parent(NamedTuple):
 
 
 def _pass_on(rank: int, stream: BinaryIO, target: BinaryIO) -> None:
-    """Pass on the lines that a rank writes, with its number before them."""
+    """Copy a rank's output line by line, each line with the rank's number in front. The body of a thread."""
     for line in stream:
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        # If nobody reads the output any more, go on reading: the rank must not block in a full pipe.
+        with contextlib.suppress(OSError):
             target.write(f"[{rank}] ".encode() + line.removesuffix(b"\n") + b"\n")
             target.flush()
 
 
 class Job:
-    """The ranks of one job; `command` is given this process as a `Parent` in words, and `variables` are each rank's."""
+    """The ranks of a job; `command` returns a rank's command line, given the text of `Parent`."""
 
     def __init__(self, command: Callable[[str], Sequence[str]], variables: Sequence[Mapping[str, str]], *,
                  tag: bool) -> None:
+        # `variables` are the environment variables of each rank; with `tag`, each line of output begins with the rank.
         self._command, self._variables, self._tag = command, variables, tag
-        self._status: int | None = None  # of the job, once it is known
-        self._waiting: set[int] = set()  # ranks that an exception ends, and that wait to be killed
-        self._ranks: dict[int, subprocess.Popen[bytes]] = {}  # which have not ended
+        self._status: int | None = None  # the job's exit status, once decided
+        self._waiting: set[int] = set()  # ranks ended by an exception and waiting to be killed
+        self._ranks: dict[int, subprocess.Popen[bytes]] = {}  # the ranks alive
         self._loop: Any = None
 
     def run(self) -> int:
-        """Return the status of the job, once all of its ranks have ended."""
-        import asyncio  # which no rank needs
+        """Run the job to the end of all ranks and return the exit status."""
+        import asyncio  # here, because ranks import this module and need no asyncio
 
         self._loop = asyncio.new_event_loop()
-        with contextlib.closing(self._loop):  # which lets the signals be as before
+        with contextlib.closing(self._loop):  # closing the loop resets the signal handlers
             for number in SIGNALS:
+                # An ignored signal (as under nohup) stays ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._loop.add_signal_handler(number, self._interrupted, number)
             outputs = self._start()
@@ -79,7 +84,7 @@ class Job:
         return self._status or 0
 
     def _start(self) -> list[threading.Thread]:
-        """Start all ranks; return the threads that pass on what they write."""
+        """Start all ranks; return the threads that copy the ranks' output."""
         told, tell = os.pipe()
         self._loop.add_reader(told, self._told, told)
         ticket, give = os.pipe()
@@ -92,6 +97,7 @@ class Job:
                                            stdin=None if rank == 0 else subprocess.DEVNULL, stdout=outputs,
                                            stderr=outputs, pass_fds=[tell, ticket])
                 self._ranks[rank] = process
+                # The event loop watches a process descriptor: no polling, and no handler of SIGCHLD.
                 handle = os.pidfd_open(process.pid)
                 self._loop.add_reader(handle, self._ended, rank, handle)
                 for stream, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
@@ -103,6 +109,7 @@ class Job:
             self._signal(signal.SIGKILL)
             raise
         finally:
+            # Only ranks keep these ends: `told` then ends with the last rank, and an empty `ticket` reads as its end.
             for end in (tell, ticket, give):
                 os.close(end)
         return threads
@@ -114,10 +121,11 @@ class Job:
             self._end(128 + number, signal.Signals(number), SAVE if number == signal.SIGTERM else GRACE)
 
     def _ended(self, rank: int, handle: int) -> None:
-        """See to a rank's end, and that of all that it has started; its number is its own until it is waited for."""
+        """Handle the end of a rank: kill all processes started by the rank, and record a failure."""
         self._loop.remove_reader(handle)
         os.close(handle)
         process = self._ranks.pop(rank)
+        # Kill before `wait`: until then the process number cannot be taken by another process.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         status = process.wait()
@@ -131,7 +139,8 @@ class Job:
     def _told(self, pipe: int) -> None:
         words = os.read(pipe, 4096)
         if not words:
-            self._loop.remove_reader(pipe)  # all have ended
+            self._loop.remove_reader(pipe)  # all ranks have ended
+        # A complement (below 0) comes from a rank without the ticket: the rank waits, but is not the reason.
         for number in array("i", words):
             rank = max(number, ~number)
             self._waiting.add(rank)
@@ -141,6 +150,7 @@ class Job:
         self._kill_where_all_wait()
 
     def _kill_where_all_wait(self) -> None:
+        # End the grace period early: no remaining rank has anything left to save or print.
         if self._status is not None and self._ranks.keys() <= self._waiting:
             self._signal(signal.SIGKILL)
 
@@ -156,7 +166,8 @@ class Job:
         self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to all ranks, and to those that they have started; only SIGKILL reaches ranks that wait."""
+        """Send a signal to all ranks and the processes started by them; waiting ranks receive only SIGKILL."""
+        # Waiting ranks must stay until the other ranks have ended: a rank that sees another rank end reports an error.
         for rank, process in self._ranks.items():
             if rank not in self._waiting or number == signal.SIGKILL:
                 with contextlib.suppress(ProcessLookupError):
@@ -165,16 +176,19 @@ class Job:
 
 # ---------------------------------------------------------------- in a rank
 
-PATIENCE = 4 * GRACE  # seconds until a rank ends by itself that nobody ends
-BLAMED = 2.0  # seconds that one whose error is another one's end waits for the job to end by that
+PATIENCE = 4 * GRACE  # seconds until a waiting rank ends by itself, should the launcher not kill it
+# Seconds for which a rank with an error caused by another rank's failure leaves the ticket to that other rank.
+BLAMED = 2.0
 
 
 def follow(words: str, rank: int) -> None:
-    """Tie this process to its `Parent`, given in words: it ends with that, and an uncaught exception ends the job."""
+    """Tie this rank to the launcher, given the text of `Parent`; an uncaught exception here ends the job."""
     parent = Parent(*map(int, words.split(":")))
+    # The kernel kills this rank when the launcher ends, however the launcher ends.
     ctypes.CDLL(None, use_errno=True).prctl(PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent.process:
-        os._exit(1)  # it has ended before
+        os._exit(1)  # the launcher had ended before `prctl`: no signal will come
+    # The rank's children must not keep the pipes open.
     for pipe in parent[1:]:
         os.set_inheritable(pipe, False)
     mine = os.getpid()
@@ -182,12 +196,12 @@ def follow(words: str, rank: int) -> None:
     def tell(number: int) -> None:
         with contextlib.suppress(OSError):
             os.write(parent.pipe, array("i", [number]).tobytes())
-            time.sleep(PATIENCE)  # killed meanwhile; a rank that sees this one end would tell of it, too
+            time.sleep(PATIENCE)  # killed meanwhile: ending now would cause errors in the ranks waiting for this rank
 
     @contextlib.contextmanager
     def alone(error: BaseException) -> Iterator[None]:
         if os.getpid() != mine:
-            yield  # a fork's child is no rank
+            yield  # the child of a fork is no rank: print, but leave the job alone
             return
         if isinstance(error, RankFailedError | RevokedError):
             time.sleep(BLAMED)

@@ -1,10 +1,10 @@
-"""The deadline of MPI's start: a process beside this one says which ranks are missing, and this one ends.
+"""The deadline of MPI's start: at the deadline a helper process names the missing ranks, and this process ends.
 
-MPI_Init returns when all ranks have called it, and cannot be interrupted. mpi4py holds the interpreter's lock
-meanwhile, so that no thread, signal handler or exception of Python's can run in this process. Two things do: the
-interpreter's own watchdog (`faulthandler`), which ends the process and shows its stack, and another process, the
-witness. The witness runs this file as a script, without the package. It is also how ranks see each other: a rank that
-has a witness has come to MPI's start.
+MPI_Init returns when all ranks have called MPI_Init, and cannot be interrupted. mpi4py holds the interpreter's lock
+meanwhile, so that no Python thread, signal handler or exception can run in this process. Two means remain: the
+interpreter's own watchdog (`faulthandler`), a C thread that prints the stack and ends the process; and a second
+process, the witness. The witness runs this file as a script, without the package. Witnesses also show the ranks to each
+other: a rank with a witness has come to MPI's start.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
-LONGEST = 1e8  # seconds: more than that the system's clocks do not take
-GRACE = 1.0  # seconds after the deadline in which the missing ranks are found and named
+LONGEST = 1e8  # seconds: longer timeouts, such as infinity, overflow the system's timers
+GRACE = 1.0  # seconds between the deadline and the end of the process, for the witness to name the missing ranks
 
 
 @contextlib.contextmanager
 def starting(seconds: float, variable: str, size: int, local_size: int | None) -> Iterator[None]:
-    """Inside, MPI starts: where that lasts more than so many seconds, the process ends with status 1.
+    """Guard the start of MPI inside this context: after `seconds`, the process ends with status 1.
 
-    `variable` of the environment is this rank's number; `local_size` is how many of the `size` ranks are on this host.
+    `variable` is the environment variable with this rank's number; `local_size` of the `size` ranks are on this host.
     """
     seconds = min(seconds, LONGEST)
+    # Isolated and without `site`: the witness starts fast, and runs no user code.
     command = [sys.executable, "-I", "-S", __file__, repr(seconds), variable, str(size), str(local_size or 0)]
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # without another process there are no names, but still an end
+        with contextlib.suppress(OSError):  # if no process can be started, the deadline still holds, without names
             stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
         faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=2)
         stack.callback(faulthandler.cancel_dump_traceback_later)
@@ -38,9 +39,10 @@ def starting(seconds: float, variable: str, size: int, local_size: int | None) -
 
 
 class _Process:
-    """A process as the system shows it; `rank` is "" where it has none, or where its variables may not be read."""
+    """A process as shown by /proc; `rank` is "" for a process without a rank, or with unreadable variables."""
 
     def __init__(self, number: str, variable: str) -> None:
+        # The name of the program, in parentheses, may contain spaces: split after it.
         with open(f"/proc/{number}/stat") as file:
             self.state, self.parent = file.read().rpartition(")")[2].split()[:2]
         self.rank, self.is_witness = "", False
@@ -53,10 +55,10 @@ class _Process:
 
 
 def _job(variable: str) -> list[_Process]:
-    """Return the processes of this host's ranks: all below the launcher, the nearest process above without a rank."""
+    """Return the processes of this job's ranks on this host: all descendants of the launcher with a rank."""
     there: dict[str, _Process] = {}
     for number in os.listdir("/proc"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             if number.isdecimal():
                 there[number] = _Process(number, variable)
 
@@ -65,17 +67,21 @@ def _job(variable: str) -> list[_Process]:
             number = there[number].parent
             yield number
 
+    # The launcher is the nearest ancestor without a rank. Ranks of other jobs have the same variables, but another
+    # launcher. A process without an entry in `there` (just ended, or number 0) ends the walk as well.
     launcher = next(number for number in above(str(os.getpid())) if number not in there or not there[number].rank)
     return [process for number, process in there.items() if process.rank and launcher in above(number)]
 
 
 def missing(variable: str, size: int, local_size: int) -> Mapping[int, str]:
-    """Return the ranks of this host that have not come to MPI's start, as far as that can be seen, and why."""
+    """Return the ranks of this host that have not come to MPI's start, as far as visible, each with the reason."""
     job = _job(variable)
+    # If all ranks are on this host, a rank without a process has ended.
     ranks = {process.rank for process in job} | ({*map(str, range(size))} if local_size == size else set())
     found: dict[int, str] = {}
     for rank in ranks:
         own = [process for process in job if process.rank == rank]
+        # T and t: stopped by a signal or by a debugger. A stopped rank may have a witness, so test this first.
         if any(process.state in "Tt" for process in own):
             found[int(rank)] = "is stopped"
         elif not any(process.is_witness for process in own):
@@ -84,19 +90,20 @@ def missing(variable: str, size: int, local_size: int) -> Mapping[int, str]:
 
 
 def _main(given: list[str]) -> None:
+    # Standard input is a pipe from the rank: it becomes readable, at its end, when the rank closes it or dies.
     seconds, variable, size, local_size = float(given[0]), given[1], int(given[2]), int(given[3])
     if select.select([sys.stdin], [], [], seconds)[0]:
-        return  # the rank has closed its end: MPI has started, or the rank is no more
+        return  # MPI has started, or the rank has died
     try:
         found = missing(variable, size, local_size)
-    except (OSError, StopIteration, ValueError):  # no such system
+    except (OSError, StopIteration, ValueError):  # no /proc, or another format: report without names
         found = {}
     names = "; ".join(f"rank {rank} {why}" for rank, why in found.items()) or "another rank has not come to it"
     sys.stderr.write(f"rank {os.environ.get(variable)}: [GC-TIMEOUT] init: waited {seconds:g} s for MPI's start, which "
                      f"waits for all {size} ranks: {names}. It cannot be interrupted, so that this process ends with "
                      "status 1; timeout= sets the deadline\n")
     sys.stderr.flush()
-    sys.stdin.read()  # until the rank has ended: the other ranks' witnesses must find this one
+    sys.stdin.read()  # stay until the rank has ended: the witnesses of other ranks must find this witness
 
 
 if __name__ == "__main__":

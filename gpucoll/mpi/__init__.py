@@ -1,10 +1,10 @@
-"""mpi4py's spelling: `Comm` around one of its communicators does the upper-case collectives by gpucoll.
+"""The interface of mpi4py: `Comm` wraps an mpi4py communicator, and runs the upper-case collectives by gpucoll.
 
     comm = gpucoll.mpi.Comm(MPI.COMM_WORLD)      # the only line of a program that changes
     comm.Allreduce(x, y, op=MPI.MAX)
 
-Buffers are given as mpi4py has them. What is not ours is mpi4py's own: datatypes and ops that a user has made, messages
-of arrays on the host, lower-case calls, and all other methods. All ranks of a call must be alike in that.
+Buffers are given as in mpi4py. mpi4py itself serves user-defined datatypes and ops, point-to-point messages of host
+arrays, lower-case calls, and all other methods. All ranks must make a call in the same way, so all take the same path.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpucoll.progress.operations import Work
 
 __all__ = ["Comm", "Request"]
 
-Call = tuple[Callable[..., Any], Callable[[Any], Any] | None]  # what is called, and what is done with its result
+Call = tuple[Callable[..., Any], Callable[[Any], Any] | None]  # the function to call, and a consumer of the result
 
 
 class Request:
-    """A call of ours under way, with the methods of mpi4py's requests."""
+    """A gpucoll call under way, with the methods of mpi4py's requests."""
 
     def __init__(self, work: Work, deliver: Callable[[Any], Any] | None) -> None:
         self._work, self._deliver = work, deliver
@@ -38,6 +38,7 @@ class Request:
     def Wait(self, status: Any = None) -> bool:
         """Return True once the result is in its buffer."""
         self._work.synchronize()
+        # Deliver once: a program may wait again after it has changed the buffer.
         if self._deliver is not None:
             deliver, self._deliver = self._deliver, None
             deliver(self._work.wait())
@@ -48,16 +49,16 @@ class Request:
         return self._work.is_completed() and self.Wait()
 
     def wait(self, status: Any = None) -> None:
-        """Wait as `Wait`."""
+        """Wait like `Wait`, returning None."""
         self.Wait()
 
     def test(self, status: Any = None) -> tuple[bool, None]:
-        """Return what `Test` does, and None, as there is no object."""
+        """Return the result of `Test`, and None in place of a received object."""
         return self.Test(), None
 
     @classmethod
     def Waitall(cls, requests: Iterable[Any], statuses: Any = None) -> bool:
-        """Wait for all of them, ours or mpi4py's."""
+        """Wait for all requests, gpucoll's or mpi4py's; return True."""
         for request in requests:
             request.Wait()
         return True
@@ -65,27 +66,28 @@ class Request:
 
 @functools.cache
 def _attribute() -> int:
-    """Return the key of the attribute by which a communicator of mpi4py's keeps each `Comm` of it.
+    """Return the key of the MPI attribute holding the `Comm` objects of an mpi4py communicator.
 
-    `Free` of that communicator closes them, whoever calls it; what `Dup` makes has none of them.
+    `Free` of the mpi4py communicator deletes the attribute, which closes the `Comm` objects. `Dup` does not copy the
+    attribute.
     """
     def close(mpi: MPI.Comm, key: int, kept: dict[Any, Comm]) -> None:
         for one in kept.values():
-            with contextlib.suppress(GpucollError):  # MPI takes no error of ours
+            with contextlib.suppress(GpucollError):  # an MPI callback must not raise
                 one.comm.close()
 
     return MPI.Comm.Create_keyval(delete_fn=close)
 
 
 class _Kept(type):
-    """Makes one `Comm` for each communicator of mpi4py's and set of options, as long as it is not closed.
+    """The metaclass of `Comm`: keeps one open `Comm` for each mpi4py communicator and set of options.
 
-    To make one takes milliseconds and memory, and programs wrap MPI.COMM_WORLD wherever they use it.
+    Making a `Comm` takes milliseconds and memory, and programs wrap MPI.COMM_WORLD in many places.
     """
 
     def __call__(cls, mpi: MPI.Intracomm, **options: Any) -> Any:
         if not isinstance(mpi, MPI.Intracomm) or mpi == MPI.COMM_NULL:
-            return super().__call__(mpi, **options)  # which refuses it
+            return super().__call__(mpi, **options)  # raises the error for a wrong communicator
         wanted = cls, bootstrap.options(options)
         kept: Any = mpi.Get_attr(_attribute())
         if kept is None:
@@ -97,12 +99,12 @@ class _Kept(type):
 
 
 class Comm(metaclass=_Kept):
-    """An mpi4py intracommunicator `mpi` whose upper-case collectives are those of a gpucoll communicator, `comm`.
+    """An mpi4py intracommunicator `mpi` with upper-case collectives run by a gpucoll communicator, `comm`.
 
-    The first `Comm` of a communicator is a collective call; another one with the same options is the same object until
-    it is closed, or the communicator freed. `options` are those of `gpucoll.init`, alike on all ranks. Errors are
-    gpucoll's. On CuPy arrays calls enqueue in the current stream. What `Split`, `Dup`, `Create_cart` and the like
-    return is a `Comm` too, COMM_NULL where mpi4py's is.
+    The first `Comm` of a communicator is a collective call. A later `Comm(mpi)` with the same options returns the same
+    object, until the object is closed or the communicator freed. `options` are the options of `gpucoll.init`, alike on
+    all ranks. Errors are gpucoll's. Calls on CuPy arrays enqueue on the current stream. `Split`, `Dup`, `Create_cart`
+    and similar methods return a `Comm` too, or COMM_NULL as in mpi4py.
     """
 
     def __init__(self, mpi: MPI.Intracomm, **options: Unpack[GivenOptions]) -> None:
@@ -110,7 +112,7 @@ class Comm(metaclass=_Kept):
         self.rank, self.size = self.comm.rank, self.comm.size
 
     def __getattr__(self, name: str) -> Any:
-        if name == "mpi":  # while it is unpickled, say
+        if name == "mpi":  # not set yet, for example during unpickling: prevent endless recursion
             raise AttributeError(name)
         found = getattr(self.mpi, name)
         if name in MADE:
@@ -119,7 +121,7 @@ class Comm(metaclass=_Kept):
         return functools.partial(self._start, started) if started in STARTED else found
 
     def Free(self) -> None:
-        """Close both communicators."""
+        """Close the gpucoll communicator and free the mpi4py communicator."""
         try:
             self.comm.close()
         finally:
@@ -131,14 +133,14 @@ class Comm(metaclass=_Kept):
     def _options(self) -> Any:
         return {name: getattr(self.comm.options, name) for name in GivenOptions.__annotations__}
 
-    # ------------------------------------------------------------ arrays of NumPy that are plain, at once
+    # ------------------------------------------------------------ fast path: NumPy arrays and predefined datatypes
 
     def Barrier(self) -> None:
-        """Return when every rank has called it."""
+        """Return when every rank has called `Barrier`."""
         self.comm.barrier()
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        """Overwrite every rank's buffer with the root's."""
+        """Overwrite every rank's buffer with the root's buffer."""
         x = plain(buf)
         if x is None:
             self._do("Bcast", buf, root)
@@ -150,8 +152,11 @@ class Comm(metaclass=_Kept):
         self._reduce_all("Allreduce", self.comm.all_reduce, sendbuf, recvbuf, op)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """Write the reduction over ranks 0 to this one."""
+        """Write the reduction over ranks 0 to this rank, inclusive, to `recvbuf`."""
         self._reduce_all("Scan", self.comm.scan, sendbuf, recvbuf, op)
+
+    # Each method tries `plain` first, a cheap test for frequent kinds of buffers. Other buffers and ops take the
+    # general path, which also reports errors.
 
     def _reduce_all(self, name: str, call: Any, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> None:
         out, ours = plain(recvbuf), NAMES.get(id(op))
@@ -162,7 +167,7 @@ class Comm(metaclass=_Kept):
             call(x, out, ours)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """Write the reduction over the ranks before this one; rank 0's `recvbuf` stays."""
+        """Write the reduction over the ranks before this rank to `recvbuf`; rank 0's `recvbuf` is unchanged."""
         self._do("Exscan", sendbuf, recvbuf, op)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
@@ -223,11 +228,11 @@ class Comm(metaclass=_Kept):
         self._do("Reduce_scatter", sendbuf, recvbuf, recvcounts, op)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Write all ranks' `sendbuf`, of any lengths, where every rank's `recvbuf` says."""
+        """Write all ranks' `sendbuf`, of any lengths, at the displacements in every rank's `recvbuf`."""
         self._do("Allgatherv", sendbuf, recvbuf)
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """Write all ranks' `sendbuf`, of any lengths, where the root's `recvbuf` says."""
+        """Write all ranks' `sendbuf`, of any lengths, at the displacements in the root's `recvbuf`."""
         self._do("Gatherv", sendbuf, recvbuf, root)
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
@@ -238,10 +243,11 @@ class Comm(metaclass=_Kept):
         """Write part i of rank j's `sendbuf` to part j of rank i's `recvbuf`."""
         self._do("Alltoallv", sendbuf, recvbuf)
 
-    # ------------------------------------------------------------ all others
+    # ------------------------------------------------------------ general path: `_name` prepares the call of `Name`
 
     def _do(self, name: str, *arguments: Any) -> None:
         try:
+            # An ArgumentError here is reported to the other ranks, which may already wait in the collective.
             with internal.refusing(self.comm):
                 call, deliver = getattr(self, "_" + name.lower())(*arguments)
         except NotOurs:
@@ -252,9 +258,9 @@ class Comm(metaclass=_Kept):
             deliver(done)
 
     def _start(self, name: str, *given: Any, **named: Any) -> Any:
-        """Begin a call; return a `Request`, or mpi4py's.
+        """Begin a nonblocking call; return a `Request`, or mpi4py's request.
 
-        What must first ask the other ranks for shapes is mpi4py's on the host: to begin it waits for nobody.
+        Some calls exchange shapes between the ranks first, and would block. mpi4py serves these calls on host arrays.
         """
         bound = dict(zip(STARTED[name], given, strict=False)) | named
         asks = name.endswith("v") or name in ("Scatter", "Reduce_scatter")
@@ -274,7 +280,7 @@ class Comm(metaclass=_Kept):
         return functools.partial(self.comm.broadcast, row(buf), root), None
 
     def _both(self, sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
-        """Return input and output of a reduction; mpi4py says what is wrong where they are unlike."""
+        """Return input and output of a reduction. mpi4py reports the error if shapes or dtypes differ."""
         out = row(recvbuf)
         x = out if _is_in_place(sendbuf) else row(sendbuf)
         if x.shape != out.shape or x.dtype != out.dtype:
@@ -305,6 +311,7 @@ class Comm(metaclass=_Kept):
     def _gathered(self, sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
         out = row(recvbuf, self.size)
         each = len(out) // self.size
+        # In place, the input is this rank's block of the result.
         x = out[self.rank * each:(self.rank + 1) * each] if _is_in_place(sendbuf) else row(sendbuf)
         return x, blocks_of(out, len(x), each, self.size)
 
@@ -362,7 +369,7 @@ class Comm(metaclass=_Kept):
         xs = places if _is_in_place(sendbuf) else parts(sendbuf, self.size).views
         return functools.partial(self.comm.all_to_all_v, xs), functools.partial(fill, places)
 
-    # ------------------------------------------------------------ messages: of arrays on GPUs ours, else mpi4py's
+    # ------------------------------------------------------------ messages: gpucoll's for GPU arrays, else mpi4py's
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a buffer to rank `dest`."""
@@ -372,7 +379,7 @@ class Comm(metaclass=_Kept):
             self.mpi.Send(buf, dest, tag)
 
     def Recv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None) -> None:
-        """Receive a buffer from rank `source`, which must be one for arrays on GPUs."""
+        """Receive a buffer from rank `source`; for GPU arrays `source` must be given."""
         if is_on_gpu(buf):
             self._received(row(buf), source, tag, status)
         else:
@@ -380,7 +387,7 @@ class Comm(metaclass=_Kept):
 
     def Sendrecv(self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None,
                  source: int = MPI.ANY_SOURCE, recvtag: int = MPI.ANY_TAG, status: Any = None) -> None:
-        """Send one buffer while receiving another one."""
+        """Send a buffer while receiving another buffer."""
         if is_on_gpu(sendbuf, recvbuf):
             with self.comm.group():
                 self.comm.send(row(sendbuf), dest, sendtag)
@@ -415,10 +422,10 @@ def _is_in_place(buffer: Any) -> bool:
 
 
 MADE = {"Clone", "Create", "Create_cart", "Create_dist_graph", "Create_dist_graph_adjacent", "Create_graph",
-        "Create_group", "Dup", "Split", "Split_type", "Sub"}  # calls that return a communicator, which is wrapped
+        "Create_group", "Dup", "Split", "Split_type", "Sub"}  # methods returning a communicator to wrap
 DEFAULTS = {"op": MPI.SUM, "root": 0}
 _TWO = ("sendbuf", "recvbuf")
-STARTED = {  # collectives that have an I-variant, and what they are given
+STARTED = {  # collectives with a nonblocking variant, and the names of their arguments
     "Barrier": (), "Bcast": ("buf", "root"), "Allreduce": (*_TWO, "op"), "Scan": (*_TWO, "op"),
     "Exscan": (*_TWO, "op"), "Reduce": (*_TWO, "op", "root"), "Allgather": _TWO, "Gather": (*_TWO, "root"),
     "Scatter": (*_TWO, "root"), "Alltoall": _TWO, "Reduce_scatter_block": (*_TWO, "op"),

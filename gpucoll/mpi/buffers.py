@@ -1,6 +1,7 @@
-"""mpi4py's buffer specifications, read as rows of elements: an array, [data, count, type] and the like.
+"""mpi4py's buffer specifications (an array, [data, count, type], ...) read as one-dimensional arrays: rows.
 
-What is not ours, as a datatype that a user has made, raises `NotOurs`; mpi4py says what is wrong with it, if anything.
+Specifications not served by gpucoll, such as user-defined datatypes, raise `NotOurs`. The call then goes to mpi4py,
+which also reports errors in the specification.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from gpucoll.core.dtypes import row_of
 from gpucoll.core.ops import op_of
 from gpucoll.errors import ArgumentError, DtypeError
 
-PLAIN = frozenset("?bhilqBHILQefdFD")  # the dtypes that arrays have most of the time
-BYTES = frozenset((bytearray, bytes, mmap.mmap))  # whose elements are bytes until a datatype says otherwise
+PLAIN = frozenset("?bhilqBHILQefdFD")  # dtypes for the fast path, as characters
+BYTES = frozenset((bytearray, bytes, mmap.mmap))  # elements are bytes unless a datatype is given
 BYTE = numpy.dtype("u1")
 WHOLE = (int, numpy.integer)
 OPS = {id(getattr(MPI, name)): name.lower() for name in
@@ -28,7 +29,7 @@ OPS = {id(getattr(MPI, name)): name.lower() for name in
 
 
 def _spelled() -> dict[int, tuple[MPI.Datatype, numpy.dtype]]:
-    """Return the dtypes of MPI's predefined datatypes that have one of ours, by handle; characters are bytes."""
+    """Return by handle the predefined MPI datatypes with a dtype in `PLAIN`, and this dtype; characters are bytes."""
     found = {}
     for one in map(MPI.__dict__.get, dir(MPI)):
         if isinstance(one, MPI.Datatype) and one != MPI.DATATYPE_NULL and one.typestr[0] in "biufcS":
@@ -39,15 +40,15 @@ def _spelled() -> dict[int, tuple[MPI.Datatype, numpy.dtype]]:
 
 
 DTYPES = _spelled()
-SPELLED = {id(one): dtype for one, dtype in DTYPES.values()}  # of those that are named most
+SPELLED = {id(one): dtype for one, dtype in DTYPES.values()}  # by object identity, quicker than the handle
 
 
 class NotOurs(Exception):
-    """A call that goes to mpi4py, on all ranks alike."""
+    """The call goes to mpi4py, on all ranks alike."""
 
 
 class VectorBuffer(NamedTuple):
-    """A row of elements, and where each rank's are: how many, from which one on."""
+    """A row of elements, with the count and the start of each rank's elements."""
 
     row: Array
     counts: Sequence[int]
@@ -55,12 +56,12 @@ class VectorBuffer(NamedTuple):
 
     @property
     def views(self) -> list[Array]:
-        """Each rank's elements."""
+        """Each rank's elements, as views of the row."""
         return [self.row[start:start + count] for count, start in zip(self.counts, self.starts, strict=True)]
 
 
 def op_name(op: Any) -> str:
-    """Return our name of a predefined op."""
+    """Return gpucoll's name of a predefined op; raise `NotOurs` for others."""
     try:
         return op_of(op).name
     except ArgumentError:
@@ -68,10 +69,10 @@ def op_name(op: Any) -> str:
 
 
 def plain(spec: Any, blocks: int = 1) -> Array | None:
-    """Return the elements of a frequent kind of buffer as a row; None for what is to be looked at closer.
+    """Return the elements of a frequent kind of buffer as a row; None for other kinds, handled by `row`.
 
-    `blocks` is how many times the count of `spec` the row has. The memory of a bytearray and its like is opened anew in
-    each call, which takes 0.2 us: an array that were kept would forbid its owner to resize or to close it.
+    The row has `blocks` times the count in `spec`. The memory of a bytearray, bytes or mmap is opened anew in each call
+    (0.2 us), since a cached array would prevent the owner from resizing or closing the object.
     """
     data, count, dtype = spec, None, None
     if type(spec) is list or type(spec) is tuple:
@@ -98,7 +99,7 @@ def plain(spec: Any, blocks: int = 1) -> Array | None:
 
 
 def _bytes(data: Any, count: int | None, dtype: numpy.dtype | None, blocks: int) -> Array | None:
-    """Return the elements of bytes as a row; None for other objects, and for bytes that are not so many elements."""
+    """Return the elements of bytes as a row; None for other objects, and if count and length do not fit."""
     if type(data) not in BYTES:
         return None
     dtype = dtype or BYTE
@@ -110,7 +111,7 @@ def _bytes(data: Any, count: int | None, dtype: numpy.dtype | None, blocks: int)
 
 
 def row(spec: Any, blocks: int = 1) -> Array:
-    """Return the elements of `blocks` times the count that `spec` has: all that there are where it has none."""
+    """Return the first `blocks` times the count in `spec` elements as a row; all elements without a count."""
     data, count, start, datatype = _items(spec)
     if isinstance(count, list):
         count, start = count
@@ -125,7 +126,10 @@ def row(spec: Any, blocks: int = 1) -> Array:
 
 
 def parts(spec: Any, size: int) -> VectorBuffer:
-    """Return the elements of each of `size` ranks: as many as `spec` has counts, one after another without starts."""
+    """Return the elements of each of `size` ranks, by the counts and displacements of `spec`.
+
+    Without counts the elements are divided evenly, longer parts first; without displacements the parts are contiguous.
+    """
     data, counts, starts, datatype = _items(spec)
     whole = _opened(data, datatype)
     if counts is None:
@@ -149,7 +153,7 @@ def _whole(count: Any, most: int, blocks: int = 1) -> int:
 
 
 def _items(spec: Any) -> tuple[Any, Any, Any, Any]:
-    """Return data, count, displacement and datatype; None where `spec` has none."""
+    """Return data, count, displacement and datatype of `spec`; None for missing entries."""
     if not isinstance(spec, list | tuple):
         return spec, None, None, None
     if len(spec) == 4:
@@ -165,7 +169,7 @@ def _items(spec: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _opened(data: Any, datatype: Any) -> Array:
-    """Return data as a row of its own memory."""
+    """Return `data` as a row of elements of `datatype`, without a copy."""
     if data is MPI.BOTTOM:
         raise ArgumentError("BOTTOM names no array; pass the array itself", code="GC-ARRAY")
     if isinstance(datatype, str):
@@ -173,7 +177,7 @@ def _opened(data: Any, datatype: Any) -> Array:
     dtype = None if datatype is None else DTYPES.get(datatype.handle, (None, None))[1]
     if datatype is not None and dtype is None:
         raise NotOurs
-    known = plain(data)
+    known = plain(data)  # the quick case first
     if known is not None and (dtype is None or dtype == known.dtype):
         return known
     try:
@@ -183,7 +187,7 @@ def _opened(data: Any, datatype: Any) -> Array:
     except (ArgumentError, DtypeError, TypeError, ValueError, BufferError):
         raise NotOurs from None
     if not array.flags.c_contiguous:
-        array = array.T  # in the order of the memory, as mpi4py has it
+        array = array.T  # Fortran order: take the elements in memory order, as mpi4py does
         if not array.flags.c_contiguous:
             raise NotOurs
     elements = array.reshape(-1)
@@ -204,7 +208,7 @@ def _array(data: Any) -> Array:
 
 
 def is_on_gpu(*specs: Any) -> bool:
-    """Return whether one of the buffers is an array that CuPy can open."""
+    """Return whether the first GPU array among the buffers, if any, can be opened by CuPy."""
     for spec in specs:
         data = spec[0] if isinstance(spec, list | tuple) and spec else spec
         if type(data) is not ndarray and type(data) not in BYTES and on_gpu(data):
@@ -217,14 +221,14 @@ def is_on_gpu(*specs: Any) -> bool:
 
 
 def blocks_of(x: Array, given: int, taken: int, size: int) -> Array:
-    """Return the first `given` elements of each of `size` blocks of `taken`, as an `out` of ours."""
+    """Return the first `given` elements of each of `size` blocks of `taken` elements, for use as `out`."""
     if given > taken:
         raise ArgumentError(f"{given} elements come from each rank, but there is room for {taken}", code="GC-COUNTS")
     return x if given == taken else x.reshape(size, taken)[:, :given]
 
 
 def fill(places: Sequence[Array], came: Sequence[Array]) -> None:
-    """Write what came from each rank at its place, which may be longer."""
+    """Copy the block received from each rank to the start of the rank's place; raise ArgumentError if too long."""
     for rank, (place, block) in enumerate(zip(places, came, strict=True)):
         if len(block) > len(place):
             raise ArgumentError(f"{len(block)} elements came from rank {rank}, but there is room for {len(place)}",

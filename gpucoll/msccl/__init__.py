@@ -1,9 +1,9 @@
-"""MSCCL's XML, as msccl-tools, TACCL and TE-CCL write it: read as schedules of ours, and written from them.
+"""MSCCL's XML, written by msccl-tools, TACCL and TE-CCL: converted to gpucoll's schedules, and back.
 
-    documents   the file, as data; what is none is refused
+    documents   the file parsed to data; wrong files are refused
     order       messages matched, steps ordered, races found
-    rounds      the same as rounds of our steps, proved
-    write       rounds as thread blocks
+    rounds      steps converted to rounds of a gpucoll schedule, proved
+    write       rounds converted to thread blocks
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from gpucoll.msccl.rounds import rounds_of
 
 __all__ = ["register"]
 
-_REGISTERED: dict[tuple[str, str], str] = {}  # the digest of what was read, by collective and name
+_REGISTERED: dict[tuple[str, str], str] = {}  # from collective and name to the digest of the file
 
 
 def register(content: bytes, file: str) -> tuple[str, str]:
-    """Register the algorithm of a file, proved; return its collective and name.
+    """Prove and register the algorithm of a file; return the collective and the name.
 
-    The name is that of the file's element, with more where another algorithm has it. The same file is the same one.
+    The name is the file's ``algo name``, with part of the digest appended if another algorithm has this name. A file
+    registered before is not registered again.
     """
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
     program = parsed(content, file)

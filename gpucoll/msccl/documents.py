@@ -1,4 +1,4 @@
-"""MSCCL's XML as data: what each thread block of each GPU does, step by step."""
+"""MSCCL's XML as data: the steps of each thread block of each GPU. The XML's GPUs are gpucoll's ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ NAMES = {"".join(name.split("_")): name for name in (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")}
 TYPES = ("s", "r", "rcs", "rrc", "rrs", "rrcs", "re", "cpy", "nop")
 SENDS, RECEIVES, REDUCES = ("s", "rcs", "rrs", "rrcs"), ("r", "rcs", "rrc", "rrs", "rrcs"), ("rrc", "rrs", "rrcs", "re")
-MOST_GPUS, MOST_CHUNKS, MOST_MOVED = 4096, 1 << 16, 1 << 22
-NEST = ("algo", "gpu", "tb", "step")
+MOST_GPUS, MOST_CHUNKS, MOST_MOVED = 4096, 1 << 16, 1 << 22  # limits, so that no file exhausts time or memory
+NEST = ("algo", "gpu", "tb", "step")  # element names, from the outside in
 
-Place: TypeAlias = tuple[str, int]  # buffer "i", "o" or "s", chunk
+Place: TypeAlias = tuple[str, int]  # buffer "i" (input), "o" (output) or "s" (scratch), and chunk
 
 
 class XmlStep(NamedTuple):
-    """Step `number` of thread block `block` of `gpu`; -1 is no peer, `after` the block and step that it waits for."""
+    """Step `number` of thread block `block` of `gpu`.
+
+    `send` and `recv` are the block's peers, -1 for none; `after` is the (block, step) awaited before the step.
+    """
 
     gpu: int
     block: int
@@ -39,7 +42,7 @@ class XmlStep(NamedTuple):
 
 
 class XmlProgram(NamedTuple):
-    """A file; `chunks` is into how many the larger of input and output is cut, `scratch` the most that a GPU has."""
+    """A parsed file: `chunks` cut the larger of input and output, `scratch` is the most chunks of scratch of a GPU."""
 
     name: str
     row: Collective
@@ -51,17 +54,20 @@ class XmlProgram(NamedTuple):
 
     @property
     def per_block(self) -> int:
-        """Into how many chunks a block is cut, or the whole where there are none."""
+        """The number of chunks per block; in a collective without blocks, of the whole."""
         return self.chunks // self.size if self.row.blocks else self.chunks
 
 
 def wrong(file: str, why: str) -> ArgumentError:
-    """Return the error of a file that is none of MSCCL's."""
+    """Return the error for a file with wrong XML: ArgumentError with code GC-XML."""
     return ArgumentError(f"{file}: {why}", code="GC-XML")
 
 
 class XmlTree(ElementTree.TreeBuilder):
-    """Takes elements as they come; document types, and so entities, are refused: no file is longer than it looks."""
+    """A builder of the element tree, checking the nesting.
+
+    Document types are refused, and entities with them: expanded entities could turn a small file into a huge tree.
+    """
 
     def __init__(self, file: str) -> None:
         super().__init__()
@@ -82,7 +88,7 @@ class XmlTree(ElementTree.TreeBuilder):
 
 
 class Fields:
-    """The attributes of one element, `where` in words, as numbers and words."""
+    """The attributes of one element, read as checked numbers and words; `where` names the element in messages."""
 
     def __init__(self, file: str, where: str, element: ElementTree.Element) -> None:
         self._file, self._where, self._attributes = file, where, element.attrib
@@ -91,7 +97,7 @@ class Fields:
         return wrong(self._file, f"{self._where}: {why}")
 
     def number(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """Return a whole number from `low` to `high`; without `default` it must be there."""
+        """Return a whole number from `low` to `high`; an attribute without `default` is required."""
         text = self._attributes.get(name, "" if default is None else str(default))
         value = int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
         if value is None or not low <= value <= high:
@@ -99,7 +105,7 @@ class Fields:
         return value
 
     def word(self, name: str, known: Any, default: str = "") -> str:
-        """Return one of the `known` words."""
+        """Return the attribute's value, one of the `known` words; raise ArgumentError for other values."""
         text = self._attributes.get(name, default)
         if text not in known:
             raise self.wrong(f"{name}={text[:40]!r} is none of {', '.join(known)}")
@@ -107,7 +113,7 @@ class Fields:
 
 
 def parsed(content: bytes, file: str) -> XmlProgram:
-    """Return the program of a file; raise ArgumentError with code GC-XML for anything else."""
+    """Return the program in a file; raise ArgumentError with code GC-XML for other content."""
     try:
         algo = ElementTree.fromstring(content, ElementTree.XMLParser(target=XmlTree(file)))
     except ArgumentError:

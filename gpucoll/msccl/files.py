@@ -1,4 +1,4 @@
-"""Algorithms from files: those that a user's Python registers, and MSCCL's XML."""
+"""Algorithms from files: Python files registering algorithms, and MSCCL's XML."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpucoll.algorithms import names_of, registry
 from gpucoll.core import parsing
 from gpucoll.errors import ArgumentError, nearest
 
-MOST_BYTES = 1 << 26  # of a file
+MOST_BYTES = 1 << 26  # limit of a file's size
 FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[^:/\\]*)|(?P<xml>.+\.xml)", re.IGNORECASE | re.DOTALL)
 
 
 def is_file(text: str) -> bool:
-    """Return whether `text` says a file with an algorithm, and not the name of one.
+    """Return whether `text` names a file with an algorithm instead of an algorithm.
 
     >>> is_file("mine.py:star"), is_file("a/b.xml"), is_file("ring")
     (True, True, False)
@@ -29,17 +29,17 @@ def is_file(text: str) -> bool:
 
 
 def load(path: str) -> str:
-    """Return the name of the algorithm that a file has, which is registered and may be used like any other.
+    """Register the algorithm in a file and return the name, usable like any other algorithm's name.
 
-    ``"file.py:name"`` runs the file, which registers it by `algorithm`; ``"algorithm.xml"`` is as MSCCL's tools write
-    it, and proved at once. Raises ArgumentError: GC-FILE for a file that cannot be read or run, or has no such name,
-    GC-XML for one that is no such XML, GC-PROOF for an algorithm that is wrong.
+    ``"file.py:name"`` runs the file, and the file registers the algorithm by `algorithm`. ``"algorithm.xml"`` is a file
+    written by MSCCL's tools, and proved at once. Raises ArgumentError: GC-FILE if the file cannot be read or run, or
+    registers no algorithm of this name; GC-XML for wrong XML; GC-PROOF for a wrong algorithm.
     """
     return loaded(path)[0][1]
 
 
 def loaded(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """Return collective and name of each algorithm that `path`, see `load`, stands for."""
+    """Return collective and name of each algorithm given by `path` (see `load`): one name may have several."""
     match = FILE.fullmatch(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
     if match is None:
         raise ArgumentError(f"{path!r} is neither file.py:name nor algorithm.xml", code="GC-FILE")
@@ -58,7 +58,10 @@ def loaded(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
 
 
 def named(text: str, *collectives: str) -> str:
-    """Return a list of algorithms in which every file's is called by its name; ArgumentError where it is of others."""
+    """Return the comma-separated list `text` with each file replaced by its algorithm's name.
+
+    Raises ArgumentError if a file's algorithm is for none of `collectives`.
+    """
     return ",".join(_named(one, collectives) if is_file(one) else one for one in names_of(text))
 
 
@@ -82,19 +85,19 @@ def _content(path: str) -> bytes:
 
 
 def _module(path: str, content: bytes) -> str:
-    """Return the name of the module that a file becomes: another one where it is changed."""
+    """Return the module name for a file, made from path and content: a changed file becomes a new module."""
     digest = hashlib.blake2b(os.path.abspath(path).encode(errors="surrogateescape") + b"\0" + content, digest_size=8)
     return f"gpucoll_file_{digest.hexdigest()}"
 
 
 def _run(path: Path, content: bytes) -> None:
-    """Run a file, once."""
+    """Run a file as a module, unless path and content have been run before."""
     name = _module(str(path), content)
     if name in sys.modules:
         return
     module = types.ModuleType(name)
     module.__file__ = str(path)
-    sys.modules[name] = module  # before it runs, as an import does: what it defines looks for it
+    sys.modules[name] = module  # before running, as in an import: classes look up their module
     try:
         exec(parsing.code_of(content, str(path), "exec"), vars(module))
     except BaseException as error:

@@ -1,7 +1,8 @@
-"""In which order the steps of MSCCL's thread blocks happen: messages matched, waits that never end, races.
+"""The order of the steps of MSCCL's thread blocks: match messages, find endless waits and races.
 
-Every step is one or two events: it receives, then it sends, or it works alone. An event follows those before it in its
-thread block, what its step waits for, and a receipt follows its sending, which waits for nobody.
+Every step is one or two events: a receive and then a send, or local work. An event happens after the earlier events of
+its thread block and after the step awaited by its step. A receive also happens after the matching send. A send does not
+wait for the receive.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ Toucher = TypeVar("Toucher")
 
 
 class XmlEvent(NamedTuple):
-    """What an XML step does at once: `kind` "send", "receive" or "local"; which chunks it reads, and writes.
+    """One event of an XML step: `kind` "send", "receive" or "local", and the places read and written.
 
-    `operand` is what a reduction combines with what it gets. They are places of its own GPU.
+    `operand` are the places combined with the data received or read, in a reduction. All places are on the step's GPU.
     """
 
     step: XmlStep
@@ -32,28 +33,31 @@ class XmlEvent(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Events in an order in which they may happen, and for each receipt (by index) the sending that it meets."""
+    """Events in a possible order, and the matching of messages: `sender` maps a receive's index to the send's index."""
 
     events: list[XmlEvent]
     sender: dict[int, int]
 
 
 def refused(step: XmlStep, why: str) -> ArgumentError:
-    """Return the error that names a step that is wrong."""
+    """Return the error for a wrong step: ArgumentError with code GC-PROOF."""
     return ArgumentError(f"{step}: {why}", code="GC-PROOF")
 
 
 def ordered(program: XmlProgram, *, local_source: bool) -> Order:
-    """Return the program's events in order; raise ArgumentError that names a step where there is a fault.
+    """Return the program's events in order; raise ArgumentError naming a step for an endless wait or a race.
 
-    `local_source`: a reduction of what is received takes its operand from the step's source on its own GPU, as the
-    runtime does; else from its destination, the source being the sender's, as msccl-tools write it.
+    `local_source` selects the operand combined with received data. With True the operand is the step's source, a place
+    of its own GPU, as in MSCCL's runtime. With False the operand is the step's destination, and the source names the
+    sender's place, as written by msccl-tools.
     """
     events = [event for step in program.steps for event in _events(program, step, local_source)]
     first, last = dict[tuple[int, int, int], int](), dict[tuple[int, int, int], int]()
     before: list[list[int]] = [[] for _ in events]
     for index, event in enumerate(events):
         key = event.step[:3]
+        # A step of two events starts with the first event and is done with the last: the step's wait delays the first
+        # event, and steps waiting for the step follow the last event.
         first.setdefault(key, index)
         last[key] = index
         if index and events[index - 1].step[:2] == event.step[:2]:
@@ -65,10 +69,12 @@ def ordered(program: XmlProgram, *, local_source: bool) -> Order:
             if waited is None:
                 raise refused(step, f"it waits for tb {step.after[0]}, step {step.after[1]}, which is not there")
             before[index].append(waited)
+    # A receive follows its send. The send follows nothing of the receiver's: MSCCL buffers messages.
     sender = _matched(events)
     for receipt, sent in sender.items():
         before[receipt].append(sent)
     turns = in_order(before)
+    # Events in a cycle of waits never happen, nor do events waiting for the cycle. Name the first by number.
     if len(turns) < len(events):
         stuck = min({*range(len(events))} - {*turns})
         raise refused(events[stuck].step, "it waits for ever: what it waits for waits for it")
@@ -78,7 +84,9 @@ def ordered(program: XmlProgram, *, local_source: bool) -> Order:
 
 
 def in_order(before: Sequence[Iterable[int]]) -> list[int]:
-    """Return numbers after those `before` them, else by number; those that follow each other in a circle are left out.
+    """Return the numbers in topological order, ties by number; numbers in a cycle or after a cycle are left out.
+
+    ``before[i]`` are the numbers required before i.
 
     >>> in_order([[1], [], [3], [2]])
     [1, 0]
@@ -93,12 +101,12 @@ def in_order(before: Sequence[Iterable[int]]) -> list[int]:
 
 
 def _events(program: XmlProgram, step: XmlStep, local_source: bool) -> Iterable[XmlEvent]:
-    """Yield the events of a step, places with two names by one."""
+    """Yield the events of a step; in-place buffers get one name for each place."""
     src, dst = (tuple(_place(program, step.gpu, buffer, first + index) for index in range(step.count))
                 for buffer, first in (step.src, step.dst))
     if step.type in RECEIVES:
         operand = (src if local_source else dst) if step.type in REDUCES else ()
-        if step.type == "rrs":  # its result goes on, and is kept nowhere
+        if step.type == "rrs":  # the result is sent on without being stored: a private place, named after the step
             dst = tuple((f"tb {step.block}, step {step.number}", index) for index in range(step.count))
         yield XmlEvent(step, "receive", operand, dst, operand)
     if step.type in SENDS:
@@ -109,7 +117,10 @@ def _events(program: XmlProgram, step: XmlStep, local_source: bool) -> Iterable[
 
 
 def _place(program: XmlProgram, gpu: int, buffer: str, chunk: int) -> Place:
-    """Return a place by its one name: in place the smaller side is part of the larger, or both are input."""
+    """Return the unique name of a place: in place, the smaller of input and output is part of the larger.
+
+    If both are equally large the place is in the input.
+    """
     if program.in_place and buffer != "s":
         name, chunks = program.row.name, program.per_block
         if name in ("all_gather", "gather"):
@@ -119,13 +130,17 @@ def _place(program: XmlProgram, gpu: int, buffer: str, chunk: int) -> Place:
 
 
 def _matched(events: list[XmlEvent]) -> dict[int, int]:
-    """Return which sending each receipt meets: the k-th on a channel between two GPUs the k-th."""
+    """Return the matching send of each receive: the k-th send of a channel between two GPUs meets the k-th receive.
+
+    Raises ArgumentError if two thread blocks share one end of a channel, or if sends and receives do not match.
+    """
     ends: dict[tuple[int, int, int, str], list[int]] = collections.defaultdict(list)
     for index, event in enumerate(events):
         step = event.step
         if event.kind != "local":
             way = (step.gpu, step.send) if event.kind == "send" else (step.recv, step.gpu)
             posts = ends[*way, step.channel, event.kind]
+            # Messages are matched by order, and only steps of one thread block have an order.
             if posts and events[posts[-1]].step.block != step.block:
                 raise refused(step, f"tb {events[posts[-1]].step.block} uses that channel of that peer, too")
             posts.append(index)
@@ -134,7 +149,8 @@ def _matched(events: list[XmlEvent]) -> dict[int, int]:
         others = ends.get((source, target, channel, "receive" if kind == "send" else "send"), [])
         if len(posts) > len(others):
             raise refused(events[posts[len(others)]].step, "it waits for ever: its partner has no such step")
-        for one, other in zip(posts, others, strict=False) if kind == "receive" else ():  # more others are refused
+        # Pairs are noted in the turn of the receives; surplus sends are refused in the turn of the sends.
+        for one, other in zip(posts, others, strict=False) if kind == "receive" else ():
             sender[one] = other
             if events[one].step.count != events[other].step.count:
                 raise refused(events[one].step, f"it takes {events[one].step.count} chunks of the "
@@ -143,14 +159,17 @@ def _matched(events: list[XmlEvent]) -> dict[int, int]:
 
 
 class Touched(Generic[Toucher]):
-    """Who has written and read each place last."""
+    """The last writer and the later readers of each place."""
 
     def __init__(self) -> None:
         self._writer = dict[Any, Toucher]()
         self._readers: dict[Any, list[Toucher]] = collections.defaultdict(list)
 
     def follows(self, one: Toucher, reads: Iterable[Any], writes: Iterable[Any]) -> list[tuple[Toucher, Any, bool]]:
-        """Return whom `one` has to follow, at which place, and whether that has written it; now it has touched them."""
+        """Note the places read and written by `one`; return the earlier touches conflicting with `one`.
+
+        A touch is (earlier reader or writer, place, whether the place was written). Reads conflict with writes only.
+        """
         before = [(self._writer[place], place, True) for place in (*reads, *writes) if place in self._writer]
         before += [(reader, place, False) for place in writes for reader in self._readers.pop(place, ())]
         for place in reads:
@@ -160,7 +179,7 @@ class Touched(Generic[Toucher]):
 
 
 def _check_races(events: list[XmlEvent], before: list[list[int]], turns: list[int]) -> None:
-    """Raise where two steps of a GPU touch a chunk, one of them writing, and neither is sure to come first."""
+    """Raise ArgumentError for a race: two steps touch a chunk, at least one writes, and the order is not enforced."""
     touched: list[Touched[int]] = [Touched() for _ in range(1 + max(event.step.gpu for event in events))]
     clocks = _Clocks(events, before, turns)
     for index in turns:
@@ -170,16 +189,20 @@ def _check_races(events: list[XmlEvent], before: list[list[int]], turns: list[in
 
 
 class _Clocks:
-    """Tells what is sure to come before what: by the waits inside a GPU, and if need be by messages through others."""
+    """Vector clocks over thread blocks, deciding happens-before between events of one GPU.
+
+    The clocks first follow only waits inside each GPU. If these waits do not order two events of a GPU, the clocks of
+    this GPU are computed again, following messages through other GPUs. A pass visits all events, hence only on demand.
+    """
 
     def __init__(self, events: list[XmlEvent], before: list[list[int]], turns: list[int]) -> None:
         self._events, self._before, self._turns = events, before, turns
-        self._known: list[dict[int, int]] = [{} for _ in events]  # of each event: the last one before it by block
-        self._whole = set[int]()  # GPUs whose are known through all others
+        self._known: list[dict[int, int]] = [{} for _ in events]  # by event: the last event before, by block
+        self._whole = set[int]()  # GPUs with clocks following messages through other GPUs
         self._follow(None)
 
     def _follow(self, gpu: int | None) -> None:
-        """Note what comes before each event of `gpu`; None: of each GPU, by its own waits only."""
+        """Compute the clocks of the events of `gpu`; None means all GPUs, following only waits inside each GPU."""
         clocks: list[dict[int, int]] = [{} for _ in self._events]
         for index in self._turns:
             mine = clocks[index]
@@ -187,6 +210,7 @@ class _Clocks:
                 step = self._events[other].step
                 if gpu is None and step.gpu != self._events[index].step.gpu:
                     continue
+                # Everything before `other` is before this event, too.
                 for block, last in clocks[other].items():
                     mine[block] = max(mine.get(block, -1), last)
                 if gpu in (None, step.gpu):
@@ -196,8 +220,10 @@ class _Clocks:
                 self._known[index] = clocks[index]
 
     def check(self, one: int, other: int, place: Place) -> None:
-        """Raise where `one` is not sure to come before `other`."""
+        """Raise ArgumentError unless event `one` happens before event `other`; `place` is for the message."""
+        # Event numbers increase along a thread block, so the last known event of the block of `one` covers `one`.
         step, gpu = self._events[one].step, self._events[other].step.gpu
+        # Waits inside the GPU may not suffice: follow messages through other GPUs, once per GPU, and compare again.
         if self._known[other].get(step.block, -1) < one and gpu not in self._whole:
             self._whole.add(gpu)
             self._follow(gpu)

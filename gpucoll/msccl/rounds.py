@@ -1,8 +1,8 @@
-"""MSCCL's steps as rounds: each message and each local step in the first round in which all that it follows is done.
+"""MSCCL's steps as rounds: each message and each local step in the first round after all its predecessors.
 
-A message is in one round of both its GPUs. A write follows the writes and reads of its chunk before it; with a read it
-may share a round, since rounds read before they write. Where MSCCL relies on a message having left before it arrives,
-so that no such order is, it is received into scratch first.
+A message is in the same round of sender and receiver. A write comes after earlier writes and reads of the same chunk. A
+write may share a round with a read, because rounds read before writing. An MSCCL program may need other steps between
+the departure and the arrival of a message. A round has no such delay, so these messages land in scratch first.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from gpucoll.msccl.documents import Place, XmlProgram, XmlStep
 from gpucoll.msccl.order import Order, Touched, XmlEvent, ordered, refused
 from gpucoll.verify.symbolic import ScheduleError, prove
 
-Node: TypeAlias = tuple[str, int]  # "move" a message or a local step, "land" what a message leaves in scratch
-Edges: TypeAlias = dict[Node, dict[Node, int]]  # 1: in a later round, 0: not in an earlier one
+# A node is ("move", event), a message or a local step, or ("land", event), the local step moving a message received
+# into scratch to its destination. An edge to a successor is 1 for "in a later round", 0 for "in no earlier round".
+Node: TypeAlias = tuple[str, int]
+Edges: TypeAlias = dict[Node, dict[Node, int]]
 ROOT = 0
 
 
 class OriginStep(NamedTuple):
-    """A step of a node on a rank, and the XML's that it comes of."""
+    """A step of a round, with the XML step of its origin, for messages."""
 
     step: Step
     origin: XmlStep | None
 
 
 def rounds_of(program: XmlProgram) -> tuple[tuple[Round, ...], ...]:
-    """Return the rounds of every rank, which are proved; ArgumentError names the XML's step that is wrong.
+    """Return the proved rounds of every rank; raise ArgumentError naming the wrong XML step.
 
-    Where the source of a reduction is not its destination the runtime and the tools that write files differ in what it
-    means: what can be proved is right.
+    MSCCL's runtime and the tools writing the files disagree on the operand of a reduction of received data (see
+    `ordered`). Try both meanings, and accept the first with a proof; if both fail raise the error of the first.
     """
     faults = list[ArgumentError]()
     for local_source in (True, False):
@@ -61,7 +63,7 @@ def _proved(program: XmlProgram, works: list[list[list[OriginStep]]]) -> tuple[t
 
 
 class _Rounds:
-    """Lays the events of a program in rounds."""
+    """The conversion of a program's events to rounds."""
 
     def __init__(self, program: XmlProgram, order: Order) -> None:
         self._program, self._events, self._sender = program, order.events, order.sender
@@ -69,10 +71,11 @@ class _Rounds:
         self._where = _Where(program)
 
     def works(self) -> list[list[list[OriginStep]]]:
-        """Return, of every rank, the steps of its rounds."""
-        landing = set[int]()
+        """Return the steps of every round of every rank."""
+        landing = set[int]()  # receives landing in scratch first
         levels, stuck = _levels(self._edges(landing))
-        while stuck:  # each time some more, since the XML's own order has no circle
+        # Each pass adds at least one message to `landing`, because the XML's own order is acyclic: the loop ends.
+        while stuck:
             landing |= {number for kind, number in stuck if kind == "move" and number in self._sender}
             levels, stuck = _levels(self._edges(landing))
         works = sorted(self._steps(levels, landing), key=lambda work: work[:3])
@@ -82,13 +85,15 @@ class _Rounds:
         return made
 
     def _node(self, index: int, landing: set[int]) -> Node:
-        """Return the node of an event: a message has the number of its receipt."""
+        """Return the node of an event; a send shares the node of its receive, unless the receive lands in scratch."""
         event = self._events[index]
         if event.kind == "send":
             return "move", self._receipt[index]
         return ("land" if index in landing else "move"), index
 
     def _edges(self, landing: set[int]) -> Edges:
+        # A reader after a writer needs a later round, a writer after a reader only no earlier round. Both
+        # events of a message share a node, so the node has the constraints of sender and receiver.
         edges: Edges = {}
         touched: list[Touched[Node]] = [Touched() for _ in range(self._program.size)]
         for index, event in enumerate(self._events):
@@ -101,7 +106,8 @@ class _Rounds:
         return edges
 
     def _steps(self, levels: dict[Node, int], landing: set[int]) -> Iterator[tuple[int, int, int, OriginStep]]:
-        """Yield rank, round, whether among sends, copies, receives or reductions, and the step."""
+        """Yield (rank, round, class, step); the class orders a round: 0 sends, 1 copies, 2 receives, 3 reductions."""
+        # Events come in a possible order: reading a place at its event gives the slice holding the place's data then.
         sent = dict[int, list[Slice]]()
         for index, event in enumerate(self._events):
             step, gpu, level = event.step, event.step.gpu, levels[self._node(index, landing)]
@@ -112,6 +118,7 @@ class _Rounds:
             operands = self._where.read(event, event.operand)
             classes = [self._where.kind(part) for part in came]
             targets = self._where.write(event, classes)
+            # `aside` are the slices receiving the message: scratch for a landing message, else the targets.
             aside = [self._where.fresh(gpu, kind) for kind in classes] if index in landing else targets
             is_local = event.kind == "local" or index in landing
             for part, lands, operand, dst in _joined(came, aside, operands or came, targets):
@@ -121,6 +128,7 @@ class _Rounds:
                     yield source.gpu, moved, 0, OriginStep(Send(part, gpu), source)
                     yield gpu, moved, 2, OriginStep(kind(lands, source.gpu), step)
                     part = lands
+                # A reduction combines into `dst`, so the operand has to be in `dst` first.
                 if operands and operand != dst:
                     yield gpu, level, 1, OriginStep(Copy(operand, dst), step)
                 if is_local and (operands or part != dst):
@@ -131,7 +139,7 @@ class _Rounds:
 
 
 def _joined(*columns: list[Slice]) -> Iterator[tuple[Slice, ...]]:
-    """Yield chunks that belong together, those that follow each other in every column as one."""
+    """Yield the rows of the columns, joining chunks consecutive in every column into one slice per column."""
     rows = list[tuple[Slice, ...]]()
     for row in zip(*columns, strict=True):
         if rows and all(last.buffer == part.buffer and last.first + last.count == part.first
@@ -142,7 +150,11 @@ def _joined(*columns: list[Slice]) -> Iterator[tuple[Slice, ...]]:
 
 
 class _Where:
-    """Where the chunks of a program lie with us: input is never written, and chunks of one place are equally long."""
+    """The mapping from a program's places to slices of gpucoll's buffers, updated event by event.
+
+    The input is never written. The length of a chunk depends on the position in its block, so a chunk is stored only at
+    indices of scratch or output with the same position.
+    """
 
     def __init__(self, program: XmlProgram) -> None:
         self._program, self._per_block = program, program.per_block
@@ -150,6 +162,7 @@ class _Where:
         self._now: list[dict[Place, Slice]] = [{} for _ in range(size)]
         self._slots: list[dict[Any, Slice]] = [{} for _ in range(size)]
         self._count = [collections.Counter[int]() for _ in range(size)]
+        # Fresh chunks of scratch start at a whole block after the program's own scratch.
         self._base = -(-program.scratch // self._per_block) * self._per_block
         for rank in range(size):
             if row.input.exists(rank, ROOT):
@@ -162,7 +175,7 @@ class _Where:
         return "i", chunk
 
     def _result(self, rank: int, place: Place) -> int | None:
-        """Return which chunk of output a place is, None for any other."""
+        """Return the number of the chunk of output at a place; None for places outside the output."""
         row, (buffer, chunk) = self._program.row, place
         if not row.output.exists(rank, ROOT):
             return None
@@ -175,11 +188,11 @@ class _Where:
         return chunk if 0 <= chunk < (self._program.chunks if row.output.blocks else self._per_block) else None
 
     def kind(self, part: Slice) -> int:
-        """Return what the length of a chunk goes by."""
+        """Return the position of a chunk in its block; the position determines the chunk's length."""
         return part.first % self._per_block
 
     def read(self, event: XmlEvent, places: tuple[Place, ...]) -> list[Slice]:
-        """Return where places are."""
+        """Return the current slices of the places; raise ArgumentError for a place never written."""
         now = self._now[event.step.gpu]
         for place in places:
             if place not in now:
@@ -187,13 +200,14 @@ class _Where:
         return [now[place] for place in places]
 
     def write(self, event: XmlEvent, kinds: list[int]) -> list[Slice]:
-        """Return where what comes is put; from now on it is there."""
+        """Choose a slice for each place written by `event`, note the slices as current, and return them."""
         gpu = event.step.gpu
         targets = [self._target(gpu, place, kind) for place, kind in zip(event.writes, kinds, strict=True)]
         self._now[gpu].update(zip(event.writes, targets, strict=True))
         return targets
 
     def _target(self, gpu: int, place: Place, kind: int) -> Slice:
+        # Write results directly to the output, and scratch to the program's own index, if the position fits.
         result = self._result(gpu, place)
         if result is not None and result % self._per_block == kind:
             return Slice("output", result)
@@ -206,21 +220,22 @@ class _Where:
         return self._slots[gpu][key]
 
     def fresh(self, gpu: int, kind: int) -> Slice:
-        """Return a chunk of scratch that is used for nothing else."""
+        """Return an unused chunk of scratch, of position `kind` in a block."""
         self._count[gpu][kind] += 1
         return Slice("scratch", self._base + (self._count[gpu][kind] - 1) * self._per_block + kind)
 
     def left(self, rank: int) -> tuple[list[Slice], list[Slice]]:
-        """Return the chunks of input that stayed where they are, and belong to the result; and where."""
+        """Return the chunks of input never moved but part of the result, and their chunks of output."""
         pairs = [(part, Slice("output", result)) for place, part in sorted(self._now[rank].items())
                  if part.buffer == "input" and (result := self._result(rank, place)) is not None]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
 def _levels(edges: Edges) -> tuple[dict[Node, int], list[Node]]:
-    """Return the first round of every node; or those that are to be after each other, and in no later round.
+    """Return the first possible round of every node and []; or {} and the nodes of a component without a solution.
 
-    By Tarjan's strongly connected components: those of one share a round.
+    Nodes of a strongly connected component (Tarjan's algorithm, without recursion) must share a round. An edge 1 inside
+    a component is a contradiction.
     """
     component = dict[Node, int]()
     members = list[list[Node]]()
@@ -251,7 +266,7 @@ def _levels(edges: Edges) -> tuple[dict[Node, int], list[Node]]:
             elif following not in component:
                 low[node] = min(low[node], number[following])
     turns = [0] * len(members)
-    for which in reversed(range(len(members))):  # a component comes after all those that follow it
+    for which in reversed(range(len(members))):  # Tarjan numbers successors first: go in reverse
         for node in members[which]:
             for following, apart in edges[node].items():
                 other = component[following]

@@ -1,4 +1,4 @@
-"""Our rounds as MSCCL's XML: a thread block for each peer and direction, and one for what a GPU does alone."""
+"""Rounds as MSCCL's XML: a thread block for each peer and direction, and another for a GPU's local steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpucoll.errors import ArgumentError
 from gpucoll.msccl.documents import NAMES
 from gpucoll.msccl.order import Touched, in_order
 
-Block: TypeAlias = tuple[int, int]  # the rank it sends to, the one it receives from, -1 for none
+Block: TypeAlias = tuple[int, int]  # the rank sent to, the rank received from; -1 for none
 TYPES = {Send: "s", Recv: "r", RecvReduce: "rrc", Copy: "cpy", Reduce: "re"}
 NOP = Slice("input", -1, 0)
 
 
 class Line(NamedTuple):
-    """A step of a thread block: what it is, and which step of which other block it waits for."""
+    """A step of a thread block: type, slices, and the step of another block awaited before."""
 
     type: str
     src: Slice
@@ -28,9 +28,9 @@ class Line(NamedTuple):
 
 
 def xml(schedules: list[Schedule]) -> str:
-    """Return the file of a schedule, given for every rank: out of place, one channel.
+    """Return the XML file of the schedules of all ranks, out of place, with one channel.
 
-    Raises ArgumentError for collectives that MSCCL does not have.
+    Raises ArgumentError for collectives without a name in MSCCL.
     """
     one = schedules[0]
     names = {ours: theirs for theirs, ours in NAMES.items()}
@@ -55,24 +55,27 @@ def xml(schedules: list[Schedule]) -> str:
 
 
 class _Gpu:
-    """Deals the steps of one rank out to thread blocks, which wait for each other where they touch the same chunks."""
+    """The steps of a rank, distributed to thread blocks; blocks wait for each other's steps on the same chunks."""
 
     def __init__(self) -> None:
         self.scratch = 0
         self._blocks: dict[Block, list[Line]] = collections.defaultdict(list)
         self._touched: Touched[int] = Touched()
-        self._places = list[tuple[Block, int]]()  # of the steps, as they were added
-        self._clocks = dict[tuple[Block, int], dict[Block, int]]()  # of each step: the last one before it, by block
+        self._places = list[tuple[Block, int]]()  # of the steps, in order of addition
+        # Vector clocks: for each step of a block, the last step of every block known to be done before.
+        self._clocks = dict[tuple[Block, int], dict[Block, int]]()
 
     def round(self, steps: Round) -> None:
-        """Add a round, its steps in an order in which all reads of a chunk come before its writes."""
+        """Add a round, ordering the steps: all reads of a chunk come before the writes."""
         for step in steps:
             for part in step:
                 if isinstance(part, Slice) and part.buffer == "scratch":
                     self.scratch = max(self.scratch, part.first + part.count)
         turns = _sorted(steps)
         stuck = {*range(len(steps))} - {*turns}
-        if stuck:  # as where two chunks change places: they are read into scratch first
+        # No order exists if, for example, two chunks change places. Only the source of a copy or a reduction can close
+        # a cycle, so `aside`, copies of these sources into scratch in a round before, breaks all cycles.
+        if stuck:
             aside = list[Step]()
             whole = list(steps)
             for index in sorted(stuck):
@@ -93,15 +96,17 @@ class _Gpu:
         dst = step.src if isinstance(step, Send) else step.dst
         reads = _chunks(src) if not isinstance(step, Recv) else []
         writes = _chunks(dst) if not isinstance(step, Send) else []
+        # Wait only for steps not implied by the block's own order or by another wait: `clock` is the knowledge so far.
         before = {self._places[one] for one, _, _ in self._touched.follows(len(self._places), reads, writes)}
         clock = dict(self._clocks.get((block, len(self._blocks[block]) - 1), {}))
         waits = list[tuple[Block, int]]()
-        for other, number in sorted(before, key=lambda one: -one[1]):  # the late ones say most
+        for other, number in sorted(before, key=lambda one: -one[1]):  # late steps imply most
             if other != block and clock.get(other, -1) < number:
                 waits.append((other, number))
                 for known, last in {**self._clocks[other, number], other: number}.items():
                     clock[known] = max(clock.get(known, -1), last)
         lines = self._blocks[block]
+        # An XML step waits for one step at most: further waits go to empty steps before.
         for wait in waits[1:]:
             self._clocks[block, len(lines)] = clock
             lines.append(Line("nop", NOP, NOP, wait))
@@ -128,10 +133,10 @@ def _chunks(part: Slice) -> list[tuple[str, int]]:
 
 
 def _sorted(steps: Round) -> list[int]:
-    """Return the steps as they may come one after the other; those that wait for each other are left out.
+    """Return the indices of the steps in a possible sequential order; steps in or after a cycle are left out.
 
-    Who reads a chunk comes before who writes it; those of one destination, and messages of one peer, as they are
-    listed.
+    Readers of a chunk come before writers. Steps with the same destination, and messages of the same peer and
+    direction, keep their order in the round.
     """
     readers: dict[tuple[str, int], list[int]] = collections.defaultdict(list)
     for index, step in enumerate(steps):

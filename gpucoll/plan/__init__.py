@@ -1,12 +1,15 @@
-"""One rank's schedule on buffers of given lengths: messages, results to be formed, and what waits for what.
+"""One rank's schedule laid out on buffers of given lengths: messages, local results, and the order among them.
 
-A `Plan` decides, once for every executor, what may be received where it belongs, what is formed aside since its place
-is still read, where that lies, and which earlier steps each step follows. Spans overlap where they share a chunk.
+A `Plan` lowers a schedule of chunks to steps on spans, ranges of elements, and serves all executors. The plan decides
+which receives land in their destinations, and which land aside, in the workspace, because the data must be combined or
+a step of the round still reads the destination. The plan also decides which earlier steps each step must follow: spans
+conflict where they share a chunk.
 
-From a near peer nothing is received: results have its part, where it is, among their sources, and what is sent there is
-a message that ends when the peer has read it.
+Near ranks read each other's memory, as same-node ranks do in the `shared` executor. From a near peer nothing is
+received: the sender's memory is a source of the result. A send to a near peer moves no data: the step stands for the
+peer's read, and ends when the peer has read the span.
 
-Pure: it knows spans, not memory.
+The module is pure: code here computes with spans and never touches memory.
 """
 
 from __future__ import annotations
@@ -22,16 +25,19 @@ from gpucoll.core.chunks import Layout, Ragged
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
 
-HALVES = ("even", "odd")  # of what is aside: rounds take them in turn, so that one may begin before the last has ended
-NEAR = "near"  # of rank `start`: part `like` of its buffers, there to be read once it has entered its round `stop`
-LINE = 64  # elements: what is aside begins at a multiple
+# Parts of the workspace for data aside. Rounds use the halves in turn, so that a round may begin while the results of
+# the round before still read the other half.
+HALVES = ("even", "odd")
+NEAR = "near"  # the buffer of a span in a near peer's memory; see `Span` for its other fields
+LINE = 64  # elements: parts aside begin at multiples, so that no two share a cache line
 Chunk: TypeAlias = tuple[str, int]
 
 
 class Span(NamedTuple):
-    """Elements `start` to `stop` of "input", "output", or a part of the workspace; cut into chunks as `like` is.
+    """Elements `start` to `stop` of "input", "output", or a part of the workspace; cut into chunks as slice `like` is.
 
-    Of `NEAR`, which only results read, they are other numbers.
+    A span of buffer `NEAR` is a part of a near peer's memory, and only a source of results. There `start` is the peer's
+    rank, `stop` the peer's round from which the part may be read, and `like` the slice of the peer's buffers.
     """
 
     buffer: str
@@ -41,16 +47,17 @@ class Span(NamedTuple):
 
     @property
     def chunks(self) -> list[Chunk]:
-        """What it overlaps by: what is aside has no part in common with anything else of its round."""
+        """Return the keys by which spans conflict; a part aside has a single key, and overlaps no other."""
         if self.buffer in HALVES:
             return [(self.buffer, self.start)]
         return [(self.buffer, self.like.first + index) for index in range(self.like.count)]
 
 
 class Message(NamedTuple):
-    """Step `number`, after those of the numbers in `after`: send `span` to `peer`, or receive it from there.
+    """Step `number`, after steps `after`: send `span` to `peer`, or receive `span` from `peer`.
 
-    A near peer reads it, by its own name for it, in its round `there`.
+    For a send to a near peer, `there` is the peer's round that reads the span. The span then names the buffer as the
+    peer does: "input" even where the input lies in the output.
     """
 
     number: int
@@ -62,7 +69,7 @@ class Message(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Step `number`, after others: dst = op(...op(sources[0], sources[1])...), a copy of a single source."""
+    """Step `number`, after steps `after`: dst = op(...op(sources[0], sources[1])...); a single source is copied."""
 
     number: int
     after: frozenset[int]
@@ -75,17 +82,17 @@ _Ends: TypeAlias = tuple[Iterator[Span], Iterator[int]]
 
 
 class Layouts(NamedTuple):
-    """How the buffers are cut; scratch is cut like `input` where blocks are alike, and not used where they are not."""
+    """The cuts of the buffers into chunks. Scratch is cut like `input`; schedules of unlike blocks use no scratch."""
 
     input: Layout | Ragged
     output: Layout | Ragged
 
     def span(self, part: Slice) -> tuple[int, int]:
-        """Return the range of elements of `part`."""
+        """Return the first element of `part` and the element after its last."""
         return self._of(part).span(part.first, part.count)
 
     def starts(self, part: Slice) -> list[int]:
-        """Return where its chunks start, and where it ends."""
+        """Return the first element of each chunk of `part`, and the end of the last chunk."""
         layout = self._of(part)
         return [layout.start(part.first + index) for index in range(part.count + 1)]
 
@@ -94,11 +101,12 @@ class Layouts(NamedTuple):
 
 
 class Plan:
-    """What a rank does by `schedule` on buffers cut by `layouts`; resolved when that is first asked for.
+    """The steps of one rank for `schedule` on buffers cut by `layouts`; computed on first use.
 
-    `near` are ranks that read each other's memory: theirs are among the `schedules`, which tell that of any rank. Input
-    is output where `in_place`, or this rank's block of it where only output has blocks, unless it would read what it
-    has overwritten: then it must `copy_input`.
+    `near` are the ranks with memory readable by this rank; `schedules(rank)` returns the schedule of any rank, and must
+    be given for `near` to have an effect. With `in_place`, input and output are the same memory. If only the output has
+    blocks, the input is this rank's block of the output. Where a round reads an input chunk overwritten by an earlier
+    round, `copy_input` is true, and the executor must run the plan on a copy of the input.
     """
 
     def __init__(self, schedule: Schedule, layouts: Layouts, *, in_place: bool,
@@ -107,12 +115,13 @@ class Plan:
         row = COLLECTIVES[schedule.collective]
         is_block = row.output.blocks and not row.input.blocks
         first = schedule.rank * (schedule.chunks // schedule.size) if is_block else 0
+        # Input and output may stay one memory only if no round needs input that is gone.
         self.copy_input = in_place and _reads_overwritten(schedule, first)
         self._made_of = schedule, first if in_place and not self.copy_input else None, near
 
     @functools.cached_property
     def shares_input(self) -> bool:
-        """Whether several ranks are sent the same part of the input."""
+        """Whether the schedule sends some chunk of the input to more than one rank."""
         sent = collections.Counter(chunk for steps in self._made_of[0] for step in steps
                                    if isinstance(step, Send) and step.src.buffer == "input"
                                    for chunk in range(step.src.first, step.src.first + step.src.count))
@@ -120,15 +129,16 @@ class Plan:
 
     @functools.cached_property
     def rounds(self) -> tuple[tuple[Step, ...], ...]:
-        """Each of receives, sends, and results in an order in which none overwrites what a later one reads.
+        """The steps of each round: receives, then sends, then results.
 
-        The first ones, and those that are formed aside, follow no send of their round.
+        The results stand in an order in which none overwrites a source of a later result. Receives, and results formed
+        aside, follow no send of their own round: all of them can begin at once.
         """
         return self._resolved[0]
 
     @functools.cached_property
     def workspace(self) -> dict[str, int]:
-        """How many elements each part of it has."""
+        """The number of elements of each part of the workspace: "scratch" and the two halves."""
         return self._resolved[1]
 
     @functools.cached_property
@@ -136,6 +146,7 @@ class Plan:
         schedule, alias, near = self._made_of
         rounds, ends = list(schedule), None
         if near and self.schedules:
+            # Only the schedules of near partners are needed; other ranks' schedules would cost time and memory.
             peers = {step.peer for steps in rounds for step in steps if not isinstance(step, Copy | Reduce)}
             ends = {peer: _ends(peer, schedule.rank, self.schedules(peer)) for peer in sorted(peers.intersection(near))}
             ends = ends or None
@@ -144,7 +155,10 @@ class Plan:
 
 
 def _ends(peer: int, rank: int, theirs: Iterable[Round]) -> _Ends:
-    """Return the parts that a near peer has for `rank`, and in which rounds it reads what that one has for it."""
+    """Return the parts that near `peer` sends to `rank`, as `NEAR` spans, and the rounds in which `peer` receives.
+
+    Both follow the order of the schedule `theirs`: the k-th send meets the k-th receive.
+    """
     parts, reads = list[Span](), list[int]()
     for number, steps in enumerate(theirs):
         for step in steps:
@@ -156,8 +170,8 @@ def _ends(peer: int, rank: int, theirs: Iterable[Round]) -> _Ends:
 
 
 def _reads_overwritten(rounds: Iterable[Round], offset: int) -> bool:
-    """Return whether a round reads a chunk of input that an earlier one wrote, from chunk `offset` of output on."""
-    written: set[int] = set()  # as chunks of input
+    """Return whether a round reads an input chunk overwritten before; input is output from chunk `offset` on."""
+    written: set[int] = set()  # chunks of the input
     for steps in rounds:
         for step in steps:
             if isinstance(step, Send | Copy | Reduce) and step.src.buffer == "input" \
@@ -171,27 +185,34 @@ def _reads_overwritten(rounds: Iterable[Round], offset: int) -> bool:
 
 
 class _Resolver:
-    """Resolves rounds one after the other; input is output from chunk `alias` on. Where some are near all receives go
-    aside."""
+    """The state of lowering rounds in order: readers and last writer of each chunk, and use of the workspace.
+
+    With `alias` the input lies in the output from chunk `alias` on; `ends` has the results of `_ends` by near peer. If
+    there are near peers, every receive lands aside: posting a receive does not wait for near peers, and some peer may
+    still be reading the destination.
+    """
 
     def __init__(self, layouts: Layouts, alias: int | None, ends: dict[int, _Ends] | None) -> None:
         self._layouts, self._alias, self._is_direct, self._ends = layouts, alias, ends is None, ends or {}
         self.workspace = dict.fromkeys(("scratch", *HALVES), 0)
-        self._number = self._used = 0  # of steps, and of the elements of `half`
+        self._number = self._used = 0  # the last step's number; the elements of `_half` in use
         self._half = HALVES[0]
         self._spans: dict[Slice, Span] = {}
         self._writer: dict[Chunk, int] = {}
-        self._readers: dict[Chunk, set[int]] = collections.defaultdict(set)  # since then
-        self._users: dict[str, set[int]] = {half: set() for half in HALVES}  # who reads what is aside
-        self._before: set[int] = set()  # those of the round before in the same half
+        self._readers: dict[Chunk, set[int]] = collections.defaultdict(set)  # since the last write
+        self._users: dict[str, set[int]] = {half: set() for half in HALVES}  # readers by half
+        # Steps that read this half two rounds ago: a write to the half must follow them.
+        self._before: set[int] = set()
 
     def round(self, half: str, steps: Round) -> tuple[Step, ...]:
-        """Return the steps of the next round; those of one destination become one result."""
+        """Return the steps of the next round; all moves to one destination become one result."""
         self._half, self._used = half, 0
+        # The round before uses the other half: data aside wait only for readers from two rounds ago.
         self._before, self._users[half] = self._users[half], set()
         moves = [step for step in steps if not isinstance(step, Send)
                  and not (isinstance(step, Copy) and self._span(step.src) == self._span(step.dst))]
         sends = [step for step in steps if isinstance(step, Send)]
+        # A round reads everything before writing anything. So a write to one of these chunks must wait, or land aside.
         sent, read = ({chunk for step in some for chunk in self._span(step.src).chunks}
                       for some in (sends, [step for step in moves if isinstance(step, Copy | Reduce)]))
         receives, results = list[tuple[int, Span]](), dict[Span, list[Span]]()
@@ -205,11 +226,17 @@ class _Resolver:
                 is_direct = self._is_direct and isinstance(step, Recv) and sent.union(read).isdisjoint(dst.chunks)
                 operand = dst if is_direct else self._aside(dst)
                 receives.append((step.peer, operand))
+            # A combining step adds an operand to the result so far, at first the destination itself; any other step
+            # starts anew.
             results[dst] = [*results.get(dst, [dst]), operand] if isinstance(step, RecvReduce | Reduce) else [operand]
-        forms = list[tuple[int, Span, list[Span]]]()  # those with the least number first
+        # Results are ordered by their first number. 0: the result overwrites no chunk read in this round. 1: the result
+        # overwrites a chunk that is sent. 2: a result formed aside is copied to its destination, after all reads.
+        forms = list[tuple[int, Span, list[Span]]]()
         for dst, sources in results.items():
             is_sent, buffers = not sent.isdisjoint(dst.chunks), [source.buffer for source in sources]
-            if not read.isdisjoint(dst.chunks) or (is_sent and NEAR in buffers):  # who reads there may wait for this
+            # A result that overwrites a local operand of the round is formed aside first. So is a result that reads one
+            # near peer and overwrites a chunk sent to another: each of the two ranks might wait for the other's read.
+            if not read.isdisjoint(dst.chunks) or (is_sent and NEAR in buffers):
                 if len(sources) > 1 or buffers[0] not in HALVES:
                     forms.append((0, self._aside(dst), sources))
                     sources = [forms[-1][1]]
@@ -222,7 +249,7 @@ class _Resolver:
     def _span(self, part: Slice) -> Span:
         span = self._spans.get(part)
         if span is None:
-            real = part
+            real = part  # where the memory is: an aliased input is part of the output
             if self._alias is not None and part.buffer == "input":
                 real = Slice("output", self._alias + part.first, part.count)
             span = self._spans[part] = Span(real.buffer, *self._layouts.span(real), real)
@@ -252,9 +279,10 @@ class _Resolver:
         return Form(self._number, after, dst, sources)
 
     def _follow(self, reads: Iterable[Span], writes: Iterable[Span]) -> frozenset[int]:
-        """Number the next step; return the earlier ones that write what it touches, or read what it writes."""
+        """Number the next step; return the last writers of its spans, and the readers of overwritten spans."""
         self._number += 1
         after = set[int]()
+        # A read follows the last writer. A write follows the last writer, too, and all readers since.
         for span in reads:
             after.update(self._writer[chunk] for chunk in span.chunks if chunk in self._writer)
             for chunk in span.chunks:

@@ -1,6 +1,6 @@
-"""Operations under way, and the one loop that waits for them.
+"""Operations under way, and the single loop behind every wait.
 
-    operations  an operation, the handle to it, and the progress thread
-    pauses      yields and naps between two looks
-    waits       deadline, abort and hooks of a communicator; the order of its operations
+    operations  an operation, the handle of an asynchronous call, and the progress thread
+    pauses      yields and naps between two polls
+    waits       deadline, abort and hooks of a communicator, and the order of operations
 """

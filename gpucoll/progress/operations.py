@@ -1,4 +1,7 @@
-"""An operation under way, the handle to it that ``async_op=True`` returns, how long any has been under way; naps."""
+"""Operations, the handle of an asynchronous call, the progress thread, and the time spent with operations under way.
+
+An operation is a generator. Instead of waiting, the generator yields a predicate: true once the operation can go on.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,30 @@ Operation: TypeAlias = Iterator[Pending]
 
 
 def keep_for_ever(memory: object) -> None:
-    """Let `memory` outlive even the interpreter: MPI may write into it until the process ends."""
+    """Keep `memory` alive until the process ends, because MPI may still write there."""
+    # A reference in a module would not do: the interpreter drops module contents at exit, possibly before MPI ends.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
 
 
 def throw(operation: Operation, error: BaseException) -> None:
-    """Tell an operation that it has failed: it calls back its messages, and keeps what cannot be called back."""
+    """Raise `error` inside an operation, so that the operation cancels its messages or keeps their memory for ever."""
     if isinstance(operation, Generator):
+        # The operation raises the error again, or another: the caller raises its own.
         with contextlib.suppress(BaseException):
             operation.throw(error)
 
 
 def beside(run: Callable[[Operation, str], None], call: Callable[[], T], name: str) -> T:
-    """Return what `call` returns, which has no deadline of its own: a thread makes it, and `run` waits for its end."""
+    """Return the result of `call`, a blocking call without a deadline, made in a helper thread.
+
+    `run` waits for the thread, with a deadline; after a failed wait the daemon thread stays blocked in `call`.
+    """
     came: list[tuple[Any, BaseException | None]] = []
 
     def make() -> None:
         try:
             came.append((call(), None))
-        except BaseException as error:
+        except BaseException as error:  # raised again in the caller's thread
             came.append((None, error))
 
     def waiting() -> Operation:
@@ -51,7 +59,7 @@ def beside(run: Callable[[Operation, str], None], call: Callable[[], T], name: s
 
 
 class Seen(NamedTuple):
-    """A message that could be received now: who has sent it, with which tag, how long it is."""
+    """A message that could be received now: sender, tag and length."""
 
     source: int
     tag: int
@@ -59,10 +67,10 @@ class Seen(NamedTuple):
 
 
 class Work:
-    """A collective under way: the handle that ``async_op=True`` returns.
+    """The handle of a collective or a message under way, returned with ``async_op=True``.
 
-    It keeps its arrays alive. An error of the operation is raised by `wait` and `synchronize`. `completion` is what
-    follows on a stream once the operation itself, the host's part, has ended: `gpucoll.communicator.gpu.Completion`.
+    The handle keeps the arrays alive. `wait` and `synchronize` raise the operation's error. The operation is the host's
+    part of the call; `completion` (`gpucoll.communicator.gpu.Completion`) is the part that follows on a stream.
     """
 
     def __init__(self, waits: Any, operation: Operation, name: str, result: Any, completion: Any = None,
@@ -78,9 +86,11 @@ class Work:
         self._finished = False
 
     def step(self, late: Callable[[str], GpucollError]) -> bool:
-        """Go on as far as possible without waiting; return whether the operation has ended."""
+        """Advance as far as possible without waiting; return whether at the end; raise `late(...)` at the deadline."""
+        # The deadline counts from the first step: a queued operation must not pay for those before.
         if self._deadline is None:
             self._deadline = time.monotonic() + self._waits.timeout
+        # Resume the generator as long as its predicates are true; `None` before the first resumption.
         while self._pending is None or self._pending():
             self._waits.went_on = time.monotonic()
             self._pending = next(self.operation, None)
@@ -92,11 +102,12 @@ class Work:
         return False
 
     def is_completed(self) -> bool:
-        """Return whether the operation has ended, well or badly, on its stream too; never waits."""
+        """Return whether the operation has ended, with or without an error, on the stream as well; never waits."""
         return self.is_enqueued() and (self.error is not None or self._completion is None or self._completion.done())
 
     def is_enqueued(self) -> bool:
-        """Return whether the host's part has ended."""
+        """Return whether the host's part has ended; advances the communicator's operations, but never waits."""
+        # Poll here as well: without a progress thread (single-threaded MPI), nobody else advances the operation.
         if not self._ended():
             self._waits.advance()
         return self._ended()
@@ -105,49 +116,52 @@ class Work:
         return self._finished or self.error is not None
 
     def _enqueue(self) -> None:
-        self._waits.until(self.is_enqueued, self.name, float("inf"))  # which has a deadline of its own
+        # No deadline here: `step` has the operation's own, which starts when the operation reaches the queue's head.
+        self._waits.until(self.is_enqueued, self.name, float("inf"))
         if self.error is not None:
             self._waits.note_reported(self.error)
             raise self.error
 
     def synchronize(self) -> None:
-        """Block until the operation has ended; raise its error."""
+        """Block until the operation has ended, on the stream as well; raise the operation's error."""
         self._enqueue()
         if self._completion is not None:
             self._waits.finish(self._completion.done, self.name, self._deadline)
 
     def wait(self) -> Any:
-        """Return the result once it may be used: on host arrays when the operation has ended, on a GPU in the current
-        stream, which is made to wait for it."""
+        """Return the result, ready for use; raise the operation's error.
+
+        On host arrays, block until the operation has ended. On a GPU, make the current stream wait instead.
+        """
         self._enqueue()
         if self._completion is not None:
-            self._waits.check()  # after a failure the stream comes to its end, with results that are not complete
+            self._waits.check()  # after an abort the stream completes, but with incomplete results
             self._completion.order()
         return self._result
 
     @property
     def result(self) -> Any:
-        """The array that will hold the result; its content counts after `wait`."""
+        """The array that will hold the result; the content is valid after `wait`."""
         return self._result
 
 
 class UnderWay:
-    """Seconds in which at least one operation was under way; the clock is read when the first begins, the last ends."""
+    """A clock that runs while any operation is under way; overlapping operations count once."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._lock = threading.RLock()  # which a signal handler may ask for again
+        self._lock = threading.RLock()  # reentrant: a signal handler may make a call while its thread holds the lock
         self._operations, self._since, self._before = 0, 0.0, 0.0
 
     def began(self) -> None:
-        """Note that one more is under way."""
+        """Count an operation that begins."""
         with self._lock:
             if not self._operations:
                 self._since = self._clock()
             self._operations += 1
 
     def ended(self) -> None:
-        """Note that one has ended, well or badly."""
+        """Count an operation that ends, with or without an error."""
         with self._lock:
             self._operations -= 1
             if not self._operations:
@@ -155,17 +169,18 @@ class UnderWay:
 
     @property
     def seconds(self) -> float:
-        """Those until now."""
+        """The seconds until now."""
         with self._lock:
             return self._before + (self._clock() - self._since if self._operations else 0.0)
 
 
-_served: weakref.WeakSet[Any] = weakref.WeakSet()  # `Waits` that have, or had, a progress thread
+_served: weakref.WeakSet[Any] = weakref.WeakSet()  # every `Waits` with a progress thread, now or earlier
 
 
 def start_serving(waits: Any, more: threading.Event) -> threading.Thread:
-    """Start the progress thread of `waits`, which sleeps until `more` is set; return it."""
-    weakref.finalize(waits, more.set).atexit = False  # the thread's end
+    """Start and return the progress thread of `waits`; the thread sleeps until `more` is set."""
+    # Wake the thread when `waits` is dropped, so that the thread ends. Not at exit, where daemon threads end anyway.
+    weakref.finalize(waits, more.set).atexit = False
     thread = threading.Thread(target=_serve, args=(weakref.ref(waits), more), name="gpucoll progress", daemon=True)
     thread.start()
     _served.add(waits)
@@ -173,29 +188,33 @@ def start_serving(waits: Any, more: threading.Event) -> threading.Thread:
 
 
 def _serve(reference: weakref.ref[Any], more: threading.Event) -> None:
-    """Go on with what a communicator has under way, which alone keeps it: one that was dropped ends its thread."""
+    """Serve a communicator's operations until the communicator is closed or dropped: the progress thread's body."""
+    # A reference is held only while operations are under way, so that a dropped communicator can be freed.
     is_wanted = True
     while is_wanted:
         more.wait()
+        # Clear before serving: work submitted from here on sets the event again and is never missed.
         more.clear()
         waits = reference()
         is_wanted = waits is not None and waits.serve()
+        # Drop the reference before sleeping.
         del waits
 
 
 def drain_all() -> None:
-    """Complete what is under way before MPI ends: a work that was dropped is still awaited by other ranks."""
+    """Complete all operations under way before MPI ends: other ranks await even those with a dropped handle."""
+    # A copy: the set of weak references may shrink during the loop.
     for waits in list(_served):
         waits.drain()
 
 
 def kind_of(error: BaseException) -> object:
-    """Return what is alike in the errors of two threads that meet the same failure."""
+    """Return the part of an error that is equal if two threads detect the same failure: type and ranks."""
     return type(error), getattr(error, "ranks", ())
 
 
 def raising(error: GpucollError) -> Callable[[], None]:
-    """Return a hook that ends every wait by this error."""
+    """Return a hook that raises this error in every wait."""
     def hook() -> None:
         raise error
 

@@ -1,22 +1,22 @@
-"""Short pauses between two looks at what is waited for."""
+"""Short pauses between two polls of a wait."""
 
 from __future__ import annotations
 
 import os
 import time
 
-NAP = 20e-6  # seconds
-DEAR = 500e-6  # seconds: a yield that takes longer has handed the core to a process that computes
-# The progress thread takes its looks out of the time of the computing thread: it naps for this share of the time in
-# which nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
+NAP = 20e-6  # seconds: the shortest sleep; less would gain nothing, as Linux adds a timer slack of some 50 us
+DEAR = 500e-6  # seconds: a yield that takes longer has given the core to a computing process
+# Polling steals CPU from the user's thread, so sleep 1/16 of the time since the last progress: an operation is late by
+# at most 1/16 of its wait, and by at most 200 us.
 NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
 
 
 def yields_at_once() -> bool:
-    """Yield the core; return whether it came back at once.
+    """Yield the core; return whether this thread ran again at once.
 
-    Where a process outside the job computes on this core, a yield hands that process a slice of milliseconds. The
-    caller sleeps from then on: a sleep costs tens of microseconds.
+    If another process computes on this core, a yield gives that process a slice of milliseconds. The caller then sleeps
+    instead of yielding: a sleep costs only tens of microseconds.
     """
     began = time.monotonic()
     os.sched_yield()
@@ -24,5 +24,5 @@ def yields_at_once() -> bool:
 
 
 def nap_after(waited: float) -> float:
-    """Return for how many seconds to sleep before the next look, after so many in which nothing has gone on."""
+    """Return the seconds to sleep before the next poll, after `waited` seconds without progress."""
     return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))

@@ -1,8 +1,8 @@
-"""Every wait of the library: with a deadline, an abort and a progress hook.
+"""Every wait of the library: each has a deadline, an abort and progress hooks.
 
-An operation is a generator that yields a predicate whenever it cannot go on: "may I?".
-`Waits` drives it to its end: at once in the caller's thread, or piece by piece behind a
-`Work`, by a thread of its own while Python computes.
+An operation is a generator that yields a predicate, "can I go on?", whenever the operation would have to wait. `Waits`
+drives an operation to the end: in the caller's thread, or step by step behind a `Work`, in a progress thread while the
+user's code computes.
 """
 
 from __future__ import annotations
@@ -37,26 +37,32 @@ from gpucoll.progress.operations import (
 )
 from gpucoll.progress.pauses import nap_after, yields_at_once
 
-SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
-CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
-WAITED = 100e-6  # seconds: a look that takes longer, as the engine's, has waited and needs no nap after it
-SOON = 1e-3  # seconds of looking after a message between two ranks, before it is left to whoever goes on with such
+# Seconds of polling that only yields the core; longer waits also sleep. A yield reacts fastest, a sleep frees the core.
+SPIN = 5e-3
+CROWDED_SPIN = 1e-3  # SPIN on a host with more ranks than cores: a waiting rank must leave the core to a computing rank
+# Seconds: a predicate that takes longer, as the engine's does, has itself waited, so no sleep follows.
+WAITED = 100e-6
+# Seconds of polling a message between two ranks in the caller's thread, before the progress thread takes over: most
+# messages end sooner, and a `Work` and a thread switch cost more.
+SOON = 1e-3
 
 
 class Lasting(Protocol):
-    """A call that is under way."""
+    """A call under way outside `Waits`, such as the engine's."""
 
     def ends(self) -> bool:
-        """Wait a little; return whether it has ended."""
+        """Poll for a short time; return whether the call has ended."""
 
 
 class Waits:
-    """Deadline, abort and hooks of one communicator; also the order of its operations.
+    """Deadline, abort and hooks of one communicator's waits; also the order of the operations.
 
-    `timeout` is in seconds and counts for each operation from its start. `hooks` are called
-    between polls and may raise, which ends the wait. `foreign` are the exceptions of the
-    transport below, reported as BackendError; `threads` is whether it may be called by several;
-    `crowded` whether the host has fewer processors than ranks.
+    `timeout` is in seconds, for each operation from its start. `hooks` are called between polls; a hook ends the wait
+    by raising. `foreign` are the exceptions of the transport, reported as BackendError. `threads` says whether several
+    threads may call the transport, `crowded` whether the host has fewer cores than ranks.
+
+    Invariant: only the holder of `_stepping` advances operations. Queued operations run in the order of submission;
+    messages between two ranks (`_alone`) run in no order. After a failure, every call raises.
     """
 
     def __init__(self, timeout: float, *, foreign: tuple[type[Exception], ...] = (), threads: bool = True,
@@ -64,35 +70,38 @@ class Waits:
         self.timeout = timeout
         self.hooks: list[Callable[[], object]] = []
         self.failure: GpucollError | None = None
-        self.unreported: GpucollError | None = None  # the same, as long as no call or wait has raised it
-        self.reported: object = None  # the kind of the last error that a call or a wait has raised
-        self._owner: int | None = None  # the thread that drives an operation now
+        self.unreported: GpucollError | None = None  # the failure, until a call or a wait has raised it
+        self.reported: object = None  # the kind (`kind_of`) of the last error raised by a call or a wait
+        self._owner: int | None = None  # the thread inside a blocking call; None while the progress thread steps
         self._foreign = foreign
         self._threads = threads
         self._spin = CROWDED_SPIN if crowded else SPIN
-        self._queue: collections.deque[Work] = collections.deque()
-        self._alone: list[Work] = []
-        self.under_way = UnderWay()  # what is in either of them
+        self._queue: collections.deque[Work] = collections.deque()  # collectives, in order
+        self._alone: list[Work] = []  # messages between two ranks, in no order
+        self.under_way = UnderWay()  # the time with work in `_queue` or `_alone`
+        # Held by the one thread that advances operations: a generator cannot run in two threads, and a single-threaded
+        # MPI must not be called by two. Taken only without blocking: the holder may itself wait for a long time.
         self._stepping = threading.Lock()
-        self._more = threading.Event()
+        self._more = threading.Event()  # wakes the progress thread
         self._thread: threading.Thread | None = None
-        self.thread = 0  # the system's number of the thread that asked for the last operation
-        self.name, self.waits_since = "", 0.0  # of the last wait, and when it began, of `time.monotonic`
-        self.went_on = 0.0  # when an operation last did, of `time.monotonic`
+        self.thread = 0  # the system's number of the thread that made the last call
+        self.name, self.waits_since = "", 0.0  # the operation of the last wait, and the start time (`time.monotonic`)
+        self.went_on = 0.0  # the time of the last progress of any operation (`time.monotonic`)
         self.on_failure: Callable[[], None] = lambda: None  # tells the other ranks, once
-        # Who is waited for, in words, and their ranks
+        # Returns the ranks to blame for a late wait, described in words and as numbers.
         self.blame: Callable[[], tuple[str, tuple[int, ...]]] = lambda: ("", ())
-        # What an error of the transport, or of another rank, stems from, where more is known than it says
+        # Returns the cause of an error of the transport or of another rank, if more is known than the error says.
         self.explain: Callable[[BaseException], GpucollError | None] = lambda error: None
-        self.is_busy: Callable[[], bool] = lambda: False  # whether a call goes on that does not come through `run`
-        # Operations run inside: what they change of the thread that drives them, as its current GPU, is as before then
+        self.is_busy: Callable[[], bool] = lambda: False  # whether a call that bypasses `run` is in progress
+        # Entered around operations, to restore thread state changed by an operation, such as the current GPU.
         self.context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
     def run(self, operation: Operation, name: str) -> None:
-        """Drive `operation` to its end in this thread, after those submitted before it."""
+        """Drive `operation` to the end in this thread, after all submitted before; UsageError inside another call."""
         if self._owner == threading.get_ident():
             raise UsageError(f"{name}: called inside another call of this communicator, as by a signal handler")
         self.thread = threading.get_native_id()
+        # The common case: nothing is queued, so drive the operation here, without a `Work` and the progress thread.
         if self._stepping.acquire(blocking=False):
             try:
                 if not self._queue:
@@ -105,7 +114,7 @@ class Waits:
         self.submit(Work(self, operation, name, None)).synchronize()
 
     def at_once(self, call: Callable[..., None], name: str, *arguments: Any) -> bool:
-        """Make a call that waits for nothing, if it is its turn; return whether it was made."""
+        """Make a call that never waits, such as a GPU launch, unless work is queued or failed; return whether made."""
         owner = threading.get_ident()
         if self._queue or self.failure is not None or not self._stepping.acquire(blocking=False):
             return False
@@ -121,22 +130,22 @@ class Waits:
         return True
 
     def _refuse_second_thread(self, name: str) -> None:
-        """Raise UsageError while another thread is in a call; the communicator is revoked.
+        """Raise UsageError and revoke the communicator if another thread is inside a call.
 
-        Nobody knows which of the two calls the other ranks are in.
+        The order of the two calls may differ between ranks, so neither can be trusted to match.
         """
         if self._owner is None and not self.is_busy():
-            return  # the progress thread is at work, for calls that have been put in order
+            return  # only the progress thread is at work, on operations in the order of submission
         error = UsageError(f"{name}: another thread is in a call of this communicator; give each thread one of its "
                            "own (split, from_mpi), or let one thread make all calls", code="GC-THREAD")
-        self.hooks.append(raising(error))
+        self.hooks.append(raising(error))  # ends the other thread's wait as well
         self.failure = self.failure or error
         raise error
 
     def _drive(self, operation: Operation, name: str) -> None:
         if self.failure is not None:
             self.check()
-        deadline = 0.0
+        deadline = 0.0  # set at the first wait: an operation that never waits reads no clock
         self._owner = threading.get_ident()
         try:
             with self.context:
@@ -152,33 +161,36 @@ class Waits:
             self._owner = None
 
     def gate(self) -> tuple[Callable[..., bool], Callable[[], None], Sized, Sized]:
-        """Return what who does a call without `run` must keep to.
+        """Return what code that bypasses `run` (the engine) must honour: a lock and two queues.
 
-        What to acquire, without blocking, and to release; and two queues: the first must be empty for a collective, the
-        second for a message between two ranks. `failure` must be None.
+        These are the lock's `acquire`, to be called without blocking, and `release`; a queue that must be empty before
+        a collective; and a queue that must be empty before a message between two ranks. `failure` must be None.
         """
         return self._stepping.acquire, self._stepping.release, self._queue, self._alone
 
     def linger(self, call: Lasting, name: str) -> None:
-        """Wait for the end of such a call that takes longer; raise CollectiveTimeout at its deadline."""
+        """Wait for a call that bypassed `run` (see `gate`) and takes long; raise CollectiveTimeout at the deadline."""
         self.until(call.ends, name, time.monotonic() + self.timeout)
 
     def broken(self, error: BaseException, name: str) -> None:
-        """Note that such a call has broken down, unless it is known."""
+        """Record the failure of a call that bypassed `run`, unless a failure is recorded already."""
         if self.failure is None:
             self._failed(error, iter(()), name)
 
     def until(self, done: Pending, name: str, deadline: float) -> None:
-        """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
+        """Poll until `done()` is true; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
         began = self.waits_since = time.monotonic()
         self.name = name
         patience = began + self._spin
+        # Poll, because no single event covers shared memory, MPI, sockets and GPU events together. Between polls: run
+        # the hooks, advance messages between two ranks, then yield the core or sleep.
         while True:
             looked = time.monotonic()
             if done():
                 return
             has_waited = time.monotonic() - looked > WAITED
             try:
+                # A failure found by another thread, such as the GPU watchdog, ends this wait.
                 if self.unreported is not None:
                     raise self.unreported
                 for hook in self.hooks:
@@ -186,6 +198,8 @@ class Waits:
             except GpucollError as error:
                 self.note_reported(error)
                 raise
+            # A blocking call holds `_stepping` for its whole length, so only its own thread can advance messages
+            # between two ranks. The peer may need them before it comes to this collective.
             if self._alone and self._owner == threading.get_ident():
                 self._advance_alone()
             now = time.monotonic()
@@ -193,16 +207,18 @@ class Waits:
                 raise self.late(name)
             if has_waited:
                 continue
+            # After `patience`, or as soon as a yield turns out to give the core to a computing process, sleep. The time
+            # since the last progress of any operation sets the length: a busy communicator polls often.
             if now >= patience:
                 time.sleep(nap_after(now - max(began, self.went_on)))
             elif not yields_at_once():
                 patience = now
 
     def finish(self, done: Pending, name: str, deadline: float | None) -> None:
-        """Return when the stream has come to the end of an operation; without one the communicator has failed."""
+        """Wait until the stream has completed an operation; a timeout or a transport error fails the communicator."""
         try:
             self.until(done, name, float("inf") if deadline is None else deadline)
-            if self.failure is not None:  # after an abort a stream comes to its end, with results that are not complete
+            if self.failure is not None:  # after an abort the stream completes, but with incomplete results
                 self.check()
         except GpucollError as error:
             self.note_reported(error)
@@ -211,37 +227,39 @@ class Waits:
             raise
 
     def deadline(self) -> float:
-        """Return when a wait that begins now must have ended, of `time.monotonic`."""
+        """Return the deadline of a wait that begins now, of `time.monotonic`."""
         return time.monotonic() + self.timeout
 
     def fail(self, error: GpucollError, *, may_call: bool) -> None:
-        """Note an error that no thread has raised: the next wait or call raises it, or `close`.
+        """Record an error found outside a call, by a watchdog: the next wait, call or `close` raises the error.
 
-        `may_call` says whether this thread may call the ranks' transport: to explain the error, and tell other ranks.
+        `may_call` says whether this thread may call the transport, to explain the error and to tell the other ranks.
+        Does nothing after an earlier failure.
         """
         if self.failure is not None:
             return
         self.failure = found = (self.explain(error) if may_call else None) or error
+        # A call may have raised the same failure just before: do not raise it twice.
         if kind_of(found) != self.reported:
             self.unreported = found
         if may_call:
             self.on_failure()
 
     def note_reported(self, error: BaseException) -> None:
-        """Note that a call or a wait raises this error."""
+        """Record that a call or a wait is raising this error."""
         self.unreported, self.reported = None, kind_of(error)
 
     def late(self, name: str) -> CollectiveTimeout:
-        """Return the error of a wait that reached its deadline."""
+        """Return the CollectiveTimeout of a wait at its deadline, naming the ranks to blame."""
         words, ranks = self.blame()
         late = f"the other ranks: {words}" if words else "the other ranks"
         return CollectiveTimeout(f"{name}: waited {self.timeout:g} s for {late}; is every rank in the same call, with "
                                  "the same shape, dtype and algorithm? timeout= sets the deadline", ranks=ranks)
 
     def check(self) -> None:
-        """Raise RevokedError after a failure: messages may still be under way, nothing can be trusted.
+        """Raise RevokedError after a failure: messages of the failed call may still be under way.
 
-        The first time it is the failure itself, where no thread has raised that so far.
+        Raises the failure itself, once, if no call or wait has raised it yet.
         """
         unreported, self.unreported = self.unreported, None
         if unreported is not None:
@@ -251,13 +269,15 @@ class Waits:
                                ranks=self.failure.ranks)
 
     def _failed(self, error: BaseException, operation: Operation, name: str) -> None:
-        """An error or an interrupt in the middle of an operation revokes the communicator.
+        """Revoke the communicator after an error or an interrupt in the middle of an operation.
 
-        Raises what is behind the error of another rank or of the transport, at least a BackendError for the latter.
+        Raises the cause instead of `error` if a transport error, or another rank's error, can be explained. Other
+        exceptions of the transport become a BackendError. A settled error leaves nothing under way and does not revoke.
         """
         if is_settled(error):
             throw(operation, error)
             return
+        # Explain only errors that may stem from another rank. A mismatch that names ranks is complete already.
         is_first, raised = self.failure is None, error
         if isinstance(error, (*self._foreign, BackendError, RankFailedError, CollectiveTimeout)) \
                 or (isinstance(error, MismatchError) and not error.ranks):
@@ -272,11 +292,11 @@ class Waits:
 
     @property
     def has_messages(self) -> bool:
-        """Whether messages between two ranks are under way, which later ones must not overtake."""
+        """Whether messages between two ranks are under way: later messages must not overtake them."""
         return bool(self._alone)
 
     def soon(self, operation: Operation, name: str, result: Any) -> Work | None:
-        """Do a message between two ranks; return the work that is left of it after a while, None where nothing is."""
+        """Carry out a message between two ranks; return None if done within SOON seconds, else the `Work` left."""
         if not self._stepping.acquire(blocking=False):
             return self.start(Work(self, operation, name, result))
         self.thread = threading.get_native_id()
@@ -305,11 +325,11 @@ class Waits:
         return work
 
     def submit(self, work: Work) -> Work:
-        """Run `work` after those submitted before it, while the caller goes on."""
+        """Run `work` after all work submitted before, while the caller goes on."""
         return self._begin(work, self._queue)
 
     def start(self, work: Work) -> Work:
-        """Run `work` beside those submitted, in no order with them: messages between two ranks."""
+        """Run `work` concurrently with all other work, in no order: for messages between two ranks."""
         return self._begin(work, self._alone)
 
     def _begin(self, work: Work, beside: MutableSequence[Work]) -> Work:
@@ -317,18 +337,20 @@ class Waits:
         self.thread = threading.get_native_id()
         self.under_way.began()
         beside.append(work)
+        # Take the first steps here: the messages leave at once, and short operations end without the progress thread.
         self.advance()
         if self._threads and beside:
             self._start_thread()
         return work
 
     def advance(self) -> None:
-        """Take every operation as far as it goes now; of several threads one does it."""
+        """Advance every operation as far as possible without waiting; return at once while another thread does so."""
         if not self._stepping.acquire(blocking=False):
             return
         try:
             with self.context:
                 self._advance_alone()
+                # Only the head of the queue runs: all ranks execute collectives in the same order.
                 while self._queue and self._step(self._queue[0]):
                     self._queue.popleft()
                     self.under_way.ended()
@@ -336,6 +358,7 @@ class Waits:
             self._stepping.release()
 
     def _advance_alone(self) -> None:
+        # Step all first, then remove: `_alone` must not change during the loop over it.
         for work in [work for work in self._alone if self._step(work)]:
             self._alone.remove(work)
             self.under_way.ended()
@@ -358,33 +381,34 @@ class Waits:
         self._more.set()
 
     def serve(self) -> bool:
-        """Advance the queue while there is one; return whether more may come. Sleeping leaves Python's lock to others.
-        """
+        """Advance all work until none is left; return False once `close` was called. Run by the progress thread."""
+        # Sleeping releases the interpreter's lock: the user's thread computes meanwhile.
         while (self._queue or self._alone) and self._thread is not None:
             self.advance()
             time.sleep(nap_after(time.monotonic() - self.went_on))
         return self._thread is not None
 
     def drain(self) -> None:
-        """Complete what is under way, each operation by its deadline."""
+        """Complete all work under way, each operation by its deadline."""
+        # This thread and the progress thread take turns: `advance` returns at once while the other thread steps.
         while (self._queue or self._alone) and self.failure is None and self._thread is not None:
             self.advance()
             time.sleep(nap_after(0.0))
 
     def forget(self) -> None:
-        """In a fork's child: what is under way is the parent's, and so is the thread.
+        """Reset in the child of a fork: the work under way and the progress thread belong to the parent.
 
-        An operation that is closed would tell the other ranks that it has failed: none ever is.
+        The operations are kept for ever: closing a generator would cancel messages and tell other ranks of a failure.
         """
         keep_for_ever([*self._queue, *self._alone])
         self._queue.clear()
         self._alone.clear()
         self.under_way = UnderWay()
         self._thread = None
-        self._stepping = threading.Lock()
+        self._stepping = threading.Lock()  # the parent's may have been held at the moment of the fork
 
     def close(self) -> None:
-        """Let the progress thread end; what is still queued stays undone."""
+        """End the progress thread, waiting `timeout` seconds at most; work still queued stays undone."""
         thread, self._thread = self._thread, None
         self._more.set()
         if thread is not None:

@@ -1,4 +1,7 @@
-"""What is wrong with the tensors of a call, before data move, in the words that PyTorch's programs look for."""
+"""Checks of a call's tensors before data move. Errors use PyTorch's words, since programs search for these words.
+
+In all checks `name` is the call's name, for messages; a failed check raises ArgumentError.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ Tensors: TypeAlias = Sequence[torch.Tensor]
 
 
 def refuse(name: str, text: str) -> NoReturn:
-    """Raise for a call of that name."""
+    """Raise ArgumentError with the call's name and `text`."""
     raise ArgumentError(f"{name}: {text}")
 
 
 def dense(name: str, tensors: Tensors) -> None:
-    """Raise where a tensor is sparse."""
+    """Raise if a tensor is sparse."""
     for index, tensor in enumerate(tensors):
         if tensor.layout != torch.strided:
             refuse(name, f"invalid tensor layout at index {index}: unsupported layout {tensor.layout}; give to_dense()")
 
 
 def root(name: str, rank: int, size: int, tensor: int = 0, count: int = 1) -> None:
-    """Raise where the root is none of a group's `size` ranks, or its tensor none of `count`."""
+    """Raise unless root `rank` is in 0 .. `size` - 1 and the index `tensor` is in 0 .. `count` - 1."""
     if not 0 <= rank < size:
         refuse(name, f"invalid root rank {rank}; this group has ranks 0 to {size - 1}")
     if not 0 <= tensor < count:
@@ -33,7 +36,7 @@ def root(name: str, rank: int, size: int, tensor: int = 0, count: int = 1) -> No
 
 
 def alike(name: str, tensors: Tensors, model: torch.Tensor | None = None, *, sizes: bool = True) -> None:
-    """Raise where tensors are none, sparse, or differ from a model, which is the first of them, in dtype or size."""
+    """Raise if the list is empty, or a tensor is sparse or differs from `model` in dtype or size (None: the first)."""
     if not tensors:
         refuse(name, "requires non-empty tensor list")
     dense(name, tensors)
@@ -48,9 +51,9 @@ def alike(name: str, tensors: Tensors, model: torch.Tensor | None = None, *, siz
 
 def rooted(name: str, one: str, many: str, tensors: Tensors, lists: Sequence[Tensors], size: int,
            at_root: bool) -> None:
-    """Raise where a scatter or a gather has not one tensor on each rank and one list of `size` tensors on the root.
+    """Raise unless a scatter or gather has one tensor on each rank and one list of `size` tensors on the root only.
 
-    `one` and `many` are "input" and "output" of a gather.
+    `one` and `many` name the two sides: "input" and "output" for a gather, the reverse for a scatter.
     """
     if len(tensors) != 1:
         refuse(name, f"requires a single-element {one} tensor list, not {len(tensors)} tensors")
@@ -67,7 +70,7 @@ def rooted(name: str, one: str, many: str, tensors: Tensors, lists: Sequence[Ten
 
 
 def gathered(name: str, outputs: Sequence[Tensors], inputs: Tensors, size: int) -> None:
-    """Raise where an all-gather has not, for each input, a list of as many outputs as all ranks have inputs."""
+    """Raise unless an all-gather has, for each input, a list of ``size * len(inputs)`` outputs of equal dtype."""
     if not inputs:
         refuse(name, "requires non-empty input tensor list")
     if len(outputs) != len(inputs):
@@ -77,14 +80,14 @@ def gathered(name: str, outputs: Sequence[Tensors], inputs: Tensors, size: int) 
         if len(targets) != size * len(inputs):
             refuse(name, f"invalid output tensor list at index {index}: {len(targets)} tensors, expected "
                          f"{size * len(inputs)}")
-    several = len(inputs) > 1  # of one input the lengths may differ from rank to rank
+    several = len(inputs) > 1  # with one input the lengths may differ from rank to rank
     alike(name, inputs)
     for targets in outputs:
         alike(name, targets, inputs[0], sizes=several)
 
 
 def gathered_together(name: str, outputs: Sequence[Tensors], inputs: Tensors, size: int) -> None:
-    """Raise where a coalesced all-gather has not, for each rank, a list of outputs like the inputs."""
+    """Raise unless a coalesced all-gather has, for each rank, a list of outputs with the inputs' sizes and dtypes."""
     if len(outputs) != size:
         refuse(name, f"output lists should be equal to world size: {len(outputs)} lists, {size} ranks")
     dense(name, inputs)

@@ -1,4 +1,4 @@
-"""A process group of torch.distributed, every method of which is a call of a communicator."""
+"""A process group of torch.distributed; every method is a call of a communicator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensors: TypeAlias = Sequence[Tensor]
 
 
 class _Names(ProcessGroup):
-    """What torch asks of a group besides communication."""
+    """The names, capabilities and no-ops required by torch besides communication."""
 
     supports_splitting = supports_coalescing = False
     _name = _desc = ""
@@ -34,19 +34,19 @@ class _Names(ProcessGroup):
     name = _get_backend_name = getBackendName
 
     def getGroupName(self) -> str:
-        """Return what torch calls this group."""
+        """Return the name given to this group by torch."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Take torch's name."""
+        """Set the name given by torch."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """Return what the group is for."""
+        """Return torch's description of the group's purpose."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Take what the group is for."""
+        """Set torch's description of the group's purpose."""
         self._desc = desc
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
@@ -59,21 +59,22 @@ class _Names(ProcessGroup):
         return self
 
     def _set_sequence_number_for_group(self) -> None:
-        """Calls are counted from the first."""
+        """Do nothing: every group counts calls from the first call."""
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """The first call on a device connects it."""
+        """Do nothing: the first call on a device connects the device."""
 
 
 class TorchProcessGroup(_Names):
-    """The backend "gpucoll": the ranks of `store`, with `timeout` as the deadline of every call.
+    """The backend "gpucoll": ranks meeting at `store`, with `timeout` as the deadline of every call.
 
-    Results are written in place, as torch has it. Calls with ``async_op=True`` are made in their order by a thread
-    beside the computation, on GPUs on a stream of the group's. Raises DistBackendError where ranks fail or disagree.
+    Results are written into the caller's tensors. A thread makes calls with ``async_op=True`` in order, while the
+    program computes; calls on GPU tensors are enqueued on a side stream of the group. Raises DistBackendError if ranks
+    fail or disagree.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
-        super().__init__(rank, size)  # with a store pybind11 makes no object that a class in Python may derive from
+        super().__init__(rank, size)  # pybind11: the constructor with a store does not support Python subclasses
         self._store, self._rank, self._size = store, rank, size
         self.options = Backend.Options("gpucoll", timeout)
         with as_torch_raises():
@@ -84,7 +85,7 @@ class TorchProcessGroup(_Names):
         self._count = 0
 
     def _make(self, call: Call, tensors: Tensors, options: Any, outputs: Sequence[Any] | None = None) -> TorchWork:
-        """Make a call on tensors; `outputs` are those that have its results, where that is not all."""
+        """Make or queue a call on `tensors` and return the handle; `outputs` are the result tensors (None: all)."""
         self._count += 1
         results = tensors if outputs is None else outputs
         if tensors and tensors[0].is_cuda:
@@ -97,16 +98,18 @@ class TorchProcessGroup(_Names):
         return work
 
     def _enqueue(self, call: Call, tensors: Tensors) -> Any:
-        """Enqueue a call behind the current stream, on the stream of this group, which is returned."""
+        """Enqueue a call on the group's side stream, after the work in the current stream; return the side stream."""
         device = tensors[0].device
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = torch.cuda.Stream(device)
             for comm in (self._comm, self._points):
                 vars(comm)["device"] = device.index
+        # The tensors may still be written by the current stream.
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream), as_torch_raises():
             call()
+        # Keep torch's allocator from reusing a tensor's memory before the side stream has finished with the tensor.
         for tensor in tensors:
             tensor.record_stream(stream)
         return stream
@@ -114,7 +117,7 @@ class TorchProcessGroup(_Names):
     # ------------------------------------------------------------ in place
 
     def broadcast(self, tensors: Any, opts: Any = None, root: int = 0) -> TorchWork:
-        """Overwrite tensors with the root's, several with the one that the root names."""
+        """Overwrite all tensors of all ranks with tensor number ``opts.rootTensor`` (default 0) of the root."""
         tensors, root, named = _listed(tensors), getattr(opts, "rootRank", root), getattr(opts, "rootTensor", 0)
         checks.root("broadcast", root, self._size, named, len(tensors))
         checks.alike("broadcast", tensors)
@@ -128,7 +131,7 @@ class TorchProcessGroup(_Names):
         return self._make(call, tensors, opts)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> TorchWork:
-        """Overwrite a tensor with the reduction; several count as those of several ranks, and all become it."""
+        """Overwrite a tensor with the reduction; several tensors are all reduced together and all overwritten."""
         tensors, op = _listed(tensors), op_of(opts)
         checks.alike("allreduce", tensors)
         together = None if len(tensors) == 1 else combined(op)
@@ -145,7 +148,7 @@ class TorchProcessGroup(_Names):
         return self._make(call, tensors, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> TorchWork:
-        """Overwrite each tensor with its reduction; one that is given twice is reduced once."""
+        """Overwrite each tensor with the reduction of all ranks' tensors; a tensor listed twice is reduced once."""
         tensors, op = _listed(tensors), op_of(opts)
         checks.alike("allreduce_coalesced", tensors, sizes=False)
         rows = {(tensor.data_ptr(), tensor.numel()): reduced(tensor) for tensor in tensors}
@@ -171,7 +174,7 @@ class TorchProcessGroup(_Names):
         return self._make(call, tensors, opts)
 
     def barrier(self, opts: Any = None) -> TorchWork:
-        """Wait for all ranks, and before that for what is enqueued on this one's GPU."""
+        """Wait for all ranks; if the group has used a GPU, wait first for all work enqueued on this rank's GPU."""
         limit = getattr(opts, "timeout", None)
 
         def call() -> None:
@@ -183,7 +186,7 @@ class TorchProcessGroup(_Names):
         return self._make(call, (), opts)
 
     def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks, or tell who has not come."""
+        """Wait for all ranks; at the deadline raise DistBackendError. `wait_all_ranks` has no effect."""
         def call() -> None:
             with self._limited(timeout):
                 self._comm.barrier()
@@ -192,7 +195,7 @@ class TorchProcessGroup(_Names):
 
     @contextlib.contextmanager
     def _limited(self, timeout: datetime.timedelta | None) -> Iterator[None]:
-        """Let calls wait no longer than that; torch's unsaid time-out is negative."""
+        """Use `timeout` as the calls' deadline inside the context; None and torch's negative default change nothing."""
         waits = internal.waits_of(self._comm)
         usual = waits.timeout
         if timeout is not None and timeout.total_seconds() > 0:
@@ -205,11 +208,11 @@ class TorchProcessGroup(_Names):
     # ------------------------------------------------------------ gathered and scattered
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
-        """Write all ranks' tensors into one."""
+        """Write all ranks' tensors, one after another, into `output`."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Do the same for several."""
+        """Gather several tensors at once, each into one output."""
         calls = []
         for output, input in zip(outputs, inputs, strict=True):
             out = room(output)
@@ -225,11 +228,11 @@ class TorchProcessGroup(_Names):
         return self._make(call, [*outputs, *inputs], opts, outputs)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
-        """Write this rank's block of the reduction into a tensor."""
+        """Write this rank's block of the reduction into `output`."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Do the same for several."""
+        """Reduce and scatter several tensors at once."""
         op, calls = op_of(opts), []
         for output, input in zip(outputs, inputs, strict=True):
             out = room(output)
@@ -245,7 +248,7 @@ class TorchProcessGroup(_Names):
         return self._make(call, [*outputs, *inputs], opts, outputs)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
-        """Write all ranks' tensors into lists of tensors; their lengths may differ from rank to rank."""
+        """Write all ranks' tensors into lists of tensors; with one input the lengths may differ between ranks."""
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         checks.gathered("allgather", outputs, inputs, self._size)
@@ -263,7 +266,7 @@ class TorchProcessGroup(_Names):
         return self._make(call, [*inputs, *(one for targets in outputs for one in targets)], opts, results)
 
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Do the same for several; `outputs` has a list for each rank."""
+        """Gather several tensors at once; `outputs` has a list for each rank."""
         checks.gathered_together("allgather_coalesced", outputs, inputs, self._size)
         pairs = [(targets, moved(row(x))) for *targets, x in zip(*outputs, inputs, strict=True)]
 
@@ -274,7 +277,7 @@ class TorchProcessGroup(_Names):
         return self._make(call, [*inputs, *(one for targets in outputs for one in targets)], opts, outputs)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> TorchWork:
-        """Write all ranks' tensors into a list of the root's."""
+        """Write all ranks' tensors into a list on the root."""
         outputs, inputs, at_root = _lists(outputs), _listed(inputs), self._rank == opts.rootRank
         checks.root("gather", opts.rootRank, self._size)
         checks.rooted("gather", "input", "output", inputs, outputs, self._size, at_root)
@@ -288,7 +291,7 @@ class TorchProcessGroup(_Names):
         return self._make(call, [*inputs, *targets], opts, targets)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> TorchWork:
-        """Write a tensor of the root's list into each rank's."""
+        """Write tensor i of the root's list into the tensor of rank i."""
         outputs, inputs, at_root = _listed(outputs), _lists(inputs), self._rank == opts.rootRank
         checks.root("scatter", opts.rootRank, self._size)
         checks.rooted("scatter", "output", "input", outputs, inputs, self._size, at_root)
@@ -303,7 +306,7 @@ class TorchProcessGroup(_Names):
         return self._make(call, [*outputs, *sources], opts, outputs)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
-        """Write this rank's of the reductions of a list's tensors; their lengths may differ."""
+        """Reduce list entry i of all ranks into the tensor of rank i; the entries' lengths may differ."""
         outputs, sources, op = _listed(outputs), _lists(inputs)[0], op_of(opts)
         out, counts = room(outputs[0]), [one.numel() for one in sources]
         block, x = reduced(out), torch.cat([row(one) for one in sources])
@@ -319,7 +322,7 @@ class TorchProcessGroup(_Names):
         return self._make(call, [*outputs, *sources], opts, outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Write part `rank` of every rank's list into a list; the parts' lengths may all differ."""
+        """Write list entry j of rank i into list entry i of rank j; all lengths may differ."""
         parts = [moved(row(one)) for one in inputs]
 
         def call() -> None:
@@ -329,8 +332,7 @@ class TorchProcessGroup(_Names):
 
     def all_to_all_single(self, output: Tensor, input: Tensor, output_split_sizes: Sequence[int] = (),
                           input_split_sizes: Sequence[int] = (), opts: Any = None) -> TorchWork:
-        """Write part `rank` of every rank's tensor into one; parts are cut along the first axis, without sizes alike.
-        """
+        """Write part j of rank i into part i of rank j, cut along the first axis; without sizes parts are equal."""
         if output_split_sizes or input_split_sizes:
             target = room(output).view(output.shape)
             ends = _parts(target, output_split_sizes, self._size)
@@ -352,7 +354,7 @@ class TorchProcessGroup(_Names):
 
         return self._make(call, [output, input], opts, [output])
 
-    # What the same calls were named before PyTorch 2.13
+    # PyTorch before 2.13 calls these methods by other names.
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -360,15 +362,15 @@ class TorchProcessGroup(_Names):
     # ------------------------------------------------------------ messages between two ranks
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> TorchWork:
-        """Send a tensor to a rank of the group."""
+        """Send a tensor to rank `dst` of the group."""
         return self._message(tensors, lambda array: (self._points.send(array, dst, tag, async_op=True), dst))
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> TorchWork:
-        """Receive a tensor from a rank of the group."""
+        """Receive a tensor from rank `src` of the group."""
         return self._message(tensors, lambda array: (self._points.recv(array, src, tag, async_op=True), src))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
-        """Receive a tensor from whichever rank sends first."""
+        """Receive a tensor from the first rank to send; not for GPU tensors."""
         if tensors[0].is_cuda:
             raise DistBackendError("recv: into a GPU tensor a source must be named")
 
@@ -408,7 +410,7 @@ class TorchProcessGroup(_Names):
         return self._count
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Let later calls wait that long."""
+        """Set the deadline of later calls."""
         self.options._timeout = timeout
         for comm in (self._comm, self._points):
             internal.waits_of(comm).timeout = timeout.total_seconds()
@@ -416,13 +418,13 @@ class TorchProcessGroup(_Names):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Make what is left, and close. A collective call of the group."""
+        """Make all queued calls, then close both communicators. A collective call of the group."""
         self._caller.close()
         for comm in (self._points, self._comm):
             comm.close()
 
     def abort(self) -> None:
-        """Let no call go on, here or elsewhere."""
+        """Close both communicators as failed: tell the other ranks, wait for no rank."""
         for comm in (self._points, self._comm):
             comm.__exit__(DistBackendError, None, None)
 
@@ -432,7 +434,7 @@ def _listed(tensors: Any) -> list[Tensor]:
 
 
 def _lists(lists: Any) -> list[Tensors]:
-    """Return lists of tensors, of which there may be none off the root; a list of tensors is one."""
+    """Return a list of lists of tensors: a single list becomes a list of one list, an empty list stays empty."""
     return [lists] if lists and isinstance(lists[0], torch.Tensor) else list(lists)
 
 

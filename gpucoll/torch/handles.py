@@ -1,4 +1,4 @@
-"""Handles of calls under way, as torch's, and the thread that makes calls beside the computation."""
+"""torch's handles of calls under way, and the thread making calls while the program computes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ Call = Callable[[], None]
 
 @contextlib.contextmanager
 def as_torch_raises() -> Iterator[None]:
-    """Raise DistBackendError for what is wrong with ranks; what is wrong with arguments has the right class."""
+    """Turn errors of ranks into DistBackendError; ArgumentError and DtypeError pass unchanged."""
     try:
         yield
     except (ArgumentError, DtypeError):
         raise
     except GpucollError as error:
-        late = isinstance(error, CollectiveTimeout)  # of which torch's own errors have the word
+        late = isinstance(error, CollectiveTimeout)  # torch's own errors contain the word "timeout"
         raise DistBackendError(f"the timeout has passed: {error}" if late else str(error)) from error
 
 
 class TorchWork(Handle):
-    """A call that has ended; those below are under way. `outputs` are the tensors that have its results."""
+    """The handle of a finished call, and the base of the other handles. `outputs` are the result tensors.
+
+    Subclasses define `_ends`, a wait of bounded length, and `_when_ended`, a callback at the end.
+    """
 
     def __init__(self, outputs: Sequence[Any] = ()) -> None:
         super().__init__()
@@ -44,7 +47,7 @@ class TorchWork(Handle):
         self.error: BaseException | None = None
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Return True when the results may be used; raise the call's error, DistBackendError after `timeout`."""
+        """Wait for the results and return True; raise the call's error, DistBackendError after `timeout`."""
         if not self._ends(timeout.total_seconds() if timeout else math.inf):
             raise DistBackendError(f"wait: the call has not ended within {timeout}")
         if self.error is not None:
@@ -64,26 +67,27 @@ class TorchWork(Handle):
         return self.is_completed() and self.error is None
 
     def exception(self) -> BaseException | None:
-        """Return the error that the call has ended with, if it has."""
+        """Return the error of the call; None without an error or before the end."""
         return self.error if self.is_completed() else None
 
     def result(self) -> list[Any]:
-        """Return the tensors of the call; their contents count after `wait`."""
+        """Return the result tensors; the contents are valid after `wait`."""
         return self._outputs
 
     def get_future(self) -> Any:
         """Return the future of `result`."""
+        # One future per handle: torch may ask several times, and a future is completed once.
         if self._future is None:
             self._future = torch.futures.Future()
             self._when_ended(self._complete)
         return self._future
 
     def _ends(self, patience: float) -> bool:
-        """Return whether the call ends within so many seconds."""
+        """Wait at most `patience` seconds and return whether the call has ended; set `error`."""
         return True
 
     def _when_ended(self, do: Callable[[], None]) -> None:
-        """Do it once the call has ended."""
+        """Call `do` when the call has ended, at once if the call has already ended."""
         do()
 
     def _complete(self) -> None:
@@ -94,7 +98,7 @@ class TorchWork(Handle):
 
 
 class QueuedWork(TorchWork):
-    """A call that a `Caller` makes."""
+    """A call queued for the thread of a `Caller`."""
 
     def __init__(self, outputs: Sequence[Any], call: Call) -> None:
         super().__init__(outputs)
@@ -103,14 +107,15 @@ class QueuedWork(TorchWork):
         self._then: Callable[[], None] | None = None
 
     def make(self) -> None:
-        """Make the call."""
-        call, self._call = self._call, None  # which has the arrays
+        """Make the call, note the error, and run the callback."""
+        call, self._call = self._call, None  # drop the closure: a kept handle must not keep the input arrays alive
         try:
             assert call is not None
             with as_torch_raises():
                 call()
         except BaseException as error:
             self.error = error
+        # Under the lock `_when_ended` either registers before this point or sees the end: the callback runs once.
         with self._lock:
             self._ended.set()
         if self._then is not None:
@@ -128,13 +133,18 @@ class QueuedWork(TorchWork):
 
 
 class MessageWork(TorchWork):
-    """A message between two ranks. `begin` returns the communicator's work once it can, with the other rank."""
+    """A message between two ranks.
+
+    `begin` returns the communicator's work and the other rank; None while no message is there (receive from any rank).
+    Without a message within `timeout` seconds the receive fails.
+    """
 
     def __init__(self, outputs: Sequence[Any], begin: Callable[[], tuple[Any, int] | None], timeout: float) -> None:
         super().__init__(outputs)
         self._begin, self._begun, self._late = begin, begin(), time.monotonic() + timeout
 
     def _has_ended(self) -> bool:
+        # A receive from any rank begins when a message is seen; until then look again.
         self._begun = self._begun or self._begin()
         if self._begun is None:
             if time.monotonic() > self._late:
@@ -156,6 +166,7 @@ class MessageWork(TorchWork):
         return True
 
     def _when_ended(self, do: Callable[[], None]) -> None:
+        # Nothing completes a message in the background, so the future needs a thread waiting for the message.
         def later() -> None:
             self._ends(math.inf)
             do()
@@ -163,14 +174,14 @@ class MessageWork(TorchWork):
         threading.Thread(target=later, name="gpucoll future", daemon=True).start()
 
     def _source_rank(self) -> int:
-        """Return the rank of the group that the message is from."""
+        """Return the other rank of the message, -1 if still unknown."""
         return -1 if self._begun is None else self._begun[1]
 
     source_rank = _source_rank
 
 
 class StreamWork(TorchWork):
-    """A call enqueued on `stream`: waiting for it makes the current stream wait."""
+    """A call enqueued on the side stream `stream`: `wait` makes the current stream wait, not the host."""
 
     def __init__(self, outputs: Sequence[Any], stream: Any) -> None:
         super().__init__(outputs)
@@ -179,27 +190,31 @@ class StreamWork(TorchWork):
     def _ends(self, patience: float) -> bool:
         if patience == 0:
             return bool(self._event.query())
+        # The host never waits, so a timeout has no effect here.
         torch.cuda.current_stream(self._stream.device).wait_event(self._event)
         return True
 
     def get_future(self) -> Any:
-        """Return the future of `result`: who waits for it makes the current stream wait."""
+        """Return the future of `result`; waiting on the future makes the current stream wait."""
         if self._future is None:
             self._future = torch.futures.Future(devices=[self._stream.device])
+            # torch records the current stream's event at completion: complete the future in the side stream.
             with torch.cuda.stream(self._stream):
                 self._complete()
         return self._future
 
 
 class JoinedWork(TorchWork):
-    """Several calls as one."""
+    """Several calls, joined into one handle; the error is the first call's error."""
 
     def __init__(self, works: Sequence[TorchWork]) -> None:
+        # The result is the list of all tensors, in the order of the calls.
         super().__init__([tensor for work in works for tensor in work.result()])
         self._works = works
 
     def _ends(self, patience: float) -> bool:
         late = time.monotonic() + patience
+        # A list, not a generator: `all` must not stop at the first call, because `_ends` also notes each call's error.
         if not all([work._ends(max(0.0, late - time.monotonic())) for work in self._works]):
             return False
         self.error = next((work.error for work in self._works if work.error is not None), None)
@@ -209,16 +224,19 @@ class JoinedWork(TorchWork):
 
 
 class Caller:
-    """Makes the calls of a group in their order: in the thread that waits for them, else in one of its own."""
+    """A group's calls, made in order: synchronous calls in the caller's thread, others in one background thread."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()  # of the thread that is in a call
+        self._turn = threading.Lock()  # held by the thread making a call
         self._calls: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
-        self._counting, self._open = threading.Lock(), 0  # calls queued or being made
+        # `_open` counts calls queued or being made. Caller and background thread change the count: hence the lock.
+        self._counting, self._open = threading.Lock(), 0
         self._thread: threading.Thread | None = None
 
     def make(self, call: Call, outputs: Sequence[Any], *, at_once: bool) -> TorchWork:
-        """Make a call, `at_once` if that is asked for and no other one comes first."""
+        """Make the call in this thread with `at_once`, or queue the call for the background thread."""
+        # A synchronous call must not overtake queued calls: all ranks make the calls in one order.
+        # `acquire` without blocking: if another thread of the program is in a call, queue behind.
         if at_once and not self._open and self._turn.acquire(blocking=False):
             try:
                 with as_torch_raises():
@@ -229,23 +247,26 @@ class Caller:
         work = QueuedWork(outputs, call)
         with self._counting:
             self._open += 1
+            # Groups without asynchronous calls need no thread.
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="gpucoll torch", daemon=True)
                 self._thread.start()
-                atexit.register(self.close)
+                atexit.register(self.close)  # the other ranks wait for the queued calls: make all before the exit
         self._calls.put(work)
         return work
 
     def _serve(self) -> None:
+        # None, put by `close` after the last call, ends the loop.
         while (work := self._calls.get()) is not None:
             with self._turn:
                 work.make()
+            # Only after the call: until then a synchronous call has to queue.
             with self._counting:
                 self._open -= 1
-            del work  # and with it the arrays
+            del work  # else the arrays stay alive until the next call arrives
 
     def close(self) -> None:
-        """Make what is left, and no further calls."""
+        """Make all queued calls, then end the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             atexit.unregister(self.close)

@@ -1,4 +1,4 @@
-"""How the ranks of a group find each other: by MPI where it has started all of them, else by torch's store alone."""
+"""How the ranks of a group meet: by MPI if MPI started all of the ranks, else by torch's store alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpucoll.transport.mailbox import StoreRanks
 from gpucoll.transport.rendezvous import becomes
 
 NAMES = ("collectives", "messages")
-NAP = 1e-3
+NAP = 1e-3  # seconds between two checks of the store
 
 
 class TorchStore(KeyStore):
-    """Torch's store as a store of ours. Its calls have a deadline of their own."""
+    """A torch store as gpucoll's `KeyStore`. The calls of torch's store have a deadline set by torch."""
 
     foreign = (DistError,)
 
@@ -39,9 +39,9 @@ class TorchStore(KeyStore):
 
 
 def set_variables() -> None:
-    """Add torchrun's variables to the environment where mpiexec has started this rank without them.
+    """Set torchrun's variables in the environment if mpiexec has started this rank without these variables.
 
-    A collective call there, nothing elsewhere.
+    In this case a collective call, starting MPI; in all other cases nothing happens.
     """
     process = started()
     if process is None or process.size == 1 or {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= {*os.environ}:
@@ -52,12 +52,13 @@ def set_variables() -> None:
 
 
 def communicators(store: Store, rank: int, size: int, timeout: datetime.timedelta) -> list[Communicator]:
-    """Return one for collectives and one for messages between two ranks. A collective call of a group's members.
+    """Return one communicator for collectives and one for messages. A collective call of the group's members.
 
-    They are two, so that neither waits for the other.
+    With two communicators, collectives and messages do not wait for each other.
     """
     seconds = timeout.total_seconds()
-    # A store may have served a group of the same name before, whose keys are none of this one's
+    # An earlier group of the same name may have left keys in the store. Each group adds `size` to the counter, so the
+    # quotient numbers the groups, and each group's keys get another prefix.
     ours = TorchStore(PrefixStore(f"{(store.add('came', 1) - 1) // size}", store))
     numbers = StoreRanks(ours, "numbers", rank, size, seconds).allgather(_number())
     if len({*numbers} - {None}) == size:
@@ -69,7 +70,7 @@ def communicators(store: Store, rank: int, size: int, timeout: datetime.timedelt
 
 
 def _number() -> int | None:
-    """Return this process' rank in MPI's world, None where MPI has not started it or sees only itself."""
+    """Return this process' rank in MPI's world; None if MPI did not start the process or sees only this process."""
     process = started()
     if process is None:
         return None
@@ -81,7 +82,7 @@ def _number() -> int | None:
 def _by_mpi(numbers: list[int], seconds: float) -> list[Communicator]:
     from mpi4py import MPI
 
-    # Members alone take part; the tag tells apart groups that are made at once.
+    # Create_group involves only the members. The tag separates groups being created at the same time.
     group = MPI.COMM_WORLD.group.Incl(numbers)
     part = MPI.COMM_WORLD.Create_group(group, zlib.crc32(repr(numbers).encode()) % (1 << 15))
     made = [Communicator.from_mpi(part, timeout=seconds) for _ in NAMES]

@@ -1,4 +1,4 @@
-"""Tensors as the arrays that a communicator takes, and torch's ops as its ops."""
+"""Tensors as a communicator's arrays, and torch's ops as a communicator's ops."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "avg", ReduceOp.PRODUCT: "prod", Reduc
        ReduceOp.BAND: "band", ReduceOp.BOR: "bor", ReduceOp.BXOR: "bxor"}
 COMBINED = {"sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
             "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
+# torch dtypes without a NumPy equivalent. Those in OWN can be reduced, by the name of gpucoll's dtype. CARRIERS gives
+# the integer dtype of equal width, for moving.
 OWN = {torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
 CARRIERS = {dtype: torch.int16 if dtype.itemsize == 2 else torch.uint8
             for dtype in (*OWN, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)}
 
 
 def op_of(options: Any) -> Any:
-    """Return the op of a call's options, or of an op of torch's; None is SUM."""
+    """Return the op named in a call's options or by a torch op; None means SUM."""
     given = getattr(options, "reduceOp", options)
     if given is None:
         return "sum"
@@ -35,7 +37,7 @@ def op_of(options: Any) -> Any:
 
 
 def combined(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return what makes one tensor of two that a rank gives to one call."""
+    """Return the function combining two tensors passed by one rank in one call; raise ArgumentError for other ops."""
     both = COMBINED.get(op) if isinstance(op, str) else None
     if both is None:
         raise ArgumentError(f"allreduce: {op} takes one tensor on each rank, not several")
@@ -43,48 +45,48 @@ def combined(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
 
 
 def carried(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as it may be moved: torch's own dtypes, which arrays lack, as integers of their width."""
+    """Return a view of a tensor for moving: dtypes unknown to NumPy become integers of equal width."""
     carrier = CARRIERS.get(tensor.dtype)
     tensor = tensor.detach()
     return tensor if carrier is None else tensor.view(carrier)
 
 
 def moved(tensor: torch.Tensor) -> Any:
-    """Return the array on a tensor's memory that is sent or received; on a GPU the tensor itself."""
+    """Return an array on a tensor's memory, for sending and receiving; on a GPU a tensor on the same memory."""
     tensor = carried(tensor)
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
 def reduced(tensor: torch.Tensor) -> Any:
-    """Return the array on a tensor's memory that is reduced; on a GPU the tensor itself."""
+    """Return an array on a tensor's memory, for reductions; on a GPU a tensor on the same memory."""
     if tensor.is_cuda or tensor.dtype not in OWN:
         return tensor.detach() if tensor.is_cuda else tensor.detach().numpy()
     return carried(tensor).numpy().view(numpy_dtype(OWN[tensor.dtype]))
 
 
 def row(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements in one row, which is a copy where they do not lie so."""
+    """Return a tensor's elements in one row: a view if possible, else a copy."""
     return tensor.detach().reshape(-1)
 
 
 def room(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a row for a result: the memory of the tensor itself, or other memory where its elements lie apart."""
+    """Return a row for a result: the tensor's own memory if contiguous, else new memory."""
     if tensor.is_contiguous():
         return tensor.detach().view(-1)
     return torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
 
 
 def deliver(target: torch.Tensor, result: torch.Tensor) -> None:
-    """Write a result into its tensor, unless it is there."""
+    """Copy `result` into `target`, unless both start at one address and the result is already there."""
     if result.data_ptr() != target.data_ptr() and target.numel():
         if target.is_cuda:
             target.detach().copy_(result.detach().reshape(target.shape))
-        else:  # in a thread of the group's, where torch would refuse to write what belongs to an inference
+        else:  # NumPy: in the group's thread torch refuses to write tensors made in inference mode
             numpy.copyto(moved(target), moved(result.reshape(target.shape)))
 
 
 def fill(targets: Sequence[torch.Tensor], arrays: Sequence[Array]) -> None:
-    """Write arrays into tensors of as many elements."""
+    """Copy array i into tensor i, of equally many elements."""
     for target, array in zip(targets, arrays, strict=True):
         if target.is_cuda:
             deliver(carried(target), torch.from_dlpack(array).reshape(-1))
@@ -93,7 +95,7 @@ def fill(targets: Sequence[torch.Tensor], arrays: Sequence[Array]) -> None:
 
 
 def apart(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return `source`, or a copy of it where it shares memory with `target`. Both are rows."""
+    """Return `source`, or a copy if `source` and `target`, both contiguous rows, share memory."""
     first, start = source.data_ptr(), target.data_ptr()
     if first < start + target.nbytes and start < first + source.nbytes:
         return source.clone()

@@ -1,13 +1,14 @@
-"""Training loops on several ranks: NumPy and CuPy arrays, PyTorch's by DLPack. Parameters are a mapping of arrays.
+"""Training on several ranks with NumPy and CuPy arrays and, by DLPack, PyTorch tensors. Parameters map names to arrays.
 
     data_parallel    gradients averaged over ranks
-    zero             the state of training divided over ranks; shards, layers, checkpoint are its parts
+    zero             training state divided over ranks; uses shards, layers and checkpoint
     server           parameter servers
     optimizers       SGD, Adam, AdamW
     sampler          a rank's share of the samples
-    layout           global arrays over a mesh of ranks; mesh, redistribution are its parts
-    compression      fewer bytes for gradients; feedback, what is lost; packing, its kernels
-    buckets, parameters     many gradients in few messages; names, shapes and dtypes alike on all ranks
+    layout           global arrays over a mesh of ranks; uses mesh and redistribution
+    compression      fewer bytes for gradients; uses feedback (error feedback) and packing (kernels)
+    buckets          many gradients in few messages
+    parameters       checks of names, shapes and dtypes on all ranks
 """
 
 from gpucoll.training.compression import Cast, Exact, Int8, Policy, PowerSGD, TopK

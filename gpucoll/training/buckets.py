@@ -1,4 +1,4 @@
-"""Gradients gathered in buckets: a few long messages in place of many short ones, each under way while others come."""
+"""Buckets of gradients: few long messages instead of many short messages, overlapped with the backward pass."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from gpucoll.errors import ArgumentError
 from gpucoll.training.parameters import Like
 
 BUCKET_BYTES = 25 << 20
-FIRST = 1 << 20  # bytes of the first bucket, which is full early: its message fills the time until the second one
+# Bytes of the first bucket. A small first bucket is full early, so communication starts early in the backward pass.
+FIRST = 1 << 20
 
-# Collectives one after the other: each is yielded, as a call to make, and its result is sent back
+# A reduction made of consecutive collectives. The generator yields each collective as a function to call; the caller
+# sends the result of the call back into the generator.
 Phases: TypeAlias = Generator[Callable[..., Any], Any, None]
 
 
 def cut(parameters: Mapping[str, Like], bucket_bytes: int, kind: Callable[[str], Any]) -> list[list[str]]:
-    """Return the names in buckets of about so many bytes, last parameter first, as gradients come in a backward pass.
+    """Return the parameter names grouped in buckets of at most `bucket_bytes`, the last parameter first.
 
-    All of a bucket are of one dtype and one `kind`.
+    A backward pass produces gradients in this order. The parameters of a bucket have equal dtypes and equal
+    `kind(name)`. The first bucket has at most `FIRST` bytes. A parameter longer than the limit is a bucket by itself.
     """
     if not is_whole(bucket_bytes) or bucket_bytes < 1:
         raise ArgumentError(f"bucket_bytes {bucket_bytes!r} is not a number of bytes", code="GC-COUNTS")
     found: list[list[str]] = []
-    open_: dict[Any, tuple[list[str], int]] = {}  # by dtype and kind: names, bytes
+    open_: dict[Any, tuple[list[str], int]] = {}  # the bucket being filled for each dtype and kind: names, bytes
     for name, array in reversed([*parameters.items()]):
         key = array.dtype, kind(name)
         names, filled = open_.get(key, ([], 0))
@@ -42,7 +45,7 @@ def cut(parameters: Mapping[str, Like], bucket_bytes: int, kind: Callable[[str],
 
 
 class Bucket:
-    """Gradients that travel together, one after the other in a row of memory."""
+    """Gradients sent in one message: each of `gradients` is a view of its part of the array `row`."""
 
     def __init__(self, like: Mapping[str, Like] | Mapping[str, Array], row: Array) -> None:
         self.row, self.gradients = row, {}
@@ -53,22 +56,22 @@ class Bucket:
 
 
 class Arrivals:
-    """Which gradients have come in this step, and when a bucket may start: in the same order on every rank."""
+    """The gradients given so far in this step, and the buckets ready to start."""
 
     def __init__(self, buckets: Sequence[Sequence[str]]) -> None:
         self._buckets = buckets
         self._bucket_of = {name: number for number, names in enumerate(buckets) for name in names}
-        self.held: set[str] = set()  # what holds a gradient already, to which more is added
+        self.held: set[str] = set()  # parameters with a gradient in the bucket already: further gradients are added
         self.clear()
 
     def clear(self) -> None:
-        """Begin a step."""
+        """Begin a step: forget all gradients."""
         self._missing = [set(names) for names in self._buckets]
         self._started = 0
         self.held.clear()
 
     def check(self, name: str) -> None:
-        """Raise ArgumentError where the last gradient of a parameter has come before in this step."""
+        """Raise ArgumentError if the last gradient of a parameter was given before in this step."""
         if name not in self._missing[self._bucket_of[name]]:
             raise ArgumentError(f"ready: the gradient of {name} has come before in this step; inside no_sync() "
                                 "gradients add up", code="GC-NAME")
@@ -78,37 +81,41 @@ class Arrivals:
         self._missing[self._bucket_of[name]].remove(name)
 
     def startable(self, *, all_of_them: bool = False) -> Iterable[int]:
-        """Yield the buckets to start now: those that are full, up to the first that is not; or all that are left."""
+        """Yield the buckets to start now: full ones before the first incomplete one, or all left (`all_of_them`)."""
+        # In the order of numbers, not of completion: all ranks must make the same collectives in the same order.
         while self._started < len(self._buckets) and (all_of_them or not self._missing[self._started]):
             self._started += 1
             yield self._started - 1
 
     @property
     def missing(self) -> list[str]:
-        """The names whose gradients have not come."""
+        """The names of the parameters without their last gradient."""
         return [name for names, missing in zip(self._buckets, self._missing, strict=True) for name in names
                 if name in missing]
 
 
 class Pipeline:
-    """Reductions under way, each of one or more collectives, which all ranks make in the same order.
+    """Reductions under way, each made of one or more collectives.
 
-    When one starts, those before it that have more to come go on by one collective: how long a message takes decides
-    nothing. They go on `beside` what the caller does, or each ends before the call that makes it returns.
+    Starting a reduction advances every earlier unfinished reduction by one collective. The order of the collectives
+    depends only on the order of `start` calls, never on the duration of a message, so the order is equal on all ranks.
+    With `beside` the collectives are asynchronous and overlap with the caller's work; otherwise each is blocking.
     """
 
     def __init__(self, *, beside: bool) -> None:
         self._beside = beside
-        self._under_way: list[tuple[Phases, Callable[[], Any], int]] = []  # and what waits for the last one's result
+        # Each reduction, the wait for the result of its latest collective, and the number of collectives to come
+        self._under_way: list[tuple[Phases, Callable[[], Any], int]] = []
 
     def start(self, phases: Phases, collectives: int) -> None:
-        """Make the first of a reduction's `collectives`, then the next one of each that is under way."""
+        """Make the first of a reduction's `collectives`, then the next collective of each earlier reduction."""
         before, self._under_way = self._under_way, []
+        # The new reduction comes first: its collective runs while the loop waits for the results of earlier ones.
         self._go_on(phases, None, collectives)
         for earlier, wait, left in before:
             if left:
                 self._go_on(earlier, wait(), left)
-            else:
+            else:  # nothing to make any more: `finish` waits for the last result
                 self._under_way.append((earlier, wait, left))
 
     def _go_on(self, phases: Phases, came: Any, left: int) -> None:
@@ -120,7 +127,7 @@ class Pipeline:
         self._under_way.append((phases, wait, left - 1))
 
     def finish(self, *, most: int = 0) -> None:
-        """Take all of them to their ends, but for the last ones, of which `most` may be under way."""
+        """Complete the reductions, oldest first, until at most `most` are under way."""
         while len(self._under_way) > most:
             phases, wait, left = self._under_way.pop(0)
             self._go_on(phases, wait(), left)
@@ -131,13 +138,16 @@ def _given(result: Any) -> Any:
 
 
 def has_room_beside(comm: Communicator, arrays: Iterable[Like]) -> bool:
-    """Return whether collectives of such arrays may gain by going on beside what ranks compute. A collective call.
+    """Return whether overlapping collectives of `arrays` with computation can gain time. A collective call.
 
-    Inside a node those of host arrays are work for processors. Where each rank has one, which computes, a thread that
-    communicates only takes turns with it: with 4 ranks on 2 processors it cost as much again as the collectives.
+    Inside a node, collectives of host arrays use processor time. On a node without spare processors a communicating
+    thread takes turns with the computing thread: 4 ranks on 2 processors lost as much time again as the collectives.
+    Overlap is used for GPU arrays, on several nodes, and if every rank has a second processor.
     """
     processors, ranks = len(os.sched_getaffinity(0)), comm.local_size
-    is_shared = processors * ranks > (os.cpu_count() or processors)  # else they are this rank's own
+    # If the ranks' processor sets together exceed the host, the sets overlap; else each rank has a set of its own.
+    is_shared = processors * ranks > (os.cpu_count() or processors)
     has_room = processors >= (2 * ranks if is_shared else 2)
+    # A collective ends only when every rank has joined, so overlap gains nothing unless all ranks overlap.
     everyone = [one["room"] for one in internal.all_gather_metadata(comm, {"room": has_room}, "training")]
     return any(array.gpu for array in arrays) or comm.nodes > 1 or all(everyone)

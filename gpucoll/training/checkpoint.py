@@ -1,9 +1,9 @@
-"""Checkpoints of training that is divided over ranks: a file for each rank, and a manifest that makes them count.
+"""Checkpoints of training divided over ranks: a file for each rank, and a manifest naming the valid files.
 
-A folder holds `manifest.json` and the files that it names, with their SHA-256. Files are written under new names; then
-the manifest is replaced, in one step of the file system, and the old files go. Whoever is interrupted leaves the old
-checkpoint or the new one, whole. The manifest says which elements each file has, so that any number of ranks can read
-them. Its format is 1:
+A folder holds `manifest.json` and the files named in the manifest, with their SHA-256. Saving writes files under new
+names, replaces the manifest by one atomic rename, and then removes the old files. An interruption leaves either the
+old or the new checkpoint complete. The manifest lists the elements of each file, so any number of ranks can read the
+checkpoint. Format 1:
 
     {"format": 1, "steps": 7, "optimizer": "Adam", "state": ["mean", "square"],
      "parameters": {"w": {"shape": [300, 40], "dtype": "float64"}, ...},
@@ -11,8 +11,8 @@ them. Its format is 1:
      "kept": {"lost/w": {"shape": [300, 40], "dtype": "float64"}, ...},
      "sha256": "..."}
 
-The last line has the SHA-256 of what would be the manifest without it. `kept` are arrays of which every rank has one of
-its own: what a compression has lost.
+The last line has the SHA-256 of the manifest without this line. `kept` describes arrays private to each rank: the state
+of the gradient compression (see `Compression.state`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from gpucoll.training.shards import owned
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-PARAMETER = "parameter"  # beside the names of an optimizer's state
+PARAMETER = "parameter"  # key of a parameter's own shard, next to the names of the optimizer's state
 
-States = Mapping[str, Parameters]  # of each parameter: its shard, and the shards of the optimizer's state
+States = Mapping[str, Parameters]  # by parameter: this rank's shard of the parameter and of the optimizer's state
 
 
 def _agreed(comm: Communicator, call: str, folder: Any) -> Path:
-    """Return the folder as a path; raise ArgumentError for what is none, PeerError on the others. Collective."""
+    """Return the folder as a path. A collective call. Raises ArgumentError for no path, PeerError on other ranks."""
     error = None
     try:
         path = Path(folder)
@@ -57,16 +57,18 @@ def _agreed(comm: Communicator, call: str, folder: Any) -> Path:
 
 
 class Saving:
-    """A checkpoint that is being written, of a copy of `states`. `wait` is a collective call."""
+    """A checkpoint being written by a thread. The constructor and `wait` are collective calls."""
 
     def __init__(self, folder: str | Path, comm: Communicator, like: Mapping[str, Like], states: States,
                  optimizer: Optimizer, kept: Mapping[str, Array]) -> None:
         self._folder, self._comm, self._like = _agreed(comm, "save", folder), comm, like
         self._optimizer = {"steps": optimizer.steps, "optimizer": type(optimizer).__name__,
                            "state": list(optimizer.state_names)}
+        # A token common to all ranks makes the file names new: files of the checkpoint in the folder stay untouched.
         told = internal.broadcast_metadata(comm, 0, {"token": os.urandom(6).hex()}, "save")
         self._token = told["token"]
         self._name = f"rank-{comm.rank}-{self._token}.npz"
+        # Copies, since training goes on and changes the arrays while the thread writes.
         self._rows = {f"{kind}/{name}": numpy.array(on_host(row)) for name, state in states.items()
                       for kind, row in state.items()}
         self._kept = {name: {"shape": list(row.shape), "dtype": row_of(row.dtype).name} for name, row in kept.items()}
@@ -74,6 +76,7 @@ class Saving:
         self._digest = ""
         self._error: BaseException | None = None
         self._has_ended = False
+        # No daemon: a program that ends must not cut off the file.
         self._thread = threading.Thread(target=self._write, name="gpucoll checkpoint", daemon=False)
         self._thread.start()
 
@@ -83,12 +86,13 @@ class Saving:
             content = _packed(self._rows)
             self._digest = hashlib.sha256(content).hexdigest()
             _write_through(self._folder / self._name, content)
-        except BaseException as error:  # as for want of memory: whatever it is, there is no file
+        except BaseException as error:  # even MemoryError: `wait` reports the error on all ranks
             self._error = error
-        self._rows = {}
+        self._rows = {}  # free the copies
 
     def wait(self) -> None:
-        """Return once the checkpoint counts; raise BackendError where this rank cannot write, PeerError elsewhere."""
+        """Return once the checkpoint is valid; raise BackendError if this rank cannot write, PeerError on others."""
+        # `ZeRO.save` waits for an earlier saving, even if the program has waited before.
         if self._has_ended:
             return
         self._has_ended = True
@@ -97,6 +101,7 @@ class Saving:
         if self._error is not None:
             error = BackendError(f"save: {self._folder / self._name}: {self._error!r}", code="GC-CHECKPOINT")
         metadata = {"sha256": self._digest} if error is None else {"error": str(error)}
+        # All files are on disk before rank 0 writes the manifest; the ranks return after the manifest is on disk.
         digests = [one["sha256"] for one in internal.all_gather_metadata(comm, metadata, "save", error)]
         error = None
         if comm.rank == 0:
@@ -107,7 +112,7 @@ class Saving:
         internal.broadcast_metadata(comm, 0, {} if error is None else {"error": str(error)}, "save", error)
 
     def _count(self, digests: list[str]) -> None:
-        """Let the new files be the checkpoint, and remove those of others."""
+        """Write the manifest naming the new files, then remove files of other checkpoints. Only rank 0 does this."""
         files = []
         for rank, digest in enumerate(digests):
             own = {name: owned(one.size, rank, self._comm.size) for name, one in self._like.items()}
@@ -119,6 +124,7 @@ class Saving:
         text = json.dumps(manifest, indent=1)
         whole = f"{text[:-2]},\n {_digest_of(text)}\n}}"
         _write_through(self._folder / MANIFEST, whole.encode())
+        # Only now: until the rename in `_write_through`, the old files are the valid checkpoint.
         kept = {one["name"] for one in files}
         for old in self._folder.glob("rank-*"):
             if old.name not in kept:
@@ -126,7 +132,8 @@ class Saving:
 
 
 def _check_kinds(manifest: Mapping[str, Any]) -> None:
-    """Raise ValueError where a manifest holds what no `Saving` writes, as names of files elsewhere."""
+    """Raise ValueError for names and numbers never written by `Saving`, such as paths of files in other folders."""
+    # `Path(name).name == name` rejects folders in names, so reading never leaves the checkpoint's folder.
     names = [manifest["optimizer"], *manifest["state"], *(file["name"] for file in manifest["files"])]
     numbers = [manifest["steps"], *(side for one in manifest["parameters"].values() for side in one["shape"])]
     if not all(isinstance(name, str) and Path(name).name == name for name in names) \
@@ -135,12 +142,13 @@ def _check_kinds(manifest: Mapping[str, Any]) -> None:
 
 
 def _digest_of(text: str) -> str:
-    """Return the last line of a manifest: the SHA-256 of all before it."""
+    """Return the last line of a manifest: the SHA-256 of `text`, the manifest without this line."""
     return f'"sha256": "{hashlib.sha256(text.encode()).hexdigest()}"'
 
 
 def _packed(rows: Mapping[str, Array]) -> bytes:
     room = io.BytesIO()
+    # Raw bytes: NumPy's file format has no bfloat16. `_row` restores the dtype.
     numpy.savez(room, **{name: row.view(f"V{row.itemsize}") for name, row in rows.items()})  # type: ignore[arg-type]
     return room.getvalue()
 
@@ -151,13 +159,15 @@ def _row(rows: Any, name: str, dtype: numpy.dtype[Any]) -> numpy.ndarray[Any, An
 
 
 def _write_through(path: Path, content: bytes) -> None:
-    """Write a file that is there under its name only when it is on disk."""
+    """Write a file so that its name appears, or is replaced, only after the content is on disk."""
+    # Under another name first: an interruption must not leave part of a file under the real name.
     new = path.with_name(f"{path.name}.new")
     with open(new, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
+    # The rename itself is on disk only after a sync of the folder.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -166,10 +176,10 @@ def _write_through(path: Path, content: bytes) -> None:
 
 
 class Checkpoint:
-    """A checkpoint in a folder that all ranks see. Opening one is a collective call.
+    """A checkpoint in a folder visible to all ranks. Opening a checkpoint is a collective call.
 
-    Raises ArgumentError for what is no folder, BackendError, naming the file, where this rank cannot read it, PeerError
-    on the others.
+    Raises ArgumentError if `folder` is no path, BackendError, naming the file, if this rank cannot read the file,
+    PeerError on other ranks, and MismatchError if ranks see different manifests.
     """
 
     def __init__(self, folder: str | Path, comm: Communicator) -> None:
@@ -191,7 +201,8 @@ class Checkpoint:
             self.steps, self.optimizer = found["steps"], (found["optimizer"], *found["state"])
             self._files, self._kept = found["files"], found["kept"]
             missing = sum(one.size * one.dtype.itemsize for one in self.like.values())
-            for file in self._files:  # before anything is allocated
+            # Compare with the sizes of the files first: a wrong manifest must not make the reader allocate memory.
+            for file in self._files:
                 self._reading = file["name"]
                 held = sum((stop - start) * self.like[name].dtype.itemsize
                            for name, (start, stop) in file["elements"].items())
@@ -204,11 +215,12 @@ class Checkpoint:
 
         self._reading = MANIFEST
         self._together(read)
+        # Folders may differ between hosts: compare the manifests read by the ranks.
         everyone = internal.all_gather_metadata(comm, {"manifest": found["sha256"]}, "load")
         check_alike("load", everyone, "manifest", "GC-CHECKPOINT")
 
     def read(self, states: States) -> None:
-        """Write this rank's elements of every parameter and of the optimizer's state into `states`. Collective."""
+        """Read this rank's elements of every parameter and of the optimizer's state into `states`. Collective."""
         def read() -> None:
             for file in self._files:
                 wanted = {name: self._overlap(name, file["elements"][name]) for name in states}
@@ -219,12 +231,13 @@ class Checkpoint:
         self._together(read)
 
     def _overlap(self, name: str, elements: tuple[int, int]) -> slice:
-        """Return which of this rank's elements lie in a file that has `elements`."""
+        """Return the elements owned by this rank and stored in a file with `elements` (start, stop)."""
         mine = owned(self.like[name].size, self._comm.rank, self._comm.size)
         return slice(max(mine.start, elements[0]), min(mine.stop, elements[1]))
 
     def _opened(self, file: Mapping[str, Any]) -> Any:
         self._reading = file["name"]
+        # Read the file once: the arrays must be parsed from the same bytes as checked by the digest.
         content = (self._folder / file["name"]).read_bytes()
         if hashlib.sha256(content).hexdigest() != file["sha256"]:
             raise ValueError("it is damaged: its SHA-256 is not the manifest's")
@@ -240,13 +253,14 @@ class Checkpoint:
                     to_array(row[here.start - mine.start:here.stop - mine.start], there)
 
     def read_kept(self) -> dict[str, Array]:
-        """Return what every rank had of its own: this rank's, or the means of all where there were not as many.
+        """Return the arrays private to each rank: this rank's own, or the means over all files.
 
-        A collective call.
+        The means are returned if the number of ranks differs from the number at saving. A collective call.
         """
         found: dict[str, Array] = {}
 
         def read() -> None:
+            # A mean over ranks sees only the average of private arrays, so a mean on every rank loses nothing.
             same = len(self._files) == self._comm.size
             for file in [self._files[self._comm.rank]] if same else self._files:
                 with self._opened(file) as rows:
@@ -261,10 +275,10 @@ class Checkpoint:
         return found
 
     def _together(self, action: Callable[[], None]) -> None:
-        """Do what may fail on some ranks; raise its error on all."""
+        """Run `action` on all ranks; if `action` fails on a rank, raise BackendError there and PeerError elsewhere."""
         error: BackendError | None = None
         try:
             action()
-        except Exception as reason:  # what damaged files make their readers raise has no common name
+        except Exception as reason:  # damaged files make their readers raise errors without a common base class
             error = BackendError(f"load: {self._folder / self._reading}: {reason!r}", code="GC-CHECKPOINT")
         internal.all_gather_metadata(self._comm, {} if error is None else {"error": str(error)}, "load", error)

@@ -1,11 +1,13 @@
-"""How the mean of gradients over all ranks is formed: exactly, or from fewer bytes with error feedback.
+"""Means of gradients over all ranks: exact, or formed from fewer bytes with error feedback.
 
-    Exact       what `all_reduce` gives
-    Cast        in a shorter floating-point type
-    Int8        in 8 bits, a scale for each block
+    Exact       the mean of `all_reduce`
+    Cast        a shorter floating-point type
+    Int8        8 bits per element and a scale per block
     TopK        the largest elements only
-    PowerSGD    matrices as products of two thin ones
-    Policy      each parameter by a compression of its own
+    PowerSGD    matrices as products of two thin matrices
+    Policy      a compression for each parameter, by name
+
+Error feedback: the residual (the part of a sum lost by compression) is added to the gradients of the next step.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from gpucoll.training.feedback import RIGHT, Compression, is_alike, keep_finite
 from gpucoll.training.packing import dequantise, quantise, shorten
 from gpucoll.training.parameters import Like, to_array
 
-Memory: TypeAlias = list[tuple[Compression, dict[str, dict[str, Array]]]]
+Memory: TypeAlias = list[tuple[Compression, dict[str, dict[str, Array]]]]  # attributes of each compression, by name
 
 
 class Exact(Compression):
-    """The mean as `all_reduce` forms it by `algorithm`."""
+    """The mean formed by `all_reduce` with `algorithm`."""
 
     def __init__(self, algorithm: str = "auto") -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class Exact(Compression):
 
 
 class Cast(Compression):
-    """All-reduces in `dtype`: "float16" or "bfloat16". CuPy's arrays take what CuPy has of these."""
+    """All-reduce in `dtype`, "float16" or "bfloat16". For CuPy arrays CuPy must support the dtype."""
 
     def __init__(self, dtype: str = "bfloat16") -> None:
         super().__init__()
@@ -64,11 +66,11 @@ class Cast(Compression):
 
 
 class Int8(Compression):
-    """A byte for each element, and a scale of 4 bytes for each `block` of them; either filled up to 16 bytes a rank.
+    """One byte per element and a scale of 4 bytes per `block` elements; both padded to 16 bytes for each rank's share.
 
-    Every rank sends each other one its share of the elements, adds what comes in full precision, and sends the mean of
-    its own share in 8 bits to all: each value is rounded twice, however many ranks there are. Source: Dettmers et al.,
-    arXiv 2110.02861, for blocks; Wang et al., arXiv 2306.10209, for the two steps.
+    Every rank sends each other rank the quantised share of that rank, adds the received shares in full precision, and
+    sends the quantised mean of its own share to all ranks. So each value is rounded twice for any number of ranks.
+    Source: Dettmers et al., arXiv 2110.02861, for blocks; Wang et al., arXiv 2306.10209, for the two steps.
     """
 
     collectives = 2
@@ -89,25 +91,27 @@ class Int8(Compression):
         packed, came = (self._workspace(what, gradients, whole, (size, form.stride), "u1")
                         for what in ("packed", "came"))
         quantise(form, whole, before, after, packed.reshape(-1))
+        # First step: row r of `packed` is the share of rank r.
         yield functools.partial(comm.all_to_all, packed, out=came)
         wide = whole.dtype if whole.dtype.itemsize >= 4 else numpy.dtype("f4")
         mean, lost = (self._workspace(what, gradients, whole, form.share, wide) for what in ("mean", "lost"))
         dequantise(form, came, mean, size, size)
         row = self._workspace("row", gradients, whole, form.stride, "u1")
         quantise(form._replace(rows=1), mean, None, lost, row)
+        # `lost` is an error of the mean. The next mean weights this rank's residual by 1 / size: multiply by size.
         own = after[rank * form.share:(rank + 1) * form.share]
-        own += (lost[:own.size] * size).astype(own.dtype)  # of a mean, of all ranks
+        own += (lost[:own.size] * size).astype(own.dtype)
         yield functools.partial(comm.all_gather, row, out=came)
         dequantise(form, came, whole)
         self._count(whole, comm, (packed, (size - 1) / size), (row, size - 1))
 
 
 class TopK(Compression):
-    """The `fraction` of the elements that are the largest by amount, each with its place: 8 bytes or 12.
+    """The `fraction` of elements largest in magnitude, each sent with its index: 8 bytes (float32) or 12 (float64).
 
-    Every rank sends each other one the largest of its share of a bucket; from the sums of what has come, each sends all
-    the largest. So the bytes do not grow with the number of ranks. Source: Aji and Heafield, arXiv 1704.05021; Li and
-    Hoefler, arXiv 2201.07598, for the two steps.
+    Every rank sends each other rank the largest elements of that rank's share of a bucket. Each rank forms the mean of
+    its own share, and sends the largest elements of this mean to all ranks. So the bytes do not grow with the number of
+    ranks. Source: Aji and Heafield, arXiv 1704.05021; Li and Hoefler, arXiv 2201.07598, for the two steps.
     """
 
     collectives = 2
@@ -132,12 +136,14 @@ class TopK(Compression):
         first = yield functools.partial(comm.all_to_all, sent)
         mean = self._workspace("mean", gradients, whole, (1, share), whole.dtype)
         mean[...] = 0
-        for theirs in first:  # of one rank no place comes twice
+        # Rank by rank: `_add` needs distinct indices, and an index is distinct only within the message of one rank.
+        for theirs in first:
             self._add(mean, theirs[None])
         mean /= size
         row = self._largest(mean)[0]
+        # `mean` has the elements not sent. The next mean weights this rank's residual by 1 / size: multiply by size.
         own = after[comm.rank * share:(comm.rank + 1) * share]
-        own += mean[0, :own.size] * size  # of a mean, of all ranks
+        own += mean[0, :own.size] * size
         keep_finite(own, own)
         second = yield functools.partial(comm.all_gather, row)
         table[...] = 0
@@ -146,19 +152,20 @@ class TopK(Compression):
         self._count(whole, comm, (sent, (size - 1) / size), (row, size - 1))
 
     def _largest(self, table: Array) -> Array:
-        """Return the largest elements of each row, and their places, as bytes; the table has zeros there then."""
+        """Return the largest elements of each row and their columns as bytes; set these elements of `table` to 0."""
         xp, share = module_of(table), table.shape[1]
         count = max(1, math.ceil(self._fraction * share))
         places = xp.argpartition(xp.abs(table), share - count, axis=1)[:, share - count:].astype("i4")
         rows = xp.arange(len(table))[:, None]
         values, table[rows, places] = table[rows, places], 0
+        # A message row has the values, then the indices as int32, each padded to 8 bytes for aligned reads.
         message = xp.zeros((len(table), _padded(values[0]) + _padded(places[0])), "u1")
         message[:, :values[0].nbytes] = values.view("u1")
         message[:, _padded(values[0]):][:, :places[0].nbytes] = xp.ascontiguousarray(places).view("u1")
         return message
 
     def _add(self, table: Array, message: Array) -> None:
-        """Add to each row what a row of bytes has."""
+        """Add the elements of each message row (see `_largest`) to the same row of `table`."""
         xp = module_of(table)
         count = max(1, math.ceil(self._fraction * table.shape[1]))
         values = xp.ascontiguousarray(message[:, :count * table.itemsize]).view(table.dtype)
@@ -168,11 +175,11 @@ class TopK(Compression):
 
 
 class PowerSGD(Compression):
-    """A matrix of n x m elements as the product of n x `rank` and m x `rank`, which travel in `dtype`, if any.
+    """An n x m matrix sent as two factors of n x `rank` and m x `rank` elements, in `dtype` if given.
 
-    Other shapes travel as they are. A step of the power method, started where the last one ended. The axes of a
-    parameter after its first one are one. Source: Vogels et al., arXiv 1905.13727, algorithm 1 and 2; Ramesh et al.,
-    arXiv 2102.12092, for 16 bits.
+    All axes of a parameter after the first count as a single axis. Vectors and small matrices are sent whole, in
+    `dtype` too. Each training step makes one step of the power method, starting from the factor of the last training
+    step. Source: Vogels et al., arXiv 1905.13727, algorithm 1 and 2; Ramesh et al., arXiv 2102.12092, for 16 bits.
     """
 
     collectives = 2
@@ -185,8 +192,8 @@ class PowerSGD(Compression):
             raise ArgumentError(f"PowerSGD: {dtype} is no floating-point type", code="GC-COMPRESSION")
         self._rank, self._seed = rank, seed
         self._dtype = None if dtype is None else numpy_dtype(row_of(dtype).name)
-        self.right: dict[str, Array] = {}  # the thin matrix of m rows, alike on all ranks: belongs to a checkpoint too
-        self._starts: dict[str, Array] = {}
+        self.right: dict[str, Array] = {}  # the factors of m rows, equal on all ranks; part of a checkpoint
+        self._starts: dict[str, Array] = {}  # random factors of m rows, for the first step
 
     def remember(self) -> dict[str, dict[str, Array]]:
         return super().remember() | {"right": dict(self.right)}
@@ -214,6 +221,7 @@ class PowerSGD(Compression):
         others = {name: gradient for name, gradient in given.items() if name not in matrices}
         left = {name: matrix @ self._right_of(name, matrix) for name, matrix in matrices.items()}
         first = _Joined({**left, **others}, self._dtype)
+        # Arrays sent whole lose only the rounding to `dtype`. Subtract before the all-reduce overwrites `first.row`.
         for name, gradient in others.items():
             gradient -= first.parts[name].astype(wide)
         yield functools.partial(comm.all_reduce, first.row, out=first.row, op="avg")
@@ -236,16 +244,16 @@ class PowerSGD(Compression):
             keep_finite(place, given[name])
 
     def _is_worth(self, gradient: Array) -> bool:
-        """Return whether two thin matrices have fewer elements."""
+        """Return whether the two factors have fewer elements than the gradient."""
         if gradient.ndim < 2 or not gradient.size:
             return False
         high, wide = len(gradient), gradient.size // len(gradient)
         return self._rank * (high + wide) < high * wide
 
     def _right_of(self, name: str, matrix: Array) -> Array:
-        """Return the columns to begin with, each of length 1; any, where the last ones have died or are infinite.
+        """Return the factor of m rows to begin a step with: the last step's, with columns scaled to length 1.
 
-        So what is sent has the size of gradients, not of their squares. All ranks have the same ones, and decide alike.
+        If a column is zero or not finite, return the random start. The factors are equal on all ranks.
         """
         xp, shape = module_of(matrix), (matrix.shape[1], self._rank)
         if name not in self._starts or not is_alike(self._starts[name], matrix, shape, matrix.dtype):
@@ -253,17 +261,18 @@ class PowerSGD(Compression):
             self._starts[name] = xp.asarray(chance.standard_normal(shape).astype(matrix.dtype))
         start = self._starts[name]
         last = self.right.get(name, start)
-        if not is_alike(last, matrix, shape, matrix.dtype):  # of another trainer
+        if not is_alike(last, matrix, shape, matrix.dtype):  # left by another trainer using this object
             last = start
         with numpy.errstate(all="ignore"):
             squares = (last * last).sum(axis=0)
             right: Array = xp.where((xp.isfinite(squares) & (squares > 0)).all(), last, start)
+            # Columns of length 1 keep the products in the range of the gradients, which matters for float16.
             right /= (right * right).sum(axis=0) ** 0.5
         return right
 
 
 class Policy:
-    """Each parameter by the compression of the first pattern (as of file names) that its name matches, else exactly.
+    """A compression for each parameter: that of the first file-name pattern matching the name, else `Exact`.
 
     >>> Policy({"embedding*": PowerSGD(2), "*norm*": Exact(), "*": Cast("bfloat16")}).of("head.norm")
     Exact()
@@ -279,13 +288,13 @@ class Policy:
         self._exact = Exact()
 
     def of(self, name: str) -> Compression:
-        """Return what compresses the parameter `name`."""
+        """Return the compression of the parameter `name`."""
         return next((found for pattern, found in self._patterns.items() if fnmatch.fnmatchcase(name, pattern)),
                     self._exact)
 
     @property
     def members(self) -> list[Compression]:
-        """All of them."""
+        """All compressions, each once."""
         return list(dict.fromkeys((*self._patterns.values(), self._exact)))
 
     wire_bytes = property(lambda self: sum(one.wire_bytes for one in self.members), doc="Those of all members.")
@@ -293,14 +302,14 @@ class Policy:
 
 
 def check_kind(call: str, compression: object, kinds: Any = Compression | Policy | None) -> None:
-    """Raise ArgumentError for what is no compression."""
+    """Raise ArgumentError if `compression` is none of `kinds`."""
     if not isinstance(compression, kinds):
         raise ArgumentError(f"{call}: {compression!r} is no compression; pass one such as Cast(\"bfloat16\")",
                             code="GC-COMPRESSION")
 
 
 def check_dtypes(call: str, parameters: Mapping[str, Like], compression: Compression | Policy) -> None:
-    """Raise DtypeError, on all ranks, for a parameter of which there is no mean, or that a compression cannot take."""
+    """Raise DtypeError, on all ranks, for a parameter without a mean, or with a dtype unfit for its compression."""
     for name, like in parameters.items():
         kind = row_of(like.dtype).kind
         if kind != "float" and not (kind == "complex" and isinstance(compression.of(name), Exact)):
@@ -309,13 +318,17 @@ def check_dtypes(call: str, parameters: Mapping[str, Like], compression: Compres
 
 
 def remembered(compression: Compression | Policy) -> Memory:
-    """Return what undoes a step that fails."""
+    """Return the state to restore after a failed step: see `tell_of_missing`."""
     return [(one, one.remember()) for one in compression.members]
 
 
 def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, before: Memory) -> None:
-    """Raise the error of a rank whose gradients have not come, PeerError on the others; that step loses nothing."""
-    if not comm.all_reduce(numpy.array([error is not None], "u1"), op="max")[0]:  # the quickest call there is
+    """Raise the `error` of this rank, if any, and PeerError on the other ranks, after restoring the residuals.
+
+    `error` reports gradients not given on this rank; `before` is the state at the start of the step. A collective call.
+    """
+    # An all-reduce of one byte is cheaper than an exchange of metadata, and all that a successful step needs.
+    if not comm.all_reduce(numpy.array([error is not None], "u1"), op="max")[0]:
         return
     try:
         internal.all_gather_metadata(comm, {} if error is None else {"error": str(error)}, call, error)
@@ -327,12 +340,12 @@ def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, 
 
 
 def _padded(row: Array) -> int:
-    """Return the bytes of a row, up to a multiple of 8: GPUs read words at multiples of their size only."""
+    """Return the bytes of a row rounded up to a multiple of 8, since a GPU reads words at aligned addresses only."""
     return -(-row.nbytes // 8) * 8
 
 
 class _Joined:
-    """Arrays one after the other in one row, of their dtype or another one, and each of them there."""
+    """Arrays copied into one array `row`, converted to `dtype` if given; `parts` are views of `row` by name."""
 
     def __init__(self, arrays: Mapping[str, Array], dtype: numpy.dtype | None) -> None:
         rows = [array.reshape(-1) for array in arrays.values()]
@@ -346,11 +359,12 @@ class _Joined:
 
 
 def _orthogonal(columns: Array) -> Array:
-    """Return orthonormal columns that span the same, by Gram and Schmidt: the same operations on every rank."""
+    """Return orthonormal columns with the same span, by Gram-Schmidt; a zero column stays zero."""
+    # No library routine: the same operations on every rank give equal bits on all ranks.
     found = columns.copy()
     for index in range(found.shape[1]):
         column = found[:, index]
-        for _ in range(2):  # the second time takes away what rounding has left
+        for _ in range(2):  # the second pass removes the components left by rounding in the first
             before = found[:, :index]
             column -= before @ (before.T @ column)
         length = (column * column).sum() ** 0.5
@@ -364,7 +378,7 @@ COMPRESSIONS: dict[str, Callable[[], Compression]] = {
 
 
 def named(name: str) -> Compression:
-    """Return a compression by its name on command lines; raise ArgumentError for an unknown one."""
+    """Return a new compression by its command-line name; raise ArgumentError for an unknown name."""
     if name not in COMPRESSIONS:
         raise ArgumentError(f"no compression is named {name!r}{nearest(name, COMPRESSIONS)}", code="GC-COMPRESSION")
     return COMPRESSIONS[name]()

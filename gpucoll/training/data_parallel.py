@@ -1,7 +1,7 @@
 """Data parallel training: every rank has all parameters and its own samples; gradients are averaged over ranks.
 
-A step moves 2 (P - 1) / P bytes for each byte of gradients, whatever the number of ranks P. Source: Li et al., PyTorch
-Distributed, arXiv 2006.15704.
+In a step each of P ranks sends 2 (P - 1) / P bytes for each byte of gradients, less than 2 for any P. Source: Li et
+al., PyTorch Distributed, arXiv 2006.15704.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from gpucoll.training.parameters import Like, like_parameter, missing_of, opened
 
 
 class DataParallel:
-    """Averages gradients over all ranks of `comm`, in buckets, each under way while the next gradients are computed.
+    """Gradients averaged over all ranks of `comm`, in buckets, while the next gradients are computed.
 
-    `parameters` maps names to arrays, alike on all ranks; those of rank 0 are written into all others. A bucket is
-    all-reduced, asynchronously, once its last gradient has come; buckets are full in the reverse order of `parameters`
-    best; where ranks of one node have no processors but those that compute, `finish` makes all of it instead. The
-    buckets' memory is `comm.empty`'s. Making one is a collective call. Raises what `opened` does.
+    `parameters` maps names to arrays, alike on all ranks; rank 0's values are broadcast to all. An asynchronous
+    all-reduce of a bucket starts after the bucket's last gradient and after all earlier buckets. Give gradients in the
+    reverse order of `parameters` for the best overlap. Without spare processors on a node (`has_room_beside`), `finish`
+    makes all the collectives. Buckets are allocated by `comm.empty`. The constructor is a collective call, and raises
+    the errors of `opened`.
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, bucket_bytes: int = BUCKET_BYTES,
@@ -60,17 +61,17 @@ class DataParallel:
         return Bucket(like, row)
 
     def ready(self, name: str, gradient: Any) -> None:
-        """Give the gradient of a parameter, an array of its shape and dtype; it may be overwritten afterwards.
+        """Give the gradient of a parameter: an array of the parameter's shape and dtype, reusable after the call.
 
-        What was computed in `gradients[name]` itself is not copied; inside `no_sync` it holds the sum already.
-        Raises ArgumentError and DtypeError for any other, for an unknown name, and for one that has been given before.
+        A gradient computed in `gradients[name]` is not copied; inside `no_sync` this array must hold the sum.
+        Raises ArgumentError or DtypeError for other arrays, an unknown name, and a gradient given before.
         """
         array = like_parameter(name, gradient, self._like, self._comm)
         self._arrivals.check(name)
         with internal.current_stream(self._comm, [gradient]):
             place = self.gradients[name]
             if address(array) == self._addresses[name] and same_memory(array, place):
-                pass  # computed where it travels
+                pass  # computed in the bucket: no copy
             elif name in self._arrivals.held:
                 place += array
             else:
@@ -87,13 +88,14 @@ class DataParallel:
             self._pipeline.start(compression.reduce(bucket.gradients, bucket.row, self._comm), compression.collectives)
 
     def finish(self) -> None:
-        """Return once `gradients` are the means over all ranks, on a GPU in the order of the current stream.
+        """Return once `gradients` are the means over all ranks; on a GPU the means are ready in stream order.
 
-        A collective call. Raises ArgumentError where gradients of this rank have not come, PeerError on the others.
+        A collective call. Raises ArgumentError if gradients of this rank are missing, PeerError on the other ranks.
         """
         error = missing_of("finish", self._arrivals.missing, self._comm)
         with internal.current_stream(self._comm, self.gradients.values()):
-            self._start(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
+            # Start incomplete buckets too: other ranks are in these collectives and would wait for this rank.
+            self._start(self._arrivals.startable(all_of_them=True))
             self._pipeline.finish()
         self._arrivals.clear()
         tell_of_missing("finish", error, self._comm, self._before)
@@ -101,7 +103,7 @@ class DataParallel:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, gradients add up on this rank, and none is sent; the next ones outside are added to them."""
+        """Accumulate gradients on this rank inside the context, without sending; the next gradients are added."""
         before, self._is_synchronised = self._is_synchronised, False
         try:
             yield

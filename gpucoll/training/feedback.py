@@ -1,6 +1,7 @@
-"""What compressions of gradients share: what a step has lost is added to the next one's, so that nothing is for good.
+"""The base class of gradient compressions: error feedback and byte counts.
 
-Source: Karimireddy et al., arXiv 1901.09847.
+Error feedback adds the residual of a step (the part lost by compression) to the gradients of the next step, so no part
+is lost for good. Source: Karimireddy et al., arXiv 1901.09847.
 """
 
 from __future__ import annotations
@@ -16,66 +17,69 @@ LOST, RIGHT = "lost", "right"  # kinds of arrays in a checkpoint
 
 
 class Compression:
-    """Forms means over ranks. `wire_bytes` are the bytes of what this rank has handed to collectives, weighted as these
-    send them, and `exact_bytes` those of the all-reduces in their place: 2 (P - 1) / P for each byte of a gradient.
+    """A way to form means over ranks, with this rank's residuals.
 
-    `lost`, what this rank has still to make good of each parameter's gradients, belongs to a checkpoint.
+    `lost` maps parameters to the residuals of this rank, and belongs to a checkpoint. `wire_bytes` counts the bytes
+    sent: each array given to a collective, times the number of copies sent by the collective. `exact_bytes` counts the
+    bytes of uncompressed all-reduces: 2 (P - 1) / P for each byte of a gradient.
     """
 
-    collectives = 1  # that a reduction makes
+    collectives = 1  # the number of collectives made by `reduce`
 
     def __init__(self) -> None:
         self.wire_bytes = self.exact_bytes = 0.0
         self.lost: dict[str, Array] = {}
-        self._rows: dict[str, tuple[Array, Array]] = {}  # by a bucket's first parameter: `lost` has parts of one
+        # Two arrays of residuals for each bucket, by the bucket's first parameter; `lost` has views of one of the two
+        self._rows: dict[str, tuple[Array, Array]] = {}
         self._workspaces: dict[tuple[str, str], Array] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
     def of(self, name: str) -> Compression:
-        """Return what compresses the parameter `name`."""
+        """Return the compression of the parameter `name`: this object."""
         return self
 
     @property
     def members(self) -> list[Compression]:
-        """This one alone."""
+        """This compression alone; `Policy` has several."""
         return [self]
 
     def remember(self) -> dict[str, dict[str, Array]]:
-        """Return what a failed step is undone by: its arrays are replaced, never changed."""
+        """Return the attributes to restore after a failed step. A step replaces their arrays, and changes none."""
         return {"lost": dict(self.lost)}
 
     @property
     def state(self) -> dict[str, Array]:
-        """What belongs to a checkpoint: arrays by kind and parameter, as "lost/w"."""
+        """The arrays of a checkpoint, by kind and parameter: "lost/w"."""
         return {f"{LOST}/{name}": row for name, row in self.lost.items()}
 
     def restore(self, name: str, like: Like, state: Mapping[str, Array]) -> None:
-        """Take up what a checkpoint has of the parameter `name`, on the host."""
+        """Take the arrays of the parameter `name` from a checkpoint's `state`, made of NumPy arrays."""
         if f"{LOST}/{name}" in state:
             self.lost[name] = like.new(like.shape)
             to_array(self.lost[name], state[f"{LOST}/{name}"])
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
-        """Replace `gradients`, which lie one after the other in the row `whole`, by their means over all ranks."""
+        """Replace `gradients`, consecutive views of the array `whole`, by the means over all ranks."""
         raise NotImplementedError
 
     def _count(self, exact: Array, comm: Communicator, *sent: tuple[Array, float]) -> None:
-        """Count the bytes of `sent`: arrays, and how often each is sent to another rank."""
+        """Count the bytes of `sent`, pairs of an array and the number of times sent; `exact` is the bucket."""
         others = comm.size - 1
         self.exact_bytes += 2 * others / comm.size * exact.nbytes
         self.wire_bytes += sum(times * array.nbytes for array, times in sent)
 
     def _rows_of(self, gradients: Mapping[str, Array], whole: Array) -> tuple[Array, Array]:
-        """Return the row of what was lost of a bucket before, and the one for what this step loses.
+        """Return a bucket's residuals of the last step, and the array for the residuals of this step.
 
-        The two are taken in turn: a step that fails leaves the one before as it was.
+        The two arrays swap roles in each step, so a failed step leaves the last residuals unchanged.
         """
         first = next(iter(gradients))
         rows = self._rows.get(first)
+        # Arrays are made anew in the first step, after a restored checkpoint, and after use by another trainer.
         if rows is None or not is_alike(rows[0], whole, whole.shape, whole.dtype) \
-                or address(self.lost.get(first)) not in map(address, rows):  # new, restored, or of another trainer
+                or address(self.lost.get(first)) not in map(address, rows):
             self._rows[first] = rows = module_of(whole).zeros_like(whole), module_of(whole).zeros_like(whole)
             for name, place in Bucket(gradients, rows[0]).gradients.items():
                 if name in self.lost and is_alike(self.lost[name], whole, place.shape, whole.dtype):
@@ -88,7 +92,7 @@ class Compression:
 
     def _workspace(self, what: str, gradients: Mapping[str, Array], like: Array, shape: int | tuple[int, ...],
               dtype: object) -> Array:
-        """Return memory for a step, the same in the next one: what is allocated anew costs more than what it is for."""
+        """Return an array reused in every step of a bucket; allocating it anew costs more than the computation."""
         key, shape = (what, next(iter(gradients))), (shape,) if isinstance(shape, int) else shape
         if key not in self._workspaces or not is_alike(self._workspaces[key], like, shape, dtype):
             self._workspaces[key] = module_of(like).zeros(shape, dtype)
@@ -96,11 +100,11 @@ class Compression:
 
 
 def is_alike(array: Array, like: Array, shape: tuple[int, ...], dtype: object) -> bool:
-    """Return whether an array has this shape and dtype, and is where `like` is."""
+    """Return whether `array` has this shape and dtype, and is on the host or a GPU as `like` is."""
     return array.shape == shape and array.dtype == dtype and module_of(array) is module_of(like)
 
 
 def keep_finite(after: Array, lost: Array) -> None:
-    """Write what is lost into `after`; what is out of range is lost in this step only."""
+    """Write the residuals `lost` into `after`, with 0 for values not finite: an infinite residual would never end."""
     xp = module_of(lost)
     after[...] = xp.where(xp.isfinite(lost), lost, lost.dtype.type(0))

@@ -1,4 +1,4 @@
-"""Layers of parameters that are gathered while they are used, each while the one before computes."""
+"""Layers of parameters gathered for the time of use, each during the computation of the layer before."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ Names = tuple[str, ...]
 
 
 class Layers:
-    """Gathers what `shards` are this rank's parts of. What was used in the step before foretells what comes next."""
+    """Whole parameters gathered layer by layer from the ranks' `shards`.
+
+    The next layer is predicted from the order of layers in the step before, and gathered in advance.
+    """
 
     def __init__(self, shards: Parameters, like: dict[str, Like], comm: Communicator, *, beside: bool) -> None:
         self._shards, self._like, self._comm, self._beside = shards, like, comm, beside
         self._used: list[Names] = []  # in this step
-        self._before: list[Names] = []  # in the last one
+        self._before: list[Names] = []  # in the last step
         self._coming: tuple[Names, Parameters, Pipeline] | None = None
         self._held: list[Parameters] = []
 
     def restart(self) -> None:
-        """Begin a step: parameters have changed."""
+        """Begin a step. A layer gathered in advance is dropped, since the parameters have changed."""
         self._before, self._used = self._used, []
         self._drop()
 
     def enter(self, names: Names) -> Parameters:
-        """Return the arrays of a layer, and begin to gather the next one."""
+        """Return the arrays of a layer, and begin to gather the predicted next layer. A collective call."""
         if self._coming is None or self._coming[0] != names:
             self._drop()
             self._coming = self._begin(names)
@@ -35,18 +38,19 @@ class Layers:
         pipeline.finish()
         self._held.append(found)
         self._used.append(names)
+        # Predict only while this step follows the order of the last step.
         at = len(self._used)
         if at < len(self._before) and self._before[at - 1] == names:
             self._coming = self._begin(self._before[at])
         return found
 
     def leave(self, found: Parameters) -> None:
-        """Let go of a layer."""
+        """Release the arrays of a layer returned by `enter`."""
         self._held = [one for one in self._held if one is not found]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the layers in use and of the one that is coming."""
+        """Bytes of the layers in use and of the layer being gathered."""
         coming = [self._coming[1]] if self._coming is not None else []
         return sum(array.nbytes for layer in [*self._held, *coming] for array in layer.values())
 
@@ -60,7 +64,8 @@ class Layers:
         return names, found, pipeline
 
     def _drop(self) -> None:
-        """Let go of a layer that nobody asked for."""
+        """Release a layer gathered in advance but not used next."""
         if self._coming is not None:
+            # Complete the collective first: the other ranks take part in it too.
             self._coming[2].finish()
             self._coming = None

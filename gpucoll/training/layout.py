@@ -1,8 +1,8 @@
-"""Global arrays laid over a mesh of ranks: each axis of an array divided along axes of the mesh, or whole.
+"""Global arrays over a mesh of ranks: each axis of an array is whole, or divided along axes of the mesh.
 
-A specification has an entry for each axis of the array: None, the name of a mesh axis, or a tuple of names, the first
-of which divides most coarsely. What no entry names holds copies. An array may also be `partial` along mesh axes: its
-value is the sum over the ranks along them, as a product is whose inner axis is divided.
+A specification has an entry for each axis of the array: None (whole), the name of a mesh axis, or a tuple of names with
+the coarsest division first. Ranks along a mesh axis not named by any entry hold copies. An array may also be `partial`
+along mesh axes: its value is the sum over the ranks along these axes. A product with a divided inner axis is partial.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpucoll.training.redistribution import DO, Redistribution, planned
 
 
 class ShardedArray:
-    """A global array of `shape` laid over `mesh` by `spec`; `local` is this rank's part."""
+    """A global array of `shape` divided over `mesh` by `spec`; `local` is this rank's part."""
 
     def __init__(self, local: Array, mesh: Mesh, shape: tuple[int, ...], spec: Spec,
                  partial: Iterable[str] = ()) -> None:
@@ -43,7 +43,7 @@ class ShardedArray:
 
 
 def shard(x: Any, mesh: Mesh, spec: Any) -> ShardedArray:
-    """Return the global array `x`, which every rank has, laid over `mesh`: a copy of a part. Sends nothing."""
+    """Return the global array `x`, given on every rank, divided over `mesh`. Copies this rank's part; sends nothing."""
     array = as_array("shard", "x", x)
     found = mesh.spec("shard", spec, array.shape)
     return ShardedArray(array[mesh.box(found, array.shape, mesh.comm.rank)].copy(), mesh, array.shape, found)
@@ -57,14 +57,14 @@ def _check_sharded(call: str, **arrays: Any) -> None:
 
 
 def plan(a: ShardedArray, spec: Any) -> Redistribution:
-    """Return how `redistribute` would lay out `a` by `spec`; sends nothing. Raises ArgumentError."""
+    """Return the collectives that `redistribute` would make for `a` and `spec`; send nothing. Raises ArgumentError."""
     _check_sharded("plan", a=a)
     target = a.mesh.spec("plan", spec, a.shape)
     return planned(a.mesh, a.shape, a.dtype.itemsize, a.spec, a.partial, target, "cuda" if on_gpu(a.local) else None)
 
 
 def redistribute(a: ShardedArray, spec: Any) -> ShardedArray:
-    """Return `a` laid out by `spec`, by the fewest bytes: see `plan`. A collective call. Raises ArgumentError."""
+    """Return `a` divided by `spec`, sums formed, by the steps of `plan`. A collective call. Raises ArgumentError."""
     _check_sharded("redistribute", a=a)
     local, here, steps = a.local, a.spec, plan(a, spec).steps
     if not steps:
@@ -75,18 +75,18 @@ def redistribute(a: ShardedArray, spec: Any) -> ShardedArray:
 
 
 def summed(a: ShardedArray) -> ShardedArray:
-    """Return `a` with its sums formed, laid out as it is."""
+    """Return `a` with its sums formed and the layout unchanged. A collective call if `a` is partial."""
     _check_sharded("summed", a=a)
     return redistribute(a, a.spec) if a.partial else a
 
 
 def matmul(a: ShardedArray, b: ShardedArray) -> ShardedArray:
-    """Return a @ b, `a` of any number of axes, `b` of two, both divided alike along the inner one. Sends nothing.
+    """Return a @ b for `a` of any number of axes and `b` of two, with the inner axis divided alike. Sends nothing.
 
-    The product is partial along the mesh axes that divide the inner axis: `redistribute` adds it up. So a weight
-    divided by columns gives a product divided by columns, and one divided by rows takes that and gives a partial one:
-    forward and backward need one sum each. Source: Shoeybi et al., arXiv 1909.08053. Raises ArgumentError where the
-    layouts do not fit.
+    The product is partial along the mesh axes dividing the inner axis; `redistribute` forms the sum. A weight divided
+    by columns gives a product divided by columns. A weight divided by rows multiplies this product and gives a partial
+    product. So two layers need one sum forward and one sum backward. Source: Shoeybi et al., arXiv 1909.08053. Raises
+    ArgumentError for layouts that do not fit.
     """
     _check_sharded("matmul", a=a, b=b)
     if b.ndim != 2 or a.ndim < 1 or a.shape[-1] != b.shape[0]:
@@ -104,9 +104,10 @@ def matmul(a: ShardedArray, b: ShardedArray) -> ShardedArray:
 
 
 class Linear:
-    """x @ weight over a mesh, forward and backward. `weight` is divided along mesh axes, `x` along others or alike.
+    """A layer x @ weight over a mesh, with forward and backward pass.
 
-    Backward gives the gradients of x, laid out as x was, and of the weight, laid out as it is.
+    The inner axis of `x` and `weight` is divided alike, the other axes along different mesh axes. The backward pass
+    returns the gradients of x and of the weight, in the layouts of x and of the weight.
     """
 
     def __init__(self, weight: ShardedArray) -> None:
@@ -115,17 +116,17 @@ class Linear:
         self._x: ShardedArray | None = None
 
     def forward(self, x: ShardedArray) -> ShardedArray:
-        """Return the product, added up. A collective call where the weight is divided by rows."""
+        """Return the product with its sums formed. A collective call if the weight is divided by rows."""
         self._x = x
         return summed(matmul(x, self.weight))
 
     def backward(self, gradient: ShardedArray) -> tuple[ShardedArray, ShardedArray]:
-        """Return the gradients of x and of the weight, from that of the product. A collective call."""
+        """Return the gradients of x and of the weight, given the gradient of the product. A collective call."""
         x = self._x
         if x is None:
             raise ArgumentError("backward: there has been no forward", code="GC-SPEC")
         rows = math.prod(x.local.shape[:-1])
-        flat_x = x.local.reshape(rows, x.local.shape[-1])  # a rank may have no row
+        flat_x = x.local.reshape(rows, x.local.shape[-1])  # not -1: a rank may have no row
         flat_gradient = gradient.local.reshape(rows, gradient.local.shape[-1])
         weight = ShardedArray(flat_x.T @ flat_gradient, x.mesh, self.weight.shape, self.weight.spec,
                               [name for entry in x.spec[:-1] for name in entry])

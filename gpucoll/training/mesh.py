@@ -1,4 +1,4 @@
-"""A grid of ranks with named axes, along which arrays are divided."""
+"""A grid of ranks with named axes. Arrays are divided along the axes: see `gpucoll.training.layout`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpucoll.core.dtypes import are_whole
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.training.shards import owned
 
-Spec: TypeAlias = tuple[tuple[str, ...], ...]  # the names that divide each axis of an array
-Box: TypeAlias = tuple[slice, ...]
+Spec: TypeAlias = tuple[tuple[str, ...], ...]  # for each axis of an array: the mesh axes dividing the axis
+Box: TypeAlias = tuple[slice, ...]  # part of a global array
 
 
 class Mesh:
-    """The ranks of `comm` in a grid of `shape`, in C order, whose axes have `names`. Making one is a collective call.
+    """The ranks of `comm` in C order in a grid of `shape` with axes `names`. The constructor is a collective call.
 
-    Raises ArgumentError, on all ranks, where the shape has not as many places as there are ranks.
+    Raises ArgumentError, on all ranks, if the product of the shape is not the number of ranks.
     """
 
     def __init__(self, comm: Communicator, shape: Sequence[int], names: Sequence[str]) -> None:
@@ -37,6 +37,7 @@ class Mesh:
         self.coordinates = self.of(comm.rank)
         self._along: dict[str, Communicator] = {}
         for name in self.names:
+            # Ranks with equal coordinates on all other axes share a communicator.
             others = [here for axis, here in self.coordinates.items() if axis != name]
             color = int(numpy.ravel_multi_index(others, [self.size(axis) for axis in self.names if axis != name])) \
                 if others else 0
@@ -45,20 +46,20 @@ class Mesh:
             self._along[name] = part
 
     def of(self, rank: int) -> dict[str, int]:
-        """Return where a rank is."""
+        """Return the coordinates of a rank, by axis name."""
         return {name: int(here) for name, here in zip(self.names, numpy.unravel_index(rank, self.shape), strict=True)}
 
     def rank(self, coordinates: dict[str, int]) -> int:
-        """Return who is there."""
+        """Return the rank at `coordinates`."""
         return int(numpy.ravel_multi_index([coordinates[name] for name in self.names], self.shape))
 
     def size(self, name: str) -> int:
-        """Return how many ranks there are along an axis."""
+        """Return the number of ranks along an axis."""
         self._check_name("size", name, "GC-MESH")
         return self.shape[self.names.index(name)]
 
     def along(self, name: str) -> Communicator:
-        """Return the communicator of this rank and those that differ from it along one axis only, in its order."""
+        """Return the communicator of the ranks that differ from this rank only along axis `name`, in axis order."""
         self._check_name("along", name, "GC-MESH")
         return self._along[name]
 
@@ -67,7 +68,7 @@ class Mesh:
             raise ArgumentError(f"{call}: the mesh has no axis {name!r}{nearest(name, self.names)}", code=code)
 
     def spec(self, call: str, given: Any, shape: Sequence[int]) -> Spec:
-        """Return a specification with every entry a tuple; raise ArgumentError for one that is none."""
+        """Return the specification `given` with every entry as a tuple; raise ArgumentError if invalid."""
         entries = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
         if entries is None or len(entries) != len(shape):
             raise ArgumentError(f"{call}: specification {given!r} has not an entry for each of {len(shape)} axes",
@@ -81,7 +82,7 @@ class Mesh:
         return found
 
     def box(self, spec: Spec, shape: Sequence[int], rank: int) -> Box:
-        """Return which elements of a global array a rank has."""
+        """Return the part of a global array held by `rank`: a slice for each axis."""
         here = self.of(rank)
         found = []
         for names, length in zip(spec, shape, strict=True):

@@ -1,7 +1,7 @@
-"""Optimizers that work element by element, so that a rank may own any part of a parameter and its state.
+"""Optimizers working element by element, so a rank can own any part of a parameter and of the optimizer's state.
 
-Their formulas are PyTorch's. `lr`, the rate, is a number, which may be changed between steps, or a function of the
-number of the step, from 1 on.
+The formulas are PyTorch's. The learning rate `lr` is a number or a function of the step number (from 1 up). A number
+can be changed between steps.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from gpucoll.training.packing import pack_moment, unpack_moment
 
 Rate: TypeAlias = float | Callable[[int], float]
 
-LARGEST = {"mean16": 130944.0, "square16": 511.75}  # beyond which there is only infinity, that would stay
+# The largest finite values of 16-bit moments. Larger moments are clipped: an infinite moving mean would stay infinite.
+LARGEST = {"mean16": 130944.0, "square16": 511.75}
 
 
 class Optimizer:
-    """What all of them share: the state of each parameter, by name, and the number of steps."""
+    """The base class: the optimizer's state of each parameter, by name, and the number of steps."""
 
-    state_names: ClassVar[tuple[str, ...]] = ()  # arrays kept for each parameter, of its shape and dtype, or MOMENTS'
+    # Arrays kept for each parameter, in its shape. The dtype is the parameter's, or 16-bit words for names in MOMENTS.
+    state_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, lr: Rate) -> None:
         if not callable(lr):
@@ -36,21 +38,21 @@ class Optimizer:
         self.state: dict[str, dict[str, Array]] = {}
 
     def _check(self, name: str, number: Any, least: float = 0.0, below: float = math.inf) -> None:
-        """Raise ArgumentError for what would fail, or give NaN, at the first step."""
+        """Raise ArgumentError unless `least` <= `number` < `below`: other values fail, or give NaN, in a step."""
         if not isinstance(number, Real) or not least <= float(number) < below:
             raise ArgumentError(f"{type(self).__name__}: {name} {number!r} is no number of at least {least:g} and "
                                 f"below {below:g}", code="GC-OPTIMIZER")
 
     @property
     def rate(self) -> float:
-        """That of the step under way."""
+        """The learning rate of the step under way."""
         return self.lr(self.steps) if callable(self.lr) else self.lr
 
     def step(self, parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> None:
-        """Change every parameter in place by its gradient, of the same shape and dtype.
+        """Update every parameter in place by its gradient, of the same shape and dtype.
 
-        Raises ArgumentError where a parameter has no gradient, or one of another shape, DtypeError where its moments
-        cannot be kept in 16 bits; then none has changed.
+        Raises ArgumentError for a missing gradient or a gradient of another shape, and DtypeError for a parameter with
+        moments of 16 bits and a dtype other than float32 and float64. After an error no parameter has changed.
         """
         pairs = {name: _pair(name, parameter, gradients) for name, parameter in parameters.items()}
         for name, (parameter, _) in pairs.items():
@@ -61,7 +63,7 @@ class Optimizer:
             self._update(parameter, gradient, **self.state_of(name, parameter))
 
     def state_of(self, name: str, parameter: Array) -> dict[str, Array]:
-        """Return the state of a parameter; zeros at first."""
+        """Return the state arrays of a parameter, zeros before the first step."""
         if name not in self.state:
             xp = module_of(parameter)
             self.state[name] = {kind: xp.zeros(parameter.shape, "u2" if kind in MOMENTS else parameter.dtype)
@@ -73,7 +75,7 @@ class Optimizer:
 
 
 def check_optimizer(call: str, optimizer: Any) -> None:
-    """Raise ArgumentError for what is no optimizer."""
+    """Raise ArgumentError if `optimizer` is not an `Optimizer`."""
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"{call}: optimizer {optimizer!r} is none; pass SGD(...), Adam(...) or AdamW(...)",
                             code="GC-OPTIMIZER")
@@ -87,8 +89,8 @@ def _pair(name: str, parameter: Any, gradients: Mapping[str, Any]) -> tuple[Arra
 
 
 def gradient_of(call: str, name: str, gradient: Any, shape: tuple[int, ...]) -> Array:
-    """Return a gradient as an array; raise ArgumentError where its shape is not the parameter's."""
-    if isinstance(gradient, numpy.generic):  # what NumPy makes of arrays without axes
+    """Return a gradient as an array; raise ArgumentError unless its shape is `shape`."""
+    if isinstance(gradient, numpy.generic):  # NumPy returns scalars for arrays without axes
         gradient = numpy.asarray(gradient)
     array = as_array(call, f"the gradient of {name}", gradient)
     if array.shape != shape:
@@ -98,7 +100,7 @@ def gradient_of(call: str, name: str, gradient: Any, shape: tuple[int, ...]) -> 
 
 
 class SGD(Optimizer):
-    """parameter -= lr * v, where v = momentum * v + gradient."""
+    """Stochastic gradient descent: v = momentum * v + gradient, then parameter -= lr * v."""
 
     def __init__(self, lr: Rate, momentum: float = 0.0) -> None:
         super().__init__(lr)
@@ -120,9 +122,9 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """parameter -= lr * m' / (sqrt(v') + eps), with m and v the moving means of the gradient and its square.
 
-    m' and v' are m and v over 1 - beta**steps. With `moment_bits=16` both are kept in 16 bits: m with a sign, 6 bits of
-    exponent and 9 of mantissa, v with 6 and 10, of at most 130944 and 511.75. Source: Kingma and Ba, arXiv 1412.6980,
-    algorithm 1; Ramesh et al., arXiv 2102.12092, for the widths.
+    m' and v' are m and v divided by 1 - beta**steps. With `moment_bits=16` m and v are kept in 16 bits: m with a sign,
+    6 bits of exponent and 9 of mantissa, v with 6 and 10. Larger magnitudes are clipped to 130944 and 511.75. Source:
+    Kingma and Ba, arXiv 1412.6980, algorithm 1; Ramesh et al., arXiv 2102.12092, for the widths.
     """
 
     state_names = ("mean", "square")
@@ -159,7 +161,7 @@ class Adam(Optimizer):
 
 
 def _opened(state: Array, kind: str, parameter: Array) -> Array:
-    """Return a moment as numbers: `state` itself, or a copy of what is kept in 16 bits."""
+    """Return a moment in the parameter's dtype: `state` itself, or a copy converted from 16 bits."""
     if kind not in MOMENTS:
         return state
     found = module_of(parameter).empty(parameter.shape, parameter.dtype)

@@ -1,6 +1,7 @@
-"""Gradients and moments in fewer bits: our kernels, on the host compiled by g++, on a GPU by NVRTC.
+"""Kernels converting gradients and moments to fewer bits: compiled by g++ on the host, by NVRTC on a GPU.
 
-The host without a compiler, and only that, computes the same bits by NumPy. All arrays are contiguous and of one place.
+A host without a compiler computes the same bits by NumPy. All arrays of a call are contiguous, and all on the host or
+all on the same GPU. Residuals (the parts lost by rounding) that are not finite are written as 0.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from gpucoll.device.sources import MOMENTS, Instance, compressing, text
 from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError
 
-# Loops for this CPU's vectors; none of these options changes a bit of what is computed.
+# Vectorise the loops for this CPU. None of these options changes a bit of a result.
 OPTIONS = ("-O3", "-march=native", "-fno-trapping-math")
 
 
 def shorten(x: Array, before: Array, after: Array, out: Array) -> None:
-    """out = x + before in the dtype of `out`, after = x + before - out: what is lost, 0 where that is not finite."""
+    """Write out = x + before, in the dtype of `out`, and the residuals after = x + before - out."""
     kernels, stream = _kernels(x)
     if kernels is not None:
         kernels.shorten(row_of(x.dtype), row_of(out.dtype), address(x), address(before), address(after), address(out),
@@ -39,7 +40,10 @@ def shorten(x: Array, before: Array, after: Array, out: Array) -> None:
 
 
 def quantise(form: Quantised, x: Array, before: Array | None, after: Array, out: Array) -> None:
-    """out = x + before as bytes and scales, after = what these do not hold; both are rows, `out` of `form`'s bytes."""
+    """Write out = x + before as bytes and scales in the layout `form`, and the residuals `after`.
+
+    Each block of elements is divided by its scale, the largest magnitude / 127, and rounded. Without `before`, out = x.
+    """
     kernels, stream = _kernels(x)
     if kernels is not None:
         kernels.quantise(row_of(x.dtype), form, address(x), 0 if before is None else address(before), address(after),
@@ -52,7 +56,7 @@ def quantise(form: Quantised, x: Array, before: Array | None, after: Array, out:
         blocks = full.reshape(form.rows, -1, form.block)
         scales = (numpy.abs(blocks).max(axis=2) / 127).astype("f4")
         divisors = numpy.where(scales > 0, scales, numpy.float32(1)).astype(total.dtype)[..., None]
-        whole = numpy.rint(blocks / divisors) + 0.0  # as the kernels round, to no zero but 0
+        whole = numpy.rint(blocks / divisors) + 0.0  # + 0.0 turns -0.0 into 0.0, as the rounding of the kernels does
         whole = numpy.where(whole > 127, 127, numpy.where(whole > -127, whole, -127)).astype(total.dtype)
         elements, factors = _parts(form, out)
         elements[...] = whole.astype("i1").reshape(form.rows, -1)
@@ -61,7 +65,7 @@ def quantise(form: Quantised, x: Array, before: Array | None, after: Array, out:
 
 
 def dequantise(form: Quantised, rows: Array, out: Array, terms: int = 1, divisor: int = 1) -> None:
-    """out = what the rows stand for, one after the other; or, of so many `terms`, their sum over `divisor`."""
+    """Write the values of quantised rows to `out`: sums of `terms` consecutive rows each, divided by `divisor`."""
     kernels, stream = _kernels(out)
     if kernels is not None:
         kernels.dequantise(row_of(out.dtype), form, address(rows), address(out), out.size, terms, divisor, stream)
@@ -78,12 +82,12 @@ def dequantise(form: Quantised, rows: Array, out: Array, terms: int = 1, divisor
 
 
 def pack_moment(kind: str, x: Array, out: Array) -> None:
-    """out = x as "mean16" (a sign, 6 bits of exponent, 9 of mantissa) or "square16" (6 and 10), in 16-bit words."""
+    """Write `x` as 16-bit words: "mean16" (sign, 6 bits of exponent, 9 of mantissa) or "square16" (6 and 10 bits)."""
     _convert(row_of(x.dtype), MOMENTS[kind], x, out)
 
 
 def unpack_moment(kind: str, x: Array, out: Array) -> None:
-    """out = what the words of `pack_moment` stand for, in the dtype of `out`."""
+    """Write the values of the words of `pack_moment`, in the dtype of `out`."""
     _convert(MOMENTS[kind], row_of(out.dtype), x, out)
 
 
@@ -93,11 +97,11 @@ def _convert(source: Dtype, target: Dtype, x: Array, out: Array) -> None:
         kernels.cast(source, target, address(x), address(out), x.size, stream)
     elif source.name in MOMENTS:
         out[...] = _values(source.name)[x]
-    else:  # the nearest of all values, ties to even
+    else:  # round to the nearest value in the table of all values, ties to the even code
         with numpy.errstate(all="ignore"):
             values = _values(target.name)
             sign = numpy.signbit(x).astype("u2") << 15 if target.name == "mean16" else numpy.uint16(0)
-            largest = numpy.isnan(values).argmax()  # the first code that is no number: infinity is before it
+            largest = numpy.isnan(values).argmax()  # the code of the first NaN; the code before is infinity
             amounts = values[:largest - 1]
             exact = numpy.abs(x.astype("f4")).astype("f8")
             after = numpy.searchsorted(amounts, exact).clip(1, len(amounts) - 1)
@@ -109,7 +113,7 @@ def _convert(source: Dtype, target: Dtype, x: Array, out: Array) -> None:
 
 @functools.cache
 def _values(kind: str) -> numpy.ndarray[Any, Any]:
-    """Return what every code of a moment stands for."""
+    """Return the values of all 65,536 codes of a moment."""
     sign, mantissa, bias = (1, 9, 46) if kind == "mean16" else (0, 10, 54)
     codes = numpy.arange(1 << 16)
     exponent, rest = codes >> mantissa & 63, codes & ((1 << mantissa) - 1)
@@ -124,7 +128,7 @@ def _wide(dtype: numpy.dtype) -> numpy.dtype:
 
 
 def _sum(x: Array, before: Array) -> Array:
-    """Return x + before rounded to their dtype, in the wide one."""
+    """Return x + before rounded to the dtype of `x`, converted to the wide dtype."""
     wide = _wide(x.dtype)
     return (x.astype(wide) + before.astype(wide)).astype(x.dtype).astype(wide)
 
@@ -134,14 +138,14 @@ def _keep(after: Array, lost: Array) -> None:
 
 
 def _parts(form: Quantised, rows: Array) -> tuple[Array, Array]:
-    """Return the elements and the scales of rows of bytes, views of them."""
+    """Return views of the elements and of the scales in quantised rows."""
     table = rows.reshape(form.rows, form.stride)
     scales = table[:, form.scales:form.scales + 4 * form.share // form.block]
     return table[:, :form.share].view("i1"), scales.view("f4")
 
 
 def _kernels(x: Array) -> tuple[Kernels | None, Any]:
-    """Return the kernels for arrays where `x` is, and the stream to launch them on."""
+    """Return the kernels for the host or the GPU of `x` (None: use NumPy), and the stream for launches."""
     if not on_gpu(x):
         return _on_host(), None
     device = _device(x.device.id)  # type: ignore[attr-defined]
@@ -156,14 +160,14 @@ def _device(ordinal: int) -> Any:
 
 
 def _processor() -> str:
-    """Return what this CPU can do: hosts of several kinds may share a cache."""
+    """Return the CPU's features, a part of the cache key, since different hosts may share a cache."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.processor())
 
 
 @functools.cache
 def _on_host() -> Kernels | None:
-    """Return the kernels as one thread runs them, None where there is no compiler."""
+    """Return the host kernels, run by a single thread; None without a compiler."""
     source = text(*compressing())
     try:
         path = user_store().path(source, ".so", functools.partial(compile_shared, source, *OPTIONS),

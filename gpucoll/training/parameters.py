@@ -1,4 +1,4 @@
-"""Parameters and their gradients: a mapping from names to arrays, the same on all ranks."""
+"""Parameters and gradients: mappings from names to arrays, with the same names, shapes and dtypes on all ranks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gpucoll.core.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest
 from gpucoll.training.optimizers import gradient_of
 
-NAME = 300  # characters of a name that ranks tell each other
+NAME = 300  # characters of a name compared in an exchange of metadata, which has a limited length
 Parameters = dict[str, Array]
 
 
 def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: Callable[[], None] = lambda: None, *,
            contiguous: bool = False) -> Parameters:
-    """Return the parameters as NumPy or CuPy arrays on their own memory, once all ranks have found theirs alike.
+    """Return the parameters as NumPy or CuPy arrays, without copies, after checking that all ranks agree.
 
-    A collective call, in which the other ranks are told, too, of what `check` raises for other arguments. Raises
-    ArgumentError, DtypeError (PeerError elsewhere), and MismatchError, on every rank, naming the first parameter that
-    differs in name, shape, dtype or place.
+    A collective call. `check` validates other arguments of the caller; its error is reported to the other ranks too.
+    Raises ArgumentError and DtypeError (PeerError on other ranks). Raises MismatchError, on every rank, naming the
+    first parameter with different names, shapes, dtypes or memories (host, GPU).
     """
     error: GpucollError | None = None
     found: Parameters = {}
@@ -52,6 +52,7 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: 
         error = refused
     rows = [[key, list(array.shape), row_of(array.dtype).name, on_gpu(array)] for key, array in found.items()] \
         if error is None else []
+    # Exchange a fingerprint, the number of parameters and a CRC-32: the full list may exceed a message of metadata.
     sign = [len(rows), zlib.crc32(json.dumps(rows).encode())]
     told = {"sign": sign} if error is None else {"error": str(error)}
     everyone = internal.all_gather_metadata(comm, told, name, error)
@@ -61,7 +62,7 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: 
 
 
 def _tell_first_difference(name: str, rows: Sequence[Any], comm: Communicator) -> None:
-    """Raise the error, the same on all ranks: they compare one parameter after the other."""
+    """Raise the MismatchError, the same on all ranks, by comparing one parameter after another."""
     for index in range(1 + len(rows)):
         mine = [rows[index][0][:NAME], *rows[index][1:]] if index < len(rows) else None
         everyone = [one["row"] for one in internal.all_gather_metadata(comm, {"row": mine}, name)]
@@ -78,7 +79,7 @@ def _words(row: Any) -> str:
 
 
 class Like(NamedTuple):
-    """What an array looks like."""
+    """The shape, dtype and memory (GPU or host) of an array."""
 
     shape: tuple[int, ...]
     dtype: numpy.dtype
@@ -86,27 +87,27 @@ class Like(NamedTuple):
 
     @classmethod
     def of(cls, array: Array) -> Like:
-        """Return what `array` looks like."""
+        """Return the description of `array`."""
         return cls(array.shape, array.dtype, on_gpu(array))
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they take."""
+        """The number of bytes of the elements."""
         return self.size * self.dtype.itemsize
 
     def new(self, shape: int | tuple[int, ...]) -> Array:
-        """Return zeros of another shape, of its dtype and where it is."""
+        """Return zeros of another `shape`, with the same dtype and memory."""
         found: Array = (sys.modules["cupy"] if self.gpu else numpy).zeros(shape, self.dtype)
         return found
 
 
 def like_parameter(name: str, gradient: Any, parameters: Mapping[str, Like], comm: Communicator) -> Array:
-    """Return a gradient as an array like its parameter; raise ArgumentError or DtypeError for any other."""
+    """Return a gradient as an array; raise ArgumentError or DtypeError unless shape, dtype and memory are right."""
     if name not in parameters:
         raise ArgumentError(f"ready: there is no parameter {name!r}{nearest(name, parameters)}", code="GC-NAME")
     like = parameters[name]
@@ -123,12 +124,12 @@ def like_parameter(name: str, gradient: Any, parameters: Mapping[str, Like], com
 
 
 def on_host(array: Array) -> Array:
-    """Return a NumPy array of the same content: itself, or a copy of a GPU's."""
+    """Return `array` itself, or a copy on the host if `array` is on a GPU."""
     return array.get() if on_gpu(array) else array  # type: ignore[attr-defined]
 
 
 def to_array(array: Array, content: Array) -> None:
-    """Write a NumPy array into one of the same shape and dtype, on the host or on a GPU."""
+    """Copy the NumPy array `content` into `array`, of the same shape and dtype, on the host or on a GPU."""
     if on_gpu(array):
         array.set(content)  # type: ignore[attr-defined]
     else:
@@ -136,7 +137,7 @@ def to_array(array: Array, content: Array) -> None:
 
 
 def missing_of(call: str, names: Sequence[str], comm: Communicator) -> ArgumentError | None:
-    """Return the error of a rank on which the gradients of `names` have not come; None where there are none."""
+    """Return the error reporting missing gradients of `names` on this rank; None if `names` is empty."""
     if not names:
         return None
     return ArgumentError(f"{call}: the gradients of {', '.join(names[:5])}{' and others' * (len(names) > 5)} have not "

@@ -1,7 +1,7 @@
-"""Changes of layout: which collectives bring a global array from one layout to another, and how many bytes they move.
+"""Changes of layout: the collectives from one layout of a global array to another, and the bytes moved.
 
-A rank receives each element that it needs and has not exactly once, which no way can do with less; where a sum is to be
-formed besides, along a mesh axis of p ranks, (p - 1) / p of the elements for a part of it, twice as many for all of it.
+A rank receives each missing element exactly once, the minimum possible. Forming a sum along a mesh axis of p ranks
+costs in addition (p - 1) / p of the elements for a part of the sum, and twice as much for the whole sum.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ from gpucoll.training.mesh import Box, Mesh, Spec
 
 
 class Move(NamedTuple):
-    """One collective along a mesh axis (all ranks where that is empty): what it does to which axis of the array.
+    """One step of a change of layout: a collective along a mesh axis, or between all ranks if `axis` is empty."""
 
-    `nbytes` are those that the rank that receives most receives, `seconds` what `explain` predicts.
-    """
-
-    kind: str  # local_slice, all_gather, all_to_all, reduce_scatter, all_reduce, or exchange: between any two ranks
+    kind: str  # local_slice, all_gather, all_to_all, reduce_scatter, all_reduce, or exchange (between any two ranks)
     axis: str
-    source: int  # axes of the array; -1 where there is none
-    target: int
-    spec: Spec  # afterwards
-    nbytes: int
-    seconds: float
+    source: int  # the axis of the array divided before the step; -1 for none
+    target: int  # the axis of the array divided after the step; -1 for none
+    spec: Spec  # the layout after the step
+    nbytes: int  # the most bytes received by a rank
+    seconds: float  # predicted by `explain`
 
     def __str__(self) -> str:
         where = f"along {self.axis}" if self.axis else "between all ranks"
@@ -34,30 +31,30 @@ class Move(NamedTuple):
 
 
 class Redistribution(NamedTuple):
-    """The steps of a change of layout. Prints as a table."""
+    """The steps of a change of layout; printed as a table."""
 
     steps: tuple[Move, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a rank receives, at most."""
+        """The most bytes received by a rank: the sum over the steps."""
         return sum(step.nbytes for step in self.steps)
 
     @property
     def seconds(self) -> float:
-        """Predicted by the model that `explain` has."""
+        """The time predicted by the model of `explain`: the sum over the steps."""
         return sum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.steps), f"{'total':35} {self.nbytes:14,} bytes {self.seconds * 1e6:10.1f} us"])
 
 
-# ---------------------------------------------------------------- which step
+# ---------------------------------------------------------------- the choice of steps
 
 
 def planned(mesh: Mesh, shape: Sequence[int], itemsize: int, here: Spec, partial: Sequence[str], target: Spec,
             device: str | None) -> Redistribution:
-    """Return the steps from layout `here`, whose sums over `partial` are still to be formed, to `target`."""
+    """Return the steps from layout `here`, partial along the mesh axes `partial`, to layout `target`."""
     change = _Change(mesh, shape, itemsize, device)
     steps: list[Move] = []
     for name in partial:
@@ -69,7 +66,7 @@ def planned(mesh: Mesh, shape: Sequence[int], itemsize: int, here: Spec, partial
 
 
 class _Change(NamedTuple):
-    """Of what array, on which ranks."""
+    """The array and the ranks of a change of layout."""
 
     mesh: Mesh
     shape: Sequence[int]
@@ -77,7 +74,10 @@ class _Change(NamedTuple):
     device: str | None
 
     def summing(self, here: Spec, target: Spec, name: str) -> Move:
-        """Return the step that adds up along a mesh axis: a part of the sum where the target divides it so."""
+        """Return the step forming the sum along mesh axis `name`.
+
+        A reduce-scatter if the target divides a whole axis of the array evenly by `name` alone; else an all-reduce.
+        """
         p, nbytes = self.mesh.size(name), self.most(here)
         for axis, (before, after) in enumerate(zip(here, target, strict=True)):
             if not before and after == (name,) and self.shape[axis] % p == 0:
@@ -88,7 +88,11 @@ class _Change(NamedTuple):
                     self.seconds(name, "all_reduce", nbytes))
 
     def moving(self, here: Spec, target: Spec) -> Move:
-        """Return the one step from layout to layout: the collective that is made for it, where blocks are alike."""
+        """Return the single step from layout `here` to layout `target`.
+
+        A change along a single mesh axis with blocks of equal lengths is an all-gather or an all-to-all; any other
+        change that moves data is an exchange.
+        """
         changed = [axis for axis in range(len(self.shape)) if here[axis] != target[axis]]
         nbytes = self.received(here, target)
         if nbytes == 0:
@@ -105,18 +109,18 @@ class _Change(NamedTuple):
         return Move("exchange", "", -1, -1, target, nbytes, self.seconds("", "all_to_all", nbytes))
 
     def seconds(self, name: str, collective: str, nbytes: int) -> float:
-        """Return what `explain` predicts for the ranks along a mesh axis."""
+        """Return the seconds predicted by `explain` for the ranks along mesh axis `name`, or for all ranks."""
         comm = self.mesh.along(name) if name else self.mesh.comm
         found = comm.explain(collective, nbytes, device=self.device)
         return float(found["candidates"][0]["seconds"] or 0.0)
 
     def most(self, spec: Spec) -> int:
-        """Return the bytes of the largest part."""
+        """Return the bytes of the largest part of the array on any rank."""
         boxes = (self.mesh.box(spec, self.shape, rank) for rank in range(self.mesh.comm.size))
         return max(map(_elements, boxes)) * self.itemsize
 
     def received(self, here: Spec, target: Spec) -> int:
-        """Return how many bytes the rank that needs most has not yet."""
+        """Return the most bytes missing on any rank."""
         most = 0
         for rank in range(self.mesh.comm.size):
             needed, had = (self.mesh.box(spec, self.shape, rank) for spec in (target, here))
@@ -132,11 +136,11 @@ def _common(a: Box, b: Box) -> Box:
     return tuple(slice(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b, strict=True))
 
 
-# ---------------------------------------------------------------- what the steps do
+# ---------------------------------------------------------------- the steps
 
 
 def _within(box: Box, outer: Box) -> Box:
-    """Return where a box lies in another one that contains it."""
+    """Return `box` relative to the box `outer`, which contains `box`."""
     return tuple(slice(side.start - all_.start, side.stop - all_.start) for side, all_ in zip(box, outer, strict=True))
 
 
@@ -146,13 +150,13 @@ def _local_slice(local: Array, here: Spec, step: Move, shape: Sequence[int], mes
 
 
 def _cut(local: Array, axis: int, parts: int) -> Array:
-    """Return blocks along an axis, one after the other: shape (parts, *block)."""
+    """Return the blocks of `local` along an axis as one contiguous array of shape (parts, *block)."""
     xp = module_of(local)
     return xp.ascontiguousarray(xp.stack(xp.split(local, parts, axis=axis)))
 
 
 def _joined(blocks: Array, axis: int) -> Array:
-    """Return blocks, of shape (parts, *block), side by side along an axis."""
+    """Return the blocks of an array of shape (parts, *block) joined along an axis."""
     found: Array = module_of(blocks).concatenate(list(blocks), axis=axis)
     return found
 
@@ -177,8 +181,10 @@ def _all_reduce(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh
 
 
 def _exchange(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
-    """Every rank gets what it needs and has not from one that has it: the nearest one, which differs from it only along
-    axes of the mesh that divide the array."""
+    """Send every rank its missing elements by all_to_all_v, each from the nearest rank holding a copy.
+
+    The nearest holder differs from the receiver only along mesh axes dividing the array.
+    """
     comm, rank = mesh.comm, mesh.comm.rank
     pieces = _pieces(here, step.spec, shape, mesh)
     mine, wanted = mesh.box(here, shape, rank), mesh.box(step.spec, shape, rank)
@@ -194,7 +200,7 @@ def _exchange(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: 
 
 
 def _pieces(here: Spec, target: Spec, shape: Sequence[int], mesh: Mesh) -> dict[tuple[int, int], Box]:
-    """Return what each rank sends to each, itself among them: a box of the global array."""
+    """Return the part of the global array sent by each (sender, receiver), including sender = receiver."""
     dividing = {name for entry in here for name in entry}
     found = {}
     for receiver in range(mesh.comm.size):
@@ -202,7 +208,7 @@ def _pieces(here: Spec, target: Spec, shape: Sequence[int], mesh: Mesh) -> dict[
         for sender in range(mesh.comm.size):
             there = mesh.of(sender)
             if any(there[name] != place[name] for name in mesh.names if name not in dividing):
-                continue  # it has a copy of what a nearer one has
+                continue  # a nearer rank has the same copy
             piece = _common(wanted, mesh.box(here, shape, sender))
             if _elements(piece):
                 found[sender, receiver] = piece

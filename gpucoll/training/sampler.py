@@ -1,4 +1,4 @@
-"""Which samples a rank takes: its share of an index range, in another order each epoch."""
+"""A rank's share of the samples of an index range, in a different order each epoch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpucoll.errors import ArgumentError
 
 
 class Sampler:
-    """Index arrays of one rank: its share of batches of `batch` out of `length` samples.
+    """The index arrays of one rank: the rank's share of each batch of `batch` samples out of `length`.
 
-    All ranks with the same arguments divide every batch among them: together they take each sample exactly once in an
-    epoch, in an order that depends on `seed` and the epoch only, so that runs on any number of ranks take the same
-    global batches. The last batch may be smaller, and ranks' shares differ by one sample at most: weight a rank's
-    gradient by its own number of samples, not by batch / size. `shuffle=False` keeps the order.
+    The ranks, given the same other arguments, divide every batch and together take each sample exactly once in an
+    epoch. The order depends on `seed` and the epoch only, so runs on any number of ranks take the same global batches.
+    The last batch may be smaller, and the shares of ranks differ by at most one sample: weight a rank's gradient by the
+    number of its samples, not by batch / size. `shuffle=False` keeps the order of the indices.
 
     >>> [share.tolist() for share in Sampler(7, rank=0, size=2, batch=4, shuffle=False).epoch(0)]
     [[0, 1], [4, 5]]
@@ -31,11 +31,11 @@ class Sampler:
         self._seed, self._shuffle = seed, shuffle
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches in an epoch."""
         return -(-self._length // self._batch)
 
     def epoch(self, number: int) -> Iterator[numpy.ndarray]:
-        """Yield this rank's indices of each batch of epoch `number`; none of a batch that has too few samples."""
+        """Yield this rank's indices of each batch of epoch `number`; an empty array if the batch is too small."""
         order = numpy.arange(self._length)
         if self._shuffle:
             numpy.random.default_rng([self._seed, number]).shuffle(order)

@@ -1,8 +1,8 @@
 """Parameter servers: some ranks keep the parameters and take the optimizer's steps, the others compute gradients.
 
-With N servers and M workers and parameters of b bytes, a step moves b bytes from and to each worker and M b / N from
-and to each server: the servers are the bottleneck where N is less than M. A ring all-reduce over P ranks moves
-2 (P - 1) / P b from each. Source: Li et al., OSDI 2014; for staleness Ho et al., NIPS 2013.
+With N servers, M workers and parameters of b bytes, a step moves b bytes from and to each worker, and M b / N from and
+to each server. The servers are the bottleneck if N is less than M. A ring all-reduce over P ranks moves 2 (P - 1) / P b
+from each rank. Source: Li et al., OSDI 2014; for staleness Ho et al., NIPS 2013.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from gpucoll.training.optimizers import Optimizer, check_optimizer, gradient_of
 from gpucoll.training.parameters import Like, Parameters, on_host, opened, to_array
 from gpucoll.training.shards import owned
 
+# The protocol: a worker sends each server a header of two numbers, the request (PULL, PUSH or DONE) and the worker's
+# number of pushes so far. Gradients follow the header of a push. A server answers a pull by its part of the parameters.
 PULL, PUSH, DONE = 0, 1, 2
-HEADER, DATA = 0, 1  # tags
+HEADER, DATA = 0, 1  # tags of messages
 
 
 class ParameterServer:
-    """Trains `parameters` on the last `servers` ranks of `comm`, by gradients from all the others.
+    """Training of `parameters` on the last `servers` ranks of `comm`, by gradients from all other ranks, the workers.
 
-    `parameters` maps names to arrays, alike on all ranks; those of rank 0 count. Each server has an equal part of their
-    bytes, in host memory, and its part of the optimizer's state. A worker may be `staleness` pushes ahead of the
-    slowest: with 0 a step takes the mean of one push of every worker; above, every push is a step of its own at once;
-    None lets nobody wait. With `may_lose_workers` a worker that fails, or is silent for half the communicator's
-    timeout, counts no longer, and the others, who wait for as long as that, go on; else the server raises its error.
-    Making one is a collective call. Raises ArgumentError and what `opened` does.
+    `parameters` maps names to arrays, alike on all ranks; rank 0's values are broadcast. Each server keeps an equal
+    part of the bytes, in host memory, and the optimizer's state of this part. A worker can be `staleness` pushes ahead
+    of the slowest worker. With 0 a step takes the mean of one push of every worker. Above 0 every push is a step at
+    once. With None no worker waits. With `may_lose_workers` the servers drop a worker that fails or is silent for half
+    the communicator's timeout, while the other workers wait; otherwise the server raises the error. The constructor is
+    a collective call. Raises ArgumentError and the errors of `opened`.
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, servers: int = 1, optimizer: Any = None,
@@ -61,6 +63,7 @@ class ParameterServer:
         self._pushes = 0
         if self.is_server:
             place = comm.rank - workers
+            # Half, so a server drops a silent worker before the workers waiting for the server time out.
             for pair in self._pairs if may_lose_workers else ():
                 pair._waits.timeout = comm.timeout / 2
             self._fill(self.parameters)
@@ -78,8 +81,9 @@ class ParameterServer:
         return [bucket.row[owned(bucket.row.size, server, len(self._pairs))] for bucket in self._whole]
 
     def pull(self) -> Parameters:
-        """Write the servers' parameters into this worker's, and return these. Raises UsageError on a server."""
+        """Overwrite this worker's parameters by the servers', and return them. Raises UsageError on a server."""
         self._only_workers("pull")
+        # Ask all servers before the first answer: the servers prepare their answers at the same time.
         for pair in self._pairs:
             self._tell(pair, PULL)
         for server, pair in enumerate(self._pairs):
@@ -92,7 +96,7 @@ class ParameterServer:
         return self.parameters
 
     def push(self, gradients: Mapping[str, Any]) -> None:
-        """Send this worker's gradients to the servers; raise ArgumentError where one is missing or of another shape."""
+        """Send this worker's gradients to the servers; raise ArgumentError for a missing gradient or a wrong shape."""
         self._only_workers("push")
         for name in self.parameters:
             if name not in gradients:
@@ -100,14 +104,15 @@ class ParameterServer:
         self._fill({name: gradient_of("push", name, gradients[name], parameter.shape)
                     for name, parameter in self.parameters.items()})
         self._pushes += 1
-        for server, pair in enumerate(self._pairs):  # each is told when its part comes, and waits for all of that
+        # Each header directly before its data: a server that has received the header blocks until the data has come.
+        for server, pair in enumerate(self._pairs):
             self._tell(pair, PUSH)
             for part in self._parts(server):
                 pair.send(part, dst=1, tag=DATA)
                 self.traffic["out"] += part.nbytes
 
     def done(self) -> None:
-        """Tell the servers that this worker has ended its work."""
+        """Tell the servers that this worker makes no more calls."""
         self._only_workers("done")
         for pair in self._pairs:
             self._tell(pair, DONE)
@@ -120,7 +125,7 @@ class ParameterServer:
             raise UsageError(f"{call}: this rank is a server, whose call is serve()")
 
     def serve(self) -> Parameters:
-        """Serve until every worker is done, or lost. Raises UsageError on a worker."""
+        """Serve until every worker is done or lost; return this server's part. Raises UsageError on a worker."""
         if not self.is_server:
             raise UsageError("serve: this rank is a worker, whose calls are pull(), push() and done()")
         self._shard.serve()
@@ -128,22 +133,23 @@ class ParameterServer:
 
 
 class _Shard:
-    """A server's part of the parameters, and what its workers ask for."""
+    """A server's part of the parameters, and the requests of the workers."""
 
     def __init__(self, part: Parameters, optimizer: Optimizer, pairs: list[Communicator], staleness: int | None,
                  traffic: dict[str, int], may_lose_workers: bool) -> None:
         self._part, self._optimizer, self._staleness, self._traffic = part, optimizer, staleness, traffic
         self._may_lose = may_lose_workers
         self._live = dict(enumerate(pairs))
-        self._clocks = dict.fromkeys(self._live, 0)  # how often each has pushed
-        self._asked: dict[int, tuple[Array, Work]] = {}  # for each worker's next message
-        self._waiting: dict[int, int] = {}  # workers that pull, and how often they have pushed
-        self._pushed: dict[int, Parameters] = {}  # of this step, by worker
+        self._clocks = dict.fromkeys(self._live, 0)  # the number of pushes of each worker
+        self._asked: dict[int, tuple[Array, Work]] = {}  # the posted receive of each worker's next header
+        self._waiting: dict[int, int] = {}  # workers waiting for the answer to a pull, and their numbers of pushes
+        self._pushed: dict[int, Parameters] = {}  # with staleness 0: the gradients for the next step, by worker
 
     def serve(self) -> None:
         for worker in list(self._live):
             self._listen(worker)
         while self._live:
+            # No deadline here: each posted receive has a deadline of its own, and then counts as completed.
             waits = next(iter(self._live.values()))._waits
             waits.until(self._has_news, "serve", float("inf"))
             for worker in list(self._live):
@@ -152,10 +158,11 @@ class _Shard:
             self._go_on()
 
     def _has_news(self) -> bool:
+        # A list, not a generator: `is_completed` also drives progress, so every receive must be polled.
         return any([work.is_completed() for _, work in self._asked.values()])
 
     def _with(self, worker: int, action: Any) -> None:
-        """Do what may find that a worker is lost."""
+        """Run `action` on a worker; if this fails and workers may be lost, drop the worker."""
         try:
             action(worker)
         except GpucollError:
@@ -168,6 +175,8 @@ class _Shard:
         for kept in every:
             kept.pop(worker, None)
 
+    # Each worker has at most one posted receive, for the next header. After a pull, and with staleness 0 after a push,
+    # the receive is posted only when the request has been answered, so a worker ahead of the others waits.
     def _listen(self, worker: int) -> None:
         room = numpy.zeros(2, numpy.int64)
         self._asked[worker] = room, self._live[worker].recv(room, src=0, tag=HEADER, async_op=True)
@@ -176,7 +185,7 @@ class _Shard:
         room, work = self._asked.pop(worker)
         work.wait()
         what, pushes = room.tolist()
-        if what == DONE:  # what it has pushed last counts
+        if what == DONE:  # the worker's last push stays in `_pushed`, and is part of the next step
             del self._live[worker], self._clocks[worker]
             return
         if what == PULL:
@@ -188,15 +197,16 @@ class _Shard:
             self._traffic["in"] += row.nbytes
         self._clocks[worker] = pushes
         if self._staleness == 0:
-            self._pushed[worker] = gradients  # it is heard again once there has been a step
+            self._pushed[worker] = gradients  # `_go_on` posts the next receive after the step
         else:
             self._optimizer.step(self._part, gradients)
             self._listen(worker)
 
     def _go_on(self) -> None:
-        """Take the step that all have pushed for; answer who need not wait any longer."""
+        """Take a step if all live workers have pushed; answer the pulls of workers not too far ahead."""
         if self._pushed and self._live.keys() <= self._pushed.keys():
-            pushes = [self._pushed[worker] for worker in sorted(self._pushed)]  # added in the order of ranks
+            # Add in rank order: the result must not depend on the order of arrival.
+            pushes = [self._pushed[worker] for worker in sorted(self._pushed)]
             self._optimizer.step(self._part, {name: sum(push[name] for push in pushes) / len(pushes)
                                               for name in self._part})
             heard, self._pushed = [worker for worker in self._pushed if worker in self._live], {}
@@ -208,8 +218,10 @@ class _Shard:
                 self._with(worker, self._answer)
 
     def _answer(self, worker: int) -> None:
-        """Send a copy of the parameters, while the next messages are heard: nobody waits in a circle."""
+        """Send the parameters to a worker, and post the next receive."""
         del self._waiting[worker]
+        # Asynchronous sends: the server must not block on a worker that is itself waiting for another server. Send
+        # a copy: the next step may change the parameters before a send has ended.
         for row in self._part.values():
             self._live[worker].send(row.copy(), dst=0, tag=DATA, async_op=True)
             self._traffic["out"] += row.nbytes
@@ -217,12 +229,13 @@ class _Shard:
 
 
 def _flat(like: Mapping[str, Like]) -> Bucket:
-    """Return room for arrays of one dtype, one after the other."""
+    """Return a bucket with zeros for arrays of one dtype."""
     return Bucket(like, next(iter(like.values())).new(sum(one.size for one in like.values())))
 
 
 def _pairs(comm: Communicator, workers: int) -> list[Communicator]:
-    """Return a communicator with each server, on a server with each worker: who fails takes nobody else with it."""
+    """Return on a worker a communicator with each server, on a server a communicator with each worker."""
+    # A failure breaks a whole communicator. With a communicator for each pair of ranks, other pairs go on.
     found = []
     for server in range(workers, comm.size):
         for worker in range(workers):

@@ -1,4 +1,4 @@
-"""Arrays divided over ranks: which elements a rank owns, and how the parts of several travel in one message."""
+"""Arrays divided over ranks: the elements owned by a rank, and messages with the shards of several arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpucoll.training.parameters import Like, Parameters
 
 
 def owned(elements: int, rank: int, size: int) -> slice:
-    """Return which of `elements` in C order `rank` owns: as many as every other rank, but for the last ones.
+    """Return the range of `elements` (in C order) owned by `rank`: equal parts, with fewer or none on the last ranks.
 
     >>> [owned(10, rank, 4) for rank in range(4)]
     [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
@@ -22,17 +22,18 @@ def owned(elements: int, rank: int, size: int) -> slice:
 
 
 class Shards:
-    """Some arrays of one dtype as a matrix with a row for each rank, which has its shard of every array."""
+    """A layout of arrays of one dtype as a matrix: row r has rank r's shard of every array, one after another."""
 
     def __init__(self, arrays: Mapping[str, Like], rank: int, size: int) -> None:
         self.arrays, self._rank, self._size = arrays, rank, size
-        self._start, self.length = {}, 0  # of each array's shards in a row, and of a row
+        # Shards are padded to equal lengths, so a single reduce-scatter or all-gather serves all the arrays.
+        self._start, self.length = {}, 0  # the start of each array's shard in a row; the length of a row
         for name, array in arrays.items():
             self._start[name] = self.length
             self.length += -(-array.size // size)
 
     def empty(self) -> Array:
-        """Return a matrix of zeros."""
+        """Return a matrix of zeros in this layout."""
         return next(iter(self.arrays.values())).new((self._size, self.length))
 
     def put(self, name: str, array: Array, matrix: Array) -> None:
@@ -41,12 +42,12 @@ class Shards:
             matrix[rank, self._place(name, shard)] = shard
 
     def get(self, name: str, matrix: Array, out: Array) -> None:
-        """Write the shards in the rows of all ranks into `out`, which is contiguous."""
+        """Write the shards in the rows of all ranks into the contiguous array `out`."""
         for rank, shard in enumerate(self._shards(name, out)):
             shard[...] = matrix[rank, self._place(name, shard)]
 
     def own(self, row: Array) -> Parameters:
-        """Return this rank's shards, views of its row."""
+        """Return this rank's shards as views of `row`, this rank's row."""
         found = {}
         for name, array in self.arrays.items():
             mine = owned(array.size, self._rank, self._size)
@@ -61,7 +62,10 @@ class Shards:
         return slice(self._start[name], self._start[name] + shard.size)
 
     def reduce_scatter(self, matrix: Array, comm: Communicator, found: Parameters, *, stays: bool) -> Phases:
-        """Put this rank's shards of the means over all ranks into `found`; parts of `matrix` where that `stays`."""
+        """Put this rank's shards of the means over all ranks into `found`, as views.
+
+        With `stays` the caller keeps `matrix`, and the shards are views of this rank's row.
+        """
         row = yield functools.partial(comm.reduce_scatter, matrix, op="avg")
         if stays:
             matrix[self._rank] = row
@@ -69,7 +73,7 @@ class Shards:
         found.update(self.own(row))
 
     def all_gather(self, shards: Parameters, comm: Communicator, found: Parameters) -> Phases:
-        """Write the arrays whose own shards are `shards` into those of `found`, which are contiguous."""
+        """Gather whole arrays from all ranks' `shards` into the contiguous arrays of `found`."""
         row = next(iter(self.arrays.values())).new(self.length)
         for name, place in self.own(row).items():
             place[...] = shards[name]

@@ -1,12 +1,12 @@
 """ZeRO: the state of training divided over the ranks, in three stages. Source: Rajbhandari et al., arXiv 1910.02054.
 
-    stage 1   a rank has the optimizer's state of its shard of every parameter, and takes the step of that shard
-    stage 2   and the gradients of its shard only: a reduce-scatter leaves it nothing else
-    stage 3   and the parameters of its shard only: a layer's are gathered while it computes
+    stage 1   a rank keeps the optimizer's state of its shard of every parameter, and takes the step of this shard
+    stage 2   in addition, a rank keeps the gradients of its shard only, the result of a reduce-scatter
+    stage 3   in addition, a rank keeps the parameters of its shard only; a layer is gathered while in use
 
-With parameters and gradients of b bytes each and an optimizer that keeps k bytes, a rank of P has 2 b + k / P,
-b + (b + k) / P or (2 b + k) / P bytes, and sends 2 (P - 1) / P b bytes in a step; in stage 3 (P - 1) / P b for the
-gradients, and as many each time that the layers are gathered.
+With parameters and gradients of b bytes each and an optimizer's state of k bytes, each of P ranks keeps 2 b + k / P,
+b + (b + k) / P or (2 b + k) / P bytes. A step sends 2 (P - 1) / P b bytes per rank in stages 1 and 2. In stage 3 the
+gradients cost (P - 1) / P b bytes, and each gathering of all layers the same again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STAGES = (1, 2, 3)
 
 
 class _Sharded:
-    """A bucket of gradients whose means are formed by a reduce-scatter."""
+    """A bucket of gradients averaged by a reduce-scatter; `stays`: the memory is kept after the step (stage 1)."""
 
     collectives = 1
 
@@ -55,7 +55,7 @@ class _Sharded:
 
 
 class _Compressed:
-    """A bucket of gradients whose means a compression forms, on every rank, of which a rank keeps its shards."""
+    """A bucket of gradients averaged by a compression; `stays` as in `_Sharded`."""
 
     def __init__(self, shards: Shards, compression: Compression, *, stays: bool) -> None:
         elements = sum(one.size for one in shards.arrays.values())
@@ -68,17 +68,19 @@ class _Compressed:
 
     def reduce(self, comm: Communicator, found: Parameters) -> Phases:
         yield from self._compression.reduce(self._bucket.gradients, self.memory, comm)
+        # A compression leaves the whole means on every rank; keep this rank's shards.
         for name, gradient in self._bucket.gradients.items():
             shard = gradient.reshape(-1)[owned(gradient.size, comm.rank, comm.size)]
             found[name] = shard if self._stays else shard.copy()
 
 
 class ZeRO:
-    """Trains `parameters` by `optimizer`, with the state of stage 1, 2 or 3 divided over the ranks of `comm`.
+    """Training of `parameters` by `optimizer`, with the state of stage 1, 2 or 3 divided over the ranks of `comm`.
 
-    `parameters` maps names to contiguous arrays, alike on all ranks; those of rank 0 count. In stages 1 and 2 a step
-    changes them in place. Stage 3 keeps none of them: who drops them has their memory back, and `layer` gives their
-    values. Making one is a collective call. Raises ArgumentError and what `opened` does.
+    `parameters` maps names to contiguous arrays, alike on all ranks; rank 0's values are broadcast. In stages 1 and 2 a
+    step updates the arrays in place. Stage 3 copies its shards and keeps no reference to the arrays, so a program can
+    free the arrays, and read values by `layer`. The constructor is a collective call. Raises ArgumentError and the
+    errors of `opened`.
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int = 1,
@@ -97,7 +99,8 @@ class ZeRO:
         if stage == 3:
             self._own = {name: shard.copy() for name, shard in self._own.items()}
         self.parameters: Parameters = {} if stage == 3 else arrays
-        # From stage 2 on a bucket is as long as a parameter: what has been sent is let go of.
+        # From stage 2 on a bucket is freed once reduced. Buckets no longer than the longest parameter keep the memory
+        # of gradients under way small.
         most = BUCKET_BYTES if stage == 1 else max(1, *(one.nbytes for one in self._like.values()))
         self._compression = compression or Exact()
         check_dtypes("ZeRO", self._like, self._compression)
@@ -105,7 +108,7 @@ class ZeRO:
         self._arrivals = Arrivals(names)
         self._buckets = [Shards({name: self._like[name] for name in some}, comm.rank, comm.size) for some in names]
         self._bucket_of = {name: number for number, some in enumerate(names) for name in some}
-        self._open: dict[int, _Sharded | _Compressed] = {}  # the buckets whose gradients are here
+        self._open: dict[int, _Sharded | _Compressed] = {}  # the buckets with memory allocated, by number
         self._gradients: Parameters = {}
         beside = has_room_beside(comm, self._like.values())
         self._pipeline = Pipeline(beside=beside)
@@ -114,9 +117,9 @@ class ZeRO:
         self._before = remembered(self._compression)
 
     def ready(self, name: str, gradient: Any) -> None:
-        """Give the gradient of a parameter, an array of its shape and dtype; it may be overwritten afterwards.
+        """Give the gradient of a parameter: an array of the parameter's shape and dtype, reusable after the call.
 
-        Raises ArgumentError and DtypeError for any other, for an unknown name, and for one that has been given before.
+        Raises ArgumentError or DtypeError for other arrays, an unknown name, and a gradient given before.
         """
         array = like_parameter(name, gradient, self._like, self._comm)
         self._arrivals.check(name)
@@ -127,35 +130,38 @@ class ZeRO:
             self._send(self._arrivals.startable())
 
     def _opened(self, number: int) -> _Sharded | _Compressed:
-        """Return where the gradients of a bucket are gathered."""
+        """Return the bucket with this number, allocated if necessary."""
         if number not in self._open:
             shards = self._buckets[number]
             compression = self._compression.of(next(iter(shards.arrays)))
-            stays = self._stage == 1  # the bucket, in which a rank's shards then are
+            stays = self._stage == 1  # then the rank's shards of the gradients are views of the bucket
             kind = _Sharded if isinstance(compression, Exact) else _Compressed
             self._open[number] = kind(shards, compression, stays=stays)
         return self._open[number]
 
     def _send(self, numbers: Iterable[int]) -> None:
         for number in numbers:
+            # From stage 2 on at most two buckets are under way, since each holds whole gradients.
             if self._stage > 1:
-                self._pipeline.finish(most=1)  # what is under way holds whole gradients
+                self._pipeline.finish(most=1)
             self._pipeline.start(self._reduce(number), self._opened(number).collectives)
 
     def _reduce(self, number: int) -> Phases:
-        """Leave this rank the means of its shards of a bucket's gradients."""
+        """Reduce a bucket to this rank's shards of the means; from stage 2 on, free the bucket afterwards."""
         yield from self._opened(number).reduce(self._comm, self._gradients)
         if self._stage > 1:
             del self._open[number]
 
     def step(self) -> None:
-        """Take a step of the optimizer, once every gradient has been given. A collective call.
+        """Take a step of the optimizer after every gradient has been given. A collective call.
 
-        Raises ArgumentError where gradients of this rank have not come, PeerError on the others; nothing has changed.
+        Raises ArgumentError if gradients of this rank are missing, PeerError on the other ranks. After an error the
+        parameters and the optimizer are unchanged.
         """
         error = missing_of("step", self._arrivals.missing, self._comm)
         with internal.current_stream(self._comm, self._own.values()):
-            self._send(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
+            # Start incomplete buckets too: other ranks are in these collectives and would wait for this rank.
+            self._send(self._arrivals.startable(all_of_them=True))
             self._pipeline.finish()
         self._arrivals.clear()
         tell_of_missing("step", error, self._comm, self._before)
@@ -168,7 +174,7 @@ class ZeRO:
         self._layers.restart()
 
     def _spread(self) -> None:
-        """Let every rank have all shards of the parameters."""
+        """Gather the parameters from all ranks' shards, in place, with at most two buckets under way."""
         for bucket in self._buckets:
             self._pipeline.start(bucket.all_gather(self._own, self._comm, self.parameters), 1)
             self._pipeline.finish(most=1)
@@ -176,10 +182,11 @@ class ZeRO:
 
     @contextlib.contextmanager
     def layer(self, names: Iterable[str]) -> Iterator[Parameters]:
-        """Inside, the arrays of these parameters, to be read. In stage 3 a collective call, alike on all ranks.
+        """Give the arrays of these parameters inside the context, for reading only. A collective call in stage 3.
 
-        There they are gathered on entry and gone at the end; the layer that came next in the step before is gathered
-        meanwhile. All ranks give gradients and enter layers in one order. Raises ArgumentError for an unknown name.
+        In stage 3 the arrays are gathered on entry and released at the end. Meanwhile the layer next in the order of
+        the last step is gathered. All ranks must give gradients and enter layers in the same order. Raises
+        ArgumentError for an unknown name.
         """
         some = (names,) if isinstance(names, str) else tuple(names)
         for name in some:
@@ -195,7 +202,7 @@ class ZeRO:
             self._layers.leave(weights)
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of "parameters", "gradients" and "optimizer" that this rank has now."""
+        """Return the bytes of "parameters", "gradients" and "optimizer" kept by this rank at present."""
         whole = self._own if self._stage == 3 else self.parameters
         gradients = [bucket.memory for bucket in self._open.values()]
         gradients += [] if self._stage == 1 else self._gradients.values()
@@ -207,14 +214,15 @@ class ZeRO:
         return {name: {PARAMETER: shard, **self.optimizer.state_of(name, shard)} for name, shard in self._own.items()}
 
     def save(self, folder: str | Path, *, async_op: bool = False) -> Saving:
-        """Write a checkpoint into `folder`, in place of the one there: until it is whole, that one counts. Collective.
+        """Write a checkpoint into `folder`, replacing an older checkpoint once complete. A collective call.
 
-        Every rank writes its shards. With `async_op` a copy of them is written while training goes on, and the
-        checkpoint counts once every rank has come back from `wait` of what is returned, a collective call as well; the
-        next `save` makes it if nobody has. Raises ArgumentError for what is no path, BackendError where a rank cannot
-        write, PeerError on the others.
+        Every rank writes its shards. With `async_op` a copy of the shards is written during further training. The
+        checkpoint is valid after `wait` of the returned `Saving`, a collective call too; the next `save` calls `wait`
+        if the program has not. Raises ArgumentError if `folder` is no path, BackendError if this rank cannot write,
+        PeerError on the other ranks.
         """
-        if self._saving is not None:  # which would take the new one's files for those of an interrupted one
+        # An unfinished saving would remove the new files as leftovers of an interrupted checkpoint.
+        if self._saving is not None:
             self._saving.wait()
         kept = {name: row for one in self._compression.members for name, row in one.state.items()}
         self._saving = Saving(folder, self._comm, self._like, self._states(), self.optimizer, kept)
@@ -225,12 +233,12 @@ class ZeRO:
     @classmethod
     def load(cls, folder: str | Path, comm: Communicator, optimizer: Optimizer, stage: int = 1,
              compression: Compression | Policy | None = None, *, parameters: Mapping[str, Any] | None = None) -> ZeRO:
-        """Return training as it was when it was saved, on any number of ranks and in any stage. A collective call.
+        """Return the training saved in `folder`, on any number of ranks and in any stage. A collective call.
 
-        `parameters` are the arrays to write into; None makes NumPy arrays, which are the result's `parameters`. What a
-        `compression` has lost on each of P ranks is divided over all where there are not P ranks. Raises
-        BackendError, naming the file, for one that is missing or damaged (PeerError elsewhere), ArgumentError where
-        `parameters` or the kind of optimizer are not those that were saved.
+        `parameters` are the arrays to write into; with None, new NumPy arrays become the result's `parameters`. If the
+        number of ranks has changed, each rank gets the mean of the saved residuals of a `compression`. Raises
+        BackendError, naming the file, for a missing or damaged file (PeerError on other ranks), and ArgumentError if
+        the names, shapes or dtypes of `parameters`, or the kind of optimizer, differ from the checkpoint.
         """
         check_optimizer("load", optimizer)
         found = Checkpoint(folder, comm)

@@ -1,5 +1,9 @@
 """Messages between processes, below the executors.
 
-    tags      the tags of the library's messages, and the limits that MPI sets
-    control   messages that end a communicator, in order or not
+    tags         the tags of the library's messages, and limits set by MPI
+    control      messages that end a communicator, in order or after a failure
+    rendezvous   waits for all ranks of an MPI communicator, with a deadline
+    connections  authenticated socket connections of ranks to rank 0
+    kvstore      the key-value store by which ranks of a host meet without MPI
+    mailbox      objects and messages over the store, and messages between threads
 """

@@ -1,13 +1,13 @@
-"""Connections of ranks to rank 0 by sockets: frames, and the greeting by which both ends know each other.
+"""Socket connections of all ranks to rank 0: frames, and the greeting that authenticates both ends.
 
-A frame is two lengths, a JSON object and bytes; nothing is ever unpickled. A port may be reached by strangers, so that
-an end believes nothing before the other end has proved that it knows the job's token. Each end has a nonce of its own
-in both proofs: a recorded greeting is worth nothing. Whatever a stranger sends ends its own connection, no more. Frames
-are neither encrypted nor signed: a network that changes packets under way is not guarded against.
+A frame consists of two lengths, a JSON object and bytes; nothing is ever unpickled. Strangers may reach a port, so each
+end trusts nothing before the other end has proved to know the job's token. Both proofs contain a nonce of each end, so
+a recorded greeting cannot be replayed. Bad input from a stranger ends only the stranger's connection. Frames are
+neither encrypted nor signed: packets changed by the network are not detected.
 
-The standard library's authenticated connections, `multiprocessing.connection`, do not serve. `Listener.accept` makes
-its challenge in the accepting thread and without a deadline, so that one silent stranger keeps all ranks out; a message
-that came in part blocks its reader; and its proofs, by MD5 in Python 3.11, do not name the rank that they speak for.
+The standard library's authenticated connections (`multiprocessing.connection`) are unsuitable. `Listener.accept`
+challenges in the accepting thread without a deadline, so a silent stranger keeps all ranks out. A partial message
+blocks the reader. The proofs, by MD5 in Python 3.11, do not name the rank.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from typing import Any, TypeGuard
 from gpucoll.errors import BackendError
 from gpucoll.version import __version__
 
-LENGTHS = struct.Struct("!II")  # of the JSON and of the bytes that follow
-MOST_JSON, MOST_BYTES = 1 << 16, 1 << 31  # a longer frame is none of ours
-GREETING = 10.0  # seconds that a greeting may take, from its first byte to its last
-STRANGERS = 32  # connections that may greet at a time, beside one for each rank
-GRACE = 0.25  # seconds that a connection has to greet although others wait for its place
-NAP = 1e-2
+LENGTHS = struct.Struct("!II")  # the lengths of the JSON and of the bytes, in network order
+MOST_JSON, MOST_BYTES = 1 << 16, 1 << 31  # reject longer frames before reading: the lengths may be a stranger's
+GREETING = 10.0  # seconds for a whole greeting: long for a busy host, bounded so that strangers go away
+# Greetings in progress at a time, besides one per rank: each holds a thread and a file descriptor.
+STRANGERS = 32
+GRACE = 0.25  # seconds guaranteed to a greeting, even if other connections wait for a place
+NAP = 1e-2  # seconds between two tries of something that failed for the moment
 
 Frame = tuple[dict[str, Any], bytes]
 log = logging.getLogger("gpucoll")
@@ -47,26 +48,27 @@ class StoreError(BackendError):
 
 
 class Connection:
-    """A socket, frame by frame; a frame that came in part is completed later."""
+    """A socket that carries frames; a frame read in part is kept, and completed by a later read."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
-        self._came = bytearray()
-        self._sending = threading.Lock()
+        self._came = bytearray()  # bytes received of the next frame
+        self._sending = threading.Lock()  # frames of several threads must not interleave
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:
-        """Send a JSON object and bytes; any thread may."""
+        """Send a frame, a JSON object and bytes; any thread may call this."""
         text = json.dumps(head).encode()
+        # Head and JSON in one segment; the body apart, because joining would copy it.
         with self._sending:
             self.socket.sendall(LENGTHS.pack(len(text), len(body)) + text)
             if body:
                 self.socket.sendall(body)
 
     def read(self, most: int = MOST_BYTES, deadline: float | None = None) -> Frame:
-        """Return the next frame, of at most `most` bytes beside its JSON.
+        """Return the next frame, of at most `most` bytes besides the JSON.
 
-        `deadline`, by the monotonic clock, is that of the whole frame: a sender of single bytes does not extend it.
-        Raises EOFError at the end, TimeoutError at the deadline, StoreError where the bytes are no frame.
+        `deadline`, by the monotonic clock, holds for the whole frame: sending single bytes does not extend the time.
+        Raises EOFError at the end, TimeoutError at the deadline, StoreError for bytes that are no frame.
         """
         self._fill(LENGTHS.size, deadline)
         length, count = LENGTHS.unpack_from(self._came)
@@ -85,10 +87,11 @@ class Connection:
         return head, body
 
     def _fill(self, count: int, deadline: float | None) -> None:
+        # Receive only the bytes of this frame, in parts of 1 MiB: a stranger's length must not allocate memory at once.
         while len(self._came) < count:
             if deadline is not None:
                 left = deadline - time.monotonic()
-                if left <= 0:
+                if left <= 0:  # a timeout of 0 would mean a non-blocking socket
                     raise TimeoutError
                 self.socket.settimeout(left)
             part = self.socket.recv(min(1 << 20, count - len(self._came)))
@@ -97,19 +100,22 @@ class Connection:
             self._came += part
 
     def hang_up(self) -> None:
-        """End the connection and wake the thread that reads it, which closes the socket."""
+        """Shut the connection down and wake the reading thread; that thread closes the socket."""
+        # `shutdown` and not `close`: closing here would not wake the reader, and would free a descriptor in use.
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def is_own_users(self) -> bool:
-        """Return whether the kernel has a process of this user at the other end; of TCP it does not know."""
+        """Return whether the other end belongs to this user, as the kernel knows for Unix sockets; True for TCP."""
         if self.socket.family != socket.AF_UNIX:
             return True
+        # The credentials are three integers: process, user, group.
         _, user, _ = struct.unpack("3i", self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return int(user) == os.geteuid()
 
     def join(self, rank: int, size: int, token: str, timeout: float) -> dict[str, Any]:
-        """Greet rank 0 and return its welcome; StoreError where either end does not believe the other."""
+        """Greet rank 0 and return the welcome frame; StoreError if either end rejects the other."""
+        # Rank 0 sends a nonce; this rank answers with a nonce and a proof; rank 0 answers with a proof.
         deadline = time.monotonic() + timeout
         if not self.is_own_users():
             raise StoreError("init: another user's process has taken the place where the ranks of this job meet")
@@ -128,16 +134,16 @@ class Connection:
 
 
 def refused(answer: dict[str, Any]) -> StoreError:
-    """Return the error for an answer that is one; the text may be a stranger's, and is shown without its controls."""
+    """Return the exception for an error frame, without control characters: the text may come from a stranger."""
     why = answer.get("error")
     text = why[:500] if isinstance(why, str) else "it does not say why"
     return StoreError("init: rank 0 refused this process: " + "".join(c if c.isprintable() else "?" for c in text))
 
 
 def proof(token: str, end: str, rank: int, nonces: tuple[str, str]) -> str:
-    """Return the proof that an end of a connection knows the token.
+    """Return the proof (HMAC-SHA256) that an end of a connection knows the token.
 
-    `end` is "rank" or "hub", so that neither end's proof serves as the other's. `nonces` are the hub's and the rank's.
+    `end` is "rank" or "hub", so that a proof cannot be sent back as the other end's. `nonces`: the hub's, the rank's.
     """
     return hmac.new(token.encode(), f"{end} {rank} {' '.join(nonces)}".encode(), "sha256").hexdigest()
 
@@ -147,14 +153,15 @@ def _is_nonce(given: object) -> TypeGuard[str]:
 
 
 def _same(given: object, right: str) -> bool:
+    # In constant time: the duration must not reveal how many characters of a guess are right.
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), right.encode())
 
 
 class Hub:
-    """Rank 0's end of all connections; each has a thread. `gone` are the ranks whose connections broke off.
+    """Rank 0's end of all connections, with a thread per connection. `gone` holds the ranks with a broken connection.
 
-    `hear` is told what a rank says, in frames with at most `most` bytes, and returns the answer, or None. `lost` is
-    called when a rank is gone.
+    `hear` handles a frame of a rank (at most `most` bytes besides the JSON) and returns the answer, or None. `lost` is
+    called after a rank was added to `gone`. Other threads call both.
     """
 
     def __init__(self, size: int, token: str, hear: Callable[[int, Frame], Frame | None],
@@ -162,54 +169,58 @@ class Hub:
         self.gone: set[int] = set()
         self._size, self.token = size, token
         self._hear, self._lost, self._most = hear, lost, most
-        self._here: dict[int, Connection] = {}
-        self._unproved: dict[Connection, float] = {}  # connections that greet, and since when; the oldest first
+        self._here: dict[int, Connection] = {}  # the connected ranks
+        self._unproved: dict[Connection, float] = {}  # greetings in progress, and their start times; the oldest first
+        # Guards `gone`, `_here`, `_unproved` and `_listener`; notified when any of them changes. Reentrant.
         self._changed = threading.Condition()
         self._listener: socket.socket | None = None
         self._accepts = threading.Thread()
 
     def serve(self, listener: socket.socket) -> None:
-        """Let ranks in by a listener, until `shut`: from now on other threads may call `hear` and `lost`."""
+        """Accept ranks from a listener until `shut`; from now on other threads call `hear` and `lost`."""
+        # The queue of the kernel must hold all ranks at once: a rank that finds it full has to try again.
         listener.listen(self._size + STRANGERS)
         self._listener = listener
         self._accepts = threading.Thread(target=self._accept, args=[listener], name="gpucoll hub", daemon=True)
         self._accepts.start()
 
     def _accept(self, listener: socket.socket) -> None:
+        # Compare the identity: `shut` and a later `serve` may have put another listener in place.
         while self._listener is listener:
             try:
                 connected, _ = listener.accept()
                 self._admit(Connection(connected))
-            except OSError:  # shut; or no descriptor is free, which passes
+            except OSError:  # the listener is shut; or no file descriptor is free, which passes
                 time.sleep(NAP)
 
     def _admit(self, connection: Connection) -> None:
+        # Greet in another thread: a silent stranger must not block the accepting thread.
         with self._changed:
             is_let_in = connection.is_own_users() and self._makes_room()
             if is_let_in:
                 self._unproved[connection] = time.monotonic()
         if is_let_in:
-            with contextlib.suppress(RuntimeError):  # no thread is to be had, which passes
+            with contextlib.suppress(RuntimeError):  # no thread is available for the moment: close the connection
                 threading.Thread(target=self._serve, args=[connection], name="gpucoll hub", daemon=True).start()
                 return
         self._forget(connection)
 
     def _makes_room(self) -> bool:
-        """Wait until fewer connections greet than may; return False where the hub is shut meanwhile.
+        """Wait for a free place for another greeting; return False if the hub is shut meanwhile.
 
-        The oldest has to go once it has had its grace. So silent strangers keep no rank out, and a flood of them does
-        not drive out a rank that greets.
+        The oldest greeting is ended once its GRACE is over. Silent strangers therefore keep no rank out, and a flood of
+        strangers does not drive out a greeting rank. The caller holds `_changed`; waiting releases it.
         """
         while len(self._unproved) >= self._size + STRANGERS and self._listener is not None:
             oldest, since = next(iter(self._unproved.items()))
             patience = since + GRACE - time.monotonic()
             if patience <= 0:
-                oldest.hang_up()  # its thread forgets it
+                oldest.hang_up()  # its thread then frees the place, in `_forget`
             self._changed.wait(max(patience, NAP))
         return self._listener is not None
 
     def _forget(self, connection: Connection, rank: int = 0) -> bool:
-        """Close a connection; return whether it was that rank's."""
+        """Close a connection and free its place; return whether the connection was the rank's."""
         with self._changed:
             self._unproved.pop(connection, None)
             was_here = self._here.get(rank) is connection
@@ -220,7 +231,7 @@ class Hub:
         return was_here
 
     def _serve(self, connection: Connection) -> None:
-        """Hear one process until it leaves; a stranger is told why, and sent away."""
+        """Serve a connection until the rank leaves; send a stranger the reason and close. The thread's body."""
         rank, said_bye = 0, False
         try:
             rank = self._greet(connection)
@@ -230,27 +241,28 @@ class Hub:
                 answer = None if said_bye else self._hear(rank, frame)
                 if answer is not None:
                     connection.send(*answer)
-        except (OSError, EOFError):
+        except (OSError, EOFError):  # the connection broke off: `_leaves` counts the rank as gone
             pass
         except StoreError as error:
             with contextlib.suppress(OSError):
                 connection.send({"error": error.args[0]})
-        except Exception as error:  # which would end all ranks: `bootstrap.end_together` sees what threads raise
+        except Exception as error:  # which must not leave this thread: `bootstrap.end_together` would end all ranks
             log.error("rank 0 has closed a connection, of rank %s, after an error: %a", rank or "unknown", error)
         self._leaves(connection, rank, said_bye)
 
     def _leaves(self, connection: Connection, rank: int, said_bye: bool) -> None:
+        # A rank is lost if its connection ends without a goodbye from either end; `tell` and `close` clear `_here`.
         with self._changed:
             is_lost = self._here.get(rank) is connection and not said_bye
             self.gone.update([rank] if is_lost else [])
             self._forget(connection, rank)
-        if is_lost:
+        if is_lost:  # without the lock: `lost` sends to all ranks
             self._lost()
 
     def _greet(self, connection: Connection) -> int:
         """Return the rank that has connected; raise StoreError for a stranger.
 
-        Types and ranges come first: nothing is made of a stranger's values but the answer whether they are right.
+        Types and ranges are checked before any use, because all values may come from a stranger.
         """
         deadline = time.monotonic() + GREETING
         connection.socket.settimeout(GREETING)
@@ -260,20 +272,24 @@ class Hub:
         rank, size, answered = head.get("rank"), head.get("size"), head.get("nonce")
         unfit = StoreError(f"its rank is not in 1..{self._size - 1}, or is there already; RANK must be another one in "
                            "each process, and WORLD_SIZE how many there are")
+        # `type` and not `isinstance`, for which True is an integer.
         if type(rank) is not int or not 0 < rank < self._size:
             raise unfit
         if not _is_nonce(answered):
             raise StoreError("its greeting is none of this version of gpucoll: it has no nonce; start all ranks alike")
         nonces = nonce, answered
+        # Check the proof first: the errors below name versions and sizes, and so go to ranks of this job only.
         if not _same(head.get("proof"), proof(self.token, "rank", rank, nonces)):
             raise StoreError("this process does not belong to the job: it has another token")
         if head.get("version") != __version__ or size != self._size:
             raise StoreError(f"rank {rank} says that there are {size} ranks of gpucoll {head.get('version')}, rank 0 "
                              f"that there are {self._size} of {__version__}; start all ranks alike")
+        # Welcome the rank under the lock: a concurrent `tell` must not come before the welcome, nor miss this rank.
         with self._changed:
             if rank in self._here:
                 raise unfit
             connection.send({"proof": proof(self.token, "hub", rank, nonces), "gone": sorted(self.gone)})
+            # No timeout from now on: healthy ranks may be silent for hours, and a dead rank's connection ends.
             connection.socket.settimeout(None)
             del self._unproved[connection]
             self._here[rank] = connection
@@ -281,18 +297,19 @@ class Hub:
         return rank
 
     def tell(self, head: dict[str, Any], *, last: bool = False) -> None:
-        """Send all ranks that are there a frame, with `last` the last one: what breaks off after it is no death."""
+        """Send a frame to all connected ranks; after the `last` frame, broken connections no longer count as deaths."""
         with self._changed:
             for connection in self._here.values():
                 with contextlib.suppress(OSError):
                     connection.send(head)
                 if last:
                     connection.hang_up()
+            # Forget the ranks under the same lock, before their threads see the end: `_leaves` then finds no loss.
             if last:
                 self._here.clear()
 
     def shut(self) -> None:
-        """Let nobody in any more, and send strangers away; the ranks that are there stay."""
+        """Stop accepting connections and end the greetings in progress; connected ranks stay."""
         with self._changed:
             listener, self._listener = self._listener, None
             for connection in self._unproved:
@@ -300,12 +317,13 @@ class Hub:
             self._changed.notify_all()
         if listener is not None:
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread that accepts
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread; closing alone would not
             self._accepts.join()
             listener.close()
 
     def close(self, patience: float = 0.0) -> None:
-        """End, once all ranks that are there have left, or after `patience` seconds."""
+        """Shut the hub once all connected ranks have left, or after `patience` seconds."""
+        # Ranks leave by a goodbye; their threads then notify `_changed`.
         with self._changed:
             self._changed.wait_for(lambda: not self._here, patience)
             for connection in self._here.values():
@@ -314,7 +332,7 @@ class Hub:
         self.shut()
 
     def drop(self) -> None:
-        """Close what this process has open, and end nothing: in a fork's child the connections are its parent's."""
+        """Close the sockets in the child of a fork, without a shutdown: the connections belong to the parent."""
         for held in (self._listener, *(connection.socket for connection in [*self._here.values(), *self._unproved])):
             if held is not None:
                 held.close()

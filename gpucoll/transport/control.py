@@ -1,4 +1,4 @@
-"""Messages that end a communicator: a rank leaves in order, or goes no further; and receives that are called back."""
+"""Messages that end a communicator, in order or after a failure; and the cancellation of receives."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from gpucoll.transport.tags import BYTES, Tag
 
 
 def shutdown(comm: Any, others: Collection[int], *, failed: bool) -> Operation:
-    """Tell `others` that this one leaves; unless it has failed, wait to hear the same of all of them.
+    """Tell the ranks `others` that this rank leaves; unless this rank has `failed`, wait for the same message of all.
 
-    Raises RankFailedError as soon as one says that it has failed.
+    Raises RankFailedError as soon as another rank reports a failure. The message is a byte: 1 after a failure.
     """
+    # A failed rank posts no receives: nobody may answer, and a receive would have to be cancelled.
     said, heard = numpy.full(1, failed, numpy.uint8), numpy.zeros(1 + max(others, default=0), numpy.uint8)
     receives = [] if failed else [comm.Irecv([heard[other:other + 1], BYTES], other, Tag.SHUTDOWN) for other in others]
     sends = [comm.Isend([said, BYTES], other, Tag.SHUTDOWN) for other in others]
 
     def heard_of_all() -> bool:
+        # A list and not a generator: test every request at each poll, because `Test` also drives MPI's progress.
         return all([request.Test() for request in receives]) or bool(heard.any())
 
     try:
@@ -33,18 +35,20 @@ def shutdown(comm: Any, others: Collection[int], *, failed: bool) -> Operation:
     except BaseException:
         cancel(receives, (said, heard, sends))
         raise
+    # The sends of a failed rank may never complete, so MPI may read the buffer until the process ends.
     if failed:
         keep_for_ever((said, sends))
 
 
 def abort(comm: Any, others: Collection[int], why: int) -> None:
-    """Tell `others` that this one goes no further, and why, in a number of the guard's; waits for nobody."""
+    """Tell the ranks `others` that this rank has aborted; `why` is a reason of `gpucoll.health.guard`. Never waits."""
+    # Kept for ever: the sends may never complete.
     said = numpy.full(1, why, numpy.int64).view(numpy.uint8)
     keep_for_ever((said, [comm.Isend([said, BYTES], other, Tag.ABORT) for other in others]))
 
 
 def came(comm: Any, tag: int) -> dict[int, int]:
-    """Return the last number that each rank has told by messages of this tag since this was asked last."""
+    """Receive all pending messages with this tag; return the last number sent by each rank. Never waits."""
     from mpi4py import MPI
 
     told, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.int64)
@@ -55,19 +59,21 @@ def came(comm: Any, tag: int) -> dict[int, int]:
 
 
 def cancel(receives: list[Any], owner: Any) -> None:
-    """Call back what may still be received, and keep `owner`, with what MPI may still read or write, for ever."""
+    """Cancel pending receives; keep `owner`, the memory that MPI may still read or write, for ever."""
     keep_for_ever((owner, receives))
     for request in receives:
         if not request.Test():
             request.Cancel()
-            request.Test()  # no wait: what a rank had begun to send when it died neither comes nor is called back
+            # No `Wait`: a message half sent by a rank that died neither arrives nor can be cancelled.
+            request.Test()
 
 
 def _all(requests: list[Any]) -> Operation:
-    """Wait for `requests`, unless they have ended already."""
+    """Wait for the `requests` still under way, if any."""
     left = [request for request in requests if not request.Test()]
 
     def done() -> bool:
+        # Drop completed requests, so that no request is tested again after its end.
         left[:] = [request for request in left if not request.Test()]
         return not left
 

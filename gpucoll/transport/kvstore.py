@@ -1,8 +1,8 @@
-"""The store by which ranks of a node meet without MPI: keys and bytes that rank 0 keeps.
+"""The key-value store by which ranks of a host meet without MPI: keys and bytes, held by rank 0.
 
-The others reach it by a Unix socket of an abstract name, made of the job's token: no file is left behind, and the
-kernel says whose process is at the other end, so that another user's is refused. How a connection begins, and what goes
-by it, is in `gpucoll.transport.connections`. Only the few small messages by which ranks meet and part go by the store;
+The other ranks connect to a Unix socket with an abstract name, derived from the job's token. No file is left behind,
+and the kernel identifies the user at the other end, so other users' processes are refused. Greeting and frames are
+defined in `gpucoll.transport.connections`. The store carries only the few small messages by which ranks meet and part;
 arrays go through shared memory.
 """
 
@@ -22,35 +22,38 @@ from gpucoll.errors import CollectiveTimeout
 from gpucoll.transport.connections import MOST_BYTES, NAP, Connection, Frame, Hub, StoreError, refused
 from gpucoll.transport.rendezvous import becomes
 
-ANSWER = 1.0  # seconds after which a look for a key has found nothing: rank 0 may be stopped
-LINGER = 300.0  # seconds that rank 0 stays for those who are still there when it ends
+# Seconds before a `get` without an answer counts as "no such key": if rank 0 is stopped, the caller's own deadline and
+# checks for dead ranks must still run.
+ANSWER = 1.0
+# Seconds for which rank 0, at exit, waits for ranks still connected, because the store ends with rank 0.
+LINGER = 300.0
 
 
 
 class KeyStore:
-    """Keys and bytes that ranks share. `foreign` are the exceptions that it raises."""
+    """The interface of a store shared by all ranks. `foreign` lists the exceptions raised by the methods."""
 
     foreign: tuple[type[Exception], ...] = (StoreError,)
 
     def set(self, key: str, value: bytes) -> None:
-        """Keep `value` under `key`."""
+        """Store `value` under `key`."""
         raise NotImplementedError
 
     def get(self, key: str, wait: float = 0.0) -> bytes | None:
-        """Return what is under `key`, None where nothing is, nor comes within about `wait` seconds."""
+        """Return the value of `key`, waiting about `wait` seconds (ANSWER / 2 at most over a connection); else None."""
         raise NotImplementedError
 
     def delete(self, key: str) -> None:
-        """Forget `key`."""
+        """Remove `key`, if present."""
         raise NotImplementedError
 
     def gone(self) -> Collection[int]:
-        """Return the ranks that are known to have ended without a word."""
+        """Return the ranks known to have ended without a goodbye."""
         return ()
 
 
 class MemoryStore(KeyStore):
-    """The store itself, in the memory of one process.
+    """A store in the memory of one process, safe for several threads.
 
     >>> store = MemoryStore()
     >>> store.set("here", b"1")
@@ -60,7 +63,7 @@ class MemoryStore(KeyStore):
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards `_values`; notified after each `set`, for waiting `get`s
 
     def set(self, key: str, value: bytes) -> None:
         with self._changed:
@@ -69,6 +72,7 @@ class MemoryStore(KeyStore):
 
     def get(self, key: str, wait: float = 0.0) -> bytes | None:
         with self._changed:
+            # The condition releases the lock while waiting: other threads go on to set and get.
             if wait:
                 self._changed.wait_for(lambda: key in self._values, wait)
             return self._values.get(key)
@@ -79,12 +83,13 @@ class MemoryStore(KeyStore):
 
 
 def socket_name(token: str) -> str:
-    """Return the abstract name under which the ranks with this token meet; it does not give the token away."""
+    """Return the abstract socket name of the job with this token; the name does not reveal the token."""
+    # The leading zero byte makes the name abstract. A hash, because every user can list the names of open sockets.
     return "\0gpucoll-" + hashlib.sha256(f"{os.geteuid()} {token}".encode()).hexdigest()[:32]
 
 
 class StoreServer(MemoryStore):
-    """The store of `size` ranks, which rank 0 keeps and uses itself."""
+    """The store of `size` ranks, held and used by rank 0."""
 
     def __init__(self, size: int, token: str) -> None:
         super().__init__()
@@ -98,16 +103,18 @@ class StoreServer(MemoryStore):
                              "a port of its own") from error
         self.hub = Hub(size, token, self._answer, most=MOST_BYTES)
         self.drop = self.hub.drop
+        # Last: from here on, other threads call `_answer`, which needs `hub`.
         self.hub.serve(listener)
 
     def _answer(self, rank: int, frame: Frame) -> Frame:
-        """Do what a rank has asked for; StoreError for what is nothing of ours."""
+        """Carry out a rank's request and return the answer; StoreError for an unknown request."""
         head, value = frame
         answer: dict[str, Any] = {"number": head.get("number"), "gone": sorted(self.gone())}
         match head:
             case {"call": "set", "key": str(key)}:
                 self.set(key, value)
             case {"call": "get", "key": str(key), "wait": int() | float() as wait}:
+                # Wait for half of the client's patience at most, so that the answer arrives in time.
                 found = self.get(key, max(0.0, min(wait, ANSWER / 2)))
                 return {**answer, "found": found is not None}, found or b""
             case {"call": "delete", "key": str(key)}:
@@ -120,17 +127,18 @@ class StoreServer(MemoryStore):
         return frozenset(self.hub.gone)
 
     def close(self) -> None:
-        """Wait for those who are still there, and end."""
+        """Wait for the ranks still connected, by the least limit set, and shut the store."""
         self.hub.close(min(_patience))
 
 
 class StoreClient(KeyStore):
-    """The store that rank 0 keeps, as another rank reaches it; any thread may call."""
+    """Another rank's access to the store held by rank 0; any thread may call."""
 
     def __init__(self, rank: int, size: int, token: str, timeout: float) -> None:
         self._timeout, self._numbers, self._gone = timeout, 0, list[int]()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held from a request to its answer: one request at a time on the connection
         self._connection = _connected(socket_name(token), timeout)
+        # Close the connection if the greeting fails.
         with contextlib.ExitStack() as undo:
             undo.callback(self.drop)
             try:
@@ -142,18 +150,23 @@ class StoreClient(KeyStore):
             undo.pop_all()
 
     def _call(self, call: str, key: str, body: bytes = b"", patience: float | None = None, **given: Any) -> Frame:
-        """Return the answer to a call; StoreError for trouble, and where there is none in time, without `patience`."""
+        """Send a request to rank 0 and return the answer.
+
+        Without an answer in `patience` seconds the result is empty; with no `patience` given, the timeout holds and
+        raises StoreError. StoreError as well for a lost connection or an error answered by rank 0.
+        """
         deadline = time.monotonic() + (self._timeout if patience is None else patience)
         with self._lock:
             self._numbers += 1
             try:
                 self._connection.socket.settimeout(self._timeout)
                 self._connection.send({"call": call, "key": key, "number": self._numbers, **given}, body)
+                # An earlier request may have run out of patience: skip its late answer.
                 while True:
                     answer, value = self._connection.read(deadline=deadline)
                     if "error" in answer:
                         raise refused(answer)
-                    if answer.get("number") == self._numbers:  # and not of an earlier call that was not waited for
+                    if answer.get("number") == self._numbers:
                         self._gone = answer.get("gone", [])
                         return answer, value
             except TimeoutError:
@@ -175,18 +188,19 @@ class StoreClient(KeyStore):
         self._call("delete", key)
 
     def gone(self) -> Collection[int]:
-        """Return those that rank 0 named when it answered last."""
+        """Return the ranks named as gone in rank 0's last answer; asks nothing."""
         return self._gone
 
     def close(self) -> None:
-        """Say good-bye."""
+        """Say goodbye, so that rank 0 does not count this rank as gone, and close the connection."""
+        # A short timeout: a stopped rank 0 must not delay the end of this process.
         with contextlib.suppress(OSError), self._lock:
             self._connection.socket.settimeout(ANSWER)
             self._connection.send({"bye": True})
         self.drop()
 
     def drop(self) -> None:
-        """Close what this process has open."""
+        """Close the socket without a goodbye."""
         self._connection.socket.close()
 
 
@@ -195,12 +209,12 @@ def _unreachable(error: Exception) -> StoreError:
 
 
 def _connected(name: str, timeout: float) -> Connection:
-    """Return a connection to rank 0, which may not have come yet."""
+    """Return a connection to rank 0, trying until rank 0 has opened the store; CollectiveTimeout at the deadline."""
     found: list[socket.socket] = []
 
     def connects() -> bool:
         connected = socket.socket(socket.AF_UNIX)
-        connected.settimeout(timeout)  # without one it would wait for ever where as many wait already as may
+        connected.settimeout(timeout)  # `connect` would block for ever if the listener's queue stays full
         try:
             connected.connect(name)
             found.append(connected)
@@ -208,6 +222,7 @@ def _connected(name: str, timeout: float) -> Connection:
             connected.close()
         return bool(found)
 
+    # Poll: a socket of an abstract name gives no notice of its creation.
     if not becomes(connects, timeout, NAP):
         raise CollectiveTimeout(f"init: waited {timeout:g} s for rank 0 to come to where ranks meet; has it been "
                                 "started on this host, with the same MASTER_ADDR and MASTER_PORT?", ranks=(0,))
@@ -215,18 +230,18 @@ def _connected(name: str, timeout: float) -> Connection:
 
 
 _open: dict[str, StoreServer | StoreClient] = {}  # by token; open as long as the process lives
-_patience = [LINGER]  # for those who stay: the least counts
+_patience = [LINGER]  # limits on rank 0's wait at exit; the least counts
 
 
 def open_store(rank: int, size: int, token: str, timeout: float) -> KeyStore:
-    """Return the store of a job, which rank 0 keeps; the same again in the same process."""
+    """Return the store of the job with this token, opened at the first call in this process."""
     if token not in _open:
         _open[token] = StoreClient(rank, size, token, timeout) if rank else StoreServer(size, token)
     return _open[token]
 
 
 def linger_at_most(seconds: float) -> None:
-    """Let rank 0 stay for nobody longer than that when it ends."""
+    """Limit the time for which rank 0, at exit, waits for ranks still connected."""
     _patience.append(seconds)
 
 
@@ -236,10 +251,11 @@ def _at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """In a fork's child: the connections are the parent's, and end with it."""
+    """Close the sockets in the child of a fork: the connections belong to the parent, and must end with the parent."""
     while _open:
         _open.popitem()[1].drop()
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)  # after the communicators' last words, which are registered later
+# Runs after the communicators' last messages: exit handlers run in reverse order, and theirs is registered later.
+atexit.register(_at_exit)

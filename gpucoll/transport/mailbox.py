@@ -1,7 +1,8 @@
-"""What ranks tell each other without MPI: objects and messages by a store, messages between threads by memory.
+"""Communication without MPI: objects and messages over a store, and messages between threads of one process.
 
-By a store go the few small messages by which ranks meet and part, as JSON and bytes. Requests are tested as
-mpi4py's are.
+The store carries the few small messages by which ranks meet and part, as JSON and bytes. Requests have the methods of
+mpi4py's requests. The private names: `Mail` is the table of unmatched sends and receives between threads, a `mark` is
+the name by which JSON encodes a type that JSON lacks.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from gpucoll.transport.connections import StoreError
 from gpucoll.transport.kvstore import KeyStore
 from gpucoll.transport.tags import Tag
 
-WAIT = 0.05  # seconds of one look for what another rank has still to tell
-MARKS: dict[str, Callable[[Any], Any]] = {"bytes": bytes.fromhex, "tuple": tuple, "dict": dict}  # of what JSON has not
+# Seconds of one wait for another rank's key: between two waits, `allgather` checks for dead ranks and the deadline.
+WAIT = 0.05
+# The types missing in JSON, each encoded as an object with a single key; dicts too, whose keys need not be strings.
+MARKS: dict[str, Callable[[Any], Any]] = {"bytes": bytes.fromhex, "tuple": tuple, "dict": dict}
 
 
 def encode(value: Any) -> bytes:
-    """Return a value as JSON: numbers, strings, None and lists, and marked as such bytes, tuples and dicts.
+    """Return a value as JSON text: numbers, strings, None, lists, and by `MARKS` bytes, tuples and dicts.
 
     >>> decode(encode([1, ("a", b"b"), {"c": None}]))
     [1, ('a', b'b'), {'c': None}]
@@ -35,8 +38,9 @@ def encode(value: Any) -> bytes:
 
 
 def decode(text: bytes) -> Any:
-    """Return what was encoded; StoreError for anything else, of which nothing is run."""
-    try:  # not Python's literals, which CPython 3.11 parses in one state for all threads
+    """Return the value encoded by `encode`; StoreError for any other text, and no code is ever executed."""
+    # JSON and not `ast.literal_eval`: CPython 3.11's parser of literals shares state between threads.
+    try:
         return json.loads(text, object_hook=_unmarked)
     except (ValueError, TypeError, RecursionError) as error:
         raise StoreError(f"another rank told {text[:40]!r}, which is nothing of ours: {error}") from None
@@ -61,10 +65,7 @@ def _unmarked(given: dict[str, Any]) -> Any:
 
 
 class StoreRanks:
-    """What mpi4py's communicators have for Python objects, over the keys of a store that begin with `name`.
-
-    All its calls are collective.
-    """
+    """mpi4py's collectives on Python objects, over the keys of a store that begin with `name`."""
 
     def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size = rank, size
@@ -74,11 +75,12 @@ class StoreRanks:
     def allgather(self, value: Any) -> list[Any]:
         """Return every rank's `value`, in rank order.
 
-        Raises CollectiveTimeout, and RankFailedError for a rank that is gone.
+        Raises CollectiveTimeout naming the late ranks, and RankFailedError for a rank that has ended.
         """
         before, self._calls = self._key(self.rank), self._calls + 1
         self._store.set(self._key(self.rank), encode(value))
         deadline, came = time.monotonic() + self._timeout, list[Any]()
+        # Read rank after rank. A value present is taken even from a rank that has ended since.
         while (rank := len(came)) < self.size:
             text = self._store.get(self._key(rank), WAIT)
             if text is not None:
@@ -90,7 +92,7 @@ class StoreRanks:
                 raise CollectiveTimeout(f"waited {self._timeout:g} s for ranks {', '.join(map(str, late))} of "
                                         f"{self.size} to meet the others; has each been started, with the same "
                                         "WORLD_SIZE?", ranks=late)
-        self._store.delete(before)  # all have come here, and so have read that
+        self._store.delete(before)  # every rank has come to this call, and so has read the values of the previous call
         return came
 
     def bcast(self, value: Any, root: int = 0) -> Any:
@@ -102,36 +104,41 @@ class StoreRanks:
 
 
 class StoreMessages:
-    """Messages as mpi4py sends them, each of which is a key of the store, with `name`, until it is received."""
+    """Messages between ranks over a store, with mpi4py's methods.
+
+    Until received, each message is a key of the store that begins with `name`. The key contains sender, receiver, tag
+    and a count, so the k-th send with a tag meets the k-th receive, and messages never overtake each other.
+    """
 
     def __init__(self, store: KeyStore, name: str, rank: int) -> None:
         self._store, self._name, self._rank = store, name, rank
-        # By the other rank and the tag. A message to this rank itself is counted once as sent and once as received.
+        # Counts by the other rank and the tag. Two counters, because a message of a rank to itself counts in both.
         self._sent: collections.Counter[tuple[int, int]] = collections.Counter()
         self._received: collections.Counter[tuple[int, int]] = collections.Counter()
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> StoredMessage:
-        """Send ``[array, "B"]`` of a dtype of that code to rank `dest`."""
+        """Send ``[array, "B"]`` with the dtype code `dtype` to rank `dest`; the message is complete on return."""
         key = self._key(self._rank, dest, tag, self._sent[dest, tag])
         self._sent[dest, tag] += 1
         self._store.set(key, bytes([dtype]) + buffer[0].tobytes())
+        # One key for all aborts, so that a wait polls a single key instead of one per rank.
         if tag == Tag.ABORT:
             self._store.set(f"{self._name}/aborted", b"")
         return StoredMessage(None, key, numpy.empty(0, numpy.uint8))
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> StoredMessage:
-        """Begin to receive from rank `source` into ``[array, "B"]``, C-ordered, of a dtype of that code."""
+        """Begin to receive from rank `source` into ``[array, "B"]``, C-ordered, with the dtype code `dtype`."""
         key = self._key(source, self._rank, tag, self._received[source, tag])
         self._received[source, tag] += 1
         return StoredMessage(self._store, key, buffer[0].reshape(-1).view(numpy.uint8), dtype)
 
     def length(self, source: int, tag: int) -> int | None:
-        """Return the bytes of the message from `source` that could be received now, None where there is none."""
+        """Return the length in bytes of the message from `source` that could be received now, else None."""
         found = self._store.get(self._key(source, self._rank, tag, self._received[source, tag]))
         return None if found is None else len(found) - 1
 
     def any_aborted(self) -> bool:
-        """Return whether a message has told that its rank goes no further."""
+        """Return whether any rank has sent an abort message."""
         return self._store.get(f"{self._name}/aborted") is not None
 
     def _key(self, source: int, dest: int, tag: int, number: int) -> str:
@@ -139,9 +146,10 @@ class StoreMessages:
 
 
 class StoredMessage:
-    """One message under way. `length` are the bytes that came, None until they have; without a store it was sent.
+    """The request of a message over the store: a receive, or without a `store` a completed send.
 
-    `came` is the code of their dtype, the first byte of what is stored. Of another dtype nothing is written.
+    `length` is the number of bytes received, None before the message has arrived. `came` is the dtype code of the
+    message, stored as its first byte. A message of another dtype than `dtype` is received, but not written to `row`.
     """
 
     def __init__(self, store: KeyStore | None, key: str, row: Any, dtype: int = 0) -> None:
@@ -151,9 +159,11 @@ class StoredMessage:
     @property
     def length(self) -> int | None:
         if self._length is None and self._store is not None:
+            # The receive happens here, at the poll that finds the key.
             value = self._store.get(self._key)
             if value is not None:
                 self._store.delete(self._key)
+                # At most the shorter of message and array is copied; `length` shows the caller a truncated message.
                 self.came, came = value[0], numpy.frombuffer(value, numpy.uint8, offset=1)
                 count = min(len(came), len(self._row)) if _alike(self.came, self._dtype) else 0
                 numpy.copyto(self._row[:count], came[:count])
@@ -161,47 +171,53 @@ class StoredMessage:
         return self._length
 
     def Test(self, status: Any = None) -> bool:
-        """Return whether it has ended."""
+        """Return whether the message has been sent or received."""
         return self.length is not None
 
     def Cancel(self) -> None:
-        """Receive it no more."""
+        """Stop receiving: `row` is no longer written."""
         self._length = 0
 
 
 def _alike(came: int, wanted: int) -> bool:
-    """Return whether a message of one dtype may be received as another one; 0 is any."""
+    """Return whether a message with one dtype code may be received as another; code 0 matches any."""
     return came == wanted or 0 in (came, wanted)
 
 
 class _Message:
-    """One end of a message that waits for the other; also the request that its owner tests."""
+    """One end, send or receive, of a message between threads; also the request tested by the owner."""
 
     def __init__(self, row: numpy.ndarray[Any, Any], dtype: int) -> None:
         self.row, self.dtype = row, dtype
-        self.came = 0  # the dtype of what came
-        self.number = 0  # counted from the first that had to wait
-        self.length: int | None = None  # of what came, once it has
+        self.came = 0  # the dtype code of the received message
+        self.number = 0  # the position in the order of all ends that had to wait
+        self.length: int | None = None  # the length in bytes of the sent message, once copied
 
     def Test(self, status: Any = None) -> bool:
-        """Return whether the message has been copied; as mpi4py's requests do."""
+        """Return whether the message has been copied, as mpi4py's requests do."""
         return self.length is not None
 
     def Cancel(self) -> None:
-        """Let go of the memory: what comes later goes nowhere."""
+        """Release the memory: a message matched later copies nothing."""
+        # An empty copy instead of removal from the table: the match with the k-th other end stays right.
         self.row = self.row[:0].copy()
 
 
 class Mail:
-    """The messages under way between the threads: the k-th send from a to b with a tag meets the k-th receive."""
+    """The table of messages under way between the threads of one process.
+
+    The k-th send from rank a to rank b with a tag is matched with the k-th such receive. The end that comes second
+    copies the message, once, from the sender's array into the receiver's.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the table; not held while copying
         self._posted = 0
+        # Unmatched ends by ((source, destination, tag), is a send), in order; never sends and receives of the same key.
         self._waiting: dict[Any, collections.deque[_Message]] = {}
 
     def post(self, mine: _Message, key: tuple[int, int, int], *, sends: bool) -> _Message:
-        """Return `mine`: copied if the other end waits already, as much as both have room for; else it waits."""
+        """Match `mine` with a waiting other end and copy the message, or else let `mine` wait; return `mine`."""
         with self._lock:
             others = self._waiting.get((key, not sends))
             if others is None:
@@ -213,14 +229,17 @@ class Mail:
             if not others:
                 del self._waiting[key, not sends]
         sent, received = (mine, other) if sends else (other, mine)
+        # The shorter of both arrays limits the copy; different dtypes copy nothing.
         count = min(len(sent.row), len(received.row)) if _alike(sent.dtype, received.dtype) else 0
         numpy.copyto(received.row[:count], sent.row[:count])
         received.came = sent.dtype
-        received.length = sent.length = len(sent.row)  # which tells each whether that was all
+        # Set the length last: it completes both requests. The sender's length shows the receiver a truncated message.
+        received.length = sent.length = len(sent.row)
         return mine
 
     def seen(self, source: int | None, target: int, tag: int | None) -> Seen | None:
-        """Return the first message to `target` that waits, from anybody and with any tag where they are None."""
+        """Return the first unmatched message to rank `target`; `source` and `tag` match any message if None."""
+        # Search the whole table: probes are rare, and few messages wait at a time.
         with self._lock:
             found = [(messages[0].number, key, len(messages[0].row))
                      for (key, sends), messages in self._waiting.items() if sends and key[1] == target
@@ -232,15 +251,15 @@ class Mail:
 
 
 class ThreadMessages:
-    """One rank's side of the mail, with the two calls of mpi4py's communicators that executors use."""
+    """A rank's access to messages between threads, with the two mpi4py methods used by executors."""
 
     def __init__(self, rank: int, mail: Mail) -> None:
         self._rank, self._mail = rank, mail
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> _Message:
-        """Begin to send ``[bytes, "B"]`` of a dtype of that code to rank `dest`."""
+        """Begin to send ``[bytes, "B"]`` with the dtype code `dtype` to rank `dest`."""
         return self._mail.post(_Message(buffer[0], dtype), (self._rank, dest, tag), sends=True)
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> _Message:
-        """Begin to receive from rank `source` into ``[bytes, "B"]`` of a dtype of that code."""
+        """Begin to receive from rank `source` into ``[bytes, "B"]`` with the dtype code `dtype`."""
         return self._mail.post(_Message(buffer[0], dtype), (source, self._rank, tag), sends=False)

@@ -1,4 +1,4 @@
-"""What the ranks of an mpi4py communicator do together outside of collectives: wait for all, let rank 0 do a thing."""
+"""Meetings of the ranks of an mpi4py communicator: a barrier with a deadline, a roll call, an action by rank 0."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-NAP = 1e-4  # seconds between two looks
-HERE = (1 << 15) - 1  # the tag of a roll call, the last one that every MPI has
-ROLL_CALL = 1.0  # seconds that ranks have to answer one
+NAP = 1e-4  # seconds between two polls: a meeting may last minutes, and must not keep a core busy
+# The tag of a roll call: the highest tag that every MPI has, because the communicator is the user's and low tags may be
+# in use.
+HERE = (1 << 15) - 1
+ROLL_CALL = 1.0  # seconds for ranks to answer a roll call
 
 
 class RollCall:
-    """Who of the ranks of `mpi` is there: asked at a deadline, answered by those that wait. Nothing is sent before."""
+    """A roll call among the ranks of `mpi`: begun at a deadline, answered by the waiting ranks; silent before."""
 
     def __init__(self, mpi: Any) -> None:
         self._mpi, self._here = mpi, {mpi.rank}
         self._sent: list[Any] = []
 
     def answer(self) -> bool:
-        """Hear who asks, and let all know that this rank is here; return whether all are."""
+        """Receive the messages of other ranks and send this rank's once any has come; return whether all are here."""
         from mpi4py import MPI
 
         status = MPI.Status()
+        # Without blocking: this is called between the polls of a wait.
         while self._mpi.Iprobe(MPI.ANY_SOURCE, HERE, status):
             self._mpi.Recv([bytearray(1), "B"], status.source, HERE)
             self._here.add(status.source)
@@ -32,28 +35,29 @@ class RollCall:
         return len(self._here) == self._mpi.size
 
     def missing(self) -> tuple[int, ...]:
-        """Ask; return the ranks that do not answer."""
+        """Begin a roll call and return the ranks that do not answer within ROLL_CALL seconds."""
         self._say()
         becomes(self.answer, ROLL_CALL)
         return tuple(sorted({*range(self._mpi.size)} - self._here))
 
     def _say(self) -> None:
+        # Once per roll call; the requests are kept, because nobody waits for the sends.
         if not self._sent:
             others = {*range(self._mpi.size)} - {self._mpi.rank}
             self._sent = [self._mpi.Isend([b"\0", "B"], other, HERE) for other in others]
 
 
 def wait_for_all(mpi: Any, timeout: float, nap: float = NAP, meanwhile: Callable[[], object] | None = None) -> bool:
-    """Return whether every rank of `mpi` has come within `timeout` seconds; who waits sleeps. A collective call.
+    """Wait for every rank of `mpi`; return whether all have come within `timeout` seconds. A collective call.
 
-    MPI's own Barrier has no deadline, and keeps a core busy.
+    MPI's Barrier has no deadline and keeps a core busy; this wait sleeps `nap` seconds between polls.
     """
     return becomes(mpi.Ibarrier().Test, timeout, nap, meanwhile)
 
 
 def becomes(done: Callable[[], bool], timeout: float, nap: float = NAP,
             meanwhile: Callable[[], object] | None = None) -> bool:
-    """Return whether `done()` within `timeout` seconds; who waits sleeps `nap` seconds between two looks."""
+    """Poll every `nap` seconds, calling `meanwhile`; return whether `done()` becomes true within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not done():
         if meanwhile is not None:
@@ -65,10 +69,11 @@ def becomes(done: Callable[[], bool], timeout: float, nap: float = NAP,
 
 
 def by_first_rank(mpi: Any, do: Callable[[], T]) -> T:
-    """Let rank 0 `do` it; what it returns is every rank's, and so is its error. A collective call.
+    """Call `do` on rank 0; return the result, or raise the error, on every rank. A collective call.
 
-    Result and error are pickled, as every error of the library can be.
+    Result and error travel pickled: every error of the library can be pickled.
     """
+    # Broadcast the error, too: otherwise the other ranks would wait for a result that never comes.
     result: Any = None
     error: Exception | None = None
     if mpi.rank == 0:

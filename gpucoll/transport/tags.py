@@ -1,31 +1,31 @@
-"""The tags of the library's messages, on a duplicated communicator that no other program uses."""
+"""The tags of the library's messages, sent on a duplicated communicator of the library's own."""
 
 from __future__ import annotations
 
 import enum
 
-BYTES = "B"  # MPI's unsigned char
-PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
-TAGS = 1 << 15  # MPI promises tags up to 32767
+BYTES = "B"  # mpi4py's name of MPI_UNSIGNED_CHAR
+PIECE = 1 << 30  # the most bytes in a message: MPI counts elements with 31 bits, so longer arrays are sent in pieces
+TAGS = 1 << 15  # the number of tags that every MPI has: 0 to 32767
 
 
 class Tag(enum.IntEnum):
-    """What a message is about.
+    """The subject of a message.
 
-    A call has a tag of its own, `FIRST_CALL` or above: a late message of the call before cannot be mistaken for one of
+    Each call has another tag, from `FIRST_CALL` on: a late message of the previous call is not taken for a message of
     this call.
     """
 
-    SHUTDOWN = 0  # a rank leaves the communicator in order
+    SHUTDOWN = 0  # a rank leaves the communicator, in order or after a failure
     DEVICE = 1  # the transport of an emulated device
-    HANDSHAKE = 2  # ranks of a node that look for ways into each other's memory
-    ABORT = 3  # a rank goes no further
-    COMPARISON = 4  # ranks that compare their calls before data move
+    HANDSHAKE = 2  # same-node ranks test how they can read each other's memory
+    ABORT = 3  # a rank has failed or ended, and takes part in no further call
+    COMPARISON = 4  # ranks compare their calls before data move
     FIRST_CALL = 5
 
 
 def tag_of_call(number: int) -> int:
-    """Return the tag of a communicator's call of that number.
+    """Return the tag of a communicator's call `number`; tags repeat after TAGS - FIRST_CALL calls.
 
     >>> tag_of_call(0), tag_of_call(TAGS - 5)
     (5, 5)

@@ -1,8 +1,8 @@
-"""What ``algorithm="auto"`` chooses, and why: the one home of the policy.
+"""The policy of ``algorithm="auto"``: the choice of algorithm and executor for each call, and the reasons.
 
-    choice       the choice for a call, and what could have been chosen; GPUCOLL_ALGO
-    model        what each way is expected to take; pipelining
-    table        what was measured of a machine: `gpucoll tune` writes it (see `gpucoll.calibration`)
+    choice       the choice for a call, and the other candidates; GPUCOLL_ALGO
+    model        the predicted time of each candidate; pipelining
+    table        the measurements of a machine, written by `gpucoll tune` (see `gpucoll.calibration`)
     explanation  the candidates, the choice and the reason, for people and scripts
 """
 

@@ -1,4 +1,4 @@
-"""Which executor and which algorithm a call takes, out of what GPUCOLL_ALGO allows, in NCCL_ALGO's grammar."""
+"""The choice of executor and algorithm for a call, among those allowed by GPUCOLL_ALGO (in NCCL_ALGO's grammar)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from gpucoll.errors import ArgumentError, nearest
 from gpucoll.tuner.model import Candidate, Model, World, segments
 from gpucoll.tuner.table import BUILT_IN, Table
 
-ALL = ""  # the key of the rule for all collectives that have none of their own
-NCCL_ONLY = ("collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")  # understood, and not to be had here
+ALL = ""  # the key of the rule for collectives without a rule of their own
+NCCL_ONLY = ("collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")  # accepted in rules, but not available here
 
 
 class Rule(NamedTuple):
-    """What GPUCOLL_ALGO says of a collective: only these names, or none of these."""
+    """A rule of GPUCOLL_ALGO for a collective: only these names or, if `excluded`, all but these names."""
 
     names: tuple[str, ...]
     excluded: bool
 
 
 def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
-    """Return which of the names `there` the rules of `text` leave; those of an inclusion with their parameters.
+    """Return the names of `there` allowed by the rules of `text`; names in an inclusion keep their parameters.
 
-    A rule for all collectives that leaves this one nothing does not count; one of its own is then an ArgumentError.
+    A rule for all collectives is ignored if no name remains. Raises ArgumentError if a rule for this collective leaves
+    no name.
 
     >>> allowed("^ring;broadcast:tree", "all_reduce", ["ring", "tree"])
     ['tree']
@@ -45,7 +46,7 @@ def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
 
 @functools.lru_cache(maxsize=16)
 def rules(text: str) -> dict[str, Rule]:
-    """Return the rules of GPUCOLL_ALGO by collective, in NCCL_ALGO's grammar; ArgumentError for unknown names.
+    """Return the rules of GPUCOLL_ALGO by collective; raise ArgumentError for unknown names.
 
     >>> rules("AllReduce:tree,ring;^star")
     {'all_reduce': Rule(names=('tree', 'ring'), excluded=False), '': Rule(names=('star',), excluded=True)}
@@ -74,7 +75,7 @@ def base(name: str) -> str:
 
 
 def _collective(text: str) -> str:
-    """Return the collective of NCCL's spelling, e.g. allreduce or reducescatter, or of our own."""
+    """Return the collective named in NCCL's spelling (allreduce, reducescatter) or in gpucoll's."""
     for name in COLLECTIVES:
         if text in (name, name.replace("_", "")):
             return name
@@ -85,7 +86,7 @@ NATIVE = "native"
 
 
 class Choice(NamedTuple):
-    """Who runs what, and its pipelining."""
+    """The executor, the algorithm and the number of segments of a call."""
 
     executor: str
     algorithm: str
@@ -93,9 +94,9 @@ class Choice(NamedTuple):
 
 
 def scheduled(collective: str, size: int, nodes: int) -> list[str]:
-    """Return the algorithms among which `auto` chooses for so many ranks: a user's own are left out.
+    """Return the algorithms considered by `auto` for `size` ranks on `nodes` nodes; user-defined algorithms are not.
 
-    An algorithm that depends on the ranks' nodes is left out on a single node: it equals another algorithm there.
+    Algorithms depending on the ranks' nodes are left out on a single node, since each equals another algorithm there.
 
     >>> scheduled("reduce_scatter", 4, 1)
     ['circulant', 'direct', 'recursive_halving', 'ring']
@@ -106,26 +107,26 @@ def scheduled(collective: str, size: int, nodes: int) -> list[str]:
 
 
 class Tuner:
-    """Chooses for one communicator: the same on all of its ranks, since all have the same table.
+    """The choices for one communicator. All ranks have the same table, so all ranks choose alike.
 
-    `nodes` is the node of every rank, `prefer` GPUCOLL_ALGO. A `deterministic` one takes only algorithms that reduce in
-    rank order: their bits depend on nothing but the inputs. What was chosen for a collective and a size is kept, for
-    all sizes of as many binary digits: the next call finds it in well under 2 us.
+    `nodes` is the node of every rank, `prefer` the text of GPUCOLL_ALGO. A `deterministic` tuner takes only algorithms
+    reducing in rank order, with results depending on nothing but the inputs. A choice is cached for all sizes with the
+    same number of binary digits, and found again in well under 2 us.
     """
 
     def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "", *, deterministic: bool = False) -> None:
         self.table, self._deterministic = table, deterministic
         self._nodes, self._prefer = tuple(nodes), prefer
-        # Of calls on arrays of a device
+        # The model for arrays on a device, made at the first call on this device
         self.model: Callable[[str], Model] = functools.cache(lambda device: Model(table, World(self._nodes, device)))
         self._kept: dict[tuple[str, str, int, tuple[str, ...], str], tuple[str, str]] = {}
 
     def choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
                device: str = "cpu") -> Choice:
-        """Return the choice for `nbytes` of the larger of input and output, out of the `executors` that can serve.
+        """Return the choice for a call, among the `executors` able to serve the call.
 
-        An `algorithm` that is named stays; "auto" is the best one that GPUCOLL_ALGO allows. Raises ArgumentError where
-        no executor is left for it.
+        `nbytes` is the larger of input and output. A named `algorithm` is kept; "auto" takes the best algorithm allowed
+        by GPUCOLL_ALGO. Raises ArgumentError if no algorithm is left, or if `deterministic` excludes the named one.
         """
         if self._deterministic and algorithm != "auto" and not self._is_deterministic(collective, algorithm):
             others = [name for name in algorithms(collective, size=len(self._nodes))
@@ -140,20 +141,21 @@ class Tuner:
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str], device: str = "cpu",
                    algorithm: str = "auto") -> list[Candidate]:
-        """Return what could be chosen for sizes of as many digits as `nbytes`, the choice first."""
+        """Return the candidates for sizes with as many binary digits as `nbytes`, the choice first."""
         names: Iterable[str] = [algorithm]
         if algorithm == "auto":
             names = allowed(self._prefer, collective, self._names(collective, executors))
+        # The largest power of two up to `nbytes` (0 for 0), as choices are cached by the number of digits
         return self.model(device).candidates(collective, 1 << nbytes.bit_length() >> 1, executors, [*names])
 
     def source(self, device: str) -> str:
-        """Return in words which part of which table the choices on `device` go by."""
+        """Return in words the table and the shape used for choices on `device`."""
         shape = self.model(device).shape
         return (f"{self.table.source}: {shape.ranks} ranks on {shape.nodes} node{'s' * (shape.nodes > 1)}, measured "
                 f"{shape.measured}")
 
     def has_measured(self, executor: str, device: str) -> bool:
-        """Return whether the table of this very machine knows an executor on a device."""
+        """Return whether a table measured on this machine, not the built-in table, has links of `executor`."""
         return self.table.source != BUILT_IN and any(
             link.executor == executor for shape in self.table.shapes if shape.device == device for link in shape.links)
 
@@ -166,7 +168,7 @@ class Tuner:
         candidates = self.candidates(collective, nbytes, able, device, algorithm)
         if candidates:
             return candidates[0].executor, candidates[0].algorithm
-        if algorithm == "auto":  # nothing can be predicted: the first that there is
+        if algorithm == "auto":  # without any prediction: the first algorithm of the first executor
             names = allowed(self._prefer, collective, self._names(collective, able))
             algorithm = next(name for name in names if (name == NATIVE) == (able[0] == NATIVE))
         return able[0], algorithm
@@ -182,5 +184,5 @@ class Tuner:
 
     @staticmethod
     def _is_deterministic(collective: str, name: str) -> bool:
-        """Return whether the same inputs give the same bits by whatever runs the algorithm."""
+        """Return whether equal inputs give equal bits on every executor of the algorithm."""
         return not COLLECTIVES[collective].reduces or (name != NATIVE and find(collective, name).in_rank_order)

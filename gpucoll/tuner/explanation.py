@@ -1,4 +1,4 @@
-"""Why a collective takes the algorithm that it takes: candidates, choice and reason, for people and for scripts."""
+"""Explanations of a choice of algorithm: the candidates, the choice and the reason, for people and for scripts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ PARTS = ("latency", "bandwidth", "reduction")
 
 
 class Explanation(dict[str, Any]):
-    """What `explain` returns: a dictionary that JSON can hold, and prints as a table.
+    """The result of `explain`: a dictionary of JSON values, printed as a table.
 
-    ``choice`` is the algorithm, ``executor`` who runs it, ``reason`` a sentence, ``basis`` what it goes by;
-    ``candidates`` the ways there are, the choice first: each with ``algorithm``, ``executor``, ``segments``, predicted
-    ``seconds`` and how many of those are ``latency``, ``bandwidth`` and ``reduction`` (None where nobody knows),
-    whether a table has ``tuned`` them, and once it has been called ``calls`` and the median ``measured`` seconds.
+    ``choice`` is the algorithm, ``executor`` its executor, ``reason`` a sentence, ``basis`` the table or topology used.
+    ``candidates`` lists the candidates, the choice first. Each has ``algorithm``, ``executor``, ``segments``, the
+    predicted ``seconds``, and the parts ``latency``, ``bandwidth`` and ``reduction`` of the seconds (None if unknown).
+    ``tuned`` tells whether the seconds come from a measured curve. ``calls`` and ``measured`` are the number and the
+    median seconds of calls made by the program.
     """
 
     def __str__(self) -> str:
@@ -30,17 +31,17 @@ class Explanation(dict[str, Any]):
 
     @property
     def choice(self) -> str:
-        """The algorithm."""
+        """The chosen algorithm."""
         return str(self["choice"])
 
     @property
     def reason(self) -> str:
-        """Why it is the choice."""
+        """The reason for the choice, a sentence."""
         return str(self["reason"])
 
     @property
     def candidates(self) -> list[Row]:
-        """The ways there are, the choice first."""
+        """The candidates, the choice first."""
         return list(self["candidates"])
 
 
@@ -58,13 +59,14 @@ def _percent(part: float, whole: float) -> int:
 
 def explained(collective: str, nbytes: int, ranks: int, basis: str, candidates: Sequence[Candidate],
               times: Sequence[tuple[int, float | None]] = (), considered: int | None = None) -> Explanation:
-    """Return the explanation of candidates, the choice first; `times` has calls and median seconds of each.
+    """Return the explanation of `candidates`, the choice first; `times` has the calls and median seconds of each.
 
-    So many as are `considered` were there to choose from.
+    Only the first `considered` candidates were open to the choice; user-defined algorithms follow.
     """
     rows = []
     for candidate, (calls, measured) in zip(candidates, times or [(0, None)] * len(candidates), strict=True):
         row = candidate._asdict()
+        # The parts are unknown, as for a native collective with a measured curve: show None, not zeros.
         if not any(row[name] for name in PARTS):
             row |= dict.fromkeys(PARTS)
         rows.append({name: row[name] for name in ("algorithm", "executor", "segments", "seconds", *PARTS)}
@@ -74,7 +76,7 @@ def explained(collective: str, nbytes: int, ranks: int, basis: str, candidates: 
 
 
 def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence[Prediction]) -> Explanation:
-    """Return the explanation of what the simulator predicts on a topology."""
+    """Return the explanation of the simulator's predictions `rows` on a topology."""
     nodes = topology.nodes(rows[0].ranks) or (0,) * rows[0].ranks
     candidates = ranked([Candidate("", row.algorithm, row.segments, row.seconds, *row[5:], False) for row in rows],
                         lambda row: ways(collective, row.algorithm, nodes))
@@ -82,7 +84,7 @@ def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence
 
 
 def reason(candidates: Sequence[Candidate]) -> str:
-    """Return why the first candidate is the choice.
+    """Return the reason for choosing the first candidate.
 
     >>> reason([Candidate("mpi", "ring", 1, 2e-5, 2e-5, 0.0, 0.0, False)])
     'there is no other'

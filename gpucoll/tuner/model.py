@@ -1,4 +1,4 @@
-"""What every way to do a collective is expected to take: by the table's curves, or by the simulator on its links."""
+"""Predicted times of collectives: from the curves of a table, or from the simulator with the table's link constants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_SEGMENTS = 32
 
 
 def segments(collective: str, algorithm: str, nbytes: int, size: int) -> int:
-    """Return the number of segments of a call on `nbytes`: 1 for an algorithm that is not pipelined."""
+    """Return the number of segments of a call on `nbytes`: 1 for an algorithm without pipelining."""
     entry = None if algorithm == "native" else find(collective, algorithm)
     if entry is None or "segments" not in entry.options:
         return 1
@@ -25,18 +25,19 @@ def segments(collective: str, algorithm: str, nbytes: int, size: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _segment(formula: str, size: int) -> int:
-    """Return the bytes of a call for each of its segments, by the formula of an algorithm's row."""
+    """Return the bytes for each segment of a call, by the algorithm's `Traits.segment` formula."""
     return int(evaluate(formula, P=size))
 
 
-STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device
-ONE_PASS = "one_pass"  # the constants of what `shared` does so, in the table
+STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device: the executor with the constants to use
+ONE_PASS = "one_pass"  # the table's name for `shared` when every rank reads its operands at the source
 IN_MEMORY = ("shared", "peer", ONE_PASS)
-SIMULATED = 32  # ranks on several nodes up to which schedules are simulated; otherwise formulas serve
+# The most ranks, on several nodes, for which schedules are simulated. Beyond, the cost formulas serve.
+SIMULATED = 32
 
 
 class World(NamedTuple):
-    """Who takes part: the node of every rank, and the device of their arrays."""
+    """The ranks of a collective: the node of every rank, and the device of the arrays."""
 
     nodes: tuple[int, ...]
     device: str = "cpu"
@@ -47,12 +48,12 @@ class World(NamedTuple):
 
     @property
     def node_count(self) -> int:
-        """How many nodes there are."""
+        """The number of nodes."""
         return max(self.nodes) + 1
 
 
 class Candidate(NamedTuple):
-    """A way to do a collective; seconds, and of what they are made up by the model. `measured`: by a curve."""
+    """An algorithm on an executor, with the time in seconds and the model's parts of the time."""
 
     executor: str
     algorithm: str
@@ -61,25 +62,26 @@ class Candidate(NamedTuple):
     latency: float
     bandwidth: float
     reduction: float
-    measured: bool
-    ways: float = 0.0  # see `Model.ways`; of those that tie
+    measured: bool  # whether the seconds are from a curve; the parts stay the model's
+    ways: float = 0.0  # see `Model.ways`; set for candidates that tie
 
 
 class Model:
-    """Predictions for one `world` by a table; what it has of other shapes stands in for what it lacks."""
+    """Predictions for one `world` by a table. The most similar shape in the table serves, exact or not."""
 
     def __init__(self, table: Table, world: World) -> None:
         self.table, self.world = table, world
         self.topology = functools.cache(self._topology)
         device = "cuda" if world.device == "cuda" else "cpu"
+        # Links missing in the table's shape are taken from the built-in table.
         self._shapes = [shape for source in (table, built_in())
                         if (shape := source.nearest(world.size, world.node_count, device)) is not None]
-        self.shape = self._shapes[0]  # the one most like this world
-        self._exact = self.shape[:2] == (world.size, world.node_count)  # whether the table has this very shape
+        self.shape = self._shapes[0]  # the shape most similar to this world
+        self._exact = self.shape[:2] == (world.size, world.node_count)  # whether the shape has these ranks and nodes
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str],
                    names: Sequence[str]) -> list[Candidate]:
-        """Return what `names` take on `executors`, the preferred one first; what cannot be predicted is left out."""
+        """Return the candidates `names` on `executors` that can be predicted, measured ones first, then by `ranked`."""
         priced = [candidate for executor in executors for name in names
                   if (name == "native") == (executor == "native")
                   for candidate in self._candidate(collective, nbytes, executor, name)]
@@ -88,7 +90,7 @@ class Model:
                 for row in ranked(some, functools.partial(self.ways, collective))]
 
     def ways(self, collective: str, candidate: Candidate) -> float:
-        """Return how busy a candidate is on links: 0 for a native one, and for reads of memory at the source."""
+        """Return a candidate's load on links (the function `ways`): 0 if native or reading memory at the source."""
         name = candidate.algorithm
         if name == "native" or (candidate.executor in IN_MEMORY and find(collective, name).traits.at_source):
             return 0
@@ -104,14 +106,18 @@ class Model:
             return []
         try:
             row = _predicted(collective, name, nbytes, topology, self.world, barriers)
-        except ArgumentError:  # more than can be simulated
+        except ArgumentError:  # too many messages for the simulator
             return []
         measured = curve is not None and self._exact and nbytes < curve.end
         seconds = curve.at(nbytes) if curve is not None and measured else row.seconds
         return [row._replace(executor=executor, seconds=seconds, measured=measured)]
 
     def _native(self, collective: str, nbytes: int, curve: Curve | None) -> list[Candidate]:
-        """A native collective is taken for the best of our algorithms, at its own constants or as its curve says."""
+        """Return the candidate for the native collective, or none.
+
+        With a curve, return the curve's seconds, scaled if the shape differs from this world. Otherwise assume the best
+        of gpucoll's algorithms with the native link constants.
+        """
         topology = self.topology("native")
         best = None if topology is None else self._best(collective, nbytes, topology, self.world)
         if curve is None:
@@ -119,13 +125,14 @@ class Model:
         seconds = curve.at(nbytes)
         if not self._exact:
             seconds *= self._scale(collective, nbytes)
-        # Whether schedules were measured too, so that curves are compared with curves.
+        # Call the native curve measured only if schedules were measured too: measured candidates rank before predicted
+        # ones, and the native collective must not win for this reason alone.
         swept = self._exact and any(other.collective == collective and other.executor != "native" and nbytes < other.end
                                    for other in self.shape.curves)
         return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept)]
 
     def _scale(self, collective: str, nbytes: int) -> float:
-        """Return how many times longer it takes here than in the table's shape, by the model."""
+        """Return the model's ratio of the time for this world to the time for the table's shape."""
         topology = self.topology("mpi")
         if topology is None or self.world.size == 1:
             return 1.0
@@ -143,7 +150,7 @@ class Model:
         return min(rows, key=lambda row: row.seconds, default=None)
 
     def _topology(self, executor: str) -> Topology | None:
-        """Return the links of `executor` here, None where the table does not know it."""
+        """Return the links of `executor` for this world; None if the table has no constants."""
         node, network = (self._link(executor, name) for name in ("node", "network"))
         world, levels = self.world, []
         per_node = max(world.nodes.count(node) for node in range(world.node_count))
@@ -157,7 +164,7 @@ class Model:
                                         for link, ranks in levels if link is not None))
 
     def _link(self, executor: str, name: str) -> LinkCost | None:
-        if self.world.device == "emulated":  # whose messages are MPI's, and whose memory is the host's
+        if self.world.device == "emulated":  # the emulated device uses MPI's messages and the host's memory
             executor = STANDS_FOR.get(executor, executor)
         if executor == "hybrid":
             executor = "shared" if name == "node" else "mpi"
@@ -166,9 +173,10 @@ class Model:
 
 def _predicted(collective: str, name: str, nbytes: int, topology: Topology, world: World,
                barriers: int = 0) -> Candidate:
-    """Return the prediction: on equal links by the registry's formulas, which are exact where ranks are alike.
+    """Return the prediction, by the simulator on few ranks of several nodes, else by the algorithm's cost formulas.
 
-    With `barriers` the ranks meet so often, and each reads its operands at the source.
+    The formulas are exact on equal links for algorithms alike on all ranks. With `barriers` > 0 each rank reads its
+    operands at the source, and the rounds are this number of barriers.
     """
     pieces, level = segments(collective, name, nbytes, world.size), topology.levels[-1]
     if world.node_count > 1 and world.size <= SIMULATED and not barriers:
@@ -185,14 +193,17 @@ def _predicted(collective: str, name: str, nbytes: int, topology: Topology, worl
 
 
 def moved(cost: Mapping[str, float], executor: str) -> float:
-    """Return the bytes that take time: on links those that a rank sends, or receives; in memory those that it reads."""
+    """Return the bytes that cost time: the most bytes sent, received, or on the longest chain of messages."""
+    # In memory, only the reader's work takes time.
     return max(cost["path"], cost["received"], 0 if executor in IN_MEMORY else cost["sent"])
 
 
 @functools.lru_cache(maxsize=1024)
 def ways(collective: str, name: str, nodes: tuple[int, ...]) -> float:
-    """Return to how many ranks rank 0 sends plus from how many it receives; on several nodes how many times all data
-    leave the first one.
+    """Return the load of an algorithm on links.
+
+    On a single node: the number of ranks rank 0 sends to plus the number rank 0 receives from. On several nodes: the
+    bytes leaving the first node, in multiples of the bytes of the call.
     """
     if len(set(nodes)) > 1:
         return _leaving(collective, name, nodes)
@@ -202,7 +213,7 @@ def ways(collective: str, name: str, nodes: tuple[int, ...]) -> float:
 
 
 def _leaving(collective: str, name: str, nodes: tuple[int, ...]) -> float:
-    """Return the bytes that the ranks of the first node send to others, as a share of those of the call."""
+    """Return the bytes sent by the ranks of the first node to other nodes, in multiples of the bytes of the call."""
     chunks = 0.0
     for rank in (rank for rank, node in enumerate(nodes) if node == nodes[0]):
         rounds = schedule(collective, name, rank=rank, size=len(nodes), nodes=nodes)
@@ -211,14 +222,14 @@ def _leaving(collective: str, name: str, nodes: tuple[int, ...]) -> float:
     return chunks
 
 
-TIE = 0.05  # of the time: no model promises more
-MEASURED_TIE = 0.02
+TIE = 0.05  # relative difference of predicted times counted as equal: the model is no more accurate
+MEASURED_TIE = 0.02  # for measured times
 
 
 def ranked(candidates: Sequence[Candidate], ways: Callable[[Candidate], float]) -> list[Candidate]:
-    """Return the candidates by time; of those within a tie of the quickest, the one with the fewest `ways` first.
+    """Return the candidates by time, with the candidate of fewest `ways` first among those tied with the quickest.
 
-    No model sees what else is on the links: who has few partners meets the least of it.
+    No model knows the other traffic on the links; an algorithm with few partners is disturbed least.
     """
     rows = sorted(candidates, key=lambda row: row.seconds)
     if not rows:

@@ -1,7 +1,8 @@
-"""What was measured of a machine: the table that `gpucoll tune` writes and `auto` chooses by, as readable TOML.
+"""Tuning tables: measurements of a machine, written by `gpucoll tune` as TOML and used by ``algorithm="auto"``.
 
-A table holds shapes: so many ranks on so many nodes. A shape has, for each executor, the constants of its links, and
-curves: the seconds that an algorithm took for given sizes. A host has one for each MPI, in the user's cache.
+A table has a shape for each measured number of ranks, number of nodes and device. A shape has the link constants of
+each executor, and curves: the seconds of an algorithm for given sizes. The user's cache has a table for each host and
+MPI.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ DEVICES = ("cpu", "cuda")
 
 
 class LinkCost(NamedTuple):
-    """The constants of one executor on one class of links: `name` is "node" within a node, "network" across."""
+    """The constants of one executor on one class of links: "node" (within a node) or "network" (between nodes)."""
 
     executor: str
     name: str
-    alpha: float  # seconds that a message takes without its bytes
+    alpha: float  # seconds per message, without its bytes
     beta: float  # seconds per byte
-    gamma: float  # seconds per byte combined
-    gap: float  # seconds for each further message of a rank in one round
+    gamma: float  # seconds per byte combined by the op
+    gap: float  # seconds for each further message of a rank in the same round
 
 
 class Curve(NamedTuple):
-    """Measured seconds of an algorithm by size, in bytes of the larger of input and output."""
+    """Measured seconds of an algorithm by size: the bytes of the larger of input and output."""
 
     collective: str
     executor: str
@@ -56,44 +57,44 @@ class Curve(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The size up to which it counts: up to the next one that would have been measured, about."""
+        """The limit of the curve's validity in bytes: four times the last size, or no limit for calls without bytes."""
         return 4 * self.bytes[-1] if self.bytes[-1] else 1 << 62
 
     def at(self, nbytes: int) -> float:
-        """Return the seconds for `nbytes`: between two sizes on a straight line, beyond the last in proportion."""
+        """Return the seconds for `nbytes`: interpolated linearly, and proportional beyond the last size."""
         if nbytes >= self.bytes[-1]:
             return self.seconds[-1] * nbytes / max(1, self.bytes[-1])
         return float(numpy.interp(nbytes, self.bytes, self.seconds))
 
 
 class Shape(NamedTuple):
-    """What was measured for so many ranks on so many nodes; its first three fields tell it from a table's others."""
+    """The measurements for a number of ranks, a number of nodes and a device: the key of a shape in a table."""
 
     ranks: int
     nodes: int
     device: str
-    measured: str  # the day
+    measured: str  # the date
     links: tuple[LinkCost, ...]
     curves: tuple[Curve, ...]
 
 
 class Table(NamedTuple):
-    """All that is known of a machine; `source` is the file, or BUILT_IN; `host` its facts."""
+    """The measurements of a machine. `source` is the file or BUILT_IN, `host` the `facts` of the machine."""
 
     source: str
     host: dict[str, Any]
     shapes: tuple[Shape, ...]
 
     def nearest(self, ranks: int, nodes: int, device: str) -> Shape | None:
-        """Return the shape most like these ranks: of this device, with one node or several, near in ranks."""
+        """Return the most similar shape of this device: first by one node or several, then by the number of ranks."""
         alike = [shape for shape in self.shapes if shape.device == device]
         return min(alike, key=lambda shape: (min(shape.nodes, 2) != min(nodes, 2),
                                              abs(math.log2(shape.ranks / ranks)), shape.nodes != nodes), default=None)
 
     def merged(self, shape: Shape) -> Table:
-        """Return the table with `shape`, in place of what it had of the same ranks, nodes and device.
+        """Return the table with `shape` in place of the old shape with the same ranks, nodes and device.
 
-        Curves that were not measured now stay.
+        Old curves without a new measurement are kept.
         """
         before = next((other.curves for other in self.shapes if other[:3] == shape[:3]), ())
         now = {curve[:3] for curve in shape.curves}
@@ -104,12 +105,12 @@ class Table(NamedTuple):
 
 @functools.cache
 def built_in() -> Table:
-    """Return the table that serves where a machine has none of its own."""
+    """Return the table for machines without a table of their own."""
     return parse(BUILT_IN, importlib.resources.files("gpucoll.tuner").joinpath("defaults.toml").read_bytes())
 
 
 def parse(source: str, content: bytes) -> Table:
-    """Return the table that a file says; ArgumentError tells what is wrong with it."""
+    """Return the table in the `content` of a file; raise ArgumentError, naming the error, for an invalid file."""
     file = toml.TomlFile(f"tuning table {source}", CODE, "; `gpucoll tune` makes a new one")
     document = file.read(content, ("format", "host", "shape"))
     if document.get("format") != FORMAT:
@@ -144,7 +145,7 @@ def _curve(file: toml.TomlFile, where: str, table: dict[str, Any]) -> Curve:
 
 
 def as_toml(table: Table, heading: str = "") -> str:
-    """Return the text that `parse` reads; `heading` is its first line, a comment."""
+    """Return the table as text for `parse`, with `heading` as a comment in the first line."""
     lines = [f"# {heading}"] * bool(heading) + [f"format = {FORMAT}", ""]
     if table.host:
         lines += ["[host]", *(f"{key} = {_toml(value)}" for key, value in table.host.items()), ""]
@@ -171,9 +172,9 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 def facts() -> dict[str, Any]:
-    """Return what a table belongs to: another host, MPI, or version of ours has other figures.
+    """Return the properties of this host and installation; a table measured with other properties is not valid.
 
-    The cores are the host's: those that a launcher has bound this process to depend on the number of ranks.
+    "cores" counts the host's cores, not the cores bound to this process, which depend on the number of ranks.
     """
     from mpi4py import MPI
 
@@ -189,13 +190,13 @@ def processor() -> str:
 
 
 def table_path(host: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the file of a host's table: one for each name, processor, number of cores and MPI."""
+    """Return the path of a host's table: a file for each host name, processor, number of cores and MPI."""
     mark = repr([host[key] for key in ("name", "processor", "cores", "mpi")])
     return default_folder(environment) / f"tune-{hashlib.sha256(mark.encode()).hexdigest()[:12]}.toml"
 
 
 def read(path: Path, host: Mapping[str, Any]) -> Table | None:
-    """Return the table at `path`, None where there is none; ArgumentError for one that is bad, old or another's."""
+    """Return the table at `path`, None without a file; raise ArgumentError for a bad, old or another host's table."""
     try:
         table = parse(str(path), read_trusted(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -210,7 +211,7 @@ def read(path: Path, host: Mapping[str, Any]) -> Table | None:
 
 
 def load() -> Table:
-    """Return this host's table, or the built-in one: where it has none, and with a warning where it is refused."""
+    """Return this host's table; the built-in table if the host has none or, with a warning, an invalid table."""
     host = facts()
     try:
         return read(table_path(host), host) or built_in()

@@ -1,5 +1,5 @@
-"""Proofs: what all ranks of a schedule do together, and the proof of a user's schedule before its first use.
+"""Proofs that a schedule is right on all ranks together; a user's algorithm is proved before the first use.
 
-    symbolic  all ranks run together, on sets of contributions
-    user      algorithms of the user's own
+    symbolic  runs all ranks on symbols for chunks, and counts contributions
+    user      checks, proves and prices algorithms written by users
 """

@@ -1,12 +1,13 @@
-"""Prove rounds: run all ranks symbolically and hold the result against the collective's promise.
+"""Prove schedules: run all ranks symbolically and compare each rank's output with the collective's promise.
 
-A chunk's content is a pair: which chunk of the inputs it is made of, and how often each
-rank has contributed (one 16-bit digit per rank in one integer, so that combining is
-addition and "exactly once" is a constant). Everything that could go wrong in an executor
-is an error here: a slice out of range, a read of what nobody wrote, a write to input, two
-writers of one destination in a round, lengths that differ, a message without a partner,
-ranks that wait for each other, a contribution lost or counted twice. In a barrier no data moves:
-what a rank holds is who it knows to have come, and every message tells what its sender knew.
+The content of a chunk is a pair: the chunk of the inputs from which the content is made, and a count of contributions
+for each rank. The counts are 16-bit digits of one integer, so that combining is an addition, and "each rank once" is a
+constant.
+
+Each fault able to break an executor is an error here: a slice out of range, a read of an unwritten chunk, a write to
+input, two writers of one destination in a round, unequal lengths, a message without a partner, ranks waiting for each
+other, a contribution lost or counted twice. In a barrier no data move: the content is the set of ranks known to have
+entered, and each message carries the sender's set.
 """
 
 from __future__ import annotations
@@ -20,51 +21,55 @@ from gpucoll.core.collectives import Collective, Side, collective
 from gpucoll.core.schedule import Copy, Recv, Reduce, Round, Send, Slice, Step
 from gpucoll.errors import GpucollError
 
-DIGIT = 16
+DIGIT = 16  # bits of a count
 READING, STORING, LOCAL = (Send, Copy, Reduce), (Copy, Recv), (Copy, Reduce)
 
 Content: TypeAlias = tuple[int, int]  # chunk of the inputs, contributions
 
 
 class ScheduleError(GpucollError):
-    """A schedule is wrong; the message says on which rank, in which round, and why."""
+    """An error in a schedule; the message says on which rank, in which round, and why."""
 
     default_code = "GC-SCHEDULE"
-    step: tuple[int, int, int] | None = None  # rank, round and index, counted from 0, of the step that is wrong
+    step: tuple[int, int, int] | None = None  # rank, round and index (from 0) of the wrong step
 
 
 class Proof(NamedTuple):
-    """A proved schedule: the most rounds of a rank, the messages of all ranks."""
+    """The result of a proof: the largest number of rounds of a rank, and the number of messages of all ranks."""
 
     rounds: int
     messages: int
 
 
 def prove(name: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> Proof:
-    """Prove given rounds, one iterable a rank, for collective `name`; raise ScheduleError."""
+    """Prove the rounds in `schedules`, one iterable per rank, for collective `name`; raise ScheduleError."""
     return SymbolicMemory(collective(name), len(schedules), root, chunks).prove(schedules)
 
 
 class Turn(NamedTuple):
-    """When something happens: after so many messages one after the other, and rounds without any since."""
+    """A time: the number of messages on the longest chain so far, and the rounds without messages since then."""
 
     message: int
     idle: int
 
 
 def replay(schedules: Iterable[Iterable[Round]], observer: Any) -> int:
-    """Run all ranks to their end and return how many messages met; raise ScheduleError where some wait for ever.
+    """Run all ranks to their end and return the number of messages; raise ScheduleError if some ranks wait for ever.
 
-    The k-th Send from a to b meets the k-th receive of b from a; a rank's round ends when all its messages have met,
-    as strict as an executor without any buffering: what ends here ends on every transport. The observer is told by
-    ``begin(rank, steps)`` that a round begins, by ``meet(turn, sender, sent, receiver, received)`` that two ends of a
-    message meet (by their indices in their rounds), and by ``finish(turn, rank)`` that all of a round have. A message's
-    turn is one after those of the rounds before it on both sides, a round's is that of its last message.
+    The k-th Send from a to b meets the k-th receive of b from a. A round ends when all its messages have met. This is
+    as strict as an executor without any buffering, so that a schedule which ends here ends on every transport.
+
+    The replay calls the observer: ``begin(rank, steps)`` when a round begins, ``meet(turn, sender, sent, receiver,
+    received)`` when the two ends of a message meet (`sent` and `received` are indices in the rounds), and
+    ``finish(turn, rank)`` when all messages of a round have met. The turn of a message is one after the turns of both
+    ranks' rounds before. The turn of a round is the turn of its last message.
     """
     rounds = [iter(one) for one in schedules]
     steps: list[Round] = [()] * len(rounds)
     now, ends = ([Turn(0, 0)] * len(rounds) for _ in range(2))
-    number, left = [0] * len(rounds), [0] * len(rounds)  # of each rank's round, and of its messages that have not met
+    # For each rank: the number of its round, and the number of messages of the round still without their partner.
+    number, left = [0] * len(rounds), [0] * len(rounds)
+    # Ends of messages posted before their partner, by (sender, receiver, whether the end is a send), in order.
     waiting: dict[tuple[int, int, bool], deque[tuple[int, int]]] = defaultdict(deque)
     messages, ready = 0, deque(range(len(rounds)))
     while ready:
@@ -80,6 +85,7 @@ def replay(schedules: Iterable[Iterable[Round]], observer: Any) -> int:
         for index in posts:
             peer, sends, post = begun[index][1], isinstance(begun[index], Send), (rank, index)
             pair = (rank, peer) if sends else (peer, rank)
+            # The other end may have been posted before: meet the oldest such end, else wait.
             if not waiting[*pair, not sends]:
                 waiting[*pair, sends].append(post)
                 continue
@@ -94,6 +100,7 @@ def replay(schedules: Iterable[Iterable[Round]], observer: Any) -> int:
             now[done] = ends[done]
             observer.finish(now[done], done)
         ready += ended
+    # No rank is ready, so an end left over never meets its partner.
     for rank, index in (post for posts in waiting.values() for post in posts):
         step = steps[rank][index]
         error = ScheduleError(f"rank {rank}, round {number[rank]}, {place_of(step)}: {step} waits for ever: its "
@@ -104,7 +111,7 @@ def replay(schedules: Iterable[Iterable[Round]], observer: Any) -> int:
 
 
 def place_of(step: Step) -> str:
-    """Return the chunks that a step sends or writes, in words.
+    """Return in words the chunks sent or written by a step.
 
     >>> place_of(Copy(Slice("input", 0, 2), Slice("output", 4, 2)))
     'output chunks 4 to 5'
@@ -115,7 +122,7 @@ def place_of(step: Step) -> str:
 
 
 class SymbolicMemory:
-    """The observer of a replay: all ranks' buffers."""
+    """The buffers of all ranks; an observer of `replay`."""
 
     def __init__(self, row: Collective, size: int, root: int, chunks: int) -> None:
         if (row.blocks and chunks % size) or (row.ragged and chunks != size):
@@ -124,7 +131,7 @@ class SymbolicMemory:
         self.ranks = [_Rank(row, rank, size, root, chunks) for rank in range(size)]
 
     def prove(self, schedules: Sequence[Iterable[Round]]) -> Proof:
-        """Run them; raise ScheduleError where they are wrong."""
+        """Run the schedules and check every rank's output; raise ScheduleError for a wrong schedule."""
         messages = replay(schedules, self)
         for rank in self.ranks:
             rank.check_result()
@@ -145,7 +152,7 @@ class SymbolicMemory:
 
 
 class _Rank:
-    """One rank's buffers, and the round that it is in."""
+    """The symbolic buffers of one rank, and the round under way."""
 
     def __init__(self, row: Collective, rank: int, size: int, root: int, chunks: int) -> None:
         self.row, self.rank, self.size, self.root, self.chunks = row, rank, size, root, chunks
@@ -158,7 +165,7 @@ class _Rank:
             self.content["output"][0] = (0, 1 << DIGIT * rank)
         self.round = 0
         self.steps: Round = ()
-        self.came: dict[int, list[Content]] = {}  # by step: what it read at the beginning, or received
+        self.came: dict[int, list[Content]] = {}  # by step: contents read at the beginning, or received
 
     def _extent(self, side: Side) -> int:
         if not side.exists(self.rank, self.root):
@@ -175,12 +182,13 @@ class _Rank:
         return error
 
     def begin(self, steps: Round) -> None:
-        """Begin a round: check it, and read what it reads before anything is written."""
+        """Begin a round: check the steps, and read all sources before anything is written."""
         self.steps, self.round = steps, self.round + 1
         written: dict[tuple[str, int], Slice] = {}
         for step in steps:
             self._check_slices(step)
             self._check_target(step, written)
+        # A round reads everything before writing anything; received contents follow in `SymbolicMemory.meet`.
         self.came = {index: self._read(step, step[0]) for index, step in enumerate(steps) if isinstance(step, READING)}
 
     def _check_slices(self, step: Step) -> None:
@@ -195,7 +203,7 @@ class _Rank:
             raise self.error(step, "the lengths of source and destination differ")
 
     def _check_target(self, step: Step, written: dict[tuple[str, int], Slice]) -> None:
-        """A destination: never input; one Copy or Recv, first; and equal or disjoint to the others of the round."""
+        """Check a destination: not input; one Copy or Recv, listed first; equal to or disjoint from the others."""
         if isinstance(step, Send):
             return
         target = step.dst
@@ -208,13 +216,19 @@ class _Rank:
             written[key] = target
 
     def lengths(self, part: Slice) -> list[object]:
-        """Return the length classes of the chunks: those of chunk i of all blocks are one, unless they are ragged."""
+        """Return the length classes of the chunks of `part`; only chunks of one class are known to be equally long.
+
+        The i-th chunks of all blocks are one class, unless blocks differ in length.
+        """
         if self.row.ragged is None:
             return [chunk % self.chunks % self.per_block for chunk in _chunks(part)]
         return [self._ragged(part.buffer, chunk) for chunk in _chunks(part)]
 
     def _ragged(self, buffer: str, chunk: int) -> object:
-        """Return what the length of a chunk depends on; a side that is one array depends on its own rank only."""
+        """Return the ranks that determine the length of a chunk, in a collective of unlike blocks.
+
+        A side without blocks, one array, depends on its own rank only.
+        """
         side = self.row.input if buffer == "input" else self.row.output
         other = chunk if side.blocks else None
         source, target = (self.rank, other) if buffer == "input" else (other, self.rank)
@@ -239,6 +253,7 @@ class _Rank:
                 if isinstance(step, STORING):
                     held.update(contents)
                     continue
+                # Only contents of one chunk combine. A contribution counted twice is found by `check_result`.
                 for place, (chunk, counts) in contents:
                     old = held.get(place)
                     if old is None or old[0] != chunk:
@@ -246,7 +261,7 @@ class _Rank:
                     held[place] = (chunk, old[1] + counts)
 
     def check_result(self) -> None:
-        """Raise where the output is not what the collective promises."""
+        """Raise ScheduleError if the output differs from the promise of the collective."""
         for index, wanted in enumerate(self.wanted()):
             held = self.content["output"].get(index)
             if wanted[1] and held != wanted:
@@ -255,7 +270,7 @@ class _Rank:
                                        f"not {_words(wanted, self.size)}{cut}")
 
     def wanted(self) -> list[Content]:
-        """Return what every chunk of output has to hold; no contributions where nothing is promised."""
+        """Return the promised content of each output chunk; no contributions where nothing is promised."""
         pieces = (self.row.result(self.rank, self.size, self.root, self.per_block, index)
                   for index in range(1 if self.is_barrier else self.limits["output"]))
         return [(piece.chunk, _once(piece.ranks)) for piece in pieces]
@@ -277,5 +292,5 @@ def _words(content: Content | None, size: int) -> str:
 
 
 def contributions(content: Content, size: int) -> list[int]:
-    """Return how often each rank has contributed to a content."""
+    """Return how many times each rank has contributed to a content."""
     return [content[1] >> DIGIT * rank & (1 << DIGIT) - 1 for rank in range(size)]

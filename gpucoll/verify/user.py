@@ -1,6 +1,7 @@
-"""What a user's algorithm does, proved before anything runs it: its rounds as they are checked, costs as counted.
+"""Check and prove a user's algorithm before anything runs it, and count its costs.
 
-Whatever is wrong is an ArgumentError with code GC-PROOF that names rank, round and chunk, and shows who holds what.
+Each fault is an ArgumentError with code GC-PROOF. The message names rank, round and chunk, and shows the contents of
+the buffers involved.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Rounds,
 from gpucoll.errors import ArgumentError
 from gpucoll.verify.symbolic import Content, ScheduleError, SymbolicMemory, Turn, contributions, replay
 
-MOST_ROUNDS, MOST_CHUNKS = 1 << 17, 1 << 20  # beyond, a generator is taken for one that never ends
-SHOWN_RANKS, SHOWN_CHUNKS = 4, 12
+# Beyond these numbers the generator is assumed never to end.
+MOST_ROUNDS, MOST_CHUNKS = 1 << 17, 1 << 20
+SHOWN_RANKS, SHOWN_CHUNKS = 4, 12  # the most shown in the picture of an error
 BUFFERS = ("input", "output", "scratch")
 STEPS = (Send, Recv, RecvReduce, Copy, Reduce)
 
 
 class Claim(NamedTuple):
-    """A generator, as it is asked for: what is to be proved."""
+    """A user's algorithm for one collective, size and set of options: the object of a proof."""
 
     collective: str
     name: str
@@ -33,10 +35,10 @@ class Claim(NamedTuple):
     chunks: int
     root: int
     options: tuple[tuple[str, Any], ...]
-    is_for_some: bool = False  # whether the algorithm says for which sizes it is
+    is_for_some: bool = False  # whether the algorithm declares its sizes
 
     def rounds(self, rank: int) -> Rounds:
-        """Yield the rounds of `rank`; raise ArgumentError for what is none."""
+        """Yield the rounds of `rank` with plain integers; raise ArgumentError for invalid rounds."""
         where, number = f"{self.collective} by {self.name} for {self.size} ranks: rank {rank}", 0
         try:
             for number, steps in enumerate(self.make(rank, self.size, **dict(self.options)), 1):
@@ -58,7 +60,7 @@ def refused(why: str) -> ArgumentError:
 
 
 def _step(where: str, step: Any, rank: int, size: int) -> Step:
-    """Return the step in plain numbers; raise ArgumentError for anything else."""
+    """Return the step with plain integers; raise ArgumentError for an object that is no valid step."""
     if not isinstance(step, STEPS):
         raise refused(f"{where}, no chunk: {step!r:.80} is no step: Send, Recv, RecvReduce, Copy or Reduce")
     parts = list[Any]()
@@ -85,7 +87,7 @@ def _step(where: str, step: Any, rank: int, size: int) -> Step:
 
 @functools.lru_cache(maxsize=1024)
 def proved(claim: Claim) -> tuple[str, ...]:
-    """Return a digest of each rank's rounds, which are proved; the last one is that of all of them."""
+    """Prove a claim and return a digest of each rank's rounds, and last a digest of all ranks' rounds."""
     what = f"{claim.collective} by {claim.name} for {claim.size} ranks is wrong"
     try:
         memory = SymbolicMemory(COLLECTIVES[claim.collective], claim.size, claim.root, claim.chunks)
@@ -109,14 +111,15 @@ def proved(claim: Claim) -> tuple[str, ...]:
 
 
 def _advice(claim: Claim) -> str:
-    """Return the end of an error: how an algorithm says for which sizes it is, if it does not yet."""
+    """Return the end of an error: how an algorithm declares its sizes; "" if the algorithm already does."""
     if claim.is_for_some:
         return ""
     return f"\nan algorithm that is not for {claim.size} ranks says so: unfit=lambda size, nodes: a reason, or None"
 
 
 def as_proved(claim: Claim, rank: int) -> Rounds:
-    """Yield the rounds of `rank`; raise where they are others than those that were proved."""
+    """Return the rounds of `rank`; raise ArgumentError if the rounds differ from the proved rounds."""
+    # The generator runs again for execution; code that depends on more than its arguments would escape the proof.
     rounds = [*claim.rounds(rank)]
     digest = hashlib.blake2b("".join(map(repr, rounds)).encode(), digest_size=4).hexdigest()
     if digest != proved(claim)[rank]:
@@ -126,7 +129,7 @@ def as_proved(claim: Claim, rank: int) -> Rounds:
 
 
 def picture(memory: SymbolicMemory, error: ScheduleError) -> str:
-    """Return lines that show what the ranks of an error, and those it has to do with, hold at that moment."""
+    """Return as text the buffers of the ranks in an error, and of the partners in the round."""
     ranks = dict.fromkeys(error.ranks)
     for rank in error.ranks:
         ranks |= {step.peer: None for step in memory.ranks[rank].steps if not isinstance(step, Copy | Reduce)}
@@ -147,7 +150,7 @@ def _row(held: dict[int, Content], size: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def counted(claim: Claim) -> dict[str, Fraction]:
-    """Return what the formulas of `Cost` say, counted, as shares of the larger of input and output."""
+    """Return the fields of `Cost`, counted by a replay, as shares of the larger of input and output."""
     proved(claim)
     ledger = Ledger(claim.size)
     replay(map(claim.rounds, range(claim.size)), ledger)
@@ -155,20 +158,20 @@ def counted(claim: Claim) -> dict[str, Fraction]:
 
 
 class Ledger:
-    """The observer of a replay that adds up, in chunks, what its ranks do.
+    """An observer of `replay` that adds up, in chunks, the work of all ranks.
 
-    A round ends for a rank one message after the later of both ends began it; messages of one round from one rank to
-    another share their link, all others have one of their own.
+    A message begins when both ranks have begun their rounds, and takes as long as its number of chunks; a round ends
+    with the last message. Messages of a round from one rank to another share a link, all others have a link each.
     """
 
     def __init__(self, size: int) -> None:
         self.rounds, self.beside = 0, 0
-        self.length, self._ends = [0] * size, [0] * size  # of the longest chain of messages
-        self.moved = [[0, 0, 0] for _ in range(size)]  # sent, received, reduced
+        self.length, self._ends = [0] * size, [0] * size  # of the longest chain: before, and in, the round
+        self.moved = [[0, 0, 0] for _ in range(size)]  # chunks sent, received, reduced
         self._steps: list[Round] = [()] * size
 
     def costs(self, chunks: int) -> dict[str, Fraction]:
-        """Return the fields of `Cost`; bytes are shares of the larger of input and output, cut into `chunks`."""
+        """Return the fields of `Cost`; bytes are shares of the larger of input and output, of `chunks` chunks."""
         sent, received, reduced = (Fraction(max(column), chunks) for column in zip(*self.moved, strict=True))
         return {"rounds": Fraction(self.rounds), "path": Fraction(max(self.length), chunks), "sent": sent,
                 "received": received, "reduced": reduced, "beside": Fraction(self.beside)}

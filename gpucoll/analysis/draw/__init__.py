@@ -1,11 +1,11 @@
-"""Draw a schedule: one SVG file, or one HTML page that steps through the rounds and needs nothing else.
+"""Draw a schedule: one SVG file, or one self-contained HTML page stepping through the rounds.
 
 ```
             draw()                       proves the schedule, then draws it
     page.py        still.py              the page; the picture
-    layout.py   record.py                who stands where; what happens, and how busy all is
+    placement.py   record.py             positions of ranks; messages, contents and load by round
 ```
-Pure text, the same for the same call.
+The same call always returns the same text.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MOST_CELLS = {"html": 8_000_000, "svg": 100_000}  # states of chunks
 
 def draw(algorithm: str, collective: str = "all_reduce", *, size: int = 8, root: int = 0, segments: int = 1,
          form: str = "html") -> str:
-    """Return a drawing of all ranks' schedules as a file's text, `form` "html" or "svg"; each is proved first.
+    """Return the text of a file with all ranks' schedules, `form` "html" or "svg"; the schedules are proved first.
 
-    Raises ArgumentError for what does not exist, and with code GC-DRAW for what would be too much to read.
+    Raises ArgumentError for unknown names, and with code GC-DRAW for drawings too large to read.
 
     >>> draw("ring", size=2, form="svg")[:40]
     '<svg xmlns="http://www.w3.org/2000/svg" '
@@ -41,7 +41,7 @@ def draw(algorithm: str, collective: str = "all_reduce", *, size: int = 8, root:
 
 
 def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments: int = 1) -> View:
-    """Return what is to be drawn."""
+    """Return the recording of a proved schedule with the layout of the ranks; raise as `draw`."""
     _check("ranks", size, MOST_RANKS)
     everyone = schedules(collective, algorithm, size=size, root=root, segments=segments)
     _check("chunks", everyone[0].chunks, MOST_CHUNKS)

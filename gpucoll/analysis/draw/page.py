@@ -1,4 +1,4 @@
-"""One HTML page: all rounds as data, and a script that plays them. It asks for nothing from elsewhere."""
+"""One HTML page: all rounds as data, and a script playing the rounds. The page loads no other files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpucoll.analysis.draw.placement import SIDE
 from gpucoll.analysis.draw.record import Change, View
 from gpucoll.analysis.draw.still import DARK, LIGHT, ON_RANK, key, number, path, rank_colour, ranks, rect
 
-LANES = 1000.0  # units across; the page stretches them
+LANES = 1000.0  # width of a lane in SVG units; the page stretches lanes to the window
 
 
 def page(view: View) -> str:
@@ -38,7 +38,7 @@ def _counted(count: int, what: str) -> tuple[str, str]:
 
 
 def _lanes(view: View) -> dict[str, str]:
-    """Return a lane for every rank, the bars above and below them, and what is written beside."""
+    """Return the lanes of all ranks, the bars above and below the lanes, and the labels beside."""
     size, rounds = view.size, view.rounds
     lane = 20.0 if size <= 16 else 11.0 if size <= 32 else 7.0
     shown = range(0, size, 1 if size <= 16 else 2)
@@ -51,7 +51,7 @@ def _lanes(view: View) -> dict[str, str]:
 
 
 def _lane(view: View, rank: int, height: float) -> Iterator[str]:
-    """Yield the lane of a rank: above the rounds in which it sends, below, in lighter, those in which it receives."""
+    """Yield the lane of a rank: rounds with sends in the upper half, rounds with receives, lighter, in the lower."""
     top, rounds, space = rank * height, view.rounds, min(3.0, height / 5)
     half = (height - space) / 2
     yield rect(0, top, LANES, height - space, "cell")
@@ -73,7 +73,7 @@ def _bars(values: Sequence[float], rounds: int, kind: str) -> Iterator[str]:
 
 
 def _wide(across: float) -> float:
-    """Return what a round fills of its place, so that rounds are told apart."""
+    """Return the drawn width of a round: slightly less than `across`, so that gaps separate rounds."""
     return across - min(1.5, across / 5)
 
 
@@ -83,7 +83,7 @@ def _stretched(height: float, shapes: Iterator[str]) -> str:
 
 
 def _data(view: View) -> dict[str, Any]:
-    """Return all that the script needs: messages, what changes in each round, and places."""
+    """Return the script's data: messages, changed cells of each round, positions and colours."""
     return {
         "size": view.size, "reduces": view.row.reduces or not view.moves_data,
         "barrier": not view.moves_data, "last": view.rounds,
@@ -100,7 +100,7 @@ def _data(view: View) -> dict[str, Any]:
 
 
 def _runs(changed: Change) -> list[list[Any]]:
-    """Return the cells that change as runs: rank, 1 for output and 0 for scratch, first chunk, contents."""
+    """Return the changed cells as runs: rank, 1 for output and 0 for scratch, first chunk, contents."""
     runs: list[list[Any]] = []
     for (rank, buffer, chunk), content in sorted(changed.items()):
         where = [rank, int(buffer == "output")]
@@ -112,9 +112,10 @@ def _runs(changed: Change) -> list[list[Any]]:
 
 
 def _labels(view: View, contents: Sequence[int]) -> str:
-    """Return what the chunks of a message are called, nothing where none moves (in a barrier).
+    """Return the label of a message's chunks; empty in a barrier.
 
-    It is their number in the whole result, or where there is none in their rank's input.
+    Chunks are numbered in the larger of input and output. A gathering's contents are numbered in one rank's input, so
+    the offset of the rank's block is added.
     """
     if not view.moves_data or not contents:
         return ""

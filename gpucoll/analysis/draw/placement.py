@@ -1,4 +1,4 @@
-"""Where ranks stand: on a ring, as a tree, around a hub, in groups or in a grid, as it fits who talks to whom."""
+"""Positions of ranks in a drawing: ring, tree, hub, groups or grid, depending on the links between ranks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Points: TypeAlias = Mapping[int, Point]
 Links: TypeAlias = dict[int, set[int]]
 Groups: TypeAlias = Sequence[Sequence[int]]
 
-SIDE = 640.0  # of the square that the places lie in
-RADII = (34.0, 30.0, 26.0, 22.0, 18.0, 14.0, 11.0, 9.0, 7.0, 5.0)  # of a rank's disc
-MARGIN, LEAST_MARGIN, GRID_MARGIN = 14.0, 46.0, 100.0  # around the outermost discs; a grid's links swing out
-LAYER = (0.36, -0.3)  # how far the next layer of a three-dimensional torus is moved
+SIDE = 640.0  # side of the square of the drawing
+RADII = (34.0, 30.0, 26.0, 22.0, 18.0, 14.0, 11.0, 9.0, 7.0, 5.0)  # of a rank's disc, the largest fitting is taken
+MARGIN, LEAST_MARGIN, GRID_MARGIN = 14.0, 46.0, 100.0  # around the outermost discs; a grid's links curve outwards
+LAYER = (0.36, -0.3)  # offset of the next layer of a three-dimensional torus
 
 
 class GraphLayout(NamedTuple):
-    """A place for every rank, the radius that leaves room between them, and the groups that are shown as such."""
+    """A position for every rank, the radius of the discs, and the groups to be outlined."""
 
     name: str
     places: tuple[Point, ...]
@@ -30,9 +30,9 @@ class GraphLayout(NamedTuple):
 
 
 def layout(kind: str, size: int, pairs: Iterable[tuple[int, int]], root: int = 0, sides: str = "") -> GraphLayout:
-    """Return the layout of `size` ranks: of a `kind` that `Traits.layout` names, or what the links form.
+    """Return the layout of `size` ranks: of a `kind` named by `Traits.layout`; for "" chosen by the links in `pairs`.
 
-    `sides` are those of a grid, as in "4x2"; empty for the most even ones.
+    `sides` are the sides of a grid, as in "4x2"; empty means the most even sides.
 
     >>> layout("", 3, [(0, 1), (1, 2), (2, 0)]).name, layout("", 5, [(0, 1), (1, 2), (1, 3), (3, 4)]).name
     ('circle', 'levels')
@@ -42,14 +42,14 @@ def layout(kind: str, size: int, pairs: Iterable[tuple[int, int]], root: int = 0
         return _fitted("groups", _clusters(groups), groups=groups)
     if kind == "grid" and size > 1:
         lengths = tuple(map(int, sides.split("x"))) if sides else factors(size)
-        if len(lengths) > 1:  # rows of the last side, one below the other, in layers, each moved a little
+        if len(lengths) > 1:  # rows along the last side, stacked into layers, each layer shifted
             across, down = lengths[-1], lengths[-2]
             layers = {rank: rank // across // down for rank in range(size)}
             return _fitted("grid", {rank: (rank % across + LAYER[0] * layer, rank // across % down + LAYER[1] * layer)
                                     for rank, layer in layers.items()})
         return _fitted("circle", _circle(range(size)))
     if kind == "in_order" and size > 1:
-        # The first of two trees: ranks from left to right in order, each as deep as in that tree.
+        # Draw the first of the algorithm's two trees: ranks in order from left to right, at their depth in this tree.
         return _fitted("levels", {(place + root) % size: (float(place), float(in_order_tree(place, size).depth))
                                 for place in range(size)})
     links: Links = {rank: set() for rank in range(size)}
@@ -66,13 +66,13 @@ def layout(kind: str, size: int, pairs: Iterable[tuple[int, int]], root: int = 0
 
 
 def _circle(ranks: Sequence[int], turn: float = 0.0) -> dict[int, Point]:
-    """Return places on a circle, the first one on top or that far from there, clockwise."""
+    """Return positions on a circle, clockwise; the first rank is `turn` radians from the top."""
     turns = {rank: turn + 2 * math.pi * place / len(ranks) for place, rank in enumerate(ranks)}
     return {rank: (math.sin(angle), -math.cos(angle)) for rank, angle in turns.items()}
 
 
 def _clusters(groups: Groups) -> dict[int, Point]:
-    """Return a small circle for each group; the groups stand on a large one, two side by side."""
+    """Return positions on small circles, one per group; the groups lie on a large circle, two groups side by side."""
     places: dict[int, Point] = {}
     turn = -math.pi / 2 if len(groups) == 2 else 0.0
     reach = 0.6 * math.sin(math.pi / max(2, len(groups)))
@@ -83,7 +83,7 @@ def _clusters(groups: Groups) -> dict[int, Point]:
 
 
 def _tree(links: Links, root: int) -> dict[int, Point]:
-    """Return places by depth; leaves stand side by side, a parent above the middle of its children."""
+    """Return positions by depth: leaves side by side, a parent above the middle of the children."""
     places: dict[int, Point] = {}
     leaves = 0
 
@@ -100,11 +100,11 @@ def _tree(links: Links, root: int) -> dict[int, Point]:
 
 
 def _fitted(name: str, places: Points, groups: Groups = ()) -> GraphLayout:
-    """Return places stretched to the square, and the largest radius by which no two discs touch."""
+    """Return positions scaled to the square, with the largest radius keeping discs apart."""
     points = [places[rank] for rank in sorted(places)]
     spans = [max(values) - min(values) for values in zip(*points, strict=True)]
     if name in ("circle", "hub", "groups"):
-        spans = [max(spans)] * 2  # circles stay round
+        spans = [max(spans)] * 2  # one scale for both axes keeps circles round
     for radius in RADII:
         margin = GRID_MARGIN if name == "grid" else max(LEAST_MARGIN, radius + (24 if groups else MARGIN))
         axes = (_stretched([point[axis] for point in points], spans[axis], margin) for axis in (0, 1))

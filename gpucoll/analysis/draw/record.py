@@ -1,7 +1,7 @@
-"""What a drawing shows: every message with its round, what is written, who has contributed to it; how busy all is.
+"""The data of a drawing: messages with their rounds, written chunks with their contributors, and load.
 
-A message lasts one round, and is in the first in which both of its ends have begun theirs; a rank's round ends with its
-last message. Copies and reductions take no time.
+A message lasts one round: the first round after both ranks have completed their earlier rounds. A rank's round ends
+with the rank's last message. Copies and reductions take no time.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from gpucoll.core.collectives import collective as collective_row
 from gpucoll.core.schedule import Round, Send, Slice
 from gpucoll.verify.symbolic import SymbolicMemory, Turn, contributions
 
-NOBODY = -1  # in place of a content: nothing is there, or nothing is promised
+NOBODY = -1  # in place of a content: an empty chunk, or a chunk of output without a promised value
 
-Change: TypeAlias = dict[tuple[int, str, int], int]  # of rank, buffer and chunk: what they hold now
+Change: TypeAlias = dict[tuple[int, str, int], int]  # from rank, buffer and chunk to the new content's number
 
 
 class Content(NamedTuple):
-    """Chunk `chunk` of the inputs, of all `ranks` that have contributed."""
+    """The value of a chunk: chunk `chunk` of the inputs, combined from `ranks`."""
 
     chunk: int
     ranks: tuple[int, ...]
 
 
 class RecordedMessage(NamedTuple):
-    """`chunks` chunks on their way in round `round`, the first being 1; `contents` counts through the recording's."""
+    """A message of `chunks` chunks in round `round`, counted from 1; `contents` are indices into `View.contents`."""
 
     round: int
     sender: int
@@ -39,45 +39,45 @@ class RecordedMessage(NamedTuple):
 
 
 class View(NamedTuple):
-    """All that happens in one collective, and how busy ranks and links are, in chunks.
+    """A recording of one collective: messages, contents, and the load of ranks and links in chunks.
 
-    Idle time is a share: a rank is idle in a round in which it neither sends nor receives.
+    Idle time is a share between 0 and 1: a rank is idle in rounds without sends and receives.
     """
 
     row: Collective
     size: int
     chunks: int
     messages: tuple[RecordedMessage, ...]
-    changes: tuple[Change, ...]  # by round: what is written until its end, before the first round as well
+    changes: tuple[Change, ...]  # by round: the chunks written; entry 0 is before the first round
     contents: tuple[Content, ...]
-    wanted: tuple[tuple[int, ...], ...]  # by rank: the content of each chunk of its output that the collective promises
+    wanted: tuple[tuple[int, ...], ...]  # by rank: the promised content of each chunk of output
     rounds: int
-    scratch: int  # chunks that some rank writes
+    scratch: int  # chunks of scratch written, of the rank with the most
     outputs: int  # chunks of the largest output
-    moves_data: bool  # in a barrier none: one chunk stands for whom a rank knows to have come
+    moves_data: bool  # False for a barrier: one chunk per rank then stands for the set of ranks known to have arrived
     busiest: tuple[int, ...]  # by round: the most chunks on one link
-    idle: tuple[float, ...]  # by round: of the ranks
-    rank_idle: tuple[float, ...]  # by rank: of the rounds
-    sends: tuple[frozenset[int], ...]  # by rank: the rounds in which it sends
-    receives: tuple[frozenset[int], ...]
-    most_sent: int  # chunks that one rank sends
+    idle: tuple[float, ...]  # by round: the share of idle ranks
+    rank_idle: tuple[float, ...]  # by rank: the share of idle rounds
+    sends: tuple[frozenset[int], ...]  # by rank: the rounds with sends
+    receives: tuple[frozenset[int], ...]  # by rank: the rounds with receives
+    most_sent: int  # chunks sent by the busiest rank
     algorithm: str = ""
     layout: GraphLayout = GraphLayout("", (), 0.0)
 
     @property
     def title(self) -> str:
-        """What is drawn, in one line."""
+        """The title of the drawing: algorithm, collective and number of ranks."""
         return f"{self.algorithm} · {self.row.name} · {self.size} rank{'s' * (self.size > 1)}"
 
 
 def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> View:
-    """Return what the schedules of all ranks do; raise ScheduleError where they are wrong."""
+    """Prove the schedules of all ranks and return the recording; raise ScheduleError for wrong schedules."""
     row, ranks = collective_row(collective), range(len(schedules))
     recorder = _Recorder(row, len(schedules), root, chunks)
     recorder.prove(schedules)
     wanted = tuple(map(recorder.wanted, ranks))
     last = max([*recorder.changes, *(message.round for message in recorder.messages)], default=0)
-    joined: dict[tuple[int, int, int], RecordedMessage] = {}  # those that share a link in a round are one
+    joined: dict[tuple[int, int, int], RecordedMessage] = {}  # messages on one link in one round are joined
     sent = Counter[int]()
     for message in recorder.messages:
         before = joined.get(message[:3], message._replace(chunks=0, contents=()))
@@ -102,14 +102,14 @@ def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int
 
 
 class _Recorder(SymbolicMemory):
-    """The observer of a replay: all ranks' buffers, and what has happened."""
+    """The observer of a replay: all ranks' buffers, messages, and changes by round."""
 
     def __init__(self, row: Collective, size: int, root: int, chunks: int) -> None:
         super().__init__(row, size, root, chunks)
         self.messages: list[RecordedMessage] = []
         self.changes: dict[int, Change] = defaultdict(dict)
         self.numbers: dict[Content, int] = {}
-        if self.ranks[0].is_barrier:  # whose chunk stands for whom a rank knows to have come: itself, before all rounds
+        if self.ranks[0].is_barrier:  # before the first round a rank knows only its own arrival
             self.changes[0] = {(rank, "output", 0): self._number_at(rank, "output", 0) for rank in range(size)}
 
     def meet(self, turn: Turn, sender: int, sent: int, receiver: int, received: int) -> None:

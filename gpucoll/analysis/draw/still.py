@@ -1,6 +1,6 @@
-"""One still picture: what every rank holds after every round, and the messages between.
+"""One still picture: every rank's chunks after every round, and the messages between rounds.
 
-Its shapes and colours are the page's too: classes, which a style sheet sets for light and dark.
+The HTML page uses the same shapes and colours. Shapes carry classes, and a style sheet sets light and dark colours.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ LIGHT = {**PAGE_LIGHT, "cell": "#e9edf1", "done": "#27323e", "idle": "#c02f1d"}
 DARK = {**PAGE_DARK, "cell": "#262e37", "done": "#e3e9ef", "idle": "#ff8b7a"}
 
 CHROMA = 0.13
-LIGHTNESS = (0.77, 0.68)  # in turn, so that neighbours differ for those as well who see no hue
+LIGHTNESS = (0.77, 0.68)  # alternating, so that neighbours differ for readers with colour blindness, too
 ON_RANK = "#12161b"  # text on a rank's colour, in light and in dark
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 24.0, 140.0, 12.0
 
 
 def rank_colour(rank: int, size: int) -> str:
-    """Return the colour of a rank: once round the circle of hues of OKLCH for all ranks, as sRGB.
+    """Return the colour of a rank as sRGB: the hues of all ranks are evenly spaced on the OKLCH circle.
 
     Ottosson, "A perceptual color space for image processing" (2020).
 
@@ -45,7 +45,7 @@ def rank_colour(rank: int, size: int) -> str:
 
 
 def number(value: float) -> str:
-    """Return a coordinate in as few characters as a hundredth needs.
+    """Return a coordinate as text, rounded to hundredths, in as few characters as possible.
 
     >>> number(12.0), number(1 / 3), number(-0.001)
     ('12', '0.33', '0')
@@ -65,7 +65,7 @@ def path(points: str, kind: str) -> str:
 
 
 def words(x: float, y: float, text: object, kind: str, *, size: float = 13, anchor: str = "start") -> str:
-    """Return a line of text; `anchor` is what of it lies at x."""
+    """Return a line of text; `anchor` names the part of the text at x: "start", "middle" or "end"."""
     return (f'<text x="{number(x)}" y="{number(y)}" font-size="{number(size)}" text-anchor="{anchor}" class="{kind}">'
             f"{escape(str(text))}</text>")
 
@@ -81,7 +81,7 @@ def ranks(size: int) -> str:
 
 
 def key(view: View) -> str:
-    """Return what explains the cells of a drawing."""
+    """Return the sentence explaining the cells of a drawing."""
     if view.row.reduces:
         return "A chunk fills with a stripe in the colour of every rank that has contributed; solid: all have."
     if not view.moves_data:
@@ -90,16 +90,16 @@ def key(view: View) -> str:
 
 
 class Still:
-    """One still picture, an SVG file: what every rank holds after every round.
+    """One still picture, an SVG file, of every rank's chunks after every round.
 
-    A column of ranks for every round; the arrows between two columns are the round's messages.
+    Each round has a column of ranks; the arrows between two columns are the round's messages.
     """
 
     def __init__(self, view: View) -> None:
         self.view = view
         self.cells = max(1, self.view.outputs, self.view.scratch)
         self.cell = min(22.0, max(6.0, 64 / self.cells))
-        self.height = 16.0  # of a chunk of the output; one of scratch has half of it
+        self.height = 16.0  # of a chunk of output; chunks of scratch have half the height
         self.lane = self.height * (1.5 if self.view.scratch else 1) + 16
         self.gap = 54.0 if self.view.size < 10 else 74.0
         self.used: dict[str, str] = {}
@@ -113,7 +113,7 @@ class Still:
         width = max(self._x(self.view.rounds) + self.cells * self.cell + RIGHT, 560)
         height = TOP + self.view.size * self.lane + BOTTOM
         body = [*names, *self._columns(), *map(self._arrow, self.view.messages), *self._rounds()]
-        # Light, and dark where the reader prefers it; programs without style sheets see light.
+        # Light colours come first, for programs without media queries; readers preferring dark get dark.
         light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
                                for role, colour in palette.items()) for palette in (LIGHT, DARK))
         style = f"{light}{ranks(self.view.size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
@@ -148,8 +148,9 @@ class Still:
                     yield f'<use href="#{name}" x="{number(self._x(frame) + chunk * self.cell)}" y="{number(y)}"/>'
 
     def _symbol(self, rank: int, buffer: str, chunk: int, content: int | None, height: float) -> str:
-        """Return the name of the picture of a chunk: it fills from below, a stripe of each contributor's colour."""
-        view, wanted = self.view, 1  # so many contributions fill it: those promised, in scratch those of all
+        """Return the name of a chunk's symbol: stripes in the contributors' colours fill the cell from below."""
+        # `wanted` is the number of contributions filling the cell: the promised number, in scratch the number of ranks.
+        view, wanted = self.view, 1
         if buffer == "scratch":
             wanted = view.size if view.row.reduces else 1
         elif view.wanted[rank][chunk] != NOBODY:

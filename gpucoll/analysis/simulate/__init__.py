@@ -1,30 +1,29 @@
-"""Predict how long a schedule takes on a topology: virtual time, in seconds, for any number of ranks.
+"""Predict the time of a schedule on a topology: virtual time, in seconds, for any number of ranks.
 
-What time means:
+The model of time:
 
-- A rank's round begins when its previous one has ended; its first begins at 0.
-- A message moves from when both its ends have begun their rounds. It takes the alpha of the level of links that it
-  reaches, and the time of its bytes through the slowest link of its way; nothing is buffered.
-- The messages that share a link share its bandwidth: each takes as long as all bytes of its wave through that link.
-  A wave is all messages with equally many messages before them on their longest chain (for an algorithm that is
-  alike on all ranks: those of a round). Messages of different waves do not slow each other, even where ranks have
-  drifted apart so that they overlap; those of one wave do, even where one begins later.
-- Several messages of a round from one rank to another are one: they pay one alpha. Those to and from
-  several ranks pay theirs at the same time, and one `gap` for each of them after the first.
-- A round ends when its last message has ended, and then what it combines has been combined: gamma of the level that
-  the operand came by (the innermost for a local one) for every byte. Copies take no time.
-- The schedule ends with its last rank.
+- A rank's first round begins at 0, every further round at the end of the previous round.
+- A message starts when both ranks have begun the message's round. The message takes alpha of the outermost level of
+  links crossed, plus the time of its bytes through the slowest link on the way; no data are buffered.
+- Messages sharing a link share the bandwidth: each takes the time of all bytes of its wave through the link. A wave
+  is the set of messages with equally many predecessors on their longest chain (in a symmetric algorithm: a round).
+  Messages of one wave slow each other, even if the messages begin at different times. Messages of different waves
+  never do, even if ranks have drifted apart and the messages overlap.
+- Several messages of a round from one rank to another count as one message, with one alpha. Messages to and from
+  several ranks pay alpha at the same time, plus one `gap` for each message after the first.
+- A round ends after its last message and its reductions. Reductions take, for every byte, gamma of the level crossed
+  by the operand (the innermost level for a local operand). Copies take no time.
+- The schedule ends with the last rank.
 
-Hence ``rounds * alpha + path * beta + reduced * gamma``, with the registry's formulas, is what an algorithm alike on
-all ranks takes where every pair has a link of its own and messages no gap (the topology ``mesh``); on a switch `sent`
-stands for `path`.
+A symmetric algorithm is the same on all ranks up to the numbering (`Algorithm.alike`). With a link for every pair and
+no gap (the topology ``mesh``) the time of a symmetric algorithm is ``rounds * alpha + path * beta + reduced * gamma``,
+by the registry's formulas; on a switch `sent` replaces `path`.
 
-Algorithms alike on all ranks are made for all of them at once, up to 2^27 messages (2^22 in a round). Beyond, on one
-switch, where all such ranks end each round at the same time, the formulas serve. Any others, and those that heed
-a topology's nodes, are replayed rank by rank, up to 2^20 messages (and 1,024 ranks on nodes). What is beyond is
-refused.
-(one_shot is listed otherwise for all ranks at once: its own operand then counts as one that came. That is the same
-where all levels have one gamma.)
+Schedules of symmetric algorithms are made for all ranks at once, up to 2^27 messages (2^22 in a round). Beyond this
+limit the formulas serve on one switch, because all ranks end each round at the same time. Other algorithms, and
+algorithms using a topology's nodes, are replayed rank by rank, up to 2^20 messages (and 1,024 ranks on nodes). Larger
+cases are refused. (The steps of one_shot made for all ranks at once treat the own operand as a received operand. The
+result is the same if all levels have one gamma.)
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ MOST_RANKS = 1 << 17
 
 
 class Prediction(NamedTuple):
-    """What is predicted; the last three are the seconds of the chain that the last rank has waited for."""
+    """A predicted time, in three parts in seconds: the parts add up along the chain ending at the last rank."""
 
     collective: str
     algorithm: str
@@ -61,7 +60,7 @@ class Prediction(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time of the whole."""
+        """The predicted time of the collective."""
         return self.latency + self.bandwidth + self.reduction
 
 
@@ -69,9 +68,8 @@ def simulate(collective: str, algorithm: str, size: int, nbytes: int, topology: 
              root: int = 0, segments: int = 1) -> Prediction:
     """Return the predicted time of `collective` by `algorithm` for `size` ranks.
 
-    `nbytes` is that of the larger of input and output, `topology` by default one switch of equal links. Where the
-    topology has nodes, algorithms heed them. Raises ArgumentError for unknown names, and where there are more
-    messages than are simulated.
+    `nbytes` is the size of the larger of input and output; `topology` is by default one switch of equal links. If the
+    topology has nodes, algorithms use the nodes. Raises ArgumentError for unknown names and for too many messages.
 
     >>> [round(part, 9) for part in simulate("broadcast", "tree", 3, 10_000)[5:]]  # the root's two share its link
     [2.5e-06, 2e-06, 0.0]
@@ -81,7 +79,7 @@ def simulate(collective: str, algorithm: str, size: int, nbytes: int, topology: 
 
 def simulate_sizes(collective: str, algorithm: str, size: int, sizes: Sequence[int],
                    topology: Topology | None = None, *, root: int = 0, segments: int = 1) -> list[Prediction]:
-    """Return a prediction for each of `sizes` in bytes, for little more work than for one; see `simulate`."""
+    """Return a prediction for each of `sizes` in bytes, at little more cost than one prediction; see `simulate`."""
     case, routes = _case(collective, algorithm, size, topology, root, segments)
     chunks = case.schedule(0).chunks
     parts = _run(case, routes, [nbytes / chunks for nbytes in sizes])
@@ -100,12 +98,12 @@ def _case(collective: str, algorithm: str, size: int, topology: Topology | None,
 
 
 def _run(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[float]]:
-    """Return what makes up the time for each length of a chunk, by the quickest way that the algorithm allows."""
+    """Return latency, bandwidth and reduction for each length of a chunk, by the fastest method available."""
     if case.size == 1:
         return [[0.0, 0.0, 0.0] for _ in chunks]
     everyone = case.everyone()
     if everyone is not None and few_enough(case):
-        with contextlib.suppress(NotAlike):  # rank by rank, then
+        with contextlib.suppress(NotAlike):  # replay rank by rank instead, below
             return _replayed(case, together(everyone), routes, chunks)
     elif everyone is not None and routes.uniform:
         return _equal(case, routes, chunks)
@@ -121,7 +119,7 @@ def _replayed(case: Case, waves: Iterable[Wave], routes: Routes, chunks: Sequenc
 
 
 def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[float]]:
-    """Return the same where all ranks are at the same time: on equal links, what the registry's formulas say."""
+    """Return the parts by the registry's formulas, valid for equal links: all ranks end each round together."""
     count, segments = case.schedule(0).chunks, case.options.get("segments", 1)
     cost, level = case.entry.price(case.size, count, segments), routes.levels[0]
     latency = cost["rounds"] * level.alpha + cost["beside"] * level.gap
@@ -130,10 +128,10 @@ def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[flo
 
 
 class Priced(NamedTuple):
-    """A wave with its costs: messages, and the ranks whose round ends with it.
+    """A wave with costs: messages, and `closing`, the ranks ending a round with the wave.
 
-    `alpha` is in seconds, `beta` and `gamma` are seconds for every byte of a chunk; `gamma` belongs to `closing`.
-    `touching` are the messages of each of `ranks`, those of one rank in a row: so many of `counts`, from `starts` on.
+    `alpha` is in seconds; `beta` and `gamma` are in seconds per byte of a chunk. `gamma` has an entry per rank of
+    `closing`. The messages of ``ranks[i]`` are ``touching[starts[i]:starts[i] + counts[i]]``.
     """
 
     src: Array
@@ -148,14 +146,14 @@ class Priced(NamedTuple):
     counts: Array
 
     def last(self, ends: Array) -> Array:
-        """Return the message of each of `ranks` that ends last."""
+        """Return the last message to end, for each of `ranks`; `ends` are the times of the messages."""
         ended = ends[self.touching]
         latest = numpy.flatnonzero(ended == numpy.repeat(numpy.maximum.reduceat(ended, self.starts), self.counts))
         return self.touching[latest[numpy.searchsorted(latest, self.starts)]]
 
 
 def priced(waves: Iterable[Wave], routes: Routes) -> Iterator[Priced]:
-    """Yield the waves with their costs; one with the same messages as the last costs the same."""
+    """Yield the waves with costs; a wave equal to the previous wave reuses the previous costs."""
     last: Wave | None = None
     for wave in waves:
         if last is None or not all(map(numpy.array_equal, wave, last)):
@@ -175,10 +173,10 @@ def _priced(wave: Wave, routes: Routes) -> Priced:
 
 
 class Clock:
-    """The time of every rank for one size; rows are the seconds of latency, bandwidth and reduction that make it up.
+    """The time of every rank for one size, as three rows: seconds of latency, bandwidth and reduction.
 
-    They are those of the chain that the rank has waited for: of two ends of a message the later one, of the messages
-    of a round the last one.
+    The rows belong to the chain determining the rank's time: the later rank of each message, the last message of each
+    round.
     """
 
     def __init__(self, size: int, chunk: float) -> None:
@@ -187,19 +185,21 @@ class Clock:
         self.ended = numpy.zeros((3, size))
 
     def advance(self, wave: Priced) -> None:
-        """Let the messages of `wave` move and its rounds end."""
-        if len(wave.src):  # rounds of both ends last until the messages have ended, where they would not anyway
+        """Move the messages of `wave`, and end the rounds of the closing ranks."""
+        if len(wave.src):  # extend the rounds of both ranks to the end of the last message
             parts = self._moved(wave)
             ends = total(parts)
             last = wave.last(ends)
+            # A rank's round may span several waves before closing: keep the parts of the latest end.
             newer = ends[last] >= total(self.ended)[wave.ranks]
             self.ended[:, wave.ranks[newer]] = parts[:, last[newer]]
         self.ended[2, wave.closing] += wave.gamma * self.chunk
         self.began[:, wave.closing] = self.ended[:, wave.closing]
 
     def _moved(self, wave: Priced) -> Array:
-        """Return the parts of the time at which each message ends."""
+        """Return the time at the end of each message, in parts."""
         began = total(self.began)
+        # Nothing is buffered: a message starts with the later of its two ranks.
         later = numpy.where(began[wave.src] >= began[wave.dst], wave.src, wave.dst)
         parts = self.began.take(later, 1)
         parts[0] += wave.alpha
@@ -207,10 +207,10 @@ class Clock:
         return parts
 
     def parts(self) -> list[float]:
-        """Return what the time of the rank that ends last is made up of."""
+        """Return latency, bandwidth and reduction of the last rank to end."""
         return self.ended[:, total(self.ended).argmax()].tolist()
 
 
 def total(parts: Array) -> Array:
-    """Return the sum of the three parts, always in the same order."""
+    """Return the sum of the three parts, always added in one order: equal parts give equal floats."""
     return parts[0] + parts[1] + parts[2]

@@ -1,4 +1,4 @@
-"""What messages that go together cost: which links each takes, and how much goes through those."""
+"""Costs of messages moving together: the links used by each message, and the load of each link."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ import numpy
 from gpucoll.analysis.simulate.topologies import Level, Topology
 
 Array: TypeAlias = numpy.ndarray
-Uses: TypeAlias = Iterator[tuple[Array, Array]]  # messages, and a link that each of them takes
+Uses: TypeAlias = Iterator[tuple[Array, Array]]  # indices of messages, and one link used by each of the messages
 
 
 class Routes:
-    """The ways between `size` ranks on a topology.
+    """The routes between `size` ranks on a topology.
 
-    A message goes through the innermost level that joins both its ranks. It takes that level's links, and on either
-    side those of the switches and buses below, which bound its bandwidth; its alpha is that of the level it reaches.
+    A message crosses the innermost level joining sender and receiver, and pays the alpha of this level. The message
+    uses links of this level and, on both sides, links of switches and buses of the levels below. The slowest link used
+    bounds the bandwidth.
     """
 
     def __init__(self, topology: Topology, size: int) -> None:
         self.levels = topology.levels
         self.spans = topology.spans(size)
         self.size = size
-        self._alphas = numpy.array([level.alpha for level in self.levels], float)  # a file may have whole numbers
+        # float: a TOML file may have integers
+        self._alphas = numpy.array([level.alpha for level in self.levels], float)
         self._gammas = numpy.array([level.gamma for level in self.levels], float)
         self._gaps = numpy.array([level.gap for level in self.levels], float)
 
     @property
     def uniform(self) -> bool:
-        """Whether every rank has one equal link, to one switch."""
+        """Whether the topology is one switch with equal links."""
         return len(self.levels) == 1 and self.levels[0].medium == "switch"
 
     def reach(self, src: Array, dst: Array) -> Array:
-        """Return the index of the level that each message reaches."""
+        """Return, for each message, the index of the innermost level joining both ranks."""
         reached = numpy.zeros(len(src), numpy.intp)
         for span in self.spans[:-1]:
             reached += src // span != dst // span
         return reached
 
     def gamma(self, src: Array, dst: Array) -> Array:
-        """Return the seconds per byte that `dst` combines with what came from `src`."""
+        """Return the seconds per byte for combining, on `dst`, data received from `src`."""
         return self._gammas[self.reach(src, dst)]
 
     def fares(self, src: Array, dst: Array, chunks: Array) -> tuple[Array, Array]:
-        """Return what these messages cost when all of them go at the same time: seconds, and seconds for every byte
-        of a chunk.
+        """Return the costs of messages moving at the same time: seconds, and seconds per byte of a chunk.
 
-        Those on one link share its bandwidth, so that each takes as long as all of their bytes; the slowest link of
-        its way is what a message takes. Those of one rank leave it, and reach it, one gap after the other: each is as
-        late as the last of them.
+        Messages on one link share the bandwidth: each takes the time of all bytes on the link. The slowest link used
+        counts. A rank's messages leave, and arrive, one gap apart; each message is charged the delay of the last.
         """
         reached = self.reach(src, dst)
         alpha, beta = self._alphas[reached], numpy.zeros(len(src))
@@ -66,17 +66,24 @@ class Routes:
             for messages, links in uses:
                 beta[messages] = numpy.maximum(beta[messages], loads[links] * level.beta)
                 alpha[messages] += level.hop
+            # `alpha` includes the first link, so only the links after the first cost a hop.
             alpha[crossing] -= level.hop
         return alpha, beta
 
     def _beside(self, src: Array, dst: Array) -> Array:
-        """Return for each message to or from how many more ranks one of its ends has others."""
-        pairs = numpy.unique(src * self.size + dst)  # several messages of a pair are one
+        """Return for each message the number of gaps: further receivers of the sender, or senders to the receiver.
+
+        The larger of both numbers counts.
+        """
+        pairs = numpy.unique(src * self.size + dst)  # several messages between two ranks count as one
         to, of = (numpy.bincount(ranks, minlength=self.size) for ranks in numpy.divmod(pairs, self.size))
         return numpy.maximum(to[src], of[dst]) - 1
 
     def _uses(self, index: int, src: Array, dst: Array, crossing: Array, passing: Array) -> Uses:
-        """Yield which messages take which links of a level; `crossing` go no further, `passing` go beyond."""
+        """Yield messages with the links used at level `index`.
+
+        Messages in `crossing` are joined by this level; messages in `passing` continue to a level further out.
+        """
         level, span = self.levels[index], self.spans[index]
         below = self.spans[index - 1] if index else 1
         if level.medium == "switch":
@@ -84,6 +91,7 @@ class Routes:
             yield both, 2 * _port(src[both], below, level.links)
             yield both, 2 * _port(dst[both], below, level.links) + 1
         elif level.medium == "bus":
+            # A message inside the group uses the bus once; a message passing on also uses the receiving side's bus.
             yield numpy.concatenate((crossing, passing)), src[numpy.concatenate((crossing, passing))] // span
             yield passing, dst[passing] // span
         elif level.medium == "mesh":
@@ -96,9 +104,9 @@ class Routes:
 
 
 def _port(rank: Array, below: int, links: int) -> Array:
-    """Return the link of its unit that each rank uses. The ranks of a unit are dealt evenly to its links.
+    """Return the link used by each rank; the ranks of a unit are spread evenly over the unit's links.
 
-    Links beyond one for each rank stay idle. They get no number, because the loads are an array over all numbers.
+    Links beyond one per rank stay idle and get no number, because the loads are an array indexed by link number.
     """
     links = min(links, below)
     return rank // below * links + rank % below * links // below
@@ -106,7 +114,7 @@ def _port(rank: Array, below: int, links: int) -> Array:
 
 @functools.cache
 def squarest(number: int, dimensions: int) -> tuple[int, ...]:
-    """Return `dimensions` factors of `number`, the largest first, as near to each other as can be.
+    """Return `dimensions` factors of `number`, the largest first, with the smallest possible largest factor.
 
     >>> squarest(24, 2), squarest(24, 3), squarest(7, 2)
     ((6, 4), (4, 3, 2), (7, 1))
@@ -119,7 +127,10 @@ def squarest(number: int, dimensions: int) -> tuple[int, ...]:
 
 
 def _hops(src: Array, dst: Array, units: int, level: Level) -> Uses:
-    """Yield, link after link, which messages take which link: along the row first, each time the shorter way round."""
+    """Yield messages with the torus links used, hop by hop: dimension by dimension, the last dimension first.
+
+    In each dimension a message takes the shorter way round.
+    """
     here, there = src % units, dst % units
     shape, stride = squarest(units, level.dimensions), 1
     for axis, length in enumerate(reversed(shape)):
@@ -134,7 +145,7 @@ def _hops(src: Array, dst: Array, units: int, level: Level) -> Uses:
 
 
 def _along(place: Array, hops: Array, step: Array, length: int) -> Uses:
-    """Yield, hop after hop, who moves on along a ring of `length`, and from where."""
+    """Yield, hop by hop, the messages still moving along a ring of `length`, and the places left by the messages."""
     moving = numpy.flatnonzero(hops)
     at, step, hops = place[moving], step[moving], hops[moving]
     while len(moving):

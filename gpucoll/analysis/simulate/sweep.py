@@ -1,4 +1,4 @@
-"""`gpucoll simulate`: predictions for many algorithms, numbers of ranks and sizes; as rows, text or object."""
+"""`gpucoll simulate`: predictions for many algorithms, numbers of ranks and sizes; as rows, text or JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpucoll.analysis.sizes import byte_size
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 
-Segments: TypeAlias = Callable[[str, str, int, int], int]  # of a collective and an algorithm, for bytes and ranks
+Segments: TypeAlias = Callable[[str, str, int, int], int]  # (collective, algorithm, bytes, ranks) to segments
 
 
 class LeftOut(NamedTuple):
-    """An algorithm that is not predicted for a number of ranks, and why."""
+    """An algorithm without a prediction for a number of ranks, with the reason."""
 
     algorithm: str
     ranks: int
@@ -25,7 +25,7 @@ class LeftOut(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """What was predicted: by ranks, then by bytes, the quickest algorithm first; and what could not be."""
+    """Predictions, sorted by ranks, bytes and time; and the algorithms left out."""
 
     rows: list[Prediction]
     left_out: list[LeftOut]
@@ -33,9 +33,9 @@ class Sweep(NamedTuple):
 
 def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Sequence[int], topology: Topology,
           segments: Segments, root: int = 0) -> Sweep:
-    """Predict the algorithms of `names`, where it is empty all that there are: those may be left out with a reason.
+    """Predict the algorithms in `names`; with no names predict all algorithms, leaving out too large cases.
 
-    `segments` returns the pipelining. Raises ArgumentError where one that is named cannot do what is asked.
+    `segments` returns the number of segments. Raises ArgumentError if a named algorithm does not fit the request.
     """
     rows: list[Prediction] = []
     left_out: list[LeftOut] = []
@@ -43,7 +43,7 @@ def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Se
         for name in names or algorithms(collective, size=size):
             pieces = {nbytes: segments(collective, name, nbytes, size) for nbytes in sizes}.__getitem__
             try:
-                rows += [row for number, group in groupby(sorted(sizes, key=pieces), pieces)  # which share a schedule
+                rows += [row for number, group in groupby(sorted(sizes, key=pieces), pieces)  # one schedule each
                          for row in simulate_sizes(collective, name, size, [*group], topology, root=root,
                                                    segments=number)]
             except ArgumentError as error:
@@ -69,7 +69,7 @@ def as_text(collective: str, topology: Topology, swept: Sweep) -> Iterator[str]:
 
 
 def _line(row: Prediction) -> str:
-    """Return a line of the table; its bandwidth is nccl-tests' bus bandwidth in GB/s."""
+    """Return a line of the table; the bandwidth is nccl-tests' bus bandwidth in GB/s."""
     shares = [f"{100 * part / row.seconds if row.seconds else 0:.0f} %"
               for part in (row.latency, row.bandwidth, row.reduction)]
     busbw = evaluate(COLLECTIVES[row.collective].busbw, P=row.ranks) * row.nbytes / 1e9
@@ -78,7 +78,7 @@ def _line(row: Prediction) -> str:
 
 
 def byte_sizes(text: str) -> list[int]:
-    """Return the bytes of a list of sizes; ArgumentError for anything else.
+    """Return the sizes of a comma-separated list in bytes, sorted; raise ArgumentError for other text.
 
     >>> byte_sizes("8,64K,1.5M")
     [8, 65536, 1572864]
@@ -87,9 +87,9 @@ def byte_sizes(text: str) -> list[int]:
 
 
 def answer(options: Any, segments: Segments) -> str:
-    """Predict what was asked for, and return what is to be printed.
+    """Predict the cases in `options`, and return the text to print, a table or JSON.
 
-    `segments` is the pipelining that a call would use, unless the options say another. Raises ArgumentError.
+    `segments` returns the number of segments used by a call; ``options.segments`` overrides it. Raises ArgumentError.
     """
     given, topology = options.segments, load(options.topology)
     swept = sweep(options.collective, names_of(options.algorithm) if options.algorithm else [], options.ranks,

@@ -16,34 +16,34 @@ SHIPPED = importlib.resources.files("gpucoll.analysis").joinpath("topologies")
 
 
 class Level(NamedTuple):
-    """One class of links: what joins ranks, or the groups of the level below, into groups of its own.
+    """One class of links, joining ranks, or the groups of the level below, into larger groups.
 
-    `medium` is how:
+    `medium` is the kind of link. A unit is a rank, or a group of the level below.
 
-    - ``switch``: every rank or group below has `links` links to a switch, each way;
-    - ``bus``: all of a group share one link, both ways together;
-    - ``mesh``: every pair of ranks or groups below has a link of its own, each way;
-    - ``torus``: ranks or groups below lie in a torus of `dimensions`, as square as their number allows, row
-      after row, each with a link to either side in every dimension, each way.
+    - ``switch``: every unit has `links` links to a switch, in each direction;
+    - ``bus``: a group shares one link for both directions;
+    - ``mesh``: every pair of units has a link in each direction;
+    - ``torus``: the units form a torus of `dimensions`, as square as possible, numbered row by row; every unit has a
+      link to both neighbours in every dimension, in each direction.
 
-    `ranks` is how many ranks a group holds, or `groups` how many groups all ranks form; all ranks are one group where
-    neither is given.
+    `ranks` is the number of ranks in a group, or `groups` the number of groups formed by all ranks; with neither, all
+    ranks are one group.
     """
 
     name: str
-    alpha: float  # seconds that a message takes without its bytes, from end to end
+    alpha: float  # seconds of an empty message, from end to end
     beta: float  # seconds per byte on one link
-    gamma: float = 0.0  # seconds per byte combined with what came by this level
+    gamma: float = 0.0  # seconds per byte for combining data received through this level
     medium: str = "switch"
     ranks: int | None = None
     groups: int | None = None
     links: int = 1
     dimensions: int = 2
-    hop: float = 0.0  # seconds for each link after the first on a way through a torus
-    gap: float = 0.0  # seconds for each message after the first that a rank sends, or receives, in one round
+    hop: float = 0.0  # seconds for each link after the first on a route through a torus
+    gap: float = 0.0  # seconds for each message after the first sent, or received, by a rank in one round
 
 
-MEDIA = {"switch": ("links",), "bus": (), "mesh": (), "torus": ("dimensions", "hop")}  # and keys of their own
+MEDIA = {"switch": ("links",), "bus": (), "mesh": (), "torus": ("dimensions", "hop")}  # with the keys of each
 CHECKS: dict[str, toml.Check] = {
     "name": toml.name, "medium": toml.one_of(*MEDIA),
     **dict.fromkeys(("alpha", "beta", "gamma", "hop", "gap"), toml.seconds),
@@ -52,14 +52,14 @@ CHECKS: dict[str, toml.Check] = {
 
 
 class Topology(NamedTuple):
-    """Levels, innermost first; `name` is its file's."""
+    """A topology: levels, innermost first; `name` is the file's name without the ending."""
 
     name: str
     levels: tuple[Level, ...]
     about: str = ""
 
     def spans(self, size: int) -> tuple[int, ...]:
-        """Return how many ranks a group of each level holds where there are `size`; ArgumentError for too many.
+        """Return, for each level, the number of ranks in a group, for `size` ranks; raise ArgumentError for too many.
 
         >>> shipped("two_hosts").spans(6)
         (3, 6)
@@ -70,7 +70,7 @@ class Topology(NamedTuple):
         return tuple(spans)
 
     def nodes(self, size: int) -> tuple[int, ...] | None:
-        """Return the innermost group of each rank; None where there is one level, and so no nodes."""
+        """Return the innermost group of each rank as the rank's node; None for one level, a topology without nodes."""
         if len(self.levels) == 1:
             return None
         span = self.spans(size)[0]
@@ -78,7 +78,7 @@ class Topology(NamedTuple):
 
 
 def names() -> tuple[str, ...]:
-    """Return the topologies that the package brings.
+    """Return the names of the topologies shipped with the package.
 
     >>> names()
     ('fat_tree', 'mesh', 'nvlink_node', 'pcie_node', 'switch', 'torus_2d', 'torus_3d', 'two_hosts')
@@ -88,14 +88,14 @@ def names() -> tuple[str, ...]:
 
 @functools.cache
 def shipped(name: str) -> Topology:
-    """Return the topology `name` of the package; ArgumentError names the nearest where there is none."""
+    """Return the shipped topology `name`; raise ArgumentError naming the nearest known name."""
     if name not in names():
         raise ArgumentError(f"no topology is named {name!r}{nearest(name, names())}", code=CODE)
     return parse(name, SHIPPED.joinpath(f"{name}.toml").read_bytes())
 
 
 def load(name_or_file: str) -> Topology:
-    """Return a topology of the package by its name, or that of a TOML file by its path; ArgumentError."""
+    """Return a shipped topology by name, or the topology in a TOML file by path; raise ArgumentError."""
     path = Path(name_or_file)
     if path.suffix != ".toml":
         return shipped(name_or_file)
@@ -106,7 +106,7 @@ def load(name_or_file: str) -> Topology:
 
 
 def parse(name: str, text: bytes) -> Topology:
-    """Return the topology that a TOML file says; ArgumentError says what is wrong, and where.
+    """Return the topology described by a TOML file; raise ArgumentError naming the fault and its place.
 
     >>> parse("pair", b"[[level]]\\nname = 'cable'\\nalpha = 1e-6\\nbeta = 1e-9").levels[0].medium
     'switch'
@@ -120,13 +120,13 @@ def parse(name: str, text: bytes) -> Topology:
 
 
 def checked(topology: Topology) -> Topology:
-    """Return `topology`, all values of which make sense; ArgumentError names the level and the key."""
+    """Return `topology` after checking all values; raise ArgumentError naming the level and the key."""
     file = toml.TomlFile(f"topology {topology.name}", CODE)
     if not topology.levels:
         raise file.error("it has no level: no [[level]]")
     for index, level in enumerate(topology.levels, 1):
         file.check(level._asdict(), CHECKS, f"level {index}")
-        for medium, keys in MEDIA.items():  # none is given that means nothing to the medium
+        for medium, keys in MEDIA.items():  # refuse keys without a meaning for the level's medium
             for key in keys:
                 if medium != level.medium and getattr(level, key) != Level._field_defaults[key]:
                     raise file.error(f"{key} belongs to a {medium}, not to a {level.medium}", f"level {index}")
@@ -135,7 +135,7 @@ def checked(topology: Topology) -> Topology:
 
 
 def _check_nesting(file: toml.TomlFile, topology: Topology) -> None:
-    """Every group holds whole groups of the level below."""
+    """Raise ArgumentError unless every group consists of whole groups of the level below."""
     below, last = 1, len(topology.levels)
     for index, level in enumerate(topology.levels, 1):
         fault = None

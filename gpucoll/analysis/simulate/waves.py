@@ -1,8 +1,8 @@
-"""A schedule as waves: the messages that go together, and the rounds that end with them.
+"""A schedule as waves: messages moving together, and the rounds ending with these messages.
 
-Wave d holds the messages with d messages before them on their longest chain: a message is one deeper than the deepest
-of the rounds before it on either side. In an algorithm that is alike on all ranks that is its round, and all ranks are
-made at once; for any other the schedules of all ranks are replayed one by one.
+Wave d holds the messages with d predecessors on their longest chain: a message is one deeper than the deepest earlier
+round of sender and receiver. In a symmetric algorithm, the same on all ranks, the wave is the round, and all ranks are
+made at once. For other algorithms the schedules of all ranks are replayed one by one.
 """
 
 from __future__ import annotations
@@ -20,36 +20,39 @@ from gpucoll.core.schedule import Copy, RecvReduce, Reduce, Round, Schedule, Sen
 from gpucoll.errors import ArgumentError
 from gpucoll.verify.symbolic import Turn, replay
 
-TOGETHER = 1 << 27  # messages of all ranks made at once
-AT_ONCE = 1 << 22  # messages of one round of those
-ONE_BY_ONE = 1 << 20  # messages of schedules that are replayed
-ON_NODES = 1 << 10  # ranks of those that heed nodes: each of them looks at all ranks' nodes
+TOGETHER = 1 << 27  # limit of messages, all ranks made at once
+AT_ONCE = 1 << 22  # limit of messages in one round, all ranks made at once
+ONE_BY_ONE = 1 << 20  # limit of messages, ranks replayed one by one
+ON_NODES = 1 << 10  # limit of ranks on nodes: each rank's schedule reads the nodes of all ranks, so time is quadratic
 
 
 class NotAlike(Exception):
-    """Some ranks of an algorithm that is alike on all wait for a message where others do not."""
+    """In a symmetric algorithm some ranks have fewer messages in a round than others, so a wave is not a round."""
 
 
 class Case(NamedTuple):
-    """What is simulated: an algorithm under the name that it was asked for by, and how."""
+    """A case to simulate: an algorithm, the requested name with parameters, and the options."""
 
     entry: Algorithm
     name: str
     size: int
-    options: dict[str, Any]  # those of root, segments and nodes that it takes
+    options: dict[str, Any]  # of root, segments and nodes: the options accepted by the algorithm
 
     def schedule(self, rank: int) -> Schedule:
-        """Return what `rank` does."""
+        """Return the schedule of `rank`."""
         return schedule(self.entry.collective, self.name, rank=rank, size=self.size, **self.options)
 
     def everyone(self) -> Schedule | None:
-        """Return what all ranks do, made at once; None where they are not alike."""
+        """Return the schedule of all ranks, made at once; None for an asymmetric algorithm or with nodes."""
         return None if self.options.get("nodes") is not None else all_ranks(
             self.entry.collective, self.name, size=self.size, segments=self.options.get("segments", 1))
 
 
 class Wave(NamedTuple):
-    """Messages of `chunks` from `src` to `dst`; what is combined: by whom, with what from whom; whose rounds end."""
+    """One wave: messages of `chunks` from `src` to `dst`; reductions; and `closing`, the ranks ending a round.
+
+    A reduction combines `reduced` chunks from rank `source` on rank `reducer`.
+    """
 
     src: Array
     dst: Array
@@ -61,9 +64,10 @@ class Wave(NamedTuple):
 
 
 def together(everyone: Schedule) -> Iterator[Wave]:
-    """Yield the waves of what all ranks do; raise NotAlike where not all have as many messages."""
+    """Yield the waves of all ranks' schedule; raise NotAlike if the numbers of messages differ between ranks."""
     ranks, before = numpy.arange(everyone.size), numpy.zeros(0)
     for steps in everyone:
+        # Equal sends as in the previous round need no second check.
         sends = ends(steps, Send, ranks)
         if not numpy.array_equal(before, sends):
             if len(numpy.unique(numpy.bincount(sends[:2].ravel(), minlength=everyone.size))) > 1:
@@ -80,17 +84,17 @@ def ends(steps: Round, kind: object, ranks: Array) -> Array:
     for step in steps:
         if isinstance(step, kind):  # type: ignore[arg-type] # a type or several
             peer = ranks if isinstance(step, Copy | Reduce) else step.peer
-            known = totals.setdefault(_same(peer, seen), [peer, 0])  # the pieces of one message have one peer
+            known = totals.setdefault(_same(peer, seen), [peer, 0])  # steps with equal peers form one message
             known[1] = known[1] + step[0].count
     rows = []
     for peer, chunks in totals.values():
         row = numpy.stack(numpy.broadcast_arrays(ranks, peer, chunks))
-        rows.append(row[:, row[2] > 0] if numpy.ndim(chunks) else row)  # an array may say that a rank has no such step
+        rows.append(row[:, row[2] > 0] if numpy.ndim(chunks) else row)  # an entry 0: no such step
     return numpy.concatenate(rows, axis=1) if rows else numpy.zeros((3, 0), numpy.intp)
 
 
 def _same(peer: Any, seen: dict[int, bytes]) -> object:
-    """Return what equal peers have in common; those that are one object are looked at once."""
+    """Return a key, equal for equal peers; `seen` caches the keys of arrays by identity."""
     if not isinstance(peer, numpy.ndarray):
         return peer
     if id(peer) not in seen:
@@ -99,7 +103,7 @@ def _same(peer: Any, seen: dict[int, bytes]) -> object:
 
 
 def few_enough(case: Case) -> bool:
-    """Return whether all ranks at once are few enough messages, should they be alike."""
+    """Return whether the messages of all ranks, estimated from rank 0, are within the limits for all at once."""
     total = 0
     for posts in _posts(case, 0):
         total += posts // 2 * case.size
@@ -109,13 +113,13 @@ def few_enough(case: Case) -> bool:
 
 
 def _posts(case: Case, rank: int) -> Iterator[int]:
-    """Yield how many messages `rank` sends and receives in each of its rounds."""
+    """Yield the number of messages sent and received by `rank` in each round."""
     for steps in case.schedule(rank):
         yield len({(isinstance(step, Send), step.peer) for step in steps if not isinstance(step, Copy | Reduce)})
 
 
 def _counted(case: Case, rank: int, most: int) -> int:
-    """Return how many messages `rank` sends and receives; where there are more than `most`, any number above it."""
+    """Return the number of messages sent and received by `rank`; stop counting above `most`."""
     total = 0
     for posts in _posts(case, rank):
         total += posts
@@ -125,10 +129,11 @@ def _counted(case: Case, rank: int, most: int) -> int:
 
 
 def one_by_one(case: Case) -> Iterator[Wave]:
-    """Yield the waves of any algorithm; ArgumentError where there are far more than ONE_BY_ONE messages."""
+    """Yield the waves of any algorithm; raise ArgumentError if a sample of ranks predicts too many messages."""
     if case.options.get("nodes") is not None and case.size > ON_NODES:
         raise ArgumentError(f"more than {ON_NODES} ranks, whose nodes it heeds", code="GC-SIMULATE")
-    some = sorted({*range(0, case.size, -(-case.size // 8)), case.size - 1})  # which stand for all of them
+    # Counting the messages of all ranks would take as long as the replay: the median of a sample decides.
+    some = sorted({*range(0, case.size, -(-case.size // 8)), case.size - 1})
     most = 2 * ONE_BY_ONE // case.size
     if statistics.median_low(_counted(case, rank, most) for rank in some) > most:
         raise ArgumentError(f"more than {TOGETHER >> 20} Mi messages ({ONE_BY_ONE >> 20} Mi where ranks are not "
@@ -139,14 +144,14 @@ def one_by_one(case: Case) -> Iterator[Wave]:
 
 
 class _Log:
-    """The observer of a replay: writes down in which wave everything happens.
+    """The observer of a replay, noting the wave of every message, reduction and end of a round.
 
-    A round without messages ends in the wave of the one before it, after it.
+    A round without messages ends in the wave of the previous round, after the previous round.
     """
 
     def __init__(self, size: int) -> None:
         self._steps: list[Round] = [()] * size
-        # By wave: sender, receiver and chunks of messages; rank, peer and chunks of what is combined; whose rounds end.
+        # By wave: (sender, receiver, chunks) of messages; (rank, peer, chunks) of reductions; (rank,) of ended rounds.
         self._rows: dict[Turn, tuple[list[Any], list[Any], list[Any]]] = defaultdict(lambda: ([], [], []))
 
     def begin(self, rank: int, steps: Round) -> None:

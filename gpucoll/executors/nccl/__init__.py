@@ -1,10 +1,10 @@
-"""The `nccl` executor: schedules on GPU arrays, by NCCL's send and receive and our own kernels.
+"""The `nccl` executor: schedules on GPU arrays, by NCCL's send and receive and the library's own kernels.
 
-A round is one group of messages, then the kernels that combine what came, all enqueued without waiting on the host.
-Where the messages of a round form pairs in order (a ring's segments), each pair is a group of its own, and what came
-is combined on a second stream while the next pair is under way.
+A round is one group of messages, then the kernels that combine the received data, all enqueued without waiting on the
+host. If the messages of a round form pairs in order (a ring's segments), each pair is a group, and its data are
+combined on a second stream, the side stream, during the next pair.
 
-    replay            small calls alike, captured as a graph
+    replay            repeated small calls, captured as a CUDA graph
     nccl_collectives  NCCL's own collectives
 """
 
@@ -23,16 +23,17 @@ from gpucoll.executors.nccl.replay import Graphs, Replay, place_of
 from gpucoll.plan import HALVES, Form, Message, Plan, Span, Step
 from gpucoll.progress.operations import Operation
 
-TOKEN = 1  # bytes of a barrier's message, which has no data
-PROGRAMS = 1024  # kept
+TOKEN = 1  # bytes sent for a message of a barrier, which has no data
+PROGRAMS = 1024  # the most plans whose nodes are kept
 PIECE = 1 << 26  # elements of at most 16 bytes
 
 
 @dataclass
 class Node:
-    """One thing to enqueue: messages that are under way together, or results, side by side.
+    """One thing to enqueue: messages in one group, or results.
 
-    On the second stream where `side`, after node `after` of the other one. `awaited`: a node of that one waits for it.
+    With `side` on the side stream. `after` is the node of the other stream to be awaited first; `awaited` says that a
+    node of the other stream awaits this node.
     """
 
     sends: Sequence[Message] = ()
@@ -43,21 +44,21 @@ class Node:
     awaited: bool = False
 
     def follows(self, other: Node) -> bool:
-        """Return whether results of the `other` one must be there before."""
+        """Return whether this node needs results of the `other` node."""
         formed = [form.number for form in other.forms]
         steps: tuple[Step, ...] = (*self.sends, *self.receives, *self.forms)
         return any(not step.after.isdisjoint(formed) for step in steps)
 
 
 class NcclExecutor:
-    """Runs schedules on `device` by `transport`; operations follow each other, on any streams."""
+    """An executor of schedules on `device` by `transport`; operations run in order, over all streams."""
 
     name = "nccl"
 
     def __init__(self, device: Device, transport: Transport, order: StreamOrder) -> None:
         self._device, self._transport, self._order = device, transport, order
         self._workspace = Workspace(device)
-        self._captured = Workspace(device)  # of the user's graphs, launched when nobody knows but one after the other
+        self._captured = Workspace(device)  # for the user's graphs, launched at unknown times, in order
         self._graphs = Graphs()
         self._is_own_capture = False
         self._side: Stream | None = None
@@ -70,9 +71,9 @@ class NcclExecutor:
         return self._transport.capturable
 
     def serves(self, task: Task) -> str | None:
-        """Every schedule. Once there is a plan, the kernels that it needs are loaded, before data move.
+        """Return None: every schedule is served. With a plan, also load the kernels, before data move.
 
-        To load one may take until the GPU has nothing to do: those that a replay needs are not left to it.
+        Loading a kernel may block until the GPU is idle, so kernels for a later replay are loaded here, too.
         """
         if not self._transport.capturable and self._device.asynchronous and task.stream.is_capturing():
             return NO_CAPTURE
@@ -91,8 +92,10 @@ class NcclExecutor:
             yield from self._enqueue(task, task.stream, task.input, task.output)
             return
         place, graphs = place_of(task), self._graphs
-        is_new = task.repeated and place not in graphs.direct  # there is none of a result that was allocated
-        if is_new and not self._transport.registers:  # the next array at this address may be other memory to the peers
+        # A graph on the user's arrays saves two copies. Not if the transport registers memory: to the peers, another
+        # array at this address later would be other memory.
+        is_new = task.repeated and place not in graphs.direct
+        if is_new and not self._transport.registers:
             graphs.keep_direct(place, (yield from self._capture(task, task.input, task.output)))
         if place in graphs.direct:
             graphs.direct[place].launch(task.stream)
@@ -107,12 +110,12 @@ class NcclExecutor:
         self._replay(task, graphs.buffered[key])
 
     def launcher(self, task: Task) -> Launcher | None:
-        """Return how to launch the graph of calls like `task` on the same memory; None where there is none yet."""
+        """Return a function that launches the graph of calls like `task` on the same memory, or None."""
         direct = self._graphs.direct.get(place_of(task))
         return None if direct is None else direct.launch
 
     def scratch(self) -> list[Any]:
-        """Return the memory from which results are formed, other than the user's."""
+        """Return all memory from which results are formed, other than the user's."""
         return [*self._workspace.rows(), *self._captured.rows(), *self._graphs.rows()]
 
     def close(self) -> None:
@@ -138,12 +141,13 @@ class NcclExecutor:
                 self._event(number).record(where)
 
     def _addresses(self, task: Task, plan: Plan, source: Any, target: Any, stream: Stream) -> dict[str, int]:
-        """Return where the buffers of `task` are, by name; `input` is elsewhere where the plan needs a copy of it."""
+        """Return the addresses of the buffers of `task` by name; "input" is a buffer if the plan needs a copy."""
         wanted = {name: count * task.dtype.itemsize for name, count in plan.workspace.items()}
-        if task.collective == "barrier":  # which has a byte for every message
+        if task.collective == "barrier":  # a byte to send, and a byte for every receive
             wanted["token"] = 1 + max(map(len, plan.rounds), default=0)
         if plan.copy_input:
             wanted["input"] = source.nbytes
+        # A graph captured by the user keeps using its workspace: give graphs memory of their own.
         workspace = self._captured if stream.is_capturing() and not self._is_own_capture else self._workspace
         return {"input": address(source), "output": address(target),
                 **{name: address(workspace.row(name, nbytes, stream)) for name, nbytes in wanted.items()}}
@@ -153,13 +157,14 @@ class NcclExecutor:
         if source is not None:
             kernels.copy(address(source), kept.source, source.size, width, task.stream)
         kept.launch(task.stream)
-        if target is not None and not (task.collective == "broadcast" and source is not None):  # the root's
+        if target is not None and not (task.collective == "broadcast" and source is not None):  # a root's broadcast
             kernels.copy(kept.target, address(target), target.size, width, task.stream)
 
     def _capture(self, task: Task, source: Any, target: Any, stream: Stream | None = None) -> Any:
-        """Return the call captured from `source` to `target`; what it allocates comes before the capture."""
+        """Return the call captured from `source` to `target`; all memory is allocated before the capture."""
         stream = stream or self._device.new_stream()
         assert task.plan is not None
+        # Memory and streams cannot be allocated during a capture.
         self._addresses(task, task.plan, source, target, stream)
         self._side_stream()
         stream.begin_capture()
@@ -172,7 +177,8 @@ class NcclExecutor:
         return Replay(graph, address(source), address(target), keep=(source, target, stream))
 
     def _program(self, plan: Plan) -> list[Node]:
-        """Return the program of a plan; plans are kept by who makes them, and met again."""
+        """Return the nodes of a plan; kept, since callers keep their plans and use them again."""
+        # The plan is kept with the nodes, so that no other plan gets the same id.
         if id(plan) not in self._programs:
             if len(self._programs) == PROGRAMS:
                 self._programs.clear()
@@ -190,15 +196,15 @@ class NcclExecutor:
 
 
 class _Run:
-    """A task under way: its buffers by name, as addresses."""
+    """One task under way: the buffers by name, as addresses."""
 
     def __init__(self, device: Device, task: Task, addresses: dict[str, int]) -> None:
         self._kernels, self._task, self._addresses = device.kernels, task, addresses
         self._width = task.dtype.itemsize
 
     def parts(self, exchange: Node) -> tuple[list[Part], list[Part]]:
-        """Return what is sent and received as addresses; messages without data only where a barrier needs them."""
-        if self._task.collective == "barrier":  # one byte is sent, and each that comes has its own
+        """Return the messages of a node by addresses; messages without data only in a barrier."""
+        if self._task.collective == "barrier":  # all sends share one byte, each receive has its own
             token = self._addresses["token"]
             return ([Part(token, TOKEN, message.peer) for message in exchange.sends],
                     [Part(token + place, TOKEN, one.peer) for place, one in enumerate(exchange.receives, 1)])
@@ -222,22 +228,25 @@ class _Run:
 
 
 def nodes_of(plan: Plan) -> list[Node]:
-    """Return what is enqueued for `plan`, in order; all of the second stream's is awaited in the end.
+    """Return the nodes of `plan` in order; the last node awaits the side stream.
 
-    What follows messages and is not what the next ones wait for goes beside them, on the second stream. Messages stay
-    on the first one, in groups that meet on every rank.
+    Results after a group of messages go to the side stream, if the next group does not need them. Messages stay on the
+    first stream, in groups that are equal on both ranks of each message.
     """
     nodes = [node for steps in plan.rounds for node in _groups(steps)]
-    following: Node | None = None  # the messages that come next
+    # Backwards, so that the next group of messages is known at each result.
+    following: Node | None = None  # the next group of messages
     for number in reversed(range(len(nodes))):
         node = nodes[number]
         if not node.forms:
             following = node
         elif number and not nodes[number - 1].forms:
             node.side = following is not None and not following.follows(node)
+    # The empty last node makes the first stream wait for the side stream.
     if any(node.side for node in nodes):
         nodes.append(Node())
-    met = -1  # the last node of the second stream that the first one has waited for, and so for those before
+    # The last side node awaited by the first stream: all side nodes before have ended, too, and need no further wait.
+    met = -1
     for number, node in enumerate(nodes):
         if node.side:
             node.after = number - 1
@@ -252,13 +261,15 @@ def nodes_of(plan: Plan) -> list[Node]:
 
 
 def _groups(steps: Sequence[Step]) -> Iterator[Node]:
-    """Yield what a round forms aside before, then its messages, with what follows; pair by pair where it is such.
+    """Yield the nodes of a round: results formed aside first, then each group of messages with the results after.
 
-    Where all sends go to one peer and all receives come from one, every rank of a ring forms the same pairs.
+    If all sends go to one peer and all receives come from one peer, as in a ring, the groups are pairs of a send and a
+    receive: every rank of a ring forms the same pairs.
     """
     sends, receives = ([piece for step in steps if isinstance(step, Message) and step.sends == sent
                         for piece in _cut(step)] for sent in (True, False))
     forms = [step for step in steps if isinstance(step, Form)]
+    # In pairs, a result of an early pair would overwrite the source of a later send: then the round is one group.
     is_overwritten = any(send.number in form.after for send in sends for form in forms)
     paired = len(sends) == len(receives) > 1 and not is_overwritten \
         and len({send.peer for send in sends}) == 1 == len({receive.peer for receive in receives})
@@ -279,7 +290,7 @@ def _groups(steps: Sequence[Step]) -> Iterator[Node]:
 
 
 def _cut(message: Message) -> list[Message]:
-    """Return `message` in pieces: MPI, on the emulated device, counts bytes in 31 bits."""
+    """Return `message` in pieces: on the emulated device MPI counts bytes in 31 bits."""
     span = message.span
     starts = range(span.start, span.stop, PIECE) or [span.start]
     return [message._replace(span=span._replace(start=start, stop=min(start + PIECE, span.stop))) for start in starts]

@@ -1,7 +1,7 @@
 """NCCL's own collectives: the `native` choice for GPU arrays.
 
-NCCL adds what it knows and moves everything as bytes. Complex numbers are pairs of reals to it, which is right for sum
-and avg; bool is a byte, whose max is `or` and whose min is `and`.
+NCCL reduces dtypes known to NCCL, and moves all data as bytes. A complex number is a pair of reals, correct for sum and
+avg. A bool is a byte; max of bytes is `or`, min is `and`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ REDUCES = ("all_reduce", "reduce", "reduce_scatter")
 
 
 class NcclNative:
-    """Runs NCCL's collectives on `device`."""
+    """An executor of NCCL's collectives on `device`."""
 
     name = "native"
 
     def __init__(self, device: Device, transport: Nccl, order: StreamOrder, *, capability: int) -> None:
         self._device, self._transport, self._order = device, transport, order
-        self._lacks_float8 = nccl.lacks_float8(capability)  # the lowest of all ranks
+        self._lacks_float8 = nccl.lacks_float8(capability)  # capability: the lowest of all ranks
 
     def serves(self, task: Task) -> str | None:
-        """The collectives, ops and dtypes that NCCL has and that mean what the contract says."""
+        """Return None for the collectives, ops and dtypes of NCCL with the library's meaning."""
         if task.collective in REDUCES:
             return _cannot_reduce(task) or (self._lacks_float8 if task.dtype.itemsize == 1 and
                                             task.dtype.kind == "float" else None)
@@ -50,17 +50,15 @@ class NcclNative:
         return self._transport.launcher(self._call(task, address(task.input), address(task.output)))
 
     def close(self) -> None:
-        """Nothing to give back: the transport belongs to the communicator."""
+        """Do nothing: the transport belongs to the communicator."""
 
     def _call(self, task: Task, source: int, target: int) -> nccl.NcclCall:
-        """Of elements where it reduces, else of bytes of a block: what a rank gives or gets where the other side has
-        one for every rank.
-        """
+        """Return NCCL's call; sizes are elements in reductions, elsewhere bytes of one rank's block."""
         name, call = task.collective, self._transport.collective
         if name in REDUCES:
             dtype, op, per_element = _spelled(task)
             count = (task.output if name == "reduce_scatter" else task.input).size * per_element
-            root = [task.root] if name == "reduce" else []  # the others have no output
+            root = [task.root] if name == "reduce" else []  # ranks other than the root have no output
             return call(name, source, target or source if root else target, count, dtype, nccl.OPS[op], *root)
         rows = [row for row in (task.input, task.output) if row is not None]
         if name == "broadcast":
@@ -73,7 +71,7 @@ class NcclNative:
         return call(name, source, target, block, "ncclUint8", task.root)
 
     def _from_copy(self, task: Task) -> Waiting:
-        """Let NCCL read a copy, which is there until all is enqueued, or captured for good."""
+        """Let NCCL read a copy, kept until all is enqueued, or for good in a capture."""
         aside = self._device.empty(task.input.size, task.input.dtype, task.stream)
         self._order.keep_captured(task.stream, aside)
         self._device.kernels.copy(address(task.input), address(aside), task.input.size, task.dtype.itemsize,
@@ -82,7 +80,7 @@ class NcclNative:
 
 
 def _reads_what_it_writes(task: Task) -> bool:
-    """NCCL has no all_to_all in place."""
+    """Return whether the call is an all_to_all in place, for which NCCL needs a copy of the input."""
     return task.collective == "all_to_all" and address(task.input) == address(task.output)
 
 
@@ -103,9 +101,9 @@ def _cannot_reduce(task: Task) -> str | None:
 
 
 def _spelled(task: Task) -> tuple[Any, Any, int]:
-    """Return NCCL's names of dtype and op, and how many of its elements one of ours is."""
+    """Return NCCL's dtype and op, and the number of NCCL's elements in one element."""
     assert task.op is not None
-    # A factor has been applied before, avg's division comes after, as for every executor.
+    # As for every executor, a factor has been applied before, and the division of avg comes after.
     name = "sum" if task.op.factor is not None or task.op.name == "avg" else task.op.name
     if task.dtype.kind == "bool":
         return "ncclUint8", OPS[ON_BOOL[name]].nccl, 1

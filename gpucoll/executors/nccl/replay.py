@@ -1,9 +1,9 @@
-"""Small calls alike, captured once as a CUDA graph and replayed.
+"""Repeated small calls, captured once as a CUDA graph and replayed.
 
-NCCL asks that a message is part of a graph on both of its ranks or on none, so that whether a call is replayed must
-follow from what all ranks know: what is called, and how often it has been. Arrays are not known to all, hence a graph
-works on buffers of its own, into which the input is copied and from which the output is; and one that is called on the
-same arrays again, on those: that saves the copies, and to the other ranks it is the same.
+NCCL demands that a message is part of a graph on both ranks or on neither. So the decision to replay depends only on
+facts known to all ranks: the call, and how many times the call has come. Arrays are not known to all ranks, so a graph
+works on private buffers, with a copy in and a copy out. A call repeated on the same arrays gets a graph on the arrays
+in place: this saves the copies, and makes no difference to the other ranks.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from gpucoll.arrays import address
 from gpucoll.device import Graph, Stream
 from gpucoll.executors import Task
 
-LIMIT = 1 << 18  # bytes up to which a schedule's launches cost more than the two copies
-CALLS = 3  # a call that has come so often is likely to come again
-GRAPHS = 64  # kept; further calls are enqueued one by one
-DIRECT = 256  # kept of those on the user's own memory
+LIMIT = 1 << 18  # bytes up to which a schedule's launches cost more than two copies
+CALLS = 3  # a call that has come this many times is likely to come again
+GRAPHS = 64  # kept at most; any further call is enqueued piece by piece
+DIRECT = 256  # the most graphs kept on the user's own memory
 SEEN = 4096  # signatures counted
 
 
 class Replay:
-    """A captured call, the addresses that it reads and writes, and what must live as long: its buffers and stream.
+    """A captured call, the addresses read and written by it, and the objects to be kept: buffers and stream.
 
-    NCCL's communicator is there as long as a graph of it: `drop` lets go of that, whoever still has the replay.
+    A graph keeps NCCL's communicator alive. `drop` releases the graph even while others still hold the replay.
     """
 
     __slots__ = ("__weakref__", "_graph", "_keep", "source", "target")
@@ -41,19 +41,19 @@ class Replay:
         self._graph.launch(stream)
 
     def rows(self) -> list[Any]:
-        """Return the buffers of a graph that has its own."""
+        """Return the private buffers of the graph; none if the graph works on the user's memory."""
         return [] if self._keep is None else [row for row in self._keep[:2] if row is not None]
 
     def drop(self) -> None:
-        """Let go of the graph."""
+        """Release the graph."""
         self._graph = self._keep = None
 
 
 class Graphs:
-    """The captured calls of one communicator, and how often each has come.
+    """The captured calls of one communicator, and the counts of all calls.
 
-    `direct` are those on the user's own memory, by `place_of`; `buffered` by the name that `serve` gives and whether
-    they are in place.
+    `direct` has the graphs on the user's memory, by `place_of`; `buffered` the graphs on private buffers, by the name
+    from `serve` and whether the call is in place.
     """
 
     def __init__(self) -> None:
@@ -61,15 +61,16 @@ class Graphs:
         self._chosen: set[Any] = set()
         self.buffered: dict[Any, Replay] = {}
         self.direct: dict[Any, Replay] = {}
-        self._all: weakref.WeakSet[Replay] = weakref.WeakSet()  # direct ones that somebody still launches
+        self._all: weakref.WeakSet[Replay] = weakref.WeakSet()  # direct ones, also if only a launcher still holds them
 
     def serve(self, task: Task) -> Any:
-        """Return under which name `task` is to be replayed, alike on every rank, or None; counts the call."""
+        """Count the call; return the name by which to replay `task`, equal on every rank, or None."""
         if not 0 < task.nbytes <= LIMIT or task.lengths is not None or task.stream.is_capturing():
             return None
         signature = _signature(task)
         if signature in self._chosen:
             return signature
+        # Counts are cleared alike on all ranks, since all ranks count the same calls.
         if len(self._seen) == SEEN:
             self._seen.clear()
         self._seen[signature] += 1
@@ -79,14 +80,14 @@ class Graphs:
         return signature
 
     def keep_direct(self, place: Any, replay: Replay) -> None:
-        """Keep a graph that works on a task's own memory, and forget the oldest where there are too many."""
+        """Keep a graph on a task's own memory, and forget the oldest if there are too many."""
         if len(self.direct) == DIRECT:
             del self.direct[next(iter(self.direct))]
         self.direct[place] = replay
         self._all.add(replay)
 
     def rows(self) -> list[Any]:
-        """Return the buffers of all graphs that have their own."""
+        """Return the private buffers of all graphs."""
         return [row for replay in self.buffered.values() for row in replay.rows()]
 
     def clear(self) -> None:
@@ -97,11 +98,11 @@ class Graphs:
 
 
 def _signature(task: Task) -> tuple[Any, ...]:
-    """Return what tells a call from another one and is the same on every rank."""
+    """Return the key of a call, equal on every rank."""
     return task.collective, task.algorithm, task.nbytes, task.dtype.name, task.root, task.op and task.op.cuda
 
 
 def place_of(task: Task) -> tuple[Any, ...]:
-    """Return what tells a call on given memory from another one."""
+    """Return the key of a call on given memory."""
     return _signature(task), address(task.input), address(task.output)
 

@@ -1,13 +1,14 @@
-"""The `peer` executor: one kernel on every rank does a whole collective, in memory that the ranks of a node share.
+"""The `peer` executor: one kernel per rank does a whole collective, in GPU memory shared by the ranks of a node.
 
-    binding      a task as launches on memory
-    step_tables  a plan as tables for the step kernel, which walks any schedule; whether all ranks' come to their ends
-    handshake    how the ranks come to share their slabs
-    memory, ipc  slabs of the emulated device and of GPUs, arrays in memory that all ranks share
+    binding      a task as kernel launches on memory
+    step_tables  a plan as tables for the step kernel, which runs any schedule; and a check against deadlock
+    handshake    how the ranks get access to each other's slabs (a slab is a rank's piece of shared memory)
+    memory, ipc  slabs of the emulated device and of GPUs; arrays in symmetric memory
 
-Some algorithms have kernels of their own (`Traits.kernel`), short messages go in packets. The host enqueues and
-returns: what waits is the kernel, at most until the deadline, and then the communicator has failed. All counters live
-in the slabs, so that kernels may be captured in a graph; who launches it takes turns with the communicator's calls.
+Some algorithms have a kernel of their own (`Traits.kernel`); short messages travel in packets. The host enqueues and
+returns. The kernel waits for the other ranks, at most until the deadline; after a time-out the communicator has failed.
+All counters lie in the slabs, so that kernels may be captured in a CUDA graph. Launches of such a graph and calls of
+the communicator must take turns.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ BLOCKING = ("kernels of ranks that share a GPU wait for each other, and on a blo
 
 
 class PeerExecutor:
-    """Runs schedules on `device`; made by all ranks together, in at most `timeout` seconds.
+    """An executor of schedules on `device`, made by all ranks together in at most `timeout` seconds.
 
-    `link` joins the ranks, `order` is that of the communicator's operations on any streams. Arrays of
-    `symmetric`, None where the ranks cannot share memory, are read where they lie.
+    `link` joins the ranks; `order` is the order of the communicator's operations over all streams. Arrays in
+    `symmetric` memory are read in place; `symmetric` is None if the ranks cannot share memory.
     """
 
     name = "peer"
@@ -45,11 +46,11 @@ class PeerExecutor:
 
     @property
     def minds_blocking(self) -> bool:
-        """Whether it serves no call on a blocking stream: ranks share a GPU."""
+        """Whether calls on blocking streams are refused, because several ranks share a GPU."""
         return self._meeting.on_one_gpu
 
     def serves(self, task: Task) -> str | None:
-        """Every schedule whose ranks are on one node. Once there is a plan, its kernels are compiled."""
+        """Return None for a schedule whose ranks are on one node; with a plan, also compile the kernels."""
         if self._meeting.trouble:
             return self._meeting.trouble
         if self._meeting.on_one_gpu and self._device.is_blocking(task.stream):
@@ -64,18 +65,21 @@ class PeerExecutor:
     def run(self, task: Task) -> Operation:
         """Enqueue `task` on its stream.
 
-        To load code or to allocate memory may take until the GPU has nothing to do: where ranks share one, all have
-        done so, for this call and before, when the first of its kernels begins to wait for another rank's.
+        Loading code or allocating memory may block until the GPU is idle. If ranks share a GPU, a kernel waiting for
+        another rank's kernel would then wait for ever. So all ranks finish loading and allocating, for this call too,
+        and meet before the first kernel is enqueued.
         """
         self.check()
         if self._meeting.on_one_gpu and self._device.is_blocking(task.stream):
             raise UsageError(f"{task.collective}: {BLOCKING}", code="GC-STREAM")
         self._order.follow(task.stream)  # before `bind`, which lets go of memory when the stream has come to here
         calls = self._binder.bind(task)
+        # No rank's kernel may wait before every rank has allocated: see above.
         if self._meeting.on_one_gpu and not task.stream.is_capturing():
             yield from self._meeting.meet()
         for call in calls:
             call(task.stream)
+        # On a GPU the host looks at the control record later: see `Gpu.check`.
         if not self._device.asynchronous:
             task.stream.enqueue(self.check)
 
@@ -92,7 +96,7 @@ class PeerExecutor:
         return launch
 
     def check(self) -> None:
-        """Raise CollectiveTimeout where a kernel has given up waiting for another rank."""
+        """Raise CollectiveTimeout if a kernel has given up waiting for another rank."""
         control = self._meeting.memory.control
         if control["where"]:
             what, peer = WAITS[int(control["where"])], int(control["peer"])
@@ -101,11 +105,11 @@ class PeerExecutor:
                                     "deadline", ranks=(peer,))
 
     def abort(self) -> None:
-        """End what is under way: every wait of this rank's kernels, without the other ranks."""
+        """End every wait of this rank's kernels, without the other ranks."""
         self._meeting.memory.control["aborted"] = 1
 
     def close(self) -> None:
-        """Give back all memory; idempotent. A collective call."""
+        """Release all memory; idempotent. A collective call."""
         self._binder.clear()
         self._meeting.close()
         if self.symmetric is not None:

@@ -1,4 +1,4 @@
-"""A task as launches: which kernels, in which grids, on which memory; for a call like one before they are there."""
+"""A task as launches: kernels, grids and memory; launches are kept, and found again by similar calls."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ from gpucoll.executors.peer.step_tables import Program, check, everyone, program
 from gpucoll.plan import Plan
 
 KEPT = 256  # calls
-SHARE = 1 << 13  # bytes of a message that keep a block busy: latency counts in small calls, and SMs are many
-STEPS, PACKETS = "steps", "packets"  # kernels: that of any schedule, and of short messages
-ALL, SHARE_OF_ALL = "fold_all", "fold_share"  # kernels in which a rank reduces all elements, or its share of them
-NO_MATTER = Places(1)  # on every rank: no rank reads another rank's result of `ALL`
+# Bytes of a message for one block. Small calls are bound by latency, and a GPU has many SMs, so a block gets little.
+SHARE = 1 << 13
+STEPS, PACKETS = "steps", "packets"  # kernels for any schedule, and for short messages
+ALL, SHARE_OF_ALL = "fold_all", "fold_share"  # kernels: a rank reduces all elements, or its share
+# Places equal on every rank, and never used: in kernel `ALL` no rank reads another rank's result.
+NO_MATTER = Places(1)
 
 Enqueue: TypeAlias = Callable[[Stream], object]
 
 
 class PeerBinder:
-    """Binds tasks to the ranks' slabs, to rooms of this rank's, and to arrays in `symmetric` memory."""
+    """The launches of tasks on the ranks' slabs, on buffers of this rank, and on arrays in `symmetric` memory."""
 
     def __init__(self, device: Device, order: StreamOrder, meeting: Meeting, symmetric: SymmetricMemory | None) -> None:
         self._device, self._order, self._meeting, self._symmetric = device, order, meeting, symmetric
         self._loaded: set[Any] = set()
-        # What is enqueued; programs, where their tables are, what is there. No other plan gets the number of one kept.
+        # Launches; then programs with their tables' addresses and memory. The plans are kept, so that ids stay unique.
         self._bound: dict[Any, tuple[Plan, list[Enqueue]]] = {}
         self._walks: dict[Any, tuple[Plan, Program, dict[str, int], Any]] = {}
         self._workspace = Workspace(device)
@@ -52,12 +54,13 @@ class PeerBinder:
             self._loaded.add(kind)
 
     def bind(self, task: Task) -> list[Enqueue]:
-        """Return what is enqueued for `task`, one after the other."""
+        """Return the functions to be called in order, with the stream, to enqueue `task`."""
         ends = address(task.input), address(task.output)
         key = id(task.plan), ends, task.dtype.name, task.op and task.op.cuda
         bound = self._bound.get(key)
         if bound is None:
-            if len(self._bound) >= KEPT:  # kernels, and graphs of the user's, may still be reading the tables
+            # Kernels on the stream, and graphs captured by the user, may still read the tables: release them later.
+            if len(self._bound) >= KEPT:
                 self._order.hold(task.stream, self._walks)
                 self._bound, self._walks = {}, {}
             assert task.plan is not None
@@ -68,7 +71,7 @@ class PeerBinder:
 
     @property
     def tables(self) -> object:
-        """What must live as long as the launches that have been bound may run."""
+        """The tables read by the bound launches; must live as long as the launches may run."""
         return self._walks
 
     def clear(self) -> None:
@@ -79,7 +82,7 @@ class PeerBinder:
         return reducing(self._kernel(task), task.op, task.dtype)
 
     def _kernel(self, task: Task) -> str:
-        """Return the kernel that does `task`: that of its algorithm, or the kernel that walks any schedule."""
+        """Return the name of the kernel for `task`: the algorithm's own, or the kernel for any schedule."""
         if self._meeting.room.ranks == 1:
             return STEPS
         kernel = find(task.collective, task.algorithm).traits.kernel or STEPS
@@ -93,7 +96,7 @@ class PeerBinder:
         return max(1, min(self._meeting.room.channels, nbytes // SHARE))
 
     def _direct(self, task: Task, plan: Plan, source: int, target: int) -> list[Enqueue]:
-        """Return the one launch that there is, of as many blocks on every rank."""
+        """Return the single launch of an algorithm's own kernel; all ranks launch equally many blocks."""
         heap, count, nan_bytes = self._meeting.heap, task.output.size, _nan_bytes(task)
         if not count:
             return []
@@ -103,7 +106,8 @@ class PeerBinder:
         elif kernel == SHARE_OF_ALL:
             places = self._places(source, task), self._places(target, task)
             arguments = heap.shots(source, target, count, *places, nan_bytes)
-        else:  # which would overwrite in place what others still read
+        # In place, the result of `ALL` would overwrite an input still read by other ranks: then inputs are staged.
+        else:
             inputs = NOWHERE if source == target else self._places(source, task)
             arguments = heap.shots(source, target, count, inputs, NO_MATTER, nan_bytes)
         return [self._launch(task, self._blocks(task.nbytes), self._device.most_threads, arguments)]
@@ -129,15 +133,16 @@ class PeerBinder:
         return enqueued
 
     def _channels(self, task: Task, plan: Plan) -> int:
-        """Return how many blocks walk, the same on every rank: where blocks are not alike, none knows of all data."""
+        """Return the number of blocks, equal on all ranks: with unlike blocks no rank knows the total size."""
         if isinstance(plan.layouts.input, Ragged):
             return self._meeting.room.channels
         return self._blocks(task.nbytes)
 
     def _ends(self, task: Task, plan: Plan, source: int, target: int) -> tuple[int, int]:
-        """Return where the kernel reads and writes: elsewhere if it may not overwrite what it reads, or cannot read it.
+        """Return the addresses of input and output for the kernel: of the arrays, or of buffers in place of arrays.
 
-        To copy is to move whole elements, of which complex ones need not be aligned as such.
+        Buffers are used if the plan needs a copy of the input, or if arrays are not aligned to the element size: a
+        kernel that only moves data moves whole elements, and complex elements need not be aligned as such.
         """
         misaligned = task.op is None and (source | target) % task.dtype.itemsize != 0
         there = self._room("output", task.output.nbytes, task) if misaligned and target else target
@@ -149,7 +154,7 @@ class PeerBinder:
         return here, there
 
     def _program(self, task: Task, plan: Plan, channels: int) -> tuple[Program, dict[str, int]]:
-        """Return the program of `plan`, and where kernels can read it; raise ScheduleError for one that would stick."""
+        """Return the program of `plan` and the addresses of its tables; raise ScheduleError for a deadlock."""
         key = id(plan), channels, task.dtype.itemsize
         if key not in self._walks:
             room, width, empty = self._meeting.room, task.dtype.itemsize, task.collective == "barrier"
@@ -170,6 +175,6 @@ class PeerBinder:
 
 
 def _nan_bytes(task: Task) -> int:
-    """Return how many bytes of a result become NaN where a rank does not come: none of integers, nor of a root's."""
+    """Return the bytes of a result to be set to NaN if a rank does not come; 0 for integers, or a root's array."""
     stays = task.output is None or (task.collective == "broadcast" and task.input is not None)
     return 0 if stays or task.dtype.kind not in ("float", "complex") else task.output.nbytes

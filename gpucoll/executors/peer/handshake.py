@@ -1,4 +1,4 @@
-"""How the ranks of a node come to share their slabs: each tells where its own is, and then all tell how it went."""
+"""How the ranks of a node get access to each other's slabs: exchange handles, open them, and agree on the outcome."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpucoll.executors.peer.memory import HostMemory, PeerMemory
 from gpucoll.progress.operations import Pending, keep_for_ever
 from gpucoll.progress.waits import Waits
 
-TAG = 2  # of messages that come before those of any call
-WORDS = 16  # of a message: a handle of CUDA, or something of each of the most ranks
+TAG = 2  # of messages before the first call
+WORDS = 16  # of a message: enough for a CUDA handle, or for a word on each of MOST_RANKS ranks
 
 
 class Meeting:
-    """What a rank has of the others. `trouble` is why they cannot share memory, None where they can."""
+    """This rank's access to the other ranks' slabs. `trouble` is the reason why ranks cannot share memory, or None."""
 
     heap: PeerHeap
 
@@ -41,25 +41,29 @@ class Meeting:
 
     @property
     def on_one_gpu(self) -> bool:
-        """Whether kernels of several ranks of this process wait for each other on one GPU."""
+        """Whether ranks, threads of this process, share a GPU, so that its kernels wait for each other."""
         return not self._between_processes and self._place.size > 1 and self._device.asynchronous
 
     def meet(self) -> Iterator[Pending]:
-        """Come to an end once every rank has come here."""
+        """Wait until every rank has come here."""
         yield from exchange(self._place, self._wire, [])
 
     def close(self) -> None:
-        """Give all memory back; idempotent. A collective call, but of threads: those map nobody's memory."""
+        """Release all memory; idempotent. A collective call, except among threads, which map no other rank's memory."""
         if self._open:
             self._open = False
             self.memory.close()
             if self._between_processes:
-                self._waits.run(exchange(self._place, self._wire, []), "peer memory")  # it is mapped nowhere
+                # CUDA memory must not be freed while mapped elsewhere: wait until all ranks have unmapped the slabs.
+                self._waits.run(exchange(self._place, self._wire, []), "peer memory")
             self.memory.free()
 
     def _meet(self) -> Iterator[Pending]:
+        # All ranks must cut their slabs alike: use the smallest number of channels proposed.
         proposed = yield from exchange(self._place, self._wire, [self._device.channels(self._place.size)])
         self.room = Room(self._place.size, min(words[0] for words in proposed), staging=self._device.staging)
+        # After a failure go on with the exchanges: the other ranks wait for this one, and all must agree on the
+        # outcome.
         told: list[int] = []
         try:
             self.memory = _memory(self._device, self.room.offsets["end"])
@@ -89,11 +93,11 @@ class Meeting:
         self._open = True
 
     def _lost(self, slabs: Sequence[int]) -> Generator[Pending, None, list[bool]]:
-        """Return of every rank whether data that it and this rank exchange in each other's slabs are lost.
+        """Return for every rank whether data exchanged with this rank through the slabs are lost.
 
-        Memory of another GPU may open and then lose what is written: behind an IOMMU, in a virtual machine, between
-        switches of PCIe. So each rank writes a pattern into every slab, by a kernel, as calls do later. It reads the
-        pattern back, and then what the others have written into its own slab.
+        Another GPU's memory may open and then lose writes: behind an IOMMU, in a virtual machine, between switches of
+        PCIe. So each rank writes a pattern into every slab by a kernel, as calls do later. After a barrier the rank
+        reads the patterns back, and reads the patterns written by the others into its own slab.
         """
         rank, size, begin = self._place.rank, self._place.size, self.room.offsets["staging"]
         mine = numpy.stack([_pattern(rank, owner) for owner in range(size)])
@@ -103,6 +107,7 @@ class Meeting:
         for owner, slab in enumerate(slabs):
             copy(address(given) + owner * row, slab + begin + rank * row, row, 1, stream)
         yield from _until_done(self._device.mark(stream))
+        # No rank reads before all ranks have written.
         yield from self.meet()
         for owner, slab in enumerate(slabs):
             copy(slab + begin + rank * row, address(taken) + owner * row, row, 1, stream)
@@ -115,7 +120,7 @@ class Meeting:
 
 
 def _pattern(writer: int, owner: int) -> numpy.ndarray[Any, Any]:
-    """Return 4 KiB that no other writer writes, and that no other slab gets."""
+    """Return 4 KiB unique to this writer and owner of a slab."""
     return numpy.arange(512, dtype=numpy.int64) * 0x9E3779B97F4A7C1 + (writer << 40) + (owner << 20) + 1
 
 
@@ -125,7 +130,7 @@ def _until_done(event: Event) -> Iterator[Pending]:
 
 
 def exchange(place: Any, wire: Any, words: Sequence[int]) -> Generator[Pending, None, list[list[int]]]:
-    """Return what every rank tells, in the order of ranks, over a link's `wire`; what there is less of is 0."""
+    """Return the words of every rank, in rank order, sent over a link's `wire`; missing words are 0."""
     rows = numpy.zeros((place.size, WORDS), numpy.int64)
     rows[place.rank, :len(words)] = words
     others = [other for other in range(place.size) if other != place.rank]
@@ -142,7 +147,7 @@ def exchange(place: Any, wire: Any, words: Sequence[int]) -> Generator[Pending, 
 
 
 def _memory(device: Any, nbytes: int) -> PeerMemory:
-    """Return a slab of so many bytes on `device`, all zeros; raise OSError where there is none to be had."""
+    """Return a slab of `nbytes` zeros on `device`; raise OSError if there is no memory."""
     if device.name == "emulated":
         return HostMemory(nbytes)
     from gpucoll.executors.peer.ipc import IpcMemory

@@ -1,4 +1,4 @@
-"""Peer memory of a GPU: slabs that CUDA lets other processes of the host map, and that threads just point to."""
+"""Peer memory of a GPU: slabs opened by other processes through CUDA's IPC handles, and by threads as pointers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpucoll.device.peer import CONTROL
 from gpucoll.errors import BackendError
 from gpucoll.executors.peer.memory import PeerMemory
 
-WORDS = 8  # of one of CUDA's handles
+WORDS = 8  # 64-bit words of a CUDA IPC handle
 _HANDLE = struct.Struct(f"={WORDS}q")
 _SERIALS = itertools.count(1)
 
 
 class CudaSlab:
-    """Memory of a GPU, all zeros, that other processes can map: CUDA's, or that of another pair of functions."""
+    """GPU memory of zeros, from CUDA or another pair of functions, that other processes can open."""
 
     def __init__(self, device: CudaDevice, nbytes: int, malloc: Callable[[int], int] | None = None,
                  free: Callable[[int], object] | None = None) -> None:
@@ -34,16 +34,16 @@ class CudaSlab:
         with device.current, _as_os_error():
             self.start = (malloc or runtime.malloc)(nbytes)
             self.free = weakref.finalize(self, _free, device, self.start, free or runtime.free)
-            self.free.atexit = False  # CUDA may have ended by then
+            self.free.atexit = False  # at exit CUDA may have ended already
             cupy.cuda.runtime.memset(self.start, 0, nbytes)
             cupy.cuda.runtime.deviceSynchronize()
 
     def close(self) -> None:
-        """It is freed with the last array on it."""
+        """Do nothing: the memory is freed with the last array on the slab."""
 
 
 def array_on(device: CudaDevice, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
-    """Return a CuPy array on a block; as from CuPy's pool, it may be used on streams that follow its last use."""
+    """Return a CuPy array on a block. Like memory of CuPy's pool, only for streams after the last use."""
     memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, device.ordinal)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
@@ -54,15 +54,15 @@ def _free(device: CudaDevice, pointer: int, free: Callable[[int], object]) -> No
 
 
 class IpcMemory(PeerMemory):
-    """Such memory of a GPU."""
+    """The peer memory of a GPU."""
 
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
         super().__init__()
         self._device = device
         self.slab = self.new_slab(nbytes)
         self._opened: list[int] = []
-        self._uploads = device.new_stream()  # one, so that what is uploaded takes memory of CuPy's pool
-        # The host must be able to write it while a kernel runs, hence it is the host's, which the GPU reaches too.
+        self._uploads = device.new_stream()  # one stream, so that uploads reuse memory of CuPy's pool
+        # The host must be able to set `aborted` while a kernel runs: so the record is in pinned host memory.
         with device.current:
             self._pinned = cupy.cuda.alloc_pinned_memory(CONTROL.itemsize)
         self.control = numpy.frombuffer(self._pinned, CONTROL, 1).reshape(())
@@ -107,7 +107,7 @@ class IpcMemory(PeerMemory):
 
 @contextlib.contextmanager
 def _as_os_error() -> Iterator[None]:
-    """What CUDA refuses here is no fault of the program's: the ranks do without."""
+    """Turn a refusal by CUDA into OSError: not a fault of the program, the ranks do without peer memory."""
     try:
         yield
     except (cupy.cuda.runtime.CUDARuntimeError, BackendError) as error:

@@ -1,6 +1,6 @@
-"""Memory that kernels of all ranks of a node read and write: slabs, ways to the others', arrays on them.
+"""Memory read and written by the kernels of all ranks of a node: slabs, access to other ranks' slabs, arrays on slabs.
 
-Here are those of the emulated device, which processes of a host map; `ipc` has a GPU's.
+This module has the slabs of the emulated device, mapped by processes of one host; `ipc` has a GPU's slabs.
 """
 
 from __future__ import annotations
@@ -17,47 +17,50 @@ from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Block, Heap, Segment, Slab, attach, on_host
 from gpucoll.device.peer import CONTROL, NOWHERE, Places
 
-PROCESS = secrets.randbits(62)  # beside the number of a process: containers have the same ones, and forks this
-_OFFSETS = 48  # bits of a mark
+# With the process number, identifies this process: containers may repeat process numbers, a fork repeats this number.
+PROCESS = secrets.randbits(62)
+_OFFSETS = 48  # bits of a mark for the offset in a slab; the slab's number is above
 _slabs: weakref.WeakValueDictionary[int, Slab] = weakref.WeakValueDictionary()  # of this process, by address
 
 
 class PeerMemory:
-    """A rank's slab, and ways to the others'; `control` is what a kernel leaves when it gives up.
+    """A rank's slab, and access to the others' slabs; `control` is a record written by a kernel that gives up.
 
-    Here it is that of a rank which shares none.
+    This base class is the memory of a rank that shares none.
     """
 
     slab: Any
 
     def __init__(self) -> None:
-        self.control: Array = numpy.zeros((), CONTROL)  # the host may write it at any time
+        self.control: Array = numpy.zeros((), CONTROL)  # writable by the host at any time
         self._pointed_to: list[Slab] = []
 
     def new_slab(self, nbytes: int) -> Any:
-        """Return another slab, all zeros; raise OSError where there is no memory."""
+        """Return another slab of zeros; raise OSError if there is no memory."""
 
     def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
-        """Return an array on a block of such a slab."""
+        """Return an array on a block of a slab."""
 
     def upload(self, row: Array) -> Any:
-        """Return the bytes where kernels can read them."""
+        """Return a copy of the bytes in memory readable by kernels."""
         return row
 
     def download(self, row: Any) -> Array:
-        """Return the bytes where the host can read them; nothing that is enqueued may still write them."""
+        """Return the bytes in memory readable by the host; no enqueued kernel may still write them."""
         return numpy.asarray(row)
 
     def told(self, slab: Any) -> list[int]:
-        """Return what another rank needs to reach a slab; raise OSError where it cannot be reached."""
+        """Return the words by which another rank reaches a slab (see `reach`); raise OSError if that is impossible."""
         _slabs[slab.start] = slab
         return [PROCESS, os.getpid(), slab.start, *self._handle(slab)]
 
     def reach(self, told: Sequence[int]) -> int:
-        """Return the address of another rank's slab; raise OSError where there is no way."""
+        """Return the address of another rank's slab, given the result of `told`; raise OSError if out of reach."""
         process, number, start, *handle = told
-        if (process, number) == (PROCESS, os.getpid()):  # CUDA opens no handle in the process that it comes from
-            self._pointed_to.append(_slabs[start])  # whose rank, a thread, may let go of it sooner
+        # A rank of this process: a thread. CUDA does not open a handle in the process of its origin; the address is
+        # valid as it is. Keep a reference, since the other rank may release its slab sooner.
+        if (process, number) == (PROCESS, os.getpid()):
+            self._pointed_to.append(_slabs[start])
             return start
         return self._map(number, handle)
 
@@ -68,15 +71,15 @@ class PeerMemory:
         raise OSError("there is none")
 
     def close(self) -> None:
-        """Let go of the others' slabs: before any of them is freed."""
+        """Unmap the others' slabs; before any slab is freed."""
         self._pointed_to.clear()
 
     def free(self) -> None:
-        """Free the slab, once no other rank maps it any more."""
+        """Free the slab, once no other rank maps the slab."""
 
 
 class HostMemory(PeerMemory):
-    """Such memory of the emulated device; a slab goes with the last who maps it."""
+    """The peer memory of the emulated device; a slab lives until the last mapping has gone."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__()
@@ -103,30 +106,33 @@ class HostMemory(PeerMemory):
 
 
 class SymmetricMemory:
-    """Arrays that lie at the same place in slabs of all ranks, where the kernels of all of them read them.
+    """Arrays at the same place in the slabs of all ranks, readable by all ranks' kernels.
 
-    It is one rank's `heap`, and where the others' slabs of it are; `size` is how many ranks there are.
+    `heap` allocates on this rank; the addresses of the other ranks' slabs are kept beside. `size` is the number of
+    ranks.
     """
 
     def __init__(self, size: int, memory: PeerMemory) -> None:
         self._memory = memory
-        self._starts: dict[int, tuple[int, list[int]]] = {}  # by key of a slab: its number, and where the ranks' are
+        self._starts: dict[int, tuple[int, list[int]]] = {}  # by slab key: number, and the ranks' addresses
         self._slabs = 0
         self.heap = Heap(size, memory.new_slab, memory.array)
 
     def told(self, slab: Slab) -> list[int]:
-        """Return what other ranks need to reach a slab; nothing where the system lets nobody reach it."""
+        """Return the words by which other ranks reach a slab; no words if the system forbids access."""
         try:
             return self._memory.told(slab)
         except OSError:
             return []
 
     def reach(self, key: int, everybody: Sequence[list[int]]) -> None:
-        """Find ways to what all ranks have told of their new slabs; `key` is this rank's one.
+        """Gain access to the new slabs of all ranks, given each rank's `told`; `key` is the key of this rank's slab.
 
-        Where this rank finds none it marks no array there, and then nobody reads the others' where they lie.
+        If this rank fails, its arrays on the slab get no mark (see `places`), and no rank reads the others' arrays in
+        place.
         """
         self._slabs += 1
+        # Some rank's slab cannot be reached. All ranks see this, and use none of the new slabs in place.
         if not all(everybody):
             return
         try:
@@ -135,7 +141,7 @@ class SymmetricMemory:
             return
 
     def places(self, start: int, nbytes: int) -> Places:
-        """Return where the ranks' parts of these bytes are, should all of them mean the same."""
+        """Return the addresses of these bytes on all ranks, with a mark equal on all ranks for equal places."""
         slab, offset = self.heap.find(start, nbytes) or (0, 0)
         if slab not in self._starts:
             return NOWHERE

@@ -1,11 +1,11 @@
 """A plan as a program for the step kernel: tables of rounds, lanes, parts and writes.
 
-Block c of every rank works on share c of each part, and on nothing else, so that no block waits for another one of its
-own rank. Hence parts are chunks of the schedule: what lies in share c of a chunk on one rank lies in share c wherever
-it goes. With one block a part may be as long as it likes. Staging holds other chunks in every round, so that every
-block has a region of its own there.
+Block c of every rank works on share c of each part, and on nothing else, so that no block waits for another block of
+its own rank. Hence a part is a chunk of the schedule: share c of a chunk on one rank is share c everywhere. With a
+single block, a part may be any length. Staging holds other chunks in each round, so that each block has its own region
+of staging.
 
-Pure: it knows spans, not memory.
+The module is pure: code here computes with spans and never touches memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Table: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.void]]"
 
 
 class Lane(NamedTuple):
-    """What goes to or comes from `peer` in a round: spans, and which of them are combined with what is there."""
+    """The data sent to, or received from, `peer` in a round: spans, each with a flag for combining on arrival."""
 
     peer: int
     receives: bool
@@ -37,7 +37,7 @@ class Lane(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A round: writes, then lanes that go on side by side, then writes. A write is dst and its operands."""
+    """A round: writes, then lanes side by side, then writes. A write is a destination and its operands."""
 
     before: tuple[tuple[Span, ...], ...]
     lanes: tuple[Lane, ...]
@@ -45,16 +45,16 @@ class Step(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The steps of a rank, and how many elements of staging every block needs."""
+    """The steps of a rank, and the number of elements of staging for each block."""
 
     steps: tuple[Step, ...]
     region: int
 
 
 def program(plan: Plan, layouts: Layouts, channels: int, itemsize: int, *, empty: bool = False) -> Program:
-    """Return the program of `plan` for so many blocks; messages without data are left out unless `empty`.
+    """Return the program of `plan` for `channels` blocks; messages without data are left out unless `empty`.
 
-    In staging a part's span tells where in a block's region its share begins.
+    The span of a part in staging starts at the place of its share in a block's region.
     """
     steppers = [_Stepper(planned, layouts, channels, itemsize, empty) for planned in plan.rounds]
     steps = tuple(step for step in (stepper.step() for stepper in steppers) if any(step))
@@ -62,9 +62,9 @@ def program(plan: Plan, layouts: Layouts, channels: int, itemsize: int, *, empty
 
 
 def everyone(plan: Plan, size: int, channels: int, itemsize: int, *, empty: bool) -> list[Program]:
-    """Return the programs of all ranks, as far as messages go.
+    """Return the programs of all ranks, for a check of the messages.
 
-    Where blocks are not alike, no rank knows how long the others' are: then every one counts as one element.
+    With blocks of unlike lengths, no rank knows the others' lengths: every block counts as one element.
     """
     assert plan.schedules is not None
     ragged = Ragged.of([1] * size)
@@ -94,7 +94,7 @@ def _row(span: Span, combined: bool) -> tuple[int, int, int, bool]:
 
 
 class _Stepper:
-    """Makes one step of one planned round; `region` is what it needs of staging, in elements."""
+    """The translation of one planned round to a step; `region` is the number of elements of staging in use."""
 
     def __init__(self, planned: Sequence[Planned], layouts: Layouts, channels: int, itemsize: int, empty: bool) -> None:
         self._layouts, self._channels, self._per_word, self._empty = layouts, channels, WORD // itemsize, empty
@@ -104,7 +104,8 @@ class _Stepper:
         self.region = 0
         came = {message.span for message in self._messages if not message.sends}
         sent = {message.number for message in self._messages if message.sends}
-        # What comes may be combined as it comes: where it is alone, and what it changes neither is sent nor comes.
+        # A single received operand may be combined on arrival, without staging, if no other message of the round reads
+        # or writes the destination.
         self._fused = {form.sources[1]: form.dst for form in self._forms if len(form.sources) == 2
                        and form.sources[0] == form.dst and form.sources[1] in came and sent.isdisjoint(form.after)
                        and not any(_overlap(form.dst, span) for span in came)}
@@ -137,17 +138,18 @@ class _Stepper:
         if span.start == span.stop:
             return [span] if self._empty else []
         first, *starts = self._layouts.starts(span.like)
+        # Several blocks share a part chunk by chunk, as all ranks do; a single block takes the whole span.
         inner = starts[:-1] if self._channels > 1 else []
         points = [span.start, *(span.start + start - first for start in inner), span.stop]
         parts = [span._replace(start=start, stop=stop) for start, stop in itertools.pairwise(points) if start < stop]
         return [self._place(part) for part in parts] if span.buffer in HALVES else parts
 
     def _place(self, part: Span) -> Span:
-        """Return where its share is in every block's region: of as many elements as a block has most, in whole words.
-        """
+        """Return the span in staging: room for the longest share of a block, in whole words."""
         count = part.stop - part.start
         if part.start not in self._places:
             self._places[part.start] = self.region
+            # Shares begin at words, so that kernels can move whole words.
             words = -(-count // self._per_word)
             self.region += -(-words // self._channels) * self._per_word
         place = self._places[part.start]
@@ -159,23 +161,25 @@ def _overlap(one: Span, other: Span) -> bool:
 
 
 def check(programs: Sequence[Program], channels: int, depth: int, slot: int) -> int:
-    """Return how many pieces the first blocks of all ranks, and the last ones, exchange; ScheduleError where they stop.
+    """Return the number of pieces exchanged by the first and last blocks of all ranks; ScheduleError on deadlock.
 
-    A block does in a round whatever can be done next. What it puts into slots and takes out of them depends on the
-    program alone, never on who is faster, so that programs which end in one order end in every order.
-    `slot` is in elements. Shares are not rounded to words here, as the kernels round them: alike at both ends.
+    In a round a block does any work that is ready. The pieces put into slots and taken out depend on the program alone,
+    never on speed: programs that end in one order end in every order. `slot` is in elements. Shares are not rounded to
+    words as in the kernels, which round alike at both ends.
     """
+    # The first block has the smallest share of each part, the last block the largest.
     return sum(_exchanged(programs, (channel, channels), depth, slot) for channel in {0, channels - 1})
 
 
 def _exchanged(programs: Sequence[Program], share: tuple[int, int], depth: int, slot: int) -> int:
-    """Return how many pieces one block of every rank exchanges."""
+    """Return the number of pieces exchanged by one block of every rank."""
     slots: dict[tuple[int, int], collections.deque[int]] = collections.defaultdict(collections.deque)
     walks = {rank: _walk(rank, one, share, depth, slot, slots) for rank, one in enumerate(programs)}
     total = 0
     while walks:
         ahead = {rank: next(walk, None) for rank, walk in walks.items()}
         total += sum(found[0] for found in ahead.values() if found is not None)
+        # No rank has moved a piece or ended: none ever will.
         if all(found is not None and found[0] == 0 for found in ahead.values()):
             rank, found = next(iter(ahead.items()))
             raise ScheduleError(f"rank {rank}, {found[1] if found else ''}", ranks=(rank,))
@@ -187,7 +191,7 @@ def _exchanged(programs: Sequence[Program], share: tuple[int, int], depth: int, 
 
 def _walk(rank: int, made: Program, share: tuple[int, int], depth: int, slot: int,
           slots: dict[tuple[int, int], collections.deque[int]]) -> Iterator[tuple[int, str]]:
-    """Move whatever can be moved, again and again; yield how many pieces that were, and what is waited for."""
+    """Move all pieces that are ready, repeatedly; yield the number moved, and in words the first lane left."""
     for number, step in enumerate(made.steps):
         lanes = [(lane, collections.deque(_pieces(lane, share, slot))) for lane in step.lanes]
         while lanes:
@@ -211,4 +215,5 @@ def _pieces(lane: Lane, share: tuple[int, int], slot: int) -> Iterator[int]:
     for span, _ in lane.parts:
         count = span.stop - span.start
         mine = count * (channel + 1) // channels - count * channel // channels
+        # An empty share is one piece of no elements.
         yield from (min(slot, mine - start) for start in range(0, mine or 1, slot))

@@ -1,17 +1,20 @@
-"""The `shared` executor: the ranks of one node read, and reduce, each other's memory in place.
+"""The `shared` executor: same-node ranks read each other's memory, and reduce from there, in place.
 
-It runs every schedule: a receive reads the sender's part where it is, once that rank shows that it has come so far;
-no rank waits for others than those that it reads from, or that read from it. Inside a node nothing is sent. Across
-nodes the same executor, then named `hybrid`, sends messages. Under the name `mpi` each rank is a node of its own.
+The executor runs every schedule. Inside a node nothing is sent: a receiving rank reads the sender's memory, once the
+sender's progress counter (its mark: see `instructions`) has reached the round. A rank waits only for ranks to be read
+from, and for readers of memory to be overwritten. On several nodes the executor is named `hybrid`, and sends messages
+between nodes. Under the name `mpi` every rank counts as a node of its own.
 
-    plans         the plans of the engine, by call
-    instructions  a plan in bytes of the ranks' buffers: what waits for what, by their marks
-    engine        C++ that carries it out, and digest, of the files that it is built from
-    neighbours    the ranks of the node, and ways into their memory
+    plans         the engine's plans, found by call, and staging buffers
+    instructions  one plan in bytes of the ranks' buffers: marks to await, operands to combine, marks to show
+    engine        loads the C++ engine that carries out plans; digest identifies the engine's sources
+    neighbours    the same-node ranks, and access to their memory
+    tables        numbers shared by Python and C++
 
-Symmetric memory is mapped by all ranks. Small arrays are copied to memory that is mapped, and so is scratch; other
-arrays are copied, block by block, by the system (process_vm_readv), or where it forbids that, or several ranks read
-the same block, to mapped memory as a whole.
+Peers find a rank's buffers in one of four places. Small arrays are copied to workspaces in memory mapped by all ranks.
+Symmetric arrays are mapped in place. Any other array is read in place with `process_vm_readv`, block by block. If the
+system forbids this call, or several ranks read the same block, the owner copies the whole array to a mapped staging
+buffer; scratch is always in mapped memory.
 """
 
 from __future__ import annotations
@@ -46,18 +49,21 @@ from gpucoll.progress.waits import Waits
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
 
-# Why a rank goes no further: its call has ended by its deadline, or as others are in another one, or, FAILED less a
-# rank, by that one's error, or LATE_FOR less a rank, in vain for that one. What it had shown before stays.
+# Failures shown beside the mark, for the ranks that wait for this one. LATE: the deadline has passed. ASTRAY: calls
+# differ. FAILED - r: rank r has failed. LATE_FOR - r: the deadline has passed in a wait for rank r. The mark stays:
+# peers may still read data shown before the failure.
 LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
-# Seconds that ranks which differ wait for the others to tell what they call; the same where not all of them come to it
+# Seconds for which ranks with different calls wait for the others' words: PATIENCE if all ranks come to `differ`, SHORT
+# if some may not. NAP is the pause between two looks.
 PATIENCE, SHORT, NAP = 5.0, 0.25, 1e-4
-TOLD = (1 << ROUNDS) - 2  # the mark of one that has
-MESSAGES = "mpi"  # the name of the executor that sends messages to all ranks
+# The mark of a rank that has shown the place of its call. One less than the engine's SETTLED, and above all rounds.
+TOLD = (1 << ROUNDS) - 2
+MESSAGES = "mpi"  # the name of the executor that exchanges messages with all ranks
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
 
 
 class _Message(NamedTuple):
-    """A message to or from another node: the other rank, and the requests of its pieces."""
+    """A message to or from another node: the other rank, and the requests of the pieces."""
 
     peer: int
     sends: bool
@@ -68,7 +74,7 @@ class _Message(NamedTuple):
 
 
 class _Comparing:
-    """The comparison of one kind of call by messages, as an instruction of its plan."""
+    """The comparison of a call by messages between nodes, as an instruction of the call's plan."""
 
     def __init__(self, executor: SharedExecutor, words: str) -> None:
         self._executor, self._words = executor, words
@@ -78,7 +84,7 @@ class _Comparing:
     def go_on(self) -> bool:
         """Return whether all ranks are known to make this call.
 
-        Raises MismatchError or PeerError where they do not. The engine leaves the call then: nothing has been moved.
+        Raises MismatchError or PeerError if they do not; the engine then leaves the call, and no data have moved.
         """
         if self._operation is None:
             self._operation = self._executor.comparison.compare(self._words)
@@ -97,13 +103,16 @@ class _Comparing:
 
 
 class SharedExecutor:
-    """Runs schedules by way of the node's shared memory; `heap` is the ranks' symmetric memory.
+    """An executor of schedules in the node's shared memory; `heap` is the ranks' symmetric memory.
 
-    The ranks `meet` before their first call, or in it, all of them in the same one, for at most `timeout` seconds.
-    `check` says with whom they compare each call: "full" with all of the node before data move, "deferred" with those
-    that they read from, "off" with nobody. Under the name "hybrid" it serves several nodes, and under the name "mpi"
-    any: messages go between them, by which calls are compared, too. `on_engine` says whether its engine is the
-    communicator's, which records the calls and has the table of those that come again.
+    Ranks `meet` before or in their first call, all ranks in the same call, for at most `timeout` seconds. `check` is
+    the extent of comparing calls inside the node: "full" with all ranks before data move, "deferred" with the ranks to
+    be read from, "off" with none. The `name` is "shared" on one node and "hybrid" on several; "mpi" works on any
+    number. The latter two send messages between nodes, and compare calls by messages. `on_engine` says whether this
+    engine is the communicator's own, with its flight records and its table of known calls.
+
+    Every call has a number, `engine.walks`, equal on all ranks. A rank's mark is the call number and the progress in
+    it.
     """
 
     def __init__(self, link: Any, heap: Heap, timeout: float, check: str | None, name: str = "shared", *,
@@ -121,15 +130,16 @@ class SharedExecutor:
         self.engine: Any = None
         self._plans: Any = None
         self._flight: Any = None
-        self.cause: Callable[[], GpucollError | None] = lambda: None  # of memory that is out of reach
-        self.comparison: Any = None  # what compares calls by messages, where the engine does not
-        self._asked: int | None = None  # the rank whose next call this one waits for
-        self._under_way: dict[int, _Message] = {}  # by its number in the plan
-        self._testing = threading.Lock()  # MPI forbids that two threads test one request
+        self.cause: Callable[[], GpucollError | None] = lambda: None  # the error that explains memory out of reach
+        self.comparison: Any = None  # compares calls by messages, if the engine does not
+        self._asked: int | None = None  # the rank whose next call is awaited: see `next_call`
+        self._under_way: dict[int, _Message] = {}  # by their numbers in the plan
+        # MPI forbids two threads to test one request: a watching thread takes this lock or keeps its last answer.
+        self._testing = threading.Lock()
         self._awaited = set[int]()
 
     def serves(self, task: Task) -> str | None:
-        """Every schedule on host arrays, where the ranks of a node can map each other's memory."""
+        """Return None for any schedule on host arrays whose same-node ranks can map each other's memory."""
         if self.name == "shared" and len(self._near.all) < self._size:
             return "the ranks are on several nodes"
         self.meet()
@@ -140,11 +150,11 @@ class SharedExecutor:
         return None if task.plan is None or task.plan.schedules is not None else f"{task.algorithm} has no schedule"
 
     def finishes(self, task: Task) -> bool:
-        """Return whether nothing is left to be done of a call: the engine divides sums, and fills what gets nothing."""
+        """Return whether the executor leaves nothing to be done: the engine forms means, and fills an exscan."""
         return True
 
     def meet(self, *hooks: Callable[[], None]) -> None:
-        """Find ways into each other's memory. A collective call; raises CollectiveTimeout, and what `hooks` raise."""
+        """Gain access to the other ranks' memory. Collective; raises CollectiveTimeout and errors of `hooks`."""
         if not self._has_met:
             waits = Waits(self._timeout, foreign=self._link.foreign)
             waits.hooks.extend(hooks)
@@ -156,6 +166,7 @@ class SharedExecutor:
         yield from near.meet(self._wire)
         self._has_met = True
         if near.maps and near.all_able:
+            # A waiting rank may spin only if no other rank needs its core.
             has_core = self._link.place.local_size <= len(os.sched_getaffinity(0))
             heads, keys, processes = (
                 tuple(of(rank) if rank in near.all else 0 for rank in range(self._size))
@@ -168,7 +179,7 @@ class SharedExecutor:
                                 self._comparing)
 
     def record(self, memory: Any, last: int, records: int, capacity: int) -> None:
-        """Note every call in the flight recorder's memory: the last number and the records are at these places."""
+        """Write a flight record of every call to `memory`, at the given places of the last number and the records."""
         self._flight = memory, last, records, capacity
         self._record()
 
@@ -178,8 +189,7 @@ class SharedExecutor:
             self.engine.record(address(memory), *places)
 
     def watch(self, error: BaseException | None = None, awaited: int | None = None) -> None:
-        """Raise if another rank has failed in a call, or the awaited one; tell the others of an error of this rank's.
-        """
+        """Raise a failure shown by another rank, or by `awaited` alone; with `error`, show this rank's own instead."""
         words = self._near.words
         if error is not None and not is_settled(error):
             named = error.ranks[:1] if isinstance(error, RankFailedError | CollectiveTimeout) else ()
@@ -191,6 +201,7 @@ class SharedExecutor:
         for rank in looked_at:
             failure = words[rank][FAILURE]
             if failure == LATE or failure <= LATE_FOR:
+                # Without a name in the failure, blame the ranks that have not reached this call.
                 behind = (LATE_FOR - failure,) if failure <= LATE_FOR else tuple(
                     rank for rank, (number, _) in self.progress().items() if number < self.engine.walks)
                 raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
@@ -203,15 +214,18 @@ class SharedExecutor:
                                       ranks=(FAILED - failure,))
 
     def differ(self, meet: bool = True) -> None:
-        """Raise MismatchError, or PeerError, which says what each rank of this node has called, and where.
+        """Raise MismatchError or PeerError with the call, and its place in the code, of each rank of this node.
 
-        Where all compare before data move, all come here: once each has told where it is, and read where the others
-        are, the call is as if it had not been. Ranks have failed where they compare only with the ranks that they read
-        from, where one is ahead in eager calls, or where they do not `meet`. The error names no rank where all that is
-        shown is alike: ranks have compared by messages, which explain it.
+        If all ranks compare before data move, all ranks come here. Each rank shows its place in the code and reads the
+        others': the error is settled, and the communicator goes on as if the call had not been made. The communicator
+        has failed in all other cases: with `check="deferred"`, if a rank is ahead in eager calls, or if another rank
+        has failed (`meet` false). If all visible calls are alike, the error names no rank: the difference lies between
+        nodes, and the comparison by messages explains it.
         """
         number, near, words = self.engine.walks, sorted(self._near.all), self._near.words
         settles = meet and self._check == ALL and not any(self.engine.is_eager(rank, number) for rank in near)
+        # Wait until all ranks have shown their words. After `settle` the next use of the same board waits for all
+        # marks, so that no rank can miss the words.
         if settles:
             self.engine.tell(call_site())
         else:
@@ -224,20 +238,23 @@ class SharedExecutor:
             calls = [self.engine.words(rank, number) for rank in near]
             self.engine.settle()
             raise disagreement(near, calls)
-        for earlier in range(3):  # ranks that did not meet in a call find out in a later one
+        # A mismatch can be found one or two calls late, by ranks that did not meet in the differing call itself. Search
+        # back for the first call whose words differ.
+        for earlier in range(3):
             shown = {rank: self.engine.words(rank, number - earlier) for rank in near
                      if self.engine.is_eager(rank, number - earlier)
                      or number - earlier <= words[rank][MARK] >> ROUNDS <= number - earlier + 1}
             if len(set(shown.values())) > 1:
                 break
-        if len(set(shown.values())) < 2 and self._check != OFF:  # ranks are calls apart, as where a root was ahead
+        # Ranks may be several calls apart, as behind a root that was ahead: then compare the last calls.
+        if len(set(shown.values())) < 2 and self._check != OFF:
             shown = {rank: last for rank, (_, last) in self.progress().items()}
         if len(set(shown.values())) < 2:
             raise MismatchError("another rank of this node has found out that ranks make different calls")
         raise disagreement([*shown], [*shown.values()], moved=True)
 
     def compare(self, words: str) -> Operation:
-        """Meet the others in a call of which nothing else is done here; where it is refused, wait for nobody."""
+        """Compare a call made elsewhere, or not at all, with the other ranks; a refusal waits for no rank."""
         if self._check == OFF and self.comparison is None and not is_refusal(words):
             return iter(())
         if is_refusal(words) and self.comparison is None:
@@ -245,11 +262,11 @@ class SharedExecutor:
         return self.walk(lambda: self._plans.without_data(words), None, None)
 
     def _comparing(self, words: str) -> Callable[[], bool] | None:
-        """Return an instruction of a plan that compares such calls by messages; None where the engine does so."""
+        """Return an instruction comparing calls of these `words` by messages; None if the engine compares calls."""
         return None if self.comparison is None else _Comparing(self, words).go_on
 
     def awaited(self) -> set[int] | None:
-        """Return the ranks that the call under way waits for, None where there is none."""
+        """Return the ranks awaited by the call under way; None if no call is under way."""
         is_walking = self.engine is not None and self.engine.is_walking()
         rank = self.engine.awaited() if is_walking else self._asked
         if rank not in (None, self._near.rank):
@@ -257,7 +274,7 @@ class SharedExecutor:
         return self._peers_of_messages() or None if is_walking else None
 
     def _peers_of_messages(self) -> set[int]:
-        """Return the ranks to or from which messages have not ended, as far as another thread looks."""
+        """Return the partners of unfinished messages; the last known set while another thread tests."""
         if self._testing.acquire(blocking=False):
             try:
                 self._awaited = {one.peer for one in list(self._under_way.values()) if not one.has_ended()}
@@ -266,7 +283,7 @@ class SharedExecutor:
         return self._awaited
 
     def under_way(self) -> str:
-        """Return the call under way in words, "" where there is none."""
+        """Return the call under way in words, or ""."""
         return self.progress()[self._near.rank][1] if self.engine is not None and self.engine.is_walking() else ""
 
     def progress(self) -> dict[int, tuple[int, str]]:
@@ -278,9 +295,9 @@ class SharedExecutor:
                 for rank, number in numbers.items()}
 
     def next_call(self, rank: int) -> str | None:
-        """Return in words which call a rank is in that comes next on this one; None where it is in none yet.
+        """Return the words of the call of `rank` numbered as this rank's next; None if `rank` is not so far.
 
-        "" stands for one in which it waits for another rank, too. Raises as `watch` does.
+        "" means that `rank`, too, waits for the root of the call. Raises as `watch` does.
         """
         words: str | None = self.engine.next_call(rank)
         self._asked = None if words is not None else rank
@@ -289,22 +306,21 @@ class SharedExecutor:
         return words
 
     def out_of_reach(self, number: int) -> None:
-        """Raise what the system's error of that number stems from: BackendError where no rank is known to have ended.
-        """
+        """Raise the cause of the system's error `number`: BackendError unless some rank is known to have ended."""
         raise self._unreachable(os.strerror(number))
 
     def _unreachable(self, why: object) -> GpucollError:
         return self.cause() or BackendError(f"another rank's memory is out of reach: {why}", code="GC-MEMORY")
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
-        """Read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
+        """Register a new slab of symmetric memory: this rank's `slab`, and those of all ranks by `keys`."""
         if self.engine is not None:
             for rank in self._near.all - {self._near.rank}:
                 self.attach(rank, keys[rank])
             self.engine.symmetric(slab.key, slab.start, slab.nbytes)
 
     def attach(self, rank: int, key: int) -> None:
-        """Map a segment of another rank's for the engine; raise BackendError where the system forbids it."""
+        """Map another rank's segment for the engine; raise BackendError if the system forbids it."""
         try:
             row = self._near.attached(rank, key)
         except OSError as error:
@@ -313,27 +329,27 @@ class SharedExecutor:
 
     @property
     def carries(self) -> bool:
-        """Whether messages between ranks of this node go by the engine; the same on all ranks, once they have met."""
+        """Whether the engine carries messages between same-node ranks; equal on all ranks after `meet`."""
         return self.engine is not None and self._near.copies and self.name != MESSAGES
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
-        """Begin to send ``[bytes, "B"]`` of a dtype of that code, as mpi4py does."""
+        """Begin to send ``[bytes, "B"]`` with a dtype code, as mpi4py's method does."""
         if dest in self._near.all:
             return self.engine.message(True, buffer[0], dest, tag, dtype)
         return self._link.points.Isend(buffer, dest, tag, dtype)
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> Any:
-        """Begin to receive ``[bytes, "B"]`` of a dtype of that code, as mpi4py does."""
+        """Begin to receive ``[bytes, "B"]`` with a dtype code, as mpi4py's method does."""
         if source in self._near.all:
             return self.engine.message(False, buffer[0], source, tag, dtype)
         return self._link.points.Irecv(buffer, source, tag, dtype)
 
     def other(self, source: int, tag: int, dtype: int) -> Any:
-        """Return what `links.TypedMessages.other` does, of ranks of other nodes."""
+        """Return the result of `links.TypedMessages.other`, for a rank of another node."""
         return self._link.points.other(source, tag, dtype)
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
-        """Return a message that could be received now, from anybody and with any tag where they are None; or None."""
+        """Return a message that could be received now, or None; `source` and `tag` None match any."""
         if source is None or source in self._near.all:
             found = self.engine.probe(-1 if source is None else source, -1 if tag is None else tag)
             if found is not None or source is not None or len(self._near.all) == self._size:
@@ -342,19 +358,19 @@ class SharedExecutor:
 
     @property
     def compares_calls(self) -> bool:
-        """Whether all ranks' calls are compared by the engine."""
+        """Whether the engine compares the calls of all ranks."""
         return self.name == "shared" and self.engine is not None
 
     def plan(self, task: Task) -> Any:
-        """Return what the engine does for calls like `task`."""
+        """Return the engine's plan for calls like `task`."""
         return self._plans.of(task)
 
     def plan_by_calls(self, task: Task, key: Any, made: Callable[[], Called]) -> Any:
-        """Return the same where the function that is `made` does all but comparing; see `Plans.by_calls`."""
+        """Return a plan that only compares calls; the function from `made` does the rest. See `Plans.by_calls`."""
         return self._plans.by_calls(task, key, made)
 
     def run(self, task: Task) -> Operation:
-        """Carry out `task`; when that fails, no other rank begins to read or write its arrays any more."""
+        """Carry out `task`; after a failure no other rank begins to read or write its arrays."""
         return self.walk(lambda: self.plan(task), task.input, task.output)
 
     def walk(self, plan: Callable[[], Any], x: Any, out: Any) -> Operation:
@@ -366,7 +382,8 @@ class SharedExecutor:
         except BaseException as error:
             if is_settled(error):
                 raise
-            is_system = isinstance(error, OSError) and not isinstance(error, GpucollError)  # a time-out is one
+            # Some errors of the library (a time-out) are OSErrors, too, and need no explanation.
+            is_system = isinstance(error, OSError) and not isinstance(error, GpucollError)
             told = self._unreachable(error) if is_system else error
             self.cancel(told, x, out)
             if told is not error:
@@ -374,21 +391,23 @@ class SharedExecutor:
             raise
 
     def cancel(self, error: BaseException, x: Any, out: Any) -> None:
-        """Tell the others of an error, and let them, and MPI, go on with what they have begun on these arrays."""
+        """Show an error to the other ranks, and keep alive all memory still accessible to the ranks or MPI."""
         if not is_settled(error):
             self.watch(error)
+            # Peers and MPI cannot be stopped, and would go on using freed memory.
             keep_for_ever((x, out, self._plans, self.engine))
             messages = [*self._under_way.values()]
             cancel([request for one in messages if not one.sends for request in one.requests], messages)
 
     def _begin(self, number: int, sends: bool, peer: int, place: int, nbytes: int) -> None:
-        """Begin a message to or from memory at `place`, in pieces that MPI can count."""
+        """Begin message `number` to or from memory at `place`, in pieces small enough for MPI's counts."""
         row, tag = at(place, nbytes), tag_of_call(self.engine.walks)
         begin = self._wire.Isend if sends else self._receive
         self._under_way[number] = _Message(peer, sends, [begin([row[start:start + PIECE], BYTES], peer, tag)
                                                          for start in range(0, nbytes, PIECE) or [0]])
 
     def _has_come(self, number: int) -> bool:
+        # The engine asks again: do not wait for the watching thread.
         if not self._testing.acquire(blocking=False):
             return False
         try:
@@ -400,17 +419,18 @@ class SharedExecutor:
         return has_ended
 
     def _go_on(self) -> None:
-        """Let messages go on: MPI moves them only when it is asked for them."""
+        """Let messages progress: MPI moves data only in calls of MPI."""
         self._peers_of_messages()
 
     def close(self) -> None:
-        """Let go of all memory."""
-        if self.engine is not None and self.engine.is_walking():  # as where a signal's handler closes in a call
+        """Release all memory."""
+        # A signal's handler may close the communicator inside a call, which goes on using everything.
+        if self.engine is not None and self.engine.is_walking():
             self.engine.close()
             keep_for_ever(self)
             return
         if self.engine is not None:
             self.engine.close()
             self._plans.close()
-        self.engine = self._plans = None  # they hold each other
+        self.engine = self._plans = None  # a cycle of references: end it here
         self._near.close()

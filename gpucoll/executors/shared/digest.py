@@ -1,6 +1,6 @@
-"""What the engine is built from: setup.py builds it, and what was built is held against its sources when it is loaded.
+"""A digest of the engine's sources: setup.py builds the digest into the engine, and the loader compares.
 
-This file stands alone, so that it can be run by its path where nothing is installed.
+This file imports nothing else of the package: setup.py runs the file by its path, before installation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _INCLUDE = re.compile(r'^#include "(.*)"', re.MULTILINE)
 
 
 def sources(folder: Traversable) -> dict[str, str]:
-    """Return the text of each file of the engine, by its name in `folder`: one source, and the headers behind it."""
+    """Return the text of each source file of the engine, by name: engine.cc in `folder`, and all headers."""
     texts: dict[str, str] = {}
     names = [FIRST]
     for name in names:
@@ -26,5 +26,5 @@ def sources(folder: Traversable) -> dict[str, str]:
 
 
 def digest(folder: Traversable) -> str:
-    """Return what tells these sources from any others."""
+    """Return a hash of all sources of the engine."""
     return hashlib.sha256(repr(sources(folder)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The engine: C++ that carries out plans (kernels/engine.h), where it was built with the package."""
+"""The loader of the engine, the C++ module to carry out plans (kernels/engine.h)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpucoll.executors.shared.digest import MODULE, digest
 
 @functools.cache
 def library() -> Any:
-    """Return the engine's module, None where there is none that fits these files."""
+    """Return the engine's module, or None if no module was built from these sources."""
     try:
         return built()
     except (ImportError, OSError):
@@ -20,7 +20,7 @@ def library() -> Any:
 
 
 def built() -> Any:
-    """Return the module that was built with the package; raise ImportError or OSError, which say what is lacking."""
+    """Return the module built with the package; raise ImportError or OSError, with the reason, if unusable."""
     try:
         found = importlib.import_module(MODULE)
     except ModuleNotFoundError as error:

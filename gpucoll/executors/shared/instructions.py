@@ -1,8 +1,19 @@
-"""One plan as instructions for the engine: what a call does, in bytes of the ranks' buffers, wherever those are.
+"""Translation of one plan into the engine's instructions, in bytes of the ranks' buffers, independent of addresses.
 
-Every rank shows one number, its mark: 2 k once it has entered its round k, all that it wrote before being there to be
-read; 2 k + 1 once it has, moreover, read all that it reads in round k. So a rank sees by the sender's mark when it may
-read, and by its readers' marks when it may overwrite what they read.
+A rank's progress counter, the mark, is one number visible to all ranks of the node. In a call with rounds 0, 1, ...:
+
+    2 k      the rank has entered round k: all data written before are ready to be read
+    2 k + 1  the rank has also finished all reads of round k: data read there may be overwritten
+
+A receive becomes a wait for the sender's mark and a result formed from the sender's memory. A result that overwrites a
+chunk sent in the round waits for the readers' marks. The engine has four instructions:
+
+    AWAIT peer mark        wait until `peer` shows `mark`
+    SIGNAL mark            show `mark`
+    FORM to sources copies write op(sources) to `to` and to each of `copies`
+    CALL i to sources      call Python's function i with addresses, again and again while the result is False
+
+A part is (rank, buffer, offset in bytes). The engine looks up the base address of each rank's buffer in each call.
 """
 
 from __future__ import annotations
@@ -21,13 +32,13 @@ from gpucoll.executors.shared.neighbours import BUFFERS
 from gpucoll.executors.shared.tables import ASIDE, AWAIT, CALL, FORM, GIVEN, INPUT, LINE, OUTPUT, RESULT, SIGNAL
 from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
 
-Part = tuple[int, int, int]
+Part = tuple[int, int, int]  # rank, buffer, offset in bytes (or a block's number, where blocks differ in length)
+# Opcode, peer, mark (of a CALL the number of the function), destination, bytes, sources, copies.
 Row = tuple[int, int, int, Part | None, int, tuple[Part, ...], tuple[Part, ...]]
 
 
 class Messages:
-    """What a plan asks of message number i, across nodes: to begin it on memory at an address, and whether it has come.
-    """
+    """The functions for messages between nodes: begin message i at an address, test message i, progress when idle."""
 
     def __init__(self, begin: Callable[[int, bool, int, int, int], None], has_come: Callable[[int], bool],
                  idle: Callable[[], None]) -> None:
@@ -35,11 +46,11 @@ class Messages:
 
 
 class Writer:
-    """Writes one plan for the engine; results that would be empty are left out.
+    """The writer of one plan's instructions; empty results are left out.
 
-    `peers` are those whose memory is read; `readers` has, for a buffer and who reads it, the mark that is shown then.
-    Where input and output are `apart` from the caller's arrays, only what is sent or read again goes by way of them.
-    `comparing` is called before data move, until it returns True.
+    `peers` are the ranks to be read from. `readers` maps (buffer, reading rank) to the reader's mark after the last
+    read. With `apart`, input and output lie in a workspace; only chunks read by peers, or read again here, pass through
+    the workspace. All others stay in the caller's arrays. `comparing` is called before data move, until True.
     """
 
     def __init__(self, task: Task, rank: int, plan: Plan, messages: Messages,
@@ -49,17 +60,18 @@ class Writer:
         self._shown, self._used, self._places = _shown_and_used(plan) if apart else (set(), set(), False)
         self._reads_given = apart and not task.in_place and not plan.copy_input
         self._width = task.dtype.itemsize
-        # One half: a round begins when all of the one before has been formed.
+        # Both halves of the plan share one piece of memory: the engine carries out instructions in order, so that a
+        # round begins when all results of the round before have been formed.
         self.aside = self._kept = max(plan.workspace[half] for half in HALVES) * self._width
-        self._marks: dict[int, tuple[int, int]] = {}  # that end what near peers are sent
-        self._under_way: dict[int, None] = {}  # messages to and from other nodes
-        self._passed: dict[int, int] = {}
+        self._marks: dict[int, tuple[int, int]] = {}  # by number of a send to a near peer: peer and mark
+        self._under_way: dict[int, None] = {}  # messages between nodes not yet awaited, by number
+        self._passed: dict[int, int] = {}  # the highest mark awaited of each peer
         self.peers: dict[int, None] = {}
         self.readers: dict[tuple[str, int], int] = {}
-        self.calls: list[Callable[..., Any]] = []  # those of Python's, the first while the engine waits
+        self.calls: list[Callable[..., Any]] = []  # Python's functions, the first for idle times
 
     def rows(self) -> Iterator[Row]:
-        """Yield the instructions."""
+        """Yield the instructions of the plan, round by round."""
         if self._reads_given:
             yield from self._moved(INPUT, GIVEN, self._shown)
         if self._comparing is not None:
@@ -73,11 +85,15 @@ class Writer:
                     sent.update([step.number] if step.sends else ())
                     yield from self._sent(step)
                     continue
-                if not sent.isdisjoint(step.after):  # from here on nothing is read of others
+                # The result overwrites a chunk sent in this round. The plan has put all reads of peers before. So
+                # report this rank's reads as done before waiting for its readers: they may be waiting for this rank
+                # likewise.
+                if not sent.isdisjoint(step.after):
                     sent.clear()
                     yield _marked(SIGNAL, 2 * number + 1)
                 yield from self._wait(step)
                 yield from self._formed(step)
+        # The mark after the last round ends all waits for this rank's reads.
         yield _marked(SIGNAL, 2 * len(self._plan.rounds))
         yield from self._end(list(self._under_way))
         if self._places:
@@ -86,8 +102,7 @@ class Writer:
             yield from self._filled()
 
     def _filled(self) -> Iterator[Row]:
-        """Fill the result of an exscan's first rank in Python. Its input may be there, which the others have read then.
-        """
+        """Fill the result of an exscan's first rank in Python, after the peers' reads of an input in the same place."""
         task = self._task
         for (_, peer), mark in self.readers.items():
             yield _marked(AWAIT, mark, peer)
@@ -98,7 +113,7 @@ class Writer:
                                (self._rank, RESULT, 0), nbytes)
 
     def _moved(self, to: int, source: int, chunks: set[int]) -> Iterator[Row]:
-        """Copy those chunks between a buffer and the caller's array, neighbours at once."""
+        """Copy the chunks between a buffer and the caller's array, each run of neighbours at once."""
         layout = self._plan.layouts.input if to == INPUT else self._plan.layouts.output
         for first in sorted(one for one in chunks if one - 1 not in chunks):
             end = next(one for one in itertools.count(first) if one not in chunks)
@@ -107,10 +122,12 @@ class Writer:
                 yield FORM, 0, 0, (self._rank, to, start), stop - start, ((self._rank, source, start),), ()
 
     def fused(self) -> Iterator[Row]:
-        """Yield those of a two_shot all-reduce in one pass: what is reduced goes to everybody while it is at hand.
+        """Yield the instructions of a two_shot all-reduce in one pass, in place of `rows`.
 
-        The rank that reduces a block is the only one that reads it, so that it may be overwritten in place.
+        Each rank reduces one block, and writes each piece to all ranks while the piece is in the cache. No other rank
+        reads the block, so that even in place no operand is overwritten before use.
         """
+        # Mark 2 means: this rank has reduced its block and written the result into all outputs.
         first, second = self._plan.rounds
         forms = [step for step in first if isinstance(step, Form)]
         self.peers = {span.start: None for span in forms[0].sources if span.buffer == NEAR}
@@ -120,7 +137,8 @@ class Writer:
         yield from (_marked(SIGNAL, 2), *(_marked(AWAIT, 2, peer) for peer in self.peers))
 
     def _wait(self, form: Form) -> Iterator[Row]:
-        """Wait for what has not been waited for yet; every peer has entered round 0 before."""
+        """Await the marks and messages needed by `form`, unless awaited before."""
+        # Every peer has entered round 0 before the first instruction, so a wait for mark 0 is left out.
         after = sorted(form.after, reverse=True)
         near = [(span.start, 2 * span.stop) for span in form.sources if span.buffer == NEAR]
         self.peers.update((peer, None) for peer, _ in near)
@@ -147,7 +165,8 @@ class Writer:
         here, used = [], self._kept
         for source in sources:
             here.append(source)
-            if source[0] != self._rank:  # Python's functions read what is mapped
+            # Python's functions read only this rank's memory: have the engine fetch a peer's part first.
+            if source[0] != self._rank:
                 here[-1] = self._rank, ASIDE, used
                 yield FORM, 0, 0, here[-1], nbytes, (source,), ()
                 used += -(-nbytes // LINE) * LINE
@@ -162,10 +181,11 @@ class Writer:
             self._marks[number] = peer, mark
             return
         nbytes = self._bytes(span)
-        if nbytes:  # empty parts lie at one place, and follow nothing
+        if nbytes:  # empty parts need no order, though all begin at one place and seem to conflict
             yield from self._end(sorted(message.after))
         self._under_way[number] = None
-        begin = self._messages.begin  # a plan must not keep this writer, which has the arrays of its first call
+        # Bind `begin` alone: a plan that kept this writer would keep the arrays of its first call.
+        begin = self._messages.begin
         yield self._called(lambda place: begin(number, sends, peer, place, nbytes), self._part(span), nbytes)
 
     def _called(self, function: Callable[..., Any], to: Part | None = None, nbytes: int = 0,
@@ -187,7 +207,9 @@ class Writer:
             return self._rank, RESULT, span.start * self._width
         if span.buffer != NEAR:
             return self._rank, BUFFERS.index(span.buffer), span.start * self._width
-        part = span.like  # of blocks that are not alike it has the number
+        # If blocks differ in length, this rank does not know the peer's offsets. The part then holds the block's
+        # number, and the engine looks up the start that the peer shows.
+        part = span.like
         first = part.first if self._task.lengths is not None else self._plan.layouts.span(part)[0] * self._width
         return span.start, BUFFERS.index(part.buffer), first
 
@@ -197,8 +219,10 @@ def _chunks(span: Span) -> range:
 
 
 def _shown_and_used(plan: Plan) -> tuple[set[int], set[int], bool]:
-    """Return the chunks of input that are sent; those of output that are sent or read again, with whatever is written
-    together with one of them; and whether there are others."""
+    """Return the input chunks read by peers, the output chunks read by any rank, and whether output has other chunks.
+
+    A span is accessed as a whole: chunks in one span with a chunk read by any rank count as read.
+    """
     shown, used, together = set[int](), set[int](), list[range]()
     for step in itertools.chain.from_iterable(plan.rounds):
         reads = [step.span] if isinstance(step, Message) and step.sends else \
@@ -208,6 +232,7 @@ def _shown_and_used(plan: Plan) -> tuple[set[int], set[int], bool]:
         used.update(*(_chunks(span) for span in reads if span.buffer == "output"))
         if isinstance(step, Message):
             shown.update(*(_chunks(span) for span in reads if span.buffer == "input"))
+    # Repeat until no span is half inside: each extension may touch further spans.
     is_more = True
     while is_more:
         more = [span for span in together if not used.isdisjoint(span) and not used.issuperset(span)]
@@ -221,7 +246,7 @@ def _marked(opcode: int, mark: int, peer: int = 0) -> Row:
 
 
 def _combining(op: Op, dtype: Dtype, kind: Any, nbytes: int) -> Callable[..., None]:
-    """Return what combines rows at addresses by an op of the user's own."""
+    """Return a function that combines rows at addresses by an op written by the user."""
     combine = combiner(op, dtype)
 
     def combined(to: int, *sources: int) -> None:

@@ -1,7 +1,9 @@
-"""The ranks of one node, and ways into their memory.
+"""The ranks of one node, and access to their memory.
 
-Every rank has a control segment, mapped by all: its mark, two boards that say where its buffers are, slots for the
-inputs of eager calls, and workspaces for the buffers of small calls. Calls take boards, slots and workspaces in turn.
+Every rank has a control segment, memory mapped by all ranks of the node. The segment holds the rank's mark, two boards
+for its latest calls (words, and places of buffers), slots for the inputs of eager calls, workspaces for the buffers of
+small calls, and mailboxes for messages. Calls use boards, slots and workspaces in turn, so that a rank may begin a call
+while peers still read from the call before.
 """
 
 from __future__ import annotations
@@ -20,35 +22,39 @@ from gpucoll.executors.shared.tables import HEAD, LINE, PAGE, SLOT_BYTES, SLOTS,
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
 
-TINY = 1 << 19  # bytes of a buffer up to which calls work in the control segments
-# Bytes of a workspace there, up to which arrays that are not symmetric are copied to it, which is quicker than the
-# system's copies; scratch may be several times as long as a buffer.
+# Bytes of a buffer up to which all ranks work in the control segments, wherever their arrays are.
+TINY = 1 << 19
+# Bytes of a workspace. Up to this size a copy to the workspace is quicker than process_vm_readv, and used for arrays
+# that are not symmetric. Larger than TINY, since scratch may be several times as long as a buffer.
 SMALL = 1 << 22
 BUFFERS = ("input", "output", "scratch")
 
 
 def head_bytes(size: int) -> int:
-    """Return how much of a control segment comes before the workspaces."""
+    """Return the size of a control segment up to the workspaces."""
     starts = -(-4 * (size + 1) * 8 // LINE) * LINE
     return -(-(HEAD + starts + SLOTS * SLOT_BYTES) // PAGE) * PAGE
 
 
 class Neighbours:
-    """The ranks of this node, and their memory; `place` is this rank's. All learn whether all are `able`.
+    """The ranks of this node, and access to their memory; `place` is this rank's place among the nodes.
 
-    `box` are the bytes that a rank needs for messages to another one.
+    `able` says whether this rank has an engine; after `meet`, `all_able` whether all ranks have. `box` is the size of
+    the mailbox for one other rank.
     """
 
     def __init__(self, place: Any, able: bool, box: int) -> None:
         self.rank, self.size, self._able = place.rank, place.size, able
         self.all = frozenset(rank for rank, node in enumerate(place.nodes) if node == place.nodes[place.rank])
         self._others = sorted(self.all - {self.rank})
-        self.first = head_bytes(self.size)  # where the workspaces begin
-        self.boxes = self.first + 2 * len(BUFFERS) * (SMALL + PAGE)  # and those for messages to each rank
-        self._refused = 0  # why the system gives this rank no memory, as an error number
+        self.first = head_bytes(self.size)  # the place of the workspaces
+        # The place of the mailboxes. Each workspace has a spare page: the engine shifts the starts (see `Node.offset`).
+        self.boxes = self.first + 2 * len(BUFFERS) * (SMALL + PAGE)
+        self._refused = 0  # the error number if the system gives this rank no memory
         try:
             self._segment = Segment(self.boxes + self.size * box, shared=bool(self._others))
-        except OSError as error:  # which the others learn when they meet
+        # Do not raise here, where the other ranks would wait in vain: `meet` raises on all ranks.
+        except OSError as error:
             self._segment, self._refused = Segment(self.first, shared=False), error.errno or errno.ENOMEM
         self.keys = {self.rank: self._segment.key}
         self.controls = {self.rank: self._segment.row}
@@ -56,14 +62,16 @@ class Neighbours:
         self.processes = {self.rank: os.getpid()}
         self._attached: dict[tuple[int, int], Array] = {}
         self._copier = Copier()
-        self.maps = self.copies = False  # whether all can map, and copy, each other's memory
+        self.maps = self.copies = False  # whether all pairs can map, and copy, memory
         self.all_able = False
 
     def meet(self, wire: Any) -> Operation:
-        """Find ways into the memory of all the others; all of them come to know which ways all of them have.
+        """Gain access to the memory of all other ranks, and agree on the ways open to all pairs of ranks.
 
-        Raises BackendError, on all of them, where the system gives a rank no memory that others could map.
+        Raises BackendError, on all ranks, if the system gives some rank no mappable memory.
         """
+        # A random token shows that a mapping, or a copy, is from the right process: in
+        # another container the same process number may mean another process.
         token = numpy.array([secrets.randbits(62)], numpy.int64)
         self.words[self.rank][TOKEN] = int(token[0])
         told = yield from self._exchange(wire, [os.getpid(), self.keys[self.rank], int(token[0]), address(token),
@@ -76,7 +84,7 @@ class Neighbours:
         self.maps, self.copies, self.all_able = (all(column) for column in zip(mine, *everyone.values(), strict=True))
 
     def _exchange(self, wire: Any, words: list[int]) -> Any:
-        """Return what the others tell by as many words."""
+        """Send `words` to all others, and return the words of each, of the same number."""
         sent = numpy.array(words, numpy.int64)
         received = {other: numpy.empty_like(sent) for other in self._others}
         requests = [wire.Irecv([row.view(numpy.uint8), BYTES], other, Tag.HANDSHAKE) for other, row in received.items()]
@@ -86,12 +94,13 @@ class Neighbours:
                 while not request.Test():
                     yield request.Test
         except BaseException:
+            # MPI may still write to these arrays.
             keep_for_ever((sent, received, requests))
             raise
         return {other: row.tolist() for other, row in received.items()}
 
     def _try(self, other: int, process: int, key: int, token: int, place: int) -> tuple[bool, bool]:
-        """Return whether this rank can map, and whether it can copy, the memory of another one."""
+        """Return whether this rank can map, and whether this rank can copy, the memory of another rank."""
         self.processes[other], self.keys[other] = process, key
         found = numpy.zeros(1, numpy.int64)
         try:
@@ -107,13 +116,13 @@ class Neighbours:
         return maps, bool(found[0] == token)
 
     def attached(self, rank: int, key: int) -> Array:
-        """Return a segment of another rank, which is mapped once."""
+        """Return a segment of another rank, mapped at most once."""
         if (rank, key) not in self._attached:
             self._attached[rank, key] = attach(self.processes[rank], key)
         return self._attached[rank, key]
 
     def close(self) -> None:
-        """Let go of everybody's memory."""
+        """Release all mappings and this rank's segment."""
         self._segment.close()
         self._attached.clear()
 

@@ -1,4 +1,4 @@
-"""The plans of an engine, by call, and the memory in which they stage buffers; `instructions` writes a single plan."""
+"""The plans of an engine, found by call, and staging memory for buffers; `instructions` writes a single plan."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from gpucoll.executors.shared.neighbours import BUFFERS, SMALL, TINY, Neighbours
 from gpucoll.executors.shared.tables import CALL, GIVEN, INPUT, RESULT, TEXT
 from gpucoll.plan import Plan
 
-KEPT = 256
-LEAST, MOST_ROUNDED = 1 << 16, 1 << 28  # bytes of staging: the least, and where it is no longer rounded up
-NOTHING = -1  # in place of an op
+KEPT = 256  # plans of each kind
+# Bytes of a staging buffer: the least, and the size from which rounding up to a power of two would waste too much.
+LEAST, MOST_ROUNDED = 1 << 16, 1 << 28
+NOTHING = -1  # the number of no op
 
 
 class Plans:
     """The plans of one communicator's engine.
 
-    `comparing` returns for a call what compares it with the other ranks' by messages; None where the engine does so.
+    `comparing(words)` returns a function to compare a call by messages with the other ranks' calls, or None if the
+    engine compares calls.
     """
 
     def __init__(self, near: Neighbours, heap: Heap, engine: Any, messages: Messages,
@@ -36,27 +38,29 @@ class Plans:
         self._kept: dict[Any, tuple[Any, Any, Any]] = {}
         self._bare: dict[str, Any] = {}
         self._staging: dict[int, Segment] = {}
-        self._outgrown: list[Segment] = []  # a call that is under way may still use them
+        self._outgrown: list[Segment] = []  # a call under way may still use these
 
     def of(self, task: Task) -> Any:
         """Return the engine's plan for calls like `task`."""
         plan, symmetric, near = task.plan, self._is_symmetric(task), self._near
         assert plan is not None
-        is_read = len(near.all) > 1 or near.size == 1  # else all other ranks are on other nodes
+        # A rank alone on its node has no readers.
+        is_read = len(near.all) > 1 or near.size == 1
         small = is_read and (task.nbytes <= TINY or (task.nbytes <= SMALL and not symmetric))
-        # What several ranks read is copied once to where they all map it: the system's copies take twice as long.
+        # An input with several readers is copied once to mapped memory: process_vm_readv takes twice as long per read.
         copies = plan.copy_input or (is_read and plan.shares_input and not small and not symmetric)
         row = COLLECTIVES[task.collective]
-        is_block = row.output.blocks and not row.input.blocks  # which is as good as a copy that others read
+        # In place, the input may be this rank's block of the output: peers may read a copy, this rank reads the block.
+        is_block = row.output.blocks and not row.input.blocks
         alias = task.in_place and not small and (is_block or not copies) and (near.copies or symmetric)
-        # A plan of unlike blocks knows this rank's lengths only, and not how long the longest one's are.
+        # The size is part of the key: a plan of unlike blocks knows this rank's lengths only, not the longest rank's.
         key = (id(plan), id(task.op), task.dtype.name, task.nbytes, alias, small, copies, task.in_place, task.shape,
                task.header)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) == KEPT:
                 self._kept.clear()
-            # With them plan and op, so that no others are found under their numbers.
+            # Keep plan and op alive, so that no other objects get the same ids.
             found = self._kept[key] = (self._made(task, alias, small, copies), plan, task.op)
         return found[0]
 
@@ -66,11 +70,13 @@ class Plans:
         assert plan.schedules is not None
         by_node = Plan(plan.schedules(near.rank), plan.layouts, in_place=alias, schedules=plan.schedules, near=near.all)
         by_engine = task.op is None or not task.op.expression
-        # Reduced by shares and gathered; alike on all ranks, wherever their arrays are
+        # The one-pass form of two_shot. All ranks must choose alike, so the choice is independent of the arrays'
+        # places.
         one_pass = task.op is not None and find(task.collective, task.algorithm).traits.barriers == 2 and by_engine \
             and len(near.all) == near.size > 1 and task.nbytes > SMALL
         sizes = [0 if row is None else row.nbytes for row in (task.input, task.output)]
         sizes.append(by_node.workspace["scratch"] * task.dtype.itemsize)
+        # Scratch has no memory of its own; input and output need staging if peers cannot read the arrays in place.
         for buffer, wanted in enumerate((copies or not near.copies, not near.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._stage(buffer, sizes[buffer])
@@ -80,8 +86,11 @@ class Plans:
         readers += [(INPUT, peer, 0) for peer in self._readers_of_call(task)]
         starts = () if task.lengths is None else tuple(
             start for layout in plan.layouts for start in _padded(layout, near.size + 1))
-        # Alike on all ranks, unlike their scratch: the engine refuses what is too long for a workspace.
+        # In this form peers compute the places of buffers without looking at boards, so all ranks must choose alike.
+        # The size of scratch is not alike: the engine refuses a plan whose scratch is too long for a workspace.
         in_control = small and task.nbytes <= TINY and task.lengths is None and len(near.all) == near.size
+        # in_control, small, copies_input, keeps_output, overwrites, refuses, announced, only_compares: see `Plan` in
+        # kernels/engine.h.
         flags = (in_control, small, copies,
                  task.in_place and task.collective == "broadcast", task.collective == "broadcast", False,
                  self._is_announced(task), False)
@@ -90,9 +99,9 @@ class Plans:
                                  (*writer.peers,), tuple(readers), starts, instructions, (*writer.calls,))
 
     def by_calls(self, task: Task, key: Any, made: Callable[[], Called]) -> Any:
-        """Return the plan of calls like `task` that a function does, once ranks have compared them; `made` makes it.
+        """Return the plan of a call compared by the engine and then done by the function that `made()` returns.
 
-        `key` tells apart what `made` depends on.
+        `key` must identify everything on which the function depends.
         """
         found = self._kept.get(key)
         if found is None:
@@ -110,18 +119,18 @@ class Plans:
         return found[0]
 
     def _is_announced(self, task: Task) -> bool:
-        """Return whether the other ranks learn from what the root shows that there is this call."""
+        """Return whether the other ranks learn of this call, and its shapes, from the root's board alone."""
         near = self._near
         return (task.header != "" or task.collective == "scatter") and COLLECTIVES[task.collective].rooted \
             and len(near.all) == near.size
 
     def _readers_of_call(self, task: Task) -> frozenset[int]:
-        """Return who reads what this rank shows of its call, beside comparing it."""
+        """Return the ranks that read this rank's board of a call for more than comparison."""
         near = self._near
         return near.all - {near.rank} if self._is_announced(task) and near.rank == task.root else frozenset()
 
     def _reduction(self, task: Task) -> tuple[int, int, int]:
-        """Return dtype and op as the engine has them, and what `_finish` does."""
+        """Return dtype and op by the engine's numbers, and the number of contributions for `_finish`."""
         place = NOTHING if task.op is None or task.op.expression else list(OPS).index(
             "sum" if task.op.factor is not None else task.op.name)
         return list(DTYPES).index(task.dtype.name), place, self._finish(task)
@@ -130,7 +139,7 @@ class Plans:
         return self._engine.plan(shortened(words, TEXT - 1), fingerprint(words), *more)
 
     def without_data(self, words: str) -> Any:
-        """Return the plan of ranks that only compare what they call, or of one that refuses that."""
+        """Return the plan of a call without data: only a comparison, or a refusal."""
         if words not in self._bare:
             if len(self._bare) == KEPT:
                 self._bare.clear()
@@ -144,7 +153,7 @@ class Plans:
         return self._bare[words]
 
     def _finish(self, task: Task) -> int:
-        """Return of how many contributions the engine forms the mean, or the truth value; 0 where it does neither."""
+        """Return the number of contributions for the engine's final step (mean or truth value); 0 for no step."""
         if task.op is None or task.output is None:
             return 0
         rank, size = self._near.rank, self._near.size
@@ -153,11 +162,11 @@ class Plans:
         return contributions if alone or (task.op.name == "avg" and task.op.factor is None) else 0
 
     def _is_symmetric(self, task: Task) -> bool:
-        """Return whether all of this rank's arrays are in symmetric memory."""
+        """Return whether all arrays of this rank are in symmetric memory."""
         return all(row is None or self._heap.find(address(row), row.nbytes) for row in (task.input, task.output))
 
     def _stage(self, buffer: int, nbytes: int) -> None:
-        """Have memory for a buffer that others could not read where it is, kept from call to call."""
+        """Provide staging memory, kept from call to call, for a buffer not readable in place by peers."""
         staging = self._staging.get(buffer)
         if staging is not None and staging.nbytes >= nbytes:
             return
@@ -168,7 +177,7 @@ class Plans:
         self._engine.staging(buffer, staging.key, staging.start, staging.nbytes)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the staging memory and all plans."""
         for staging in (*self._staging.values(), *self._outgrown):
             staging.close()
         self._staging.clear()
@@ -178,5 +187,5 @@ class Plans:
 
 
 def _padded(layout: Any, length: int) -> Sequence[int]:
-    """Return where so many blocks start; those that a buffer has not are empty."""
+    """Return the starts of `length` blocks; blocks missing from the layout are empty, at the end."""
     return (*layout.starts, *[layout.starts[-1]] * (length - len(layout.starts)))

@@ -1,7 +1,7 @@
-"""Numbers that the engine and Python share, and the header in which the engine has them.
+"""Numbers shared by the engine and Python, and the generator of the C++ header with these numbers.
 
-Every table stands here, or is made of Python's tables of dtypes and ops. This file, run by its path, prints
-`kernels/tables.h`. A test holds that header against it.
+All tables are defined here, or derived from Python's tables of dtypes and ops. Run by its path, this file prints
+`kernels/tables.h`; a test compares the header with the output.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from gpucoll.core.ops import OPS
 from gpucoll.executors import IN_PLACE, WAITS
 
 OPCODES = ("AWAIT", "SIGNAL", "FORM", "CALL")
-# The last three are for this rank alone: GIVEN and RESULT are the caller's arrays, where INPUT and OUTPUT may not be
+# Buffers of a rank. Peers may read the first three. GIVEN and RESULT are the caller's arrays; INPUT and OUTPUT may lie
+# elsewhere, as in a workspace.
 PLACES = ("INPUT", "OUTPUT", "SCRATCH", "ASIDE", "GIVEN", "RESULT")
-CHECKS = ("OFF", "PEERS", "ALL")  # with whom a rank compares its call: with nobody, those that it reads from, all
+CHECKS = ("OFF", "PEERS", "ALL")  # the ranks that compare calls: none, the ranks to be read from, all
 AWAIT, SIGNAL, FORM, CALL = map(OPCODES.index, OPCODES)
 INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT = map(PLACES.index, PLACES)
 OFF, PEERS, ALL = map(CHECKS.index, CHECKS)
 
-TEXT = 256  # bytes for the words of a call
-ROUNDS = 20  # bits of a mark below the number of the call
-SHOWN = 3  # buffers of a rank that others may read
-SLOTS, SLOT = 64, 1 << 14  # of a rank's eager calls, and the bytes of an input that one of them holds
+TEXT = 256  # bytes of the words of a call
+ROUNDS = 20  # bits of a mark for the progress in a call; the bits above are the call's number
+SHOWN = 3  # buffers of a rank readable by others
+SLOTS, SLOT = 64, 1 << 14  # slots for eager calls of a rank, and bytes of input in a slot
 PAGE, LINE = 4096, 64  # bytes
-# The beginning of a control segment: its bytes, and 64-bit words of it; and the bytes of a slot
+# The head of a control segment: its bytes, and the places of three of its 64-bit words. Then the bytes of a slot.
 HEAD, MARK, FAILURE, TOKEN = 704, 0, 4, 5
 SLOT_BYTES = SLOT + 320
-# By the type that each has in C++
+# The numbers in the header, by type in C++.
 NUMBERS = {"int": ("TEXT", "ROUNDS"), "uint32_t": ("SHOWN",), "int64_t": ("SLOTS",),
            "uint64_t": ("SLOT", "PAGE", "LINE", "HEAD", "MARK", "FAILURE", "TOKEN", "SLOT_BYTES")}
-_KINDS = "biufc"  # NumPy's, of the dtypes that it has itself
+_KINDS = "biufc"  # kinds of NumPy's own dtypes
 _ROWS = {"bool": "whole_row", "int": "whole_row", "float": "real_row", "complex": "complex_row"}
 
 
 def _codes(dtypes: Mapping[str, Dtype], codes: Mapping[str, int]) -> str:
-    """Return the codes of NumPy's own dtypes by kind and binary digits of the size."""
+    """Return the codes of NumPy's own dtypes, by kind and by binary logarithm of the size."""
     rows = []
     for kind in _KINDS:
         row = [0] * 5
