@@ -31,8 +31,8 @@ class Advice(MetadataExchange):
         `dtype` is the dtype of the elements; a reduction is a sum. `device` is "cpu", "cuda" or "emulated", by default
         the device of NumPy arrays. The `gpucoll.tuner.explanation.Explanation` prints as a table and is a dictionary.
         After calls of about this size on host arrays it has measured seconds beside the predicted ones. The user's own
-        algorithms come last: "auto" never takes any of these. No rank waits for another, except once to make the peer
-        executor of a GPU. Raises ArgumentError and DtypeError.
+        algorithms come last: "auto" never takes any of these. No rank waits for another. Raises ArgumentError and
+        DtypeError.
         """
         row = collective_row(collective)
         where = ("emulated" if self.options.emulated else "cpu") if device is None else device
@@ -82,6 +82,7 @@ class Advice(MetadataExchange):
         return len(known), statistics.median(known) if known else None
 
     def _able(self, task: Task, where: str) -> tuple[str, ...]:
-        if where != "cpu" and where not in self._gpus:
+        # Making the peer executor is a collective call, so its share is unknown until the first call has made it.
+        if where != "cpu" and (where not in self._gpus or self._gpus[where].make_peer is not None):
             return ON_A_GPU if where == "cuda" else ON_A_GPU[:1]
         return able(self._host if where == "cpu" else self._gpus[where], task, self.executor)

@@ -39,11 +39,13 @@ class Exchange:
         self._rows = numpy.empty((size, WORDS), numpy.uint8)
         self._rows[rank] = _row(text)
         others = [other for other in range(size) if other != rank]
-        # `__del__` reads both, even if posting a receive raises.
+        # Note each request once posted: if a later one raises, `__del__` keeps the memory of the earlier ones.
         self._receives: dict[int, Any] = {}
         self._sends: list[Any] = []
-        self._receives = {other: wire.Irecv([self._rows[other], BYTES], other, Tag.COMPARISON) for other in others}
-        self._sends = [wire.Isend([self._rows[rank], BYTES], other, Tag.COMPARISON) for other in others]
+        for other in others:
+            self._receives[other] = wire.Irecv([self._rows[other], BYTES], other, Tag.COMPARISON)
+        for other in others:
+            self._sends.append(wire.Isend([self._rows[rank], BYTES], other, Tag.COMPARISON))
 
     def missing(self) -> set[int]:
         """Return the ranks from which no words are known to have arrived."""

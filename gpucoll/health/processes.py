@@ -7,7 +7,6 @@ shared by all communicators. Without the system call, or between separate proces
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import select
@@ -53,8 +52,16 @@ class Processes:
     def __init__(self, numbers: Mapping[int, int], watch: Watch | None = None) -> None:
         self.numbers, self.watch = dict(numbers), watch
         self._ranks: dict[int, int] = {}
+        self._ended = set[int]()  # ranks whose processes ended before they could be watched
         for rank, number in self.numbers.items():
-            if number != os.getpid() and (descriptor := _descriptor(number)) is not None:
+            if number == os.getpid():
+                continue
+            try:
+                descriptor = _descriptor(number)
+            except ProcessLookupError:
+                self._ended.add(rank)
+                continue
+            if descriptor is not None:
                 self._ranks[descriptor] = rank
 
     def ended(self, patience: float = 0.0) -> tuple[int, ...]:
@@ -66,8 +73,9 @@ class Processes:
         news = None if self.watch is None else self.watch.fileno()
         if news is not None:
             poll.register(news, select.POLLIN)
-        found = poll.poll(1000 * patience) if self._ranks or news is not None else ()
-        ranks = {self._ranks[descriptor] for descriptor, _ in found if descriptor in self._ranks}
+        wait = 0 if self._ended else 1000 * patience
+        found = poll.poll(wait) if self._ranks or news is not None else ()
+        ranks = self._ended | {self._ranks[descriptor] for descriptor, _ in found if descriptor in self._ranks}
         return tuple(sorted(ranks if self.watch is None else ranks | self.watch.gone()))
 
     def state(self, rank: int) -> str:
@@ -118,12 +126,25 @@ def _is_running(thread: int) -> bool:
     return not os.path.isdir(THREADS) or os.path.exists(f"{THREADS}/{thread}")
 
 
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()  # `select.select` takes no descriptors from 1024 on
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _descriptor(number: int) -> int | None:
-    if number not in _descriptors:
-        open_process: Any = getattr(os, "pidfd_open", None)
-        if open_process is None:
-            return None
-        # On failure (the process has ended, or no descriptor is free) the rank is not watched by this object.
-        with contextlib.suppress(OSError):
-            _descriptors[number] = open_process(number)
-    return _descriptors.get(number)
+    """Return a descriptor of the process, None if there can be none; ProcessLookupError if the process has ended."""
+    known = _descriptors.get(number)
+    # The system gives the number of an ended process to a later one. The old descriptor stays: older objects hold it.
+    if known is not None and not _is_readable(known):
+        return known
+    open_process: Any = getattr(os, "pidfd_open", None)
+    if open_process is None:
+        return None
+    try:
+        _descriptors[number] = open_process(number)
+    except ProcessLookupError:
+        raise
+    except OSError:  # no descriptor is free, or the system call is forbidden
+        return None
+    return _descriptors[number]

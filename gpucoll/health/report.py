@@ -18,8 +18,6 @@ from typing import Any
 from gpucoll.errors import ArgumentError, listed
 from gpucoll.health.flight import CLOSED, Story, read
 
-SHOWN = 8  # calls shown before the last call
-
 
 def stories(folder: Path) -> tuple[dict[str, list[Story]], list[str]]:
     """Return the stories (contents of files) by communicator, in rank order, and the errors of unreadable files."""

@@ -270,17 +270,18 @@ class Hub:
         connection.send({"nonce": nonce})
         head, _ = connection.read(0, deadline)
         rank, size, answered = head.get("rank"), head.get("size"), head.get("nonce")
-        unfit = StoreError(f"its rank is not in 1..{self._size - 1}, or is there already; RANK must be another one in "
-                           "each process, and WORLD_SIZE how many there are")
         # `type` and not `isinstance`, for which True is an integer.
-        if type(rank) is not int or not 0 < rank < self._size:
-            raise unfit
-        if not _is_nonce(answered):
-            raise StoreError("its greeting is none of this version of gpucoll: it has no nonce; start all ranks alike")
+        if type(rank) is not int or not _is_nonce(answered):
+            raise StoreError("its greeting is none of this version of gpucoll: it has no rank, or no nonce; start all "
+                             "ranks alike")
         nonces = nonce, answered
         # Check the proof first: the errors below name versions and sizes, and so go to ranks of this job only.
         if not _same(head.get("proof"), proof(self.token, "rank", rank, nonces)):
             raise StoreError("this process does not belong to the job: it has another token")
+        unfit = StoreError(f"its rank is not in 1..{self._size - 1}, or is there already; RANK must be another one in "
+                           "each process, and WORLD_SIZE how many there are")
+        if not 0 < rank < self._size:
+            raise unfit
         if head.get("version") != __version__ or size != self._size:
             raise StoreError(f"rank {rank} says that there are {size} ranks of gpucoll {head.get('version')}, rank 0 "
                              f"that there are {self._size} of {__version__}; start all ranks alike")

@@ -12,6 +12,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.arrays.segments import SLAB
+from gpucoll.health import processes
 from gpucoll.health.processes import Processes
 from pace import seconds
 from thread_ranks import all_on_threads
@@ -92,3 +93,25 @@ def test_several_threads_look_after_a_process_at_once():
         while not watched.ended():
             process.stdin.close()
         assert first.result() == watched.ended() == (1,)
+
+
+def test_a_process_that_has_the_number_of_an_ended_one_is_alive(monkeypatch):
+    """A process that ended before it could be watched is dead; a later process of its number is not."""
+    ends = []
+
+    def opened(number):
+        if number == 9:
+            raise ProcessLookupError
+        ends.append(os.pipe())
+        return ends[-1][0]
+
+    monkeypatch.setattr(os, "pidfd_open", opened)
+    monkeypatch.setattr(processes, "_descriptors", {})
+    assert Processes({0: 7, 1: 9}).ended() == (1,)
+    before = Processes({0: 7})
+    os.close(ends[0][1])  # the process ends
+    assert before.ended() == (0,)
+    assert Processes({0: 7}).ended() == ()
+    assert before.ended() == (0,)
+    for descriptor in (ends[0][0], *ends[1]):
+        os.close(descriptor)

@@ -88,10 +88,11 @@ def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
 
 
 @pytest.mark.parametrize(("hello", "words"), [
-    ({"token": "guessed"}, "another token"), ({"token": None}, "another token"), ({"proof": 1}, "another token"),
+    ({"token": "guessed"}, "another token"), ({"token": None}, "another token"),
+    ({"token": "guessed", "rank": 3}, "another token"), ({"proof": 1}, "another token"),
     ({"size": 2}, "start all ranks alike"), ({"version": "0.0"}, "start all ranks alike"),
-    ({"rank": 0}, "not in 1..2"), ({"nonce": "1"}, "has no nonce"), ({"rank": 3}, "not in 1..2"),
-    ({"rank": True}, "not in 1..2"), ({"rank": "1"}, "not in 1..2")])
+    ({"rank": 0}, "not in 1..2"), ({"nonce": "1"}, "or no nonce"), ({"rank": 3}, "not in 1..2"),
+    ({"rank": True}, "has no rank"), ({"rank": "1"}, "has no rank")])
 def test_strangers_are_sent_away(server, token, hello, words):
     right = {"token": None} if "proof" in hello else {}
     assert words in answer_to(token, {**HELLO, **right, **hello})["error"]
