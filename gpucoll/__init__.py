@@ -9,16 +9,16 @@ Each room imports only from rooms below its own line.
     training      data parallel, ZeRO, parameter servers, compression, arrays over a mesh of ranks
     mpi           mpi4py's names
     torch         a backend of torch.distributed
-    msccl         algorithms from files: Python, and MSCCL's XML, which is written too
+    msccl         algorithms from Python files; MSCCL's XML, read and written
     communicator  one method per collective; the links between its ranks
-    tuner         which algorithm
+    tuner         the choice of the algorithm
     analysis      prices and drawings of schedules
     launch        how ranks start and meet
-    health        which ranks are alive and in step; evidence after a crash
-    executors     what runs a schedule: the engine, MPI, NCCL and kernels; MPI's and NCCL's own collectives
-    device        a GPU, or what stands for it: kernels compiled and launched, streams, NCCL
-    plan          a schedule on buffers of given lengths: what waits for what
-    arrays        what is accepted, flat views, NumPy's reductions
+    health        detection of dead and disagreeing ranks; evidence after a crash
+    executors     ways to run a schedule: engine, MPI, NCCL, kernels; MPI's and NCCL's own collectives
+    device        a GPU, or its emulation on the CPU: kernels compiled and launched, streams, NCCL
+    plan          a schedule on buffers of given lengths: the order of its steps
+    arrays        accepted arrays, flat views, NumPy's reductions
     algorithms    ring, tree, star, ...: one file each
     verify        proofs of schedules
     core          the vocabulary: schedules, chunks, ops, dtypes, collectives, signatures

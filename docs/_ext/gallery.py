@@ -1,7 +1,7 @@
-"""The gallery of algorithms, written from the registry: a page for each file, its drawings, formulas and paper.
+"""Generator of the gallery of algorithms: a page for each file of `gpucoll/algorithms`, from the registry.
 
-Before Sphinx begins `docs/gallery` gets the pages, and `docs/_drawings` the pictures and the pages that step
-through the rounds, which stand beside them in the site. Git ignores both.
+Before Sphinx begins, pages go to `docs/gallery`, pictures and animated pages to `docs/_drawings`. Git ignores both
+folders.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from gpucoll.algorithms import Algorithm, registry
 from gpucoll.analysis.draw import draw
 from gpucoll.core.collectives import COLLECTIVES
 
-WIDEST = 1000  # of a picture on a page, in pixels: fewer ranks are drawn where 8 take more
+WIDEST = 1000  # pixels of a picture on a page: a wider picture is drawn again with fewer ranks
 RANKS = (8, 6, 5, 4)
-HEADING, SHAPE = 130, 1.75  # pixels of a drawing above its rounds; width over height of what a card shows of it
+HEADING, SHAPE = 130, 1.75  # pixels of a drawing above its rounds; width over height of a card's picture
 PRICED = 8  # ranks, on a mebibyte
 PAPER = re.compile(r'([A-Z][^".]*?), "([^"]+)" +\((\d{4})\)')
 
 INDEX = """# Gallery of algorithms
 
-Every algorithm of the registry: what it does round by round, what it costs, and who has described it. All pictures are
-drawn from the schedules that run, and each schedule is proved before it is drawn. [The table of costs](../costs.md) has
-all formulas side by side; [an algorithm of your own](../algorithms.md) is drawn by `gpucoll draw` in the same way.
+For readers in search of an algorithm, or of the idea behind a name: the rounds of every algorithm of the registry, the
+cost and the source. All pictures are drawn from the schedules run by the library, and each schedule is proved before.
+[The table of costs](../costs.md) has all formulas side by side; `gpucoll draw` draws
+[an algorithm of your own](../algorithms.md) in the same way.
 
 """
 
 
 class Page(NamedTuple):
-    """What one file of `gpucoll/algorithms` says of itself, and the algorithms in it."""
+    """A file of `gpucoll/algorithms`: its name, the two parts of its docstring, and its algorithms."""
 
     name: str
     title: str
@@ -43,11 +44,11 @@ class Page(NamedTuple):
 
     @property
     def papers(self) -> list[tuple[str, ...]]:
-        return [(who.rpartition("see ")[2], *rest) for who, *rest in PAPER.findall(" ".join(self.text.split()))]
+        return [(authors.rpartition("see ")[2], *rest) for authors, *rest in PAPER.findall(" ".join(self.text.split()))]
 
 
 def pages() -> list[Page]:
-    """Return a page for each file, in the order of their names."""
+    """Return the pages of all files, by name."""
     names = sorted({name for _, name in registry()})
     order = list(COLLECTIVES)
     found = []
@@ -59,7 +60,7 @@ def pages() -> list[Page]:
 
 
 def prose(text: str) -> str:
-    """Return a docstring as Markdown: what is indented stays as it was drawn."""
+    """Return a docstring as Markdown; indented lines become literal text."""
     parts = []
     for paragraph in re.split(r"\n{2,}(?=\S)", textwrap.dedent(text).strip("\n")):
         lines = paragraph.splitlines()
@@ -72,7 +73,7 @@ def prose(text: str) -> str:
 
 
 def picture(row: Algorithm) -> tuple[int, str]:
-    """Return for how many ranks an algorithm is drawn on its page, and the drawing."""
+    """Return the drawing on an algorithm's page, as (number of ranks, SVG)."""
     for size in RANKS:
         drawing = draw(row.name, row.collective, size=size, form="svg")
         width = re.search(r'width="(\d+)', drawing)
@@ -82,7 +83,7 @@ def picture(row: Algorithm) -> tuple[int, str]:
 
 
 def thumbnail(drawing: str) -> str:
-    """Return the part of a drawing that begins at its rounds, in the shape of all cards."""
+    """Return a card's picture: the beginning of a drawing's rounds, in the shape of all cards."""
     height = int(re.search(r'height="(\d+)', drawing)[1]) - HEADING  # type: ignore[index]
     width = round(height * SHAPE)
     sides = f'width="{width}" height="{height}" viewBox="16 {HEADING} {width} {height}"'
@@ -90,7 +91,7 @@ def thumbnail(drawing: str) -> str:
 
 
 def section(row: Algorithm, drawings: Path) -> Iterator[str]:
-    """Yield a page's lines on one collective; its picture, and the page that steps through it, are then there."""
+    """Yield a page's lines on one collective, after writing its picture and its animated page."""
     name = f"{row.name}-{row.collective}"
     size, drawing = picture(row)
     (drawings / f"{name}.svg").write_text(drawing, encoding="utf-8")
@@ -140,16 +141,17 @@ def index(found: list[Page]) -> str:
     for collective in COLLECTIVES:
         there = [page.name for page in found if any(row.collective == collective for row in page.rows)]
         lines.append(f"| {collective} | {', '.join(f'[{name}]({name}.md)' for name in there)} |")
-    lines += ["", "## Papers", "", "| algorithm | who, what, when |", "|---|---|"]
-    lines += [f"| [{page.name}]({page.name}.md) | " + "; ".join(f"{who}, *{what}* ({year})" for who, what, year in
-                                                            page.papers) + " |" for page in found if page.papers]
-    lines += ["", "The others are folklore, or put together from these.", "",
+    lines += ["", "## Papers", "", "| algorithm | authors, title, year |", "|---|---|"]
+    lines += [f"| [{page.name}]({page.name}.md) | "
+              + "; ".join(f"{authors}, *{title}* ({year})" for authors, title, year in page.papers) + " |"
+              for page in found if page.papers]
+    lines += ["", "All other algorithms are folklore, or combinations of the algorithms above.", "",
               "```{toctree}", ":hidden:", "", *(page.name for page in found), "```", ""]
     return "\n".join(lines)
 
 
 def generate(app: object, config: object) -> None:
-    """Write everything anew, before Sphinx looks whether the folders are there."""
+    """Write all pages and pictures anew, before Sphinx looks for the folders."""
     source = Path(__file__).parents[1]
     folder, drawings = source / "gallery", source / "_drawings" / "gallery"
     for old in (folder, drawings):
@@ -163,6 +165,6 @@ def generate(app: object, config: object) -> None:
 
 
 def setup(app: object) -> dict[str, bool]:
-    """Sphinx's entry."""
+    """Register the generator with Sphinx."""
     app.connect("config-inited", generate, priority=100)  # type: ignore[attr-defined]
     return {"parallel_read_safe": True, "parallel_write_safe": True}

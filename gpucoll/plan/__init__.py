@@ -173,6 +173,7 @@ def _reads_overwritten(rounds: Iterable[Round], offset: int) -> bool:
     """Return whether a round reads an input chunk overwritten before; input is output from chunk `offset` on."""
     written: set[int] = set()  # chunks of the input
     for steps in rounds:
+        # A round reads before it writes: its own writes do not count for its reads.
         for step in steps:
             if isinstance(step, Send | Copy | Reduce) and step.src.buffer == "input" \
                     and not written.isdisjoint(range(step.src.first, step.src.first + step.src.count)):
@@ -258,6 +259,7 @@ class _Resolver:
         return span
 
     def _aside(self, span: Span) -> Span:
+        # Parts begin at cache lines, so that two of them never share a line written by one rank and read by another.
         start, stop = self._used, self._used + span.stop - span.start
         self._used = -(-stop // LINE) * LINE
         self.workspace[self._half] = max(self.workspace[self._half], self._used)
