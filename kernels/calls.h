@@ -1,33 +1,33 @@
 // The table of known calls: repeated calls are done here from beginning to end, without a step in Python.
 //
-// Python checks and plans a call, then registers the plan (`learn`). A later call with the same options, shapes and
+// Python checks and plans a call, then registers the plan (`cache_call`). A later call with the same options, shapes and
 // dtypes finds the plan in the table. `bind` makes the same for fixed arrays. Every function returns NotImplemented
 // for calls left to Python: unknown calls, and known calls behind queued operations or beside a call of another
 // thread.
 //
 // A call made here honours the rules of `Waits.gate`: it holds the lock `acquire`/`release`, and `queue` must be
-// empty. Python's lock is released while waiting for other ranks (`Unlocked`). Private names: a `Look` is the key
-// part of an array, `linger` waits on in Python, `spoil` reports a broken call.
+// empty. Python's lock is released while waiting for other ranks (`Unlocked`). Private names: a `ArraySignature` is the key
+// part of an array, `slow_wait` waits on in Python, `mark_failed` reports a broken call.
 #pragma once
 #include <cstddef>
 
 #include "mail.h"
 #include "plans.h"
 
-static const int MOST_AXES = 6;             // arrays with more axes are left to Python: `Look` has a fixed size
+static const int MOST_AXES = 6;             // arrays with more axes are left to Python: `ArraySignature` has a fixed size
 static const uint64_t SETS = 64, WAYS = 4;  // the table is set-associative: a search compares at most WAYS entries
 static const uint64_t LAST = 32;            // durations kept of each kind of call, the same number as in Python
 
 // Dtype and shape of an array, all that plans depend on beside `Entry::inside` and `symmetric`. No dtype stands for
 // None.
-struct Look {
+struct ArraySignature {
     PyArray_Descr* dtype;
     int axes;
     npy_intp shape[MOST_AXES];
 
     // Return whether an object has this dtype and shape. Plans need contiguous, aligned arrays: all others are
     // left to Python.
-    bool is_of(PyObject* object) const {
+    bool matches(PyObject* object) const {
         if (!is_array(object)) return dtype == nullptr && object == Py_None;
         PyArrayObject* array = array_of(object);
         return PyArray_DESCR(array) == dtype && PyArray_NDIM(array) == axes
@@ -39,7 +39,7 @@ struct Look {
 // A known call: key, plan and statistics.
 struct Entry {
     PyObject* options[4];  // name of the collective, op, root, algorithm
-    Look x, out;
+    ArraySignature x, out;
     bool allocates;          // the call was made without `out`
     npy_intp inside;         // offset of `x` in the result (a call in place), or APART
     bool symmetric;          // all arrays are in symmetric memory
@@ -60,9 +60,9 @@ struct Engine {
     vectorcallfunc vectorcall;
     Node node;
     Walker walker;
-    Mail mail;
+    Mailbox mail;
     PlanObject* current;                          // the plan of the call under way, or null
-    PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.progress.waits`, see `follow`
+    PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.progress.waits`, see `bind_progress`
     PyObject* alone;                              // messages under way in Python: messages here must not overtake them
     PyObject* executor;                           // the `SharedExecutor`, the owner of this engine
     PyObject* errors;                             // the base class of the executor's errors
@@ -79,7 +79,7 @@ struct Engine {
     Entry entries[SETS * WAYS];
 };
 
-static PyObject *failure_name, *owner_name, *linger_name, *broken_name, *watch_name, *attach_name, *differ_name,
+static PyObject *failure_name, *owner_name, *slow_wait_name, *broken_name, *watch_name, *attach_name, *differ_name,
     *out_of_reach_name, *cancel_name, *exchange_name;
 
 // Return whether two options are equal. Only exact strings and integers are compared by value: comparing other
@@ -95,7 +95,7 @@ static uint64_t hash_of(PyObject* option) {
     return static_cast<uint64_t>(PyObject_Hash(option));
 }
 
-// Return the set of WAYS entries for a call. `out` is not hashed: for some calls any `out` fits (`is_to`).
+// Return the set of WAYS entries for a call. `out` is not hashed: for some calls any `out` fits (`accepts`).
 static Entry* set_of(Engine* self, PyObject* const* options, PyObject* x) {
     // 2^64 divided by the golden ratio: spreads close numbers over the upper bits, used below.
     const uint64_t mix = 0x9e3779b97f4a7c15u;
@@ -124,25 +124,25 @@ static bool is_symmetric(const Engine* self, PyObject* x, PyObject* out) {
     return symmetric;
 }
 
-// Return whether an entry fits a call, but for the shape of `out` (see `is_to`).
-static bool is_of(const Engine* self, const Entry* entry, PyObject* const* options, PyObject* x, PyObject* out) {
+// Return whether an entry fits a call, but for the shape of `out` (see `accepts`).
+static bool matches(const Engine* self, const Entry* entry, PyObject* const* options, PyObject* x, PyObject* out) {
     return entry->plan != nullptr && is_same(entry->options[0], options[0]) && is_same(entry->options[1], options[1])
-           && is_same(entry->options[2], options[2]) && is_same(entry->options[3], options[3]) && entry->x.is_of(x)
+           && is_same(entry->options[2], options[2]) && is_same(entry->options[3], options[3]) && entry->x.matches(x)
            && entry->inside == inside_of(x, out) && entry->symmetric == is_symmetric(self, x, out);
 }
 
 // Return whether an entry fits the `out` of a call. An allocated result has a fixed shape; a given `out` may have
 // another shape of the same size.
-static bool is_to(const Entry* entry, PyObject* out) {
+static bool accepts(const Entry* entry, PyObject* out) {
     if (entry->plan == nullptr || entry->out.dtype == nullptr || entry->plan->plan->overwrites) return true;
-    return out == Py_None ? entry->allocates : entry->out.is_of(out);
+    return out == Py_None ? entry->allocates : entry->out.matches(out);
 }
 
 // Return the entry of a call, or null.
 static Entry* find(Engine* self, PyObject* const* options, PyObject* x, PyObject* out) {
     Entry* set = set_of(self, options, x);
     for (Entry* entry = set; entry < set + WAYS; entry++)
-        if (is_of(self, entry, options, x, out) && is_to(entry, out)) return entry;
+        if (matches(self, entry, options, x, out) && accepts(entry, out)) return entry;
     return nullptr;
 }
 
@@ -173,7 +173,7 @@ static int is_free(Engine* self) {
 
 // Report a broken call to Python and the other ranks. The error is set, and stays set, possibly replaced by a better
 // explanation. The executor keeps the arrays for ever: other ranks may still access them.
-static void spoil(Engine* self, PyObject* name, PyObject* x, PyObject* out) {
+static void mark_failed(Engine* self, PyObject* name, PyObject* x, PyObject* out) {
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
     PyErr_NormalizeException(&kind, &error, &trace);
@@ -194,10 +194,10 @@ static void spoil(Engine* self, PyObject* name, PyObject* x, PyObject* out) {
 // Wait on in Python until the call ends; Python checks deadline, signals and dead ranks. Return false with an error
 // set. This thread is noted as the owner meanwhile: a signal handler calling this communicator then gets an error, no
 // deadlock.
-static bool linger(Engine* self, PyObject* name) {
+static bool slow_wait(Engine* self, PyObject* name) {
     PyObject* thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
     const bool owned = thread != nullptr && PyObject_SetAttr(self->waits, owner_name, thread) == 0;
-    PyObject* found = owned ? PyObject_CallMethodObjArgs(self->waits, linger_name, self, name, nullptr) : nullptr;
+    PyObject* found = owned ? PyObject_CallMethodObjArgs(self->waits, slow_wait_name, self, name, nullptr) : nullptr;
     Py_XDECREF(thread);
     {
         const KeptError kept;
@@ -236,7 +236,7 @@ static int call_prepared(Engine* self, PlanObject* planned, PyObject* called, co
     }
     // A reference of our own: the call runs Python, and Python may replace `prepared`.
     PyObject* call = Py_NewRef(planned->prepared);
-    self->calling = self->node.walks;
+    self->calling = self->node.call_count;
     PyObject* found = PyObject_CallNoArgs(call);
     self->calling = 0;
     Py_DECREF(call);
@@ -293,7 +293,7 @@ static int step(Engine* self, bool patient, bool asks_again = false) {
             case Walker::CALLING: {
                 const Instruction& one = walker.plan->instructions[walker.at];
                 const uint32_t count = walker.find_rows(self->node, one);
-                PyObject* called = PyTuple_GET_ITEM(calls, one.mark);
+                PyObject* called = PyTuple_GET_ITEM(calls, one.counter);
                 done = walker.plan->by_calls ? call_prepared(self, self->current, called, walker.rows)
                                              : call_python(called, walker.rows, count);
                 if (done < 0 || (done == 0 && !(asks_again && is_soon(self->node, &since)))) return done;
@@ -344,15 +344,15 @@ static bool perform(Engine* self, PyObject* name, PlanObject* planned, PyObject*
     } catch (...) {
         set_error();
     }
-    const bool well = done > 0 || (done == 0 && linger(self, name));
-    if (!well) spoil(self, name, x, out);
+    const bool well = done > 0 || (done == 0 && slow_wait(self, name));
+    if (!well) mark_failed(self, name, x, out);
     self->walker.plan = nullptr;
     return well;
 }
 
 // Return whether the call may write to `out`. Arrays overlapping differently than planned are left to Python.
 static bool may_write(const Engine* self, const Entry* entry, PyObject* x, PyObject* out) {
-    if (!entry->out.is_of(out) || !PyArray_ISWRITEABLE(array_of(out))) return false;
+    if (!entry->out.matches(out) || !PyArray_ISWRITEABLE(array_of(out))) return false;
     if (!is_array(x)) return true;
     const char *from = data_of(x), *to = data_of(out);
     const npy_intp given = PyArray_NBYTES(array_of(x)), taken = PyArray_NBYTES(array_of(out));
@@ -545,8 +545,8 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
     return out;
 }
 
-// Set a `Look` to an array, or to None.
-static void look_at(Look* look, PyObject* object) {
+// Set a `ArraySignature` to an array, or to None.
+static void look_at(ArraySignature* look, PyObject* object) {
     if (!is_array(object)) {
         Py_CLEAR(look->dtype);
         return;
@@ -570,13 +570,13 @@ static void forget_entry(Entry* entry) {
 static Entry* entry_for(Engine* self, PyObject* const* options, PyObject* x, PyObject* out) {
     Entry *set = set_of(self, options, x), *unused = nullptr;
     for (Entry* entry = set; entry < set + WAYS; entry++) {
-        if (is_of(self, entry, options, x, out) && is_to(entry, out)) return entry;
+        if (matches(self, entry, options, x, out) && accepts(entry, out)) return entry;
         if (entry->plan == nullptr && unused == nullptr) unused = entry;
     }
     return unused != nullptr ? unused : set + self->turn++ % WAYS;
 }
 
-// Return whether a `Look` can describe an object.
+// Return whether a `ArraySignature` can describe an object.
 static bool has_look(PyObject* x) { return x == Py_None || (is_array(x) && PyArray_NDIM(array_of(x)) <= MOST_AXES); }
 
 // Write the entry of a call; `out` is the result, `given` the `out` of the caller.
@@ -594,7 +594,7 @@ static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* 
 }
 
 // learn(name, op, root, algorithm, x, result, the caller's out, plan, seconds): do similar calls here from now on.
-static PyObject* learn(PyObject* object, PyObject* given) {
+static PyObject* cache_call(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     PyObject *options[4], *x, *out, *callers, *planned, *seconds;
     if (!PyArg_ParseTuple(given, "OOOOOOOO!O!", options, options + 1, options + 2, options + 3, &x, &out, &callers,

@@ -112,11 +112,11 @@ static PyObject* next_call(PyObject* object, PyObject* given) {
     const unsigned long rank = PyLong_AsUnsignedLong(given);
     if (PyErr_Occurred()) return nullptr;
     if (rank >= node.ranks || node.heads[rank] == nullptr) return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
-    const int64_t base = static_cast<int64_t>(node.walks + 1) << ROUNDS;
+    const int64_t base = static_cast<int64_t>(node.call_count + 1) << ROUNDS;
     // Store before loading, seq_cst: of two ranks waiting for each other at least one notices (`is_listening`).
     node.heads[node.rank]->listens.store(base, std::memory_order_seq_cst);
-    if (node.heads[rank]->mark.load(std::memory_order_acquire) >= base) {
-        return text_of(node.words(static_cast<uint32_t>(rank), node.walks + 1));
+    if (node.heads[rank]->counter.load(std::memory_order_acquire) >= base) {
+        return text_of(node.words(static_cast<uint32_t>(rank), node.call_count + 1));
     }
     return is_listening(node, static_cast<uint32_t>(rank), base) ? PyUnicode_FromString("") : Py_NewRef(Py_None);
 }
@@ -163,7 +163,7 @@ static PyObject* settle(PyObject* object, PyObject*) {
 
 // follow(acquire, release, queue, messages under way, waits, errors): set the rules honoured by calls made here, a
 // lock and two queues (see `Waits.gate`), and the class of the executor's errors.
-static PyObject* follow(PyObject* object, PyObject* given) {
+static PyObject* bind_progress(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     PyObject *acquire, *release, *queue, *alone, *waits, *errors;
     if (!PyArg_ParseTuple(given, "OOOOOO", &acquire, &release, &queue, &alone, &waits, &errors)) return nullptr;
@@ -176,8 +176,8 @@ static PyObject* follow(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// Engine(executor, errors, rank, check, process, spins, copies, first, workspace_bytes, boxes, heads, keys,
-// processes). `check` says with which ranks calls are compared. `first` and `boxes` are the offsets of workspaces and
+// Engine(executor, errors, rank, check, process, spins, copies, first, workspace_bytes, rings, heads, keys,
+// processes). `check` says with which ranks calls are compared. `first` and `rings` are the offsets of workspaces and
 // mailboxes in a control segment. `heads`, `keys` and `processes` are by rank: addresses of control segments (0 for
 // remote ranks), keys of these segments, process numbers.
 static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
@@ -194,7 +194,7 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     Owned made(reinterpret_cast<PyObject*>(self));
     self->vectorcall = bordered<call>;
     new (&self->walker) Walker();
-    new (&self->mail) Mail();
+    new (&self->mail) Mailbox();
     new (&self->dropped) decltype(self->dropped)();
     // Last: if this constructor throws, `is_made` stays false, and the members before own nothing yet.
     Node& node = *new (&self->node) Node();
@@ -219,7 +219,7 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     if (!PyErr_Occurred() && (rank >= node.ranks || node.keys.size() != node.ranks || node.processes.size() != node.ranks))
         PyErr_SetString(PyExc_ValueError, "an engine of ranks that are not there");
     for (uint32_t other = 0; !PyErr_Occurred() && other < node.ranks; other++)
-        if (other != node.rank && node.heads[other] != nullptr) node.near.push_back(other);
+        if (other != node.rank && node.heads[other] != nullptr) node.same_node.push_back(other);
     if (PyErr_Occurred()) return nullptr;
     self->mail.open(node, boxes);
     return made.release();
@@ -272,15 +272,15 @@ static void unmake(PyObject* object) {
     forget(object);
     if (self->is_made) {
         self->walker.~Walker();
-        self->mail.~Mail();
+        self->mail.~Mailbox();
         self->dropped.~vector();
         self->node.~Node();
     }
     Py_TYPE(object)->tp_free(object);
 }
 
-static PyObject* walks(PyObject* object, void*) {
-    return PyLong_FromUnsignedLongLong(reinterpret_cast<Engine*>(object)->node.walks);
+static PyObject* call_count(PyObject* object, void*) {
+    return PyLong_FromUnsignedLongLong(reinterpret_cast<Engine*>(object)->node.call_count);
 }
 
 static PyObject* thread_of(PyObject* object, void*) { return PyLong_FromLong(reinterpret_cast<Engine*>(object)->thread); }
@@ -304,12 +304,12 @@ static PyMethodDef methods[] = {{"attach", bordered<attach_method>, METH_VARARGS
                                 {"close", bordered<close_method>, METH_NOARGS, nullptr},
                                 {"ends", bordered<ends_method>, METH_NOARGS, nullptr},
                                 {"exchange", reinterpret_cast<PyCFunction>(bordered<exchange, PyObject*, PyObject* const*, Py_ssize_t>), METH_FASTCALL, nullptr},
-                                {"follow", bordered<follow>, METH_VARARGS, nullptr},
+                                {"bind_progress", bordered<bind_progress>, METH_VARARGS, nullptr},
                                 {"go_on", bordered<go_on_method>, METH_NOARGS, nullptr},
                                 {"is_busy", bordered<is_busy>, METH_NOARGS, nullptr},
                                 {"is_eager", bordered<is_eager_method>, METH_VARARGS, nullptr},
                                 {"is_walking", bordered<is_walking>, METH_NOARGS, nullptr},
-                                {"learn", bordered<learn>, METH_VARARGS, nullptr},
+                                {"cache_call", bordered<cache_call>, METH_VARARGS, nullptr},
                                 {"message", bordered<message>, METH_VARARGS, nullptr},
                                 {"next_call", bordered<next_call>, METH_O, nullptr},
                                 {"plan", bordered<plan_method>, METH_VARARGS, nullptr},
@@ -322,7 +322,7 @@ static PyMethodDef methods[] = {{"attach", bordered<attach_method>, METH_VARARGS
                                 {"words", bordered<words_method>, METH_VARARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"thread", thread_of, nullptr, nullptr, nullptr},
-                                {"walks", walks, nullptr, nullptr, nullptr},
+                                {"call_count", call_count, nullptr, nullptr, nullptr},
                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
 static PyTypeObject engine_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_engine", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
@@ -332,7 +332,7 @@ PyMODINIT_FUNC PyInit__engine() {
     import_array();
     failure_name = PyUnicode_InternFromString("failure");
     owner_name = PyUnicode_InternFromString("_owner");
-    linger_name = PyUnicode_InternFromString("linger");
+    slow_wait_name = PyUnicode_InternFromString("slow_wait");
     broken_name = PyUnicode_InternFromString("broken");
     watch_name = PyUnicode_InternFromString("watch");
     attach_name = PyUnicode_InternFromString("attach");
@@ -372,6 +372,6 @@ PyMODINIT_FUNC PyInit__engine() {
     if (PyModule_AddStringConstant(made, "sources", GC_SOURCES) < 0) return nullptr;
     Py_INCREF(&engine_type);
     PyModule_AddObject(made, "Engine", reinterpret_cast<PyObject*>(&engine_type));
-    PyModule_AddIntConstant(made, "BOX", sizeof(Box));
+    PyModule_AddIntConstant(made, "BOX", sizeof(Ring));
     return made;
 }

@@ -6,7 +6,7 @@
 // `Head::sleepers`, counted by waiting ranks; buffers written through the copies of an `Instruction`; the
 // acknowledgements in a mailbox.
 //
-// Progress counter (`Head::mark`). A number that never decreases: the number of the rank's call, shifted left by
+// Progress counter (`Head::counter`). A number that never decreases: the number of the rank's call, shifted left by
 // ROUNDS bits, plus a position in the call. The positions are chosen by executors/shared/instructions.py:
 //     0            the rank is in the call: the descriptor and the input laid out for the peers may be read
 //     2k           the rank has entered round k: all bytes written earlier may be read
@@ -15,9 +15,9 @@
 //     SETTLED      the call is cancelled: no data moved, and the next call behaves as if this call had not been made
 // A plan awaits a peer's counter before reading the peer's bytes, and before overwriting bytes read by the peer.
 //
-// Call descriptor (`Head::boards`, `Head::signatures`). Plans contain no addresses: a part of a plan is a rank, a
-// buffer and an offset. The board of a rank says where the buffers are in this call: a segment and an offset, or an
-// address for process_vm_readv. The board also holds the call in words, for error messages. The signature identifies
+// Call descriptor (`Head::descriptors`, `Head::signatures`). Plans contain no addresses: a part of a plan is a rank, a
+// buffer and an offset. The descriptor of a rank says where the buffers are in this call: a segment and an offset, or an
+// address for process_vm_readv. The descriptor also holds the call in words, for error messages. The signature identifies
 // the call.
 //
 // Two calls in a row. Call n uses descriptor, workspaces and `ways` of half n % 2, so call n + 1 overwrites nothing
@@ -86,7 +86,7 @@ static const int64_t SETTLED = (1 << ROUNDS) - 1;  // position of a cancelled ca
 static const uint32_t ALIKE = 4;
 
 // A call descriptor: where the rank's buffers are, as pairs of segment key and offset, and the call in words.
-struct Board {
+struct CallDescriptor {
     int64_t places[SHOWN][2];
     int64_t kind;     // the plan's signature: equal means `text` need not be written again
     char text[TEXT];  // after a mismatch, a second line holds the place in the program
@@ -94,7 +94,7 @@ struct Board {
 
 // The beginning of a control segment. Fields read in every call share the first cache line: a single transfer.
 struct alignas(64) Head {
-    std::atomic<int64_t> mark;           // the progress counter
+    std::atomic<int64_t> counter;           // the progress counter
     std::atomic<int64_t> signatures[2];  // of the call in each half
     std::atomic<uint32_t> sleepers;      // ranks asleep until the progress counter changes
     std::atomic<int32_t> core;           // processor of the last store: spinning on the same core is useless
@@ -103,11 +103,11 @@ struct alignas(64) Head {
     // Counter of the latest call for which this rank waited until the root showed the call.
     std::atomic<int64_t> listens;
     std::atomic<uint32_t> ways[2];       // flags `Way`: how this rank can make the call through MPI
-    alignas(64) Board boards[2];
+    alignas(64) CallDescriptor descriptors[2];
     // Behind the head, for either half: block starts of input and output in elements, for blocks of unequal length.
 };
 
-static_assert(sizeof(Head) == HEAD && offsetof(Head, mark) == 8 * MARK && offsetof(Head, failure) == 8 * FAILURE
+static_assert(sizeof(Head) == HEAD && offsetof(Head, counter) == 8 * COUNTER && offsetof(Head, failure) == 8 * FAILURE
               && offsetof(Head, token) == 8 * TOKEN, "Python keeps as many bytes for it, and reads these words");
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share no locks");
@@ -175,8 +175,8 @@ class Segments {
     std::deque<Segment> all;
 };
 
-// A rank's view of the node, kept from call to call. Private names: `near` are the other same-node ranks,
-// `walks` the number of calls, `aside` private memory of plans, `alike` a count of repeated calls.
+// A rank's view of the node, kept from call to call. Private names: `same_node` are the other same-node ranks,
+// `call_count` the number of calls, `aside` private memory of plans, `alike` a count of repeated calls.
 struct Node {
     uint32_t rank, ranks;
     Check check;
@@ -189,10 +189,10 @@ struct Node {
     std::vector<Head*> heads;      // by rank; null for remote ranks
     std::vector<int64_t> keys;     // of the control segments
     std::vector<int32_t> processes;
-    std::vector<uint32_t> near;    // the other same-node ranks
+    std::vector<uint32_t> same_node;    // the other same-node ranks
     std::atomic<const Segment*> staging[SHOWN];  // this rank's staging buffers, for arrays unreachable for the peers
     std::deque<Segment> all_staging;             // all of them: a call under way may still use an outgrown buffer
-    uint64_t walks;                // number of the current or last call
+    uint64_t call_count;                // number of the current or last call
     int64_t history = 0;           // a hash of all calls so far, part of the next signature
     // By half and rank: the counter to be shown by that rank before this rank may overwrite the half.
     std::vector<int64_t> unread[2];
@@ -225,7 +225,7 @@ struct Node {
     }
     // Return the words of call `number` on rank `of`. The caller has seen the rank's counter in the call.
     const char* words(uint32_t of, uint64_t number) const {
-        return is_eager(of, number) ? slot(of, number)->text : heads[of]->boards[number & 1].text;
+        return is_eager(of, number) ? slot(of, number)->text : heads[of]->descriptors[number & 1].text;
     }
     // Return whether call `number` is eager on rank `of`, already in the call. Relaxed: read after the rank's
     // counter.
@@ -244,25 +244,25 @@ static long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const t
 }
 
 // Pause the processor briefly: the pause leaves the core's resources to a sibling hardware thread.
-static void breathe() {
+static void cpu_relax() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #endif
 }
 
 // Return the low 32 bits of the progress counter: a futex compares 32 bits, and these bits change with every store.
-static std::atomic<uint32_t>* low(std::atomic<int64_t>* mark) {
-    return reinterpret_cast<std::atomic<uint32_t>*>(mark) + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
+static std::atomic<uint32_t>* low(std::atomic<int64_t>* counter) {
+    return reinterpret_cast<std::atomic<uint32_t>*>(counter) + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
 }
 
 // Store the progress counter: publish all earlier writes of this rank, then wake the sleeping ranks.
-static void show(Head* head, int64_t mark) {
+static void show(Head* head, int64_t counter) {
     // Relaxed: only a hint for `Backoff`.
     head->core.store(sched_getcpu(), std::memory_order_relaxed);
     // Both seq_cst: a sleeper adds to `sleepers`, then loads the counter. Either this load sees the sleeper, or the
     // sleeper sees the new counter. With release alone both could miss, and the wake-up would be lost.
-    head->mark.store(mark, std::memory_order_seq_cst);
-    if (head->sleepers.load(std::memory_order_seq_cst) != 0) futex(low(&head->mark), FUTEX_WAKE, INT_MAX, nullptr);
+    head->counter.store(counter, std::memory_order_seq_cst);
+    if (head->sleepers.load(std::memory_order_seq_cst) != 0) futex(low(&head->counter), FUTEX_WAKE, INT_MAX, nullptr);
 }
 
 static uint64_t nanoseconds() {
@@ -294,7 +294,7 @@ struct Backoff {
         }
         if (!yields) {
             // Several pauses per clock reading: the clock costs more than a pause.
-            for (int look = 0; look < RELAXES; look++) breathe();
+            for (int look = 0; look < RELAXES; look++) cpu_relax();
             last = nanoseconds();
             yields = last - began >= SPIN;
             if (yields) began = last;
@@ -317,20 +317,20 @@ struct Backoff {
     }
 };
 
-// Return whether a rank's progress counter has reached `mark`. A patient caller waits: SPIN, YIELD, then a sleep of
+// Return whether a rank's progress counter has reached `counter`. A patient caller waits: SPIN, YIELD, then a sleep of
 // at most PATIENCE. `sleeps` says: the wait before was in vain, so sleep at once. Every successful load is acquire:
 // the caller reads bytes published by the rank before this counter.
-static bool has_shown(Node& node, Head* head, int64_t mark, bool patient, bool sleeps = false) {
-    if (head->mark.load(std::memory_order_acquire) >= mark) return true;
+static bool has_shown(Node& node, Head* head, int64_t counter, bool patient, bool sleeps = false) {
+    if (head->counter.load(std::memory_order_acquire) >= counter) return true;
     if (!patient) return false;
     // Most waits end in this loop, before the clock is read.
     for (int look = 0; node.spins && look < RELAXES; look++) {
-        breathe();
-        if (head->mark.load(std::memory_order_acquire) >= mark) return true;
+        cpu_relax();
+        if (head->counter.load(std::memory_order_acquire) >= counter) return true;
     }
     Backoff backoff = {node, head};
     while (!sleeps && backoff.pause())
-        if (head->mark.load(std::memory_order_acquire) >= mark) {
+        if (head->counter.load(std::memory_order_acquire) >= counter) {
             if (backoff.yields && node.to_sleep == 0) node.sleeps /= 2;
             return true;
         }
@@ -338,10 +338,10 @@ static bool has_shown(Node& node, Head* head, int64_t mark, bool patient, bool s
     // seq_cst on both: the counterpart of `show`. The futex itself returns at once if the counter has changed since
     // `seen`.
     head->sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const int64_t seen = head->mark.load(std::memory_order_seq_cst);
-    if (seen < mark) futex(low(&head->mark), FUTEX_WAIT, static_cast<uint32_t>(seen), &nap);
+    const int64_t seen = head->counter.load(std::memory_order_seq_cst);
+    if (seen < counter) futex(low(&head->counter), FUTEX_WAIT, static_cast<uint32_t>(seen), &nap);
     head->sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    return head->mark.load(std::memory_order_acquire) >= mark;
+    return head->counter.load(std::memory_order_acquire) >= counter;
 }
 
 // Copy to or from another process by `call` (process_vm_readv, process_vm_writev). Return 0, or the system's error.
@@ -399,23 +399,23 @@ struct Part {
     uint64_t offset;
 };
 
-// An instruction of a plan. AWAIT: wait until `peer` shows position `mark` of this call. SIGNAL: show position
-// `mark`. FORM: combine the sources in order into `to`, and write each piece to the copies as well. CALL: call a
+// An instruction of a plan. WAIT: wait until `peer` shows position `counter` of this call. PUBLISH: show position
+// `counter`. REDUCE: combine the sources in order into `to`, and write each piece to the copies as well. CALL: call a
 // Python function with the addresses of `to` and of the sources.
 struct Instruction {
     enum Opcode : int { GC_OPCODES };
 
     Opcode opcode;
     uint32_t peer, first, count, copies;  // `count` sources at `Plan::parts[first]`, followed by the copies
-    int64_t mark;                         // of a CALL: the index of the function
+    int64_t counter;                         // of a CALL: the index of the function
     Part to;
     uint64_t nbytes;
 };
 
-// A rank reading a buffer of this rank; the reads have ended once `peer` shows position `mark`.
+// A rank reading a buffer of this rank; the reads have ended once `peer` shows position `counter`.
 struct Reader {
     uint32_t buffer, peer;
-    int64_t mark;
+    int64_t counter;
 };
 
 // All that a call does, independent of the arrays: made once (plans.h), used for every similar call.
@@ -458,7 +458,7 @@ struct Plan {
 
     // Append an instruction. The parts of `one` are already at the end of `parts`.
     void add(const Instruction& one) {
-        lead += one.opcode == Instruction::FORM && one.to.buffer == INPUT && lead == instructions.size();
+        lead += one.opcode == Instruction::REDUCE && one.to.buffer == INPUT && lead == instructions.size();
         places_result |= one.to.buffer == RESULT;
         writes |= one.copies > 0;
         instructions.push_back(one);
@@ -508,17 +508,17 @@ struct Walker {
         plan = walked;
         from = x;
         to = out;
-        base = static_cast<int64_t>(++node.walks) << ROUNDS;
+        base = static_cast<int64_t>(++node.call_count) << ROUNDS;
         history = node.history;
         // The number tells repeated calls apart; `history` makes a mismatch missed earlier visible.
-        signature = plan->signature ^ static_cast<int64_t>(node.walks << 8) ^ history;
-        half = node.walks & 1;
+        signature = plan->signature ^ static_cast<int64_t>(node.call_count << 8) ^ history;
+        half = node.call_count & 1;
         has_passed = false;
         // Count repetitions: a plan called ALIKE times in a row counts as part of a loop from then on.
         node.alike = plan->signature == node.last ? std::min(node.alike + 1, ALIKE) : 0;
         node.last = plan->signature;
         plan->in_row |= node.alike == ALIKE;
-        eager = plan->in_row && plan->may_be_eager(node.near.size());
+        eager = plan->in_row && plan->may_be_eager(node.same_node.size());
         may_wait = listens;
         awaited = node.rank;
         if (!walked->only_compares)
@@ -537,7 +537,7 @@ struct Walker {
                     if (!is_listening(node, plan->root, base)) return WAITING;
                 } else if (!agrees(node, plan->root)) {
                     // The root is in another call: undo `begin`, so that Python can take part in the root's call.
-                    node.walks--;
+                    node.call_count--;
                     node.alike = 0;
                     node.flight.left();
                     plan = nullptr;
@@ -588,9 +588,9 @@ struct Walker {
                 // Eager calls are read from slots, guarded by `overdue`.
                 for (; at < plan->readers.size() && !eager; at++) {
                     const Reader& one = plan->readers[at];
-                    if (!is_control(node, one.buffer) && !sees(node, one.peer, base + one.mark, patient)) return WAITING;
+                    if (!is_control(node, one.buffer) && !sees(node, one.peer, base + one.counter, patient)) return WAITING;
                     int64_t& last = node.unread[half][one.peer];
-                    last = std::max(last, base + one.mark);
+                    last = std::max(last, base + one.counter);
                 }
         }
         if (result != nullptr) (plan->taken >= STREAMED ? stream : copy)(to, result, plan->taken);
@@ -606,7 +606,7 @@ struct Walker {
         if (failed(awaited)) return awaited;
         for (size_t i = at; stage == MEETING && i < met(node); i++) {
             const uint32_t peer = met(node, i);
-            if (failed(peer) && node.heads[peer]->mark.load(std::memory_order_acquire) < base) return peer;
+            if (failed(peer) && node.heads[peer]->counter.load(std::memory_order_acquire) < base) return peer;
         }
         return -1;
     }
@@ -614,21 +614,21 @@ struct Walker {
     // After a mismatch, add this rank's place in the program to the descriptor, and show position SETTLED - 1.
     void tell(Node& node, const char* where) {
         Head* head = node.heads[node.rank];
-        Board& board = head->boards[half];
-        const size_t length = strnlen(board.text, TEXT - 2);
-        board.text[length] = '\n';
-        std::strncpy(board.text + length + 1, where, TEXT - length - 2);
+        CallDescriptor& descriptor = head->descriptors[half];
+        const size_t length = strnlen(descriptor.text, TEXT - 2);
+        descriptor.text[length] = '\n';
+        std::strncpy(descriptor.text + length + 1, where, TEXT - length - 2);
         // The text no longer matches the plan: the next call must write the words again.
-        board.kind = 0;
+        descriptor.kind = 0;
         show(head, base + SETTLED - 1);
     }
 
     // Cancel a call before data have moved. The next call behaves as if this call had not been made.
     void settle(Node& node) {
         // The other ranks read this descriptor until their own SETTLED.
-        for (int64_t& mark : node.unread[half]) mark = base + SETTLED;
+        for (int64_t& counter : node.unread[half]) counter = base + SETTLED;
         // A refusing rank has not met the others, possibly still comparing the call before: guard that half as well.
-        for (int64_t& mark : node.unread[1 - half]) mark = std::max(mark, base);
+        for (int64_t& counter : node.unread[1 - half]) counter = std::max(counter, base);
         node.history = history;
         node.alike = 0;
         end(node);
@@ -654,15 +654,15 @@ struct Walker {
 
     // The ranks met and compared before data move: all same-node ranks, or only the peers.
     bool meets_all(const Node& node) const { return node.check == ALL && !eager; }
-    size_t met(const Node& node) const { return meets_all(node) ? node.near.size() : plan->peers.size(); }
-    uint32_t met(const Node& node, size_t i) const { return meets_all(node) ? node.near[i] : plan->peers[i]; }
+    size_t met(const Node& node) const { return meets_all(node) ? node.same_node.size() : plan->peers.size(); }
+    uint32_t met(const Node& node, size_t i) const { return meets_all(node) ? node.same_node[i] : plan->peers[i]; }
 
     // Return the counter to be shown by all ranks before an eager call overwrites its slot. The slot was used SLOTS
     // calls ago; a rank in the next call has left that call.
     int64_t overdue() const { return base - ((SLOTS - 1) << ROUNDS); }
 
     // Return the counter to be shown by a rank before this rank overwrites descriptor and workspaces. After eager
-    // calls a slow rank may still read the board of an earlier call: wait until the rank is in the previous call.
+    // calls a slow rank may still read the descriptor of an earlier call: wait until the rank is in the previous call.
     int64_t awaited_of(const Node& node, size_t rank) const {
         if (eager) return overdue();
         return std::max(node.unread[half][rank], node.was_eager ? base - (1 << ROUNDS) : 0);
@@ -671,7 +671,7 @@ struct Walker {
     // Return the least progress counter of the other same-node ranks.
     static int64_t reached(const Node& node) {
         int64_t least = INT64_MAX;
-        for (uint32_t rank : node.near) least = std::min(least, node.heads[rank]->mark.load(std::memory_order_acquire));
+        for (uint32_t rank : node.same_node) least = std::min(least, node.heads[rank]->counter.load(std::memory_order_acquire));
         return least;
     }
 
@@ -681,10 +681,10 @@ struct Walker {
         at = 0;
     }
 
-    // Return whether a rank shows `mark`, with a wait if `patient`. Note the rank for error messages and `culprit`.
-    bool sees(Node& node, size_t rank, int64_t mark, bool patient) {
+    // Return whether a rank shows `counter`, with a wait if `patient`. Note the rank for error messages and `culprit`.
+    bool sees(Node& node, size_t rank, int64_t counter, bool patient) {
         awaited = static_cast<uint32_t>(rank);
-        const bool found = has_shown(node, node.heads[rank], mark, patient, has_slept);
+        const bool found = has_shown(node, node.heads[rank], counter, patient, has_slept);
         // After a full wait in vain the next look sleeps at once: the awaited rank is slow, and spinning wastes the
         // core.
         has_slept = !found && patient;
@@ -700,7 +700,7 @@ struct Walker {
     // none.
     uint32_t common_ways(const Node& node) const {
         uint32_t ways = node.check == ALL ? WAITS | IN_PLACE : 0;
-        for (uint32_t peer : node.near) ways &= node.heads[peer]->ways[half].load(std::memory_order_relaxed);
+        for (uint32_t peer : node.same_node) ways &= node.heads[peer]->ways[half].load(std::memory_order_relaxed);
         return ways & node.heads[node.rank]->ways[half].load(std::memory_order_relaxed);
     }
 
@@ -711,31 +711,31 @@ struct Walker {
         return (may_wait ? WAITS : 0) | (in_place ? IN_PLACE : 0);
     }
 
-    // Return whether a rank, already in this call, shows the same call on its board. Relaxed: read after the counter.
+    // Return whether a rank, already in this call, shows the same call on its descriptor. Relaxed: read after the counter.
     bool is_on_board(const Node& node, uint32_t rank) const {
         return node.heads[rank]->signatures[half].load(std::memory_order_relaxed) == signature;
     }
 
     // Return whether a rank, already in this call, makes the same call. Each rank decides alone about eager calls, so
-    // look at the board and at the slot.
+    // look at the descriptor and at the slot.
     bool agrees(const Node& node, uint32_t rank) const {
-        return is_on_board(node, rank) || (node.is_eager(rank, node.walks)
-                                           && node.slot(rank, node.walks)->signature.load(std::memory_order_relaxed) == signature);
+        return is_on_board(node, rank) || (node.is_eager(rank, node.call_count)
+                                           && node.slot(rank, node.call_count)->signature.load(std::memory_order_relaxed) == signature);
     }
 
     // Return whether a buffer of this rank is in the control segment, and so guarded by the halves.
     bool is_control(const Node& node, uint32_t buffer) const {
-        const int64_t key = node.heads[node.rank]->boards[half].places[buffer][0];
+        const int64_t key = node.heads[node.rank]->descriptors[half].places[buffer][0];
         return plan->in_control || key == node.keys[node.rank];
     }
 
     // Place the buffers, copy the input where the peers read it, write the descriptor and show position 0.
     void present(Node& node) {
         Head* head = node.heads[node.rank];
-        Board& board = head->boards[half];
-        lay(node, board, INPUT, const_cast<char*>(from), plan->given);
-        lay(node, board, OUTPUT, to, plan->taken);
-        lay(node, board, SCRATCH, nullptr, plan->scratch);
+        CallDescriptor& descriptor = head->descriptors[half];
+        lay(node, descriptor, INPUT, const_cast<char*>(from), plan->given);
+        lay(node, descriptor, OUTPUT, to, plan->taken);
+        lay(node, descriptor, SCRATCH, nullptr, plan->scratch);
         Base* mine = bases.data() + node.rank * SHOWN;
         staged = plan->given > 0 && mine[INPUT].start != from ? mine[INPUT].start : nullptr;
         result = plan->taken > 0 && mine[OUTPUT].start != to && !plan->keeps_output && !plan->places_result
@@ -746,9 +746,9 @@ struct Walker {
         for (size_t i = 0; i < plan->lead; i++) form(node, plan->instructions[i]);
         if (!plan->starts.empty()) std::copy(plan->starts.begin(), plan->starts.end(), node.starts(node.rank, half));
         if (eager) {
-            tell_words(*node.slot(node.rank, node.walks));
+            tell_words(*node.slot(node.rank, node.call_count));
         } else {
-            tell_words(board);
+            tell_words(descriptor);
         }
         // Mix this call into `history`: a mismatch missed now is detected at the next common call.
         // The factor (2^64 divided by the golden ratio) and the shift spread every bit over the whole number.
@@ -758,25 +758,25 @@ struct Walker {
         node.was_eager = eager;
         // All relaxed: `show` publishes these stores.
         if (eager) {
-            Slot* slot = node.slot(node.rank, node.walks);
+            Slot* slot = node.slot(node.rank, node.call_count);
             slot->signature.store(signature, std::memory_order_relaxed);
-            slot->number.store(static_cast<int64_t>(node.walks), std::memory_order_relaxed);
+            slot->number.store(static_cast<int64_t>(node.call_count), std::memory_order_relaxed);
         } else {
             head->signatures[half].store(signature, std::memory_order_relaxed);
         }
         show(head, base);
     }
 
-    // Write the words of the call to a board or slot, unless present: a repeated call saves the copy.
+    // Write the words of the call to a descriptor or slot, unless present: a repeated call saves the copy.
     template <class Place> void tell_words(Place& place) const {
         if (place.kind == plan->signature) return;
         std::memcpy(place.text, plan->text, TEXT);
         place.kind = plan->signature;
     }
 
-    // Decide where a buffer of this rank is during the call, and tell the peers on the board. In order of cost: the
+    // Decide where a buffer of this rank is during the call, and tell the peers on the descriptor. In order of cost: the
     // caller's array if no peer reads it, workspace or slot, symmetric memory, process_vm_readv, a staging buffer.
-    void lay(const Node& node, Board& board, uint32_t buffer, char* row, uint64_t nbytes) {
+    void lay(const Node& node, CallDescriptor& descriptor, uint32_t buffer, char* row, uint64_t nbytes) {
         Base& mine = bases[node.rank * SHOWN + buffer];
         int64_t key = HERE, offset = 0;
         mine = {row, 0};
@@ -789,7 +789,7 @@ struct Walker {
                                                                              : plan->keeps_output)) {
             // only this rank uses the buffer: stay in the caller's array
         } else if (plan->small && nbytes <= node.workspace_bytes) {
-            mine.start = eager && buffer == INPUT ? node.slot(node.rank, node.walks)->data : node.workspace(node.rank, half, buffer);
+            mine.start = eager && buffer == INPUT ? node.slot(node.rank, node.call_count)->data : node.workspace(node.rank, half, buffer);
             key = node.keys[node.rank];
             offset = static_cast<int64_t>(node.offset(node.rank, half, buffer));
         } else if (row != nullptr && !(buffer == INPUT && plan->copies_input)
@@ -804,27 +804,27 @@ struct Walker {
             mine.start = staged->start;
             key = staged->key;
         }
-        // Workspaces of control segments are at known places: the board need not be written.
+        // Workspaces of control segments are at known places: the descriptor need not be written.
         if (plan->in_control) return;
-        board.places[buffer][0] = key;
-        board.places[buffer][1] = offset;
+        descriptor.places[buffer][0] = key;
+        descriptor.places[buffer][1] = offset;
     }
 
     // Look up the buffers of another rank. Return false if a segment is not mapped yet.
     bool find(const Node& node, uint32_t rank) {
-        const Board& board = node.heads[rank]->boards[half];
+        const CallDescriptor& descriptor = node.heads[rank]->descriptors[half];
         Segment found;
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
             Base& theirs = bases[rank * SHOWN + buffer];
             if (plan->in_control) {
-                const bool in_slot = buffer == INPUT && !is_on_board(node, rank) && node.is_eager(rank, node.walks);
-                theirs = {in_slot ? node.slot(rank, node.walks)->data : node.workspace(rank, half, buffer), 0};
+                const bool in_slot = buffer == INPUT && !is_on_board(node, rank) && node.is_eager(rank, node.call_count);
+                theirs = {in_slot ? node.slot(rank, node.call_count)->data : node.workspace(rank, half, buffer), 0};
                 continue;
             }
-            const int64_t key = board.places[buffer][0], offset = board.places[buffer][1];
+            const int64_t key = descriptor.places[buffer][0], offset = descriptor.places[buffer][1];
             if (key == HERE) {
-                const bool near = node.processes[rank] == node.process;  // ranks may be threads of the same process
-                theirs = {reinterpret_cast<char*>(static_cast<intptr_t>(offset)), near ? 0 : node.processes[rank]};
+                const bool same_node = node.processes[rank] == node.process;  // ranks may be threads of the same process
+                theirs = {reinterpret_cast<char*>(static_cast<intptr_t>(offset)), same_node ? 0 : node.processes[rank]};
             } else if (key == node.keys[rank]) {
                 theirs = {reinterpret_cast<char*>(node.heads[rank]) + offset, 0};
             } else if (node.others.of(rank, key, &found)) {
@@ -855,16 +855,16 @@ struct Walker {
     // Carry out an instruction. A CALL is left to Python: `at` stays, and Python's side advances it.
     Outcome carry_out(Node& node, const Instruction& one, bool patient) {
         switch (one.opcode) {
-            case Instruction::AWAIT: return sees(node, one.peer, base + one.mark, patient) ? DONE : WAITING;
-            case Instruction::SIGNAL: show(node.heads[node.rank], base + one.mark); return DONE;
+            case Instruction::WAIT: return sees(node, one.peer, base + one.counter, patient) ? DONE : WAITING;
+            case Instruction::PUBLISH: show(node.heads[node.rank], base + one.counter); return DONE;
             case Instruction::CALL: awaited = node.rank; return CALLING;
-            case Instruction::FORM: break;
+            case Instruction::REDUCE: break;
         }
         error = form(node, one);
         return error == 0 ? DONE : BROKEN;
     }
 
-    // Carry out a FORM. Return 0, or the system's error.
+    // Carry out a REDUCE. Return 0, or the system's error.
     int form(Node& node, const Instruction& one) {
         char* to_row = place(node, one.to).start;
         const Part* sources = plan->parts.data() + one.first;
@@ -880,7 +880,7 @@ struct Walker {
         return combine_all(node, one, to_row, sources);
     }
 
-    // Combine the sources of a FORM. Sources in other processes are fetched piece by piece, and copies are written
+    // Combine the sources of a REDUCE. Sources in other processes are fetched piece by piece, and copies are written
     // piece by piece: so a piece is combined, and written again, while in the cache.
     int combine_all(Node& node, const Instruction& one, char* to_row, const Part* sources) {
         uint64_t away = 0;

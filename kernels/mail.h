@@ -1,24 +1,24 @@
 // Messages between two ranks of a node, through rings in the control segments.
 //
-// Mailbox (`Box`). The sender's control segment holds a mailbox for each receiver: a ring of LETTERS slots (`Place`),
-// each with a header (`Letter`) and room for SHORT bytes. The sender fills slots, the receiver empties them: with a
-// single writer and a single reader no lock is needed. Message n, counted from 1, uses slot (n - 1) % LETTERS. The
-// sender publishes a slot by storing n to `Letter::number`. The receiver frees the slot by storing n to
-// `Box::pulled`.
+// Mailbox (`Ring`). The sender's control segment holds a mailbox for each receiver: a ring of MAIL_SLOTS slots (`Place`),
+// each with a header (`MailSlot`) and room for SHORT bytes. The sender fills slots, the receiver empties them: with a
+// single writer and a single reader no lock is needed. Message n, counted from 1, uses slot (n - 1) % MAIL_SLOTS. The
+// sender publishes a slot by storing n to `MailSlot::number`. The receiver frees the slot by storing n to
+// `Ring::pulled`.
 //
 // Eager messages, at most SHORT bytes, are copied to the slot: the send completes at once. Rendezvous messages are
 // longer: the slot says where the sender's buffer is, the receiver reads the buffer in place, then acknowledges in
-// `Box::ends`. The send completes with the acknowledgement. Each rendezvous message has a ticket, counted from 1, and
+// `Ring::ends`. The send completes with the acknowledgement. Each rendezvous message has a ticket, counted from 1, and
 // acknowledges at place ticket % LONG_ONES: receivers match tags in any order, so a counter of finished messages
 // would not do.
 //
 // Matching. A receive takes the first message of its peer with the same tag. Receives without a message wait in the
-// list of posted receives (`expected`). Messages without a receive move from the ring to the unexpected queue
-// (`unasked`), so a message without a receive never blocks the messages behind it. Sends without a free slot wait in
+// list of posted receives (`posted`). Messages without a receive move from the ring to the unexpected queue
+// (`unexpected`), so a message without a receive never blocks the messages behind it. Sends without a free slot wait in
 // `outgoing`.
 //
-// Progress. All calls return at once; `go_on` empties the rings and fills free slots. `Mail` has no lock of its own:
-// `Waits.gate` admits a single thread at a time. Private names: "letter" is a message header, "asked for" means a
+// Progress. All calls return at once; `go_on` empties the rings and fills free slots. `Mailbox` has no lock of its own:
+// `Waits.gate` admits a single thread at a time. Private names: "slot" is a message header, "asked for" means a
 // receive is posted.
 #pragma once
 #include <deque>
@@ -26,7 +26,7 @@
 
 #include "engine.h"
 
-static const uint64_t LETTERS = 8;      // slots of a ring
+static const uint64_t MAIL_SLOTS = 8;      // slots of a ring
 static const uint64_t SHORT = 1 << 13;  // most bytes of an eager message
 // Rendezvous messages under way between two ranks: a further message waits for the acknowledgement in its place.
 static const uint64_t LONG_ONES = 512;
@@ -34,7 +34,7 @@ static const uint16_t BYTES = 0;        // dtype code: matches any dtype
 static const int64_t ANYBODY = -1, ANYTHING = -1;  // wildcards for rank and tag
 
 // The header of a message in a slot. A cache line of its own: the receiver polls `number`.
-struct alignas(64) Letter {
+struct alignas(64) MailSlot {
     enum Kind : uint16_t { SHORT_ONE, LONG_ONE };  // eager, rendezvous
 
     std::atomic<uint64_t> number;  // of the last message in this slot, counted from 1; stored after everything else
@@ -46,9 +46,9 @@ struct alignas(64) Letter {
 };
 
 // The mailbox of a sender and a receiver, in the sender's control segment.
-struct Box {
+struct Ring {
     struct alignas(64) Place {
-        Letter letter;
+        MailSlot letter;
         char content[SHORT];
     };
 
@@ -56,7 +56,7 @@ struct Box {
     // needlessly.
     alignas(64) std::atomic<uint64_t> pulled;           // messages taken from the ring so far
     alignas(64) std::atomic<uint64_t> ends[LONG_ONES];  // ticket of the last message read, by ticket % LONG_ONES
-    Place places[LETTERS];
+    Place places[MAIL_SLOTS];
 };
 
 // A send or a receive under way on this rank.
@@ -78,14 +78,14 @@ struct Transfer {
     // Return whether the transfer is complete. Acquire pairs with the receiver's release: all reads of the buffer are
     // over, so the sender may overwrite the buffer. A larger ticket in this place implies the acknowledgement of this
     // ticket.
-    bool has_ended(const Box* out) {
+    bool has_ended(const Ring* out) {
         if (ticket != 0 && !done) done = out->ends[ticket % LONG_ONES].load(std::memory_order_acquire) >= ticket;
         return done;
     }
 };
 
 // All messages under way between this rank and a peer.
-struct Correspondence {
+struct Connection {
     // A message of the unexpected queue. `content` is a copy if eager; a rendezvous message stays in the sender's
     // buffer.
     struct Unasked {
@@ -97,25 +97,25 @@ struct Correspondence {
         std::unique_ptr<char[]> content;
     };
 
-    Box *out = nullptr, *in = nullptr;  // null for remote ranks
+    Ring *out = nullptr, *in = nullptr;  // null for remote ranks
     // Messages written to `out`, taken from `in`, and a lower bound for those taken from `out` by the peer.
     uint64_t written = 0, pulled = 0, known = 0;
-    std::deque<std::shared_ptr<Transfer>> outgoing, expected;  // sends without a slot; posted receives
-    std::deque<Unasked> unasked;                               // the unexpected queue
+    std::deque<std::shared_ptr<Transfer>> outgoing, posted;  // sends without a slot; posted receives
+    std::deque<Unasked> unexpected;                               // the unexpected queue
     uint64_t tickets = 0;                                      // rendezvous messages written so far
 };
 
 // All messages of a rank, by peer.
-struct Mail {
-    std::vector<Correspondence> with;
+struct Mailbox {
+    std::vector<Connection> with;
 
     // Find the mailboxes. They begin at offset `place` of every control segment, in the order of the receivers.
     void open(const Node& node, uint64_t place) {
-        with = std::vector<Correspondence>(node.ranks);
+        with = std::vector<Connection>(node.ranks);
         for (uint32_t peer = 0; peer < node.ranks; peer++) {
             if (node.heads[peer] == nullptr) continue;
             const auto box = [&](uint32_t of, uint32_t to) {
-                return reinterpret_cast<Box*>(reinterpret_cast<char*>(node.heads[of]) + place) + to;
+                return reinterpret_cast<Ring*>(reinterpret_cast<char*>(node.heads[of]) + place) + to;
             };
             with[peer].out = box(node.rank, peer);
             with[peer].in = box(peer, node.rank);
@@ -126,21 +126,21 @@ struct Mail {
 
     // Begin a send or receive. Throws std::bad_alloc without memory; then nothing has begun.
     void begin(Node& node, const std::shared_ptr<Transfer>& transfer) {
-        Correspondence& one = with[transfer->peer];
+        Connection& one = with[transfer->peer];
         if (transfer->sends) {
             one.outgoing.push_back(transfer);
             write_all(node, one);
             return;
         }
         // The unexpected queue first: those messages were sent before any message still in the ring.
-        for (auto found = one.unasked.begin(); found != one.unasked.end(); ++found) {
+        for (auto found = one.unexpected.begin(); found != one.unexpected.end(); ++found) {
             if (found->tag != transfer->tag) continue;
-            const Correspondence::Unasked letter = std::move(*found);
-            one.unasked.erase(found);
+            const Connection::Unasked letter = std::move(*found);
+            one.unexpected.erase(found);
             deliver(node, one, *transfer, letter, letter.content.get());
             return;
         }
-        one.expected.push_back(transfer);
+        one.posted.push_back(transfer);
         try {
             go_on(node, transfer->peer);
         } catch (const std::bad_alloc&) {
@@ -150,11 +150,11 @@ struct Mail {
 
     // Return the first unexpected message from `source` with `tag`, or null. ANYBODY and ANYTHING match all.
     // Store the sender in `source`.
-    const Correspondence::Unasked* seen(Node& node, int64_t* source, int64_t tag) {
+    const Connection::Unasked* seen(Node& node, int64_t* source, int64_t tag) {
         go_on(node);
         for (uint32_t peer = 0; peer < with.size(); peer++) {
             if (*source != ANYBODY && *source != peer) continue;
-            for (const Correspondence::Unasked& one : with[peer].unasked)
+            for (const Connection::Unasked& one : with[peer].unexpected)
                 if (tag == ANYTHING || one.tag == tag) {
                     *source = peer;
                     return &one;
@@ -168,16 +168,16 @@ struct Mail {
     // Cancel a posted receive, or a send still without a slot.
     void call_back(const std::shared_ptr<Transfer>& transfer) {
         std::deque<std::shared_ptr<Transfer>>& waiting =
-            transfer->sends ? with[transfer->peer].outgoing : with[transfer->peer].expected;
+            transfer->sends ? with[transfer->peer].outgoing : with[transfer->peer].posted;
         waiting.erase(std::remove(waiting.begin(), waiting.end(), transfer), waiting.end());
     }
 
     // Take all messages arrived from a peer, and write waiting sends to free slots. Throws std::bad_alloc without
     // memory for the copy of a message; that message stays in its slot.
     void go_on(Node& node, uint32_t peer) {
-        Correspondence& one = with[peer];
+        Connection& one = with[peer];
         for (;;) {
-            Box::Place& place = one.in->places[one.pulled % LETTERS];
+            Ring::Place& place = one.in->places[one.pulled % MAIL_SLOTS];
             // Acquire pairs with `post`: header and content are complete. An old message in the slot has a smaller
             // number.
             if (place.letter.number.load(std::memory_order_acquire) != one.pulled + 1) break;
@@ -196,32 +196,32 @@ struct Mail {
 
   private:
     // Deliver the message in a slot to the first matching posted receive, or append it to the unexpected queue.
-    void take(Node& node, Correspondence& one, Box::Place& place) {
-        const Letter& letter = place.letter;
-        Correspondence::Unasked copy = {letter.kind, letter.dtype, letter.tag, letter.nbytes, letter.key, letter.offset,
+    void take(Node& node, Connection& one, Ring::Place& place) {
+        const MailSlot& letter = place.letter;
+        Connection::Unasked copy = {letter.kind, letter.dtype, letter.tag, letter.nbytes, letter.key, letter.offset,
                                         letter.ticket, nullptr};
-        for (auto found = one.expected.begin(); found != one.expected.end(); ++found) {
+        for (auto found = one.posted.begin(); found != one.posted.end(); ++found) {
             if ((*found)->tag != letter.tag) continue;
             const std::shared_ptr<Transfer> transfer = *found;
-            one.expected.erase(found);
+            one.posted.erase(found);
             deliver(node, one, *transfer, copy, place.content);
             return;
         }
-        if (letter.kind == Letter::SHORT_ONE) {
+        if (letter.kind == MailSlot::SHORT_ONE) {
             copy.content.reset(new char[letter.nbytes + 1]);  // messages may be empty
             std::memcpy(copy.content.get(), place.content, letter.nbytes);
         }
-        one.unasked.push_back(std::move(copy));
+        one.unexpected.push_back(std::move(copy));
     }
 
     // Complete a receive. A message of another length or dtype writes nothing, so the caller's array stays intact; a
     // rendezvous message is acknowledged all the same, or the sender would wait for ever.
-    void deliver(Node& node, Correspondence& one, Transfer& transfer, const Correspondence::Unasked& letter,
+    void deliver(Node& node, Connection& one, Transfer& transfer, const Connection::Unasked& letter,
                  const char* content) {
         transfer.length = letter.nbytes;
         transfer.came = letter.dtype;
         const bool fits = transfer.fits();
-        if (letter.kind == Letter::SHORT_ONE) {
+        if (letter.kind == MailSlot::SHORT_ONE) {
             if (fits) std::memcpy(transfer.row, content, letter.nbytes);
         } else {
             if (fits) transfer.error = read(node, transfer, letter);
@@ -233,7 +233,7 @@ struct Mail {
 
     // Copy a rendezvous message from the sender's buffer: mapped symmetric memory, the same process, or another
     // process through process_vm_readv. Return 0, or the system's error.
-    static int read(const Node& node, const Transfer& transfer, const Correspondence::Unasked& letter) {
+    static int read(const Node& node, const Transfer& transfer, const Connection::Unasked& letter) {
         if (letter.key != HERE) {
             Segment segment;
             const Segments& known = transfer.peer == node.rank ? node.symmetric : node.others;
@@ -254,29 +254,29 @@ struct Mail {
     }
 
     // Return the next free slot, or null if the ring is full.
-    static Box::Place* next(Correspondence& one) {
+    static Ring::Place* next(Connection& one) {
         // Load `pulled` only if the ring seems full: the line belongs to the receiver, and loading costs a transfer.
         // Acquire: the receiver's reads of the slot are over before this rank overwrites the slot.
-        if (one.written - one.known == LETTERS) one.known = one.out->pulled.load(std::memory_order_acquire);
-        return one.written - one.known == LETTERS ? nullptr : &one.out->places[one.written % LETTERS];
+        if (one.written - one.known == MAIL_SLOTS) one.known = one.out->pulled.load(std::memory_order_acquire);
+        return one.written - one.known == MAIL_SLOTS ? nullptr : &one.out->places[one.written % MAIL_SLOTS];
     }
 
     // Return whether the first waiting send may be written: always if eager; a rendezvous message must wait until the
     // earlier message with the same place in `ends` is acknowledged, or that acknowledgement would be lost.
-    static bool may_write(const Correspondence& one) {
+    static bool may_write(const Connection& one) {
         const uint64_t ticket = one.tickets + 1;
         return one.outgoing.front()->nbytes <= SHORT || ticket <= LONG_ONES
                || one.out->ends[ticket % LONG_ONES].load(std::memory_order_acquire) == ticket - LONG_ONES;
     }
 
     // Publish a slot. Release: header and content are written before the number.
-    static void post(Correspondence& one, Box::Place* place) {
+    static void post(Connection& one, Ring::Place* place) {
         place->letter.number.store(++one.written, std::memory_order_release);
     }
 
     // Write waiting sends to free slots, in order: messages with the same tag must not overtake each other.
-    void write_all(Node& node, Correspondence& one) {
-        Box::Place* place;
+    void write_all(Node& node, Connection& one) {
+        Ring::Place* place;
         while (!one.outgoing.empty() && may_write(one) && (place = next(one)) != nullptr) {
             write(node, one, *one.outgoing.front(), *place);
             one.outgoing.pop_front();
@@ -285,20 +285,20 @@ struct Mail {
     }
 
     // Fill a slot for a send; an eager send is complete then.
-    static void write(const Node& node, Correspondence& one, Transfer& transfer, Box::Place& place) {
-        Letter& letter = place.letter;
+    static void write(const Node& node, Connection& one, Transfer& transfer, Ring::Place& place) {
+        MailSlot& letter = place.letter;
         letter.tag = transfer.tag;
         letter.dtype = transfer.dtype;
         letter.nbytes = transfer.nbytes;
         if (transfer.nbytes <= SHORT) {
-            letter.kind = Letter::SHORT_ONE;
+            letter.kind = MailSlot::SHORT_ONE;
             if (transfer.nbytes > 0) std::memcpy(place.content, transfer.row, transfer.nbytes);
             transfer.done = true;
             return;
         }
         Segment slab;
         const bool mapped = node.symmetric.holding(transfer.row, transfer.nbytes, &slab);
-        letter.kind = Letter::LONG_ONE;
+        letter.kind = MailSlot::LONG_ONE;
         letter.key = mapped ? slab.key : HERE;
         letter.offset = mapped ? transfer.row - slab.start
                                : static_cast<int64_t>(reinterpret_cast<intptr_t>(transfer.row));

@@ -49,7 +49,7 @@ static int forget_request(PyObject* object) {
     Engine* engine = reinterpret_cast<Engine*>(self->engine);
     PyObject* kept = self->kept;
     self->kept = nullptr;
-    // Another thread uses `Mail` without Python's lock: hand the message over, to be cancelled by that thread. Beyond
+    // Another thread uses `Mailbox` without Python's lock: hand the message over, to be cancelled by that thread. Beyond
     // MOST_DROPPED leak the array: a garbage collection may run here, and must not allocate or throw.
     if (engine->exchanges) {
         if (engine->dropped.size() < MOST_DROPPED) engine->dropped.emplace_back(self->transfer, kept);  // has room: no throw
@@ -145,13 +145,13 @@ static PyObject* message(PyObject* object, PyObject* given) {
 }
 
 // probe(source, tag): return source, tag and bytes of an unexpected message, or None; -1 matches any source or tag.
-// None as well while another thread is in a call: `Mail` admits a single thread.
+// None as well while another thread is in a call: `Mailbox` admits a single thread.
 static PyObject* probe(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     long long from, tag;
     if (!PyArg_ParseTuple(given, "LL", &from, &tag)) return nullptr;
     int64_t source = from;
-    const Correspondence::Unasked* found = self->under_way > 0 ? nullptr : self->mail.seen(self->node, &source, tag);
+    const Connection::Unasked* found = self->under_way > 0 ? nullptr : self->mail.seen(self->node, &source, tag);
     if (found == nullptr) return Py_NewRef(Py_None);
     return Py_BuildValue("LkK", static_cast<long long>(source), static_cast<unsigned long>(found->tag),
                          static_cast<unsigned long long>(found->nbytes));
@@ -196,7 +196,7 @@ static bool await_both(Engine* self, Transfer* sent, Transfer* came) {
         }
         // The first looks spin: most messages arrive before the clock is worth reading.
         if (look < RELAXES && self->node.spins) {
-            breathe();
+            cpu_relax();
         } else if (!backoff.pause()) {
             return false;
         }
@@ -217,7 +217,7 @@ struct Ends {
     std::shared_ptr<Transfer> sent, came;
     bool has_begun = false;  // both have begun; false after a lack of memory
 
-    // Return whether a peer, or `Mail`, may access the arrays.
+    // Return whether a peer, or `Mailbox`, may access the arrays.
     bool is_at_memory() const { return sent != nullptr || has_begun; }
 };
 
@@ -286,7 +286,7 @@ static PyObject* exchange(PyObject* object, PyObject* const* given, Py_ssize_t c
         if (first != nullptr && second != nullptr) found = PyTuple_Pack(2, first.get(), second.get());
     }
     // No request holds the arrays, but a peer may access them: end the communicator and keep the arrays for ever.
-    if (found == nullptr && ends.is_at_memory()) spoil(self, exchange_name, x, out);
+    if (found == nullptr && ends.is_at_memory()) mark_failed(self, exchange_name, x, out);
     open_gate(self);
     return found;
 }

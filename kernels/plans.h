@@ -2,7 +2,7 @@
 // once.
 //
 // The engine carries out plans without checks, and a wrong offset would overwrite another rank's memory. So each
-// number is checked here: parts inside their buffers, peers in shared memory, marks below the end of a call.
+// number is checked here: parts inside their buffers, peers in shared memory, counters below the end of a call.
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
@@ -104,7 +104,7 @@ static bool whole(bool is_whole) {
 static const uint64_t MOST_SOURCES = PIECE / 64;
 
 // Return whether a position lies within a call: a larger one would announce later calls.
-static bool is_mark(long long mark) { return mark >= 0 && mark < 1LL << ROUNDS; }
+static bool is_mark(long long counter) { return counter >= 0 && counter < 1LL << ROUNDS; }
 
 // Reads a plan and checks all numbers against the node.
 struct Reading {
@@ -129,7 +129,7 @@ struct Reading {
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
             const uint64_t most = std::max(plan->small ? node->workspace_bytes : 0, node->staging_bytes(buffer));
             if (needs[buffer] && bytes_of(buffer) > most) return false;
-            // Small buffers must fit a workspace. With `in_control` the peers do not even look at the board.
+            // Small buffers must fit a workspace. With `in_control` the peers do not even look at the descriptor.
             const bool fits = plan->in_control || (plan->small && buffer != SCRATCH);
             if (fits && bytes_of(buffer) > node->workspace_bytes) return false;
         }
@@ -179,20 +179,20 @@ struct Reading {
         });
     }
 
-    // Read (opcode, peer, mark, to, bytes, sources, copies).
+    // Read (opcode, peer, counter, to, bytes, sources, copies).
     bool take_instruction(PyObject* given) const {
         int opcode;
         unsigned long long peer, nbytes;
-        long long mark;
+        long long counter;
         PyObject *to, *sources, *copies;
         if (!PyTuple_Check(given)) return whole(false);
-        if (!PyArg_ParseTuple(given, "iKLOKO!O!", &opcode, &peer, &mark, &to, &nbytes, &PyTuple_Type, &sources,
+        if (!PyArg_ParseTuple(given, "iKLOKO!O!", &opcode, &peer, &counter, &to, &nbytes, &PyTuple_Type, &sources,
                               &PyTuple_Type, &copies))
             return false;
         Instruction one = {static_cast<Instruction::Opcode>(opcode), static_cast<uint32_t>(peer),
                            static_cast<uint32_t>(plan->parts.size()), static_cast<uint32_t>(PyTuple_GET_SIZE(sources)),
-                           static_cast<uint32_t>(PyTuple_GET_SIZE(copies)), mark, {node->rank, INPUT, 0}, nbytes};
-        const bool has_place = opcode == Instruction::FORM || (opcode == Instruction::CALL && to != Py_None);
+                           static_cast<uint32_t>(PyTuple_GET_SIZE(copies)), counter, {node->rank, INPUT, 0}, nbytes};
+        const bool has_place = opcode == Instruction::REDUCE || (opcode == Instruction::CALL && to != Py_None);
         if (has_place && !take_part(to, nbytes, &one.to)) return false;
         if (!take_parts(sources, nbytes) || !take_parts(copies, nbytes)) return false;
         plan->add(one);
@@ -200,12 +200,12 @@ struct Reading {
         // Leading instructions run before the rank shows the call, when only the caller's array may be read.
         const bool is_lead = plan->lead == plan->instructions.size();
         switch (opcode) {
-            case Instruction::AWAIT: return whole(is_near(peer) && is_mark(mark));
-            case Instruction::SIGNAL: return whole(is_mark(mark));
+            case Instruction::WAIT: return whole(is_near(peer) && is_mark(counter));
+            case Instruction::PUBLISH: return whole(is_mark(counter));
             case Instruction::CALL:
                 // Own parts only: Python gets addresses, and another rank's memory need not be mapped.
-                return whole(mark > 0 && mark < calls && one.to.rank == node->rank && are_own(one.first, true));
-            case Instruction::FORM:
+                return whole(counter > 0 && counter < calls && one.to.rank == node->rank && are_own(one.first, true));
+            case Instruction::REDUCE:
                 // The destination must be this rank's and not the caller's input; the copies must be in other ranks.
                 return whole(one.to.rank == node->rank && one.to.buffer != GIVEN && nbytes > 0
                              && nbytes % plan->itemsize == 0 && one.count > 0 && one.count <= MOST_SOURCES
@@ -215,13 +215,13 @@ struct Reading {
         return whole(false);
     }
 
-    // Read (buffer, peer, mark).
+    // Read (buffer, peer, counter).
     bool take_reader(PyObject* given) const {
         unsigned long long buffer, peer;
-        long long mark;
-        if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "KKL", &buffer, &peer, &mark)) return whole(false);
-        if (!whole(buffer < SHOWN && is_near(peer) && is_mark(mark))) return false;
-        plan->readers.push_back({static_cast<uint32_t>(buffer), static_cast<uint32_t>(peer), mark});
+        long long counter;
+        if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "KKL", &buffer, &peer, &counter)) return whole(false);
+        if (!whole(buffer < SHOWN && is_near(peer) && is_mark(counter))) return false;
+        plan->readers.push_back({static_cast<uint32_t>(buffer), static_cast<uint32_t>(peer), counter});
         plan->read[buffer] = true;
         return true;
     }

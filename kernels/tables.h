@@ -10,12 +10,12 @@ static const uint64_t SLOT = 16384;
 static const uint64_t PAGE = 4096;
 static const uint64_t LINE = 64;
 static const uint64_t HEAD = 704;
-static const uint64_t MARK = 0;
+static const uint64_t COUNTER = 0;
 static const uint64_t FAILURE = 4;
 static const uint64_t TOKEN = 5;
 static const uint64_t SLOT_BYTES = 16704;
 
-#define GC_OPCODES AWAIT, SIGNAL, FORM, CALL
+#define GC_OPCODES WAIT, PUBLISH, REDUCE, CALL
 enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT };
 enum Check : uint32_t { OFF, PEERS, ALL };
 enum Way : uint32_t { WAITS = 1, IN_PLACE = 2 };

@@ -18,17 +18,17 @@ class Mutant(NamedTuple):
 ORDERS = {
     "who still reads the workspace is not waited for": Mutant(
         (("std::max(node.unread[half][rank], node.was_eager", "std::max(int64_t{0}, node.was_eager"),)),
-    "who has read is forgotten": Mutant((("last = std::max(last, base + one.mark);", "(void)last;"),)),
+    "who has read is forgotten": Mutant((("last = std::max(last, base + one.counter);", "(void)last;"),)),
     "who reads the caller's memory is not waited for": Mutant(
         (("if (!is_control(node, one.buffer) && !sees(", "if (false && !sees("),)),
     "an eager call takes a slot that is still read": Mutant(
         (("base - ((SLOTS - 1) << ROUNDS)", "base - ((2 * SLOTS) << ROUNDS)"),)),
     "all ranks are taken to be as far as the first": Mutant(
-        (("least = std::min(least, node.heads[rank]->mark", "least = std::max(int64_t{0}, node.heads[rank]->mark"),)),
-    "nobody is awaited": Mutant((("return sees(node, one.peer, base + one.mark, patient) ? DONE : WAITING;",
+        (("least = std::min(least, node.heads[rank]->counter", "least = std::max(int64_t{0}, node.heads[rank]->counter"),)),
+    "nobody is awaited": Mutant((("return sees(node, one.peer, base + one.counter, patient) ? DONE : WAITING;",
                                   "return DONE;"),)),
-    "shown a round too early": Mutant((("show(node.heads[node.rank], base + one.mark);",
-                                        "show(node.heads[node.rank], base + one.mark + 2);"),)),
+    "shown a round too early": Mutant((("show(node.heads[node.rank], base + one.counter);",
+                                        "show(node.heads[node.rank], base + one.counter + 2);"),)),
 }
 # A rank in the same driver has wrong results, or takes the calls of others for unlike ones, without a race.
 BEHIND = {
@@ -39,11 +39,11 @@ BEHIND = {
 }
 # ThreadSanitizer sees these in the same driver; x86 forgives them.
 RACES = {
-    "what is shown does not carry what was written": Mutant((("head->mark.store(mark, std::memory_order_seq_cst)",
-                                                              "head->mark.store(mark, std::memory_order_relaxed)"),)),
-    "what is seen does not bring it": Mutant((("if (head->mark.load(std::memory_order_acquire) >= mark) return true;\n"
+    "what is shown does not carry what was written": Mutant((("head->counter.store(counter, std::memory_order_seq_cst)",
+                                                              "head->counter.store(counter, std::memory_order_relaxed)"),)),
+    "what is seen does not bring it": Mutant((("if (head->counter.load(std::memory_order_acquire) >= counter) return true;\n"
                                                "    if (!patient)",
-                                               "if (head->mark.load(std::memory_order_relaxed) >= mark) return true;\n"
+                                               "if (head->counter.load(std::memory_order_relaxed) >= counter) return true;\n"
                                                "    if (!patient)"),)),
     "segments are mapped beside a search": Mutant((("        const std::lock_guard<std::mutex> guard(lock);\n"
                                                     "        if (all.size() == MOST)",
@@ -80,19 +80,19 @@ CALLS = {
     "results are copied from where they are not": Mutant((("        places_result |= one.to.buffer == RESULT;\n", ""),),
                                                          "long_arrays", ("two_shot",)),
     "another rank's block": Mutant((("uint64_t offset = part.offset;", "uint64_t offset = 0;"),), "movements"),
-    "boards are not shown": Mutant((("        board.places[buffer][1] = offset;\n", ""),), "long_arrays",
+    "boards are not shown": Mutant((("        descriptor.places[buffer][1] = offset;\n", ""),), "long_arrays",
                                    ("two_shot",)),
 }
 
 # multirank/test_mail.py finds these.
 MAIL = {
-    "the ring is overrun": Mutant((("return one.written - one.known == LETTERS ? nullptr :",
+    "the ring is overrun": Mutant((("return one.written - one.known == MAIL_SLOTS ? nullptr :",
                                     "return false ? nullptr :"),), "not_taken", ranks=2),
     "a long message has ended at once": Mutant(
         (("if (ticket != 0 && !done) done = out->ends", "if (ticket != 0 && !done) done = true || out->ends"),),
         "around", ranks=2),
-    "the last is the first": Mutant((("        one.unasked.push_back(std::move(copy));",
-                                      "        one.unasked.push_front(std::move(copy));"),), "same_tag", ranks=2),
+    "the last is the first": Mutant((("        one.unexpected.push_back(std::move(copy));",
+                                      "        one.unexpected.push_front(std::move(copy));"),), "same_tag", ranks=2),
     "what is dropped beside a message stays expected": Mutant(
         (("engine->dropped.emplace_back(self->transfer, kept);  // has", "Py_DECREF(kept);  // has"),),
         "dropped", ranks=2),
@@ -132,7 +132,7 @@ EAGER = {
     "an eager call meets all ranks": Mutant(
         (("return node.check == ALL && !eager;", "return node.check == ALL;"),), "broadcasts_go_on"),
     "an eager call is not compared": Mutant(
-        (("&& node.slot(rank, node.walks)->signature.load(std::memory_order_relaxed) == signature);", ");"),),
+        (("&& node.slot(rank, node.call_count)->signature.load(std::memory_order_relaxed) == signature);", ");"),),
         "differ_after", ("op", 1)),
     "the words of eager calls are those of the boards": Mutant(
         (("return is_eager(of, number) ? slot(of, number)->text :", "return false ? slot(of, number)->text :"),),

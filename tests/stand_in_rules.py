@@ -58,7 +58,7 @@ def alone():
     return nccl.NcclCommunicator(1, bytes(128), 0)
 
 
-class Mail:
+class Mailbox:
     """What hosts tell each other, threads here; where all wait for what nobody has sent, none goes on."""
 
     def __init__(self, size):
@@ -88,7 +88,7 @@ class Mail:
 
 def hosts(*groups):
     """How ranks end that make these groups, each of (sends, receives): "" or the error."""
-    mail, ends = Mail(len(groups)), [""] * len(groups)
+    mail, ends = Mailbox(len(groups)), [""] * len(groups)
 
     def host(rank):
         connections = _connect.Connections(rank, len(groups))

@@ -137,7 +137,7 @@ class Prepared(NamedTuple):
 NOTHING = Prepared(None, None, row_of("uint8"), Cut(0), 0, None, HOST, ())
 
 
-class Sizes(NamedTuple):
+class RankInfo(NamedTuple):
     """The place of the caller: its rank, the number of ranks, and the root."""
 
     rank: int
@@ -145,7 +145,7 @@ class Sizes(NamedTuple):
     root: int
 
 
-def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object = None,
+def prepare(row: Collective, x: object, out: object, rank_info: RankInfo, dtype: object = None,
             space: Space = HOST) -> Prepared:
     """Check the arrays of a call of collective `row`, and return the prepared call.
 
@@ -155,16 +155,17 @@ def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object =
         source = check_input(row.name, x)
     space.check(row.name, "x", source)
     if row.name == "broadcast":
-        return _prepare_broadcast(row, x, source, who, space)
-    shape = block_shape(row.name, source, who.size) if row.input.blocks else source.shape
+        return _prepare_broadcast(row, x, source, rank_info, space)
+    shape = block_shape(row.name, source, rank_info.size) if row.input.blocks else source.shape
     kind = kind_of(row.name, source, carried_dtype(x) if dtype is None else dtype)
-    formed, result = _prepare_output(row, source, out, _result_shapes(row, source.shape, shape, who.size), who, space)
+    shapes = _result_shapes(row, source.shape, shape, rank_info.size)
+    formed, result = _prepare_output(row, source, out, shapes, rank_info, space)
     # Device executors do not recognize an input inside `out`: copy it, or peers may read the block after its overwrite.
-    aside = formed is not None and space is not HOST and _is_own_block(row, source, formed.out, who)
+    aside = formed is not None and space is not HOST and _is_own_block(row, source, formed.out, rank_info)
     given = space.read_as(joined([source], space) if aside else flat(source, space), kind)
     if formed is not None:
         formed = Target(formed.out, space.read_as(formed.row, kind))
-    call = _prepared(row, given, formed, kind, shape, who.size, result, space)._replace(given=source)
+    call = _prepared(row, given, formed, kind, shape, rank_info.size, result, space)._replace(given=source)
     return call._replace(shape=_without_ones(shape)) if row.input.blocks else call
 
 
@@ -204,16 +205,16 @@ def _result_shapes(row: Collective, given: tuple[int, ...], shape: tuple[int, ..
     return [(size, *shape), *concatenated, *([(size, 1, *shape)] if is_both else [])]
 
 
-def _is_own_block(row: Collective, x: Array | None, out: Array, who: Sizes) -> bool:
+def _is_own_block(row: Collective, x: Array | None, out: Array, rank_info: RankInfo) -> bool:
     """Return whether a gathering call is in place: `x` is this rank's block of a longer `out`."""
-    return x is not None and row.output.blocks and not row.input.blocks and who.size > 1 \
-        and is_block_of(x, out, who.rank, who.size)
+    return x is not None and row.output.blocks and not row.input.blocks and rank_info.size > 1 \
+        and is_block_of(x, out, rank_info.rank, rank_info.size)
 
 
-def _prepare_output(row: Collective, x: Array, out: object, shapes: Sequence[tuple[int, ...]], who: Sizes,
+def _prepare_output(row: Collective, x: Array, out: object, shapes: Sequence[tuple[int, ...]], rank_info: RankInfo,
                     space: Space) -> tuple[Target | None, Any]:
-    array = None if out is None else _checked_output(row, out, shapes, x.dtype, x, who, space)
-    if not row.output.exists(who.rank, who.root):
+    array = None if out is None else _checked_output(row, out, shapes, x.dtype, x, rank_info, space)
+    if not row.output.exists(rank_info.rank, rank_info.root):
         return None, None
     if array is None:
         array = out = space.empty(shapes[0], x.dtype)
@@ -221,39 +222,39 @@ def _prepare_output(row: Collective, x: Array, out: object, shapes: Sequence[tup
 
 
 def _checked_output(row: Collective, out: object, shapes: Sequence[tuple[int, ...]], dtype: numpy.dtype,
-                    x: Array | None, who: Sizes, space: Space) -> Array:
+                    x: Array | None, rank_info: RankInfo, space: Space) -> Array:
     with space.current:
         array = as_array(row.name, "out", out)
-        is_own = array.shape in shapes and _is_own_block(row, x, array, who)
+        is_own = array.shape in shapes and _is_own_block(row, x, array, rank_info)
         check_output(row.name, array, shapes, dtype, None if is_own else x)
     space.check(row.name, "out", array)
     return array
 
 
-def _prepare_broadcast(row: Collective, x: object, array: Array, who: Sizes, space: Space) -> Prepared:
+def _prepare_broadcast(row: Collective, x: object, array: Array, rank_info: RankInfo, space: Space) -> Prepared:
     """Return the prepared broadcast: `x` is read on the root and written on the other ranks.
 
     A schedule may write the same values to the root's array, so a read-only array of the root takes part as a copy.
     """
     kind = row_of(array.dtype)
-    if who.rank == who.root:
+    if rank_info.rank == rank_info.root:
         source = flat(array, space) if getattr(array.flags, "writeable", True) else joined([array], space)
         return _prepared(row, source, Target(source, source), kind, array.shape, 1, x, space)._replace(given=array)
     check_writable(row.name, "x", array)
     return _prepared(row, None, target(array, space), kind, array.shape, 1, x, space)
 
 
-def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype: numpy.dtype, who: Sizes,
+def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype: numpy.dtype, rank_info: RankInfo,
                     space: Space) -> Prepared:
     """Return the prepared scatter; `shape` (size, \\*s) and `dtype` are the root's, `x` is None on other ranks."""
     row = COLLECTIVES["scatter"]
-    shapes = _result_shapes(row, shape, shape[1:], who.size)
-    array = None if out is None else _checked_output(row, out, shapes, dtype, x, who, space)
+    shapes = _result_shapes(row, shape, shape[1:], rank_info.size)
+    array = None if out is None else _checked_output(row, out, shapes, dtype, x, rank_info, space)
     if array is None:
         array = out = space.empty(shape[1:], dtype)
     source = None if x is None else flat(x, space)
     formed = target(array, space)
-    return _prepared(row, source, formed, row_of(dtype), shape[1:], who.size, out, space)._replace(given=x)
+    return _prepared(row, source, formed, row_of(dtype), shape[1:], rank_info.size, out, space)._replace(given=x)
 
 
 class BlockRoom(NamedTuple):

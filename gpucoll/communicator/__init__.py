@@ -40,7 +40,7 @@ from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, Revoked
 from gpucoll.health.guard import FAILED_BY
 from gpucoll.launch import bootstrap
 from gpucoll.progress.operations import beside
-from gpucoll.progress.waits import Waits
+from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import abort
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
             return self.mpi.Shrink()
 
         try:
-            rest = beside(Waits(self.timeout).run, shrunk, "shrink")
+            rest = beside(Progress(self.timeout).run, shrunk, "shrink")
         except GpucollError:
             raise
         except Exception as error:  # of MPI, or an mpi4py without these calls

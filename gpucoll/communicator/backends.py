@@ -25,7 +25,7 @@ from gpucoll.health.observed import CallObserver, Comparison, Recorded, observed
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.plan import Layouts, Plan
 from gpucoll.progress.operations import Operation
-from gpucoll.progress.waits import Waits
+from gpucoll.progress.waits import Progress
 from gpucoll.tuner import Choice, Tuner
 
 if TYPE_CHECKING:
@@ -143,13 +143,13 @@ class HostBackend:
         """Return the operation that finds access to the memory of the node's other ranks; all these ranks join."""
         return iter(()) if self._shared is None else self._shared.meeting()
 
-    def engine(self, waits: Waits) -> Any:
+    def engine(self, waits: Progress) -> Any:
         """Return the engine for calls planned before, set to follow `waits`; None without an engine."""
         shared = self._shared
         if shared is None or shared.engine is None or self._is_observed:
             return None
         # Calls of the engine bypass `waits.run`: share its lock, queues and failure.
-        shared.engine.follow(*waits.gate(), waits, GpucollError)
+        shared.engine.bind_progress(*waits.gate(), waits, GpucollError)
         waits.is_busy = shared.engine.is_busy
         if self._native is not None:
             # A blocking call of MPI's has no deadline of its own: a thread raises this error.

@@ -100,15 +100,15 @@ def _is_plain(x: Any, row: Any) -> bool:
     return flags is not None and flags.c_contiguous and row.dtype == x.dtype and same_memory(x, row)
 
 
-def key_of(same: Key, x: Any, out: Any) -> Key:
-    """Return the key of a call on these arrays, () for a call not to be kept; `same` holds all other options.
+def key_of(cache_key: Key, x: Any, out: Any) -> Key:
+    """Return the key of a call on these arrays, () for a call not to be kept; `cache_key` holds all other options.
 
     If the result is allocated, the key has the alignment of the input in place of its address.
     """
-    is_apart = out is None and same[0] != "broadcast"
+    is_apart = out is None and cache_key[0] != "broadcast"
     here = _place(x, is_apart)
     there = here if out is x or out is None else _place(out) if here else ()
-    return (*same, here, there, out is x, is_apart) if there else ()
+    return (*cache_key, here, there, out is x, is_apart) if there else ()
 
 
 def _place(x: Any, is_anywhere: bool = False) -> Key:
@@ -133,20 +133,20 @@ class CallTable:
         self._comm = comm
         self._known: dict[Key, CompiledCall] = {}
 
-    def find(self, same: Key, x: Any, out: Any, stream: Any) -> CompiledCall | None:
+    def find(self, cache_key: Key, x: Any, out: Any, stream: Any) -> CompiledCall | None:
         """Return the compiled call for these arrays; None without one, or if it does not serve `stream`."""
-        known = self._known.get(key_of(same, x, out))
+        known = self._known.get(key_of(cache_key, x, out))
         return None if known is None or (known.minds_blocking and self._is_blocking(known, stream)) else known
 
     def bound(self) -> list[CompiledCall]:
         """Return the compiled calls bound to addresses of GPU arrays."""
         return [one for one in self._known.values() if one.is_bound and one.task.device != "cpu"]
 
-    def keep(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
+    def keep(self, cache_key: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
              seconds: Array | None) -> None:
         """Keep a call for repetition, here or in the engine, if it works on the memory of the arrays themselves.
 
-        `same` is the key without the arrays. The engine matches calls by shape and dtype, this table by address.
+        `cache_key` is the key without the arrays. The engine matches calls by shape and dtype, this table by address.
         """
         known = compiled(x, call.result, executor, task, seconds, allocates=out is None)
         try:
@@ -155,7 +155,7 @@ class CallTable:
             return
         if known is None:
             return
-        key = key_of(same, x, out) if same[0] == task.collective else ()  # no key for a step of another call
+        key = key_of(cache_key, x, out) if cache_key[0] == task.collective else ()  # no key for a step of another call
         # Not repeatable: calls that may not be captured must ask the stream each time, and on a device the first rank
         # of an exscan fills its result through CuPy.
         is_asked = not known.is_bound and not getattr(executor, "captures", True)
@@ -167,7 +167,7 @@ class CallTable:
             self._known[key] = known
         elif plan is not None and (call.result is not x or out is x or task.collective == "broadcast") \
                 and self._comm._host_engine() is not None:
-            self._comm._engine.learn(*same, x, call.result, out, plan, seconds)
+            self._comm._engine.cache_call(*cache_key, x, call.result, out, plan, seconds)
 
     def _is_blocking(self, call: CompiledCall, stream: Any) -> bool:
         device = self._comm._gpus[call.task.device].device

@@ -11,18 +11,18 @@ import numpy
 
 from gpucoll.arrays import Array, check_input, check_output, overlap
 from gpucoll.communicator.overloads import Neighbouring, shaped
-from gpucoll.communicator.points import Points
+from gpucoll.communicator.points import PointToPoint
 from gpucoll.communicator.wildcards import PROC_NULL
 from gpucoll.core.dtypes import are_whole, is_whole
 from gpucoll.errors import ArgumentError
 
 
-class RankGrid(Points):
+class RankGrid(PointToPoint):
     """Methods of `Cartesian`. Ranks lie in the grid in C order: the last coordinate varies fastest."""
 
     dims: tuple[int, ...]
     periods: tuple[bool, ...]
-    _halo: Points  # a second communicator of these ranks: no message can match a user's
+    _halo: PointToPoint  # a second communicator of these ranks: no message can match a user's
 
     @property
     def coords(self) -> tuple[int, ...]:

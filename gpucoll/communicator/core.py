@@ -21,7 +21,7 @@ from gpucoll.arrays import (
     NOTHING,
     Array,
     Prepared,
-    Sizes,
+    RankInfo,
     Space,
     check_op,
     is_borrowed,
@@ -49,7 +49,7 @@ from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveT
 from gpucoll.executors import Executor, Task
 from gpucoll.launch import bootstrap
 from gpucoll.progress.operations import Operation, Work
-from gpucoll.progress.waits import Waits
+from gpucoll.progress.waits import Progress
 from gpucoll.tuner import Tuner, rules
 
 NOWHERE = contextlib.nullcontext()
@@ -89,7 +89,7 @@ class Core:
         self._link = link
         self.mpi: Any = link.mpi if link.has_collectives else None  # None for threads and a store
         self.options = options
-        self._waits = Waits(options.timeout, foreign=link.foreign, threads=link.threads,
+        self._waits = Progress(options.timeout, foreign=link.foreign, threads=link.threads,
                             crowded=self.local_size > (os.cpu_count() or 1))
         self._host = HostBackend(link, options.timeout, options.executor, options.check)
         self._gpus: dict[str, Gpu] = {}
@@ -100,7 +100,7 @@ class Core:
         self._times: dict[tuple[str, str, str, int], Array] = collections.defaultdict(lambda: numpy.zeros(1 + LAST))
         self._calls = CallTable(self)
         self._engine: Any = None  # runs repeated calls on host arrays, once made
-        self._express: Callable[..., Any] = not_known
+        self._fast_path: Callable[..., Any] = not_known
         self._batch: Any = None  # messages between GPU arrays in the open group
         self.closed = False
         self._is_forked = False  # whether this is a fork's child: the links then belong to the parent
@@ -175,42 +175,43 @@ class Core:
                     stream: Any) -> Any:
         """Run a collective with the same shapes on all ranks, by the call table if possible. No op is ""."""
         # A repeatable call needs options that compare by value: names and a root, no op object.
-        same: Key = ()
+        cache_key: Key = ()
         if dtype is None and not async_op and type(op) is type(algorithm) is str and type(root) is int:
-            same = name, op, root, algorithm
-            known = None if self._group is not None else self._calls.find(same, x, out, stream)
+            cache_key = name, op, root, algorithm
+            known = None if self._group is not None else self._calls.find(cache_key, x, out, stream)
             if known is not None:
                 return self._calls.repeat(known, x, out, stream)
-        row, who = COLLECTIVES[name], self._sizes(name, root)
-        call = prepare(row, x, out, who, dtype, self._space(name, x, stream=stream))
+        row, rank_info = COLLECTIVES[name], self._sizes(name, root)
+        call = prepare(row, x, out, rank_info, dtype, self._space(name, x, stream=stream))
         checked = self._check_op(name, op, call) if row.reduces else None
-        return self._run(name, call, CallOptions(algorithm, async_op, stream), checked, who.root, same, x, out)
+        options = CallOptions(algorithm, async_op, stream)
+        return self._run(name, call, options, checked, rank_info.root, cache_key, x, out)
 
     def _host_engine(self) -> Any:
         """Return the engine for repeated calls on host arrays; None without one, always on the emulated device."""
         if self._engine is None and not self.options.emulated:
             self._engine = self._host.engine(self._waits)
-            self._express = self._engine or self._express
+            self._fast_path = self._engine or self._fast_path
         return self._engine
 
-    def _run(self, name: str, call: Prepared, options: CallOptions, op: Op | None = None, root: int = 0, same: Key = (),
-             x: Any = None, out: Any = None) -> Any:
+    def _run(self, name: str, call: Prepared, options: CallOptions, op: Op | None = None, root: int = 0,
+             cache_key: Key = (), x: Any = None, out: Any = None) -> Any:
         """Resolve and run a prepared call: the first call of every kind of collective passes here.
 
-        A call with a key `same` is kept for repetition, with the user's arrays `x` and `out`. A call without arrays (a
+        A call with a `cache_key` is kept for repetition, with the user's arrays `x` and `out`. A call without arrays (a
         host barrier) uses the executor asked for only if that executor serves the host.
         """
         call = beside(call) if options.async_op else call
         allowed = self._host_executor() if call is NOTHING else self.executor
         executor, task = self._resolve(COLLECTIVES[name], call, options, allowed, op, root)
-        return self._begin(executor, task, call, options, same, x, out)
+        return self._begin(executor, task, call, options, cache_key, x, out)
 
-    def _begin(self, executor: Executor, task: Task, call: Prepared, options: CallOptions, same: Key, x: Any,
+    def _begin(self, executor: Executor, task: Task, call: Prepared, options: CallOptions, cache_key: Key, x: Any,
                out: Any) -> Any:
         """Run a resolved call, or start the call if it is asynchronous or in a group."""
         seconds = self._seconds(executor, task)
-        if same:
-            self._calls.keep(same, x, out, executor, task, call, seconds)
+        if cache_key:
+            self._calls.keep(cache_key, x, out, executor, task, call, seconds)
         operation = self._operation(executor, task, call.space, call)
         return self._start(task.collective, operation, call, options.async_op, seconds)
 
@@ -287,10 +288,10 @@ class Core:
         else:
             space.fill_identity(op, task.output, task.dtype)
 
-    def _sizes(self, name: str, root: Any = 0) -> Sizes:
-        """Return `who`: rank, size, checked `root`; raise ArgumentError, ClosedError, UsageError or RevokedError."""
+    def _sizes(self, name: str, root: Any = 0) -> RankInfo:
+        """Return rank, size and checked `root`; raise ArgumentError, ClosedError, UsageError or RevokedError."""
         self._check_usable()
-        return Sizes(self.rank, self.size, self._check_rank(name, "root", root))
+        return RankInfo(self.rank, self.size, self._check_rank(name, "root", root))
 
     def _check_rank(self, name: str, what: str, rank: Any) -> int:
         if not is_whole(rank) or not 0 <= rank < self.size:

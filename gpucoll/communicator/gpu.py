@@ -30,7 +30,7 @@ from gpucoll.health.observed import CallObserver, Comparison, observed
 from gpucoll.launch import bootstrap
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import NAP
-from gpucoll.progress.waits import Waits
+from gpucoll.progress.waits import Progress
 from gpucoll.transport.tags import TAGS, Tag
 
 
@@ -368,7 +368,7 @@ def _between_threads(link: Link, timeout: float, ordinal: int) -> Gpu:
     from gpucoll.device.cuda import CudaDevice
     from gpucoll.device.local import LocalTransport
 
-    Waits(timeout, foreign=link.foreign).run(_same_ordinal(link, ordinal), "device")
+    Progress(timeout, foreign=link.foreign).run(_same_ordinal(link, ordinal), "device")
     device = CudaDevice(ordinal)
     # Threads' tags have no limit. Tags above MPI's keep device messages apart from those of the host.
     return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device))

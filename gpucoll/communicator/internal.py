@@ -15,7 +15,7 @@ from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import Failure, Metadata
 from gpucoll.communicator.points import PointMessage
 from gpucoll.progress.operations import Work
-from gpucoll.progress.waits import Waits
+from gpucoll.progress.waits import Progress
 
 
 def current_stream(comm: Communicator, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:
@@ -48,7 +48,7 @@ def link_of(comm: Communicator) -> Link:
     return comm._link
 
 
-def waits_of(comm: Communicator) -> Waits:
+def waits_of(comm: Communicator) -> Progress:
     """Return the waits of the communicator, with the deadline."""
     return comm._waits
 

@@ -211,7 +211,7 @@ class Lifecycle(Core):
 
     def _forget_calls(self) -> None:
         """Close the engine: all later calls take the path through Python, with its checks."""
-        self._express = not_known
+        self._fast_path = not_known
         if self._engine is not None:
             self._engine.close()
 

@@ -19,10 +19,10 @@ from gpucoll.health.processes import Processes, RankThreads, process_namespace, 
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
-from gpucoll.progress.operations import Seen
+from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport.control import came
 from gpucoll.transport.kvstore import KeyStore, MemoryStore, open_store
-from gpucoll.transport.mailbox import Mail, StoreMessages, StoreRanks, ThreadMessages
+from gpucoll.transport.mailbox import Mailbox, StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.transport.rendezvous import by_first_rank
 from gpucoll.transport.tags import TAGS, Tag
 from gpucoll.tuner import Table, built_in
@@ -57,7 +57,7 @@ class Link:
     _ranks: StoreRanks  # gathers the colors of a split without MPI
     _splits = 0
 
-    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message of `points` ready to be received; None without a message.
 
         `source` None means any rank, and `tag` None any tag. Messages of one sender are returned in sending order.
@@ -136,7 +136,7 @@ class TypedMessages:
                 return code, lambda: (self.Irecv([row, "B"], source, tag, code), row)  # noqa: B023
         return None
 
-    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a user's message ready to be received; see `Link.seen`."""
         from mpi4py import MPI
 
@@ -146,13 +146,13 @@ class TypedMessages:
             return None
         code, its_tag = divmod(status.tag, TAGS)
         if code != 1 and tag in (None, its_tag):
-            return Seen(status.source, its_tag, status.count)
+            return ProbeResult(status.source, its_tag, status.count)
         if tag is None:  # code 1: a message of gpucoll.distributed, soon taken by that package
             return None
         # The first message may not be the wanted one: probe the tag with each dtype, as MPI has no wildcard for that.
         tags = [tag + code * self._step for code in (0, *CODES.values())] if self._step and tag < TAGS else [tag]
         is_here = any(self._comm.Iprobe(anybody, one, status) for one in tags)
-        return Seen(status.source, tag, status.count) if is_here else None
+        return ProbeResult(status.source, tag, status.count) if is_here else None
 
 
 class MpiLink(Link):
@@ -203,8 +203,8 @@ class MpiLink(Link):
         self._aborted.update(came(self.wire, Tag.ABORT))
         return self._aborted
 
-    def seen(self, source: int | None, tag: int | None) -> Seen | None:
-        found: Seen | None = self.points.seen(source, tag)
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
+        found: ProbeResult | None = self.points.seen(source, tag)
         return found
 
     def free(self) -> None:
@@ -259,11 +259,11 @@ class StoreLink(Link):
                 self._aborted[other] = int(said[0])
         return self._aborted
 
-    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         if tag is None:
             raise UsageError("recv: ranks that a store joins name the tag of a message", code="GC-WILDCARD")
         ranks = range(self.place.size) if source is None else [source]
-        return next((Seen(rank, tag, length) for rank in ranks
+        return next((ProbeResult(rank, tag, length) for rank in ranks
                      if (length := self.points.length(rank, tag)) is not None), None)
 
 
@@ -284,7 +284,7 @@ class LocalLink(Link):
         hub = _Hub(size)
         return [cls(rank, hub, timeout) for rank in range(size)]
 
-    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         return self._hub.mail[1].seen(source, self.place.rank, tag)
 
     def _part(self, name: str, rank: int, size: int) -> LocalLink:
@@ -305,7 +305,7 @@ class _Hub:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.mail = (Mail(), Mail())
+        self.mail = (Mailbox(), Mailbox())
         self.store = MemoryStore()
         self.used: dict[int, Callable[[], set[int]]] = {}  # by rank, see `LocalLink.used_by`
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll.arrays import Array, Sizes, Space, on_gpu, prepare
+from gpucoll.arrays import Array, RankInfo, Space, on_gpu, prepare
 from gpucoll.communicator.core import CallOptions
 from gpucoll.communicator.lifecycle import Lifecycle
 from gpucoll.core.collectives import COLLECTIVES
@@ -31,7 +31,7 @@ def metadata_of(x: Array, shape: Sequence[int]) -> Metadata:
 class MetadataExchange(Lifecycle):
     """Exchanges of small JSON objects by the communicator's own schedules, with its deadline."""
 
-    def _checked_sizes(self, name: str, root: Any) -> Sizes:
+    def _checked_sizes(self, name: str, root: Any) -> RankInfo:
         """Return rank, size and root for a call that begins with an exchange; report a refusal in the exchange."""
         with self._refusing():
             return self._sizes(name, root)
@@ -52,8 +52,8 @@ class MetadataExchange(Lifecycle):
     def _exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
         """Return the result of a collective on `row` at once, even inside a group of calls."""
         # The call itself cannot be prepared without the result: a group must not put it off.
-        same = (f"{collective} of a header of {name}", "", root, "auto")
-        result = self._express(*same, row, None)
+        cache_key = (f"{collective} of a header of {name}", "", root, "auto")
+        result = self._fast_path(*cache_key, row, None)
         if result is NotImplemented:
             call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))
             shows = self._host.shows_calls is not None
@@ -61,7 +61,7 @@ class MetadataExchange(Lifecycle):
             executor, task = self._resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root)
             task.header = name
             self._waits.run(self._operation(executor, task, call.space, call), name)
-            self._calls.keep(same, row, None, executor, task, call, self._seconds(executor, task))
+            self._calls.keep(cache_key, row, None, executor, task, call, self._seconds(executor, task))
             result = call.result
         return result
 

@@ -9,7 +9,7 @@ import numpy
 from gpucoll.arrays import (
     NOTHING,
     Prepared,
-    Sizes,
+    RankInfo,
     as_array,
     block_shape,
     carried_dtype,
@@ -48,7 +48,7 @@ class Collectives(MetadataExchange):
         """
         if dtype is None and stream is None and not async_op and self._group is None:
             # The engine repeats known calls without checks in Python; NotImplemented means an unknown call.
-            result = self._express("all_reduce", op, 0, algorithm, x, out)
+            result = self._fast_path("all_reduce", op, 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
         return self._collective("all_reduce", x, out, op, dtype, 0, algorithm, async_op, stream)
@@ -58,7 +58,7 @@ class Collectives(MetadataExchange):
                algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all `x` (shape s) on `root`, None elsewhere; no `x` changes. MPI-5.0, 6.9.1."""
         if dtype is None and stream is None and not async_op and self._group is None:
-            result = self._express("reduce", op, root, algorithm, x, out)
+            result = self._fast_path("reduce", op, root, algorithm, x, out)
             if result is not NotImplemented:
                 return result
         return self._collective("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
@@ -68,7 +68,7 @@ class Collectives(MetadataExchange):
                   async_op: bool = False) -> Any:
         """Overwrite every rank's `x` (shape s) with the root's, and return `x`. MPI-5.0, 6.4."""
         if stream is None and not async_op and self._group is None:
-            result = self._express("broadcast", "", root, algorithm, x, None)
+            result = self._fast_path("broadcast", "", root, algorithm, x, None)
             if result is not NotImplemented:
                 return result
         return self._collective("broadcast", x, None, "", None, root, algorithm, async_op, stream)
@@ -78,7 +78,7 @@ class Collectives(MetadataExchange):
                    async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank. MPI-5.0, 6.7."""
         if stream is None and not async_op and self._group is None:
-            result = self._express("all_gather", "", 0, algorithm, x, out)
+            result = self._fast_path("all_gather", "", 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
         return self._collective("all_gather", x, out, "", None, 0, algorithm, async_op, stream)
@@ -88,7 +88,7 @@ class Collectives(MetadataExchange):
                async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on `root`; else None. MPI-5.0, 6.5."""
         if stream is None and not async_op and self._group is None:
-            result = self._express("gather", "", root, algorithm, x, out)
+            result = self._fast_path("gather", "", root, algorithm, x, out)
             if result is not NotImplemented:
                 return result
         return self._collective("gather", x, out, "", None, root, algorithm, async_op, stream)
@@ -100,55 +100,57 @@ class Collectives(MetadataExchange):
         The other ranks learn shape and dtype from the root's call descriptor in shared memory, or from one host
         message. If the root refuses its arguments, the other ranks raise PeerError.
         """
-        same: Key = ()
+        cache_key: Key = ()
         if stream is None and not async_op and self._group is None:
-            result = self._express("scatter", "", root, algorithm, x, out)
+            result = self._fast_path("scatter", "", root, algorithm, x, out)
             if result is not NotImplemented:
                 return result
-            same = ("scatter", "", root, algorithm) if self._host.shows_calls is not None else ()
-        who, options = self._checked_sizes("scatter", root), CallOptions(algorithm, async_op, stream)
-        if self.rank != who.root:
-            return self._scatter_to(out, who, options, same)
-        shows, made = self._host.shows_calls if same else None, None
+            cache_key = ("scatter", "", root, algorithm) if self._host.shows_calls is not None else ()
+        rank_info, options = self._checked_sizes("scatter", root), CallOptions(algorithm, async_op, stream)
+        if self.rank != rank_info.root:
+            return self._scatter_to(out, rank_info, options, cache_key)
+        shows, made = self._host.shows_calls if cache_key else None, None
         metadata: Metadata = {}
         try:
             with self._current(stream, [x]):
                 source = check_input("scatter", x)
             metadata = metadata_of(source, (self.size, *block_shape("scatter", source, self.size)))
             if shows and not metadata["gpu"] and not self.options.emulated:
-                made = self._scattering(x, source, out, who, options, metadata)
+                made = self._scattering(x, source, out, rank_info, options, metadata)
         except (GpucollError, MemoryError) as error:
             # Without call descriptors the other ranks wait for this message.
             if shows is None:
                 self._broadcast_metadata(self.rank, {"error": str(error)}, "scatter", mine=error)
             known = {"dtype": metadata["dtype"], "shape": (*metadata["shape"][1:],)} if metadata else {}
-            self._refuse(error, Signature("scatter" if known else "", root=who.root, **known))
+            self._refuse(error, Signature("scatter" if known else "", root=rank_info.root, **known))
             raise
         # The call descriptor replaces the message only if the executor shows it, and its text fits.
         if made and getattr(made[0], "shows_calls", made[0]) is shows and len(made[1].words) < TEXT:
-            return self._begin(*made, options, same, source, out)
+            return self._begin(*made, options, cache_key, source, out)
         self._broadcast_metadata(self.rank, metadata, "scatter")
-        return self._scatter_known(x, source, out, who, options, metadata, ())  # no key: each call needs the message
+        # Without a key: each call needs the message.
+        return self._scatter_known(x, source, out, rank_info, options, metadata, ())
 
-    def _scatter_to(self, out: Any, who: Sizes, options: CallOptions, same: Key) -> Any:
-        metadata = self._shown_by(who, out, options) or self._broadcast_metadata(who.root, {}, "scatter")
-        return self._scatter_known(None, None, out, who, options, metadata, same)
+    def _scatter_to(self, out: Any, rank_info: RankInfo, options: CallOptions, cache_key: Key) -> Any:
+        metadata = self._shown_by(rank_info, out, options) or self._broadcast_metadata(rank_info.root, {}, "scatter")
+        return self._scatter_known(None, None, out, rank_info, options, metadata, cache_key)
 
     @counted
-    def _scatter_known(self, x: Any, source: Any, out: Any, who: Sizes, options: CallOptions, metadata: Metadata,
-                       same: Key) -> Any:
+    def _scatter_known(self, x: Any, source: Any, out: Any, rank_info: RankInfo, options: CallOptions,
+                       metadata: Metadata, cache_key: Key) -> Any:
         """Scatter, with the root's metadata known."""
-        return self._begin(*self._scattering(x, source, out, who, options, metadata), options, same, source, out)
+        made = self._scattering(x, source, out, rank_info, options, metadata)
+        return self._begin(*made, options, cache_key, source, out)
 
-    def _scattering(self, x: Any, source: Any, out: Any, who: Sizes, options: CallOptions,
+    def _scattering(self, x: Any, source: Any, out: Any, rank_info: RankInfo, options: CallOptions,
                     metadata: Metadata) -> tuple[Executor, Task, Prepared]:
         space = self._metadata_space("scatter", metadata, x, out, options.stream)
-        call = prepare_scatter(source, out, tuple(metadata["shape"]), numpy_dtype(metadata["dtype"]), who, space)
+        call = prepare_scatter(source, out, tuple(metadata["shape"]), numpy_dtype(metadata["dtype"]), rank_info, space)
         call = beside(call) if options.async_op else call
-        executor, task = self._resolve(COLLECTIVES["scatter"], call, options, self.executor, root=who.root)
+        executor, task = self._resolve(COLLECTIVES["scatter"], call, options, self.executor, root=rank_info.root)
         return executor, task, call
 
-    def _shown_by(self, who: Sizes, out: Any, options: CallOptions) -> Metadata | None:
+    def _shown_by(self, rank_info: RankInfo, out: Any, options: CallOptions) -> Metadata | None:
         """Return the metadata in the root's call descriptor; None if the root sends a message or makes another call.
 
         If the root refuses its arguments, an error in this rank's own arguments comes first, else PeerError.
@@ -160,7 +162,7 @@ class Collectives(MetadataExchange):
         def shown() -> bool:
             nonlocal words
             self._check_usable()
-            words = shows.next_call(who.root)
+            words = shows.next_call(rank_info.root)
             return words is not None
 
         # `look` polls the root's call descriptor.
@@ -176,13 +178,13 @@ class Collectives(MetadataExchange):
         self._waits.run(look(), "scatter")
         call = Signature.decode(words)
         metadata: Metadata | None = None
-        if (call.collective, call.root, call.where, call.header) == ("scatter", who.root, "", "") and call.dtype:
+        if (call.collective, call.root, call.where, call.header) == ("scatter", rank_info.root, "", "") and call.dtype:
             metadata = {"shape": [self.size, *call.shape], "dtype": call.dtype, "gpu": False}
         if not call.refusal:
             return metadata
         if metadata is not None:
-            counted(Collectives._scattering)(self, None, None, out, who, options, metadata)
-        self._waits.run(shows.compare(Signature("scatter", root=who.root).encode()), "scatter")
+            counted(Collectives._scattering)(self, None, None, out, rank_info, options, metadata)
+        self._waits.run(shows.compare(Signature("scatter", root=rank_info.root).encode()), "scatter")
         return None
 
     @shaped(Reducing)
@@ -190,7 +192,7 @@ class Collectives(MetadataExchange):
                        stream: Any = None, async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the reduction of all ranks' `x` (shape (size, \\*s)). MPI-5.0, 6.10.1."""
         if dtype is None and stream is None and not async_op and self._group is None:
-            result = self._express("reduce_scatter", op, 0, algorithm, x, out)
+            result = self._fast_path("reduce_scatter", op, 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
         return self._collective("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
@@ -200,7 +202,7 @@ class Collectives(MetadataExchange):
                    async_op: bool = False) -> Any:
         """Return block `rank` of every rank's `x`, in rank order; both have shape (size, \\*s). MPI-5.0, 6.8."""
         if stream is None and not async_op and self._group is None:
-            result = self._express("all_to_all", "", 0, algorithm, x, out)
+            result = self._fast_path("all_to_all", "", 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
         return self._collective("all_to_all", x, out, "", None, 0, algorithm, async_op, stream)
@@ -210,7 +212,7 @@ class Collectives(MetadataExchange):
              stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank`. MPI-5.0, 6.11.1."""
         if dtype is None and stream is None and not async_op and self._group is None:
-            result = self._express("scan", op, 0, algorithm, x, out)
+            result = self._fast_path("scan", op, 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
         return self._collective("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
@@ -223,7 +225,7 @@ class Collectives(MetadataExchange):
         MPI-5.0, 6.11.2, with an undefined result on rank 0.
         """
         if dtype is None and stream is None and not async_op and self._group is None:
-            result = self._express("exscan", op, 0, algorithm, x, out)
+            result = self._fast_path("exscan", op, 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
         return self._collective("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
@@ -269,15 +271,15 @@ class Collectives(MetadataExchange):
 
     def barrier(self, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return when every rank has called `barrier`; with `stream` the stream waits, not the host. MPI-5.0, 6.3."""
-        same = () if async_op or stream is not None or self._group is not None else ("barrier", "", 0, algorithm)
-        if same and self._express(*same, None, None) is not NotImplemented:
+        cache_key = () if async_op or stream is not None or self._group is not None else ("barrier", "", 0, algorithm)
+        if cache_key and self._fast_path(*cache_key, None, None) is not NotImplemented:
             return None
-        return self._barrier(CallOptions(algorithm, async_op, stream), same)
+        return self._barrier(CallOptions(algorithm, async_op, stream), cache_key)
 
     @counted
-    def _barrier(self, options: CallOptions, same: Key) -> Any:
+    def _barrier(self, options: CallOptions, cache_key: Key) -> Any:
         self._check_usable()
         if options.stream is None and not self.options.emulated:
-            return self._run("barrier", NOTHING, options, same=same)
+            return self._run("barrier", NOTHING, options, cache_key=cache_key)
         space = self._gpu("emulated" if self.options.emulated else "cuda").space(options.stream)
         return self._run("barrier", NOTHING._replace(space=space), options)

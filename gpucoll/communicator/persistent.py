@@ -11,7 +11,7 @@ from gpucoll.communicator.backends import not_known, plan_of
 from gpucoll.communicator.calls import compiled
 from gpucoll.communicator.core import CallOptions, counted
 from gpucoll.communicator.methods import Collectives
-from gpucoll.communicator.points import POINTS, Points
+from gpucoll.communicator.points import POINTS, PointToPoint
 from gpucoll.core.collectives import Collective
 from gpucoll.core.collectives import collective as collective_row
 from gpucoll.errors import BackendError
@@ -29,18 +29,18 @@ class PersistentCall:
 
     def __init__(self, call: Callable[[], Any], result: Any, executor: str | None, algorithm: str | None,
                  express: Callable[[], Any] = not_known, *, keep: object = None) -> None:
-        self._call, self._express, self._kept = call, express, keep
+        self._call, self._fast_path, self._kept = call, express, keep
         self.result, self.executor, self.algorithm = result, executor, algorithm
 
     def __call__(self) -> Any:
         """Repeat the collective and return the result; a collective call."""
-        if self._express() is not NotImplemented:
+        if self._fast_path() is not NotImplemented:
             return self.result
         found = self._call()
         return self.result if self.executor else found
 
 
-class Persistent(Collectives, Points):
+class Persistent(Collectives, PointToPoint):
     """Methods of `Communicator`: `plan`."""
 
     def plan(self, collective: str, x: Any = None, out: Any = None, **options: Any) -> PersistentCall:
@@ -83,11 +83,11 @@ class Persistent(Collectives, Points):
     @counted
     def _planned(self, row: Collective, x: Any, out: Any, *, op: Any = "sum", root: Any = 0, dtype: Any = None,
                  algorithm: str = "auto", stream: Any = None) -> PersistentCall:
-        who, space = self._sizes(row.name, root), self._space(row.name, x, stream=stream)
-        call = prepare(row, x, out, who, dtype, space)
+        rank_info, space = self._sizes(row.name, root), self._space(row.name, x, stream=stream)
+        call = prepare(row, x, out, rank_info, dtype, space)
         checked = self._check_op(row.name, op, call) if row.reduces else None
         options = CallOptions(algorithm, False, stream)
-        executor, task = self._resolve(row, call, options, self.executor, checked, who.root)
+        executor, task = self._resolve(row, call, options, self.executor, checked, rank_info.root)
         try:
             planned = plan_of(executor, task)
         except OSError as error:

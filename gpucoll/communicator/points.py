@@ -32,12 +32,12 @@ from gpucoll.core.dtypes import code_of, is_whole
 from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
-from gpucoll.progress.operations import Operation, Pending, Seen, Work, beside
+from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work, beside
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, PIECE, TAGS
 
 
-class Points(MetadataExchange):
+class PointToPoint(MetadataExchange):
     """Methods of `Communicator`: messages, groups, splits. NCCL has no tags: GPU messages match in calling order."""
 
     @functools.cached_property
@@ -51,10 +51,10 @@ class Points(MetadataExchange):
         is_here = self._points is not self._link.points and self._host_engine() is not None
         return self._engine.exchange if is_here else not_known
 
-    def _seen(self, source: int | None, tag: int | None) -> Seen | None:
+    def _seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message ready to be received, or None; `source` and `tag` None mean any rank and any tag."""
         carrier: Any = self._link if self._points is self._link.points else self._points
-        found: Seen | None = carrier.seen(source, tag)
+        found: ProbeResult | None = carrier.seen(source, tag)
         return found
 
     def _sender(self, tag: int) -> int | None:
@@ -100,9 +100,9 @@ class Points(MetadataExchange):
             return self._soon("recv", None, -1, out, src, tag)
         message = self._message("recv", tag, out=out, src=src, wildcards=True)._replace(status=status)
         if message.taken is None:
-            tell(status, Seen(PROC_NULL, ANY_TAG, 0))
+            tell(status, ProbeResult(PROC_NULL, ANY_TAG, 0))
         elif message.came_from is not None and message.tag is not None:
-            tell(status, Seen(message.came_from, message.tag, message.taken.nbytes))
+            tell(status, ProbeResult(message.came_from, message.tag, message.taken.nbytes))
         return self._point(message, async_op)
 
     @shaped(Probing)
@@ -115,7 +115,7 @@ class Points(MetadataExchange):
         status = Status() if status is None else status
         pattern = self._pattern("probe", src, tag)
         if pattern is None:
-            tell(status, Seen(PROC_NULL, ANY_TAG, 0))
+            tell(status, ProbeResult(PROC_NULL, ANY_TAG, 0))
             return status
         work = self._waits.soon(self._found(*pattern, status), "probe", status)
         return status if work is None else work.wait()
@@ -125,7 +125,7 @@ class Points(MetadataExchange):
         status = Status() if status is None else status
         pattern = self._pattern("iprobe", src, tag)
         self._waits.advance()
-        seen = Seen(PROC_NULL, ANY_TAG, 0) if pattern is None else self._seen(*pattern)
+        seen = ProbeResult(PROC_NULL, ANY_TAG, 0) if pattern is None else self._seen(*pattern)
         if seen is not None:
             tell(status, seen)
         return None if seen is None else status
@@ -140,9 +140,9 @@ class Points(MetadataExchange):
         return None if ANY_SOURCE.is_meant(src) else self._check_rank(name, "src", src), \
             None if ANY_TAG.is_meant(tag) else check_tag(name, tag)
 
-    def _found(self, source: int | None, tag: int | None, status: Any = None) -> Generator[Pending, None, Seen]:
+    def _found(self, source: int | None, tag: int | None, status: Any = None) -> Generator[Pending, None, ProbeResult]:
         """Wait for a message from `source` with `tag`, None for any; set `status` to source, tag and bytes."""
-        found: Seen | None = None
+        found: ProbeResult | None = None
 
         def is_here() -> bool:
             nonlocal found

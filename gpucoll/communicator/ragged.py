@@ -15,7 +15,7 @@ import numpy
 from gpucoll.arrays import (
     HOST,
     Array,
-    Sizes,
+    RankInfo,
     check_blocks,
     check_rows,
     flat,
@@ -48,7 +48,7 @@ Counts = tuple[int, ...]
 
 
 class Blocks(NamedTuple):
-    """A call with all ranks' block lengths known; `same` is the key for repetition, () if not repeatable."""
+    """A call with all ranks' block lengths known; `cache_key` is the key for repetition, () if not repeatable."""
 
     name: str
     tail: tuple[int, ...]
@@ -56,7 +56,7 @@ class Blocks(NamedTuple):
     given: Counts  # lengths along the first axis of this rank's input blocks
     taken: Counts  # and of its output blocks
     most: int      # the longest input or output of all ranks: the choice by size must agree
-    same: Key
+    cache_key: Key
     rooms: Counts = ()  # lengths of the blocks in an `out` on a rank without output
 
 
@@ -83,14 +83,14 @@ class VectorVariants(MetadataExchange):
         return self._gather_v("gather_v", x, out, root, CallOptions(algorithm, async_op, stream))
 
     def _gather_v(self, name: str, x: Any, out: Any, root: Any, options: CallOptions) -> Any:
-        who = self._checked_sizes(name, root)
+        rank_info = self._checked_sizes(name, root)
         source, everyone = self._agree(name, lambda: self._opened(check_rows, name, x, options.stream),
                                        lambda row: (len(row),))
         counts = tuple(one for one, in everyone)
-        taken = counts if COLLECTIVES[name].output.exists(self.rank, who.root) else ()
+        taken = counts if COLLECTIVES[name].output.exists(self.rank, rank_info.root) else ()
         blocks = Blocks(name, source.shape[1:], source.dtype, (len(source),), taken, sum(counts),
-                        self._same(name, counts, source, options, root=who.root), counts)
-        return self._run_blocks(blocks, source, source, options, x, out=out, root=who.root)
+                        self._same(name, counts, source, options, root=rank_info.root), counts)
+        return self._run_blocks(blocks, source, source, options, x, out=out, root=rank_info.root)
 
     @shaped(ScatteringBlocks)
     def scatter_v(self, xs: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
@@ -99,24 +99,24 @@ class VectorVariants(MetadataExchange):
 
         `out` (n_i, \\*s) receives the array and is returned.
         """
-        who = self._checked_sizes("scatter_v", root)
+        rank_info = self._checked_sizes("scatter_v", root)
         arrays, mine = None, None
-        if self.rank == who.root:
+        if self.rank == rank_info.root:
             arrays, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, stream, self.size))
         given = {} if arrays is None else _metadata_of(arrays, tuple(map(len, arrays)))
         metadata = {"error": str(mine)} if mine else given
-        metadata = self._broadcast_metadata(who.root, metadata, "scatter_v", mine)
-        return self._scatter_v_known(arrays, xs, out, metadata, who, CallOptions(algorithm, async_op, stream))
+        metadata = self._broadcast_metadata(rank_info.root, metadata, "scatter_v", mine)
+        return self._scatter_v_known(arrays, xs, out, metadata, rank_info, CallOptions(algorithm, async_op, stream))
 
     @counted
-    def _scatter_v_known(self, arrays: list[Array] | None, xs: Any, out: Any, metadata: Metadata, who: Sizes,
+    def _scatter_v_known(self, arrays: list[Array] | None, xs: Any, out: Any, metadata: Metadata, rank_info: RankInfo,
                          options: CallOptions) -> Any:
         counts, tail, dtype = tuple(metadata["counts"]), tuple(metadata["tail"]), numpy_dtype(metadata["dtype"])
         space = self._metadata_space("scatter_v", metadata, arrays and xs[0], out, options.stream)
         like = numpy.empty((0, *tail), dtype) if not metadata["gpu"] else None
         blocks = Blocks("scatter_v", tail, dtype, () if arrays is None else counts, (counts[self.rank],), sum(counts),
-                        self._same("scatter_v", counts, like, options, root=who.root))
-        return self._run_blocks(blocks, arrays, arrays, options, xs, space=space, out=out, root=who.root)
+                        self._same("scatter_v", counts, like, options, root=rank_info.root))
+        return self._run_blocks(blocks, arrays, arrays, options, xs, space=space, out=out, root=rank_info.root)
 
     @shaped(ExchangingBlocks)
     def all_to_all_v(self, xs: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
@@ -154,8 +154,8 @@ class VectorVariants(MetadataExchange):
             return rows
 
         source, _ = self._agree(name, check, lambda _: lengths, alike=True)
-        same = self._same(name, lengths, source, options, op) if dtype is None else ()
-        blocks = Blocks(name, source.shape[1:], source.dtype, lengths, (lengths[self.rank],), sum(lengths), same)
+        cache_key = self._same(name, lengths, source, options, op) if dtype is None else ()
+        blocks = Blocks(name, source.shape[1:], source.dtype, lengths, (lengths[self.rank],), sum(lengths), cache_key)
         return self._run_blocks(blocks, source, source, options, x, out=out, op=op, kind=dtype)
 
     def _same(self, name: str, counts: Any, x: Any, options: CallOptions, op: Any = "", root: int = 0) -> Key:
@@ -184,7 +184,7 @@ class VectorVariants(MetadataExchange):
         formed, result = form_blocks(row, blocks.taken, blocks.tail, blocks.dtype, kind, space, room)
         row_of_result = None if formed is None else formed.row
         # Known counts and known rows: the engine does the whole call.
-        if blocks.same and self._express(*blocks.same, source, row_of_result) is not NotImplemented:
+        if blocks.cache_key and self._fast_path(*blocks.cache_key, source, row_of_result) is not NotImplemented:
             if formed is not None:
                 formed.deliver(space)
             return result
@@ -194,14 +194,15 @@ class VectorVariants(MetadataExchange):
         checked = self._check_op(blocks.name, op, call) if row.reduces else None
         executor, task = self._resolve(row, call, options, self.executor, checked, root)
         if task.input is call.input:  # no copy scaled by an op
-            self._learn_rows(blocks.same, executor, task)
+            self._learn_rows(blocks.cache_key, executor, task)
         return self._begin(executor, task, call, options, (), None, None)
 
-    def _learn_rows(self, same: Key, executor: Executor, task: Task) -> None:
+    def _learn_rows(self, cache_key: Key, executor: Executor, task: Task) -> None:
         """Add a call to the engine's table, with its flat rows, if the engine can run it."""
-        if not same or (planned := plan_of(executor, task)) is None or self._host_engine() is None:
+        if not cache_key or (planned := plan_of(executor, task)) is None or self._host_engine() is None:
             return
-        self._engine.learn(*same, task.input, task.output, task.output, planned, self._seconds(executor, task))
+        self._engine.cache_call(*cache_key, task.input, task.output, task.output, planned,
+                                self._seconds(executor, task))
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
         whole = are_whole(counts) and all(one >= 0 for one in counts)

@@ -15,7 +15,7 @@ from gpucoll.core.dtypes import code_of
 from gpucoll.device import Part
 from gpucoll.device.messages import Counted
 from gpucoll.errors import MismatchError
-from gpucoll.progress.operations import Operation, Pending, Seen, Work
+from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import PIECE
 
@@ -46,7 +46,7 @@ class Status:
         return f"Status(source={self.source}, tag={self.tag}, count={self.count})"
 
 
-def tell(status: Any, seen: Seen) -> None:
+def tell(status: Any, seen: ProbeResult) -> None:
     """Write source, tag and bytes of a message into `status`: a `Status`, mpi4py's, or None."""
     if status is None:
         return

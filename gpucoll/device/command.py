@@ -136,7 +136,7 @@ def compile_one(task: CompileJob) -> Compiled:
         made = made._replace(cached=log is None)
         report = store.path(source, ".log", lambda: (log or "").encode(), flags=flags).read_text()
         registers, spills = usage(report)
-        made = made._replace(registers=registers, spills=spills, error=store.trouble)
+        made = made._replace(registers=registers, spills=spills, error=store.unavailable_reason)
     except BackendError as error:
         row = error.row if isinstance(error, CompileError) else 0
         line = dict(enumerate(source.splitlines(), 1)).get(row, "").strip()

@@ -57,11 +57,11 @@ class Store:
     """The artifacts of one user, in a subfolder of `folder`.
 
     If other users may write to the subfolder, or this user cannot, a private folder serves until the process ends.
-    `trouble` is the reason; an empty string means that the store is in order.
+    `unavailable_reason` is the reason; an empty string means that the store is in order.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.trouble = ""
+        self.unavailable_reason = ""
         self.folder = folder / f"kernels-{os.geteuid()}"
         # One thread at a time looks for or builds an artifact: threads must not retreat into several private folders.
         self._missing = threading.Lock()
@@ -119,10 +119,10 @@ class Store:
             return act()
         # `filelock` raises NotImplementedError on a file system without locks.
         except (OSError, NotImplementedError) as error:
-            if self.trouble:
+            if self.unavailable_reason:
                 raise
             reason = getattr(error, "strerror", None) or error
-            self.trouble = f"kernels are not kept in {self.folder}: {reason}"
+            self.unavailable_reason = f"kernels are not kept in {self.folder}: {reason}"
             self.folder, remove = private_folder()
             weakref.finalize(self, remove)
             return act()

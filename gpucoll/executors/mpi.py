@@ -20,7 +20,7 @@ import numpy
 from gpucoll.arrays import Array, combiner
 from gpucoll.device.messages import receiver
 from gpucoll.executors import Task
-from gpucoll.plan import Form, Message, Plan, Span, Step
+from gpucoll.plan import Message, Plan, Reduction, Span, Step
 from gpucoll.progress.operations import Operation
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
@@ -114,7 +114,7 @@ class _Run:
                 self._begin(step)
             else:
                 yield from self._end(step.after)
-                self._form(step)
+                self._reduce(step)
         yield from self._end(list(self._under_way))
 
     def _begin(self, message: Message) -> None:
@@ -152,7 +152,7 @@ class _Run:
         if not done():
             yield done
 
-    def _form(self, form: Form) -> None:
+    def _reduce(self, form: Reduction) -> None:
         dst, first, *others = map(self._row, (form.dst, *form.sources))
         if self._combine is not None and others:
             self._combine(dst, first, others)

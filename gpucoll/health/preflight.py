@@ -22,7 +22,7 @@ from gpucoll.executors import call_site, disagreement, shortened
 from gpucoll.health.guard import LOOK
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import NAP
-from gpucoll.progress.waits import Waits
+from gpucoll.progress.waits import Progress
 from gpucoll.transport.tags import BYTES, Tag
 
 WORDS = 512  # bytes of a message: the words of a call, and the call site in the user's code; longer text is shortened
@@ -103,7 +103,7 @@ class Preflight:
     difference is raised then, after data have moved, so the communicator has failed.
     """
 
-    def __init__(self, link: Any, waits: Waits, elsewhere: Callable[[], tuple[Collection[int], str]]) -> None:
+    def __init__(self, link: Any, waits: Progress, elsewhere: Callable[[], tuple[Collection[int], str]]) -> None:
         self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
         self._elsewhere = elsewhere
         self._calls, self._agreed = 0, ""  # the number of compared calls, and the words of the call before the last

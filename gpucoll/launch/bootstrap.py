@@ -25,7 +25,7 @@ from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed,
 from gpucoll.launch.launchers import SLURM, SRUN, TOKEN, free_port, local_rank, started, torchrun_variables, vendor_of
 from gpucoll.launch.watchdog import starting
 from gpucoll.progress.operations import beside
-from gpucoll.progress.waits import Waits
+from gpucoll.progress.waits import Progress
 from gpucoll.transport.rendezvous import RollCall, wait_for_all
 from gpucoll.version import __version__
 
@@ -239,7 +239,7 @@ def meet(comm: Any, timeout: float, call: Callable[[], T]) -> T:
         return call()  # the ranks of a store: all their calls have a deadline
     from mpi4py import MPI
 
-    waits, roll = Waits(timeout), RollCall(comm)
+    waits, roll = Progress(timeout), RollCall(comm)
 
     def blame() -> tuple[str, tuple[int, ...]]:
         # The meeting has failed, and a missing rank may never come to MPI's end.

@@ -5,9 +5,9 @@ which receives land in their destinations, and which land aside, in the workspac
 a step of the round still reads the destination. The plan also decides which earlier steps each step must follow: spans
 conflict where they share a chunk.
 
-Near ranks read each other's memory, as same-node ranks do in the `shared` executor. From a near peer nothing is
-received: the sender's memory is a source of the result. A send to a near peer moves no data: the step stands for the
-peer's read, and ends when the peer has read the span.
+Near ranks read each other's memory, as same-node ranks do in the `shared` executor. From a same-node peer nothing is
+received: the sender's memory is a source of the result. A send to a same-node peer moves no data: the step stands for
+the peer's read, and ends when the peer has read the span.
 
 The module is pure: code here computes with spans and never touches memory.
 """
@@ -28,7 +28,7 @@ from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedul
 # Parts of the workspace for data aside. Rounds use the halves in turn, so that a round may begin while the results of
 # the round before still read the other half.
 HALVES = ("even", "odd")
-NEAR = "near"  # the buffer of a span in a near peer's memory; see `Span` for its other fields
+PEER = "peer"  # the buffer of a span in a same-node peer's memory; see `Span` for its other fields
 LINE = 64  # elements: parts aside begin at multiples, so that no two share a cache line
 Chunk: TypeAlias = tuple[str, int]
 
@@ -36,8 +36,8 @@ Chunk: TypeAlias = tuple[str, int]
 class Span(NamedTuple):
     """Elements `start` to `stop` of "input", "output", or a part of the workspace; cut into chunks as slice `like` is.
 
-    A span of buffer `NEAR` is a part of a near peer's memory, and only a source of results. There `start` is the peer's
-    rank, `stop` the peer's round from which the part may be read, and `like` the slice of the peer's buffers.
+    A span of buffer `PEER` is a part of a same-node peer's memory, and only a source of results. There `start` is the
+    peer's rank, `stop` the peer's round from which the part may be read, and `like` the slice of the peer's buffers.
     """
 
     buffer: str
@@ -56,8 +56,8 @@ class Span(NamedTuple):
 class Message(NamedTuple):
     """Step `number`, after steps `after`: send `span` to `peer`, or receive `span` from `peer`.
 
-    For a send to a near peer, `there` is the peer's round that reads the span. The span then names the buffer as the
-    peer does: "input" even where the input lies in the output.
+    For a send to a same-node peer, `there` is the peer's round that reads the span. The span then names the buffer as
+    the peer does: "input" even where the input lies in the output.
     """
 
     number: int
@@ -68,7 +68,7 @@ class Message(NamedTuple):
     there: int | None = None
 
 
-class Form(NamedTuple):
+class Reduction(NamedTuple):
     """Step `number`, after steps `after`: dst = op(...op(sources[0], sources[1])...); a single source is copied."""
 
     number: int
@@ -77,7 +77,7 @@ class Form(NamedTuple):
     sources: tuple[Span, ...]
 
 
-Step: TypeAlias = Message | Form
+Step: TypeAlias = Message | Reduction
 _Ends: TypeAlias = tuple[Iterator[Span], Iterator[int]]
 
 
@@ -103,21 +103,21 @@ class Layouts(NamedTuple):
 class Plan:
     """The steps of one rank for `schedule` on buffers cut by `layouts`; computed on first use.
 
-    `near` are the ranks with memory readable by this rank; `schedules(rank)` returns the schedule of any rank, and must
-    be given for `near` to have an effect. With `in_place`, input and output are the same memory. If only the output has
-    blocks, the input is this rank's block of the output. Where a round reads an input chunk overwritten by an earlier
-    round, `copy_input` is true, and the executor must run the plan on a copy of the input.
+    `same_node` are the ranks with memory readable by this rank; `schedules(rank)` returns the schedule of any rank, and
+    must be given for `same_node` to have an effect. With `in_place`, input and output are the same memory. If only the
+    output has blocks, the input is this rank's block of the output. Where a round reads an input chunk overwritten by
+    an earlier round, `copy_input` is true, and the executor must run the plan on a copy of the input.
     """
 
     def __init__(self, schedule: Schedule, layouts: Layouts, *, in_place: bool,
-                 schedules: Callable[[int], Schedule] | None = None, near: Collection[int] = ()) -> None:
+                 schedules: Callable[[int], Schedule] | None = None, same_node: Collection[int] = ()) -> None:
         self.layouts, self.schedules, self.digest = layouts, schedules, schedule.digest
         row = COLLECTIVES[schedule.collective]
         is_block = row.output.blocks and not row.input.blocks
         first = schedule.rank * (schedule.chunks // schedule.size) if is_block else 0
         # Input and output may stay one memory only if no round needs input that is gone.
         self.copy_input = in_place and _reads_overwritten(schedule, first)
-        self._made_of = schedule, first if in_place and not self.copy_input else None, near
+        self._made_of = schedule, first if in_place and not self.copy_input else None, same_node
 
     @functools.cached_property
     def shares_input(self) -> bool:
@@ -143,19 +143,20 @@ class Plan:
 
     @functools.cached_property
     def _resolved(self) -> tuple[tuple[tuple[Step, ...], ...], dict[str, int]]:
-        schedule, alias, near = self._made_of
+        schedule, alias, same_node = self._made_of
         rounds, ends = list(schedule), None
-        if near and self.schedules:
-            # Only the schedules of near partners are needed; other ranks' schedules would cost time and memory.
+        if same_node and self.schedules:
+            # Only the schedules of same-node partners are needed; other ranks' schedules would cost time and memory.
             peers = {step.peer for steps in rounds for step in steps if not isinstance(step, Copy | Reduce)}
-            ends = {peer: _ends(peer, schedule.rank, self.schedules(peer)) for peer in sorted(peers.intersection(near))}
+            ends = {peer: _ends(peer, schedule.rank, self.schedules(peer))
+                    for peer in sorted(peers.intersection(same_node))}
             ends = ends or None
         resolver = _Resolver(self.layouts, alias, ends)
         return (*map(resolver.round, itertools.cycle(HALVES), rounds),), resolver.workspace
 
 
 def _ends(peer: int, rank: int, theirs: Iterable[Round]) -> _Ends:
-    """Return the parts that near `peer` sends to `rank`, as `NEAR` spans, and the rounds in which `peer` receives.
+    """Return the parts that same-node `peer` sends to `rank`, as `PEER` spans, and the rounds in which `peer` receives.
 
     Both follow the order of the schedule `theirs`: the k-th send meets the k-th receive.
     """
@@ -163,7 +164,7 @@ def _ends(peer: int, rank: int, theirs: Iterable[Round]) -> _Ends:
     for number, steps in enumerate(theirs):
         for step in steps:
             if isinstance(step, Send) and step.peer == rank:
-                parts.append(Span(NEAR, peer, number, step.src))
+                parts.append(Span(PEER, peer, number, step.src))
             elif isinstance(step, Recv | RecvReduce) and step.peer == rank:
                 reads.append(number)
     return iter(parts), iter(reads)
@@ -188,9 +189,9 @@ def _reads_overwritten(rounds: Iterable[Round], offset: int) -> bool:
 class _Resolver:
     """The state of lowering rounds in order: readers and last writer of each chunk, and use of the workspace.
 
-    With `alias` the input lies in the output from chunk `alias` on; `ends` has the results of `_ends` by near peer. If
-    there are near peers, every receive lands aside: posting a receive does not wait for near peers, and some peer may
-    still be reading the destination.
+    With `alias` the input lies in the output from chunk `alias` on; `ends` has the results of `_ends` by same-node
+    peer. If there are same-node peers, every receive lands aside: posting a receive does not wait for same-node peers,
+    and some peer may still be reading the destination.
     """
 
     def __init__(self, layouts: Layouts, alias: int | None, ends: dict[int, _Ends] | None) -> None:
@@ -236,8 +237,9 @@ class _Resolver:
         for dst, sources in results.items():
             is_sent, buffers = not sent.isdisjoint(dst.chunks), [source.buffer for source in sources]
             # A result that overwrites a local operand of the round is formed aside first. So is a result that reads one
-            # near peer and overwrites a chunk sent to another: each of the two ranks might wait for the other's read.
-            if not read.isdisjoint(dst.chunks) or (is_sent and NEAR in buffers):
+            # same-node peer and overwrites a chunk sent to another: each of the two ranks might wait for the other's
+            # read.
+            if not read.isdisjoint(dst.chunks) or (is_sent and PEER in buffers):
                 if len(sources) > 1 or buffers[0] not in HALVES:
                     forms.append((0, self._aside(dst), sources))
                     sources = [forms[-1][1]]
@@ -245,7 +247,7 @@ class _Resolver:
             elif sources != [dst]:
                 forms.append((is_sent, dst, sources))
         return (*(self._receive(peer, span) for peer, span in receives), *map(self._send, sends),
-                *(self._form(dst, tuple(sources)) for _, dst, sources in sorted(forms, key=operator.itemgetter(0))))
+                *(self._reduce(dst, tuple(sources)) for _, dst, sources in sorted(forms, key=operator.itemgetter(0))))
 
     def _span(self, part: Slice) -> Span:
         span = self._spans.get(part)
@@ -276,9 +278,9 @@ class _Resolver:
             span, there = span._replace(buffer=step.src.buffer), next(self._ends[peer][1])
         return Message(self._number, after, peer, span, sends=True, there=there)
 
-    def _form(self, dst: Span, sources: tuple[Span, ...]) -> Form:
+    def _reduce(self, dst: Span, sources: tuple[Span, ...]) -> Reduction:
         after = self._follow(sources, [dst])
-        return Form(self._number, after, dst, sources)
+        return Reduction(self._number, after, dst, sources)
 
     def _follow(self, reads: Iterable[Span], writes: Iterable[Span]) -> frozenset[int]:
         """Number the next step; return the last writers of its spans, and the readers of overwritten spans."""

@@ -58,7 +58,7 @@ def beside(run: Callable[[Operation, str], None], call: Callable[[], T], name: s
     return cast("T", found)
 
 
-class Seen(NamedTuple):
+class ProbeResult(NamedTuple):
     """A message that could be received now: sender, tag and length."""
 
     source: int
@@ -174,7 +174,7 @@ class UnderWay:
             return self._before + (self._clock() - self._since if self._operations else 0.0)
 
 
-_served: weakref.WeakSet[Any] = weakref.WeakSet()  # every `Waits` with a progress thread, now or earlier
+_served: weakref.WeakSet[Any] = weakref.WeakSet()  # every `Progress` with a progress thread, now or earlier
 
 
 def start_serving(waits: Any, more: threading.Event) -> threading.Thread:

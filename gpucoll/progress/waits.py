@@ -1,8 +1,8 @@
 """Every wait of the library: each has a deadline, an abort and progress hooks.
 
-An operation is a generator that yields a predicate, "can I go on?", whenever the operation would have to wait. `Waits`
-drives an operation to the end: in the caller's thread, or step by step behind a `Work`, in a progress thread while the
-user's code computes.
+An operation is a generator that yields a predicate, "can I go on?", whenever the operation would have to wait.
+`Progress` drives an operation to the end: in the caller's thread, or step by step behind a `Work`, in a progress thread
+while the user's code computes.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ SOON = 1e-3
 
 
 class Lasting(Protocol):
-    """A call under way outside `Waits`, such as the engine's."""
+    """A call under way outside `Progress`, such as the engine's."""
 
     def ends(self) -> bool:
         """Poll for a short time; return whether the call has ended."""
 
 
-class Waits:
+class Progress:
     """Deadline, abort and hooks of one communicator's waits; also the order of the operations.
 
     `timeout` is in seconds, for each operation from its start. `hooks` are called between polls; a hook ends the wait
@@ -168,7 +168,7 @@ class Waits:
         """
         return self._stepping.acquire, self._stepping.release, self._queue, self._alone
 
-    def linger(self, call: Lasting, name: str) -> None:
+    def slow_wait(self, call: Lasting, name: str) -> None:
         """Wait for a call that bypassed `run` (see `gate`) and takes long; raise CollectiveTimeout at the deadline."""
         self.until(call.ends, name, time.monotonic() + self.timeout)
 

@@ -1,8 +1,8 @@
 """Communication without MPI: objects and messages over a store, and messages between threads of one process.
 
 The store carries the few small messages by which ranks meet and part, as JSON and bytes. Requests have the methods of
-mpi4py's requests. The private names: `Mail` is the table of unmatched sends and receives between threads, a `mark` is
-the name by which JSON encodes a type that JSON lacks.
+mpi4py's requests. `Mailbox` is the table of unmatched sends and receives between threads. A `mark` is the name by which
+JSON encodes a type that JSON lacks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy
 
 from gpucoll.errors import CollectiveTimeout, RankFailedError
-from gpucoll.progress.operations import Seen
+from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport.connections import StoreError
 from gpucoll.transport.kvstore import KeyStore
 from gpucoll.transport.tags import Tag
@@ -203,7 +203,7 @@ class _Message:
         self.row = self.row[:0].copy()
 
 
-class Mail:
+class Mailbox:
     """The table of messages under way between the threads of one process.
 
     The k-th send from rank a to rank b with a tag is matched with the k-th such receive. The end that comes second
@@ -237,7 +237,7 @@ class Mail:
         received.length = sent.length = len(sent.row)
         return mine
 
-    def seen(self, source: int | None, target: int, tag: int | None) -> Seen | None:
+    def seen(self, source: int | None, target: int, tag: int | None) -> ProbeResult | None:
         """Return the first unmatched message to rank `target`; `source` and `tag` match any message if None."""
         # Search the whole table: probes are rare, and few messages wait at a time.
         with self._lock:
@@ -247,13 +247,13 @@ class Mail:
         if not found:
             return None
         _, (sender, _, its_tag), nbytes = min(found)
-        return Seen(sender, its_tag, nbytes)
+        return ProbeResult(sender, its_tag, nbytes)
 
 
 class ThreadMessages:
     """A rank's access to messages between threads, with the two mpi4py methods used by executors."""
 
-    def __init__(self, rank: int, mail: Mail) -> None:
+    def __init__(self, rank: int, mail: Mailbox) -> None:
         self._rank, self._mail = rank, mail
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> _Message:

@@ -146,7 +146,7 @@ struct World {
             node.processes.assign(ranks, getpid());
             node.check = ranks % 2 == 0 ? ALL : PEERS;
             for (uint32_t other = 0; other < ranks; other++)
-                if (other != rank) node.near.push_back(other);
+                if (other != rank) node.same_node.push_back(other);
             for (const Segment& one : segments) {
                 if (one.rank != rank) node.others.add(one);
                 else if (one.key == SHOWN) node.symmetric.add(one);

@@ -25,7 +25,7 @@ from gpucoll.executors.shared.tables import CALL
 
 PAGE, NOTHING, UNTOUCHED = mmap.PAGESIZE, 0, 0x5a  # NOTHING: what may be done with a page
 NOBODY = (1 << 31) - 1  # no process
-RANKS, BUFFERS, MARK, SIGNATURES = 2, 3, 0, slice(1, 3)
+RANKS, BUFFERS, COUNTER, SIGNATURES = 2, 3, 0, slice(1, 3)
 LAST = 1 << 62  # a mark that says that a rank has come as far as any can
 STEPS = 9  # their place in a plan
 FIRST, STRIDE = head_bytes(RANKS), written.WORKSPACE + PAGE
@@ -93,14 +93,14 @@ class World:
         """Returns what came of it."""
         x, out = Guarded(given), Guarded(taken)
         mine, words = (head.row[:FIRST].view(numpy.int64) for head in self.heads)
-        board = words[8:].reshape(-1)
-        board[:6] = board[39:45] = (-1, 1 << 20) * BUFFERS  # memory of a process that is not there
+        descriptor = words[8:].reshape(-1)
+        descriptor[:6] = descriptor[39:45] = (-1, 1 << 20) * BUFFERS  # memory of a process that is not there
         self.reachable = [x, out, *self.staging, *self.heads]
         try:
             self.engine.begin(plan, x.row, out.row)
-            words[MARK] = (self.engine.walks << 20) - 1  # it has come to the end of the call before
+            words[COUNTER] = (self.engine.call_count << 20) - 1  # it has come to the end of the call before
             self.engine.go_on()
-            words[SIGNATURES], words[MARK] = mine[SIGNATURES], LAST  # it makes the same call
+            words[SIGNATURES], words[COUNTER] = mine[SIGNATURES], LAST  # it makes the same call
             return "done" if self.engine.go_on() else "waits"
         except (GpucollError, MemoryError, TypeError) as error:  # what is called may be no function
             return type(error).__name__

@@ -14,7 +14,7 @@ from engine import written
 from gpucoll.algorithms import find, registry, schedule
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import SMALL, TINY, head_bytes
-from gpucoll.executors.shared.tables import AWAIT, CALL, FORM, SIGNAL
+from gpucoll.executors.shared.tables import CALL, PUBLISH, REDUCE, WAIT
 from grids import generator
 from jobs import run_job
 
@@ -38,8 +38,8 @@ def plan(**changes):
     mine, theirs = (0, 1, 0), (1, 0, 0)
     given = {"text": "a copy", "signature": 5, "sizes": (8, 8, 0, 0, 8), "kinds": (4, -1, 0),
              "flags": (True, True, *[False] * 6), "root": 0, "peers": (1,), "readers": ((0, 1, 2),),
-             "starts": (), "steps": ((AWAIT, 1, 2, None, 0, (), ()), (FORM, 0, 0, mine, 8, (theirs,), ()),
-                                     (SIGNAL, 0, 2, None, 0, (), ())), "calls": ()}
+             "starts": (), "steps": ((WAIT, 1, 2, None, 0, (), ()), (REDUCE, 0, 0, mine, 8, (theirs,), ()),
+                                     (PUBLISH, 0, 2, None, 0, (), ())), "calls": ()}
     assert set(changes) <= set(given)
     return engine.plan(*(given | changes).values())
 
@@ -52,20 +52,21 @@ def step(opcode, peer=0, mark=0, to=None, nbytes=0, sources=(), copies=()):
 def test_plans_that_are_not_whole_are_refused():
     plan()
     mine, theirs = (0, 1, 0), (1, 0, 0)
-    for changes in (step(AWAIT, 2, 2), step(AWAIT, 1, -1), step(7), step(SIGNAL, 0, 1 << 20),
-                    step(FORM, 0, 0, mine, 8), step(FORM, 0, 0, theirs, 8, (mine,)),
-                    step(FORM, 0, 0, mine, 0, (theirs,)), step(FORM, 0, 0, mine, 8, (0,)),
-                    step(FORM, 0, 0, mine, 16, (theirs,)),
-                    step(FORM, 0, 0, (0, 1, 4), 8, (theirs,)), step(FORM, 0, 0, (0, 1, 1 << 63), 8, (theirs,)),
-                    step(FORM, 0, 0, mine, 8, ((1, 0, 4090),)), step(FORM, 0, 0, mine, 8, ((1, 3, 0),)),
-                    step(FORM, 0, 0, mine, 8, ((2, 0, 0),)), step(FORM, 0, 0, mine, 8, (theirs, theirs)),
-                    step(FORM, 0, 0, mine, 7, (theirs,)), step(FORM, 0, 0, mine, 8, (theirs,), ((2, 1, 0),)),
+    for changes in (step(WAIT, 2, 2), step(WAIT, 1, -1), step(7), step(PUBLISH, 0, 1 << 20),
+                    step(REDUCE, 0, 0, mine, 8), step(REDUCE, 0, 0, theirs, 8, (mine,)),
+                    step(REDUCE, 0, 0, mine, 0, (theirs,)), step(REDUCE, 0, 0, mine, 8, (0,)),
+                    step(REDUCE, 0, 0, mine, 16, (theirs,)),
+                    step(REDUCE, 0, 0, (0, 1, 4), 8, (theirs,)), step(REDUCE, 0, 0, (0, 1, 1 << 63), 8, (theirs,)),
+                    step(REDUCE, 0, 0, mine, 8, ((1, 0, 4090),)), step(REDUCE, 0, 0, mine, 8, ((1, 3, 0),)),
+                    step(REDUCE, 0, 0, mine, 8, ((2, 0, 0),)), step(REDUCE, 0, 0, mine, 8, (theirs, theirs)),
+                    step(REDUCE, 0, 0, mine, 7, (theirs,)), step(REDUCE, 0, 0, mine, 8, (theirs,), ((2, 1, 0),)),
                     step(CALL, 0, 1), {**step(CALL, 0, 0), "calls": (print, print)}, {"steps": (5,)}, {"peers": (2,)},
                     {"peers": (0,)}, {"peers": ()}, {"readers": ((0, 2, 2),)}, {"readers": ((3, 1, 2),)},
                     {"readers": (3,)}, {"root": 2}, {"starts": (0, 1)}, {"kinds": (4, 4, 2)},
-                    step(FORM, 0, 0, mine, 8, (mine,), (mine,)), {**step(CALL, 0, 1, theirs), "calls": (print, print)},
+                    step(REDUCE, 0, 0, mine, 8, (mine,), (mine,)),
+                    {**step(CALL, 0, 1, theirs), "calls": (print, print)},
                     {**step(CALL, 0, 1, mine, 8, (theirs,)), "calls": (print, print)},
-                    step(FORM, 0, 0, mine, 8, (mine,) * (1 << 14)), {"starts": (0, 1, 2, 0, 1, 1)},
+                    step(REDUCE, 0, 0, mine, 8, (mine,) * (1 << 14)), {"starts": (0, 1, 2, 0, 1, 1)},
                     {"starts": (0, 1, 1, 0, 1, 2)}, {"starts": (0, -1, 1, 0, 1, 1)},
                     {"sizes": (8, 8, 0, 0, 0)}, {"sizes": (8, 1 << 20, 0, 0, 8)},
                     *({"sizes": (*sizes, 0, 8), "flags": (False, small, *[False] * 6)}  # there is no memory

@@ -113,7 +113,7 @@ def binding():
     from gpu_helpers import refused
     from gpucoll.device import nccl
     from gpucoll.device.cuda import CudaDevice
-    from gpucoll.progress.waits import Waits
+    from gpucoll.progress.waits import Progress
 
     device = CudaDevice(0)
     cupy.cuda.Device(0).use()
@@ -133,14 +133,14 @@ def binding():
                       own.collective("scatter", source, target, *nbytes, 0)]
         for number, call in enumerate(calls):
             assert own.launcher(call) is None, number  # before the ranks have connected
-            for enqueue in (lambda call=call: Waits(LIMIT).run(own.call(call, stream), "binding"),
+            for enqueue in (lambda call=call: Progress(LIMIT).run(own.call(call, stream), "binding"),
                             lambda call=call: own.launcher(call)(stream)):
                 out.fill(0)
                 enqueue()
                 assert (out.get() == x.get()).all(), number
         own.check()
         wrong = own.collective("broadcast", source, source, *nbytes, 7)
-        assert refused("GC-NCCL", lambda: Waits(LIMIT).run(own.call(wrong, stream), "binding"))
+        assert refused("GC-NCCL", lambda: Progress(LIMIT).run(own.call(wrong, stream), "binding"))
     own.close(captured=False)
 
 

@@ -24,7 +24,7 @@ def values(rank, turn, count=COUNT):
 
 def is_eager(comm):
     """Whether the last call was, on any rank."""
-    return any(comm._engine.is_eager(rank, comm._engine.walks) for rank in range(comm.size))
+    return any(comm._engine.is_eager(rank, comm._engine.call_count) for rank in range(comm.size))
 
 
 def broadcast(comm, turn):

@@ -106,7 +106,7 @@ def fresh_data(comm):
                 case.turn(turn)
             for turn in range(6, 9):  # arrays of other addresses
                 case.turn(turn, numpy.empty_like(case.x))
-    assert comm._engine.walks > 1000
+    assert comm._engine.call_count > 1000
 
 
 @on_shared
@@ -195,7 +195,7 @@ def one_fails_later(mpi):
         for _ in range(3):
             comm.broadcast(x, 0, algorithm="chain")
         x[:] = comm.rank + 7
-        failed, looks = comm._host.executors[0]._near.words[0], itertools.count()
+        failed, looks = comm._host.executors[0]._node_ranks.words[0], itertools.count()
 
         def look():
             """Count the looks of a rank that waits, once rank 0 has failed; let rank 1 go on at the last of them."""

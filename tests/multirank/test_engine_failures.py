@@ -24,7 +24,7 @@ class Rung(Exception):
 def interrupted(comm, raises):
     """A rank that a signal takes out of a call cannot go on, and the others hear of it before their deadline.
 
-    A signal that comes while the engine waits is handled where Python is next: at the first line of `linger`.
+    A signal that comes while the engine waits is handled where Python is next: at the first line of `slow_wait`.
     """
     x, out = numpy.ones(4), numpy.empty(4)
 
@@ -39,7 +39,7 @@ def interrupted(comm, raises):
 
     call(3)
     if comm.rank == 0:
-        comm._waits.linger = rings
+        comm._waits.slow_wait = rings
         with pytest.raises(Rung if raises else gc.UsageError, match="" if raises else "inside another call"):
             call()
         with pytest.raises(gc.RevokedError):

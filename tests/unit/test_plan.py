@@ -13,8 +13,8 @@ from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.schedule import Recv, RecvReduce, Schedule, Send, Slice
 from gpucoll.executors.nccl import Node, nodes_of
 from gpucoll.executors.shared.instructions import Writer
-from gpucoll.executors.shared.tables import AWAIT, CALL, SIGNAL
-from gpucoll.plan import Form, Layouts, Plan
+from gpucoll.executors.shared.tables import CALL, PUBLISH, WAIT
+from gpucoll.plan import Layouts, Plan, Reduction
 from gpucoll.verify.symbolic import replay
 from grids import generator, naming
 
@@ -33,8 +33,8 @@ def plans(collective, algorithm, size, segments, elements, in_place=False, nodes
     for rank in range(size):
         per_block = of(rank).chunks // size if COLLECTIVES[collective].blocks else of(rank).chunks
         layout = Layout(elements, per_block)
-        near = range(rank % nodes, size, nodes) if nodes else ()
-        yield Plan(of(rank), Layouts(layout, layout), in_place=in_place, schedules=of, near=near)
+        same_node = range(rank % nodes, size, nodes) if nodes else ()
+        yield Plan(of(rank), Layouts(layout, layout), in_place=in_place, schedules=of, same_node=same_node)
 
 
 def touched(node):
@@ -53,7 +53,7 @@ def conflict(first, then):
 
 
 def of_step(step):
-    if isinstance(step, Form):
+    if isinstance(step, Reduction):
         return Node(forms=[step])
     return Node(sends=[step]) if step.sends else Node(receives=[step])
 
@@ -117,7 +117,7 @@ def test_steps_follow_what_they_conflict_with(cases):
             assert not any(map(unordered, plans(*case, in_place, nodes)))
 
 
-class Mail:
+class Mailbox:
     """A rank's messages to other nodes: each ends when both of its ends have begun."""
 
     def __init__(self, rank, begun):
@@ -139,16 +139,16 @@ def stuck(everyone):
     """The ranks that never end, by what the engine does; since nothing that is awaited goes away, in no other order."""
     marks, begun, left = [0] * len(everyone), collections.Counter(), []
     for rank, plan in enumerate(everyone):
-        writer = Writer(TASK, rank, plan, Mail(rank, begun), apart=rank % 2 == 0)
+        writer = Writer(TASK, rank, plan, Mailbox(rank, begun), apart=rank % 2 == 0)
         left.append((collections.deque(writer.rows()), writer))
 
     def goes_on(rank):
         rows, writer = left[rank]
         opcode, peer, mark, to, _, sources, _ = rows[0]
-        if opcode == SIGNAL:
+        if opcode == PUBLISH:
             marks[rank] = mark
         assert marks[rank] % 2 == 0 or all(source[0] == rank for source in sources), "it has said that it reads no more"
-        if (opcode == AWAIT and marks[peer] < mark) or (opcode == CALL and not writer.calls[mark](0) and to is None):
+        if (opcode == WAIT and marks[peer] < mark) or (opcode == CALL and not writer.calls[mark](0) and to is None):
             return False
         rows.popleft()
         return True

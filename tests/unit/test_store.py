@@ -59,7 +59,7 @@ def assert_private(opened, folder):
     """It is the user's alone, away from the folder asked for, and it says why."""
     assert not opened.folder.is_relative_to(folder)
     assert opened.folder.stat().st_mode & 0o777 == 0o700
-    assert str(folder) in opened.trouble
+    assert str(folder) in opened.unavailable_reason
 
 
 def test_built_and_verified_once(tmp_path, monkeypatch):
@@ -113,10 +113,10 @@ def test_nobody_else_has_a_say_on_the_way(tmp_path):
         with pytest.raises(PermissionError):
             store.read_trusted(way / "table")
         way.parent.chmod(mode | 0o1000)  # as of a temporary folder, where nobody can exchange what is another's
-        assert ask(way, b"planted")[0].trouble == ""
+        assert ask(way, b"planted")[0].unavailable_reason == ""
     mask = os.umask(0)
     try:
-        assert ask(tmp_path / "open" / "wide")[0].trouble == ""
+        assert ask(tmp_path / "open" / "wide")[0].unavailable_reason == ""
     finally:
         os.umask(mask)
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
@@ -137,7 +137,7 @@ def test_without_a_folder_a_private_one_serves(tmp_path, monkeypatch):
                         else written(path, *rest))
     opened, _ = ask(tmp_path)
     assert_private(opened, tmp_path)
-    assert os.strerror(errno.ENOSPC) in opened.trouble
+    assert os.strerror(errno.ENOSPC) in opened.unavailable_reason
 
 
 def no_room():
@@ -148,7 +148,7 @@ def test_failed_build_leaves_nothing(tmp_path):
     opened = store.Store(tmp_path)
     with pytest.raises(OSError, match="No space"):  # which is no failure of the folder's
         opened.path("source", ".so", no_room)
-    assert opened.trouble == ""
+    assert opened.unavailable_reason == ""
     ask(tmp_path, builds=True)
 
 

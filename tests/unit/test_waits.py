@@ -8,7 +8,7 @@ from gpucoll.errors import BackendError, CollectiveTimeout, RevokedError
 from gpucoll.progress import pauses
 from gpucoll.progress import waits as module
 from gpucoll.progress.operations import UnderWay, Work
-from gpucoll.progress.waits import Waits
+from gpucoll.progress.waits import Progress
 from pace import seconds
 
 PATIENCE = seconds(60)
@@ -22,7 +22,7 @@ def after(polls, done, value=None):
 
 
 def test_the_deadline_ends_a_wait_and_revokes():
-    waits = Waits(0.01)
+    waits = Progress(0.01)
     with pytest.raises(CollectiveTimeout, match=r"test: waited 0\.01 s"):
         waits.run(iter([lambda: False]), "test")
     with pytest.raises(RevokedError):
@@ -32,7 +32,7 @@ def test_the_deadline_ends_a_wait_and_revokes():
 
 
 def test_hooks_are_called_between_polls_and_may_end_the_wait():
-    waits, calls = Waits(PATIENCE), []
+    waits, calls = Progress(PATIENCE), []
     waits.hooks.append(lambda: calls.append(1))
     waits.run(after(3, []), "test")
     assert len(calls) == 3
@@ -50,7 +50,7 @@ def failing(error):
 
 @pytest.mark.parametrize("threads", [True, False])
 def test_works_run_in_order_with_and_without_a_thread(threads):
-    waits, done = Waits(PATIENCE, threads=threads), []
+    waits, done = Progress(PATIENCE, threads=threads), []
     works = [waits.submit(Work(waits, after(20, done, i), "test", i)) for i in range(5)]
     waits.run(after(2, done, "blocking"), "test")
     assert [work.wait() for work in works] == list(range(5))
@@ -75,7 +75,7 @@ class Clock:
 def test_the_thread_naps_longer_the_longer_nothing_goes_on_and_briefly_again_after(monkeypatch):
     monkeypatch.setattr(module, "time", clock := Clock())
     monkeypatch.setattr("gpucoll.progress.operations.time", clock)
-    waits, ended, halves = Waits(PATIENCE), threading.Event(), []
+    waits, ended, halves = Progress(PATIENCE), threading.Event(), []
 
     def operation():
         yield lambda: clock.now > 0.01
@@ -94,8 +94,8 @@ def test_the_thread_naps_longer_the_longer_nothing_goes_on_and_briefly_again_aft
 
 def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
     with pytest.raises(BackendError, match="truncated"):
-        Waits(PATIENCE, foreign=(OSError,)).run(iter([failing(OSError("truncated"))]), "test")
-    waits = Waits(PATIENCE)
+        Progress(PATIENCE, foreign=(OSError,)).run(iter([failing(OSError("truncated"))]), "test")
+    waits = Progress(PATIENCE)
     with pytest.raises(KeyboardInterrupt):
         waits.run(iter([failing(KeyboardInterrupt())]), "test")
     with pytest.raises(RevokedError):
@@ -105,7 +105,7 @@ def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
 @pytest.mark.parametrize("threads", [True, False])
 def test_seconds_under_way_are_those_of_at_least_one_operation(threads):
     """Two that overlap count once, a queued and a lone one; blocking calls not at all; failures end as others do."""
-    now, waits = [0.0], Waits(PATIENCE, threads=threads)
+    now, waits = [0.0], Progress(PATIENCE, threads=threads)
     waits.under_way = UnderWay(lambda: now[0])
 
     def begin(begin, last):

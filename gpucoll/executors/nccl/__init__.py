@@ -20,7 +20,7 @@ from gpucoll.device.sources import UNITS, instance, reducing
 from gpucoll.device.streams import StreamOrder, Workspace
 from gpucoll.executors import Launcher, Task
 from gpucoll.executors.nccl.replay import Graphs, Replay, place_of
-from gpucoll.plan import HALVES, Form, Message, Plan, Span, Step
+from gpucoll.plan import HALVES, Message, Plan, Reduction, Span, Step
 from gpucoll.progress.operations import Operation
 
 TOKEN = 1  # bytes sent for a message of a barrier, which has no data
@@ -38,7 +38,7 @@ class Node:
 
     sends: Sequence[Message] = ()
     receives: Sequence[Message] = ()
-    forms: Sequence[Form] = ()
+    forms: Sequence[Reduction] = ()
     side: bool = False
     after: int | None = None
     awaited: bool = False
@@ -214,7 +214,7 @@ class _Run:
         parts = [Part(self._at(m.span), (m.span.stop - m.span.start) * self._width, m.peer) for m in messages]
         return [part for part in parts if part.nbytes]
 
-    def combine(self, forms: Sequence[Form], stream: Stream) -> None:
+    def combine(self, forms: Sequence[Reduction], stream: Stream) -> None:
         task = self._task
         for form in forms:
             count, sources = form.dst.stop - form.dst.start, [self._at(span) for span in form.sources]
@@ -268,7 +268,7 @@ def _groups(steps: Sequence[Step]) -> Iterator[Node]:
     """
     sends, receives = ([piece for step in steps if isinstance(step, Message) and step.sends == sent
                         for piece in _cut(step)] for sent in (True, False))
-    forms = [step for step in steps if isinstance(step, Form)]
+    forms = [step for step in steps if isinstance(step, Reduction)]
     # In pairs, a result of an early pair would overwrite the source of a later send: then the round is one group.
     is_overwritten = any(send.number in form.after for send in sends for form in forms)
     paired = len(sends) == len(receives) > 1 and not is_overwritten \

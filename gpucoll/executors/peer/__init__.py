@@ -21,7 +21,7 @@ from gpucoll.device.streams import StreamOrder
 from gpucoll.errors import CollectiveTimeout, UsageError
 from gpucoll.executors import Launcher, Task
 from gpucoll.executors.peer.binding import PeerBinder
-from gpucoll.executors.peer.handshake import Meeting
+from gpucoll.executors.peer.handshake import Handshake
 from gpucoll.executors.peer.memory import SymmetricMemory
 from gpucoll.progress.operations import Operation
 
@@ -40,20 +40,21 @@ class PeerExecutor:
 
     def __init__(self, device: Device, order: StreamOrder, link: Any, timeout: float) -> None:
         self._device, self._order, self._timeout = device, order, timeout
-        self._meeting = Meeting(device, link, timeout)
-        self.symmetric = None if self._meeting.trouble else SymmetricMemory(link.place.size, self._meeting.memory)
-        self._binder = PeerBinder(device, order, self._meeting, self.symmetric)
+        self._handshake = Handshake(device, link, timeout)
+        self.symmetric = None if self._handshake.unavailable_reason else \
+            SymmetricMemory(link.place.size, self._handshake.memory)
+        self._binder = PeerBinder(device, order, self._handshake, self.symmetric)
 
     @property
     def minds_blocking(self) -> bool:
         """Whether calls on blocking streams are refused, because several ranks share a GPU."""
-        return self._meeting.on_one_gpu
+        return self._handshake.on_one_gpu
 
     def serves(self, task: Task) -> str | None:
         """Return None for a schedule whose ranks are on one node; with a plan, also compile the kernels."""
-        if self._meeting.trouble:
-            return self._meeting.trouble
-        if self._meeting.on_one_gpu and self._device.is_blocking(task.stream):
+        if self._handshake.unavailable_reason:
+            return self._handshake.unavailable_reason
+        if self._handshake.on_one_gpu and self._device.is_blocking(task.stream):
             return BLOCKING
         if task.plan is None:
             return None
@@ -70,13 +71,13 @@ class PeerExecutor:
         and meet before the first kernel is enqueued.
         """
         self.check()
-        if self._meeting.on_one_gpu and self._device.is_blocking(task.stream):
+        if self._handshake.on_one_gpu and self._device.is_blocking(task.stream):
             raise UsageError(f"{task.collective}: {BLOCKING}", code="GC-STREAM")
         self._order.follow(task.stream)  # before `bind`, which lets go of memory when the stream has come to here
         calls = self._binder.bind(task)
         # No rank's kernel may wait before every rank has allocated: see above.
-        if self._meeting.on_one_gpu and not task.stream.is_capturing():
-            yield from self._meeting.meet()
+        if self._handshake.on_one_gpu and not task.stream.is_capturing():
+            yield from self._handshake.meet()
         for call in calls:
             call(task.stream)
         # On a GPU the host looks at the control record later: see `Gpu.check`.
@@ -84,7 +85,7 @@ class PeerExecutor:
             task.stream.enqueue(self.check)
 
     def launcher(self, task: Task) -> Launcher | None:
-        if self._meeting.on_one_gpu or not self._device.asynchronous:
+        if self._handshake.on_one_gpu or not self._device.asynchronous:
             return None
         calls, tables = self._binder.bind(task), self._binder.tables
 
@@ -97,7 +98,7 @@ class PeerExecutor:
 
     def check(self) -> None:
         """Raise CollectiveTimeout if a kernel has given up waiting for another rank."""
-        control = self._meeting.memory.control
+        control = self._handshake.memory.control
         if control["where"]:
             what, peer = WAITS[int(control["where"])], int(control["peer"])
             raise CollectiveTimeout(f"a kernel waited {self._timeout:g} s for a {what} from rank {peer}; is every rank "
@@ -106,11 +107,11 @@ class PeerExecutor:
 
     def abort(self) -> None:
         """End every wait of this rank's kernels, without the other ranks."""
-        self._meeting.memory.control["aborted"] = 1
+        self._handshake.memory.control["aborted"] = 1
 
     def close(self) -> None:
         """Release all memory; idempotent. A collective call."""
         self._binder.clear()
-        self._meeting.close()
+        self._handshake.close()
         if self.symmetric is not None:
             self.symmetric.heap.close()

@@ -18,7 +18,7 @@ from gpucoll.device.peer import NOWHERE, Places
 from gpucoll.device.sources import UNITS, Instance, instance, reducing
 from gpucoll.device.streams import StreamOrder, Workspace
 from gpucoll.executors import Task
-from gpucoll.executors.peer.handshake import Meeting
+from gpucoll.executors.peer.handshake import Handshake
 from gpucoll.executors.peer.memory import SymmetricMemory
 from gpucoll.executors.peer.step_tables import Program, check, everyone, program, tables
 from gpucoll.plan import Plan
@@ -37,8 +37,9 @@ Enqueue: TypeAlias = Callable[[Stream], object]
 class PeerBinder:
     """The launches of tasks on the ranks' slabs, on buffers of this rank, and on arrays in `symmetric` memory."""
 
-    def __init__(self, device: Device, order: StreamOrder, meeting: Meeting, symmetric: SymmetricMemory | None) -> None:
-        self._device, self._order, self._meeting, self._symmetric = device, order, meeting, symmetric
+    def __init__(self, device: Device, order: StreamOrder, handshake: Handshake,
+                 symmetric: SymmetricMemory | None) -> None:
+        self._device, self._order, self._handshake, self._symmetric = device, order, handshake, symmetric
         self._loaded: set[Any] = set()
         # Launches; then programs with their tables' addresses and memory. The plans are kept, so that ids stay unique.
         self._bound: dict[Any, tuple[Plan, list[Enqueue]]] = {}
@@ -83,21 +84,21 @@ class PeerBinder:
 
     def _kernel(self, task: Task) -> str:
         """Return the name of the kernel for `task`: the algorithm's own, or the kernel for any schedule."""
-        if self._meeting.room.ranks == 1:
+        if self._handshake.room.ranks == 1:
             return STEPS
         kernel = find(task.collective, task.algorithm).traits.kernel or STEPS
-        return PACKETS if kernel == ALL and task.nbytes <= self._meeting.room.packets else kernel
+        return PACKETS if kernel == ALL and task.nbytes <= self._handshake.room.packets else kernel
 
     def _launch(self, task: Task, blocks: int, threads: int, arguments: Arguments) -> Enqueue:
         launch = self._device.kernels.launcher(self._instance(task))
         return functools.partial(launch, blocks, threads, arguments)
 
     def _blocks(self, nbytes: int) -> int:
-        return max(1, min(self._meeting.room.channels, nbytes // SHARE))
+        return max(1, min(self._handshake.room.channels, nbytes // SHARE))
 
     def _direct(self, task: Task, plan: Plan, source: int, target: int) -> list[Enqueue]:
         """Return the single launch of an algorithm's own kernel; all ranks launch equally many blocks."""
-        heap, count, nan_bytes = self._meeting.heap, task.output.size, _nan_bytes(task)
+        heap, count, nan_bytes = self._handshake.heap, task.output.size, _nan_bytes(task)
         if not count:
             return []
         kernel = self._kernel(task)
@@ -126,7 +127,7 @@ class PeerBinder:
             enqueued.append(functools.partial(self._device.kernels.copy, source, here, task.input.size, width))
         if made.steps:
             movers = self._device.most_threads // 2
-            arguments = self._meeting.heap.steps(buffers, region, places, len(made.steps), movers, _nan_bytes(task))
+            arguments = self._handshake.heap.steps(buffers, region, places, len(made.steps), movers, _nan_bytes(task))
             enqueued.append(self._launch(task, channels, movers + self._device.warp, arguments))
         if there != target:
             enqueued.append(functools.partial(self._device.kernels.copy, there, target, task.output.size, width))
@@ -135,7 +136,7 @@ class PeerBinder:
     def _channels(self, task: Task, plan: Plan) -> int:
         """Return the number of blocks, equal on all ranks: with unlike blocks no rank knows the total size."""
         if isinstance(plan.layouts.input, Ragged):
-            return self._meeting.room.channels
+            return self._handshake.room.channels
         return self._blocks(task.nbytes)
 
     def _ends(self, task: Task, plan: Plan, source: int, target: int) -> tuple[int, int]:
@@ -157,7 +158,7 @@ class PeerBinder:
         """Return the program of `plan` and the addresses of its tables; raise ScheduleError for a deadlock."""
         key = id(plan), channels, task.dtype.itemsize
         if key not in self._walks:
-            room, width, empty = self._meeting.room, task.dtype.itemsize, task.collective == "barrier"
+            room, width, empty = self._handshake.room, task.dtype.itemsize, task.collective == "barrier"
             check(everyone(plan, room.ranks, channels, width, empty=empty), channels, room.depth, room.slot // width)
             made = program(plan, plan.layouts, channels, width, empty=empty)
             self._walks[key] = plan, made, *self._uploaded(made)
@@ -167,7 +168,7 @@ class PeerBinder:
         rows = {name: table.view(numpy.uint8).reshape(-1) for name, table in tables(made.steps).items()}
         padded = [numpy.pad(row, (0, -row.nbytes % WORD)) for row in rows.values()]
         starts = [0, *itertools.accumulate(row.nbytes for row in padded)]
-        there = self._meeting.memory.upload(numpy.concatenate(padded))
+        there = self._handshake.memory.upload(numpy.concatenate(padded))
         return {name: address(there) + start for name, start in zip(rows, starts, strict=False)}, there
 
     def _room(self, name: str, nbytes: int, task: Task) -> int:

@@ -12,31 +12,31 @@ from gpucoll.device import Device, Event
 from gpucoll.device.peer import MOST_RANKS, PeerHeap, Room
 from gpucoll.executors.peer.memory import HostMemory, PeerMemory
 from gpucoll.progress.operations import Pending, keep_for_ever
-from gpucoll.progress.waits import Waits
+from gpucoll.progress.waits import Progress
 
 TAG = 2  # of messages before the first call
 WORDS = 16  # of a message: enough for a CUDA handle, or for a word on each of MOST_RANKS ranks
 
 
-class Meeting:
-    """This rank's access to the other ranks' slabs. `trouble` is the reason why ranks cannot share memory, or None."""
+class Handshake:
+    """This rank's access to the other ranks' slabs; None, or why ranks cannot share memory, is `unavailable_reason`."""
 
     heap: PeerHeap
 
     def __init__(self, device: Device, link: Any, timeout: float) -> None:
         self._device, self._timeout = device, timeout
         self._place, self._wire = link.place, link.wire
-        self._waits = Waits(timeout, foreign=link.foreign)
+        self._waits = Progress(timeout, foreign=link.foreign)
         self._waits.context = device.current
         self._open, self._between_processes = False, link.mpi is not None
         self.memory = PeerMemory()
         self.room = Room(link.place.size)
-        self.trouble: str | None = None
+        self.unavailable_reason: str | None = None
         if len(set(link.place.nodes)) > 1:
-            self.trouble = "the ranks are on several nodes"
+            self.unavailable_reason = "the ranks are on several nodes"
         elif link.place.size > MOST_RANKS:
-            self.trouble = f"{link.place.size} ranks are more than {MOST_RANKS}"
-        if self.trouble is None:
+            self.unavailable_reason = f"{link.place.size} ranks are more than {MOST_RANKS}"
+        if self.unavailable_reason is None:
             self._waits.run(self._meet(), "peer memory")
 
     @property
@@ -69,7 +69,7 @@ class Meeting:
             self.memory = _memory(self._device, self.room.offsets["end"])
             told = self.memory.told(self.memory.slab)
         except OSError as error:
-            self.trouble = f"there is no memory that ranks could share: {error}"
+            self.unavailable_reason = f"there is no memory that ranks could share: {error}"
         everybody = yield from exchange(self._place, self._wire, [bool(told), *told])
         reached = all(words[0] for words in everybody)
         if reached:
@@ -78,18 +78,20 @@ class Meeting:
                 control = self.memory.control.ctypes.data
                 self.heap = PeerHeap(self.room, self._place.rank, slabs, control, self._timeout)
             except OSError as error:
-                reached, self.trouble = False, f"this rank cannot reach the memory of another one: {error}"
+                reached, self.unavailable_reason = False, f"this rank cannot reach the memory of another one: {error}"
         everybody = yield from exchange(self._place, self._wire, [reached])
         failed = [rank for rank, words in enumerate(everybody) if not words[0]]
         if failed:
-            self.trouble = self.trouble or f"rank {failed[0]} cannot reach the memory of every other rank"
+            self.unavailable_reason = self.unavailable_reason or \
+                f"rank {failed[0]} cannot reach the memory of every other rank"
         elif self._between_processes and self._device.asynchronous:
             everybody = yield from exchange(self._place, self._wire, (yield from self._lost(slabs)))
             lost = sorted(sorted((rank, other)) for rank, words in enumerate(everybody)
                           for other in range(self._place.size) if words[other])
             if lost:
-                self.trouble = (f"data that ranks {lost[0][0]} and {lost[0][1]} exchange in each other's memory do not "
-                                "arrive, although it opens; an IOMMU or ACS between their GPUs is the usual reason")
+                self.unavailable_reason = (
+                    f"data that ranks {lost[0][0]} and {lost[0][1]} exchange in each other's memory do not arrive, "
+                    "although it opens; an IOMMU or ACS between their GPUs is the usual reason")
         self._open = True
 
     def _lost(self, slabs: Sequence[int]) -> Generator[Pending, None, list[bool]]:

@@ -20,7 +20,7 @@ import numpy
 from gpucoll.core.chunks import Ragged
 from gpucoll.device.launch import WORD
 from gpucoll.device.peer import LANE, PART, ROUND, WRITE
-from gpucoll.plan import HALVES, Form, Layouts, Message, Plan, Span
+from gpucoll.plan import HALVES, Layouts, Message, Plan, Reduction, Span
 from gpucoll.plan import Step as Planned
 from gpucoll.verify.symbolic import ScheduleError
 
@@ -99,7 +99,7 @@ class _Stepper:
     def __init__(self, planned: Sequence[Planned], layouts: Layouts, channels: int, itemsize: int, empty: bool) -> None:
         self._layouts, self._channels, self._per_word, self._empty = layouts, channels, WORD // itemsize, empty
         self._messages = [step for step in planned if isinstance(step, Message)]
-        self._forms = [step for step in planned if isinstance(step, Form)]
+        self._forms = [step for step in planned if isinstance(step, Reduction)]
         self._places: dict[int, int] = {}
         self.region = 0
         came = {message.span for message in self._messages if not message.sends}
@@ -127,7 +127,7 @@ class _Stepper:
             if parts:
                 yield Lane(peer, receives, parts)
 
-    def _write(self, form: Form) -> list[tuple[Span, ...]]:
+    def _write(self, form: Reduction) -> list[tuple[Span, ...]]:
         cut = [self._cut(span) for span in (form.dst, *form.sources)]
         if len({tuple(part.stop - part.start for part in parts) for parts in cut}) > 1:
             raise ScheduleError(f"{form} is not cut alike: a step names chunks of other lengths")

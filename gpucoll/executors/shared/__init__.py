@@ -1,12 +1,12 @@
 """The `shared` executor: same-node ranks read each other's memory, and reduce from there, in place.
 
 The executor runs every schedule. Inside a node nothing is sent: a receiving rank reads the sender's memory, once the
-sender's progress counter (its mark: see `instructions`) has reached the round. A rank waits only for ranks to be read
-from, and for readers of memory to be overwritten. On several nodes the executor is named `hybrid`, and sends messages
-between nodes. Under the name `mpi` every rank counts as a node of its own.
+sender's progress counter (its counter: see `instructions`) has reached the round. A rank waits only for ranks to be
+read from, and for readers of memory to be overwritten. On several nodes the executor is named `hybrid`, and sends
+messages between nodes. Under the name `mpi` every rank counts as a node of its own.
 
     plans         the engine's plans, found by call, and staging buffers
-    instructions  one plan in bytes of the ranks' buffers: marks to await, operands to combine, marks to show
+    instructions  one plan in bytes of the ranks' buffers: counters to await, operands to combine, counters to show
     engine        loads the C++ engine that carries out plans; digest identifies the engine's sources
     neighbours    the same-node ranks, and access to their memory
     tables        numbers shared by Python and C++
@@ -41,22 +41,22 @@ from gpucoll.errors import (
 from gpucoll.executors import Called, Task, call_site, disagreement, shortened
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.instructions import Messages
-from gpucoll.executors.shared.neighbours import SMALL, Neighbours
+from gpucoll.executors.shared.neighbours import SMALL, NodeRanks
 from gpucoll.executors.shared.plans import Plans
-from gpucoll.executors.shared.tables import ALL, FAILURE, MARK, OFF, PEERS, ROUNDS, TEXT
-from gpucoll.progress.operations import Operation, Pending, Seen, keep_for_ever
-from gpucoll.progress.waits import Waits
+from gpucoll.executors.shared.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
+from gpucoll.progress.operations import Operation, Pending, ProbeResult, keep_for_ever
+from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
 
-# Failures shown beside the mark, for the ranks that wait for this one. LATE: the deadline has passed. ASTRAY: calls
-# differ. FAILED - r: rank r has failed. LATE_FOR - r: the deadline has passed in a wait for rank r. The mark stays:
+# Failures shown beside the counter, for the ranks that wait for this one. LATE: the deadline has passed. ASTRAY: calls
+# differ. FAILED - r: rank r has failed. LATE_FOR - r: the deadline has passed in a wait for rank r. The counter stays:
 # peers may still read data shown before the failure.
 LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
 # Seconds for which ranks with different calls wait for the others' words: PATIENCE if all ranks come to `differ`, SHORT
 # if some may not. NAP is the pause between two looks.
 PATIENCE, SHORT, NAP = 5.0, 0.25, 1e-4
-# The mark of a rank that has shown the place of its call. One less than the engine's SETTLED, and above all rounds.
+# The counter of a rank that has shown the place of its call. One less than the engine's SETTLED, and above all rounds.
 TOLD = (1 << ROUNDS) - 2
 MESSAGES = "mpi"  # the name of the executor that exchanges messages with all ranks
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
@@ -111,8 +111,8 @@ class SharedExecutor:
     number. The latter two send messages between nodes, and compare calls by messages. `on_engine` says whether this
     engine is the communicator's own, with its flight records and its table of known calls.
 
-    Every call has a number, `engine.walks`, equal on all ranks. A rank's mark is the call number and the progress in
-    it.
+    Every call has a number, `engine.call_count`, equal on all ranks. A rank's progress counter is the call number and
+    the position in the call.
     """
 
     def __init__(self, link: Any, heap: Heap, timeout: float, check: str | None, name: str = "shared", *,
@@ -125,7 +125,7 @@ class SharedExecutor:
         found, place = library(), link.place
         if name == MESSAGES:
             place = place._replace(nodes=tuple(range(self._size)))
-        self._near = Neighbours(place, found is not None, 0 if found is None else found.BOX)
+        self._node_ranks = NodeRanks(place, found is not None, 0 if found is None else found.BOX)
         self._has_met = False
         self.engine: Any = None
         self._plans: Any = None
@@ -140,10 +140,10 @@ class SharedExecutor:
 
     def serves(self, task: Task) -> str | None:
         """Return None for any schedule on host arrays whose same-node ranks can map each other's memory."""
-        if self.name == "shared" and len(self._near.all) < self._size:
+        if self.name == "shared" and len(self._node_ranks.all) < self._size:
             return "the ranks are on several nodes"
         self.meet()
-        if not self._near.maps:
+        if not self._node_ranks.maps:
             return "the system does not let these ranks map each other's memory"
         if self.engine is None:
             return "not every rank's gpucoll was installed with the engine"
@@ -156,26 +156,27 @@ class SharedExecutor:
     def meet(self, *hooks: Callable[[], None]) -> None:
         """Gain access to the other ranks' memory. Collective; raises CollectiveTimeout and errors of `hooks`."""
         if not self._has_met:
-            waits = Waits(self._timeout, foreign=self._link.foreign)
+            waits = Progress(self._timeout, foreign=self._link.foreign)
             waits.hooks.extend(hooks)
             waits.run(self.meeting(), "the first call over shared memory")
 
     def meeting(self) -> Operation:
         """Do the same as an operation."""
-        near = self._near
-        yield from near.meet(self._wire)
+        node_ranks = self._node_ranks
+        yield from node_ranks.meet(self._wire)
         self._has_met = True
-        if near.maps and near.all_able:
+        if node_ranks.maps and node_ranks.all_able:
             # A waiting rank may spin only if no other rank needs its core.
             has_core = self._link.place.local_size <= len(os.sched_getaffinity(0))
             heads, keys, processes = (
-                tuple(of(rank) if rank in near.all else 0 for rank in range(self._size))
-                for of in (lambda rank: address(near.controls[rank]), near.keys.get, near.processes.get))
-            self.engine = library().Engine(self, GpucollError, near.rank, self._check, os.getpid(),
-                                           has_core, near.copies, near.first,
-                                           SMALL, near.boxes, heads, keys, processes)
+                tuple(of(rank) if rank in node_ranks.all else 0 for rank in range(self._size))
+                for of in (lambda rank: address(node_ranks.controls[rank]), node_ranks.keys.get,
+                           node_ranks.processes.get))
+            self.engine = library().Engine(self, GpucollError, node_ranks.rank, self._check, os.getpid(),
+                                           has_core, node_ranks.copies, node_ranks.first,
+                                           SMALL, node_ranks.boxes, heads, keys, processes)
             self._record()
-            self._plans = Plans(near, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on),
+            self._plans = Plans(node_ranks, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on),
                                 self._comparing)
 
     def record(self, memory: Any, last: int, records: int, capacity: int) -> None:
@@ -190,20 +191,20 @@ class SharedExecutor:
 
     def watch(self, error: BaseException | None = None, awaited: int | None = None) -> None:
         """Raise a failure shown by another rank, or by `awaited` alone; with `error`, show this rank's own instead."""
-        words = self._near.words
+        words = self._node_ranks.words
         if error is not None and not is_settled(error):
             named = error.ranks[:1] if isinstance(error, RankFailedError | CollectiveTimeout) else ()
-            words[self._near.rank][FAILURE] = (
+            words[self._node_ranks.rank][FAILURE] = (
                 ASTRAY if isinstance(error, MismatchError | PeerError) else
-                FAILED - (*named, self._near.rank)[0] if not isinstance(error, CollectiveTimeout) else
+                FAILED - (*named, self._node_ranks.rank)[0] if not isinstance(error, CollectiveTimeout) else
                 LATE_FOR - named[0] if named else LATE)
-        looked_at = () if error is not None else self._near.all if awaited is None else (awaited,)
+        looked_at = () if error is not None else self._node_ranks.all if awaited is None else (awaited,)
         for rank in looked_at:
             failure = words[rank][FAILURE]
             if failure == LATE or failure <= LATE_FOR:
                 # Without a name in the failure, blame the ranks that have not reached this call.
                 behind = (LATE_FOR - failure,) if failure <= LATE_FOR else tuple(
-                    rank for rank, (number, _) in self.progress().items() if number < self.engine.walks)
+                    rank for rank, (number, _) in self.progress().items() if number < self.engine.call_count)
                 raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
                                         "every rank in the same call, with the same shape, dtype and algorithm?",
                                         ranks=behind)
@@ -222,28 +223,28 @@ class SharedExecutor:
         has failed (`meet` false). If all visible calls are alike, the error names no rank: the difference lies between
         nodes, and the comparison by messages explains it.
         """
-        number, near, words = self.engine.walks, sorted(self._near.all), self._near.words
-        settles = meet and self._check == ALL and not any(self.engine.is_eager(rank, number) for rank in near)
-        # Wait until all ranks have shown their words. After `settle` the next use of the same board waits for all
-        # marks, so that no rank can miss the words.
+        number, node_ranks, words = self.engine.call_count, sorted(self._node_ranks.all), self._node_ranks.words
+        settles = meet and self._check == ALL and not any(self.engine.is_eager(rank, number) for rank in node_ranks)
+        # Wait until all ranks have shown their words. After `settle` the next use of the same descriptor waits for all
+        # counters, so that no rank can miss the words.
         if settles:
             self.engine.tell(call_site())
         else:
-            words[self._near.rank][FAILURE] = ASTRAY
-        mark = number << ROUNDS | (TOLD if settles else 0)
+            words[self._node_ranks.rank][FAILURE] = ASTRAY
+        counter = number << ROUNDS | (TOLD if settles else 0)
         deadline = time.monotonic() + min(self._timeout, PATIENCE if settles else SHORT)
-        while any(words[rank][MARK] < mark for rank in near) and time.monotonic() < deadline:
+        while any(words[rank][COUNTER] < counter for rank in node_ranks) and time.monotonic() < deadline:
             time.sleep(NAP)
-        if settles and all(words[rank][MARK] >= mark for rank in near):
-            calls = [self.engine.words(rank, number) for rank in near]
+        if settles and all(words[rank][COUNTER] >= counter for rank in node_ranks):
+            calls = [self.engine.words(rank, number) for rank in node_ranks]
             self.engine.settle()
-            raise disagreement(near, calls)
+            raise disagreement(node_ranks, calls)
         # A mismatch can be found one or two calls late, by ranks that did not meet in the differing call itself. Search
         # back for the first call whose words differ.
         for earlier in range(3):
-            shown = {rank: self.engine.words(rank, number - earlier) for rank in near
+            shown = {rank: self.engine.words(rank, number - earlier) for rank in node_ranks
                      if self.engine.is_eager(rank, number - earlier)
-                     or number - earlier <= words[rank][MARK] >> ROUNDS <= number - earlier + 1}
+                     or number - earlier <= words[rank][COUNTER] >> ROUNDS <= number - earlier + 1}
             if len(set(shown.values())) > 1:
                 break
         # Ranks may be several calls apart, as behind a root that was ahead: then compare the last calls.
@@ -269,7 +270,7 @@ class SharedExecutor:
         """Return the ranks awaited by the call under way; None if no call is under way."""
         is_walking = self.engine is not None and self.engine.is_walking()
         rank = self.engine.awaited() if is_walking else self._asked
-        if rank not in (None, self._near.rank):
+        if rank not in (None, self._node_ranks.rank):
             return {rank}
         return self._peers_of_messages() or None if is_walking else None
 
@@ -284,13 +285,13 @@ class SharedExecutor:
 
     def under_way(self) -> str:
         """Return the call under way in words, or ""."""
-        return self.progress()[self._near.rank][1] if self.engine is not None and self.engine.is_walking() else ""
+        return self.progress()[self._node_ranks.rank][1] if self.engine is not None and self.engine.is_walking() else ""
 
     def progress(self) -> dict[int, tuple[int, str]]:
         """Return the number and the words of the last call of each rank of this node."""
         if self.engine is None:
             return {}
-        numbers = {rank: self._near.words[rank][MARK] >> ROUNDS for rank in self._near.all}
+        numbers = {rank: self._node_ranks.words[rank][COUNTER] >> ROUNDS for rank in self._node_ranks.all}
         return {rank: (number, self.engine.words(rank, number).partition("\n")[0] if number else "")
                 for rank, number in numbers.items()}
 
@@ -315,14 +316,14 @@ class SharedExecutor:
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Register a new slab of symmetric memory: this rank's `slab`, and those of all ranks by `keys`."""
         if self.engine is not None:
-            for rank in self._near.all - {self._near.rank}:
+            for rank in self._node_ranks.all - {self._node_ranks.rank}:
                 self.attach(rank, keys[rank])
             self.engine.symmetric(slab.key, slab.start, slab.nbytes)
 
     def attach(self, rank: int, key: int) -> None:
         """Map another rank's segment for the engine; raise BackendError if the system forbids it."""
         try:
-            row = self._near.attached(rank, key)
+            row = self._node_ranks.attached(rank, key)
         except OSError as error:
             raise self._unreachable(error) from error
         self.engine.attach(rank, key, address(row), row.nbytes)
@@ -330,17 +331,17 @@ class SharedExecutor:
     @property
     def carries(self) -> bool:
         """Whether the engine carries messages between same-node ranks; equal on all ranks after `meet`."""
-        return self.engine is not None and self._near.copies and self.name != MESSAGES
+        return self.engine is not None and self._node_ranks.copies and self.name != MESSAGES
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
         """Begin to send ``[bytes, "B"]`` with a dtype code, as mpi4py's method does."""
-        if dest in self._near.all:
+        if dest in self._node_ranks.all:
             return self.engine.message(True, buffer[0], dest, tag, dtype)
         return self._link.points.Isend(buffer, dest, tag, dtype)
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> Any:
         """Begin to receive ``[bytes, "B"]`` with a dtype code, as mpi4py's method does."""
-        if source in self._near.all:
+        if source in self._node_ranks.all:
             return self.engine.message(False, buffer[0], source, tag, dtype)
         return self._link.points.Irecv(buffer, source, tag, dtype)
 
@@ -348,12 +349,12 @@ class SharedExecutor:
         """Return the result of `links.TypedMessages.other`, for a rank of another node."""
         return self._link.points.other(source, tag, dtype)
 
-    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message that could be received now, or None; `source` and `tag` None match any."""
-        if source is None or source in self._near.all:
+        if source is None or source in self._node_ranks.all:
             found = self.engine.probe(-1 if source is None else source, -1 if tag is None else tag)
-            if found is not None or source is not None or len(self._near.all) == self._size:
-                return None if found is None else Seen(*found)
+            if found is not None or source is not None or len(self._node_ranks.all) == self._size:
+                return None if found is None else ProbeResult(*found)
         return self._link.seen(source, tag)
 
     @property
@@ -401,7 +402,7 @@ class SharedExecutor:
 
     def _begin(self, number: int, sends: bool, peer: int, place: int, nbytes: int) -> None:
         """Begin message `number` to or from memory at `place`, in pieces small enough for MPI's counts."""
-        row, tag = at(place, nbytes), tag_of_call(self.engine.walks)
+        row, tag = at(place, nbytes), tag_of_call(self.engine.call_count)
         begin = self._wire.Isend if sends else self._receive
         self._under_way[number] = _Message(peer, sends, [begin([row[start:start + PIECE], BYTES], peer, tag)
                                                          for start in range(0, nbytes, PIECE) or [0]])
@@ -433,4 +434,4 @@ class SharedExecutor:
             self.engine.close()
             self._plans.close()
         self.engine = self._plans = None  # a cycle of references: end it here
-        self._near.close()
+        self._node_ranks.close()

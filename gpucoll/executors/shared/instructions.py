@@ -1,16 +1,16 @@
 """Translation of one plan into the engine's instructions, in bytes of the ranks' buffers, independent of addresses.
 
-A rank's progress counter, the mark, is one number visible to all ranks of the node. In a call with rounds 0, 1, ...:
+A rank's progress counter, the counter, is one number visible to all ranks of the node. In a call with rounds 0, 1, ...:
 
     2 k      the rank has entered round k: all data written before are ready to be read
     2 k + 1  the rank has also finished all reads of round k: data read there may be overwritten
 
-A receive becomes a wait for the sender's mark and a result formed from the sender's memory. A result that overwrites a
-chunk sent in the round waits for the readers' marks. The engine has four instructions:
+A receive becomes a wait for the sender's counter and a result formed from the sender's memory. A result that overwrites
+a chunk sent in the round waits for the readers' counters. The engine has four instructions:
 
-    AWAIT peer mark        wait until `peer` shows `mark`
-    SIGNAL mark            show `mark`
-    FORM to sources copies write op(sources) to `to` and to each of `copies`
+    WAIT peer counter        wait until `peer` shows `counter`
+    PUBLISH counter            show `counter`
+    REDUCE to sources copies write op(sources) to `to` and to each of `copies`
     CALL i to sources      call Python's function i with addresses, again and again while the result is False
 
 A part is (rank, buffer, offset in bytes). The engine looks up the base address of each rank's buffer in each call.
@@ -29,11 +29,11 @@ from gpucoll.core.dtypes import Dtype
 from gpucoll.core.ops import Op
 from gpucoll.executors import Task
 from gpucoll.executors.shared.neighbours import BUFFERS
-from gpucoll.executors.shared.tables import ASIDE, AWAIT, CALL, FORM, GIVEN, INPUT, LINE, OUTPUT, RESULT, SIGNAL
-from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
+from gpucoll.executors.shared.tables import ASIDE, CALL, GIVEN, INPUT, LINE, OUTPUT, PUBLISH, REDUCE, RESULT, WAIT
+from gpucoll.plan import HALVES, PEER, Message, Plan, Reduction, Span
 
 Part = tuple[int, int, int]  # rank, buffer, offset in bytes (or a block's number, where blocks differ in length)
-# Opcode, peer, mark (of a CALL the number of the function), destination, bytes, sources, copies.
+# Opcode, peer, counter (of a CALL the number of the function), destination, bytes, sources, copies.
 Row = tuple[int, int, int, Part | None, int, tuple[Part, ...], tuple[Part, ...]]
 
 
@@ -48,7 +48,7 @@ class Messages:
 class Writer:
     """The writer of one plan's instructions; empty results are left out.
 
-    `peers` are the ranks to be read from. `readers` maps (buffer, reading rank) to the reader's mark after the last
+    `peers` are the ranks to be read from. `readers` maps (buffer, reading rank) to the reader's counter after the last
     read. With `apart`, input and output lie in a workspace; only chunks read by peers, or read again here, pass through
     the workspace. All others stay in the caller's arrays. `comparing` is called before data move, until True.
     """
@@ -63,9 +63,9 @@ class Writer:
         # Both halves of the plan share one piece of memory: the engine carries out instructions in order, so that a
         # round begins when all results of the round before have been formed.
         self.aside = self._kept = max(plan.workspace[half] for half in HALVES) * self._width
-        self._marks: dict[int, tuple[int, int]] = {}  # by number of a send to a near peer: peer and mark
+        self._counters: dict[int, tuple[int, int]] = {}  # by number of a send to a same-node peer: peer and counter
         self._under_way: dict[int, None] = {}  # messages between nodes not yet awaited, by number
-        self._passed: dict[int, int] = {}  # the highest mark awaited of each peer
+        self._passed: dict[int, int] = {}  # the highest counter awaited of each peer
         self.peers: dict[int, None] = {}
         self.readers: dict[tuple[str, int], int] = {}
         self.calls: list[Callable[..., Any]] = []  # Python's functions, the first for idle times
@@ -78,7 +78,7 @@ class Writer:
             yield self._called(self._comparing)
         for number, steps in enumerate(self._plan.rounds):
             if number:
-                yield _marked(SIGNAL, 2 * number)
+                yield _counter_row(PUBLISH, 2 * number)
             sent = set[int]()
             for step in steps:
                 if isinstance(step, Message):
@@ -90,11 +90,11 @@ class Writer:
                 # likewise.
                 if not sent.isdisjoint(step.after):
                     sent.clear()
-                    yield _marked(SIGNAL, 2 * number + 1)
+                    yield _counter_row(PUBLISH, 2 * number + 1)
                 yield from self._wait(step)
-                yield from self._formed(step)
-        # The mark after the last round ends all waits for this rank's reads.
-        yield _marked(SIGNAL, 2 * len(self._plan.rounds))
+                yield from self._reduced(step)
+        # The counter after the last round ends all waits for this rank's reads.
+        yield _counter_row(PUBLISH, 2 * len(self._plan.rounds))
         yield from self._end(list(self._under_way))
         if self._places:
             yield from self._moved(RESULT, OUTPUT, self._used)
@@ -104,8 +104,8 @@ class Writer:
     def _filled(self) -> Iterator[Row]:
         """Fill the result of an exscan's first rank in Python, after the peers' reads of an input in the same place."""
         task = self._task
-        for (_, peer), mark in self.readers.items():
-            yield _marked(AWAIT, mark, peer)
+        for (_, peer), counter in self.readers.items():
+            yield _counter_row(WAIT, counter, peer)
         op, dtype, kind, nbytes = task.op, task.dtype, task.output.dtype, task.output.nbytes
         assert op is not None
         if nbytes:
@@ -119,7 +119,7 @@ class Writer:
             end = next(one for one in itertools.count(first) if one not in chunks)
             start, stop = (layout.start(one) * self._width for one in (first, end))
             if start < stop:
-                yield FORM, 0, 0, (self._rank, to, start), stop - start, ((self._rank, source, start),), ()
+                yield REDUCE, 0, 0, (self._rank, to, start), stop - start, ((self._rank, source, start),), ()
 
     def fused(self) -> Iterator[Row]:
         """Yield the instructions of a two_shot all-reduce in one pass, in place of `rows`.
@@ -127,25 +127,25 @@ class Writer:
         Each rank reduces one block, and writes each piece to all ranks while the piece is in the cache. No other rank
         reads the block, so that even in place no operand is overwritten before use.
         """
-        # Mark 2 means: this rank has reduced its block and written the result into all outputs.
+        # Counter 2 means: this rank has reduced its block and written the result into all outputs.
         first, second = self._plan.rounds
-        forms = [step for step in first if isinstance(step, Form)]
-        self.peers = {span.start: None for span in forms[0].sources if span.buffer == NEAR}
+        forms = [step for step in first if isinstance(step, Reduction)]
+        self.peers = {span.start: None for span in forms[0].sources if span.buffer == PEER}
         self.readers = {(name, peer): 2 for name in ("input", "output") for peer in self.peers}
         copies = tuple((step.peer, *self._part(step.span)[1:]) for step in second if isinstance(step, Message))
-        yield from self._formed(forms[0]._replace(dst=forms[-1].dst), copies)
-        yield from (_marked(SIGNAL, 2), *(_marked(AWAIT, 2, peer) for peer in self.peers))
+        yield from self._reduced(forms[0]._replace(dst=forms[-1].dst), copies)
+        yield from (_counter_row(PUBLISH, 2), *(_counter_row(WAIT, 2, peer) for peer in self.peers))
 
-    def _wait(self, form: Form) -> Iterator[Row]:
-        """Await the marks and messages needed by `form`, unless awaited before."""
-        # Every peer has entered round 0 before the first instruction, so a wait for mark 0 is left out.
+    def _wait(self, form: Reduction) -> Iterator[Row]:
+        """Await the counters and messages needed by `form`, unless awaited before."""
+        # Every peer has entered round 0 before the first instruction, so a wait for counter 0 is left out.
         after = sorted(form.after, reverse=True)
-        near = [(span.start, 2 * span.stop) for span in form.sources if span.buffer == NEAR]
-        self.peers.update((peer, None) for peer, _ in near)
-        for peer, mark in (*near, *(self._marks[number] for number in after if number in self._marks)):
-            if mark > self._passed.get(peer, 0):
-                self._passed[peer] = mark
-                yield _marked(AWAIT, mark, peer)
+        node_ranks = [(span.start, 2 * span.stop) for span in form.sources if span.buffer == PEER]
+        self.peers.update((peer, None) for peer, _ in node_ranks)
+        for peer, counter in (*node_ranks, *(self._counters[number] for number in after if number in self._counters)):
+            if counter > self._passed.get(peer, 0):
+                self._passed[peer] = counter
+                yield _counter_row(WAIT, counter, peer)
         yield from self._end(after)
 
     def _end(self, numbers: Iterable[int]) -> Iterator[Row]:
@@ -154,13 +154,13 @@ class Writer:
                 del self._under_way[number]
                 yield self._called(functools.partial(self._messages.has_come, number))
 
-    def _formed(self, form: Form, copies: tuple[Part, ...] = ()) -> Iterator[Row]:
+    def _reduced(self, form: Reduction, copies: tuple[Part, ...] = ()) -> Iterator[Row]:
         nbytes, op, where = self._bytes(form.dst), self._task.op, self._part(form.dst)
         sources = tuple(self._part(span, is_read=True) for span in form.sources)
         if not nbytes:
             return
         if op is None or not op.expression or len(sources) == 1:
-            yield FORM, 0, 0, where, nbytes, sources, copies
+            yield REDUCE, 0, 0, where, nbytes, sources, copies
             return
         here, used = [], self._kept
         for source in sources:
@@ -168,7 +168,7 @@ class Writer:
             # Python's functions read only this rank's memory: have the engine fetch a peer's part first.
             if source[0] != self._rank:
                 here[-1] = self._rank, ASIDE, used
-                yield FORM, 0, 0, here[-1], nbytes, (source,), ()
+                yield REDUCE, 0, 0, here[-1], nbytes, (source,), ()
                 used += -(-nbytes // LINE) * LINE
         self.aside = max(self.aside, used)
         some = self._task.output if self._task.output is not None else self._task.input
@@ -177,8 +177,8 @@ class Writer:
     def _sent(self, message: Message) -> Iterator[Row]:
         number, _, peer, span, sends, there = message
         if there is not None:
-            mark = self.readers[span.buffer, peer] = 2 * there + 1
-            self._marks[number] = peer, mark
+            counter = self.readers[span.buffer, peer] = 2 * there + 1
+            self._counters[number] = peer, counter
             return
         nbytes = self._bytes(span)
         if nbytes:  # empty parts need no order, though all begin at one place and seem to conflict
@@ -205,7 +205,7 @@ class Writer:
             return self._rank, GIVEN, span.start * self._width
         if span.buffer == "output" and self._places and self._used.isdisjoint(_chunks(span)):
             return self._rank, RESULT, span.start * self._width
-        if span.buffer != NEAR:
+        if span.buffer != PEER:
             return self._rank, BUFFERS.index(span.buffer), span.start * self._width
         # If blocks differ in length, this rank does not know the peer's offsets. The part then holds the block's
         # number, and the engine looks up the start that the peer shows.
@@ -226,8 +226,8 @@ def _shown_and_used(plan: Plan) -> tuple[set[int], set[int], bool]:
     shown, used, together = set[int](), set[int](), list[range]()
     for step in itertools.chain.from_iterable(plan.rounds):
         reads = [step.span] if isinstance(step, Message) and step.sends else \
-            step.sources if isinstance(step, Form) else []
-        for span in (step.dst, *reads) if isinstance(step, Form) else [step.span]:
+            step.sources if isinstance(step, Reduction) else []
+        for span in (step.dst, *reads) if isinstance(step, Reduction) else [step.span]:
             together.extend([_chunks(span)] if span.buffer == "output" else [])
         used.update(*(_chunks(span) for span in reads if span.buffer == "output"))
         if isinstance(step, Message):
@@ -241,8 +241,8 @@ def _shown_and_used(plan: Plan) -> tuple[set[int], set[int], bool]:
     return shown, used, any(used.isdisjoint(span) for span in together)
 
 
-def _marked(opcode: int, mark: int, peer: int = 0) -> Row:
-    return opcode, peer, mark, None, 0, (), ()
+def _counter_row(opcode: int, counter: int, peer: int = 0) -> Row:
+    return opcode, peer, counter, None, 0, (), ()
 
 
 def _combining(op: Op, dtype: Dtype, kind: Any, nbytes: int) -> Callable[..., None]:

@@ -1,9 +1,9 @@
 """The ranks of one node, and access to their memory.
 
-Every rank has a control segment, memory mapped by all ranks of the node. The segment holds the rank's mark, two boards
-for its latest calls (words, and places of buffers), slots for the inputs of eager calls, workspaces for the buffers of
-small calls, and mailboxes for messages. Calls use boards, slots and workspaces in turn, so that a rank may begin a call
-while peers still read from the call before.
+Every rank has a control segment, memory mapped by all ranks of the node. The segment holds the rank's counter, two
+descriptors for its latest calls (words, and places of buffers), slots for the inputs of eager calls, workspaces for the
+buffers of small calls, and mailboxes for messages. Calls use descriptors, slots and workspaces in turn, so that a rank
+may begin a call while peers still read from the call before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def head_bytes(size: int) -> int:
     return -(-(HEAD + starts + SLOTS * SLOT_BYTES) // PAGE) * PAGE
 
 
-class Neighbours:
+class NodeRanks:
     """The ranks of this node, and access to their memory; `place` is this rank's place among the nodes.
 
     `able` says whether this rank has an engine; after `meet`, `all_able` whether all ranks have. `box` is the size of

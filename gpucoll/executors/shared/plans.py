@@ -14,7 +14,7 @@ from gpucoll.core.ops import LOGICAL, OPS
 from gpucoll.core.signature import is_refusal
 from gpucoll.executors import Called, Task, fingerprint, shortened
 from gpucoll.executors.shared.instructions import Messages, Writer
-from gpucoll.executors.shared.neighbours import BUFFERS, SMALL, TINY, Neighbours
+from gpucoll.executors.shared.neighbours import BUFFERS, SMALL, TINY, NodeRanks
 from gpucoll.executors.shared.tables import CALL, GIVEN, INPUT, RESULT, TEXT
 from gpucoll.plan import Plan
 
@@ -31,9 +31,9 @@ class Plans:
     engine compares calls.
     """
 
-    def __init__(self, near: Neighbours, heap: Heap, engine: Any, messages: Messages,
+    def __init__(self, node_ranks: NodeRanks, heap: Heap, engine: Any, messages: Messages,
                  comparing: Callable[[str], Callable[[], bool] | None] = lambda words: None) -> None:
-        self._near, self._heap, self._engine, self._messages = near, heap, engine, messages
+        self._node_ranks, self._heap, self._engine, self._messages = node_ranks, heap, engine, messages
         self._comparing = comparing
         self._kept: dict[Any, tuple[Any, Any, Any]] = {}
         self._bare: dict[str, Any] = {}
@@ -42,17 +42,17 @@ class Plans:
 
     def of(self, task: Task) -> Any:
         """Return the engine's plan for calls like `task`."""
-        plan, symmetric, near = task.plan, self._is_symmetric(task), self._near
+        plan, symmetric, node_ranks = task.plan, self._is_symmetric(task), self._node_ranks
         assert plan is not None
         # A rank alone on its node has no readers.
-        is_read = len(near.all) > 1 or near.size == 1
+        is_read = len(node_ranks.all) > 1 or node_ranks.size == 1
         small = is_read and (task.nbytes <= TINY or (task.nbytes <= SMALL and not symmetric))
         # An input with several readers is copied once to mapped memory: process_vm_readv takes twice as long per read.
         copies = plan.copy_input or (is_read and plan.shares_input and not small and not symmetric)
         row = COLLECTIVES[task.collective]
         # In place, the input may be this rank's block of the output: peers may read a copy, this rank reads the block.
         is_block = row.output.blocks and not row.input.blocks
-        alias = task.in_place and not small and (is_block or not copies) and (near.copies or symmetric)
+        alias = task.in_place and not small and (is_block or not copies) and (node_ranks.copies or symmetric)
         # The size is part of the key: a plan of unlike blocks knows this rank's lengths only, not the longest rank's.
         key = (id(plan), id(task.op), task.dtype.name, task.nbytes, alias, small, copies, task.in_place, task.shape,
                task.header)
@@ -65,30 +65,31 @@ class Plans:
         return found[0]
 
     def _made(self, task: Task, alias: bool, small: bool, copies: bool) -> Any:
-        plan, near = task.plan, self._near
+        plan, node_ranks = task.plan, self._node_ranks
         assert plan is not None
         assert plan.schedules is not None
-        by_node = Plan(plan.schedules(near.rank), plan.layouts, in_place=alias, schedules=plan.schedules, near=near.all)
+        by_node = Plan(plan.schedules(node_ranks.rank), plan.layouts, in_place=alias, schedules=plan.schedules,
+                       same_node=node_ranks.all)
         by_engine = task.op is None or not task.op.expression
         # The one-pass form of two_shot. All ranks must choose alike, so the choice is independent of the arrays'
         # places.
         one_pass = task.op is not None and find(task.collective, task.algorithm).traits.barriers == 2 and by_engine \
-            and len(near.all) == near.size > 1 and task.nbytes > SMALL
+            and len(node_ranks.all) == node_ranks.size > 1 and task.nbytes > SMALL
         sizes = [0 if row is None else row.nbytes for row in (task.input, task.output)]
         sizes.append(by_node.workspace["scratch"] * task.dtype.itemsize)
         # Scratch has no memory of its own; input and output need staging if peers cannot read the arrays in place.
-        for buffer, wanted in enumerate((copies or not near.copies, not near.copies, True)):
+        for buffer, wanted in enumerate((copies or not node_ranks.copies, not node_ranks.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._stage(buffer, sizes[buffer])
-        writer = Writer(task, near.rank, by_node, self._messages, self._comparing(task.words), apart=small)
+        writer = Writer(task, node_ranks.rank, by_node, self._messages, self._comparing(task.words), apart=small)
         instructions = (*(writer.fused() if one_pass else writer.rows()),)
-        readers = [(BUFFERS.index(name), peer, mark) for (name, peer), mark in writer.readers.items()]
+        readers = [(BUFFERS.index(name), peer, counter) for (name, peer), counter in writer.readers.items()]
         readers += [(INPUT, peer, 0) for peer in self._readers_of_call(task)]
         starts = () if task.lengths is None else tuple(
-            start for layout in plan.layouts for start in _padded(layout, near.size + 1))
-        # In this form peers compute the places of buffers without looking at boards, so all ranks must choose alike.
-        # The size of scratch is not alike: the engine refuses a plan whose scratch is too long for a workspace.
-        in_control = small and task.nbytes <= TINY and task.lengths is None and len(near.all) == near.size
+            start for layout in plan.layouts for start in _padded(layout, node_ranks.size + 1))
+        # In this form peers compute the places of buffers without looking at descriptors, so all ranks must choose
+        # alike. The size of scratch is not alike: the engine refuses a plan whose scratch is too long for a workspace.
+        in_control = small and task.nbytes <= TINY and task.lengths is None and len(node_ranks.all) == node_ranks.size
         # in_control, small, copies_input, keeps_output, overwrites, refuses, announced, only_compares: see `Plan` in
         # kernels/engine.h.
         flags = (in_control, small, copies,
@@ -109,7 +110,7 @@ class Plans:
                 self._kept.clear()
             sizes = [0 if row is None else row.nbytes for row in (task.input, task.output)]
             is_broadcast = task.collective == "broadcast"
-            call = CALL, 0, 1, (self._near.rank, RESULT, 0), 0, ((self._near.rank, GIVEN, 0),), ()
+            call = CALL, 0, 1, (self._node_ranks.rank, RESULT, 0), 0, ((self._node_ranks.rank, GIVEN, 0),), ()
             readers = [(INPUT, peer, 0) for peer in self._readers_of_call(task)]
             flags = False, False, False, False, is_broadcast, False, self._is_announced(task), False
             plan = self._shown_plan(task.words, (0 if is_broadcast else sizes[0], sizes[1], 0, 0, task.dtype.itemsize),
@@ -119,15 +120,17 @@ class Plans:
         return found[0]
 
     def _is_announced(self, task: Task) -> bool:
-        """Return whether the other ranks learn of this call, and its shapes, from the root's board alone."""
-        near = self._near
+        """Return whether the other ranks learn of this call, and its shapes, from the root's descriptor alone."""
+        node_ranks = self._node_ranks
         return (task.header != "" or task.collective == "scatter") and COLLECTIVES[task.collective].rooted \
-            and len(near.all) == near.size
+            and len(node_ranks.all) == node_ranks.size
 
     def _readers_of_call(self, task: Task) -> frozenset[int]:
-        """Return the ranks that read this rank's board of a call for more than comparison."""
-        near = self._near
-        return near.all - {near.rank} if self._is_announced(task) and near.rank == task.root else frozenset()
+        """Return the ranks that read this rank's descriptor of a call for more than comparison."""
+        node_ranks = self._node_ranks
+        if not self._is_announced(task) or node_ranks.rank != task.root:
+            return frozenset()
+        return node_ranks.all - {node_ranks.rank}
 
     def _reduction(self, task: Task) -> tuple[int, int, int]:
         """Return dtype and op by the engine's numbers, and the number of contributions for `_finish`."""
@@ -156,7 +159,7 @@ class Plans:
         """Return the number of contributions for the engine's final step (mean or truth value); 0 for no step."""
         if task.op is None or task.output is None:
             return 0
-        rank, size = self._near.rank, self._near.size
+        rank, size = self._node_ranks.rank, self._node_ranks.size
         contributions = {"scan": rank + 1, "exscan": rank}.get(task.collective, size)
         alone = task.op.name in LOGICAL and contributions == 1
         return contributions if alone or (task.op.name == "avg" and task.op.factor is None) else 0
