@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its debugging protocol over two pipes: JSON that ends with a zero byte."""
+"""A headless Chromium, driven by the debugging protocol over two pipes: JSON messages, each ended by a zero byte."""
 
 import base64
 import itertools
@@ -10,11 +10,11 @@ import subprocess
 import time
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PATIENCE = 60.0  # seconds for any one answer
+PATIENCE = 60.0  # seconds for any answer
 
 
 class Chromium:
-    """One tab; `errors` are the complaints of console, policy and scripts, `requests` the addresses asked for."""
+    """One tab; `errors` are the complaints of console, policy and scripts, `requests` the requested addresses."""
 
     def __init__(self, profile):
         self.errors, self.requests, self._ids, self._rest, self._loaded = [], [], itertools.count(1), b"", set()
@@ -42,7 +42,7 @@ class Chromium:
         os.close(self._read)
 
     def ask(self, method, **parameters):
-        """The answer to one command."""
+        """Return the answer to one command."""
         number = next(self._ids)
         message = {"id": number, "method": method, "params": parameters}
         if self._session:
@@ -94,18 +94,18 @@ class Chromium:
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self.ask("Emulation.setScriptExecutionDisabled", value=not scripts)
         loader = self.ask("Page.navigate", url=f"file://{path}")["loaderId"]
-        while loader not in self._loaded:  # and not an earlier page, whose event may come late
+        while loader not in self._loaded:  # the event of an earlier page may come late
             self._until(lambda message: message.get("method") == "Page.lifecycleEvent")
 
     def run(self, expression):
-        """The value of a JavaScript expression on the page."""
+        """Return the value of a JavaScript expression on the page."""
         answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
     def wait(self, selector):
-        """Go on when there is such an element."""
+        """Wait until an element matches the selector."""
         self.ask("Runtime.evaluate", awaitPromise=True, expression=f"""new Promise((done) => {{ const look = () =>
             document.querySelector("{selector}") ? done(true) : requestAnimationFrame(look); look(); }})""")
 

@@ -1,4 +1,4 @@
-"""The browser in which pages are looked at."""
+"""The browser of the tests of pages."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from browser.chromium import PROGRAM, Chromium
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """A Chromium of its own for each file; the test is skipped where there is none."""
+    """Yield a Chromium of its own for each file; skip the test without Chromium."""
     if PROGRAM is None:
         pytest.skip("no Chromium was found: apt-get install chromium")
     found = Chromium(tmp_path_factory.mktemp("profile"))

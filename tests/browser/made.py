@@ -1,4 +1,4 @@
-"""Records of runs with numbers that are easy to follow, in the schema of `bench/records.py`."""
+"""Records of runs with simple numbers, in the schema of `bench/records.py`."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ NCCL_TESTS = json.loads((Path(__file__).parents[1] / "samples" / "nccl_tests.jso
 
 
 def result(name, size, time, *, collective="all_reduce", ranks=4, wrong=0, times=None, bound=None, against=None):
-    """One line: `time` us out of place, half of it in place; `against` are times of peers."""
+    """Return one line: `time` us out of place, half in place; `against` are times of peers."""
     def sides(taken, repetitions, wrong=0):
         found = {}
         for placement, part in (("out_of_place", 1), ("in_place", 2)):
@@ -27,7 +27,7 @@ def result(name, size, time, *, collective="all_reduce", ranks=4, wrong=0, times
 
 
 def record(results, **extra):
-    """A run with these results; `extra` goes beside the machine's facts."""
+    """Return a run with these results; `extra` goes beside the machine's facts."""
     wrong, ranks = sum(one["out_of_place"]["nwrong"] for one in results), results[0]["ranks"] if results else 4
     return {"version": 3, "start_time": "2026-11-21 10:00:00", "args": ["gpucoll.bench", "all_reduce"],
             "env": ["OMP_NUM_THREADS=1"], "nccl_version": 0,
@@ -42,6 +42,6 @@ def record(results, **extra):
 
 
 def sweep(names=("ring", "tree"), sizes=(8, 1024, 1 << 20), *, speed=1.0, **options):
-    """A run over sizes: each algorithm half as fast as the one before it, a fixed cost of 10 us and 1 GB/s."""
+    """Return a run over sizes: 10 us and 1 GB/s for the first algorithm, twice the time for each further one."""
     return record([result(name, size, (10 + size / 1e3) * 2**place / speed, bound=8.0, **options)
                    for size in sizes for place, name in enumerate(names)])

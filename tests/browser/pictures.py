@@ -12,7 +12,7 @@ VIEWS = {"page": (1200, 830, False), "page-dark": (1200, 830, True), "page-phone
 
 
 def main(run, folder=None):
-    """Write all pictures; say which is too large to be kept."""
+    """Write all pictures; exit with the names of pictures too large to be kept."""
     folder = Path(folder or Path(__file__).parents[2] / "bench" / "pictures")
     with tempfile.TemporaryDirectory() as work:
         page = Path(work) / "page.html"

@@ -1,4 +1,4 @@
-"""The bench's page in a real browser: no complaint, nothing asked of the network; every line, dark, no script."""
+"""The bench's page in a real browser: no complaint, no network request; every line, dark mode, no script."""
 
 import pytest
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.nightly
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 FIRST = "document.querySelector('.js-plotly-plot')"
-# Names of the lines that are seen: as paths with a length on the screen, in another colour than the paper's.
+# Names of the visible lines: paths with a length on the screen, in another colour than the paper's.
 SEEN = f"""[...{FIRST}.querySelectorAll(".scatterlayer .trace")].filter((line) => {{
   const path = line.querySelector("path.js-line"), paper = getComputedStyle(document.body).backgroundColor;
   return path && path.getBoundingClientRect().width > 50 && !["none", paper].includes(getComputedStyle(path).stroke);
@@ -23,7 +23,7 @@ SEEN = f"""[...{FIRST}.querySelectorAll(".scatterlayer .trace")].filter((line) =
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Pages by name, as files."""
+    """Return the folder of the pages, as files by name."""
     folder, one = tmp_path_factory.mktemp("pages"), made.sweep(["ring", "tree"], against={"mpi": 5.0})
     later = made.sweep(["ring", "tree"], speed=1.5, against={"mpi": 5.0})
     for name, files in {"one": [one], "two": [one, later], "nccl": [made.NCCL_TESTS]}.items():
@@ -39,7 +39,7 @@ def show(browser, path, width=1280, **options):
 
 
 def place(browser, selector):
-    """The middle of an element of the first figure, and its size."""
+    """Return the middle of an element of the first figure, and the element's size."""
     return browser.run(f"(() => {{ const p = {FIRST}.querySelector('{selector}').getBoundingClientRect(); "
                        "return [p.left + p.width / 2, p.top + p.height / 2, p.width, p.height]; })()")
 

@@ -1,4 +1,4 @@
-"""The site's style in a real browser: on a phone nothing of the front page lies beyond its right edge."""
+"""The site's style in a real browser: on a phone nothing on the front page exceeds the right edge."""
 
 from pathlib import Path
 

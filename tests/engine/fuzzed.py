@@ -1,8 +1,8 @@
-"""Plans in which something is wrong, in a process of its own: each is refused, or touches only what its sizes name.
+"""Faulty plans, in a process of their own: each plan is refused, or touches only the memory named by its sizes.
 
     python tests/engine/fuzzed.py SEED COUNT
 
-Before and behind all memory that the engine has are pages that nobody may touch. It says what came of the plans.
+Protected pages surround all memory of the engine. The program prints the outcomes of the plans.
 """
 
 import collections
@@ -23,13 +23,13 @@ from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import head_bytes
 from gpucoll.executors.shared.tables import CALL
 
-PAGE, NOTHING, UNTOUCHED = mmap.PAGESIZE, 0, 0x5a  # NOTHING: what may be done with a page
-NOBODY = (1 << 31) - 1  # no process
-RANKS, BUFFERS, COUNTER, SIGNATURES = 2, 3, 0, slice(1, 3)
-LAST = 1 << 62  # a mark that says that a rank has come as far as any can
+PAGE, NOTHING, UNTOUCHED = mmap.PAGESIZE, 0, 0x5a  # NOTHING: mprotect's rights of a protected page
+NOBODY = (1 << 31) - 1  # no process has this number
+RANKS, BUFFERS, MARK, SIGNATURES = 2, 3, 0, slice(1, 3)
+LAST = 1 << 62  # a progress counter (`mark`) as far as any rank can come
 STEPS = 9  # their place in a plan
 FIRST, STRIDE = head_bytes(RANKS), written.WORKSPACE + PAGE
-MOST, NEVER = 1 << 20, 1 << 63  # bytes: what is made for a plan; what no machine has
+MOST, NEVER = 1 << 20, 1 << 63  # MOST bytes are made for a plan; no machine has NEVER bytes
 WRONG = (0, 1, 2, 3, 5, 7, 64, 4095, -1, -8, 1 << 20, 1 << 31, 1 << 32, (1 << 32) + 1, (1 << 63) - 1, 1 << 63,
          (1 << 64) - 8, 1 << 64, 1.5, None, "", b"x", (), (0, 0, 0), [1], {}, True)
 protect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -37,7 +37,7 @@ protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Guarded:
-    """So many bytes, of which the last is before a page that nobody may touch, and what is before them."""
+    """`nbytes` bytes, ending just before a protected page, and the bytes before."""
 
     def __init__(self, nbytes, aligned=1):
         pages = -(-max(nbytes, 1) // PAGE) * PAGE
@@ -53,7 +53,7 @@ class Guarded:
 
 
 class Executor:
-    """What the engine asks for."""
+    """The executor, as far as asked by the engine."""
 
     def watch(self, error, awaited=None):
         pass
@@ -66,7 +66,7 @@ class Executor:
 
 
 class World:
-    """The engine of rank 0 of two; the other one has shown all that it ever will."""
+    """The engine of rank 0 of two; rank 1 has already shown all data and counters."""
 
     def __init__(self, module, staging, copies):
         self.staging = [Guarded(nbytes) for nbytes in staging]
@@ -80,7 +80,7 @@ class World:
             self.engine.staging(buffer, 10 + buffer, staged.start, staged.nbytes)
 
     def _gap(self, rank, first):
-        """Where in a control segment there is neither head nor workspace."""
+        """Mark and return the bytes of a control segment outside the head and the workspaces."""
         row = self.heads[rank].row
         gap = numpy.arange(len(row)) >= first
         for which in range(2 * BUFFERS):
@@ -90,19 +90,19 @@ class World:
         return gap
 
     def carry_out(self, plan, given, taken):
-        """Returns what came of it."""
+        """Carry out a plan and return the outcome: done, waits, or the name of an error."""
         x, out = Guarded(given), Guarded(taken)
         mine, words = (head.row[:FIRST].view(numpy.int64) for head in self.heads)
         descriptor = words[8:].reshape(-1)
-        descriptor[:6] = descriptor[39:45] = (-1, 1 << 20) * BUFFERS  # memory of a process that is not there
+        descriptor[:6] = descriptor[39:45] = (-1, 1 << 20) * BUFFERS  # memory of a process that does not exist
         self.reachable = [x, out, *self.staging, *self.heads]
         try:
             self.engine.begin(plan, x.row, out.row)
-            words[COUNTER] = (self.engine.call_count << 20) - 1  # it has come to the end of the call before
+            words[MARK] = (self.engine.call_count << 20) - 1  # rank 1 has ended the call before
             self.engine.go_on()
-            words[SIGNATURES], words[COUNTER] = mine[SIGNATURES], LAST  # it makes the same call
+            words[SIGNATURES], words[MARK] = mine[SIGNATURES], LAST  # rank 1 makes the same call
             return "done" if self.engine.go_on() else "waits"
-        except (GpucollError, MemoryError, TypeError) as error:  # what is called may be no function
+        except (GpucollError, MemoryError, TypeError) as error:  # a plan may call a non-function
             return type(error).__name__
         finally:
             assert all((one.before == UNTOUCHED).all() for one in self.reachable)
@@ -110,13 +110,13 @@ class World:
                 assert (head.row[gap] == UNTOUCHED).all()
 
     def called(self, *places):
-        """What a plan calls: the addresses are of memory that it has, or of none."""
+        """Take a call of a plan: the addresses are in memory of the plan, or below 1 MiB, thus in no memory."""
         assert all(place == 0 or place >> 20 == 0 or any(one.has(place) for one in self.reachable)
                    for place in places), places
 
 
 def changed(chances, given, depth=0):
-    """A tuple in which one thing is another, or missing, or there twice."""
+    """Return the tuple with one item replaced, removed or repeated, possibly deep inside."""
     if not given:
         return (chances.choice(WRONG),)
     place = chances.randrange(len(given)) if depth or chances.random() < 0.5 else STEPS % len(given)
@@ -134,7 +134,7 @@ def changed(chances, given, depth=0):
 
 
 def larger(chances, given):
-    """A plan for longer arrays than its staging is for."""
+    """Return the plan for arrays longer than the staging buffers."""
     text, signature, sizes, *others = given
     sizes = [*sizes]
     sizes[chances.randrange(BUFFERS)] += MOST // 16
@@ -142,7 +142,7 @@ def larger(chances, given):
 
 
 def calling(world, chances, given):
-    """A plan with a call of Python's in it."""
+    """Return the plan, sometimes with a call into Python added."""
     *head, steps, _ = given
     parts = tuple(to for _, _, _, to, _, _, _ in steps if to is not None)
     if not parts or chances.random() < 0.7:
@@ -163,7 +163,7 @@ def main(module, seed, count):
         given = larger(chances, given) if chances.random() < 0.1 else given
         for _ in range(chances.choice((0, 1, 1, 1, 2, 3))):
             given = changed(chances, given)
-        print(given, file=sys.stderr, flush=True)  # the last one is what the process has ended by
+        print(given, file=sys.stderr, flush=True)  # the last printed plan has ended the process
         try:
             plan = world.engine.plan(*given)
         except (ValueError, TypeError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""No memory for the engine: each of its allocations in a call fails once. `allocations.py` is the program."""
+"""Failing allocations in the engine: each allocation of a call fails once. `allocations.py` is the program."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from jobs import launch, run_job
 pytestmark = pytest.mark.skipif(library() is None, reason="no engine that fits is installed")
 HOOKS = Path(__file__).with_name("failing.cc")
 PROGRAM = Path(allocations.__file__)
-# The program on an engine that is built here, with some texts changed.
+# The program on an engine built here, with some texts changed.
 CHANGED = f"""
 import json, sys
 sys.path.insert(0, {str(PROGRAM.parent)!r})
@@ -31,7 +31,7 @@ with extension.serving(extension.built(engine_mutants.changed(json.loads(sys.arg
 
 
 def linked():
-    """The library whose allocations fail."""
+    """Return the compiled library of failing allocations."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "failing.so")
         subprocess.run(["g++", "-O1", "-std=c++17", "-shared", "-fPIC", "-o", target, HOOKS, "-ldl"], check=True)
@@ -39,7 +39,7 @@ def linked():
 
 
 def carried_out(kind, *words):
-    """The job of a kind of calls, with the hooks loaded before the C++ library, but not by the launcher."""
+    """Return the job of a kind of calls, with the hooks preloaded before the C++ library, but not into the launcher."""
     path = user_store().path(HOOKS.read_text(), ".so", linked, flags=recipe())
     command = ["env", f"LD_PRELOAD={path}", sys.executable, *words, kind]
     ranks = allocations.RANKS if kind in allocations.MESSAGES else 0

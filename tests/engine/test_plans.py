@@ -1,4 +1,4 @@
-"""Plans that the engine is given: what is wrong in them is refused, or does no harm."""
+"""Plans given to the engine: faulty plans are refused, or do no harm."""
 
 import ast
 import os
@@ -19,7 +19,7 @@ from grids import generator
 from jobs import run_job
 
 FUZZED = Path(__file__).with_name("fuzzed.py")
-# Runs it on an engine that is built here, in which one text is another.
+# Runs fuzzed.py on an engine built here, with one text replaced.
 CHANGED = f"""
 import sys
 sys.path.insert(0, {str(FUZZED.parents[1])!r})
@@ -31,7 +31,7 @@ fuzzed.main(extension.built(extension.text().replace(old, new)), seed, int(count
 
 
 def plan(**changes):
-    """Make a plan of rank 0 of two that copies 8 bytes of rank 1's; raise what the engine says of it."""
+    """Make rank 0's plan of two ranks, copying 8 bytes of rank 1; raise the engine's refusal."""
     heads = [numpy.zeros(head_bytes(2) + 6 * 8192, numpy.uint8) for _ in range(2)]
     engine = library().Engine(None, gc.GpucollError, 0, 2, os.getpid(), False, False, head_bytes(2), 4096, 0,
                               tuple(head.ctypes.data for head in heads), (1, 2), (os.getpid(), os.getpid() + 1))
@@ -69,7 +69,7 @@ def test_plans_that_are_not_whole_are_refused():
                     step(REDUCE, 0, 0, mine, 8, (mine,) * (1 << 14)), {"starts": (0, 1, 2, 0, 1, 1)},
                     {"starts": (0, 1, 1, 0, 1, 2)}, {"starts": (0, -1, 1, 0, 1, 1)},
                     {"sizes": (8, 8, 0, 0, 0)}, {"sizes": (8, 1 << 20, 0, 0, 8)},
-                    *({"sizes": (*sizes, 0, 8), "flags": (False, small, *[False] * 6)}  # there is no memory
+                    *({"sizes": (*sizes, 0, 8), "flags": (False, small, *[False] * 6)}  # no memory for these sizes
                       for sizes in ((8, 5000, 0), (5000, 8, 0), (8, 8, 5000)) for small in (False, True))):
         with pytest.raises((ValueError, TypeError, SystemError)) as refusal:
             plan(**changes)
@@ -77,7 +77,7 @@ def test_plans_that_are_not_whole_are_refused():
 
 
 def ended(*command):
-    """What came of the plans; the text of the last one where the process has not come to its end."""
+    """Return the outcomes of the plans; if the process has died, fail with the text of the last plan."""
     job = run_job([sys.executable, *command], 600)
     assert job.returncode == 0, (job.returncode, job.stderr[-4000:])
     return ast.literal_eval(job.stdout)
@@ -101,14 +101,14 @@ def test_what_is_not_checked_is_noticed(name):
 
 
 def scratch_of(rounds):
-    """How many chunks of scratch a schedule has."""
+    """Return the number of scratch chunks of a schedule."""
     return max((part.first + part.count for steps in rounds for step in steps for part in step
                 if isinstance(part, tuple) and part.buffer == "scratch"), default=0)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 13, 17])
 def test_scratch_of_small_calls_has_its_workspace(size):
-    """Small calls work in the control segments on all ranks, or on none: no rank's scratch may be too long for that."""
+    """Small calls use the control segments on all ranks or on none: every rank's scratch must fit the workspace."""
     for collective, name in registry():
         if find(collective, name).unfit(size, None) is None and not collective.endswith("_v"):
             for rank in range(size):

@@ -1,4 +1,4 @@
-"""Tables that the engine and Python share stand once: the header is printed from Python's, in any order."""
+"""Tables shared by the engine and Python stand once: Python prints the header, in any order of the rows."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def test_the_header_is_what_python_prints():
 
 
 def every_pair(comm):
-    """Reduce by each op on each dtype that it is defined for."""
+    """Reduce by each op on each dtype defined for the op."""
     for op, row in OPS.items():
         for name, dtype in DTYPES.items():
             if dtype.kind not in row.kinds:
@@ -33,7 +33,7 @@ def every_pair(comm):
             assert oracle.same_bits(found, oracle.reduced(op, name, inputs)), (op, name)
 
 
-@pytest.mark.slow  # it compiles the engine
+@pytest.mark.slow  # compiles the engine
 def test_a_permuted_table_changes_nothing(monkeypatch):
     """Each dtype and op has another number, in Python and in C++."""
     permuted = [dict(reversed(table.items())) for table in (DTYPES, OPS)]

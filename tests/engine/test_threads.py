@@ -1,5 +1,4 @@
-"""The engine alone, without Python: ranks that are threads, below sanitizers, and ranks that take turns in one thread.
-"""
+"""The engine alone, without Python: ranks as threads below sanitizers, and ranks taking turns in one thread."""
 
 import contextlib
 import functools
@@ -31,7 +30,7 @@ SAYS = {"TSAN_OPTIONS": f"exitcode={FAILED}:halt_on_error=1", "ASAN_OPTIONS": f"
 
 
 def source(changes=()):
-    """The driver with the engine in it, changed, and pieces so short that arrays have several."""
+    """Return the driver's source with the changed engine inside, and pieces so short that arrays have several."""
     text = DRIVER.read_text().replace(f'#include "{HEADER}"\n', sources.inlined(HEADER, set()))
     for old, new in (*changes, ("PIECE = 1 << 19", "PIECE = 1 << 11")):
         assert old in text, old
@@ -40,7 +39,7 @@ def source(changes=()):
 
 
 def linked(compiler, text, options):
-    """The program that a compiler makes of a text."""
+    """Return the program compiled from a text."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "driver")
         subprocess.run([*compiler, *options, "-x", "c++", "-", "-o", target], input=text, text=True, check=True)
@@ -49,7 +48,7 @@ def linked(compiler, text, options):
 
 @pytest.fixture
 def carries_out(tmp_path):
-    """`carries_out(sanitizer, program, changes, *words)`: the job in which a driver carries out a program."""
+    """`carries_out(sanitizer, program, changes, *words)`: return the job of a driver carrying out a program."""
     compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
     if shutil.which(compiler[0]) is None:
         pytest.skip(f"there is no {compiler[0]}")
@@ -68,7 +67,7 @@ def carries_out(tmp_path):
         shutil.copyfile(kept, place)
         place.chmod(0o700)
         file.write_bytes(program)
-        # ThreadSanitizer bears no addresses that are drawn from too many.
+        # ThreadSanitizer does not bear addresses randomised over a large range.
         before = ["setarch", "-R"] if sanitizer == "thread" and shutil.which("setarch") else []
         return run_job([*before, place, file, *words], limit, SAYS)
 
@@ -76,7 +75,7 @@ def carries_out(tmp_path):
 
 
 def copies_by_system():
-    """Whether the system lets a process copy from its own memory as from another's."""
+    """Return whether the system lets a process copy from its own memory as from another process's."""
     row = numpy.arange(2)
     try:
         Copier().read(os.getpid(), row.ctypes.data, row.ctypes.data + 8, 8)
@@ -102,7 +101,7 @@ def test_calls_one_after_the_other(request, carries_out, sanitizer, way, size):
 
 
 def in_turns(carries_out, name, way, size, names=written.ONE_WAY, changes=(), kinds=30, turns=3000):
-    """Calls of which most tell a rank little of the others: without a wait it would overtake them."""
+    """Carry out calls with ranks taking turns. A one-way call without a wait would let a rank overtake the others."""
     random = generator(f"turns/{name}/{way}/{size}")
     program = written.program(random, size, kinds, turns, names=names, **WAYS[way])
     return carries_out("", program, changes, str(random.getrandbits(32)))
@@ -114,7 +113,7 @@ TURNS = [("here", 3), ("mapped", 3), ("here", 4)]
 @pytest.mark.parametrize(("way", "size", "names"), [
     *((*one, written.ONE_WAY) for one in TURNS), ("mapped", 5, written.ONE_WAY), ("here", 4, written.NAMES)])
 def test_ranks_that_are_held_back_are_waited_for(carries_out, way, size, names):
-    """The seed alone decides which rank goes on when, and which one the others leave behind."""
+    """The seed alone decides the order of the ranks and the rank left behind."""
     job = in_turns(carries_out, "sound", way, size, names)
     assert (job.returncode, "wrong: 0\n" in job.stdout) == (0, True), job.stdout + job.stderr
 
@@ -123,7 +122,7 @@ def test_ranks_that_are_held_back_are_waited_for(carries_out, way, size, names):
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", engine_mutants.ORDERS | engine_mutants.BEHIND)
 def test_a_rank_that_is_not_waited_for_is_noticed(carries_out, name):
-    """By the very test of the default tier."""
+    """The very test of the default tier notices the missing wait."""
     changes = (engine_mutants.ORDERS | engine_mutants.BEHIND)[name].changes
     jobs = (in_turns(carries_out, "sound", *one, changes=changes) for one in TURNS)
     assert any(job.returncode for job in jobs)
@@ -133,11 +132,11 @@ def test_a_rank_that_is_not_waited_for_is_noticed(carries_out, name):
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", engine_mutants.RACES)
 def test_a_race_is_seen(carries_out, name):
-    """The calls of a program are alike: in others ranks that are not together may see it by their signatures first."""
+    """A program has one kind of call: with several, unlike signatures could reveal the fault without a race."""
     random, changes = generator(f"race/{name}"), engine_mutants.RACES[name].changes
-    for number in range(150):  # beside other work the ranks' threads rarely meet
+    for number in range(150):  # many programs, as the threads of ranks rarely meet on a busy machine
         program = written.program(random, 3, 1, 1000, names=written.ONE_WAY, alike=number % 2 > 0)
-        with contextlib.suppress(JobTimeout):  # ranks that have lost each other may wait for ever
+        with contextlib.suppress(JobTimeout):  # ranks out of step may wait for ever
             job = carries_out("thread", program, changes, limit=10)
             if job.returncode == FAILED and "data race" in job.stderr:
                 return
@@ -148,7 +147,7 @@ def test_a_race_is_seen(carries_out, name):
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", engine_mutants.BEYOND)
 def test_bytes_beyond_the_end_are_seen(carries_out, name):
-    """Programs of few kinds of calls: memory that a larger call has taken before is there for a smaller one."""
+    """Programs have few kinds of calls: memory left by a larger call would hide a smaller call's overrun."""
     random = generator(f"beyond/{name}")
     jobs = (carries_out("address,undefined", written.program(random, 3, 3, 60), engine_mutants.BEYOND[name].changes)
             for _ in range(40))

@@ -1,4 +1,4 @@
-"""Plans as the package writes them, without MPI, and programs of them for driver.cc: calls, arrays, and results."""
+"""Plans as written by the package, without MPI, and programs of these plans for driver.cc: calls, arrays, results."""
 
 import struct
 from typing import NamedTuple
@@ -20,18 +20,18 @@ from gpucoll.executors.shared.neighbours import head_bytes
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.tuner.choice import Choice
 
-WORKSPACE = 4096  # bytes of a workspace here: arrays that are none too long are in all the places where long ones are
+WORKSPACE = 4096  # bytes, so few that moderately long arrays already take all paths of long arrays
 LIMITS = {"TINY": WORKSPACE // 8, "SMALL": WORKSPACE, "LEAST": WORKSPACE}
-VARIANTS = 3  # of what a call is given; more than halves of a control segment
+VARIANTS = 3  # data sets of a call, more than the two halves of a control segment
 PAIRS = [("sum", "int64"), ("sum", "bfloat16"), ("max", "uint8"), ("avg", "float32")]
 NAMES = [(collective, name) for collective, name in registry() if name != "hierarchical"]
-# After these a rank knows little of the others: what they still read nothing but their marks tells.
+# After one-way calls a rank knows little of the others: only progress counters (`mark`) tell of pending reads.
 ONE_WAY = [(collective, name) for collective, name in NAMES
            if collective in ("broadcast", "reduce", "scatter", "gather", "scan")]
 
 
 class Engine:
-    """In place of the engine: keeps how large the staging is, and gives back what a plan would be made of."""
+    """A stand-in for the engine, keeping the sizes of the staging buffers and returning the parts of a plan."""
 
     def __init__(self):
         self.staged = [0, 0, 0]
@@ -44,7 +44,7 @@ class Engine:
 
 
 class Rank:
-    """What a rank's `Plans` ask of its node; all arrays of a task are in symmetric memory, or none of them."""
+    """The node of a rank, as asked by `Plans`; the arrays of a task are all in symmetric memory, or none is."""
 
     def __init__(self, rank, size, copies):
         self.rank, self.size, self.copies, self.all = rank, size, copies, frozenset(range(size))
@@ -61,7 +61,7 @@ class Rank:
 
 
 class Call(NamedTuple):
-    """One rank's part of a call: its plan, whether its arrays are symmetric, or one, and what goes in and comes out."""
+    """One rank's part of a call: the plan, whether the arrays are symmetric or in place, inputs and results."""
 
     plan: tuple
     symmetric: bool
@@ -71,7 +71,7 @@ class Call(NamedTuple):
 
 
 def lengths_of(collective, rank, root, table):
-    """The lengths of the blocks of input and output of a v-variant; `table`: from each rank to each."""
+    """Return the block lengths of input and output of a v-variant; `table` has the lengths from each rank to each."""
     counts, is_root = table[0], rank == root
     return {"all_gather_v": ((counts[rank],), counts), "gather_v": ((counts[rank],), counts if is_root else ()),
             "scatter_v": (counts if is_root else (), (counts[rank],)), "reduce_scatter_v": (counts, (counts[rank],)),
@@ -79,7 +79,7 @@ def lengths_of(collective, rank, root, table):
 
 
 def outcome(collective, op, name, root, inputs, rank, table):
-    """What a rank must have in the end, by the words of the contract; None where that is nothing, or Python's."""
+    """Return a rank's result by the contract; None without a result, and for a result filled by Python."""
     size, is_root = len(inputs), rank == root
     starts = [numpy.cumsum((0, *row)) for row in table]
     if collective in ("all_reduce", "scan", "exscan") or (collective == "reduce" and is_root):
@@ -103,7 +103,7 @@ def outcome(collective, op, name, root, inputs, rank, table):
 
 
 def drawn(random, ranks, names=NAMES):
-    """A call of any collective by any of its algorithms: each rank's part."""
+    """Return a call of a random collective and algorithm, as the parts of all ranks."""
     size = len(ranks)
     collective, algorithm = random.choice(names)
     row, (op, name) = COLLECTIVES[collective], random.choice(PAIRS)
@@ -112,7 +112,7 @@ def drawn(random, ranks, names=NAMES):
     if find(collective, algorithm).unfit(size, None) is not None:
         return drawn(random, ranks, names)
     root, width = random.randrange(size) if row.rooted else 0, oracle.kind(name).itemsize
-    most = random.choice((8, WORKSPACE // 10, WORKSPACE // 2, 3 * WORKSPACE)) // width  # of the longer side
+    most = random.choice((8, WORKSPACE // 10, WORKSPACE // 2, 3 * WORKSPACE)) // width  # elements of the longer side
     count = 0 if collective == "barrier" else random.randint(1, max(1, most // (size if row.blocks else 1)))
     table = [tuple(random.randint(0, count) for _ in range(size)) for _ in range(size)]
     sides = [sides_of(row, rank, size, root, count, table) for rank in range(size)]
@@ -137,7 +137,7 @@ def drawn(random, ranks, names=NAMES):
 
 
 def sides_of(row, rank, size, root, count, table):
-    """How many elements a rank's input and output have, None where there is none."""
+    """Return the numbers of elements of a rank's input and output, None without such an array."""
     if row.ragged:
         sides = map(sum, lengths_of(row.name, rank, root, table))
     else:
@@ -147,7 +147,7 @@ def sides_of(row, rank, size, root, count, table):
 
 
 def numbers_of(plan):
-    """A plan as the driver reads it; without Python's part, which fills what the first rank of an exscan has."""
+    """Yield a plan's numbers for the driver, without Python's part (the first rank's result of an exscan)."""
     _, signature, sizes, kinds, flags, root, peers, readers, starts, steps, _ = plan
     steps = [step for step in steps if step[0] != tables.CALL]
     yield from (signature, *sizes, *kinds, *flags, root)
@@ -167,15 +167,15 @@ def packed(*numbers):
 
 
 def array(values):
-    """An array as the driver reads it: its length, and bytes that end at a word."""
+    """Return an array for the driver: the length, and the bytes padded to whole words."""
     content = b"" if values is None else values.tobytes()
     return packed(len(content)) + content + bytes(-len(content) % 8)
 
 
 def program(random, size, kinds, turns, *, copies=True, far=False, names=NAMES, alike=True):
-    """The words of a program: so many calls of so many kinds, by ranks that are threads; `far`: not of one process.
+    """Return a program: `turns` calls of `kinds` kinds by ranks in threads; `far` as if in processes of their own.
 
-    Unless they are `alike`, no call has the signature of the one before it, so that none is eager.
+    Unless `alike`, no call has the signature of the call before, so that no call is eager.
     """
     ranks = [Rank(rank, size, copies) for rank in range(size)]
     made = [drawn(random, ranks, names) for _ in range(kinds)]
@@ -187,7 +187,7 @@ def program(random, size, kinds, turns, *, copies=True, far=False, names=NAMES, 
     for call in (one for calls in made for one in calls):
         parts += [packed(call.symmetric, call.in_place, *numbers_of(call.plan))]
         parts += [array(values) for pair in zip(call.given, call.expected, strict=True) for values in pair]
-    # As often as it takes until calls are eager, too, and their slots are taken more than once
+    # Repeat a kind until calls become eager and slots are used more than once.
     order = [kind for _ in range(turns)
              for kind in [random.randrange(kinds)] * random.choice((1, 2, 5, random.randint(5, 20), 150))]
     if not alike:

@@ -1,4 +1,4 @@
-"""Checks that a kernel on the CPU is NumPy's equal, for the real sources and for mutants of them."""
+"""Checks of kernels on the CPU against NumPy, for the real sources and for mutants."""
 
 import itertools
 import math
@@ -12,24 +12,24 @@ from gpucoll.core.ops import OPS
 from oracle import kind
 
 COUNTS = (0, 1, 7, 15, 16, 17, 255, 1000, 4097)
-MANY = 40_000  # elements, so that every block goes round several times
+MANY = 40_000  # elements, so that every block iterates several times
 
 
 def alignments(dtype):
-    """By how many bytes an array may miss a multiple of 16."""
+    """Return an array's possible distances in bytes from a multiple of 16."""
     step = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
     return range(0, 16, step)
 
 
 class Reduction:
-    """Reductions by one launcher, in memory that is used again."""
+    """Reductions by one launcher, in reused memory."""
 
     def __init__(self, launcher):
         self._launcher = launcher
         self._memories = [Memory(1 << 20) for _ in range(20)]
 
     def check(self, op, name, sources, count, misaligned, in_place=None, pair=None):
-        """`misaligned` has as many numbers as there are sources, and dst's."""
+        """Check one reduction; `misaligned` has a number for each source, and the last for dst."""
         memories = self._memories[:sources + 1]
         arrays = [random_array(name, count, seed) for seed in range(sources)]
         held = [memory.hold(array, shift) for memory, array, shift in zip(memories, arrays, misaligned, strict=False)]
@@ -44,7 +44,7 @@ class Reduction:
 
 
 def check_reduce(launcher, op, name):
-    """Counts and numbers of sources, aligned; then all alike misaligned, and in place."""
+    """Check counts and numbers of sources, aligned; then equal misalignments, and an in-place reduction."""
     reduction, shifts = Reduction(launcher), alignments(kind(name))
     for count, sources in [*itertools.product(COUNTS, (2, 3)), (MANY, 2), (1000, 8)]:
         reduction.check(op, name, sources, count, [0] * 9)
@@ -54,7 +54,7 @@ def check_reduce(launcher, op, name):
 
 
 def check_misaligned(launcher, name):
-    """Every misalignment of either source against dst."""
+    """Check every misalignment of either source against dst."""
     reduction, op = Reduction(launcher), OPS["sum" if "int" not in name and name != "bool" else "bxor"]
     for first, second in itertools.product(alignments(kind(name)), repeat=2):
         reduction.check(op, name, 2, 67, [first, second, 0])
@@ -62,7 +62,7 @@ def check_misaligned(launcher, name):
 
 
 def check_expression(launcher, op, name, function):
-    """An op of the user's own against the function of NumPy arrays that it should be."""
+    """Check a user's own op against the equivalent function of NumPy arrays."""
     for sources in (2, 5):
         Reduction(launcher).check(op, name, sources, 1000, [0] * 6, pair=function)
 
@@ -79,7 +79,7 @@ def check_copy(launcher):
             assert source.is_clean()
 
 
-# Views of an array of the given shape; together all that strides can be.
+# Views of an array of the given shape, together covering all kinds of strides.
 VIEWS = {
     "whole": ((8, 6, 4), lambda x: x),
     "transposed": ((5, 7, 3), lambda x: x.T),
@@ -122,7 +122,7 @@ def check_unpack(launcher):
 
 
 def check_far(launcher):
-    """Strides, and offsets along any axis, that take more than 32 bits, in memory of which few pages are touched."""
+    """Check strides, and offsets along any axis, of more than 32 bits; few pages of the memory are touched."""
     far, near = (5 << 30) + 64, Memory()
     whole = numpy.empty(2 * far + 64, numpy.uint8)
     rows = numpy.lib.stride_tricks.as_strided(whole[:16], (3, 16), (far, 1))
@@ -135,7 +135,7 @@ def check_far(launcher):
 
 @quiet
 def scaled(what, array, factor):
-    """Formed wide and rounded once; of complex numbers both parts are divided by a real one."""
+    """Return values computed wide and rounded once; a real number divides both parts of complex numbers."""
     if what == "truth":
         return (wide(array) != 0).astype(array.dtype)
     if array.dtype.kind == "c":
@@ -147,7 +147,7 @@ def scaled(what, array, factor):
 
 def check_scale(launcher, what, name):
     source, target = Memory(1 << 20), Memory(1 << 20)
-    factor = 3 if "int" in name else 2.6 - 1.4j if name == "complex64" else 3.3  # which no narrow dtype holds exactly
+    factor = 3 if "int" in name else 2.6 - 1.4j if name == "complex64" else 3.3  # not exact in narrow floats
     for count, (src, dst) in itertools.product((0, 1, 17, 1000, MANY), [(0, 0), (8, 8), (0, 8)]):
         values = random_array(name, count, 4)
         x, y = source.hold(values, src), target.place(values.dtype, count, dst)
@@ -159,7 +159,7 @@ def check_scale(launcher, what, name):
 
 
 def castable(values, target):
-    """The same values without those that the target's integers do not hold."""
+    """Return the values, with 1 in place of values outside the range of the target's integers."""
     if "int" not in target or values.dtype.kind in "biu":
         return values
     limit = numpy.iinfo(target)
@@ -181,7 +181,7 @@ def check_cast(launcher, name, target, counts=(0, 1, 15, 17, 20_000)):
 
 
 def boundaries(codes):
-    """The float32 about which rounding to these narrow floats changes: between two, and on them, and beside both."""
+    """Return the float32 values around changes of rounding: the codes, the midpoints, and their neighbours."""
     values = numpy.unique(codes.astype(numpy.float32))
     values = values[numpy.isfinite(values)].astype(float)
     last = values[-1]
@@ -194,7 +194,7 @@ def boundaries(codes):
 
 @quiet
 def check_conversions(launcher, name):
-    """All values of a narrow float up; down all boundaries, and random bits."""
+    """Check the conversion of all values of a narrow float up, and of all boundaries and random bits down."""
     codes = numpy.arange(256 ** kind(name).itemsize).astype(f"u{kind(name).itemsize}").view(kind(name))
     random = numpy.frombuffer(numpy.random.default_rng(7).bytes(1 << 20), numpy.float32)
     for target, values in (("float32", codes), (name, numpy.concatenate([boundaries(codes), random]))):

@@ -1,4 +1,4 @@
-"""The helpers of these tests are beside them; the kernels of the default tier are made at once, on every core."""
+"""Fixtures of the kernels' tests; the default tier's kernels are compiled at once, on every core."""
 
 import sys
 from pathlib import Path

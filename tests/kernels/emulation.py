@@ -1,4 +1,4 @@
-"""The kernels on the CPU, launched at once, on memory between pages that nobody may touch."""
+"""The kernels on the CPU: synchronous launches, and memory between protected pages."""
 
 import ctypes
 import functools
@@ -14,17 +14,17 @@ from gpucoll.device.store import user_store
 
 CANARY = 0xA5
 PROCESSORS, THREADS = 2, 64
-MOST_BLOCKS = 3  # any grid gives the same; with so few, blocks soon go round a second time
+MOST_BLOCKS = 3  # any grid gives the same result; with so few blocks, each block soon iterates
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Fault(Exception):
-    """What a kernel did that no GPU would let pass, or a wait that came to its deadline."""
+    """A kernel's action not allowed on a GPU, or a wait beyond the deadline."""
 
 
 def library(source, *flags):
-    """The shared object of `source`, made once; `flags` are the compiler's beside the library's own."""
+    """Return the shared object of `source`, built once; `flags` are further flags of the compiler."""
     build = functools.partial(compile_shared, source, *flags)
     return ctypes.CDLL(str(user_store().path(source, ".so", build, flags=recipe() + " ".join(flags))))
 
@@ -44,7 +44,7 @@ def run(made, entry, blocks, threads, arguments):
 
 
 def device(units, change=lambda source: source, processors=PROCESSORS, threads=THREADS):
-    """`Kernels` whose instances are in units, lists of them, each changed as said and compiled when first needed."""
+    """Return `Kernels` from `units`, lists of instances; a unit's text is changed and compiled when first needed."""
     unit_of = {instance: number for number in reversed(range(len(units))) for instance in units[number]}
 
     @functools.cache
@@ -61,7 +61,7 @@ def device(units, change=lambda source: source, processors=PROCESSORS, threads=T
 
 
 class Memory:
-    """Room for an array, with a page before and a page after it that cannot be read or written."""
+    """Room for an array, between two protected pages."""
 
     def __init__(self, nbytes=1 << 17):
         room = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -73,7 +73,7 @@ class Memory:
         self.start = self.stop = 0
 
     def place(self, dtype, count, misaligned=0):
-        """An array that begins so many bytes after a multiple of 16, as near to the page behind as that allows."""
+        """Return an array `misaligned` bytes after a multiple of 16, as near as possible to the page behind."""
         nbytes = count * dtype.itemsize
         start = len(self.bytes) - nbytes
         self.start = start - (start - misaligned) % 16
@@ -82,13 +82,13 @@ class Memory:
         return self.bytes[self.start:self.stop].view(dtype)
 
     def hold(self, values, misaligned=0):
-        """The same, with these values."""
+        """Place an array with these values."""
         array = self.place(values.dtype, values.size, misaligned)
         array.view(numpy.uint8)[:] = values.view(numpy.uint8)
         return array
 
     def is_clean(self):
-        """Whether nothing but the array was written."""
+        """Return whether only the array was written."""
         return bool((self.bytes[:self.start] == CANARY).all() and (self.bytes[self.stop:] == CANARY).all())
 
 

@@ -1,4 +1,4 @@
-"""Test data of every bit pattern, and what NumPy makes of them; shares no code with the library."""
+"""Test data of every bit pattern, and NumPy's results; shares no code with the library."""
 
 import numpy
 
@@ -7,11 +7,11 @@ from oracle import DTYPES, OPS, kind, legal
 SPECIAL = (0.0, -0.0, 1.0, -1.5, 2.0, numpy.nan, numpy.inf, -numpy.inf, 1e-45, -1e-41, 6e-8, -5e-6, 2.0**-9, 448.0,
            464.0, 465.0, 57344.0, 61439.0, 61440.0, 65504.0, 65519.0, 65520.0, 3.4e38, -3.4e38, 1.17549435e-38)
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-quiet = numpy.errstate(all="ignore")  # overflow and NaN are what is tested
+quiet = numpy.errstate(all="ignore")  # the tests cover overflow and NaN
 
 
 def wide(array):
-    """As the contract has it: narrow floats in float32, any byte but zero of a bool true."""
+    """Return the array as computed by the contract: narrow floats in float32, any byte but zero of a bool true."""
     if array.dtype == bool:
         return array.view(numpy.uint8) != 0
     return array.astype(numpy.float32) if array.dtype.name in NARROW else array
@@ -19,7 +19,7 @@ def wide(array):
 
 @quiet
 def random_array(name, count, seed):
-    """A third random bytes, a third special values, a third of middling size, in random order."""
+    """Return a third random bytes, a third special values, a third of middling size, in random order."""
     random = numpy.random.default_rng([seed, count])
     dtype = kind(name)
     values = numpy.frombuffer(random.bytes(count * dtype.itemsize), dtype).copy()
@@ -34,7 +34,7 @@ def random_array(name, count, seed):
 
 @quiet
 def product(a, b):
-    """Complex numbers by the four products, as NumPy's own product fuses them on some machines."""
+    """Return the product; complex numbers by four products, as NumPy's own product is fused on some machines."""
     if a.dtype.kind != "c":
         return a * b
     result = numpy.empty_like(a)
@@ -50,7 +50,7 @@ PAIRS = {"sum": numpy.add, "avg": numpy.add, "prod": product, "min": numpy.minim
 
 @quiet
 def reduced(pair, arrays):
-    """From the left, formed wide and rounded once."""
+    """Reduce the arrays from the left, computed wide and rounded once."""
     total = wide(arrays[0])
     for array in arrays[1:]:
         total = pair(total, wide(array)).astype(total.dtype)
@@ -58,7 +58,7 @@ def reduced(pair, arrays):
 
 
 def same(found, expected, *, zeros_free=False):
-    """Whether the bits are the same; one NaN is as good as another, and where asked one zero as another."""
+    """Return whether the bits are the same; NaNs are equal, and with `zeros_free` so are zeros."""
     found, expected = (x.view(x.real.dtype) if x.dtype.kind == "c" else x for x in (found, expected))
     width = f"u{found.dtype.itemsize}"
     alike = found.view(width) == expected.view(width)

@@ -1,6 +1,6 @@
-"""Which kernels there are, and which the default tier runs: those that a mutant is caught by, every op, every dtype.
+"""The grid of kernels, and the default tier's part: kernels catching mutants, every op, every dtype.
 
-The default tier's are compiled in four units; the whole grid, in a unit for each dtype, is nightly.
+The default tier compiles four units; nightly tests compile the whole grid, in a unit for each dtype.
 """
 
 import itertools
@@ -19,7 +19,7 @@ MOVES = [sources.instance(kernel, width) for kernel in sources.MOVES for width i
 SCALES = [(what, name) for what, kinds in (("divide", ("float", "complex")), ("multiply", ("int", "float", "complex")),
                                            ("truth", ("bool", "int", "float")))
           for name in NAMES if DTYPES[name].kind in kinds]
-# What the user may write, on which dtypes, and what NumPy calls it.
+# A user's expressions, their dtypes, and the equivalent functions of NumPy.
 EXPRESSIONS = {
     "a + b - a*b": (["int8", "uint16", "int64", "float16", "float64"], lambda a, b: a + b - a * b),
     "max(a + b, b)": (["int8", "int32", "uint8", "bfloat16"], lambda a, b: numpy.maximum(a + b, b)),
@@ -34,7 +34,7 @@ EXPRESSIONS = {
     "a + b + 1e999": (["float32"], lambda a, b: a + b + numpy.inf),
 }
 WRITTEN = [(text, name) for text, (names, _) in EXPRESSIONS.items() for name in names]
-NEAR = [("exp(a) - log(b) + 5", "float32"), ("pow(abs(a), b)", "float64")]  # functions that no standard rounds
+NEAR = [("exp(a) - log(b) + 5", "float32"), ("pow(abs(a), b)", "float64")]  # without a standard of rounding
 
 CORE_REDUCE = [tuple(words.split()) for words in (
     "sum float32", "max float32", "sum float64", "sum float16", "sum int16", "sum int8", "bxor int32", "bxor uint8",
@@ -43,7 +43,7 @@ CORE_REDUCE = [tuple(words.split()) for words in (
 CORE_SCALE = [("divide", "float8_e4m3fn"), ("divide", "complex64"), ("divide", "float64"), ("multiply", "bfloat16"),
               ("multiply", "int16"), ("multiply", "complex128"), ("truth", "float32"), ("truth", "bool")]
 CORE_WRITTEN = [(text, names[0]) for text, (names, _) in EXPRESSIONS.items()]
-# Every dtype from one and to one other, among them what rounds to odd, and the narrow ones both ways.
+# Every dtype from one and to one other dtype, some rounding to odd; narrow dtypes both ways.
 CORE_CAST = [("float64", "float16"), *zip(REAL, REAL[5:] + REAL[:5], strict=True)]
 BOTH_WAYS = [pair for name in NARROW for pair in ((name, "float32"), ("float32", name))]
 
@@ -67,5 +67,5 @@ UNITS = [*CORE, scales(SCALES), *(casts(itertools.product([name], REAL)) for nam
 
 
 def often(core, everything):
-    """The cases for a test: all but the core's are nightly."""
+    """Return the cases for a test; cases outside the core are nightly."""
     return [pytest.param(*case, marks=() if case in core else pytest.mark.nightly) for case in everything]

@@ -1,9 +1,9 @@
-"""NVRTC of many versions: where their wheels are kept, and a process that compiles by one of them alone.
+"""NVRTC of many versions: the place of the wheels, and a process compiling by one version alone.
 
-    python matrix.py LIBRARY KERNELS ARCH[,ARCH] [FAULT]       # prints what ptxas says, by architecture
+    python matrix.py LIBRARY KERNELS ARCH[,ARCH] [FAULT]       # prints ptxas's reports, by architecture
 
-A fault is what the test of the matrix must notice: "host" takes generic lambdas for the host's, "alone" leaves the
-library to find what it opens by name.
+The test of the matrix must notice a fault: "host" compiles generic lambdas for the host, "alone" does not preload the
+files opened by the library by name.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ from gpucoll.device.store import default_folder
 from gpucoll.errors import BackendError
 
 WHEELS = ("nvidia-cuda-nvrtc-cu12==12.0.76", "nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc==13.0.48",
-          "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvrtc==13.1.80", "nvidia-cuda-nvrtc")  # the last: the newest
+          "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvrtc==13.1.80", "nvidia-cuda-nvrtc")  # the newest at the end
 ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
-FRESH = 30 * 86400.0  # seconds that the newest stays the newest
-SHORT = ["packets", "reduce", "cast", "scale", "compress", "pack", "unpack", "copy"]  # those that take little time
+FRESH = 30 * 86400.0  # seconds before the newest version is looked up again
+SHORT = ["packets", "reduce", "cast", "scale", "compress", "pack", "unpack", "copy"]  # kinds of short compile time
 
 
 def kernels():
-    """One kernel of each kind, of those that take many registers."""
+    """Return one kernel of each kind, chosen for many registers."""
     of = {name: (OPS["sum"], DTYPES[name]) for name in DTYPES}
     reducing = {"steps": "bfloat16", "fold_share": "bfloat16", "fold_all": "float8_e4m3fn", "reduce": "float8_e5m2",
                 "packets": "float16"}
@@ -47,7 +47,7 @@ def kernels():
 
 
 def library(wheel):
-    """The path of the NVRTC in a wheel, which stays among the user's caches. Raises NoNetwork where it is not there."""
+    """Return the path of the NVRTC in a wheel kept among the user's caches; raise NoNetwork if the wheel is missing."""
     folder = default_folder() / "nvrtc" / wheel.replace("==", "-")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{folder}.lock"):
@@ -59,7 +59,7 @@ def library(wheel):
 
 
 def install(wheel, folder):
-    """The folder has the wheel's files, all or none."""
+    """Install the wheel's files into the folder, all or none."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
         packages.install("--no-deps", "--target", f"{draft}/made", wheel)
         shutil.rmtree(folder, ignore_errors=True)
@@ -68,7 +68,7 @@ def install(wheel, folder):
 
 
 def compiled(path, kinds, archs, fault=""):
-    """The version of the NVRTC at `path`, and its report by architecture, from a process that loads no other."""
+    """Return the version of the NVRTC at `path` and the reports by architecture, from a process loading no other."""
     variables = {name: value for name, value in os.environ.items() if name not in ("LD_LIBRARY_PATH", "CUDA_PATH")}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     job = subprocess.run([sys.executable, Path(__file__), path, ",".join(kinds), ",".join(archs), fault],

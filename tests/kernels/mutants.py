@@ -1,4 +1,4 @@
-"""Mutants of the kernels: what becomes of a text of kernels/; the tests of the default tier must fail of each."""
+"""Mutants of the kernels: changes of texts of kernels/; the default tier's tests must fail for each mutant."""
 
 from typing import NamedTuple
 

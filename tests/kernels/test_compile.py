@@ -1,7 +1,7 @@
-"""Every kernel compiles for GPUs and keeps what it works on in registers; needs NVRTC, and neither a GPU nor CuPy.
+"""Every kernel compiles for GPUs and keeps working data in registers; needs NVRTC, and neither a GPU nor CuPy.
 
-ptxas reports on each kernel in NVRTC's log. A spill or a stack frame would go through memory, which is what bounds
-these kernels.
+ptxas reports on each kernel in NVRTC's log. A spill or a stack frame would go through memory, and memory bandwidth
+bounds these kernels.
 """
 
 import itertools
@@ -19,9 +19,9 @@ from grids import naming
 from oracle import DTYPES as NAMES
 
 MOST_REGISTERS = 128  # of 65536 on a multiprocessor, for a block of 512 threads
-ARCH = "sm_90"  # for which everything is compiled; the others are
+ARCH = "sm_90"  # every kernel compiles for ARCH, a selection for ARCHS
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-FUNCTION = re.compile(  # what ptxas says of one function: bytes, and the registers of a kernel
+FUNCTION = re.compile(  # ptxas's words on one function: bytes, and the registers of a kernel
     r"Function properties for (\w+)\n"
     r"\D*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
     r"(?:.*Used (\d+) registers)?"
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.kernel
 
 @pytest.fixture(scope="module", autouse=True)
 def library():
-    """The architectures that NVRTC knows, where it is installed."""
+    """Return the architectures known by NVRTC; skip the tests without NVRTC."""
     try:
         return nvrtc.archs()
     except BackendError as error:
@@ -40,7 +40,7 @@ def library():
 
 
 def complaints(log, entries):
-    """What is wrong with these kernels, in words; a kernel without a report is wrong."""
+    """Yield the faults of these kernels, in words; a missing report is a fault."""
     found = FUNCTION.findall(log)
     for name in {*entries} - {name for name, *_, registers in found if registers}:
         yield f"{name}: no report"
@@ -68,16 +68,16 @@ def test_every_kernel_compiles_and_some_for_every_line_of_gpus(library):
     units = [grid.MOVES, grid.scales(grid.SCALES), *(grid.casts(itertools.product([name], REAL)) for name in REAL),
              *(grid.reductions([case for case in CASES if case[1] == name]) for name in NAMES)]
     everywhere = [*grid.MOVES, *grid.reductions(grid.CORE_REDUCE), *grid.casts(grid.BOTH_WAYS),
-                  *grid.scales(grid.CORE_SCALE)]  # of each kind, those whose code differs most
-    archs = [arch for arch in ARCHS if int(arch.removeprefix("sm_")) in library]  # as far as this NVRTC knows them
+                  *grid.scales(grid.CORE_SCALE)]  # of each kind, the kernels with the most different code
+    archs = [arch for arch in ARCHS if int(arch.removeprefix("sm_")) in library]  # known by this NVRTC
     assert ARCH in archs
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC lets go of Python meanwhile
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # ctypes releases Python's lock during NVRTC's work
         list(pool.map(check, [*units, *[everywhere] * len(archs)], [*[ARCH] * len(units), *archs]))
 
 
 @pytest.mark.nightly
 def test_expressions_compile():
-    """Of the user's own whatever compiles will do: no such kernel is refused for what it needs."""
+    """Users' own expressions only have to compile: no kernel is refused for its needs."""
     kernels = grid.reductions([*grid.WRITTEN, *grid.NEAR])
     _, log = nvrtc.compile_cubin(sources.text(*kernels), ARCH)
     assert {name for name, *_ in FUNCTION.findall(log)} >= {kernel.entry for kernel in kernels}

@@ -1,4 +1,4 @@
-"""Gradients made shorter, moments in 16 bits: as a GPU walks, as one thread of a CPU does, and by NumPy; one oracle."""
+"""Compressed gradients and 16-bit moments: on a GPU's grid, on one CPU thread, and by NumPy, against one oracle."""
 
 import itertools
 from fractions import Fraction
@@ -24,7 +24,7 @@ MOMENTS = {"mean16": (True, 9, 46), "square16": (False, 10, 54)}  # signed, bits
 
 @pytest.fixture(params=["grid", "alone", "numpy"])
 def way(request, monkeypatch):
-    """Who computes."""
+    """Choose the place of computing: the emulated grid, one CPU thread, or NumPy."""
     if request.param == "grid":
         kernels = emulated([compressing()])
         monkeypatch.setattr(packing, "_kernels", lambda x: (kernels, None))
@@ -63,7 +63,7 @@ def test_what_is_sent_and_what_is_lost_are_the_sum(way, name, target):
 
 
 def by_blocks(form, x, before):
-    """The elements, scales and what is lost, block by block."""
+    """Return the elements, the scales and the lost parts, block by block."""
     total = wide(x) if before is None else total_of(x, before)
     full = numpy.zeros(form.rows * form.share, total.dtype)
     full[:x.size] = total
@@ -132,21 +132,21 @@ def test_eight_bits_become_numbers_again_and_the_mean_of_ranks(way, name):
 
 
 def exact(code, signed, mantissa, bias):
-    """What a code stands for, as a fraction, of those that stand for a number that is not negative."""
+    """Return the value of a code of a non-negative number, as a fraction."""
     exponent, rest = code >> mantissa & 63, code & ((1 << mantissa) - 1)
     return Fraction(rest + (exponent > 0) * (1 << mantissa)) * Fraction(2) ** (max(exponent, 1) - bias - mantissa)
 
 
 @pytest.mark.parametrize(("moment", "name"), list(itertools.product(MOMENTS, REAL[:2])))
 def test_moments_are_the_nearest_of_their_format(way, moment, name):
-    """All codes there and back; every value halfway between two goes to the even one, and those beside it do not."""
+    """All codes survive a round trip; halfway values go to the even code, and values just beside do not."""
     signed, mantissa, _ = MOMENTS[moment]
     codes = numpy.arange(63 << mantissa, dtype="u2")
-    values = numpy.array([float(exact(int(code), *MOMENTS[moment])) for code in codes])  # a float32 holds each
+    values = numpy.array([float(exact(int(code), *MOMENTS[moment])) for code in codes])  # exact in float32
     out = numpy.empty(codes.size, name)
     packing.unpack_moment(moment, codes, out)
     assert (out == values).all()
-    halves = ((values[1:] + values[:-1]) / 2).astype("f4")  # float64 comes by float32
+    halves = ((values[1:] + values[:-1]) / 2).astype("f4")  # float64 is converted through float32
     below, above = (numpy.nextafter(halves, numpy.float32(end)) for end in (0, 1e9))
     for given, expected in ((values, codes), (halves, codes[:-1] + codes[:-1] % 2), (above, codes[1:]),
                             (below, codes[:-1])):

@@ -1,4 +1,4 @@
-"""The CPU's half of the dialect: barriers, votes, shared memory, and the faults that a GPU would not let pass."""
+"""The CPU's half of the dialect: barriers, votes, shared memory, and actions not allowed on a GPU as faults."""
 
 import itertools
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.kernel
 
 ARGUMENTS = numpy.dtype([("data", "u8"), ("choice", "u4")], align=True)
 NAMES = ("rotate", "vote", "unwritten", "early", "misaligned", "greedy")
-# Each thread writes its number where its neighbour's is expected, twice over, so that both barriers count.
+# Each thread writes a number to the neighbour's slot, twice, so that both barriers count.
 KERNELS = """
 struct Arguments { u32* data; u32 choice; };
 GC_DEV void rotate(const Arguments& a) {
@@ -55,7 +55,7 @@ SOURCES = {name: f"{define}{text(Instance('', 'dialect.h', ''))}{KERNELS}"
 
 @pytest.fixture(scope="module", params=SOURCES)
 def library(request):
-    """Fibers by a switch of our own, and by the C library's."""
+    """Return the kernels with fibers by gpucoll's own switch, and by the C library's."""
     return libraries(SOURCES.values())[list(SOURCES).index(request.param)]
 
 
@@ -66,7 +66,7 @@ def launch(library, kernel, blocks, threads, choice=1 << 30):
 
 
 def test_barriers_votes_and_shared_memory(library):
-    """A vote counts every thread; shared memory begins with rubbish in every block."""
+    """A vote counts every thread; shared memory begins with garbage in every block."""
     for blocks, threads in itertools.product((1, 3), (1, 2, 64, 1024)):
         data = launch(library, "rotate", blocks, threads)
         expected = (numpy.arange(threads) + 2) % threads + 10000 * numpy.arange(blocks)[:, None]

@@ -1,4 +1,4 @@
-"""Copies, strided copies, scaling and casts on the CPU, bit for bit those of NumPy."""
+"""Copies, strided copies, scaling and casts on the CPU, bit for bit as by NumPy."""
 
 import itertools
 
@@ -18,12 +18,12 @@ CHECKS = (checks.check_copy, checks.check_pack, checks.check_unpack, checks.chec
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_bytes_go_where_the_strides_say(device, check):
-    """Also where strides and offsets take more than 32 bits."""
+    """The views include strides and offsets of more than 32 bits."""
     check(device)
 
 
 def test_indices_may_take_more_than_32_bits():
-    """The path for 2^32 units and more, taken for all."""
+    """The path for 2^32 units and more is taken for all sizes."""
     def always_long(source):
         assert source.count("a.count >> 32 == 0") == 2
         return source.replace("a.count >> 32 == 0", "false")
@@ -56,7 +56,7 @@ def offsets(shape, strides):
 
 
 def test_axes_are_joined_and_keep_the_addresses_and_their_order():
-    assert axes_of((4, 2, 8), (64, 32, 4), 4, 0) == (16, (16,), (16,))  # the widest unit that there can be
+    assert axes_of((4, 2, 8), (64, 32, 4), 4, 0) == (16, (16,), (16,))  # the widest possible unit
     assert axes_of((4, 2, 8), (64, 32, 4), 4, 4) == (4, (64,), (4,))
     assert axes_of((5, 3), (48, 16), 16, 8) == (8, (30,), (8,))
     random = numpy.random.default_rng(3)

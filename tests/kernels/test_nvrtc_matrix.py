@@ -1,7 +1,7 @@
-"""Every kind of kernel compiles by every NVRTC that users have, loaded by its path, for every line of GPUs.
+"""Every kind of kernel compiles by every NVRTC of users, loaded by path, for every line of GPUs.
 
-Users' toolkits are of many versions, and CUDA_PATH names one by its path. Each compiles in a process of its own, which
-no LD_LIBRARY_PATH helps. No kernel may spill, or take more registers than a block of 512 threads has.
+Users' toolkits are of many versions, and CUDA_PATH names one by path. Each version compiles in a process of its own,
+without help by LD_LIBRARY_PATH. No kernel may spill, or take more registers than a block of 512 threads has.
 """
 
 import importlib
@@ -28,7 +28,7 @@ def library(wheel):
 
 
 def check(found):
-    """Nothing is refused or spilled; what it took is printed, for the record."""
+    """Assert no refusal and no spill; print the registers for the record."""
     assert found["errors"] == {}
     for arch, log in found["reports"].items():
         registers, spills = command.usage(log)

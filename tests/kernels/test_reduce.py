@@ -1,4 +1,4 @@
-"""Reductions on the CPU, bit for bit those of NumPy: every op on every dtype."""
+"""Reductions on the CPU, bit for bit as by NumPy: every op on every dtype."""
 
 import checks
 import emulation
@@ -42,7 +42,7 @@ def test_functions_that_no_standard_rounds_are_near_numpys(device, text, name):
 
 
 def test_sources_may_be_one_or_more_than_a_kernel_takes(device):
-    """A lone one is copied; many are reduced in passes, and a late one cannot be the destination."""
+    """A lone source is copied; many sources are reduced in passes, and a late source cannot be the destination."""
     reduction = checks.Reduction(device)
     reduction.check(OPS["sum"], "int32", 1, 100, [0, 4])
     for count in (9, 15, 16, 17):

@@ -1,4 +1,4 @@
-"""The deferred check, in the cells of a grid: rank 1 makes another call than the others, and all are told in time."""
+"""The deferred check on a grid of cases: rank 1 makes another call than the other ranks, and all ranks raise soon."""
 
 import itertools
 
@@ -11,11 +11,11 @@ from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, Case, cases, mad
 from pace import seconds
 
 TOLD = (gc.MismatchError, gc.PeerError, gc.RevokedError)
-DEADLINE = 20  # seconds, of the reference: no rank is to be told by it
+DEADLINE = 20  # seconds on the reference machine: every rank must learn of the mismatch earlier
 
 
 def cells(names=tuple(COLLECTIVES)):
-    """All cells of the grid: what differs, in which collective, by which algorithm, how long, and another algorithm."""
+    """Yield all cells of the grid: a `Case`, the number of elements, and another algorithm for the culprit."""
     for name in names:
         algorithms = ["auto", *[*gc.algorithms(name, size=3, op="sum", dtype="float64")][:2]]
         for case, count in itertools.product(cases(name, algorithms), LENGTHS.values()):
@@ -23,7 +23,7 @@ def cells(names=tuple(COLLECTIVES)):
 
 
 def outcomes(comm, calls):
-    """What each of the calls raises on this rank, or None."""
+    """Make the calls; return the error raised by each call on this rank, or None."""
     found = []
     for call in calls:
         try:
@@ -35,7 +35,7 @@ def outcomes(comm, calls):
 
 
 def check_cell(mpi, executor, case: Case, count, other):
-    """One cell, on a communicator of its own: the error of every rank, its time and its culprit."""
+    """Check one cell on a new communicator: the error, its culprit, and that the next call has raised at the latest."""
     mpi.Barrier()
     with gc.Communicator.from_mpi(mpi, executor=executor, check="deferred", timeout=seconds(DEADLINE)) as comm:
         expected = sum(range(comm.size)) + comm.size * numpy.arange(5)
@@ -57,7 +57,7 @@ def check_cell(mpi, executor, case: Case, count, other):
 
 
 def check_cells(mpi, executor, start, step):
-    """Every `step`-th cell from `start` on, in an order that is drawn."""
+    """Check every `step`-th cell from `start` on, in a seeded random order."""
     drawn = list(cells())
     generator("deferred cells").shuffle(drawn)
     for case, count, other in drawn[start::step]:

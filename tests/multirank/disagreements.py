@@ -1,4 +1,4 @@
-"""Calls in which rank 1 differs from the others, or seems to: what it does in their place, and what all are told."""
+"""Calls in which rank 1 differs from the other ranks, or only seems to: the call of rank 1, and the errors of all."""
 
 import contextlib
 import functools
@@ -13,12 +13,13 @@ from gpucoll.core.collectives import COLLECTIVES
 LENGTHS = {"short": 12, "long": 1 << 17}
 CULPRIT = 1
 VECTOR = tuple(name for name in COLLECTIVES if name.endswith("_v"))
-TELLING = ("scatter", "scatter_v")  # whose root tells the others of dtype and shape: to differ in them is to refuse
+# The root announces dtype and shape to the other ranks. A rank with another dtype or shape refuses the call.
+TELLING = ("scatter", "scatter_v")
 REFUSALS = (gc.ArgumentError, gc.DtypeError)
 
 
 class Case(NamedTuple):
-    """`way` is how rank 1 differs; `code` what all raise: "GC-PEER" where it refuses, "" where it is the same call."""
+    """How rank 1 differs (`way`) and the error of all ranks (`code`): "GC-PEER" for a refusal, "" for the same call."""
 
     collective: str
     algorithm: str
@@ -27,7 +28,7 @@ class Case(NamedTuple):
 
 
 def call(comm, name, algorithm, count, *, shape=None, dtype="f8", op="sum", root=0, **more):
-    """The result of a collective, after which its input is as before, and None has been written to."""
+    """Make a collective call and return the result; after an error, check that inputs (and `out`) are unchanged."""
     row = COLLECTIVES[name]
     shape = (count,) if shape is None else shape
     options = {"algorithm": algorithm} | ({"op": op} if row.reduces else {}) | ({"root": root} if row.rooted else {})
@@ -49,7 +50,7 @@ def call(comm, name, algorithm, count, *, shape=None, dtype="f8", op="sum", root
     try:
         return getattr(comm, name)(given, **options, **more)
     except gc.GpucollError:
-        may_write = comm.check == "deferred"  # where results are, for data have moved
+        may_write = comm.check == "deferred"  # data have moved, so that a failed call may have written results
         kept = [] if may_write and name == "broadcast" else zip(arrays, before, strict=True)
         assert all((one == other).all() for one, other in kept)
         assert may_write or "out" not in more or not numpy.any(more["out"])
@@ -57,7 +58,7 @@ def call(comm, name, algorithm, count, *, shape=None, dtype="f8", op="sum", root
 
 
 def cases(collective, algorithms):
-    """All that `collective` can be differed in."""
+    """Yield every way in which rank 1 can differ in `collective`."""
     row, vector = COLLECTIVES[collective], collective in VECTOR
     telling = collective in TELLING
     for index, algorithm in enumerate(algorithms):
@@ -78,7 +79,7 @@ def cases(collective, algorithms):
 
 
 def made(comm, case, count, other):
-    """Make the call of a case; `other` is another algorithm."""
+    """Make this rank's call of a case; `other` is another algorithm, for the culprit."""
     name, algorithm, way, _ = case
     same = functools.partial(call, comm, name, algorithm, count)
     elsewhere = "barrier" if name != "barrier" else "all_reduce"
@@ -117,7 +118,7 @@ def made(comm, case, count, other):
 
 
 def _both(comm, calls):
-    """Two calls, the culprit's in another order; each is told."""
+    """Make two calls, on the culprit in the opposite order; raise the last error, if any."""
     told = None
     for one in calls[::-1] if comm.rank == CULPRIT else calls:
         with contextlib.suppress(*REFUSALS):
@@ -131,7 +132,7 @@ def _both(comm, calls):
 
 
 def _planned(comm, name, algorithm, count):
-    """The same call by a plan."""
+    """Make the same call by a plan."""
     kept = []
 
     class Planner:

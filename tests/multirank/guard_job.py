@@ -1,6 +1,7 @@
-"""A rank that goes away, or makes another call than the others: `python guard_job.py FOLDER HOW EXECUTOR`.
+"""A job whose rank 1 dies, stops or raises in place of a call: `python guard_job.py FOLDER HOW EXECUTOR`.
 
-Every rank writes what came of its last call to FOLDER/RANK: seconds, the error's name, its ranks, its words.
+Every rank writes the outcome of the last call to FOLDER/RANK, as JSON: the seconds of the call, the seconds of
+`comm.close()`, the name of the error, the culprits, the message.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from gpucoll.health import processes
 from gpucoll.launch import bootstrap
 
 TIMEOUT = 3.0
-PHASES = ("before", "after_send", "after")  # of GPUCOLL_FAULT, in the call that counts
+PHASES = ("before", "after_send", "after")  # the phases of a call at which GPUCOLL_FAULT can act
 
 
 def end(number):
@@ -35,13 +36,13 @@ def fails(how):
 
 
 def goes(how, comm, folder):
-    """What rank 1 does in place of the call."""
+    """Let rank 1 fail in place of the call, in the way named `how`."""
     match how:
         case "kill":
             end(signal.SIGKILL)
         case "stop":
             end(signal.SIGSTOP)
-        case "late":  # stopped, until another rank that has given up lets it go on
+        case "late":  # stopped until rank 0 has reached the deadline and sends SIGCONT
             Path(folder, "process").write_text(str(os.getpid()))
             end(signal.SIGSTOP)
         case "idle":
@@ -60,7 +61,7 @@ def goes(how, comm, folder):
             os._exit(0)
         case "crash":
             os._exit(1)
-        case "long":  # at some time in one of many long calls
+        case "long":  # exits in the middle of one of many long calls
             threading.Timer(0.3, os._exit, [0]).start()
         case "with":
             with contextlib.suppress(KeyError), comm:
@@ -68,7 +69,7 @@ def goes(how, comm, folder):
             signal.pause()
         case "raise":
             fails(how)
-        case "gradient":  # in the optimizer, between two collectives
+        case "gradient":  # fails between two collectives, as an optimizer could
             trainer = training.DataParallel({"w": numpy.zeros(9)}, comm)
             trainer.ready("w", numpy.ones(9))
             fails(how)
@@ -82,14 +83,14 @@ def goes(how, comm, folder):
 
 
 def named_memory():
-    """The files that this process shares memory by, but for those without a name, and MPI's."""
+    """Return the paths of the named shared-memory files mapped by this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     shared = {line.split(maxsplit=5)[-1] for line in lines if line.split()[1].endswith("s")}
     return sorted(name for name in shared if name.startswith(("/dev/shm", "/tmp", tempfile.gettempdir())))
 
 
 def pretend_two_hosts():
-    """Let ranks be on two hosts in turn, which do not see each other's processes."""
+    """Place the ranks on two pretended hosts in turn, unable to see each other's processes."""
     of, mine = bootstrap.place, bootstrap.world().rank % 2
     bootstrap.place = lambda comm: of(comm)._replace(nodes=tuple(rank % 2 for rank in range(comm.size)))
     links.process_namespace = processes.process_namespace = lambda: f"host {mine}"
@@ -129,14 +130,14 @@ def main():
     Path(folder, f"{comm.rank}.memory").write_text(json.dumps(named_memory()))
     draft = Path(folder, f"{comm.rank}.draft")
     draft.write_text(json.dumps(found))
-    draft.rename(Path(folder, str(comm.rank)))  # whole, or not at all: the launcher may end this rank at any time
+    draft.rename(Path(folder, str(comm.rank)))  # atomic: the launcher may end this rank at any time
     deadline = time.monotonic() + 3 * TIMEOUT
     if how == "late" and comm.rank == 0:
         os.kill(int(Path(folder, "process").read_text()), signal.SIGCONT)
     alive = comm.size - (how != "late")
     while len([path for path in Path(folder).iterdir() if path.name.isdecimal()]) < alive \
             and time.monotonic() < deadline:
-        time.sleep(0.01)  # MPI's launcher ends all when one ends like this
+        time.sleep(0.01)  # MPI's launcher ends all ranks as soon as one rank leaves by `os._exit`
     os._exit(0)
 
 

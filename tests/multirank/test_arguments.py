@@ -1,4 +1,4 @@
-"""Every wrong argument: a typed error on the rank that is wrong, nothing moved or written, the communicator usable."""
+"""Every wrong argument: a typed error on the calling rank, no data moved or written, the communicator still usable."""
 
 import types
 
@@ -20,14 +20,14 @@ WITH_ARRAY = [name for name in COLLECTIVES if name not in ("barrier", "scatter",
 
 
 def right_arguments(name, n):
-    """The arguments, but for options, that `name` takes on `n` ranks."""
+    """Return valid positional arguments of the collective `name` on `n` ranks."""
     blocks = numpy.arange(n * 4.0).reshape(n, 4)
     special = {"reduce_scatter_v": (blocks, [1] * n), "barrier": ()} | dict.fromkeys(WITH_LIST, ([blocks] * n,))
     return special.get(name, (blocks,))
 
 
 def wrong_calls(n):
-    """For `n` ranks: collective, arguments, options, and then the error, its code and words of it."""
+    """Yield wrong calls on `n` ranks: collective, arguments, options, and the expected error, its code and words."""
     four, memory, read_only = numpy.arange(4.0), numpy.arange(9.0), numpy.zeros(4)
     read_only.flags.writeable = False
     blocks, one_cell = numpy.arange(n * 4.0).reshape(n, 4), numpy.lib.stride_tricks.as_strided(memory, (4,), (0,))
@@ -85,9 +85,9 @@ def wrong_calls(n):
 
 
 def all_refused(comm):
-    """Every rank is wrong: every rank has the same error, its arrays are as they were, the next call works."""
+    """Make each wrong call on all ranks: every rank raises the same error, no array changes, the next call works."""
     x = numpy.arange(4.0)
-    for _ in range(3):  # what a repeated call takes for granted must not let a wrong one through
+    for _ in range(3):  # repeated calls skip checks: the short cut must not let a wrong call through
         comm.all_reduce(x, out=x.copy())
         comm.all_gather(x)
         comm.broadcast(x)
@@ -107,7 +107,7 @@ def test_a_wrong_argument_is_refused_before_data_moves():
 
 
 def between_processes(mpi):
-    """The same on processes, whose repeated calls go by C++; what mpi4py's ops mean; executors by name."""
+    """Repeat `all_refused` on processes (repeated calls run in C++); check mpi4py's ops, and executors by name."""
     from mpi4py import MPI
 
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
@@ -134,7 +134,7 @@ def test_between_processes(ranks):
 
 
 def a_refusal_is_told(comm):
-    """Where a host message goes before the data, it carries the refusal: the others have a PeerError at once."""
+    """A refusal travels in the host message sent before the data: the other ranks raise PeerError at once."""
     good, bad = [numpy.ones(2)] * comm.size, [numpy.ones(2)]
     for name, right, wrong in (("scatter", numpy.zeros(comm.size), numpy.zeros(7)), ("scatter_v", good, bad),
                                ("all_to_all_v", good, bad), ("all_gather_v", numpy.ones(2), 3),

@@ -1,4 +1,4 @@
-"""bench/ on ranks: what the table and the files say of each test, planted faults, the commands and their exit codes."""
+"""bench/ on ranks: the table and the files of each test, planted faults, the commands and their exit codes."""
 
 import contextlib
 import functools
@@ -31,11 +31,11 @@ FIELDS = "size count type redop root time algbw busbw wrong in_time in_algbw in_
 
 
 def bench(mpi, line, plant=None):
-    """Exit code, output and record of a run on ranks of the pool, with a planted fault."""
+    """Run a benchmark on ranks of the pool, with an optional planted fault; return exit code, output and record."""
     from gpucoll.bench import machine
     from gpucoll.bench.run import Run
 
-    machine.NODE_BYTES = 1 << 20  # what it costs to measure how fast memory copies
+    machine.NODE_BYTES = 1 << 20  # a short measurement of memory copies, to save time
     options, output = arguments.parse(line.split(), {}), io.StringIO()
     with gc.Communicator.from_mpi(mpi, executor=options.flags.executor) as comm, contextlib.redirect_stdout(output):
         if plant is not None:
@@ -51,7 +51,7 @@ def bench(mpi, line, plant=None):
 
 
 def rows_of(output):
-    """The lines of data as dictionaries, as anyone's script would read them."""
+    """Return the data lines of the output as dictionaries, read as a user's script would read them."""
     return [dict(zip(FIELDS, line.split(), strict=False)) for line in output.splitlines() if line[:1] == " "]
 
 
@@ -153,11 +153,11 @@ def test_gpu_arrays_on_a_stand_in_for_cupy(mpiexec, emulated_kernels, line):
     assert job.stdout.count("# against nccl") == ("nccl" in line)
 
 
-# Planted faults: the method that each spoils, and what stands in its place
+# Planted faults: the replaced method, and the replacement
 
 
 def corrupt(comm, right, x, out, **options):
-    """Rank 1's results of more than one element have a wrong last one."""
+    """Make the last element of rank 1's result wrong, in results of more than one element."""
     right(x, out, **options)
     out[-1] += comm.rank == 1 and out.size > 1
 
@@ -192,7 +192,7 @@ def test_a_run_is_held_against_an_old_one(ranks, tmp_path):
 
 
 class Clock:
-    """In place of `samples`: an algorithm takes what `first` says, in the second pass what `second` says."""
+    """A replacement of `samples`: an algorithm takes the time given by `first`, and by `second` in the second pass."""
 
     def __init__(self, first, second):
         self.first, self.second, self.is_used = first, second, False
@@ -206,7 +206,7 @@ class Clock:
 
 
 def regretted(mpi, first, second, path):
-    """What a run of regret says that keeps by a planted clock; a call of the tree leaves one element wrong."""
+    """Run `regret` with planted times and one wrong element in results of the tree; return exit code and output."""
     from gpucoll.bench import regret
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output, \
@@ -226,7 +226,7 @@ def regretted(mpi, first, second, path):
 
 
 def test_regret_judges_by_the_second_pass_and_checks_every_way(ranks, tmp_path):
-    """The first pass flatters the tree; the ring is third there, and the best. One_shot is hopeless at large sizes."""
+    """The verdict follows the second pass (ring best), not the first (tree best); hopelessly slow ways are dropped."""
     first = {"tree": 0.5, "ring": 0.7, "auto": 0.8, "one_shot": 9.0}
     second = {"tree": 4.0, "ring": 2.0, "auto": 5.0}
     path, env = str(tmp_path / "regret.json"), {"GPUCOLL_ALGO": "all_reduce:star"}
@@ -285,7 +285,7 @@ def test_ctrl_c_ends_all_ranks_and_keeps_what_was_measured(launcher, tmp_path, l
 
 
 def test_what_strategies_send_and_keep_is_what_their_formulas_say(mpiexec):
-    """Of 2 x 8 x 32 float32, b = 2048 bytes, with k = 4096 of Adam's state; activations of 64 x 8."""
+    """Bytes sent and kept follow the formulas for 2 x 8 x 32 float32: b = 2048, Adam's k = 4096, activations 64 x 8."""
     job = mpiexec(2, sys.executable, "-m", "gpucoll.bench.strategies", "--width", "8", "--steps", "2")
     head, _, *lines = job.stdout.splitlines()
     assert (job.returncode, head.split(" | ")[0]) == (0, "| P = 2, b = 2,048, k = 4,096, a = 2,048"), job.stderr

@@ -11,7 +11,7 @@ pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout 
 
 @pytest.fixture
 def lines(mpiexec):
-    """`lines(ranks, line)`: what the command prints."""
+    """Return `lines(ranks, line)`, a function to run a command and return the printed lines."""
     def run(ranks, line):
         job = mpiexec(ranks, sys.executable, "-m", "gpucoll.bench.training", *line.split(), timeout=120)
         assert job.returncode == 0, job.stdout + job.stderr
@@ -50,13 +50,13 @@ def test_ddp_without_pytorch_is_one_line(mpiexec, tmp_path):
     code = "import sys; sys.path.insert(0, sys.argv.pop()); from gpucoll.bench.training import main; main()"
     job = mpiexec(2, sys.executable, "-c", code, "ddp", tmp_path, timeout=60)
     assert (job.returncode, job.stdout) == (2, "")
-    ours = [line for line in job.stderr.splitlines() if line.startswith("bench.training: ")]  # mpiexec may add its own
+    ours = [line for line in job.stderr.splitlines() if line.startswith("bench.training: ")]  # mpiexec may add lines
     assert ours == ["bench.training: PyTorch is not installed: pip install torch"]
     assert "Traceback" not in job.stderr
 
 
 def test_servers_move_what_the_formulas_say(lines):
-    """A worker the whole each way, the busiest of N servers that of P - N workers' N-th parts, rounded up; in MiB."""
+    """Bytes match the formulas: a worker moves the whole array each way; a server, 1/N of the array per worker."""
     ranks, elements = 4, 1 << 18
     *heads, first, second, third, ring, auto, verdict = lines(ranks, "servers --bytes 1M --repeats 1")
     assert heads[0].startswith("1 MiB of float32, 4 ranks;")

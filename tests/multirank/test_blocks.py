@@ -1,4 +1,4 @@
-"""Blocks in both layouts between processes, where MPI's own collectives are, and memory that the system reads."""
+"""Blocks in both layouts between processes, by MPI's own collectives and by reading the memory of other processes."""
 
 import pytest
 

@@ -72,7 +72,7 @@ def test_an_uncaught_error_ends_all_ranks(mpiexec):
 
 
 def claim(mpi, same, share):
-    """Claim GPUs that CuPy would describe; ranks on one GPU are refused, by name, on every rank."""
+    """Claim a pretended GPU for this rank: with `same`, the ranks share a GPU; `share` permits sharing."""
     bus = "0000:01:00.0" if same else f"0000:0{mpi.rank + 1}:00.0"
     with mock.patch.object(gpus, "describe_gpu", lambda ordinal: gpus.ClaimedGpu(ordinal, bus, "H200")):
         return gpus.claim_gpu(mpi, mpi.rank, {"GPUCOLL_SHARE_GPU": "1"} if share else {})
@@ -92,7 +92,7 @@ def test_two_ranks_on_one_gpu_are_named(ranks):
 
 
 def no_id(mpi):
-    """The id of an NCCL that rank 0 cannot use; that all have the same one, tests on a stand-in for CuPy show."""
+    """Ask for the id of an NCCL that rank 0 cannot use. Tests on the stand-in for CuPy compare the ids of all ranks."""
     cuda = mock.Mock()
     cuda.nccl.get_unique_id.side_effect = RuntimeError("no NCCL here")
     with modules_in_place(**{"cupy": mock.Mock(cuda=cuda), "cupy.cuda": cuda}):

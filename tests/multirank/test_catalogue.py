@@ -1,4 +1,4 @@
-"""Rows of the catalogue of faults (tests/catalogue.py) that no other test holds; most on the pool's ranks."""
+"""Rows of the catalogue of faults (tests/catalogue.py) not covered by other tests; most on the pool's ranks."""
 
 import errno
 import itertools
@@ -22,11 +22,11 @@ from multirank.test_executors import on_two_nodes
 from pace import seconds
 from thread_ranks import all_on_threads, on_threads
 
-TOLD = 1.5  # seconds: three times those in which ranks that differ shall know
+TOLD = 1.5  # seconds: three times the limit for ranks to learn of a mismatch
 
 
 def nothing_on_one(mpi):
-    """At 8 ranks: all are told soon where one has no elements, and the communicator goes on."""
+    """On 8 ranks, an empty array on one rank is a prompt error of all ranks, and the communicator stays usable."""
     x, other = numpy.ones(6, "f4"), mpi.rank == 5
     for executor in (None, "mpi"):
         with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
@@ -42,7 +42,7 @@ def nothing_on_one(mpi):
 
 
 def crossed(mpi):
-    """Calls on two communicators in another order on each rank end by the deadline, on both."""
+    """Calls on two communicators, in opposite orders on the two ranks, end at the deadline instead of a deadlock."""
     first, second = (gc.Communicator.from_mpi(mpi, timeout=seconds(0.5)) for _ in range(2))
     began = time.monotonic()
     one, other = (first, second) if mpi.rank else (second, first)
@@ -60,16 +60,16 @@ def crossed(mpi):
 
 
 def crosswise(mpi):
-    """Two threads, each with a communicator of its own: whichever goes first on a rank, both end, with exact results.
+    """Two threads with a communicator each finish with exact results, in whatever order the threads call on a rank.
 
-    The handle of one thread's call may be waited for by another one, and more than once.
+    Another thread may wait for a call's handle, more than once.
     """
     comms = [gc.Communicator.from_mpi(mpi, timeout=seconds(10)) for _ in range(2)]
     first, waits = mpi.rank % 2, threading.Event()
     comms[first]._waits.hooks.append(waits.set)
 
     def calls(number):
-        if number != first:  # on the other rank, which waits for this one's first call, it is the first
+        if number != first:  # until the first thread waits: the other rank starts with the other call
             assert waits.wait(seconds(10))
         for turn, algorithm in itertools.product(range(20), ("auto", "ring")):
             x = numpy.full(1000 * number + 3, turn + mpi.rank + 7 * number)
@@ -97,7 +97,7 @@ class Lines(logging.Handler):
 
 
 def waited_for(mpi):
-    """Who is slow, but in time, is named in a warning now and then; the clock on the wall means nothing."""
+    """A rank that is slow, but in time, is named in a warning; a jump of the wall clock causes no timeout."""
     lines = Lines()
     guard.log.addHandler(lines)
     try:
@@ -106,7 +106,7 @@ def waited_for(mpi):
             x = numpy.ones(3)
             comm.all_reduce(x)
             if comm.rank == 1:
-                assert becomes(mpi.Irecv(numpy.empty(1), 0).Test, seconds(10))  # until rank 0 has said so
+                assert becomes(mpi.Irecv(numpy.empty(1), 0).Test, seconds(10))  # until rank 0 has logged the warning
                 assert (comm.all_reduce(x) == comm.size).all()
             else:
                 work = comm.all_reduce(x, async_op=True)
@@ -119,7 +119,7 @@ def waited_for(mpi):
 
 
 def denied(mpi, where):
-    """What one rank is denied while a communicator is made is a typed error on all, and the next one is made."""
+    """A resource denied to one rank while a communicator is created is a typed error on all ranks; a retry succeeds."""
     def unlimited():
         pass
 
@@ -151,8 +151,7 @@ def denied(mpi, where):
 
 
 def taken_out(mpi):
-    """A signal that takes a rank out of a communicator's making, or memory that it lacks, does not leave others there.
-    """
+    """If a signal or a lack of memory ends a communicator's creation on one rank, the other ranks name this rank."""
     comm = gc.Communicator.from_mpi(mpi, timeout=seconds(10))
     if mpi.rank == 0:
         def rings():
@@ -175,7 +174,7 @@ def taken_out(mpi):
 
 
 def interrupted_start(mpi):
-    own = mpi.Dup()  # spoilt by the rank that leaves
+    own = mpi.Dup()  # unusable after this test: one rank leaves a barrier
     if mpi.rank == 0:
         begun = []
 
@@ -192,7 +191,7 @@ def interrupted_start(mpi):
 
 
 def late_alone(mpi):
-    """Who waits in the same call is no culprit, whatever carries it."""
+    """Only the missing rank is named at the deadline, not the ranks waiting in the same call, with every executor."""
     for executor in (None, "mpi", "native"):
         comm = gc.Communicator.from_mpi(mpi, timeout=seconds(2), executor=executor)
         comm.all_reduce(numpy.ones(3))
@@ -213,7 +212,7 @@ def unlike_versions(mpi):
 
 
 def same_on_two_nodes(mpi):
-    """deterministic=True: the bits on one node and on two are alike; a root's number may be NumPy's."""
+    """With deterministic=True, one node and two nodes give the same bits; a root may be a NumPy integer."""
     random = numpy.random.default_rng(generator("two nodes").getrandbits(64))
     mine = (random.standard_normal((mpi.size, 50)) * 10 ** numpy.linspace(-3, 3, 50))[mpi.rank].astype("f4")
     options = {"deterministic": True, "timeout": seconds(60)}
@@ -244,7 +243,7 @@ def test_what_one_rank_is_denied(ranks, where):
 
 
 def served(comm):
-    """A server that has failed is an error for its workers, and no wait."""
+    """Workers of a failed parameter server raise an error instead of waiting."""
     place = training.ParameterServer({"w": numpy.zeros(100)}, comm, 1, training.SGD(1.0))
     if place.is_server:
         for pair in place._pairs:

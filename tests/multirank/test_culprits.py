@@ -1,4 +1,4 @@
-"""Errors name the rank that is the cause: not the rank that has told of it, and not nobody."""
+"""Errors name the rank at fault, not the rank reporting the failure, and never no rank at all."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from pace import seconds
 
 
 def out_of_reach(mpi):
-    """What the system refuses is explained by a rank that has ended, where one has."""
+    """If the system refuses access to a peer's memory and a rank has ended, the error names the ended rank."""
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
         shared, gone = comm._host._shared, [7]
         with pytest.raises(gc.BackendError, match="out of reach"):
@@ -35,7 +35,7 @@ def test_memory_out_of_reach_is_a_rank_that_has_ended(ranks):  # noqa: F811
 
 
 def deadline_of_another(mpi, executor):
-    """Rank 2 has waited for rank 1 until its deadline: rank 0, which waits for rank 2, names rank 1."""
+    """Rank 2 has waited for rank 1 until the deadline: rank 0, waiting for rank 2, names rank 1."""
     with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
         x = numpy.ones(5)
         comm.all_reduce(x)
@@ -49,13 +49,13 @@ def deadline_of_another(mpi, executor):
                 comm.all_reduce(x)
             assert told.value.ranks == (1,)
         else:
-            comm._waits.failure = gc.CollectiveTimeout("does not come", ranks=(1,))  # and tells nobody
+            comm._waits.failure = gc.CollectiveTimeout("does not come", ranks=(1,))  # not reported to other ranks
             comm._has_aborted = True
         mpi.Barrier()
 
 
 def never_compared(mpi):
-    """The root does not come: the ranks that wait for its messages name it, although calls are not compared."""
+    """Ranks waiting for the messages of a missing root name the root, although calls are not compared."""
     with gc.Communicator.from_mpi(mpi, executor="mpi", check="off", timeout=0.5) as comm:
         if comm.rank != 1:
             with pytest.raises(gc.CollectiveTimeout) as late:
@@ -74,7 +74,7 @@ def test_the_deadline_of_another_rank_names_its_culprit(ranks, executor):  # noq
 
 
 def left_alone(comm, ended):
-    """All but rank 1 go on; its thread ends between two calls."""
+    """End the thread of rank 1 between two calls; return the ranks named by the next call on the other ranks."""
     x = numpy.ones(3)
     comm.all_reduce(x)
     if comm.rank == 1:
@@ -103,7 +103,7 @@ def test_a_thread_that_ends_between_calls_is_named(monkeypatch, executor):
 
 
 def test_another_thread_may_go_on_for_a_rank(monkeypatch):
-    """A rank is given up where the thread of its last call has ended, and no other thread has made a call since."""
+    """A rank has ended once all its calling threads have, and no other thread has made a call for PATIENCE seconds."""
     now, running, used = [100.0], {1, 2}, {0: {1}, 1: {2}}
     monkeypatch.setattr(processes, "_is_running", lambda thread: thread in running)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -113,7 +113,7 @@ def test_another_thread_may_go_on_for_a_rank(monkeypatch):
     assert threads.ended() == ()
     now[0] += 9
     assert threads.ended() == ()
-    used[1] = {3}  # which has made a call, and has ended as well
+    used[1] = {3}  # thread 3 has made a call, and has ended as well
     assert threads.ended() == ()
     now[0] += 9
     assert threads.ended() == ()
@@ -129,7 +129,7 @@ def test_a_communicator_that_no_thread_has_used_has_not_ended():
 
 
 def known_threads(comm):
-    """The system's number of this thread is noted by calls in Python and by those of the engine alone."""
+    """Calls in Python and calls of the engine alone both record the native id of the calling thread."""
     x, me = numpy.ones(3), threading.get_native_id()
     for _ in range(3):
         comm.all_reduce(x, x.copy())

@@ -1,4 +1,4 @@
-"""Ranks that differ in a call which does not wait to compare it: all are told in that call or in the next one."""
+"""Mismatches under the deferred check, where a call does not wait for the comparison: all raise by the next call."""
 
 import sys
 import threading
@@ -12,7 +12,7 @@ from gpucoll.health.preflight import Exchange
 from multirank.deferred import TOLD, cells, check_cells, outcomes
 from pace import seconds
 
-STEP = 24  # in the default tier one cell in so many
+STEP = 24  # the default tier runs one cell in STEP
 EXECUTORS = ["nccl", "peer"]
 
 
@@ -43,7 +43,7 @@ def test_the_grid_has_all_that_can_differ():
 
 
 def scatter_or_broadcast(mpi, root, scatters):
-    """The first call of a communicator: some ranks wait in a scatter for what the root tells, the others broadcast."""
+    """In a communicator's first call, some ranks scatter and the others broadcast: all ranks raise by the next call."""
     with gc.Communicator.from_mpi(mpi, timeout=seconds(20)) as comm:
         x = numpy.ones((comm.size, 8), "f4")
         first = comm.scatter if comm.rank in scatters else lambda x: comm.broadcast(x[0].copy())
@@ -60,7 +60,7 @@ def test_the_first_call_of_a_communicator_is_compared(ranks, odd, scatters):
 
 
 def stays_away(mpi):
-    """A rank that waits in the same call is no culprit, however calls on the host are compared."""
+    """Only the missing rank is named at the deadline, not the ranks waiting in the same call."""
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
         comm.all_reduce(numpy.ones(5))
         if comm.rank != 2:
@@ -76,7 +76,7 @@ def test_the_rank_that_stays_away_is_named(ranks):
 
 
 def two_threads(mpi):
-    """Asynchronous calls go on in the progress thread, and are looked at by the thread that waits in a barrier."""
+    """Let the progress thread and a thread waiting in a barrier poll the same asynchronous calls."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -100,7 +100,7 @@ def test_one_thread_at_a_time_tests_the_requests_of_a_comparison():
         entered.append(threading.get_ident())
         assert len(inside) == 0
         inside.append(True)
-        if len(entered) == 1:  # another thread looks while this one is in MPI
+        if len(entered) == 1:  # another thread polls while this thread is in MPI
             other = threading.Thread(target=lambda: found.append(exchange.missing()))
             other.start()
             other.join()

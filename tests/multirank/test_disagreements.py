@@ -1,4 +1,4 @@
-"""Ranks that differ in what they call are all told, at once, in what and where; those that only seem to are not."""
+"""Mismatched calls raise on all ranks at once, with difference and call site; harmless differences pass."""
 
 import contextlib
 import itertools
@@ -21,18 +21,18 @@ from pace import seconds
 from thread_ranks import on_threads
 
 EXECUTORS = (None, "shared", "mpi", "native")
-TOLD = 5.0  # seconds; 0.5 where the machine has nothing else to do
+TOLD = 5.0  # seconds; an idle machine needs 0.5
 SLOW = pytest.mark.slow
 
 
 def algorithms(name, executor, size):
-    """Those that an executor has: what is chosen, MPI's own, schedules."""
+    """Return some algorithms of an executor: "auto", up to three schedules, and "native"."""
     schedules = [] if executor == "native" else [*gc.algorithms(name, size=size, op="sum", dtype="float64")]
     return ["auto", *schedules[:3], *(["native"] if executor in (None, "native") and schedules else [])]
 
 
 def every_way(mpi, executor, names, share, check=None):
-    """All told alike, named, in time, and the next call is right; `share` of the cases are drawn."""
+    """Check a random `share` of the cases: all ranks raise the same error in time, and the next call is right."""
     with gc.Communicator.from_mpi(mpi, executor=executor, check=check, timeout=seconds(9)) as comm:
         drawn_ways(comm, executor, names, share)
 
@@ -52,13 +52,13 @@ def drawn_ways(comm, executor, names, share):
 
 
 def _one(comm, case, length, count, other):
-    """Seconds until this rank is told."""
+    """Check one case on this rank; return the seconds of the call."""
     native = case.algorithm == "native"
     right = None
     try:
         right = call(comm, case.collective, case.algorithm, count)
     except gc.ArgumentError:
-        assert native, case  # MPI has none: on all ranks
+        assert native, case  # MPI lacks this collective, on all ranks
         return 0.0
     comm.mpi.Barrier() if comm.mpi else comm.barrier()
     began, told, result = time.monotonic(), None, None
@@ -105,7 +105,7 @@ def test_ranks_with_devices_that_differ_are_told(ranks, executor):  # noqa: F811
 
 
 def left(mpi):
-    """A call by messages that ranks do not agree in is over: no call is under way, and the next one is like any."""
+    """A mismatch in a call by messages leaves no call under way, and the next call works."""
     with gc.Communicator.from_mpi(mpi, executor="mpi", timeout=seconds(60)) as comm:
         for _ in range(2):
             with pytest.raises(gc.MismatchError):
@@ -132,7 +132,7 @@ def test_the_file_that_is_named_is_the_users_at_the_end_of_a_context_too():
         def __exit__(self, *raised):
             return None
 
-    assert Context()(call_site)().startswith(f"{__file__}:")  # its caller is contextlib
+    assert Context()(call_site)().startswith(f"{__file__}:")  # called by contextlib
 
 
 def test_threads_that_do_not_wait_are_told_later():
@@ -147,7 +147,7 @@ def test_threads_that_do_not_wait_are_told_later():
 
 
 def told_later(mpi, executor):
-    """Who does not wait to compare is told in the call, or in a later one; then the communicator has failed."""
+    """Under the deferred check a mismatch raises in the call or in a later call, and revokes the communicator."""
     for way in ("op", "dtype", "refusal"):
         with gc.Communicator.from_mpi(mpi, executor=executor, check="deferred", timeout=seconds(60)) as comm:
             x = numpy.arange(4000.0)
@@ -176,7 +176,7 @@ def test_who_does_not_wait_is_told_later(ranks, executor, device):  # noqa: F811
 
 
 def words_come_late(mpi):
-    """Rank 2 shows rank 0, on its node, that ranks differ, and no more; the words reach rank 0 after that."""
+    """Rank 0 learns of a mismatch from rank 2, on the same node, and waits for the words of the calls."""
     with on_two_nodes(mpi, None) as comm:
         preflight, x, asked = comm._preflight, numpy.arange(3.0), []
         wire, explain = preflight._wire, preflight.explain
@@ -192,7 +192,7 @@ def words_come_late(mpi):
 
         preflight._wire = SimpleNamespace(Irecv=receive, Isend=wire.Isend)
         preflight.explain = explained
-        comm._has_aborted = True  # nor is rank 0 told by messages that others go no further
+        comm._has_aborted = True  # nor does rank 0 receive abort messages
         with pytest.raises(gc.ArgumentError if comm.rank == CULPRIT else gc.PeerError) as told:
             comm.all_reduce(x, op="nonsense" if comm.rank == CULPRIT else "sum", algorithm="ring")
         assert told.value.code == ("GC-OP" if comm.rank == CULPRIT else "GC-PEER")
@@ -204,11 +204,11 @@ def test_words_that_come_late_are_waited_for(ranks):  # noqa: F811
     ranks(words_come_late, 3, env={"GPUCOLL_CHECK": "deferred"}, timeout=20)
 
 
-LONGER, ROOM, BEHIND = 1 << 18, 4, 1 << 18  # elements: of a message, of the room for it, and of what lies behind
+LONGER, ROOM, BEHIND = 1 << 18, 4, 1 << 18  # elements of a message, of its destination, of the memory behind
 
 
 def longer_than_the_room(mpi, way):
-    """Of a message that is longer than the room for it nothing is written behind the room."""
+    """A message longer than its destination writes nothing behind the destination."""
     with gc.Communicator.from_mpi(mpi, executor=None if way == "device" else "mpi", timeout=seconds(60),
                                   check="full" if way == "recv" else "deferred") as comm:
         memory = numpy.full(ROOM + BEHIND, 7.0)

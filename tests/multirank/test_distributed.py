@@ -1,4 +1,4 @@
-"""gpucoll.distributed on NumPy arrays: values, what is written where, objects, and every refusal."""
+"""gpucoll.distributed on NumPy arrays: values, the arrays written, objects, and every refusal."""
 
 import contextlib
 
@@ -61,7 +61,7 @@ def movements(mpi, dtype, async_op):
 
 
 def into_tensors(mpi, async_op):
-    """Concatenated, stacked and in one row; also where one side is a slot of the other, or has gaps."""
+    """Gather and reduce-scatter tensors: concatenated, stacked, in one row, with gaps, and in place (as a slot)."""
     with world(mpi) as (rank, size):
         everyone = numpy.stack([data(peer) for peer in range(size)])
         for shape in ((2 * size, 3), (size, 2, 3), (6 * size,)):
@@ -85,7 +85,7 @@ def into_tensors(mpi, async_op):
 
 
 def in_parts(mpi, async_op):
-    """Blocks of one length, and of different lengths and shapes; lists, and arrays with split sizes."""
+    """Exchange blocks of equal and different lengths and shapes, as lists and as arrays with split sizes."""
     with world(mpi) as (rank, size):
         outs = [numpy.zeros((peer + 1, 2)) for peer in range(size)]
         done(dist.all_gather(outs, data(rank, (rank + 1, 2)), async_op=async_op), async_op)
@@ -106,7 +106,7 @@ def in_parts(mpi, async_op):
              async_op)
         same(out, expected)
 
-        room = numpy.zeros((2, 3, size))  # no two of its entries share an element, but their bytes interleave
+        room = numpy.zeros((2, 3, size))  # the slices share no element, but their bytes interleave
         done(dist.all_gather([room[..., peer] for peer in range(size)], data(rank), async_op=async_op), async_op)
         same(room, numpy.stack([data(peer) for peer in range(size)], -1))
         numbers, nothing = [numpy.array(0) for _ in range(size)], [numpy.zeros((0, 2)) for _ in range(size)]
@@ -176,7 +176,7 @@ def objects(mpi):
 
 
 def refused_objects(mpi):
-    """Whoever refuses says so, and the others raise PeerError; nothing is written, and the group goes on."""
+    """A refusal on one rank is PeerError on the other ranks; nothing is written, and the group stays usable."""
     with world(mpi) as (rank, size):
         kept = [None] * size
         cases = [
@@ -192,7 +192,7 @@ def refused_objects(mpi):
             if rank != 1:
                 assert refused.value.ranks == (1,)
         assert kept == [None] * size
-        own, room = [0] * (1 if rank == 0 else 2), [0] * (rank != 1)  # what no check before the messages can find
+        own, room = [0] * (1 if rank == 0 else 2), [0] * (rank != 1)  # only the messages reveal this error
         with pytest.raises(gc.ArgumentError, match="has 2 objects") if rank else contextlib.nullcontext():
             dist.broadcast_object_list(own, 0)
         with pytest.raises(gc.ArgumentError, match="room for 1") if rank == 1 else contextlib.nullcontext():
@@ -202,7 +202,7 @@ def refused_objects(mpi):
 
 
 def wrong_arguments(mpi):
-    """A typed error on every rank before data moves: every array is as it was, and the next call works."""
+    """Wrong arguments raise a typed error on every rank before data move: no array changes, and the next call works."""
     with world(mpi) as (rank, size):
         x, memory, group, other = data(rank), numpy.zeros((size + 1, 2, 3)), dist.new_group(), 1 - rank
         outs, single = list(memory[:size]), dist.all_to_all_single
@@ -237,7 +237,7 @@ def wrong_arguments(mpi):
 
 
 def lengths_differ(mpi):
-    """What only another rank knows: MismatchError on who has too much or too little room, nothing written."""
+    """A rank with an output of the wrong length raises MismatchError when the blocks arrive, and nothing is written."""
     with world(mpi) as (rank, size):
         outs = [numpy.zeros(3 if (rank, peer) == (0, 1) else 2) for peer in range(size)]
         work = dist.all_to_all(outs, [numpy.ones(2) for _ in range(size)], async_op=True)

@@ -1,4 +1,4 @@
-"""gpucoll.distributed: groups, messages between two ranks, barriers that name who is missing, start and end."""
+"""gpucoll.distributed: groups, messages between two ranks, barriers naming missing ranks, start and end."""
 
 import datetime
 import sys
@@ -13,7 +13,7 @@ from pace import seconds
 
 
 def in_groups(mpi):
-    """`src` and `dst` are ranks of the world; who is not in the group is warned and does nothing."""
+    """In a group, `src` and `dst` are ranks of the world; a rank outside the group is warned and does nothing."""
     with world(mpi) as (rank, size):
         odd, members = dist.new_group(rank for rank in range(size) if rank % 2), list(range(1, size, 2))
         if rank not in members:
@@ -38,7 +38,7 @@ def in_groups(mpi):
         dist.all_gather_object(found, rank, group=odd)
         assert found == members
         dist.monitored_barrier(odd, timeout=seconds(60))
-        for call in (dist.broadcast, dist.gather, dist.scatter, dist.reduce):  # of rank 0, which is not in the group
+        for call in (dist.broadcast, dist.gather, dist.scatter, dist.reduce):  # with root 0, outside the group
             with pytest.raises(gc.ArgumentError, match="not one of the group's ranks"):
                 call(x, group=odd)
         dist.destroy_process_group(odd)
@@ -69,7 +69,7 @@ def outside(group, rank):
 
 
 def many_groups(mpi):
-    """Groups of all kinds of iterables, in the order of ranks or in the order given; two of them at a time."""
+    """Make groups from all kinds of iterables, in rank order or in the given order; use two groups at a time."""
     with world(mpi) as (rank, size):
         everyone, x, y = dist.new_group(), data(rank), data(rank)
         for ranks in (range(size), {*range(size)}, numpy.arange(size)[::-1], {0: "a", 1: "b"}):
@@ -124,7 +124,7 @@ def messages(mpi):
 
 
 def from_anybody(mpi):
-    """Messages from any rank; a deadline, of the group or of one wait, is told from an error, and the call goes on."""
+    """Receive from any rank; a timeout of the group or of one wait is no failure, and the call goes on."""
     with world(mpi) as (rank, _):
         impatient = dist.new_group(timeout=datetime.timedelta(seconds=0.1))
         came, late = numpy.zeros(2), numpy.zeros(1)
@@ -150,14 +150,14 @@ def from_anybody(mpi):
 
 
 def missing_ranks(mpi):
-    """Who does not come is named by all who do, and the group goes on."""
+    """All ranks in a monitored barrier name the missing ranks, and the group stays usable."""
     with world(mpi) as (rank, _):
         patience = seconds(60)
-        for _ in range(20):  # rank 0 tells of the next while others are still in this one
+        for _ in range(20):  # rank 0 may announce the next barrier while other ranks are still in this barrier
             dist.monitored_barrier(timeout=patience)
         dist.monitored_barrier(timeout=datetime.timedelta(seconds=patience), wait_all_ranks=True)
         if rank == 2:
-            dist.barrier()  # comes late, and finds the verdict
+            dist.barrier()  # rank 2 enters the monitored barrier late, after the verdict
         with pytest.raises(gc.CollectiveTimeout, match="" if rank == 2 else "rank 2 did not come within") as late:
             dist.monitored_barrier(timeout=patience if rank == 2 else seconds(1))
         assert late.value.ranks == (2,)

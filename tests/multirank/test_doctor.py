@@ -15,7 +15,7 @@ from gpucoll.doctor import facts, probes
 from pace import seconds
 from ranks import run_job
 
-# The command with no more than one round of its self-test.
+# The command with a single round of the self-test, to save time.
 QUICK = ("import gpucoll.cli, os, sys, gpucoll.doctor as doctor; doctor.SECONDS = 0.0; {}; "
          "code = gpucoll.cli.main(['doctor', *sys.argv[1:]]); print(f'exit {{code}}', file=sys.stderr); sys.exit(code)")
 
@@ -39,7 +39,7 @@ def test_alone_it_is_one_json_object_that_says_nothing_of_the_user(launcher):
 
 
 def measured(comm, pair, hosts):
-    """Which links are slow, of all, where messages between two ranks are later than a busy machine's."""
+    """Delay messages between the two ranks of `pair`; return for each link whether the probes found the link slow."""
     def send(buffer, peer, tag):
         time.sleep(0.05 if {comm.rank, peer} == set(pair) else 0.0)  # the planted fault
         return comm.Isend(buffer, peer, tag)
@@ -58,7 +58,7 @@ def test_a_delaying_link_is_found_and_named(ranks):
 
 
 def examined(comm):
-    """The exit code and what is printed where rank 1 has wrong results."""
+    """Return the exit code and the output of the doctor, with wrong results on rank 1."""
     output = io.StringIO()
     quick = mock.patch.object(doctor, "SECONDS", 0.0)
     with gc.Communicator.from_mpi(comm) as own, contextlib.redirect_stdout(output), quick:
@@ -75,7 +75,7 @@ def test_a_wrong_result_on_one_rank_is_everyones_exit_code(ranks):
     assert any("all_gather" in problem["text"] and "on rank 1" in problem["text"] for problem in found["problems"])
 
 
-# Rank 1 never answers; rank 0, the other one of the only pair, gives up soon.
+# Rank 1 never answers; rank 0, the other rank of the only pair, gives up soon.
 DEAD = ("bounce = doctor.probes._bounce; doctor.probes._bounce = lambda mpi, *call: __import__('time').sleep(600) "
         "if mpi.rank == 1 else bounce(mpi, *call[:-1], 0.2)")
 

@@ -1,4 +1,4 @@
-"""Short calls that come again and again are eager: a rank goes on without the ranks that it does not read of."""
+"""Repeated short calls are eager: a rank goes on without waiting for ranks whose data the rank does not read."""
 
 import functools
 
@@ -13,8 +13,8 @@ from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds
 from ranks import RankError, RanksHung
 
-ALIKE = 4  # calls before the first eager one
-AHEAD = SLOTS - 1  # calls that a rank may be ahead
+ALIKE = 4  # equal calls before the first eager call
+AHEAD = SLOTS - 1  # the most calls for a rank to be ahead of its readers
 COUNT = 6  # elements
 
 
@@ -23,7 +23,7 @@ def values(rank, turn, count=COUNT):
 
 
 def is_eager(comm):
-    """Whether the last call was, on any rank."""
+    """Return whether the last call was eager on any rank. (`call_count` is the number of the last call.)"""
     return any(comm._engine.is_eager(rank, comm._engine.call_count) for rank in range(comm.size))
 
 
@@ -54,7 +54,7 @@ def scan(comm, turn):
 
 @on_shared
 def goes_on(comm, call, givers):
-    """The ranks that only give make as many calls as there are slots for, while the others are not in any of them."""
+    """Let the ranks that only send make AHEAD calls while the other ranks are in none of the calls."""
     for turn in range(ALIKE + 1):
         call(comm, turn)
     gives = comm.rank in givers
@@ -71,7 +71,7 @@ def goes_on(comm, call, givers):
     assert not is_eager(comm)
     for turn in range(3):
         call(comm, 300 + turn)
-        assert is_eager(comm)  # at once: calls like it have been in a row
+        assert is_eager(comm)  # at once: enough equal calls were made in a row before
         comm.all_reduce(numpy.ones(turn + 1))
 
 
@@ -85,7 +85,7 @@ def test_a_rank_that_only_gives_goes_on(ranks, call, givers):  # noqa: F811
 
 @on_shared
 def long_inputs(comm):
-    """As many bytes as a slot has are eager, more are not; the length and the root change in between."""
+    """Inputs up to the size of a slot are eager, longer inputs are not; length and root change in between."""
     for root, count, fits in ((0, 2048, True), (1, 2049, False), (2, 1, True), (2, 2, True)):
         for turn in range(ALIKE + SLOTS):
             x = values(root, turn, count) if comm.rank == root else numpy.zeros(count, numpy.int64)
@@ -99,10 +99,10 @@ def test_a_slot_holds_16_kib(ranks):  # noqa: F811
 
 @on_shared
 def other_shapes(comm):
-    """A root that scatters another shape after eager calls tells the other ranks, which have no shape of their own."""
+    """After eager calls a root may scatter another shape: ranks without `out` know no shape, and must be told."""
     for turn in range(20):
         for count in (3, 5):
-            for _ in range((ALIKE + 3) * (turn < 2) + 1):  # in the end a shape for each call
+            for _ in range((ALIKE + 3) * (turn < 2) + 1):  # from turn 2 on, every call changes the shape
                 x = numpy.stack([values(other, turn, count) for other in range(comm.size)]) if comm.rank == 0 else None
                 assert (comm.scatter(x) == values(comm.rank, turn, count)).all()
 
@@ -112,7 +112,7 @@ def test_a_root_of_eager_calls_may_scatter_another_shape(ranks):  # noqa: F811
 
 
 def differ_after(mpi, way, culprit):
-    """After eager calls one rank makes another call: all are told, and nothing of its own is overwritten."""
+    """If one rank makes another call after eager calls, all ranks raise, and the culprit's array is not overwritten."""
     with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(20)) as comm:
         for turn in range(ALIKE + 5):
             broadcast(comm, turn)
@@ -137,7 +137,7 @@ def test_a_rank_that_differs_after_eager_calls_is_told(ranks, way, culprit):  # 
 
 
 def differ_behind(mpi):
-    """Rank 1 differs in a call that the root has left long ago, and rank 2 has not: it is the culprit all the same."""
+    """Rank 1 is named for a mismatch in a call left long ago by the root, although rank 2 has not made the call yet."""
     with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(20)) as comm:
         for turn in range(ALIKE + 5):
             broadcast(comm, turn)
@@ -161,7 +161,7 @@ def test_a_rank_that_differs_where_the_root_is_far_ahead_is_the_culprit(ranks): 
 
 
 def root_differs(mpi):
-    """The root of eager calls makes another one, while the others wait for the next."""
+    """If the root makes another call while the other ranks wait for the next eager call, all ranks name the root."""
     with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(20)) as comm:
         for turn in range(ALIKE + 5):
             broadcast(comm, turn)
@@ -189,6 +189,6 @@ def on_mutant(mpi, changes, body, arguments):
 @pytest.mark.parametrize("name", engine_mutants.EAGER)
 def test_mutants_are_caught(ranks, name):  # noqa: F811
     changes, body, arguments, size = engine_mutants.EAGER[name]
-    engine_mutants.changed(changes)  # can be planted
+    engine_mutants.changed(changes)  # raises unless the mutant can be planted
     with pytest.raises((RankError, RanksHung)):
         ranks(on_mutant, size, changes, body, arguments, timeout=20)

@@ -1,4 +1,4 @@
-"""At the edges: what is refused leaves nothing, what one rank is denied all are told, what is closed is gone."""
+"""Edge cases: refused calls leave nothing behind, failures of one rank reach all ranks, closing frees everything."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,7 @@ EMULATED = {"GPUCOLL_DEVICE": "emulated"}
 
 
 def refusal(call):
-    """The kind, the code and the culprits of what a call raises."""
+    """Return the type, the code and the culprits of the error raised by a call."""
     with pytest.raises(gc.GpucollError) as error:
         call()
     return type(error.value).__name__, error.value.code, error.value.ranks
@@ -29,7 +29,7 @@ def refusal(call):
 
 @program
 def nothing_is_queued(comm):
-    """Kernels that prepare a call belong to the call: neither a refused nor a planned one has enqueued any."""
+    """Kernels preparing a call run with the call: a refused call or a new plan enqueues no kernel."""
     comm.all_reduce(numpy.ones(3))
     (gpu,) = comm._gpus.values()
     queue, strided = gpu.space(None).stream.queue, numpy.zeros(140, numpy.float32)[::2]
@@ -45,7 +45,7 @@ def nothing_is_queued(comm):
 
 @program
 def odd_arrays(comm):
-    """An array may begin at any byte, as input and as output, and a root's may be read-only."""
+    """Inputs and outputs may begin at any byte address, and the array of a root may be read-only."""
     x, out = (numpy.frombuffer(bytearray(401), numpy.float32, 100, 1) for _ in range(2))
     x[...] = numpy.arange(100) + comm.rank
     for algorithm in ("auto", "ring", "one_shot"):
@@ -71,7 +71,7 @@ def test_odd_arrays_on_the_host(ranks, executor):
 
 @program
 def grouped(comm):
-    """Messages of two ranks with one tag meet in the order of the calls, whatever kind of call they are."""
+    """In a group, messages of two ranks with one tag match in the order of the calls, of whatever kind."""
     other, outs = 1 - comm.rank, [numpy.zeros(1) for _ in range(3)]
     with comm.group():
         comm.recv(outs[0], other)
@@ -91,7 +91,7 @@ def test_messages_of_a_group_keep_their_order(ranks):
 
 @program
 def told(comm):
-    """What is wrong on rank 1 alone is an error of all ranks, and the communicator goes on."""
+    """A wrong argument or a lack of memory on rank 1 alone is an error of all ranks; the communicator stays usable."""
     last = comm.rank == 1
     calls = {"GC-SPLIT": lambda: comm.split(0, 1 << 31 if last else 0),
              "GC-DTYPE": lambda: comm.all_gather_v(numpy.zeros(3, [("\u00e9" * 300, "f4")] if last else "f4"))}
@@ -120,7 +120,7 @@ def told(comm):
 
 
 class Denied(neighbours.Segment):
-    """Memory of a process that may open no more files."""
+    """Shared memory refused to a process that may open no more files."""
 
     def __init__(self, nbytes, *, shared=True):
         if shared:
@@ -134,14 +134,14 @@ def test_what_one_rank_is_denied_all_are_told(ranks):
 
 @program
 def left(comm, algorithm):
-    """A rank that leaves the block by an error is named to those who wait for it, and to who meets these later."""
+    """A rank leaving the block by an error is named by the ranks waiting for it, and by ranks meeting these later."""
     with contextlib.suppress(KeyError), comm.split(0) as part:
         part.all_reduce(numpy.ones(2))
-        comm.barrier()  # nobody is in that call any more
+        comm.barrier()  # no rank is in the all_reduce any more
         if comm.rank == 2:
             raise KeyError
         if comm.rank == 1:
-            comm.barrier()  # until rank 0, which it looks at first, has been told
+            comm.barrier()  # rank 1 looks at rank 0 first: wait until rank 0 has raised
         assert refusal(lambda: part.all_reduce(numpy.ones(2), algorithm=algorithm)) == (
             "RankFailedError", "GC-RANK", (2,))
         if comm.rank == 0:
@@ -174,7 +174,7 @@ def test_options_unlike_on_ranks_are_refused_by_all(ranks):
 
 @program
 def forked(comm):
-    """A child's calls are refused, its end is no end of its parent's calls, and the parent goes on."""
+    """Calls of a forked child are refused; the end of the child does not end calls of the parent."""
     work, (reader, writer) = comm.all_reduce(numpy.ones(3), algorithm="ring", async_op=True), os.pipe()
     again = comm.plan("all_reduce", numpy.ones(2))
     again()
@@ -225,7 +225,7 @@ COLLECTING = threading.Lock()
 
 
 def held():
-    """The pages of memory, descriptors, maps of memory and threads of this process; not what malloc keeps for later."""
+    """Return the memory pages, descriptors, mappings and threads of this process, after trimming malloc's reserves."""
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/maps") as maps, open("/proc/self/statm") as memory:
         pages = int(memory.read().split()[1])
@@ -234,8 +234,7 @@ def held():
 
 @program
 def gone(comm, count, is_closed):
-    """What a process holds after some communicators have been made, used, and closed or dropped, and after many more.
-    """
+    """Making, using, and closing or dropping many communicators does not grow the resources held by the process."""
     def make(times):
         for _ in range(times):
             part = comm.split(0)
@@ -245,8 +244,8 @@ def gone(comm, count, is_closed):
             if is_closed:
                 part.close()
             del part
-        comm.barrier()  # every thread has left its own
-        with COLLECTING:  # where one collects, another one's call would return at once
+        comm.barrier()  # every thread has dropped its communicator
+        with COLLECTING:  # `collect` returns at once while another thread collects
             collect()
 
     make(20)
@@ -257,9 +256,9 @@ def gone(comm, count, is_closed):
         time.sleep(1e-3)
     after = held()
     assert all(more < few + count for few, more in zip(before[1:], after[1:], strict=True)), (before, after)
-    if is_closed or comm.mpi is None:  # MPI's part of one that was dropped stays
-        made = count * (comm.size if comm.mpi is None else 1)  # all ranks are threads of this process, or one is
-        assert after[0] < before[0] + made + 1000, (before, after)  # a page for each is too much, a few MB are not
+    if is_closed or comm.mpi is None:  # MPI's part of a dropped communicator stays
+        made = count * (comm.size if comm.mpi is None else 1)  # this process has all ranks as threads, or a single rank
+        assert after[0] < before[0] + made + 1000, (before, after)  # less than a page each, plus 4 MB
 
 
 WAYS = [pytest.param({}, id="shared"), pytest.param({"GPUCOLL_EXECUTOR": "mpi"}, id="mpi", marks=pytest.mark.slow),
@@ -276,7 +275,7 @@ def test_what_is_closed_is_gone(ranks, count, env, request):
 
 @pytest.mark.parametrize("env", WAYS)
 def test_what_is_dropped_is_gone(ranks, env, request):
-    """Its files, its mappings and its threads; MPI has no call that one rank could make to free its part."""
+    """A dropped communicator frees files, mappings and threads; MPI's part stays, since MPI frees collectively."""
     if env is EMULATED:
         request.getfixturevalue("emulated_kernels")
     ranks(gone, 3, 40, False, env=env, timeout=1200)

@@ -1,4 +1,4 @@
-"""The engine: schedules between processes of a node, carried out in C++."""
+"""The engine: schedules between processes of a node, run in C++."""
 
 import contextlib
 import itertools
@@ -34,7 +34,7 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "gather", "all_gather", "all
 
 
 def values(count, *key):
-    """What nobody else has in any other turn."""
+    """Return values unique to this key of ranks and turns."""
     return numpy.arange(count) * 3 + sum(1000 ** place * one for place, one in enumerate(key))
 
 
@@ -85,7 +85,7 @@ class Case:
             assert oracle.same_bits(found, expected), (self._options, self._count, number)
         if self._collective != "broadcast":
             assert self._collective == "barrier" or oracle.same_bits(x, self.given(self._comm.rank, number))
-            x[...] = -1  # no rank reads it any more
+            x[...] = -1  # no rank reads `x` any more
         if found is not None:
             found[...] = -2
 
@@ -98,7 +98,7 @@ def cases(comm, collectives=COLLECTIVES):
 
 @on_shared
 def fresh_data(comm):
-    """Both halves, of three lengths, more than once; results are new each time and inputs may change at once."""
+    """Repeated calls of three lengths, in both halves of a segment, give new results; inputs may change at once."""
     for collective, algorithm, root in cases(comm):
         for count in (1, 700, TINY // 8 // comm.size):
             case = Case(comm, collective, algorithm, count, root)
@@ -111,7 +111,7 @@ def fresh_data(comm):
 
 @on_shared
 def every_kind(comm):
-    """Every dtype and op, bit for bit; a mean is divided."""
+    """Every dtype and op gives the exact bits, also of averages."""
     for algorithm, name, op in itertools.product(("ring", "tree", "recursive_doubling"), DTYPES, OPS):
         if oracle.legal(op, name):
             everyone = programs.inputs(op, name, comm.size, (37,))
@@ -123,7 +123,7 @@ def every_kind(comm):
 
 @on_shared
 def beside_python(comm):
-    """Some ranks walk in C++ while others do the same call in Python; long calls and asynchronous ones between."""
+    """Run a call in C++ on some ranks and in Python on others (strided arrays), between long and asynchronous calls."""
     rank, size = comm.rank, comm.size
     long, total = (comm.zeros(TINY // 4, numpy.int64) for _ in range(2))
     long[:] = 1
@@ -133,7 +133,7 @@ def beside_python(comm):
             wide = numpy.empty((*case.x.shape[:-1], 2 * 50), numpy.int64)
             case.turn(turn, wide[..., ::2] if turn > 2 and (turn + rank) % 2 else None)
             if turn % 3 == 2 or turn % 5 == 3:
-                assert (comm.all_reduce(long, total, algorithm="ring") == size).all()  # read where it is
+                assert (comm.all_reduce(long, total, algorithm="ring") == size).all()  # read in place
             if turn % 4 == 3:
                 work = comm.all_reduce(long[:9], algorithm="tree", async_op=True)
                 assert (work.wait() == size).all()
@@ -141,7 +141,7 @@ def beside_python(comm):
 
 @on_shared
 def the_bits_of_messages(comm):
-    """Rounding depends on the order of additions, which is the schedule's."""
+    """Engine and Python give the same bits: rounding depends on the schedule's order of additions."""
     random = numpy.random.default_rng(comm.rank)
     with mock.patch("gpucoll.executors.shared.library", return_value=None), \
             gc.Communicator.from_mpi(comm.mpi, executor="mpi") as messages:  # Python's walker, not the engine
@@ -153,7 +153,7 @@ def the_bits_of_messages(comm):
 
 
 def roots_return(mpi):
-    """Where calls are compared with whom one reads from, who reads from nobody returns, and learns of it later."""
+    """Under the deferred check a root, reading from no rank, returns from a mismatch and raises in a later call."""
     x, out = numpy.arange(12.0), numpy.zeros(12)
     with gc.Communicator.from_mpi(mpi, executor="shared", check="deferred", timeout=seconds(60)) as comm:
         for _ in range(3):
@@ -169,7 +169,7 @@ def roots_return(mpi):
 
 
 def another_root_is_told_later(mpi):
-    """A broadcast ends on a rank that takes itself for the root, as on the others: it is told where they meet next."""
+    """If a second rank acts as the root of a broadcast, the call ends on all ranks, and the next common call raises."""
     x, out = numpy.arange(12.0), numpy.zeros(12)
     with gc.Communicator.from_mpi(mpi, executor="shared", check="deferred", timeout=seconds(60)) as comm:
         for _ in range(3):
@@ -185,9 +185,9 @@ LOOKS = 3
 
 
 def one_fails_later(mpi):
-    """A call to which all have done their part ends well, although one of them has failed since.
+    """A call ends well if all ranks have done their parts, although a rank has failed since.
 
-    The guard's grace is longer than rank 1 may be late on a loaded machine: the engine alone is tested here.
+    The guard's grace outlasts any delay of rank 1 on a loaded machine, so that only the engine is tested.
     """
     with (mock.patch.object(guard, "GRACE", seconds(60)),
           gc.Communicator.from_mpi(mpi, executor="shared", check="deferred", timeout=seconds(60)) as comm):
@@ -198,11 +198,11 @@ def one_fails_later(mpi):
         failed, looks = comm._host.executors[0]._node_ranks.words[0], itertools.count()
 
         def look():
-            """Count the looks of a rank that waits, once rank 0 has failed; let rank 1 go on at the last of them."""
+            """Count the polls of the waiting rank after the failure of rank 0; wake rank 1 at poll number LOOKS."""
             if failed[FAILURE] and next(looks) == LOOKS:
                 mpi.send(None, 1)
 
-        if comm.rank == 2:  # sleeps, looks at what others do, and sleeps again
+        if comm.rank == 2:  # rank 2 polls the other ranks between sleeps
             comm._waits.hooks.append(look)
         if comm.rank == 1:  # late
             mpi.recv(source=2)
@@ -214,18 +214,18 @@ def one_fails_later(mpi):
 
 
 class Interrupt(Exception):
-    """What a signal's handler raises."""
+    """The exception raised by the signal handler."""
 
 
 def interruptible(mpi, comm, x):
-    mpi.Barrier()  # then the other rank sends the signal
+    mpi.Barrier()  # afterwards the other rank sends the signal
     comm.all_reduce(x, algorithm="ring")
-    while True:  # the signal comes after the call at the latest
+    while True:  # the signal may also arrive after the call
         os.sched_yield()
 
 
 def interrupted(mpi):
-    """What a handler raises while a walk waits is not lost, although the others come at that moment."""
+    """An exception raised by a signal handler during a wait is not lost, even if the awaited rank arrives meanwhile."""
     def handler(*_):
         raise Interrupt
 
@@ -251,7 +251,7 @@ def interrupted(mpi):
 
 
 def one_is_missing(mpi):
-    """Who never comes is waited for until the deadline, and no longer."""
+    """A missing rank is awaited until the deadline, and no longer."""
     comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=2)
     x = numpy.ones(5)
     for _ in range(2):
@@ -287,7 +287,7 @@ def on_mutant(mpi, changes, body, arguments=()):
 @pytest.mark.parametrize("name", engine_mutants.CALLS)
 def test_mutants_are_caught(ranks, name):  # noqa: F811 (the fixture)
     changes, body, arguments, size = engine_mutants.CALLS[name]
-    engine_mutants.changed(changes)  # can be planted
+    engine_mutants.changed(changes)  # raises unless the mutant can be planted
     with pytest.raises(RankError):
         ranks(on_mutant, size, changes, body, arguments)
 
@@ -298,7 +298,7 @@ def test_ten_million_calls_leave_nothing_behind(ranks):  # noqa: F811 (the fixtu
 
 
 def many(mpi, parts=10, turns=200_000):
-    """No memory, no descriptor, no thread. Minutes, where ranks share cores with others."""
+    """Ten million calls leave no memory, descriptor or thread behind. Takes minutes if ranks share cores."""
     def litter():
         with open("/proc/self/statm") as file:
             resident = int(file.read().split()[1])

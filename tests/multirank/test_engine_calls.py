@@ -1,4 +1,4 @@
-"""Calls between processes of a node that a table of calls could take for others, or do otherwise than Python."""
+"""Calls between processes of a node that the engine's table of calls could confuse, or run differently from Python."""
 
 import functools
 import os
@@ -18,7 +18,7 @@ from pace import seconds
 
 @on_shared
 def ops_of_the_users_own(comm):
-    """By every algorithm, of lengths that are copied and that are not, more than once."""
+    """A user's op works with every algorithm, for lengths that are copied and lengths read in place, repeatedly."""
     op = gc.elementwise_op("a + b - a * b", 0)
     for algorithm in ("auto", *gc.algorithms("all_reduce", size=comm.size)):
         for count in (5, TINY // 8 + 1, SMALL // 8 + 1):
@@ -29,7 +29,7 @@ def ops_of_the_users_own(comm):
 
 @on_shared
 def a_root_only_reads(comm):
-    """What a root sends may be read-only, also where a call like it was made with an array that is not."""
+    """The root's array may be read-only, also after an equal call with a writeable array."""
     for algorithm in gc.algorithms("broadcast", size=comm.size):
         for count in (100, TINY // 8 + 9):
             for turn in range(4):
@@ -39,7 +39,7 @@ def a_root_only_reads(comm):
 
 
 def words_that_begin_alike(mpi):
-    """Calls that differ in the last of many words."""
+    """Calls that differ only in the last of many words raise MismatchError."""
     tails = ["a + b" + " + a - a" * 40 + f" + {number} * (a - a)" for number in (0, mpi.rank)]
     with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as comm:
         assert (comm.all_reduce(numpy.ones(3), op=gc.elementwise_op(tails[0])) == comm.size).all()
@@ -50,7 +50,7 @@ def words_that_begin_alike(mpi):
 
 @on_shared
 def calls_are_resolved_once(comm):
-    """Whatever their length and memory, and whether there is a place for the result."""
+    """Repeated calls are not resolved again, whatever the length and the memory, with `out` or without."""
     for count in (9, TINY // 8 + 9, SMALL // 8 + 9):
         for memory in (numpy.zeros, comm.zeros):
             x, out = memory(count, "f8"), memory(count, "f8")
@@ -68,7 +68,7 @@ def calls_are_resolved_once(comm):
 
 
 def calls_change_where_their_result_goes(mpi):
-    """Apart, in place and in new memory by turns, each by every algorithm. No two calls have one input."""
+    """Results go to another array, in place and to new memory by turns, with every algorithm and new data per call."""
     for executor, count in (("shared", 3), ("shared", SMALL // 8 + 1), ("mpi", 3)):
         with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
             for name in ("all_reduce", "reduce", "scan", "exscan", "all_to_all", "all_gather", "gather"):
@@ -97,7 +97,7 @@ def _by_turns(comm, name, algorithm, count):
 
 @on_shared
 def a_signal_in_a_call_of_the_users_own(comm):
-    """Who calls from a handler is told so, and the call that it has interrupted ends well."""
+    """A collective call from a signal handler raises GC-USAGE, and the interrupted call ends well."""
     x, found = numpy.ones(1000), []
     plan = comm.plan("all_reduce", x, op=gc.elementwise_op("a + b"), algorithm="ring")
     combined = plan()
@@ -108,7 +108,7 @@ def a_signal_in_a_call_of_the_users_own(comm):
         found.append(refused.value.code)
 
     before = signal.signal(signal.SIGUSR1, rings)
-    begin = numpy.errstate.__enter__  # which NumPy's part of a call passes through
+    begin = numpy.errstate.__enter__  # entered by NumPy's part of every call
 
     def interrupted(self):
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -124,15 +124,15 @@ def a_signal_in_a_call_of_the_users_own(comm):
 
 @on_shared
 def long_arrays_are_not_staged(comm):
-    """What others read where it is, is not given memory elsewhere."""
+    """Arrays read in place by other ranks get no staging memory."""
     x = numpy.ones(SMALL // 8 + 1)
     for algorithm in ("two_shot", "ring"):
         comm.all_reduce(x, x, algorithm=algorithm)
-    assert set(comm._host._shared._plans._staging) <= {2}  # scratch
+    assert set(comm._host._shared._plans._staging) <= {2}  # buffer 2 is scratch
 
 
 def passed(call):
-    """How many of our Python files a call passes, and how many lines."""
+    """Return the number of gpucoll's Python files passed by a call, and the number of lines."""
     lines = []
 
     def trace(frame, event, _):
@@ -152,7 +152,7 @@ def passed(call):
 
 @on_shared
 def calls_that_come_again_pass_few_lines(comm):
-    """Of Python's, whatever the algorithm and the length: the engine does them."""
+    """Repeated calls run in the engine, and pass few lines of Python, whatever the algorithm and the length."""
     x, out, other = numpy.ones(9), numpy.empty(9), (comm.rank + 1) % comm.size
     long = numpy.ones(SMALL // 8 + 1)
     calls = {"all_reduce": lambda: comm.all_reduce(x, out), "ring": lambda: comm.all_reduce(x, out, algorithm="ring"),
@@ -164,13 +164,13 @@ def calls_that_come_again_pass_few_lines(comm):
     for name, call in calls.items():
         call()
         call()
-        files, lines = min(passed(call) for _ in range(20))  # who waits long for another rank does so in Python
-        assert files <= (5 if name == "exscan" else 3), name  # the first rank's result is filled in Python
+        files, lines = min(passed(call) for _ in range(20))  # the minimum: long waits for another rank run in Python
+        assert files <= (5 if name == "exscan" else 3), name  # Python fills the result of the first rank
         assert lines <= 120, (name, lines)
 
 
 def calls_by_messages_pass_few_files(mpi):
-    """The method, the instruction, the message, its memory and tag, and the comparison with the place of the call."""
+    """Repeated calls by messages pass few files: method, instruction, message, memory, tag, comparison, call site."""
     with gc.Communicator.from_mpi(mpi, executor="mpi", timeout=seconds(60)) as comm:
         x, out = numpy.ones(9), numpy.empty(9)
         for name, call in {"all_reduce": lambda: comm.all_reduce(x, out), "new": lambda: comm.all_reduce(x),
@@ -178,12 +178,12 @@ def calls_by_messages_pass_few_files(mpi):
                            "barrier": comm.barrier}.items():
             call()
             call()
-            files, _ = min(passed(call) for _ in range(20))  # each look at a message that has not come passes lines
+            files, _ = min(passed(call) for _ in range(20))  # the minimum: polls of a late message run in Python
             assert files <= 10, (name, files)
 
 
 def calls_by_mpi_pass_few_files(mpi):
-    """The method, the compiled call, waits and their pauses, the executor, and what calls are compared by."""
+    """Repeated calls by MPI pass few files: method, compiled call, waits and pauses, executor, comparison."""
     with gc.Communicator.from_mpi(mpi, executor="native", timeout=seconds(60)) as comm:
         call = functools.partial(comm.all_reduce, numpy.ones(9), numpy.empty(9))
         call()

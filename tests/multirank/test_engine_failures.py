@@ -1,4 +1,4 @@
-"""The engine where ranks disagree, are interrupted, stay away or cannot have it: nobody waits for ever."""
+"""The engine with ranks that are interrupted, missing, failed or without the engine: no rank waits for ever."""
 
 import contextlib
 import sys
@@ -17,14 +17,14 @@ from pace import seconds
 
 
 class Rung(Exception):
-    """What a signal's handler raises."""
+    """The exception raised by the signal handler."""
 
 
 @on_shared
 def interrupted(comm, raises):
-    """A rank that a signal takes out of a call cannot go on, and the others hear of it before their deadline.
+    """A rank taken out of a call by a signal is revoked, and the other ranks raise before the deadline.
 
-    A signal that comes while the engine waits is handled where Python is next: at the first line of `slow_wait`.
+    Python handles a signal after the engine's wait, at the first line of `slow_wait`; the test replaces `slow_wait`.
     """
     x, out = numpy.ones(4), numpy.empty(4)
 
@@ -46,7 +46,7 @@ def interrupted(comm, raises):
             call()
         comm.mpi.Send(numpy.ones(1), 1)
     else:
-        if comm.rank == 1:  # who lets the others wait
+        if comm.rank == 1:  # rank 1 keeps the other ranks waiting
             comm.mpi.Recv(numpy.empty(1), 0)
         with pytest.raises(gc.RankFailedError):
             call(2)  # the first may still be complete
@@ -55,7 +55,7 @@ def interrupted(comm, raises):
 
 @on_shared
 def somebody_stays_away(comm):
-    """Who waits for one that never comes ends at the deadline, which is short only then."""
+    """Ranks waiting for a missing rank raise at the deadline, shortened for this call, and later calls are revoked."""
     x, out = numpy.ones(4), numpy.empty(4)
     for _ in range(3):
         comm.all_reduce(x, out, algorithm="one_shot")
@@ -69,7 +69,7 @@ def somebody_stays_away(comm):
 
 @on_shared
 def the_first_failure_is_named(comm):
-    """A rank that passes on the failure of another rank names that rank."""
+    """A rank passing on the failure of another rank names the failed rank."""
     comm.all_reduce(numpy.ones(4))
     if comm.rank == 0:
         comm._host.fail(gc.RankFailedError("rank 2 has failed", ranks=(2,)))
@@ -82,7 +82,7 @@ def the_first_failure_is_named(comm):
 
 @on_shared
 def a_failed_rank_closes(comm):
-    """Ranks that wait for it in a call are told by the engine, before the guard's grace has passed."""
+    """If a failed rank closes, the engine ends the waits of the other ranks before the guard's grace has passed."""
     with mock.patch.object(guard, "GRACE", seconds(600)):
         comm.all_reduce(numpy.ones(4))
         if comm.rank == 0:
@@ -96,7 +96,7 @@ def a_failed_rank_closes(comm):
 
 
 def one_cannot(mpi, what):
-    """All take another way where one rank has no engine, or can map no other's memory."""
+    """All ranks take another way if one rank has no engine, or cannot map the memory of other ranks."""
     name, lacking = {"engine": ("library", lambda: None), "memory": ("neighbours.attach", refuse)}[what]
     patch = mock.patch(f"gpucoll.executors.shared.{name}", lacking) if mpi.rank == 1 else contextlib.nullcontext()
     with patch, gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:

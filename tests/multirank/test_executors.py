@@ -1,6 +1,6 @@
-"""Each executor once between processes: what threads have not, which is MPI itself and memory that the system reaches.
+"""Each executor once between processes, to test the parts unused by threads: MPI, and memory of other processes.
 
-What executors do beside that is held by tests/contract, on threads.
+tests/contract covers everything else about executors, on threads.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def test_every_collective(request, ranks, name):
 @pytest.mark.parametrize("count", [
     5, pytest.param(50, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.nightly)])
 def test_random_programs(ranks, executor, count):
-    """All of them together: what `auto` takes beside named algorithms, asynchronous calls, plans, messages."""
+    """Random programs mix `auto` with named algorithms, asynchronous calls, plans and messages."""
     def test(size, steps):
         ranks(mixed, size, steps, env={"GPUCOLL_EXECUTOR": executor}, timeout=100)
 
@@ -68,7 +68,7 @@ def test_native_collectives_on_all_ops_and_dtypes(ranks_anywhere):
 
 @contextlib.contextmanager
 def large(*, mapped):
-    """Every call as a large one, whose arrays the system copies, or where it forbids that, which are mapped."""
+    """Treat every call as large: arrays are copied by the system or, with `mapped`, mapped because copies fail."""
     with contextlib.ExitStack() as stack:
         for size in ("TINY", "SMALL"):
             stack.enter_context(mock.patch.object(plans, size, 0))
@@ -78,7 +78,7 @@ def large(*, mapped):
 
 
 def over_memory(mpi, mapped):
-    """The bits of messages, by memory of other processes; symmetric memory is read where it is."""
+    """Reading memory of other processes gives the same bits as messages; symmetric memory is read in place."""
     with large(mapped=mapped), gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor="shared") as here, \
             gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor="mpi") as there:
         assert programs.rounded(here, "float32") == programs.rounded(there, "float32")
@@ -97,7 +97,7 @@ def test_memory_of_other_processes(ranks, mapped):
 
 
 def on_two_nodes(mpi, executor):
-    """A communicator whose ranks are told that they are on two nodes in turn."""
+    """Return a communicator with the ranks placed on two pretended nodes in turn."""
     link = MpiLink(mpi, 30.0)
     link.place = link.place._replace(nodes=tuple(rank % 2 for rank in range(mpi.size)))
     with mock.patch("gpucoll.communicator.MpiLink", return_value=link):
@@ -105,7 +105,7 @@ def on_two_nodes(mpi, executor):
 
 
 def several_nodes(mpi):
-    """The hybrid executor reads memory within a node: the bits are those of messages alone; shared is refused."""
+    """The hybrid executor, reading memory within a node, gives the same bits as messages alone; shared is refused."""
     with on_two_nodes(mpi, "shared") as comm, pytest.raises(gc.ArgumentError) as refused:
         comm.all_reduce(numpy.ones(3), algorithm="ring")
     assert refused.value.code == "GC-EXECUTOR"
@@ -125,7 +125,7 @@ def several_nodes(mpi):
 
 
 def one_without_the_engine(mpi, check):
-    """Rank 1 walks its plans in Python: its messages are those of the others' engines, after a refusal too."""
+    """Rank 1 runs plans in Python and exchanges messages with the engines of the other ranks, also after a refusal."""
     lacking = mock.patch("gpucoll.executors.shared.library", return_value=None)
     with lacking if mpi.rank == 1 else contextlib.nullcontext(), \
             gc.Communicator.from_mpi(mpi, executor="mpi", check=check, timeout=seconds(60)) as comm:
@@ -150,7 +150,7 @@ def test_several_nodes_send_messages_and_read_memory(ranks, size):
 
 @program
 def uneven(comm, big):
-    """Blocks of very different lengths: what a rank has says nothing of what the others have."""
+    """Blocks have very different lengths, so that no rank can infer the common algorithm from its own blocks."""
     last = comm.size - 1
     whole = [[numpy.full(big if source == target == last else 1, 100 * source + target)
               for target in range(comm.size)] for source in range(comm.size)]

@@ -1,4 +1,4 @@
-"""After a failure: nothing is written any more, nobody waits for ever, the job ends in order."""
+"""After a failure, nothing is written any more, no rank waits for ever, and the job ends in order."""
 
 import sys
 
@@ -8,7 +8,7 @@ import pytest
 import gpucoll as gc
 from pace import seconds
 
-# Who is late waits until the other has given up, who then watches its memory until the late one is through.
+# Rank 1 is late: it waits until rank 0 has given up. Rank 0 then watches its own memory until rank 1 has finished.
 LATE = """
 import gc as garbage, os, sys, time, numpy, gpucoll as gc
 from mpi4py import MPI
@@ -78,7 +78,7 @@ def test_a_work_dropped_at_the_end_is_completed(mpiexec):
 
 
 def closes(mpi, algorithm):
-    """One rank closes while the other calls: the call is not answered by the shutdown."""
+    """If one rank closes while the other calls, the call times out instead of being completed by the shutdown."""
     mpi.barrier()
     comm = gc.Communicator.from_mpi(mpi, timeout=seconds(0.5))
     if comm.rank:
@@ -88,7 +88,7 @@ def closes(mpi, algorithm):
 
 
 def has_failed(mpi):
-    """A failed rank tells when it closes: the others do not wait for their deadline, which is far beyond the test's."""
+    """A failed rank reports the failure on closing: other ranks do not wait for the deadline, far beyond the test's."""
     comm = gc.Communicator.from_mpi(mpi, timeout=10_000.0)
     if comm.rank == 0:
         with pytest.raises(ZeroDivisionError), comm:
@@ -99,7 +99,7 @@ def has_failed(mpi):
 
 
 def late_to_init(mpi):
-    own = mpi.Dup()  # spoilt by the rank that does not come
+    own = mpi.Dup()  # unusable after this test: one rank does not come
     if mpi.rank:
         with pytest.raises(gc.CollectiveTimeout, match="to make this communicator"):
             gc.Communicator.from_mpi(own, timeout=0.3)

@@ -1,4 +1,4 @@
-"""Nobody waits for ever, and nothing is silent: who dies, leaves, stops or makes another call is told, and named."""
+"""No rank waits for ever: the error names the rank that died, left, stopped or made another call."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ SLOW = pytest.mark.slow
 
 
 def ended(mpiexec, folder, how, executor):
-    """The job of three ranks of which one goes away, and what came of those that could tell."""
+    """Run a job of three ranks in which rank 1 fails; return the outcomes written by ranks, and the job."""
     job = mpiexec(3, sys.executable, JOB, folder, how, executor, timeout=seconds(40))
     return came_of(folder), job
 
@@ -77,7 +77,7 @@ def test_an_exception_that_nobody_catches_ends_the_job(mpiexec, tmp_path, how, n
 
 
 def same_bits(mpi, executor):
-    """The sums of one rank that takes the others' arrays one after the other; nothing else is allowed."""
+    """Deterministic sums equal additions in rank order, bit for bit; algorithms of another order are refused."""
     random = numpy.random.default_rng(generator("deterministic").getrandbits(64))
     rows = random.standard_normal((mpi.size, mpi.size, 37)) * 10 ** numpy.linspace(-2, 2, 37)
     for dtype in ("f4", "f2"):
@@ -123,7 +123,7 @@ def test_numerics_are_checked(ranks):  # noqa: F811
 
 
 def test_a_crash_leaves_a_report(tmp_path, capsys):
-    """Two ranks of which one has died in a call that the other waits in; and one without a file."""
+    """The report of open records shows the last calls, their divergence, missing ranks and ranks without a file."""
     flights = [Flight(tmp_path, "job", rank, 3) for rank in range(2)]
     for _ in range(CALLS + 5):
         for flight in flights:
@@ -165,7 +165,7 @@ def test_a_folder_without_records(tmp_path, capsys):
 
 
 def recorded(mpi, folder):
-    """The engine writes the same records as Python."""
+    """Make the same calls with the default executor and by messages, to record both."""
     import os
 
     os.environ["GPUCOLL_DUMP_DIR"] = folder
@@ -204,7 +204,7 @@ def test_faults_are_spelt_right(text):
 @pytest.mark.parametrize("executor", [None, "mpi"])
 @pytest.mark.parametrize("count", [8, pytest.param(40, marks=SLOW), pytest.param(150, marks=pytest.mark.nightly)])
 def test_random_disagreements(rank_pool, executor, count):
-    """One rank makes another call than the others, in any way: all are told, and who it is."""
+    """If one rank makes another call than the other ranks, in any way, all ranks raise an error naming the culprit."""
     def told(case):
         return rank_pool.run(disagreement.run, case.size, case, env={"GPUCOLL_EXECUTOR": executor}, timeout=100)
 

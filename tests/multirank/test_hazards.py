@@ -1,4 +1,4 @@
-"""What nearby libraries get wrong without a word: other libraries' arrays, and more bytes than 31 bits count."""
+"""Hazards silently mishandled by similar libraries: foreign arrays, and more bytes than 31 bits can count."""
 
 import numpy
 import pytest
@@ -9,7 +9,7 @@ from thread_ranks import on_threads
 
 
 class Interface:
-    """Anything with NumPy's array interface, e.g. an array of a C library."""
+    """An object with NumPy's array interface, e.g. an array of a C library."""
 
     def __init__(self, memory):
         self.memory = memory
@@ -17,7 +17,7 @@ class Interface:
 
 
 class Exchange:
-    """Anything with DLPack and nothing else."""
+    """An object with DLPack and no other interface."""
 
     def __init__(self, memory):
         self.memory, self.__dlpack__, self.__dlpack_device__ = memory, memory.__dlpack__, memory.__dlpack_device__
@@ -25,7 +25,7 @@ class Exchange:
 
 @pytest.mark.parametrize("kind", [Interface, Exchange])
 def test_whatever_shows_its_memory(kind):
-    """It is read without a copy, and written where it is."""
+    """Foreign arrays are read without a copy, and written in place."""
     def program(comm):
         memory, total = numpy.arange(5.0) + comm.rank, comm.size * numpy.arange(5.0) + sum(range(comm.size))
         x, out, told = kind(memory), kind(numpy.zeros(5)), kind(numpy.full(3, comm.rank))
@@ -67,7 +67,7 @@ def test_pytorch_tensors():
 
 
 def large(mpi, algorithm):
-    """More bytes than 31 bits count."""
+    """Move more bytes than 31 bits can count."""
     with gc.Communicator.from_mpi(mpi, timeout=seconds(200)) as comm:
         count = int(2.1 * (1 << 30)) + 3
         x, some = numpy.zeros(count, numpy.uint8), [0, 1 << 20, count - 1]

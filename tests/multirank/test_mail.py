@@ -1,4 +1,4 @@
-"""Messages between processes of a node by the engine: in any order, of any length, more than boxes hold."""
+"""Messages between processes of a node by the engine: in any order, of any length, more than a mailbox holds."""
 
 import gc as collector
 import threading
@@ -13,7 +13,7 @@ import gpucoll as gc
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from ranks import RankError
 
-SHORT, LETTERS = 1 << 13, 8  # bytes of a message in its letter, and letters of a box, as kernels/mail.h has them
+SHORT, LETTERS = 1 << 13, 8  # most bytes of an eager message, and slots of a mailbox, as in kernels/mail.h
 LENGTHS = (0, 1, 7, SHORT // 8, SHORT // 8 + 1, 100_000)
 
 
@@ -23,7 +23,7 @@ def content(count, *key):
 
 @on_shared
 def around(comm):
-    """Each to the next, with new content each time; what was sent may change as soon as the call returns."""
+    """Each rank sends to the next, with new content in each turn; sent arrays may change once the call has returned."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for count in LENGTHS:
         for memory in (numpy.zeros, comm.zeros):
@@ -38,7 +38,7 @@ def around(comm):
 
 @on_shared
 def backwards(comm):
-    """Many are under way, and asked for in another order than they were sent in."""
+    """Many messages are under way, and received in the opposite order of the sends."""
     many = 4 * LETTERS
     for count in (3, 5000):
         if comm.rank == 0:
@@ -54,11 +54,11 @@ def backwards(comm):
 
 @on_shared
 def not_taken(comm):
-    """A rank that takes nothing out of its mailbox finds there the first messages, not the last ones."""
+    """Messages beyond the slots of a mailbox do not overwrite the first messages while the receiver is away."""
     many = 4 * LETTERS
     if comm.rank == 0:
         works = [comm.send(content(3, tag), 1, tag, async_op=True) for tag in range(many)]
-        comm.mpi.Barrier()  # until then rank 1 is in no call of the library
+        comm.mpi.Barrier()  # before this barrier rank 1 is in no call of gpucoll
         for work in works:
             work.wait()
     elif comm.rank == 1:
@@ -70,7 +70,7 @@ def not_taken(comm):
 
 @on_shared
 def same_tag(comm):
-    """Of messages with one tag the first that was sent is the first that is received, asked for before or after."""
+    """Messages with one tag arrive in the order of the sends, with receives posted before or after the sends."""
     if comm.rank == 0:
         for turn in range(3 * LETTERS):
             comm.send(content(4, turn), 1)
@@ -79,7 +79,7 @@ def same_tag(comm):
         for turn in range(3 * LETTERS):
             comm.send(content(4, turn), 1)
     elif comm.rank == 1:
-        comm.recv(numpy.zeros(1), 0, tag=9)  # all others are there by then
+        comm.recv(numpy.zeros(1), 0, tag=9)  # afterwards all messages with tag 0 have arrived
         for turn in range(3 * LETTERS):
             assert (comm.recv(numpy.zeros(4, "i8"), 0) == content(4, turn)).all(), turn
         outs = [numpy.zeros(4, "i8") for _ in range(3 * LETTERS)]
@@ -99,7 +99,7 @@ def to_oneself(comm):
 
 @on_shared
 def lengths(comm):
-    """What is not as long as the place for it is written nowhere; the next message is right."""
+    """A message of another length than its destination raises and writes nothing; the next message is right."""
     for sent, room in ((3, 4), (4, 3), (2000, 3), (3, 2000), (2000, 3000)):
         out = numpy.full(room, -1)
         if comm.rank == 0:
@@ -114,7 +114,7 @@ def lengths(comm):
 
 
 def nobody_sends(mpi):
-    """A message that never comes ends at the deadline, and what comes later is not written into its place."""
+    """A receive without a message ends at the deadline, and a later message is not written to the receive's array."""
     with gc.Communicator.from_mpi(mpi, executor="shared", timeout=0.3) as comm:
         out = numpy.zeros(4)
         if comm.rank == 1:
@@ -142,7 +142,7 @@ def wrong_requests(comm):
 
 @on_shared
 def collected(comm):
-    """A request and its memory hold each other: the collector frees both, and the message goes to the next receive."""
+    """The collector frees a request and an array referring to each other; the message goes to the next receive."""
     if comm.rank == 0:
         row = numpy.zeros(4, "i8").view(type("Row", (numpy.ndarray,), {}))
         row.request = comm._host._shared.engine.message(False, row, 1, 7)
@@ -159,17 +159,17 @@ def collected(comm):
 
 @on_shared
 def dropped(comm):
-    """The same of a request that a thread drops while another one waits for a message; repeated until that is hit."""
+    """A thread drops a request while another thread waits for a message: repeat until both happen at once."""
     hit = numpy.zeros(1)
     for turn in range(1000):
         if comm.rank == 0:
             dropped_beside(comm, hit)
         elif comm.rank == 1:
             until = time.monotonic() + 1e-3
-            while time.monotonic() < until:  # rank 0 looks for the message in vain for a while
+            while time.monotonic() < until:  # let rank 0 poll for the message for a while
                 pass
             comm.send(content(4, turn), 0, 3)
-        comm.barrier()  # the request is dropped
+        comm.barrier()  # afterwards the request is dropped
         if comm.rank == 1:
             comm.send(content(4, turn + 1), 0, 7)
         else:
@@ -180,7 +180,7 @@ def dropped(comm):
 
 
 def dropped_beside(comm, hit):
-    """Receive a message while another thread drops the request of a second one; note in `hit` whether it did."""
+    """Receive a message while another thread drops the request of a second message; set `hit` if both coincided."""
     engine, row = comm._host._shared.engine, numpy.zeros(4, "i8")
     requests, gone, ended = [engine.message(False, row, 1, 7)], weakref.ref(row), threading.Event()
     del row
@@ -221,6 +221,6 @@ def on_mutant(mpi, changes, body):
 @pytest.mark.parametrize("name", engine_mutants.MAIL)
 def test_mutants_are_caught(ranks, name):  # noqa: F811 (the fixture)
     changes, body, _, size = engine_mutants.MAIL[name]
-    engine_mutants.changed(changes)  # can be planted
+    engine_mutants.changed(changes)  # raises unless the mutant can be planted
     with pytest.raises(RankError):
         ranks(on_mutant, size, changes, body)

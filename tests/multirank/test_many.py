@@ -1,4 +1,4 @@
-"""Communicators that come and go leave nothing behind; random jobs in which something goes wrong do not either."""
+"""Neither created and closed communicators nor random failing jobs leave resources behind."""
 
 import subprocess
 import sys
@@ -12,11 +12,11 @@ import mixture
 from thread_ranks import on_threads
 
 SOAK = Path(__file__).parents[1] / "soak.py"
-WARM_UP, ROOM = 0.1, 16  # of the communicators; MiB that the memory may grow by: allocators keep some
+WARM_UP, ROOM = 0.1, 16  # share of the communicators; MiB of growth allowed, since allocators keep memory
 
 
 def comes_and_goes(comm):
-    """Parts of all ranks and of one, and calls of each: by the engine, by a header, on symmetric memory."""
+    """Split off half the ranks and one rank; call on each part by the engine, by headers, and on symmetric memory."""
     half, alone = comm.split(comm.rank % 2, -comm.rank), comm.split(0 if comm.rank == 0 else None)
     for part in filter(None, (half, alone)):
         with part:
@@ -27,7 +27,7 @@ def comes_and_goes(comm):
 
 
 def by_mpi(mpi, count, executor):
-    """How much more this process holds after many than after some."""
+    """Return the growth of this process' resources between the warm-up and the last communicator."""
     for number in range(count):
         with gc.Communicator.from_mpi(mpi, executor=executor) as comm:
             assert comm.all_reduce(numpy.array([1]), algorithm="ring")[0] == comm.size
@@ -52,7 +52,7 @@ def assert_nothing(grown):
     assert max(grown.values()) <= 0, grown
 
 
-COUNTS = [pytest.param(60, marks=pytest.mark.slow), pytest.param(700, marks=pytest.mark.nightly)]  # of three each
+COUNTS = [pytest.param(60, marks=pytest.mark.slow), pytest.param(700, marks=pytest.mark.nightly)]  # times three
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -1,4 +1,4 @@
-"""Calls of which ranks tell each other before data move: scatter, and the v-variants."""
+"""Calls with metadata exchanged before data move: scatter, and the v-variants."""
 
 import contextlib
 import math
@@ -16,7 +16,7 @@ from pace import seconds
 
 @on_shared
 def scattered(comm):
-    """Blocks of shapes that only the root knows, which change; with `out` and without, from any root."""
+    """Scatter blocks of changing shapes known only to the root, with `out` and without, from any root."""
     shapes = [(3,), (2, 5), (), (3,), (0, 2), (700,)]
     for turn in range(40):
         root, shape = turn // 6 % comm.size, shapes[turn * turn % 6]
@@ -27,7 +27,7 @@ def scattered(comm):
         found = comm.scatter(given, out, root)
         assert out is None or found is out
         if given is not None:
-            given[...] = 99  # nobody reads it any more, or has it from where it lies
+            given[...] = 99  # no rank reads `given` any more, and no result may share its memory
         assert oracle.same_bits(numpy.asarray(found), everything[comm.rank]), turn
     x = numpy.arange(comm.size * 4).reshape(comm.size, 4)
     for turn in range(4):
@@ -42,7 +42,7 @@ def scattered(comm):
 
 @on_shared
 def scattered_in_other_ways(comm):
-    """A root in a group, or with an array of many axes, tells by a message; who does not wait finds out as others."""
+    """Roots in a group, or with arrays of many axes, announce the shape by a message, also to asynchronous callers."""
     x = numpy.arange(comm.size * 6).reshape(comm.size, 6)
     for turn in range(12):
         late = {"async_op": True} if turn % 4 == comm.rank else {}
@@ -57,7 +57,7 @@ def scattered_in_other_ways(comm):
 
 
 def roots_of_scatter_that_differ(mpi):
-    """Nobody shows a call while all wait for another rank to show it: that is told, and does not take the deadline."""
+    """Ranks that disagree about a scatter's root may all wait: nevertheless the error comes before the deadline."""
     for root in (lambda rank: (rank + 1) % 3, lambda rank: 1 - min(rank, 1), lambda rank: min(rank, 1)):
         with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
             x = numpy.ones((3, 2))
@@ -67,7 +67,7 @@ def roots_of_scatter_that_differ(mpi):
 
             def call(chosen=chosen, comm=comm, x=x):
                 comm.scatter(x if comm.rank == chosen else None, root=chosen)
-                for _ in range(2):  # who has only given goes on
+                for _ in range(2):  # a rank that only sent has left the scatter without an error
                     comm.barrier()
 
             with pytest.raises((gc.MismatchError, gc.PeerError), match="root"):
@@ -77,7 +77,7 @@ def roots_of_scatter_that_differ(mpi):
 
 @on_shared
 def refused_after_told(comm, collective):
-    """A rank that refuses what the root has told of is not in the others' next call, and nobody gets older data."""
+    """If one rank refuses a call announced by the root, all ranks raise, and the next call delivers no older data."""
     def call(turn, **options):
         blocks = numpy.full((comm.size, 4), turn) if comm.rank == 0 else None
         if collective == "scatter":
@@ -93,7 +93,7 @@ def refused_after_told(comm, collective):
 
 @on_shared
 def lengths_that_change(comm):
-    """Blocks whose lengths differ from rank to rank and from call to call, as long in all as before."""
+    """Block lengths may change from rank to rank and from call to call, with an unchanged total."""
     everyone = range(comm.size)
     for turn in range(24):
         counts = [(rank + turn // 2) % comm.size * 2 for rank in everyone]
@@ -123,7 +123,7 @@ def lengths_that_change(comm):
 
 @on_shared
 def blocks_that_come_again(comm):
-    """Blocks as long as before, or not, also where one rank does not wait for the call, or makes it in a group."""
+    """Repeated v-variants are right, also if one rank calls asynchronously or in a group."""
     def given(rank, turn):
         return numpy.arange(6).reshape(3, 2) + 100 * rank + 1000 * turn
 

@@ -1,4 +1,4 @@
-"""The page for those who come from elsewhere: both spellings of each program run and print the same."""
+"""The migration page: both versions of each program, for mpi4py or torch and for gpucoll, print the same."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ from pace import seconds
 
 PAGE = (Path(__file__).parents[2] / "gpucoll" / "MIGRATING.md").read_text()
 PAIRS = re.findall(r"```python (\w+)\n(.*?)```\n\n```(?:python gpucoll|text)\n(.*?)```", PAGE, re.DOTALL)
-# On every rank: torch's launcher sets the variables, under mpiexec somebody must.
+# torch's launcher sets these variables on every rank; mpiexec does not.
 BOTH = """
 import contextlib, io, json, os, sys
 from mpi4py import MPI
@@ -41,5 +41,5 @@ def test_both_spellings_print_the_same(mpiexec, tmp_path, library):
 
 
 def test_every_program_of_the_page_is_in_a_pair():
-    """Those of cupyx run on a GPU only."""
+    """No program is left out; pairs for cupyx are not run here, since they need a GPU."""
     assert PAGE.count("```python") == 2 * len(PAIRS) - [kind for kind, *_ in PAIRS].count("cupyx")

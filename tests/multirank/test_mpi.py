@@ -1,4 +1,4 @@
-"""mpi4py's spelling: the same calls by mpi4py and by ours, mpi4py's own tests, and what a call costs."""
+"""The mpi4py interface: equal calls by mpi4py and by gpucoll, mpi4py's own tests, and the cost of a call."""
 
 import re
 import shutil
@@ -40,7 +40,7 @@ def test_small_buffers_and_a_comm_made_where_it_is_used(mpiexec, size, program):
 
 @pytest.mark.nightly
 def test_what_a_call_costs_more_than_ours_is_printed(mpiexec):
-    """Twelve calls on plain arrays, two on specifications; 0.1 to 0.8 us on a quiet machine."""
+    """Print the extra cost of 12 calls on plain arrays, 2 on specifications: 0.1 to 0.8 us on a quiet machine."""
     job = mpiexec(1, sys.executable, "-c", f"{BY}mpi_calls.cost()", HERE, timeout=seconds(60))
     print(job.stdout)
     assert (job.returncode, job.stdout.count("us more than ours")) == (0, 14), job.stdout + job.stderr
@@ -48,7 +48,7 @@ def test_what_a_call_costs_more_than_ours_is_printed(mpiexec):
 
 @pytest.fixture(scope="session")
 def suite(tmp_path_factory):
-    """The folder of the tests of the mpi4py that is installed, of its source distribution."""
+    """Return the folder of mpi4py's own tests, from the source distribution of the installed version."""
     folder = tmp_path_factory.mktemp("mpi4py")
     pip = next((found for name in ("pip3", "pip") if (found := shutil.which(name))), None)
     if pip is None:
@@ -65,7 +65,7 @@ def suite(tmp_path_factory):
 
 @pytest.mark.slow
 def test_mpi4pys_own_tests(mpiexec, suite):
-    """Of one rank too: half of them are on COMM_SELF."""
+    """mpi4py's own tests pass on gpucoll. Half of the tests use COMM_SELF, and so cover one rank as well."""
     job = mpiexec(3, sys.executable, HERE / "mpi_suite.py", suite, *SUITE, timeout=seconds(200))
     assert job.returncode == 0, job.stderr
     found = re.findall(r"rank \d+: (\d+) tests, (\d+) calls ours", job.stdout)

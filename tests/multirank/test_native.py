@@ -1,4 +1,4 @@
-"""MPI's own collectives, made again and again: as the ranks' engine compares them, which then lets MPI do them."""
+"""MPI's own collectives, repeated: the engine compares the calls, then MPI runs the collective."""
 
 import json
 import os
@@ -14,19 +14,19 @@ from gpucoll.communicator import core
 from gpucoll.executors.native import NativeExecutor
 from pace import seconds
 
-COUNTS = (3, 70_000)  # elements of a block: what MPI sends at once, and what it does not
+COUNTS = (3, 70_000)  # elements of a block: eager and rendezvous messages of MPI
 native = {"algorithm": "native"}
 
 
 def blocks(size, count):
-    """What each rank puts in for each other one: row i is rank i's, its element j is for rank j."""
+    """Return the inputs of all ranks: element j of row i goes from rank i to rank j."""
     return numpy.arange(size * size * count, dtype=float).reshape(size, size, count) % 1013
 
 
 def cases(comm, count):
-    """Yield a name, what a call returns that is made on new arrays each time, in place or not, and what that must be.
+    """Yield a name, a function making the call on new arrays, in place or not, and the expected result.
 
-    In place the result is in the memory of the input, or the input is a block of the result.
+    In place, the result overwrites the input, or the input is a block of the result.
     """
     size, rank = comm.size, comm.rank
     every = blocks(size, count)
@@ -72,7 +72,7 @@ def cases(comm, count):
 
 
 def in_unlike_ways(mpi, check):
-    """The threads of some ranks wait for the call and those of others do not; some are in place: MPI wants one way."""
+    """Some ranks call asynchronously, some in place: MPI needs one kind of collective on all ranks nevertheless."""
     turns = [(waits, places) for waits in (True, False, None) for places in (True, False, None)] * 2
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60), check=check) as comm:
         for count in COUNTS:
@@ -91,7 +91,7 @@ def test_ranks_make_one_call_in_unlike_ways(ranks, size, check):
 
 
 def again(mpi):
-    """A call like one before takes no step in Python until MPI's, blocking; it copies nothing, in place too."""
+    """A repeated call takes no step in Python before MPI's blocking call, and copies nothing, also in place."""
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
         for name, call, expected in cases(comm, 5):
             for in_place in (False, True):
@@ -111,7 +111,7 @@ def test_a_call_like_one_before_is_the_engines(ranks):
 
 
 def differ(mpi):
-    """In a call that ranks have made before: all are told alike, nothing is moved, and the next call is like any."""
+    """A mismatch in repeated calls raises the same error on all ranks; no data move, and the next call works."""
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
         x, y, out = numpy.full(4, comm.rank + 1.0), numpy.full(5, comm.rank + 1.0), numpy.zeros(5)
         for _ in range(2):
@@ -143,7 +143,7 @@ with {made} as comm:
 
 @pytest.mark.parametrize("made", ["gc.init()", "on_two_nodes(bootstrap.world(), None)"], ids=["one node", "two nodes"])
 def test_each_call_is_recorded_once(mpiexec, tmp_path, made):
-    """On ranks that plan it, as a strided array's, on those that do not, and where the engine only compares it."""
+    """Each call is recorded once: on ranks planning the call (strided arrays), on others, and if only compared."""
     job = mpiexec(2, sys.executable, "-c", RECORDED.format(made=made),
                   env={"GPUCOLL_DUMP_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)})
     assert job.returncode == 0, job.stderr
@@ -181,7 +181,7 @@ def test_a_rank_that_stops_in_mpis_blocking_call_ends_the_job_at_the_deadline(mp
 
 
 def refused_inside(mpi, algorithm, op):
-    """Whoever has been told that ranks differ, in a call in which Python has a part, goes on."""
+    """After a mismatch in a call run partly in Python, the ranks can go on."""
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
         x = numpy.full(3, 2.0)
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""`gpucoll.bench.neighbours`: both contestants do the same collective, and the summary says what was measured."""
+"""`gpucoll.bench.neighbours`: both contestants run the same collective, and the summary states the ratios."""
 
 import numpy
 import pytest
@@ -8,7 +8,7 @@ from gpucoll import Communicator
 
 
 def same_results(mpi, name, nbytes):
-    """What either contestant leaves in its arrays, on this rank."""
+    """Return the arrays left by each contestant's call on this rank."""
     with Communicator.from_mpi(mpi) as comm:
         found = []
         for call in neighbours.contestants(comm, name, nbytes):

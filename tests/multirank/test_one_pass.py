@@ -1,4 +1,4 @@
-"""Algorithms of one or two rounds between processes of a node: whoever comes when and changes what."""
+"""Algorithms of one or two rounds between processes of a node, for any order of arrival and early changes of memory."""
 
 import functools
 import itertools
@@ -39,7 +39,7 @@ def on_shared(test):
 
 @on_shared
 def every_op_and_dtype(comm, algorithm):
-    """Each twice: as an operation, then at once."""
+    """Each op and dtype is right twice: the first call runs as an operation, the second at once in the engine."""
     for name, op in itertools.product(DTYPES, OPS):
         for count in (1, 3, 17, 1000) if oracle.legal(op, name) else ():
             everyone = programs.inputs(op, name, comm.size, (count,))
@@ -47,12 +47,12 @@ def every_op_and_dtype(comm, algorithm):
             for _ in range(2):
                 found = comm.all_reduce(x, out, op=op, algorithm=algorithm)
                 assert oracle.same_bits(found, oracle.reduced(op, name, everyone)), (name, op, count)
-    assert comm._engine.call_count  # which did these
+    assert comm._engine.call_count  # the engine has run calls
 
 
 @on_shared
 def long_arrays(comm, algorithm):
-    """Of ordinary and symmetric memory, in place and not, alike on all ranks or not, of all lengths that matter."""
+    """Long arrays in ordinary, symmetric or mixed memory, in place and not, of lengths around all thresholds."""
     def memory(kind, alone):
         room = (numpy if kind == "ordinary" else comm).zeros(count, numpy.int64)
         return numpy.zeros_like(room) if kind == "mixed" and alone else room
@@ -67,14 +67,14 @@ def long_arrays(comm, algorithm):
                 comm.all_reduce(x, out, algorithm=algorithm)
                 assert oracle.same_bits(out, expected), (count, here, there, turn)
                 assert oracle.same_bits(x, everyone[comm.rank])
-                out[:] = -1  # no rank reads it any more
+                out[:] = -1  # no rank reads `out` any more
                 comm.all_reduce(x, x, algorithm=algorithm)
                 assert oracle.same_bits(x, expected), (count, here, turn)
 
 
 @on_shared
 def movements(comm):
-    """Every collective with blocks or a root, of any dtype, in place and not."""
+    """Collectives with blocks or a root move data of any dtype, in place and not."""
     rank, size = comm.rank, comm.size
     for count, name, memory in itertools.product(
             (1, 7, LONG // 2, SEGMENT + 3), ("int16", "complex128"), (numpy.zeros, comm.zeros)):
@@ -98,7 +98,7 @@ def movements(comm):
 
 @on_shared
 def memory_changes_at_once(comm):
-    """Whoever is first overwrites its results or inputs, or makes its next call, while others still read."""
+    """The first rank to return overwrites results and inputs, or makes the next call, while other ranks still read."""
     everyone = numpy.arange(comm.size)[:, None]
     for count, memory in itertools.product((3, LONG, TINY // 4), (numpy.zeros, comm.zeros)):
         x, out, blocks, into = (memory(shape, numpy.int64)
@@ -119,7 +119,7 @@ def memory_changes_at_once(comm):
 
 @on_shared
 def the_bits_of_messages(comm):
-    """Rounding depends on the order, and NaN wins from any rank."""
+    """Results have the bits of messages, since the order of rounding is the same; NaN wins from any rank."""
     random, size = numpy.random.default_rng(comm.rank), comm.size
     with mock.patch("gpucoll.executors.shared.library", return_value=None), \
             gc.Communicator.from_mpi(comm.mpi, executor="mpi") as messages:  # Python's walker, not the engine
@@ -143,7 +143,7 @@ def the_bits_of_messages(comm):
 
 @on_shared
 def calls_that_look_alike(comm):
-    """Once a call is known, whatever differs from it is not mistaken for it."""
+    """A known call is not confused with a call that differs in any detail."""
     x, out = numpy.arange(6.0), numpy.empty(6)
     for values in (x, x, x + 1):
         assert (comm.all_reduce(values, out, algorithm="one_shot") == values * comm.size).all()
@@ -162,7 +162,7 @@ def calls_that_look_alike(comm):
 
 @on_shared
 def refusals_of_known_calls(comm):
-    """What is wrong with a call is found although one like it is known: nothing is written, nobody is waited for."""
+    """A wrong argument is found although a similar call is known: nothing is written, and no rank waits."""
     memory = numpy.zeros(20)
     x, out = memory[:6], numpy.full(6, 7.0)
     for _ in range(2):
@@ -176,7 +176,7 @@ def refusals_of_known_calls(comm):
     with pytest.raises(gc.ArgumentError):
         comm.broadcast(sealed, int(comm.rank != 1), algorithm="linear")
     assert sealed.tolist() == [7.0] * 6
-    x.flags.writeable = comm.rank != 0  # a root's is only read
+    x.flags.writeable = comm.rank != 0  # the array of a root is only read
     assert comm.broadcast(x, 0, algorithm="linear") is x
     assert comm.all_reduce(x, memory[6:12], algorithm="one_shot").tolist() == [0.0] * 6  # its neighbour in memory
     plan = comm.plan("all_reduce", x, out, algorithm="one_shot")
@@ -187,7 +187,7 @@ def refusals_of_known_calls(comm):
 
 
 def threads_share_a_rank(mpi):
-    """The calls of a process' threads follow each other; a thread that waits does not hold up the others."""
+    """A waiting thread of a process does not block calls of another thread on another communicator."""
     with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as one, one.split(0) as two:
         def work(comm, found):
             x, out = numpy.full(4, comm.rank + 1), numpy.empty(4, numpy.int64)
@@ -203,7 +203,7 @@ def threads_share_a_rank(mpi):
         assert found == ([sum(range(mpi.size + 1))] * 300,) * 2
 
 
-CASES = [  # a program, its arguments, and numbers of ranks: the first always, the others where all tests run
+CASES = [  # a program, its arguments, and numbers of ranks: all but the first number are marked slow
     *((body, (shot,), (3, 2, 8)) for body in (every_op_and_dtype, long_arrays) for shot in SHOTS),
     (movements, (), (3, 2, 8)), (memory_changes_at_once, (), (3, 5)), (the_bits_of_messages, (), (5,)),
     *((body, (), (3,)) for body in (calls_that_look_alike, refusals_of_known_calls)),

@@ -1,4 +1,4 @@
-"""A user's algorithm on processes: what ranks register under one name must be one thing."""
+"""A user's algorithm on processes: all ranks must register the same algorithm under one name."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ OWN = str(Path(__file__).parents[1] / "own.py")
 
 @leftovers.without_algorithms()
 def unlike(mpi, name, executor, check):
-    """Rank 1 adds up in another order: told on all ranks, and nothing has moved; the next call is right."""
+    """If rank 1 registers another order of additions, all ranks raise, no data move, and the next call is right."""
     def make(rank, size):
         out, others = Slice("output", 0), [peer for peer in range(size) if peer != rank]
         order = others[::-1] if mpi.rank == 1 else others
@@ -36,7 +36,7 @@ def unlike(mpi, name, executor, check):
 
 @leftovers.without_algorithms()
 def wrong(mpi, name, executor):
-    """One rank's is wrong, or it has none: it says so, and the others are told."""
+    """A rank with a wrong algorithm raises GC-PROOF, a rank without the algorithm GC-ALGO, and the next call works."""
     def make(rank, size):
         yield (Copy(Slice("input", 0), Slice("output", 0)),) if mpi.rank == 2 else ()
 
@@ -51,7 +51,7 @@ def wrong(mpi, name, executor):
 
 @leftovers.without_algorithms()
 def loaded(mpi, executor):
-    """From a file, twice on the same arrays, and by a plan."""
+    """Algorithms loaded from a file are right, on repeated arrays and by a plan."""
     with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
         for name in ("own_all", "own_line"):
             assert gc.load(f"{OWN}:{name}") == name

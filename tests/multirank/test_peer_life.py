@@ -1,4 +1,4 @@
-"""The `peer` executor between processes, on the emulated device: memory that ranks map, and ranks that die."""
+"""The `peer` executor between processes, on the emulated device: mapped memory of other ranks, and dying ranks."""
 
 import itertools
 import os
@@ -21,7 +21,7 @@ PEER = {"GPUCOLL_DEVICE": "emulated", "GPUCOLL_EXECUTOR": "peer"}
 
 @pytest.fixture(scope="module")
 def kernels(emulated_kernels):
-    """Nobody makes kernels while ranks die: threads have made them before."""
+    """Compile the kernels in threads beforehand, so that no rank compiles while other ranks die."""
     def program(comm):
         x = numpy.ones(30_000, "float32")
         for op, algorithm in itertools.product(("sum", "max"), ("one_shot", "two_shot", "ring")):
@@ -32,18 +32,18 @@ def kernels(emulated_kernels):
         thread_ranks.on_threads(2, program, timeout=seconds(100), executor="peer")
 
 
-LARGE = 1_100_000  # elements of four bytes: more than are staged at a time
+LARGE = 1_100_000  # elements of four bytes: more than the staging buffer holds
 
 
 def staged(comm):
-    """What was ever staged in this rank's slab."""
+    """Return the staging buffer in this rank's slab; all zero if nothing was ever staged."""
     meeting = comm._gpus["emulated"].executors[0]._meeting
     first = meeting.room.offsets["staging"]
     return meeting.memory.slab.row[first:first + meeting.room.staging]
 
 
 def shared(comm):
-    """Results are right wherever the ranks' arrays are, and nothing is staged where all pass the same ones."""
+    """Results are right wherever the arrays are; nothing is staged if all ranks pass the same symmetric arrays."""
     x, y, other = (comm.empty(LARGE, "float32", device=device) for device in (None, "cpu", None))
     everyone = [numpy.arange(LARGE, dtype=numpy.float32) % 1000 + rank for rank in range(comm.size)]
     odd = comm.rank % 2
@@ -89,7 +89,7 @@ except (gc.CollectiveTimeout, gc.BackendError, gc.RankFailedError) as error:
 
 
 def is_running(process):
-    """One that nobody has waited for has ended."""
+    """Return whether a process is running; a zombie has ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

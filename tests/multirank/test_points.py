@@ -14,7 +14,7 @@ from pace import seconds
 
 
 def messages(comm):
-    """sendrecv of strided and empty arrays; tags that are met in another order than they were sent."""
+    """Send and receive strided and empty arrays; receive tags in another order than the sends."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     gaps = numpy.zeros((4, 6), numpy.int32)
     across = numpy.asfortranarray(numpy.full((4, 3), comm.rank, numpy.int32))
@@ -32,7 +32,7 @@ def messages(comm):
 
 
 def groups(comm):
-    """Calls of a block are sent together; a ring of plain sends would lock without it."""
+    """Calls in a group start together; without the group, this ring of blocking sends would deadlock."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     out, last, big = numpy.zeros(3), numpy.zeros(2), numpy.zeros(300_000)
     with comm.group():
@@ -45,7 +45,7 @@ def groups(comm):
         comm.send(numpy.full(2, comm.rank / 4), right, async_op=True)
         work = comm.all_gather(numpy.array([comm.rank]), async_op=True)
         blocks = comm.all_gather_v(numpy.full(comm.rank, comm.rank))
-    assert later.is_completed()  # with the block
+    assert later.is_completed()  # the group completes its calls
     assert (later.wait() == left / 4).all()
     assert (out == left + 0.5).all()
     assert (big == right).all()
@@ -60,7 +60,7 @@ def groups(comm):
 
 
 def splits(comm):
-    """By color and key; a part of a part; None for who is in no part."""
+    """Split by color and key, split a part again; a rank in no part gets None."""
     half = comm.split(comm.rank % 2, key=-comm.rank)
     members = sorted((rank for rank in range(comm.size) if rank % 2 == comm.rank % 2), reverse=True)
     assert (half.rank, half.size) == (members.index(comm.rank), len(members))
@@ -77,7 +77,7 @@ def splits(comm):
 
 
 def wrong_lengths(comm):
-    """An error on the receiver, who can go on."""
+    """A message of the wrong length is an error on the receiver, and the receiver can go on."""
     x = numpy.zeros(4)
     if comm.size > 1 and comm.rank == 0:
         comm.send(numpy.arange(3.0), 1)
@@ -92,12 +92,12 @@ def wrong_lengths(comm):
 
 
 def wrong_dtypes(comm):
-    """An error on the receiver, whose array stays as it is; the next message is received."""
+    """A message of the wrong dtype is an error on the receiver; the array is unchanged, the next message received."""
     names = [] if comm.options.emulated or comm.size == 1 else list(DTYPES)
     receives = (lambda out: comm.recv(out, 0), lambda out: comm.recv(out, 0, async_op=True).wait(),
                 lambda out: comm.plan("recv", out=out, src=0)(), lambda out: comm.recv(out, gc.ANY_SOURCE))
     for nbytes, (sent, wanted) in itertools.product((16, 1 << 16), itertools.pairwise([*names, *names[:1]])):
-        content = (numpy.arange(nbytes) % 2).astype(numpy.uint8)  # which is of every dtype
+        content = (numpy.arange(nbytes) % 2).astype(numpy.uint8)  # 0 and 1 are valid in every dtype
         x = content.view(numpy_dtype(sent))
         if comm.rank == 0:
             for _ in receives:
@@ -116,7 +116,7 @@ def wrong_dtypes(comm):
 
 
 def in_order(comm):
-    """A blocking message does not overtake one that is still to be begun, as while another thread is at work."""
+    """A blocking send does not overtake an earlier send that waits for the stepping lock, held by another thread."""
     if comm.rank == 0 and comm.size > 1:
         waits, sent = comm._waits, threading.Event()
         with waits._stepping:
@@ -140,7 +140,7 @@ def in_order(comm):
 
 
 def a_row_of_ranks(mpi):
-    """PROC_NULL stands beyond the ends: nothing comes from there, alone, in a group and begun beside others."""
+    """Beyond the ends of a row of ranks is PROC_NULL: nothing arrives, in blocking, asynchronous and grouped calls."""
     from mpi4py import MPI
 
     comm = gc.Communicator.from_mpi(mpi, timeout=seconds(60))
@@ -171,7 +171,7 @@ def test_nothing_goes_to_nobody(ranks_anywhere):
 
 
 def refused(comm):
-    """Arguments that no message can have, and a communicator that is closed, also where all else is plain."""
+    """Messages with invalid arguments, or on a closed communicator, raise typed errors."""
     x, other = numpy.zeros(3), comm.split(comm.rank)
     for call in (lambda: comm.send(x, comm.size), lambda: comm.recv(x, -7), lambda: comm.send(x, 0, tag=-1),
                  lambda: comm.send(None, 0), lambda: comm.recv(None, 0), lambda: comm.sendrecv(None, x, 0, 0),
@@ -190,11 +190,11 @@ def refused(comm):
 
 
 class Stop(BaseException):
-    """What a signal's handler raises."""
+    """The exception raised by the signal handler."""
 
 
 class Stopping:
-    """A link whose `call` raises an error, after it has been made or instead."""
+    """A link whose method `call` raises an error, after the real call or instead of the call."""
 
     def __init__(self, points, call, error, *, after):
         self._points, self._call, self._error, self._after = points, call, error, after
@@ -211,9 +211,9 @@ class Stopping:
 
 
 def broken_off(comm):
-    """Who is stopped in the midst of a message, by a signal or by MPI, has a communicator that is revoked."""
+    """A message broken off by a signal or by an error of MPI revokes the communicator."""
     errors = [(Stop(), Stop, True)]
-    if comm.mpi is not None:  # between threads there is nothing of MPI's
+    if comm.mpi is not None:  # threads do not use MPI
         from mpi4py import MPI
 
         errors.append((MPI.Exception(MPI.ERR_OTHER), gc.BackendError, False))
@@ -237,7 +237,7 @@ def all_programs(comm):
 
 
 class Ending:
-    """A message between threads that ends just after it was first asked how long it is."""
+    """A message between threads that completes just after the first question for its length."""
 
     answers = (None, None, 8, 8)
 
@@ -263,7 +263,7 @@ def on_processes(mpi):
 
 
 def after_one_not_yet_begun(comm):
-    """While another thread advances messages, a send is queued; the next send to that rank is not begun before it."""
+    """A send queued while another thread advances messages begins before the next send to the same rank."""
     if comm.rank == 0:
         with comm._waits._stepping:
             first = comm.send(numpy.array([1]), 1, async_op=True)
@@ -281,7 +281,7 @@ def over_mpi(mpi, program):
 
 @pytest.mark.parametrize("program", [wrong_dtypes, after_one_not_yet_begun])
 def test_messages_over_mpi(ranks, program):
-    """As between nodes, where the engine carries no messages."""
+    """Messages over MPI, used between nodes instead of the engine, keep dtypes apart and stay in order."""
     ranks(over_mpi, 2, program, timeout=seconds(60))
 
 

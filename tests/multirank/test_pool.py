@@ -1,4 +1,4 @@
-"""The pool of ranks keeps its promises: results in order, and an error with evidence for whatever goes wrong."""
+"""The pool of ranks returns results in rank order, and raises an error with evidence after any failure."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ from ranks import MOST_COPIES, LeftBehind, RankDied, RankError, RankPool, RanksH
 
 
 class Picky(Exception):
-    """Can be pickled, but not be made again from its text alone."""
+    """An exception that can be pickled, but not unpickled: the constructor needs two arguments."""
 
     def __init__(self, first, second):
         super().__init__(f"{first} and {second}")
@@ -43,7 +43,7 @@ def exchange(comm):
 
 
 def copies(comm, kept, freed):
-    """Leaves `kept` copies of its communicator with MPI, whose contexts are few, and frees others."""
+    """Make `kept` copies of the communicator for good, and free `freed` others: MPI's communicators are limited."""
     for _ in range(freed):
         comm.Dup().Free()
     for _ in range(kept):
@@ -52,7 +52,7 @@ def copies(comm, kept, freed):
 
 
 def wait_for(comm, culprit, action=None):
-    """All ranks but the culprit wait in MPI. Once they do, the culprit does what is named, or nothing."""
+    """Let all ranks but the culprit wait in MPI; then let the culprit perform the action, or nothing."""
     if comm.rank != culprit:
         comm.send(None, dest=culprit, tag=8)  # from here on, the stack of this rank shows this function
         comm.recv(source=culprit, tag=9)
@@ -66,7 +66,7 @@ def wait_for(comm, culprit, action=None):
 
 
 def leaves(comm, what):
-    """Rank 1 leaves something in its process; no other rank does."""
+    """Leave something behind in the process of rank 1, and of no other rank."""
     if comm.rank == 1:
         LEAVES[what]()
 
@@ -104,7 +104,7 @@ NAMES = {
     "a handler": "signal handler SIGTERM: .*SIG_DFL.* has become .*SIG_IGN", "a child": "child .* not waited for",
     "a filter": "state the filters of warnings: ", "a setting": "setting numpy.seterr: .* has become .*ignore",
 }
-LASTS = ("a thread", "a descriptor", "a child")  # nobody but their owner can end them
+LASTS = ("a thread", "a descriptor", "a child")  # the pool cannot undo these
 
 
 def works(ranks, *sizes):
@@ -113,7 +113,7 @@ def works(ranks, *sizes):
 
 @pytest.fixture(scope="module")
 def three(launcher):
-    """A pool of its own to be spoilt."""
+    """Yield the `run` method of a separate pool, so that spoilt ranks do not affect other tests."""
     with RankPool(3) as pool:
         yield pool.run
 
@@ -138,7 +138,7 @@ def test_errors_show_where_and_what_was_printed_or_are_results(ranks):
     for words in ("raised on ranks 1, 2 of 4", "--- rank 1 raised; rank 2 raised ---", "in raise_on",
                   "--- printed by rank 1 ---\nprinted 1\n"):
         assert words in str(caught.value)
-    assert ranks(exchange, 2) == ["fresh", "fresh"]  # and not what the failed run has sent
+    assert ranks(exchange, 2) == ["fresh", "fresh"]  # not the stale message of the failed run
     (state, error), _ = ranks(raise_on, 2, [0], allow_errors=True)
     assert (state, type(error), error.args) == ("error", ValueError, ("as asked",))
     (_, error), _ = ranks(raise_on, 2, [0], Picky, "this", "that", allow_errors=True)
@@ -148,7 +148,7 @@ def test_errors_show_where_and_what_was_printed_or_are_results(ranks):
 def test_new_ranks_serve_before_mpi_can_make_no_further_communicator(launcher):
     with RankPool(2) as pool:
         first = pool.run(copies, 2, MOST_COPIES - 1, 10)
-        assert pool.run(copies, 2, 1, 0) == first  # with the pool's own communicator one too many
+        assert pool.run(copies, 2, 1, 0) == first  # one communicator too many, with the pool's own
         assert not {*pool.run(copies, 2, 0, 0)} & {*first}
 
 
@@ -156,7 +156,7 @@ def test_new_ranks_serve_before_mpi_can_make_no_further_communicator(launcher):
 @pytest.mark.parametrize("what", LEAVES)
 def test_a_program_that_leaves_something_fails_and_the_next_one_does_not_find_it(three, what):
     assert works(three, 2)
-    for _ in range(1 if what in LASTS else 2):  # were it still there, the second program would leave nothing new
+    for _ in range(1 if what in LASTS else 2):  # the second run leaves something new only if the first was cleaned up
         with pytest.raises(LeftBehind, match=f"test_pool.leaves left behind on rank 1: .*{NAMES[what]}") as caught:
             three(leaves, 2, what)
         assert caught.value.ranks == [1]
@@ -178,14 +178,14 @@ def test_what_a_test_leaves_in_this_process_is_named_and_put_back(what):
         ("raise", RanksHung, {"timeout": 1, "allow_errors": True}),
         ("abort", RankDied, {}), ("crash", RankDied, {})])])
 def test_ranks_that_wait_in_vain_show_their_stacks(three, action, kind, options):
-    assert works(three, 1, 3)  # all have imported this file: the time is for what it does
+    assert works(three, 1, 3)  # import this file on all ranks first, so that the timeout covers only `wait_for`
     with pytest.raises(kind) as caught:
         three(wait_for, 3, 1, action, **options)
     message = str(caught.value)
     if action != "abort":
-        # The launcher ends the others as soon as one has died: who asks late finds all of them gone.
+        # The launcher ends all ranks after the first death, so that a late check finds no rank alive.
         assert caught.value.ranks[0] == 0 if kind is RanksHung else 1 in caught.value.ranks
-    if action not in ("abort", "crash"):  # by which mpiexec may end all of them
+    if action not in ("abort", "crash"):  # after these, mpiexec may end all ranks
         for words in ("rank 0: running", "rank 2: running", "in wait_for"):
             assert words in message
     assert ("Segmentation fault" in message) == (action == "crash")
@@ -219,7 +219,7 @@ def test_ranks_end_with_their_pool_or_their_parent(launcher):
 
 @pytest.mark.slow
 def test_a_launched_job_returns_what_it_wrote_or_is_ended_with_all_its_children(mpiexec):
-    """The one that hangs has a child, which has left the process group."""
+    """A hanging job is ended with its child, although the child has left the process group."""
     script = "import os; os.write(1, os.environ['ANSWER'].encode()); raise SystemExit(3)"
     done = mpiexec(1, sys.executable, "-c", script, env={"ANSWER": "42"})
     assert (done.returncode, done.stdout) == (3, "42")

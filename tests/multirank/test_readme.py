@@ -1,4 +1,4 @@
-"""README's examples on several ranks, and those of the site's pages."""
+"""The examples of README and of the documentation pages, run on several ranks."""
 
 import os
 import re
@@ -14,7 +14,7 @@ PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.n
 
 
 def blocks(kind):
-    """Every example of a kind on the pages that README does not have."""
+    """Yield the examples of a kind on the documentation pages, without README's examples."""
     for page in PAGES:
         for number, example in enumerate(re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)):
             if example not in EXAMPLES:

@@ -1,4 +1,4 @@
-"""`gpucoll run`: the variables of torchrun, the program as Python runs it, exit codes, and wrong arguments."""
+"""`gpucoll run`: torchrun's variables, the program run as by Python, exit codes, and wrong arguments."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ print(json.dumps(found) + "\\n", end="")
 
 @pytest.fixture
 def script(tmp_path):
-    """`script(text)`: the folder of a program of this text, show.py, and a module beside it."""
+    """Return `script(text)`, a function to write show.py with this text, and a module, and to return the folder."""
     def write(text):
         (tmp_path / "neighbour.py").write_text("here = True\n")
         (tmp_path / "show.py").write_text(text)

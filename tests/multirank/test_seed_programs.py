@@ -1,4 +1,4 @@
-"""Programs of documents, one of each kind, as tests/seed_programs, against what the documents print or say."""
+"""Programs adapted from documents, in tests/seed_programs, print the output shown or described in the documents."""
 
 import json
 import re
@@ -16,32 +16,32 @@ ALL = "[0 1 2 3], [4 5 6 7], [8 9 10 11], [12 13 14 15]"
 
 
 def everywhere(text):
-    """The line as each rank prints it, {r} being the rank."""
+    """Return the line printed by each rank, with the rank in place of {r}."""
     return [text.replace("{r}", str(rank)) for rank in range(SIZE)]
 
 
 def each(text, *results):
-    """The same with a result of each rank's own."""
+    """Return `everywhere(text)` with each rank's result appended."""
     return [f"{line} {result}" for line, result in zip(everywhere(text), results, strict=True)]
 
 
-# Brackets do not count: tensors are arrays here.
+# Brackets are ignored: tensors print as arrays here.
 PRINTED = {
     "object_scatter": each("rank {r} data is", [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]),
     "scatter": each("Rank {r} received data", "1.", "2.", "3.", "4."),
-    # Printed for two ranks; here there are four.
+    # The document prints two ranks; this test has four.
     "send": [
         *everywhere("local rank {r} world size 4 world rank {r}"),
         *[line for rank in range(1, SIZE) for line in [
             f"worker_0 sent data to Rank {rank}", f"worker_{rank} has received data" + 10 * " 1.",
             *[" ".join(["1."] * 10)] * 8, 10 * " 1." + " from rank 0"]]],
-    # The document's model is not given: what its last line says, and the weights that the data were made with.
+    # The document lacks the model: expect its last line, and the weights used to make the data.
     "parameter_server": ["weights [ 1. -2.  3.]", *["Done Training"] * SIZE],
-    # Not printed, but what the text says of each pattern.
+    # The document prints nothing: expect the patterns described in the text.
     "patterns": [
         *everywhere("broadcast [{r}] [0 1 2 3]"), *everywhere("all_reduce [{r}] [24 28 32 36]"),
         *everywhere("all_gather [{r}] " + ALL),
-        # Gloo leaves partial sums on the ranks that are not `dst`; here they stay as they were.
+        # Gloo leaves partial sums on all ranks but `dst`; gpucoll leaves these arrays unchanged.
         *each("reduce [{r}]", "24 28 32 36", "4 5 6 7", "8 9 10 11", "12 13 14 15"),
         *each("gather [{r}]", ALL, None, None, None),
         *each("scatter [{r}]", "0 1 2 3", "4 5 6 7", "8 9 10 11", "12 13 14 15"),
@@ -52,7 +52,7 @@ PRINTED = {
                             for rank in range(SIZE)],
 }
 
-# Starting a job takes longer than a program: all run in one, one after the other. Rank 0 prints what each has printed.
+# Starting a job takes longer than a program: one job runs all programs in turn. Rank 0 prints the output of each.
 TOGETHER = """
 import contextlib, io, json, runpy, sys
 import gpucoll.distributed as dist
@@ -70,7 +70,7 @@ if everyones:
 
 
 def words(lines):
-    """The words of the lines, which ranks print in any order; a group is the name of its class."""
+    """Return the words of each line, with sorted lines: ranks print in any order. A group becomes its class name."""
     lines = [re.sub(r"<[\w.]*?(\w+) rank=.*?>|array", r"\1", line) for line in lines]
     return sorted(found for line in lines if (found := re.findall(r"[^\s\[\](),]+", line)))
 

@@ -1,6 +1,6 @@
-"""The device path on CuPy arrays, on a stand-in for CuPy and NCCL: streams, graphs, refusals, failures.
+"""The device path on CuPy arrays, with a stand-in for CuPy and NCCL: streams, graphs, refusals, failures.
 
-Every schedule, op and dtype is the contract's, on the emulated device; here a sample of them meets CuPy's arrays.
+tests/contract covers every schedule, op and dtype on the emulated device; this file runs a sample on CuPy arrays.
 """
 
 import json
@@ -26,14 +26,14 @@ pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 
 
 def environment(**variables):
-    """What makes CuPy the stand-in, on a host with a GPU for each of eight ranks."""
+    """Return environment variables that replace CuPy by the stand-in, on a host with eight GPUs."""
     places = [STAND_IN, str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"STAND_IN_GPUS": "8", "PYTHONPATH": os.pathsep.join(places), **variables}
 
 
 @pytest.fixture(scope="module")
 def gpus(launcher, emulated_kernels):
-    """`gpus(name, size, *args)` runs a program of `gpu_programs` on ranks that have a GPU each."""
+    """Yield `gpus(name, size, *args)`, a function to run a program of `gpu_programs` on ranks with a GPU each."""
     with pytest.MonkeyPatch.context() as patch, RankPool() as pool:
         patch.syspath_prepend(STAND_IN)
         for name, value in environment().items():
@@ -43,14 +43,15 @@ def gpus(launcher, emulated_kernels):
 
 
 def on_mpi(mpi, name, *arguments):
-    """Run by ranks only: the process of the tests must not meet the stand-in, which other tests would take for CuPy."""
+    """Run a program on a rank. The test process must not import the stand-in: other tests would take it for CuPy."""
     import gpu_programs
 
     return gpu_programs.on_mpi(mpi, name, *arguments)
 
 
 def named(programs, slow="", machine="usual", sample=()):
-    """Programs as parameters, marked those that begin as `slow` says; on the hostile machine all but a sample."""
+    """Return programs as parameters. Names beginning as in `slow` are marked slow; on the hostile machine all programs
+    but a sample are marked nightly."""
     variables, later = ({}, tuple(slow.split())) if machine == "usual" else (HOSTILE, ())
     usual = [() if machine == "usual" or one in sample else NIGHTLY for one in programs]
     names = ["-".join(one) for one in programs]
@@ -110,7 +111,7 @@ def test_training_programs(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
 
 
-# What the usual machine never does to a program
+# Programs for behaviour that only the hostile machine shows
 FOR_HOSTILE = [("streams_refused",), ("kept_graph", "ring"), ("kept_graph", "native"),
                ("kept_plan", "ring"), ("missed",), ("captured_alone",), ("in_turn",),
                ("many_streams", "ring"),
@@ -168,10 +169,10 @@ def test_graphs_of_memory_that_other_ranks_map_are_not_kept_by_address(gpus):
     assert not any(map(any, gpus("launched", SIZE, "ring", env={"NCCL_LEGACY_CUDA_REGISTER": "1"})))
 
 
-# By NCCL's documentation: four ops of six integers, three of six floats (its min and max need not let NaN win), sums
-# and averages of two complex dtypes, and of bool what a byte can be in the place of.
+# By NCCL's documentation: four ops of six integers, three ops of six floats (NCCL's min and max need not let NaN win),
+# sums and averages of two complex dtypes, and the ops of bool that a byte can stand in for.
 SERVED = 6 * 4 + 6 * 3 + 2 * 2 + 8
-FLOAT8 = 2 * 3  # of those; by NCCL's enqueue.cc from compute capability 9.0 on
+FLOAT8 = 2 * 3  # part of SERVED; by NCCL's enqueue.cc only from compute capability 9.0 on
 
 
 @ON_MACHINES
@@ -187,19 +188,19 @@ def test_a_fault_is_told(mpiexec, emulated_kernels):
 
 
 def job(ranks, code, **variables):
-    """What ranks that run these lines print; lines may run together."""
+    """Run these lines on ranks; return the printed words, sorted and joined, since output of ranks may run together."""
     result = launch(ranks, sys.executable, "-c", code, env=environment(**variables), timeout=seconds(60))
     assert result.returncode == 0, result.stdout + result.stderr
     return "".join(sorted(result.stdout.split()))
 
 
-SEVERAL = ("host_against_device", "unreachable", "lossy")  # programs of two ranks at least
+SEVERAL = ("host_against_device", "unreachable", "lossy")  # programs that need two ranks
 
 
 @NIGHTLY
 @ON_MACHINES
 @pytest.mark.parametrize("count", [1, 4], ids=["one GPU", "four GPUs"])
-@pytest.mark.parametrize("size", [1, 2, 4])  # three ranks have eight GPUs elsewhere
+@pytest.mark.parametrize("size", [1, 2, 4])  # other tests run three ranks on eight GPUs
 @pytest.mark.timeout(1800)
 def test_other_numbers_of_ranks_and_gpus(mpiexec, emulated_kernels, size, count, machine):
     shared = {**SHARE, "NCCL_MULTI_RANK_GPU_ENABLE": "1"} if size > count else {}
@@ -328,7 +329,7 @@ PEER_THREADS = [("asynchronous", "one_shot"), ("dlpack",), ("symmetric",), ("pla
                 ("blocks",), ("kernels_of_threads",)]
 
 
-# On the hostile machine 16 blocks of each rank take their time here, and what allocates while a stream is held is stuck
+# The hostile machine is slow with 16 blocks per rank, and programs that allocate while a stream is held would hang.
 PEER_HOSTILE = [("dlpack",), ("planned",), ("captured", "ring"), ("kernels_of_threads",)]
 
 

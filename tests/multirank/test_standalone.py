@@ -1,4 +1,4 @@
-"""Ranks without MPI: under `gpucoll run --standalone`, started by hand, and how such a job ends."""
+"""Ranks without MPI: under `gpucoll run --standalone` and started by hand, and the end of a job without MPI."""
 
 import contextlib
 import os
@@ -70,7 +70,7 @@ sys.stdout.write(f"rank {comm.rank} of {comm.size} ok\\n")
 
 @pytest.fixture
 def script(tmp_path):
-    """`script(text)`: the folder of a program of this text, job.py."""
+    """Return `script(text)`, a function to write job.py with this text and to return the folder."""
     def write(text):
         (tmp_path / "job.py").write_text(text)
         return tmp_path
@@ -89,7 +89,7 @@ def test_collectives_without_mpi(launcher, script):
 
 
 def by_hand(folder, variables, text=COLLECTIVES):
-    """What each process has written that is started with these variables, as by torchrun or a batch script."""
+    """Start a process for each set of variables, as torchrun or a batch script would; return status, output, errors."""
     base = {**os.environ, **same_gpucoll(), **without_mpi4py(folder)}
     ranks = [subprocess.Popen([sys.executable, "-c", text], env={**base, **own}, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE) for own in variables]
@@ -157,7 +157,7 @@ def test_what_works_by_mpi_says_so(tmp_path, capsys, monkeypatch):
         assert "mpiexec -n 4 gpucoll" in refused(capsys, cli.main, words, f"gpucoll {words[0]}: it works by MPI")
 
 
-# ---------------------------------------------------------------- how a job ends
+# ---------------------------------------------------------------- the end of a job
 
 ENDS = """
 import os, signal, subprocess, sys, threading
@@ -226,7 +226,7 @@ runpy.run_module("gpucoll", run_name="__main__")
 
 @contextlib.contextmanager
 def started(folder, token, *options, by=("-m", "gpucoll")):
-    """A job of three ranks, each of whose processes can be found by the token."""
+    """Run a job of three ranks; the token identifies its processes, which are killed on leaving the context."""
     command = [sys.executable, *by, "run", "--standalone", "-n", "3", *options, "job.py"]
     env = {**os.environ, **without_mpi4py(folder), JOB_MARK: token}
     job = subprocess.Popen(command, cwd=folder, env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -241,7 +241,7 @@ def started(folder, token, *options, by=("-m", "gpucoll")):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_all(launcher, script, number, status):
-    """At once, where all ranks come to their ends: what ranks may take for it is not waited for."""
+    """A signal ends the job at once, without the rest of the grace period, if all ranks end."""
     folder, token = script(ENDS.replace("{end}", "signal.pause()")), uuid.uuid4().hex
     with started(folder, token, by=("-c", PATIENT)) as job:
         assert sorted(job.stdout.readline() for _ in range(3)) == [f"{rank} is here\n" for rank in range(3)]
@@ -312,7 +312,7 @@ def test_a_second_signal_kills_who_does_not_end(launcher, script):
             job.send_signal(signal.SIGTERM)
         began = time.monotonic()
         job.communicate(timeout=seconds(100))
-        assert time.monotonic() - began < seconds(20)  # and not after the time that there is to save something
+        assert time.monotonic() - began < seconds(20)  # without the time allowed for saving
         assert job.returncode == 143
         assert marked(JOB_MARK, token) == []
 
@@ -322,11 +322,11 @@ def test_where_the_launcher_is_killed_its_ranks_are(launcher, script):
     with started(folder, token) as job:
         assert [job.stdout.readline() for _ in range(3)] == ["here\n"] * 3
         job.kill()
-        job.communicate(timeout=seconds(100))  # comes to an end once nobody has the pipes open
+        job.communicate(timeout=seconds(100))  # returns once no process has the pipes open
         assert marked(JOB_MARK, token) == []
 
 
-# ---------------------------------------------------------------- modules, and whose output is whose
+# ---------------------------------------------------------------- modules, and the output of each rank
 
 PRINTS = """
 import os, sys

@@ -1,4 +1,4 @@
-"""MPI's own start has a deadline: where a rank does not come to it, the others say which, and end."""
+"""MPI's own start has a deadline: if a rank does not come, the other ranks name it and end."""
 
 import subprocess
 import sys
@@ -27,14 +27,14 @@ gc.init(timeout=timeout)
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
         ("stop", "is stopped"), ("idle", "has not come to it")])])
 def test_who_does_not_come_to_mpis_start_is_named(mpiexec, how, why):
-    """The job ends, which is the test: nothing else would wake a process in MPI_Init."""
+    """The job ends and names the missing rank. Without the deadline, nothing would wake a process in MPI_Init."""
     options = require_launcher().vendor.keep_survivors if how == "exit" else ()  # Open MPI's ends the job otherwise
     job = mpiexec(3, sys.executable, "-c", NEVER_STARTS, how, str(seconds(2)), timeout=seconds(40), options=options)
     assert job.returncode != 0
     told = [line for line in job.stderr.splitlines() if "[GC-TIMEOUT] init" in line]
     assert told, job.stderr
     assert all(f"rank 1 {why}" in line for line in told), told
-    assert "start_mpi" in job.stderr  # the stack of who waits
+    assert "start_mpi" in job.stderr  # the stack of the waiting rank
 
 
 STARTS = """
@@ -52,6 +52,6 @@ def test_nothing_of_the_watch_is_left_once_mpi_has_started(mpiexec):
 
 
 def test_a_witness_ends_with_its_rank():
-    """It must not keep the output open of a rank that has ended long before the deadline."""
+    """The witness, a second process, must not keep the output of a rank open after the rank has ended."""
     program = "import os; from gpucoll.launch import watchdog\nwith watchdog.starting(1e9, 'HOME', 2, 2): os._exit(3)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=seconds(60)).returncode == 3

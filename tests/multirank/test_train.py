@@ -1,4 +1,4 @@
-"""scripts/train.py on several ranks: one loss curve for all of them, checkpoints, what it prints and refuses."""
+"""scripts/train.py on several ranks: the same loss curve on all, checkpoints, output and refusals."""
 
 import json
 import os
@@ -14,19 +14,19 @@ from commands import gpucoll_run
 pytest.importorskip("sklearn", reason="pip install gpucoll[train]")
 
 SCRIPTS = Path(train.__file__).parent
-TOLERANCES = {"float64": 1e-9, "float32": 1e-4}  # relative, of every step's loss
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4}  # relative, for the loss of every step
 
 
 @pytest.fixture
 def script(mpiexec):
-    """`script(ranks, *arguments)`: what `mpiexec -n ranks python scripts/train.py arguments` did."""
+    """Return `script(ranks, *arguments)`, which runs `mpiexec -n ranks python scripts/train.py arguments`."""
     def run(ranks, *arguments, **options):
         return mpiexec(ranks, sys.executable, SCRIPTS / "train.py", *arguments, **options)
     return run
 
 
 def curves(mpi, algorithms, arguments):
-    """For each algorithm the loss of every step of one training: a program for the pool of ranks."""
+    """Train once for each algorithm, on the pool's ranks; return for each algorithm the loss of every step."""
     options = [train.parse([*arguments, "--device", "cpu", "--algorithm", algorithm]) for algorithm in algorithms]
     with gc.Communicator.from_mpi(mpi) as comm:
         trainings = [train.Training(comm, one) for one in options]
@@ -45,7 +45,7 @@ def assert_one_curve(ranks, algorithms, dtype, *arguments, sizes=(2, 4, 8)):
 
 
 def strategy_curves(mpi, arguments):
-    """The loss of every step by every strategy; an int: the rank that has none, as a server."""
+    """Return for each strategy the loss of every step, then the accuracy; a parameter server returns nothing."""
     found = {}
     with gc.Communicator.from_mpi(mpi) as comm:
         for strategy in train.STRATEGIES:
@@ -73,7 +73,7 @@ def test_every_strategy_gives_one_curve(ranks, model):
 
 
 def test_ranks_and_algorithms_give_one_curve_even_without_samples(ranks):
-    """Batches of 1,436 leave one of 1,437 samples for the last one: all ranks but one have none."""
+    """In the last batch only one rank has a sample: batches of 1,436 leave one of the 1,437 samples."""
     assert_one_curve(ranks, ["ring"], "float64", "--epochs", "2", "--batch", "1436", sizes=(3,))
 
 
@@ -111,7 +111,7 @@ def test_a_run_is_drawn_and_its_time_told_apart(script, tmp_path):
         assert f">{words}<" in picture, words
     for line in map(json.loads, (tmp_path / "run.jsonl").read_text().splitlines()):
         assert line["communication_share"] == pytest.approx(line["exposed"] / (line["compute"] + line["exposed"]))
-        assert 0 <= line["hidden"] <= line["compute"] + 1e-9  # both by the same clock, the one within the other
+        assert 0 <= line["hidden"] <= line["compute"] + 1e-9  # by one clock, hidden time lies within compute time
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_a_run_is_drawn_and_its_time_told_apart(script, tmp_path):
 def test_a_divided_run_is_resumed_on_other_ranks(script, tmp_path, strategy):
     common = "--strategy", strategy, "--dtype", "float64", "--log", tmp_path / "log.jsonl", "--compression", "bfloat16"
     more = "--resume", tmp_path / "run"
-    for ranks, epochs, resume in ((4, "1", ()), (2, "2", more), (2, "2", more)):  # the last one finds nothing to do
+    for ranks, epochs, resume in ((4, "1", ()), (2, "2", more), (2, "2", more)):  # the last run finds nothing to do
         done = script(ranks, "--epochs", epochs, "--save", tmp_path / "run", *common, *resume)
         assert done.returncode == 0, done.stderr
     losses = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -131,7 +131,7 @@ def test_a_divided_run_is_resumed_on_other_ranks(script, tmp_path, strategy):
 @pytest.mark.parametrize("compression", [
     *(pytest.param(name, marks=pytest.mark.nightly) for name in ("float16", "int8")), "powersgd"])
 def test_a_compressed_run_learns_as_well(script, compression):
-    """README's line, and the others: within a point of what they reach without."""
+    """Compressed training reaches 97 %, within a point of training without compression."""
     done = script(8, "--strategy", "zero2", "--compression", compression, timeout=300)
     assert float(done.stdout.split()[-2]) >= 97, done.stderr
 
@@ -143,7 +143,7 @@ def test_eight_ranks_reach_97_per_cent(script, seed):
 
 
 def assert_refused(done, reason):
-    lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]  # mpiexec may add its own
+    lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]  # mpiexec may add lines
     assert (done.returncode, len(lines), done.stdout) == (2, 1, ""), done.stderr
     assert reason in lines[0]
 

@@ -1,4 +1,4 @@
-"""gpucoll tune and explain on ranks: the table that is written is the one that auto goes by; bad ones are refused."""
+"""gpucoll tune and explain on ranks: auto follows the written table, and bad tables are refused."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ def store(mpi):
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels_stay_where_they_are(rank_pool):
-    """A process has one store: it shall not be in the folders of these tests, where all would be compiled anew."""
+    """Fix each process' single store of kernels first: in the folders of these tests all kernels would be compiled."""
     rank_pool.run(store, 8)
 
 
@@ -33,12 +33,12 @@ def at(folder):
 
 
 def read(folder):
-    path, = Path(folder).glob("tune-*")  # no draft is left
+    path, = Path(folder).glob("tune-*")  # a single file: no draft is left
     return parse(str(path), path.read_bytes()).shapes
 
 
 def tuned(mpi, *arguments):
-    """`gpucoll tune` on these ranks, each measurement as short as can be: exit code, and what it prints and says."""
+    """Run `gpucoll tune` on these ranks with the shortest measurements; return exit code, output and errors."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed, \
             contextlib.redirect_stderr(io.StringIO()) as said:
         patch.setattr(measure, "PROBE_SECONDS", 0.0)
@@ -48,7 +48,7 @@ def tuned(mpi, *arguments):
 
 
 def test_tune_writes_what_it_has_measured(ranks, tmp_path):
-    """A sweep measures every way at every size, whatever auto may choose; a plain tune adds its shape."""
+    """A sweep measures every way at every size, whatever auto would choose; a plain tune adds another shape."""
     first, second = ranks(tuned, 2, "--sweep", "--collective", "all_reduce,barrier", "--max-bytes", "8", "--json",
                           env={**at(tmp_path), "GPUCOLL_ALGO": "all_reduce:native"})
     assert (first[0], second) == (0, (0, "", ""))
@@ -69,14 +69,14 @@ def test_tune_writes_what_it_has_measured(ranks, tmp_path):
 
 
 def called(comm):
-    """Make a call; return what `explain` says afterwards, and what has been called."""
+    """Make a call; return the result of `explain` afterwards, and the number of calls per executor and algorithm."""
     assert comm.all_reduce(numpy.ones(256, "f4")).tolist() == [comm.size] * 256
     found = comm.explain("all_reduce", 1024)
     return dict(found), {(row["executor"], row["algorithm"]): row["calls"] for row in found.candidates if row["calls"]}
 
 
 def planted(mpi, folder, best, old="", new=""):
-    """A table of this host by which `best`, executor and algorithm, is the quickest, and mpi's ring next."""
+    """Write a table of this host with `best` (executor, algorithm) as the quickest way, and mpi's ring as the next."""
     if mpi.rank == 0:
         ways = {("mpi", "tree"): 1e-3, ("native", "native"): 1e-3, ("mpi", "ring"): 1e-4, best: 1e-6}
         curves = tuple(Curve("all_reduce", *way, (8, 1 << 20), (taken, taken)) for way, taken in ways.items())
@@ -89,7 +89,7 @@ def planted(mpi, folder, best, old="", new=""):
 
 
 def by_a_planted_table(mpi, folder, *table):
-    """Warnings, and what `explain` says after a call."""
+    """Plant a table; return the warnings, and the result of `called`."""
     planted(mpi, folder, *table)
     with warnings.catch_warnings(record=True, action="always") as heard, \
             gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
@@ -106,7 +106,7 @@ def test_the_choice_is_what_then_runs(ranks, tmp_path, best, algo, runs):
 
 
 def parts(mpi, folder):
-    """What a part of a part goes by; the file is gone before it is made."""
+    """Delete the table's file, split twice, and return the result of `called` on the part of a part."""
     planted(mpi, folder, ("mpi", "star"))
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
         mpi.Barrier()

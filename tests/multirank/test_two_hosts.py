@@ -1,8 +1,8 @@
-"""Two hosts, joined by a network: right results, what crosses the network counted by the hosts' own links, tables.
+"""Two hosts joined by a network: results, tables, and the network traffic counted by the hosts' links.
 
-A host is a network namespace, joined to the others by a bridge in one more, so that neither the machine's addresses nor
-its firewall know of it. Needs root, iproute2, and MPICH: it can be told to keep its hands off the memory that these
-hosts share.
+A host is a network namespace. A bridge in a further namespace joins the hosts, so that the machine's addresses and
+firewall are not affected. The tests need root, iproute2, and MPICH, because MPICH can be configured not to use the
+memory shared by these hosts.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from pace import seconds
 from ranks import run_job
 
 LINK, NETWORK = "e0", "10.77.0"
-# UCX would find that "hosts" share memory, and use it; so inside a host, too, it has TCP only.
+# UCX would detect and use the memory shared by the "hosts". Limit UCX to TCP, also inside a host.
 NO_SHARED_MEMORY = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": LINK}
-# What MPICH's mpiexec calls in place of ssh: it is given options, an address, and a command for a shell there.
+# A replacement of ssh for MPICH's mpiexec, called with options, an address, and a shell command for this host.
 LOGIN = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 host=$1; shift
 exec ip netns exec "NAME-${host##*.}" sh -c "$*"
 """
-MOST = 1.1  # of the array's bytes, each way: headers, and what MPI says to itself
+MOST = 1.1  # times the array's bytes, each way: allows headers and MPI's own messages
 COUNTED = """
 import json, pathlib, sys
 import numpy
@@ -65,8 +65,8 @@ def ip(*words):
 
 @contextlib.contextmanager
 def made_hosts(name):
-    """Hosts NAME-1 and NAME-2 that are up inside the block; nothing of them is left after it."""
-    names = [f"{name}-{number}" for number in range(3)]  # that of the bridge first
+    """Create the hosts NAME-1 and NAME-2, and delete both on leaving the context."""
+    names = [f"{name}-{number}" for number in range(3)]  # the bridge's namespace first
     with contextlib.ExitStack() as stack:
         for namespace in names:
             ip("netns", "add", namespace)
@@ -84,7 +84,7 @@ def made_hosts(name):
 
 @pytest.fixture
 def on_hosts(launcher, tmp_path):
-    """`on_hosts(ranks, *argv)`: what `argv` prints on so many ranks of each host; skipped where there can be none."""
+    """Yield `on_hosts(ranks, *argv)`: run `argv` on `ranks` ranks per host, return the output; skip without hosts."""
     if shutil.which("ip") is None or launcher.vendor.mark != "HYDRA":
         pytest.skip("hosts need iproute2's ip, and MPICH")
     name, login = f"gpucoll-{uuid.uuid4().hex[:8]}", tmp_path / "login"
@@ -109,7 +109,7 @@ def on_hosts(launcher, tmp_path):
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_hierarchical_moves_each_byte_once_each_way(on_hosts, ranks):
-    """A ring through both hosts sends every chunk, and then every sum, over the network: 2 (P-1)/P of the bytes."""
+    """Hierarchical sends each byte once each way; a ring sends every chunk and every sum: 2 (P-1)/P of the bytes."""
     once = ["hierarchical", "hierarchical(ring,ring)", "hierarchical(halving_doubling,tree)", "auto"]
     *rows, of_ring = json.loads(on_hosts(ranks, "-c", COUNTED, *once, "ring"))
     for name, shares in zip(once, rows, strict=True):

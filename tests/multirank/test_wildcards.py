@@ -1,4 +1,4 @@
-"""Messages from anybody and with any tag; what is known of one before it is received."""
+"""Messages from any source and with any tag, and probes before the receive."""
 
 import numpy
 import pytest
@@ -8,7 +8,7 @@ from pace import seconds
 from programs import program
 from thread_ranks import on_threads
 
-SHORT, LONG = 3, 5000  # elements: in its letter, and read where it lies
+SHORT, LONG = 3, 5000  # elements of an eager and of a rendezvous message
 
 
 def content(rank, tag, count):
@@ -17,7 +17,7 @@ def content(rank, tag, count):
 
 @program
 def from_anybody(comm):
-    """Rank 0 receives one message of each other rank, whoever comes first, and learns whose it was."""
+    """Rank 0 receives one message of each other rank, in any order, and learns the source from the status."""
     for count in (0, SHORT, LONG):
         for any_tag in (False, True):
             if comm.rank:
@@ -36,7 +36,7 @@ def from_anybody(comm):
 
 @program
 def in_order(comm):
-    """Of one rank's messages any tag takes them as they were sent, a named one the first of its own."""
+    """Receives with ANY_TAG take a rank's messages in the order of the sends, receives with a tag the first match."""
     tags = [5, 6, 5, 7, 5, 6] * 3
     if comm.rank:
         works = [comm.send(content(comm.rank, place, SHORT if place % 2 else LONG), 0, tag=tag, async_op=True)
@@ -62,7 +62,7 @@ def in_order(comm):
 
 @program
 def probed(comm):
-    """Who looks first makes the room; what was seen is still to be received, and nobody's is nothing."""
+    """A probe gives the count, to allocate the receive buffer; the message stays receivable. PROC_NULL is empty."""
     last = comm.size - 1
     mine = content(comm.rank, 9, 10 * comm.rank)
     works = [comm.send(mine, 0, tag=40 + comm.rank, async_op=True)] if comm.rank else []
@@ -95,7 +95,7 @@ def probed(comm):
 
 @program
 def later(comm):
-    """Behind a `Work` and in a group: begun before anything has come."""
+    """Wildcard receives behind a `Work` and in a group may be posted before any message arrives."""
     others = range(1, comm.size)
     for grouped in (False, True):
         outs, statuses, works = numpy.zeros((comm.size, 4), int), [gc.Status() for _ in range(comm.size)], []
@@ -126,7 +126,7 @@ def later(comm):
 
 @program
 def wrong(comm):
-    """What is refused; a message of another length is an error, and is gone."""
+    """Wrong wildcard calls are refused; a message of another length is an error, and is consumed."""
     x = numpy.full(3, -1)
     for call in (lambda: comm.send(x, gc.ANY_SOURCE), lambda: comm.send(x, 0, gc.ANY_TAG), lambda: comm.recv(x, -7),
                  lambda: comm.sendrecv(x, x.copy(), 0, gc.ANY_SOURCE), lambda: comm.probe(comm.size),
@@ -152,14 +152,14 @@ def test_between_threads(program, size):
     on_threads(size, program)
 
 
-@pytest.mark.parametrize("executor", ["shared", "mpi"])  # the engine's mail, and MPI's messages, as between nodes
+@pytest.mark.parametrize("executor", ["shared", "mpi"])  # the engine's mailboxes; MPI, used between nodes
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_between_processes(ranks, program, executor):
     ranks(program, 4, env={"GPUCOLL_EXECUTOR": executor}, timeout=seconds(60))
 
 
 def mpis_constants(mpi):
-    """mpi4py's own constants, and its Status."""
+    """mpi4py's constants and Status are accepted in place of gpucoll's."""
     from mpi4py import MPI
 
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
@@ -181,7 +181,7 @@ def test_constants_of_mpi4py(ranks):
 
 @program
 def on_a_device(comm):
-    """NCCL has neither tags nor wildcards: typed, and it says so; nothing is broken."""
+    """Wildcards on a device raise a typed error, since NCCL has no tags, and the communicator stays usable."""
     x = numpy.zeros(3)
     for call in (lambda: comm.recv(x), lambda: comm.recv(x, 0, gc.ANY_TAG), comm.probe, comm.iprobe):
         with pytest.raises(gc.UsageError, match="NCCL has no tags") as error:

@@ -1,6 +1,6 @@
-"""Every method of the backend "gpucoll" against Gloo in the same job, or against torch's arithmetic on all ranks' data.
+"""Every method of the backend "gpucoll", compared with Gloo in the same job or with torch's arithmetic.
 
-Data differ by rank and index and are small whole numbers, so that every result is exact, and compared bit for bit.
+Data are small whole numbers that differ by rank and index: every result is exact, and compared bit for bit.
 """
 
 import datetime
@@ -21,7 +21,7 @@ SHAPES = ((300,), (3, 5), (), (0,))
 
 
 def data(shape, dtype, rank, salt=0):
-    """A rank's tensor: small whole numbers."""
+    """Return a rank's tensor of small whole numbers."""
     count = int(torch.tensor(shape).prod()) if shape else 1
     row = (torch.arange(count) * (rank + 1 + salt) + rank) % 5 + 1
     return (row % 2 if dtype == torch.bool else row).to(dtype).reshape(shape)
@@ -35,7 +35,7 @@ def same(mine, expected, what):
 
 
 def gaps(tensor):
-    """The same elements with others between them."""
+    """Return a strided tensor of the same elements, with gaps between the elements."""
     wide = torch.full((2 * tensor.numel(),), 99).to(tensor.dtype)
     wide[::2] = tensor.reshape(-1)
     return wide[::2].view(tensor.shape) if tensor.dim() == 1 else wide.view(*tensor.shape, 2)[..., 0]
@@ -93,7 +93,7 @@ def one_tensor(shape, dtype):
 
 
 def one_row(shape, dtype):
-    """Those that cut along the first axis."""
+    """Check the collectives that cut tensors along the first axis."""
     what, mine = (shape, dtype), data(shape, dtype, RANK)
     for out in (torch.empty(SIZE * shape[0], *shape[1:], dtype=dtype), torch.empty(SIZE, *shape, dtype=dtype)):
         dist.all_gather_into_tensor(out, gaps(mine))
@@ -123,7 +123,7 @@ def one_row(shape, dtype):
 
 
 def uneven(dtype):
-    """Lengths that differ by rank."""
+    """Check collectives with lengths that differ by rank."""
     def part(rank, other):
         return data((rank + 2 * other, 3), dtype, rank, salt=other)
 
@@ -169,7 +169,7 @@ def collectives():
 
 
 def several():
-    """Several tensors of a rank in one call, as Gloo takes them; a tensor twice in one call."""
+    """Pass several tensors of a rank in one call, as with Gloo, and one tensor twice in a call."""
     group, what = dist.group.WORLD, [data((7,), torch.float32, RANK, salt) for salt in (0, 1)]
     both = [sum(everyone((7,), torch.float32)), sum(data((7,), torch.float32, rank, 1) for rank in range(SIZE))]
     xs = [x.clone() for x in what]
@@ -197,7 +197,7 @@ def several():
 
 
 def checks():
-    """What is refused before data move, in the words that PyTorch's own tests look for."""
+    """Wrong calls are refused before data move, in the words expected by PyTorch's own tests."""
     group, x, longer, double = dist.group.WORLD, torch.zeros(2), torch.zeros(3), torch.zeros(2, dtype=torch.float64)
 
     def at(options, root, tensor=0):
@@ -286,7 +286,7 @@ def messages():
             sources.append(dist.recv(out, tag=7))
             same(out, data((5,), torch.float32, sources[-1]), "from any source")
         assert sorted(sources) == list(range(1, SIZE))
-    # A message beside a collective that waits for it
+    # A message must pass while an asynchronous collective waits for the receiving rank.
     x = data((100,), torch.float32, RANK)
     if RANK == 0:
         work = dist.all_reduce(x, async_op=True)
@@ -306,7 +306,7 @@ def groups():
             x = data((9,), torch.float32, RANK)
             dist.all_reduce(x, group=part)
             same(x, sum(data((9,), torch.float32, rank) for rank in ranks), ("group", ranks))
-    # Made by every rank: from PyTorch 2.15 on its groups are numbered by those that a rank has made in this way, too
+    # Every rank makes such a group: from PyTorch 2.15 on, group numbers also count these groups.
     dist.barrier(dist.new_group([RANK], use_local_synchronization=True))
     for part, ranks in zip(parts, ([0, 1], range(SIZE), [SIZE - 1]), strict=True):
         if RANK in ranks:
@@ -317,7 +317,7 @@ def groups():
 
 
 def disagreement():
-    """All ranks are told where each of them made its call, in their own programs."""
+    """A mismatch shows on all ranks the call sites of both calls in the user's program."""
     with pytest.raises(dist.DistBackendError, match="GC-SHAPE") as told:
         dist.all_reduce(torch.zeros(3)) if RANK else dist.all_reduce(torch.zeros(4))
     assert re.findall(r"\((\S+):\d+\)", str(told.value)) == 2 * [__file__], told.value

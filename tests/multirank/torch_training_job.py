@@ -1,4 +1,4 @@
-"""PyTorch's own programs, twice in one job: over Gloo and, unchanged but for the name, over gpucoll; equal losses."""
+"""PyTorch programs run twice in one job, over Gloo and over gpucoll, unchanged but for the name: equal losses."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ def ddp():
 
 
 class Branches(nn.Module):
-    """Every rank leaves another layer out."""
+    """A model with three layers, of which every rank leaves out another."""
 
     def __init__(self):
         super().__init__()
@@ -127,7 +127,7 @@ def tensor_parallel():
 
 
 def train_on_drawn(model, seed):
-    """The losses on data that ranks of one seed draw alike."""
+    """Train on random data, equal on ranks with the same seed; return the losses."""
     torch.manual_seed(seed)
     optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
     for _ in range(STEPS):
@@ -174,7 +174,8 @@ if __name__ == "__main__":
     for name in sys.argv[1:]:
         results = []
         for backend in ("gloo", "gpucoll"):
-            if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # another store: one rank may meet the last one's
+            # A new port, because a rank could still meet the store of the previous backend.
+            if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
                 os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
             dist.init_process_group(backend)
             results.append(globals()[name]())

@@ -1,6 +1,6 @@
 """scatter.py of mpi4py of "集合通信" with mpiexec and torchrun.
 
-Mended: comm.scatter is scatter_object_list; four ranks, as the document prints, where it starts two.
+Mended: comm.scatter is scatter_object_list; four ranks, as printed by the document, in place of the two started.
 """
 
 import gpucoll.distributed as dist

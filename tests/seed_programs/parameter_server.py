@@ -1,7 +1,7 @@
 """Parameter server and workers of "Parameter Server and All-Reduce".
 
-Mended: rank 0 is the server and the other ranks are the workers, where the document has both in one process; a linear
-model with its gradients written out in place of torch.nn; the data are made here, no train_loader being given.
+Mended: rank 0 is the server and the other ranks are the workers, in place of one process for both; a linear model with
+gradients written out in place of torch.nn; the data are made here, as the document gives no train_loader.
 """
 
 import numpy

@@ -1,6 +1,6 @@
 """Every pattern of "Kommunikationsmuster", one after the other.
 
-Mended: arrays in place of tensors; a float result for integer data (scatter); a result list that was too short and
+Mended: arrays in place of tensors; a float result for integer data (scatter); a too short result list and
 `dim.all_to_all` (all_to_all); integer results for data with fractions (all_to_all); `reduce` without `dst`; tabs.
 """
 

@@ -1,6 +1,6 @@
 """init_process_group under spawn of "Parameter Server and All-Reduce".
 
-Mended: mpiexec starts the processes; rank and world size are asked of it.
+Mended: mpiexec starts the processes, and MPI gives the rank.
 """
 
 import os

@@ -1,6 +1,6 @@
 """torch_scatter.py of "集合通信" with mpiexec and torchrun.
 
-Mended: arrays in place of tensors; rank and world size are asked of gpucoll.distributed: mpiexec alone sets no RANK.
+Mended: arrays in place of tensors; gpucoll.distributed gives rank and world size, since mpiexec alone sets no RANK.
 """
 
 import numpy

@@ -1,7 +1,7 @@
 """torch_mpi_send.py of "集合通信" with mpiexec and torchrun.
 
-Mended: arrays in place of tensors; without a frontend to choose: rank and world size are asked of gpucoll.distributed,
-which knows them under every launcher; the indentation.
+Mended: arrays in place of tensors; no frontend to choose: gpucoll.distributed knows rank and world size under every
+launcher; the indentation.
 """
 
 import argparse

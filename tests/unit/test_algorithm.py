@@ -1,4 +1,4 @@
-"""Algorithms of a user's own: registered, proved before use, priced, drawn, loaded from files; mistakes are named."""
+"""Users' own algorithms: registration, proof before use, prices, drawings, loading from files, and named mistakes."""
 
 import json
 import os
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("own_algorithms")
 
 
 def ring(rank, size):
-    """All-reduce of one chunk: round once, then once more; right."""
+    """All-reduce one chunk without fault: each input goes once around the ring, and each rank adds it to the output."""
     right, left = (rank + 1) % size, (rank - 1) % size
     yield Copy(IN, OUT), Send(IN, right), Recv(HELD, left)
     for turn in range(size - 1):
@@ -34,7 +34,7 @@ def ring(rank, size):
 
 
 def changed(where, change):
-    """The generator with `change(steps)` for the steps of (rank, round)."""
+    """Return the generator `ring` with `change(steps)` in place of the steps of `where`, a (rank, round)."""
     def make(rank, size):
         for number, steps in enumerate(ring(rank, size), 1):
             yield change(steps) if (rank, number) == where else steps
@@ -46,7 +46,7 @@ def raises(steps):
     raise KeyError("nothing")
 
 
-MISTAKES = {  # change, and what the message says beside rank 2 and round 2
+MISTAKES = {  # mistake: the change of the steps, and the words of the error after rank and round
     "a step is missing": (lambda steps: steps[1:], "output chunk 0.*contributions"),
     "a step twice": (lambda steps: (steps[0], *steps), "output chunk 0.*contributions"),
     "a copy for a reduction": (lambda steps: (Copy(HELD, OUT), *steps[1:]), "output chunk 0.*contributions"),
@@ -72,7 +72,7 @@ MISTAKES = {  # change, and what the message says beside rank 2 and round 2
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named(mistake):
-    """Rank, round and chunk; what went wrong comes to light there, or at the end of that rank, or at its partner's."""
+    """Errors name rank, round and chunk: of the faulty step, of the faulty rank's last round, or of the partner."""
     change, words = MISTAKES[mistake]
     name = "faulty_" + mistake.replace(" ", "_")
     gc.algorithm("all_reduce", name, chunks=1)(changed((2, 2), change))
@@ -86,13 +86,13 @@ def test_a_mistake_is_named(mistake):
         assert "who holds what" in str(caught.value)
         assert "rank 2 output   [0=0 of " in str(caught.value) or "rank 2 its input" in str(caught.value) \
             or "waits" in str(caught.value)
-    with pytest.raises(gc.ArgumentError) as again:  # nothing wrong is kept
+    with pytest.raises(gc.ArgumentError) as again:  # the registry does not take a refused algorithm for proved
         on_threads(4, lambda comm: comm.all_reduce(numpy.ones(3), algorithm=name), executor="mpi")
     assert again.value.code == "GC-PROOF"
 
 
 def test_the_error_says_how_data_are_cut_and_how_an_algorithm_is_for_some_sizes():
-    """A line that moves the data whole, with the default of `chunks`; a butterfly, for powers of two, for 6 ranks."""
+    """Two common mistakes: whole data under the default `chunks`, and a butterfly (for powers of two) with 6 ranks."""
     def line(rank, size):
         yield (Copy(IN, OUT), RecvReduce(OUT, rank - 1)) if rank else (Copy(IN, OUT),)
         yield (Send(OUT, rank + 1),) if rank < size - 1 else ()
@@ -181,7 +181,7 @@ def test_it_is_a_name_like_any_other():
     assert "mine" in gc.algorithms("all_reduce", size=5)
     assert "mine" not in gc.algorithms("all_reduce", size=10)
     assert "mine" not in gc.algorithms("all_gather")
-    assert "mine" not in scheduled("all_reduce", 4, 1)  # auto's
+    assert "mine" not in scheduled("all_reduce", 4, 1)  # `auto` never tries a user's algorithm
     assert allowed("all_reduce:mine", "all_reduce", ["ring"]) == ["mine"]
     assert verify("all_reduce", "mine", 5).messages == 20
     assert [len(steps) for steps in gc.schedule("all_reduce", "mine", rank=0, size=3)] == [3, 3, 1]
@@ -216,7 +216,7 @@ def test_explain_lists_it_and_auto_does_not_choose_it():
 
 
 def test_the_digest_is_that_of_all_ranks():
-    """So that ranks with unlike generators under one name are told apart before data move."""
+    """The digest covers all ranks: ranks with unlike generators under one name are detected before data move."""
     def other(rank, size):
         yield from ring(rank, size)
         if rank == 2:
@@ -276,7 +276,7 @@ def test_one_that_takes_no_root_is_for_any():
             assert verify(kind, f"rootless_{kind}", 5, root=root).messages == 4
     gc.algorithm("broadcast", "rootless_nodes", chunks=1)(broadcast)
     assert verify("broadcast", "rootless_nodes", 3, root=2, nodes=(0, 0, 1)).messages == 2
-    assert seen == {(1, 0, 0)}  # of the root and those after it
+    assert seen == {(1, 0, 0)}  # the nodes as counted from the root: rank 2's node first
 
 
 def test_commands_take_files(capsys, tmp_path):

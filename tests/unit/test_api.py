@@ -1,4 +1,4 @@
-"""The public surface is the agreed one, and importing it starts nothing."""
+"""The public names are exactly the agreed names, and importing the package starts nothing."""
 
 import pickle
 import subprocess
@@ -8,7 +8,7 @@ import gpucoll as gc
 from gpucoll.cli import main
 from refusals import refused
 
-# What programs may rely on: no name goes, and none comes by chance.
+# Programs rely on these names: none may disappear, and none may appear by accident.
 NAMES = """ArgumentError BackendError ClosedError CollectiveTimeout Communicator DtypeError GpucollError MismatchError
 PeerError RankFailedError ReduceOp RevokedError UsageError Work algorithms elementwise_op init init_local on_terminate
 premul_sum run_local schedule algorithm load Copy Recv RecvReduce Reduce Send Slice ANY_SOURCE ANY_TAG PROC_NULL
@@ -24,7 +24,7 @@ def test_the_names_are_the_agreed_ones_and_documented():
     assert sorted(gc.__all__) == sorted(NAMES)
     assert all(getattr(gc, name).__doc__ for name in NAMES)
     public = {name for name in dir(gc.Communicator) if not name.startswith("_")}
-    assert public == set(METHODS) | set(ATTRIBUTES) - {"mpi"}  # mpi is set by each object
+    assert public == set(METHODS) | set(ATTRIBUTES) - {"mpi"}  # each object sets `mpi`, not the class
     assert all(getattr(gc.Communicator, name).__doc__ for name in public)
 
 

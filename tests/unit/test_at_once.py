@@ -1,4 +1,4 @@
-"""What is made for all ranks at once is what every rank does by itself."""
+"""Schedules made for all ranks at once equal the schedules made rank by rank."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from gpucoll.core.schedule import Slice, moved
 from grids import generator, naming
 
 ROWS = sorted(registry())
-# No rank is the first on all ranks: made at once they list by distance what one rank does in rank order.
+# Made at once, these steps are listed by distance, as no rank comes first on all ranks; one rank lists in rank order.
 IN_RANK_ORDER = [("all_reduce", "one_shot"), ("all_reduce", "two_shot"), ("reduce_scatter", "direct"),
                  ("reduce_scatter_v", "direct")]
 

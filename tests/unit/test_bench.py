@@ -1,4 +1,4 @@
-"""bench/ without ranks: sizes, factors, the command line, statistics; what is printed is in test_bench_text."""
+"""bench/ without ranks: sizes, factors, the command line, statistics; test_bench_text tests the printed text."""
 
 import doctest
 import importlib
@@ -17,17 +17,17 @@ pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 from gpucoll.bench import arguments, cases, summary
 from gpucoll.bench.cases import Case
 
-# From nccl-tests' doc/PERFORMANCE.md and its sources, worked out by hand: busbw over algbw on 2, 4 and 8 ranks.
+# busbw divided by algbw on 2, 4 and 8 ranks, worked out by hand from nccl-tests' doc/PERFORMANCE.md and sources.
 SHARE, TWO_SHARES, ONE = (0.5, 0.75, 0.875), (1.0, 1.5, 1.75), (1.0, 1.0, 1.0)
 FACTORS = {
     "all_reduce": TWO_SHARES, "reduce": ONE, "broadcast": ONE, "all_gather": SHARE, "reduce_scatter": SHARE,
     "gather": SHARE, "scatter": SHARE, "all_to_all": SHARE, "all_to_all_v": SHARE, "sendrecv": ONE, "hypercube": ONE,
-    # not nccl-tests': those of their kind
+    # absent from nccl-tests: the factors of the related collectives
     "all_gather_v": SHARE, "gather_v": SHARE, "scatter_v": SHARE, "reduce_scatter_v": SHARE,
     "scan": ONE, "exscan": ONE, "barrier": ONE,
 }
-# Elements of 1003 bytes on four ranks, bytes of the larger side, and the bytes that algbw counts, by nccl-tests'
-# GetCollByteCount and GetBw: blocks are whole multiples of 16 bytes, and hypercube leaves out a rank's own block.
+# The elements of 1003 bytes on four ranks, the bytes of the larger side, and the bytes counted by algbw, as in
+# nccl-tests' GetCollByteCount and GetBw: blocks are multiples of 16 bytes; hypercube leaves out a rank's own block.
 BYTES = [("all_reduce", "float32", 250, 1000, 1000), ("all_reduce", "complex128", 62, 992, 992),
          ("reduce", "int8", 1003, 1003, 1003), ("broadcast", "float16", 501, 1002, 1002),
          ("all_gather", "float32", 60, 960, 960), ("reduce_scatter", "uint8", 240, 960, 960),
@@ -118,14 +118,14 @@ def test_all_stands_for_all_that_the_contract_defines():
     for dtype in oracle.DTYPES:
         assert set(options.ops_of("all_reduce", dtype)) == {op for op in oracle.OPS if oracle.legal(op, dtype)}
     assert "avg" not in options.ops_of("scan", "float32")
-    assert options.ops_of("all_gather", "bool") == ("sum",)  # of no meaning
+    assert options.ops_of("all_gather", "bool") == ("sum",)  # an op has no meaning for all_gather
     assert list(options.roots_of("broadcast", 3)) == [0, 1, 2]
     assert list(options.roots_of("all_reduce", 3)) == [0]
     with pytest.raises(ArgumentError, match="GC-ROOT"):
         arguments.parse(["broadcast", "-r", "4"]).roots_of("broadcast", 4)
 
 
-# Of all_reduce.
+# Wrong words after `all_reduce`.
 WRONG = """
 -b 8X | -b 64 -e 8 | -b 64M -e 32M | -b 0 -f 2 | -i 8 -f 2 | -i 0 | -f 0 | -n 0 | -n x | -w -1 | -r -1 | -a 4 | -z 4 |
 -I 2 | -G 1 | --graph --device cuda -I 1 | --stream null | -t 2 | -K 1 | -o summ | -d flot | -d int -o avg |

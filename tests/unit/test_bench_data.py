@@ -1,4 +1,4 @@
-"""bench/'s data: exact in every order, different everywhere, and a check that finds what is wrong."""
+"""bench/'s data: exact in every order, different for each rank and repetition, and a check that finds wrong results."""
 
 import numpy
 import pytest
@@ -21,7 +21,7 @@ def case(collective, ranks=4, dtype="float32", op="sum", root=0):
 
 
 def combined(op, dtype, rows):
-    """The reduction of rows one after another, every partial result rounded to the dtype, as any algorithm may."""
+    """Reduce the rows one after another and round every partial result to the dtype, as any algorithm may."""
     total = rows[0]
     with numpy.errstate(all="raise"):
         for row in rows[1:]:
@@ -63,7 +63,7 @@ def test_unalign_shifts_every_array():
 
 @pytest.mark.parametrize("collective", TESTS)
 def test_the_check_accepts_what_is_right_and_finds_what_is_wrong(collective):
-    """That what is expected is right, real collectives show: tests/multirank/test_bench.py."""
+    """Real collectives in tests/multirank/test_bench.py show the expected results to be right."""
     data, turn = Data(case(collective, 3, root=int(collective != "broadcast")), 1, 100), Turn(4)
     expected = data.expected(turn)
     data.prepare(turn, expected)

@@ -1,4 +1,4 @@
-"""bench's page and pictures: figures, tables and words say what the record says; nothing comes from elsewhere."""
+"""bench's page and pictures: figures, tables and words agree with the record; nothing is loaded from elsewhere."""
 
 import base64
 import hashlib
@@ -30,7 +30,7 @@ def without_tags(text):
 
 
 class Page(html.parser.HTMLParser):
-    """A page as a reader sees it: its elements, its text, its tables as rows of cells; scripts are kept apart."""
+    """A page as seen by a reader: elements, text, and tables as rows of cells; scripts are kept apart."""
 
     def __init__(self, text):
         super().__init__()
@@ -50,7 +50,7 @@ class Page(html.parser.HTMLParser):
             self.text += data
 
     def rows(self, first):
-        """The rows of the first table whose first column has this title, by titles; repeated ones by the first."""
+        """Return the rows, by titles, of the first table beginning with `first`; of equal titles the first counts."""
         for table in self.tables:
             titles = next((row for row in table[:2] if row and row[0] == first), None)
             if titles:
@@ -60,7 +60,7 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module", autouse=True)
 def small_plotly():
-    """The pages of these tests have a stand-in for plotly's five megabytes; the browser's have it whole."""
+    """Replace plotly's five megabytes by a stand-in; the browser tests use the whole library."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("plotly.offline.get_plotlyjs", lambda: "var Plotly;")
         yield
@@ -71,7 +71,7 @@ def page(*found, names=("a.json", "b.json", "c.json")):
 
 
 def drawn(record, placement="out_of_place"):
-    """The figures of a record's only panel: bandwidth, then time, each as {name: {size: value}}."""
+    """Return the figures of a record's only panel, bandwidth and time, as {name: {size: value}}, and the charts."""
     (panel,) = panels([[record]])
     charts = [figures.over_sizes(panel, numbers([panel]), [""], placement, time=time) for time in (False, True)]
     return [{line.name: dict(zip(line.x, line.y, strict=True)) for line in chart.data} for chart in charts], charts
@@ -117,7 +117,7 @@ def test_what_went_wrong_is_said_first():
 
 
 def test_the_lead_and_the_tiles_are_right():
-    """At 8 bytes tree takes 20 us and mpi 5; ring has most bandwidth of ours, mpi of all."""
+    """At 8 bytes tree takes 20 us and mpi 5 us; ring has the highest bandwidth of gpucoll's, mpi of all."""
     record = made.sweep(against={"mpi": 5.0})
     ratios = {"all_reduce": {"ring": 0.5, "tree": 0.25}, "reduce": {"ring": 2.0, "tree": 8}}
     record["gpucoll"]["ratios"] = {"mpi": ratios}
@@ -128,7 +128,7 @@ def test_the_lead_and_the_tiles_are_right():
 
 
 def verdicts(found):
-    """The rows of the table that compares, by size and algorithm."""
+    """Return the rows of the comparison table, by size and algorithm."""
     table = next(table for table in found.tables if table[0][-1:] == ["verdict"])
     return {(row[0], row[1]): row[2:] for row in table[1:]}
 
@@ -161,7 +161,7 @@ KEYS = {key for path in SAMPLES.glob("*.json") for key in re.findall(r'"(\w+)": 
 
 
 def spoiled(value):
-    """The same record with a hostile text in place of every free one."""
+    """Return the record with a hostile text in place of every free text."""
     if isinstance(value, dict):
         return {key if key in KEYS else HOSTILE: spoiled(one) for key, one in value.items()}
     if isinstance(value, list):

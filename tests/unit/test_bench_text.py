@@ -1,4 +1,4 @@
-"""What bench/ prints and writes: nccl-tests' text byte for byte, its JSON, comparisons, regret, tables."""
+"""Output of bench/: nccl-tests' text byte for byte, the JSON record, comparisons, regret, tables."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def options(line, **variables):
 
 
 def measured(milliseconds=1.0, ranks=2, repetitions=6, wrong=(0, 0)):
-    """Both placements at a constant time."""
+    """Return measurements of both placements with a constant time."""
     return Measured(numpy.full((2, ranks, repetitions), milliseconds * 1e-3), wrong)
 
 
@@ -60,7 +60,7 @@ def test_titles_and_lines_are_nccl_tests_byte_for_byte():
 
 
 def test_numbers_and_words_are_printed_as_by_nccl_tests():
-    # What C's printf makes of a number in nccl-tests' getFloatStr, worked out by hand.
+    # Texts by C's printf in nccl-tests' getFloatStr, worked out by hand.
     for value, width, text in [
             (0, 7, "   0.00"), (9999.994, 7, "9999.99"), (99999.94, 7, "99999.9"), (1234567.4, 7, "1234567"),
             (12345678.0, 7, "1.2e+07"), (999.994, 6, "999.99"), (9999.94, 6, "9999.9"), (1234567.0, 6, " 1e+06")]:
@@ -83,7 +83,7 @@ def test_bandwidths_ratios_and_shares():
     assert [row["against"]["mpi"]["ratio"]["in_place"] for row in rows] == [2.0, 0.5]
     assert run.means(rows) == {"mpi": {"all_reduce": {"ring": 1.0}}}
     assert table.details(rows)[-1].split()[-1] == "0.500"
-    limit = 40 / 6  # 3P times N bytes at 40 GB/s, factor 1
+    limit = 40 / 6  # 3 * P * N bytes move at 40 GB/s; the bus factor of 2 ranks is 1
     assert bound(ALL_REDUCE, 1 << 20, COPY) == pytest.approx(limit)
     assert result(count=1 << 20)["share"] == pytest.approx((4 << 20) / 1e-3 / 1e9 / limit)
     assert result(case=Case("barrier", "float32", "sum", 0, 2), count=0)["share"] is None
@@ -99,7 +99,7 @@ def test_the_footer_judges_the_bandwidth():
 
 
 def paths(value, path=""):
-    """The names in a record, each after those above it; lists by their first element."""
+    """Return the key paths of a record, each behind the keys above; the first element stands for a list."""
     first = value[0] if isinstance(value, list) and value else value
     below = first.items() if isinstance(first, dict) else ()
     return {path}.union(*(paths(item, f"{path}.{name}") for name, item in below))
@@ -157,7 +157,7 @@ def test_what_became_slower_is_counted_and_fails(milliseconds, words, is_well):
 
 def test_a_wide_spread_is_no_regression_and_a_baseline_of_something_else_fails():
     slow, quick = numpy.full((2, 2, 6), 1e-3), numpy.full((2, 2, 6), 1e-3)
-    slow[..., ::2] *= 3  # median twice as long, by chance
+    slow[..., ::2] *= 3  # the median doubles by chance: every second repetition takes three times as long
     pair = [run.result_of(ALL_REDUCE, 250, options("all_reduce"), ("ring", Measured(seconds, (0, 0))), {}, COPY)
             for seconds in (slow, quick)]
     changes = list(summary.changes(pair[:1], [{"results": pair[1:]}]))
@@ -190,7 +190,7 @@ def test_the_page_on_performance_says_what_the_results_hold():
 
 def test_the_cores_are_the_hosts_however_ranks_are_bound(tmp_path):
     may = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(may)})  # as Open MPI binds ranks where there is a core for each
+    os.sched_setaffinity(0, {min(may)})  # Open MPI binds a rank to one core on hosts with a core for each rank
     try:
         assert facts(SimpleNamespace(name="cpu"), PLACES)["cores"] == os.cpu_count()
     finally:

@@ -1,4 +1,4 @@
-"""What every schedule costs is counted: it is what the registry promises, and for some the least that there can be."""
+"""Counted costs of every schedule equal the registry's formulas, and some schedules reach the lower bounds."""
 
 import itertools
 from fractions import Fraction
@@ -15,7 +15,7 @@ ONE = Fraction(1)
 
 
 def log2(size):
-    """The logarithm, rounded up: a rank can at most double what is known in a round."""
+    """Return the logarithm rounded up: in a round a rank can at most double the known data."""
     return (size - 1).bit_length()
 
 
@@ -46,7 +46,8 @@ def check_costs(rows, sizes):
         for segments in (1, 2, 5) if "segments" in found.options else (1,):
             with naming((*row, size, segments)):
                 counts, cost = count(*row, size, segments=segments), found.cost.price(size, ONE, segments)
-                if row[1] == "hierarchical" and segments > 1:  # whose segments share rounds
+                # Segments of hierarchical share rounds: the path may be shorter than the formula.
+                if row[1] == "hierarchical" and segments > 1:
                     assert counts.path <= cost["path"]
                     counts = counts._replace(path=cost["path"])
                 assert same(counts, cost)

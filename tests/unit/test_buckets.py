@@ -1,4 +1,4 @@
-"""Buckets without ranks: in which order collectives are made, and whether beside what ranks compute."""
+"""Buckets without ranks: the order of the collectives, and the choice whether to overlap collectives with computing."""
 
 import functools
 import os
@@ -31,7 +31,7 @@ def test_every_pipeline_makes_the_same_collectives_in_one_order(beside):
         pipeline.start(reduction(name, collectives), collectives)
     pipeline.finish()
     assert made == ["a0", "b0", "a1", "c0", "c1", "e0", "c2", "e1"]
-    assert sorted(came) == sorted(made)  # each result has been sent back
+    assert sorted(came) == sorted(made)  # each result was sent back to the reduction
     assert asked == [beside] * len(made)
 
 
@@ -49,6 +49,6 @@ def test_collectives_go_on_beside_computing_where_a_rank_has_two_processors(own,
         return has_room_beside(SimpleNamespace(local_size=ranks, nodes=nodes, _all_gather_metadata=told_by_all), arrays)
 
     assert decided(True) == room
-    assert not decided(False)  # ranks of one call make it alike
+    assert not decided(False)  # all ranks of a call decide alike: a rank without room decides for all
     assert decided(False, (HOST, GPU))
     assert decided(False, nodes=2)

@@ -1,4 +1,4 @@
-"""Every row of the catalogue of faults has a test, or says why it has none, and a planted fault that they catch."""
+"""Every row of the catalogue of faults has a test, or a reason for having none, and a planted fault of its own."""
 
 import ast
 import collections

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Each prints what may come next in $LINE, a word on each line; zsh's own listing is for terminals.
+# Each program prints the possible next words in $LINE, a word on each line; zsh's own listing needs a terminal.
 SHELLS = {
     "bash": """eval "$(register-python-argcomplete gpucoll)"
                COMP_LINE=$LINE COMP_POINT=${#LINE} COMP_TYPE=9

@@ -1,4 +1,4 @@
-"""Ports at which ranks meet: strangers end their own connections, and no more; both ends prove who they are."""
+"""Ports for ranks to meet at: strangers lose only their own connections, and both ends prove their identity."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ GREETING = {"rank": 1, "size": 3, "version": gc.__version__, "nonce": NONCES[1],
 
 @pytest.fixture(autouse=True)
 def uncaught(monkeypatch):
-    """What threads end by: any of it would be the end of all ranks (`bootstrap.end_together`)."""
+    """Fail on any uncaught exception in a thread: in a job all ranks would end (`bootstrap.end_together`)."""
     found = []
     monkeypatch.setattr(threading, "excepthook", found.append)
     yield found
@@ -37,7 +37,7 @@ def uncaught(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(uncaught):
-    """No thread and no socket of a test's outlives it."""
+    """Fail if a thread or a socket outlives the test."""
     threads, open_sockets = {*threading.enumerate()}, sockets()
     yield
     assert becomes(lambda: {*threading.enumerate()} <= threads)
@@ -54,7 +54,7 @@ def sockets():
 
 @contextlib.contextmanager
 def listening(size=3, hear=lambda rank, frame: None, listener=None):
-    """A hub, and a function that connects to it."""
+    """Yield a hub and a function connecting to the hub."""
     listener = listener or socket.create_server(("127.0.0.1", 0))
     hub = Hub(size, TOKEN, hear)
     hub.serve(listener)
@@ -65,7 +65,7 @@ def listening(size=3, hear=lambda rank, frame: None, listener=None):
 
 
 def comes(connect, rank=1, size=3):
-    """A rank's connection."""
+    """Return a rank's connection, joined to the hub."""
     connection = Connection(connect())
     connection.join(rank, size, TOKEN, seconds(60))
     return connection
@@ -78,7 +78,7 @@ def comes(connect, rank=1, size=3):
     *({"proof": right} for right in (None, 1, "", "\u00e9", "\ud800", [], proof(TOKEN, "rank", 1, NONCES),
                                      proof("guessed", "rank", 1, NONCES)))])
 def test_strangers_are_sent_away(said):
-    """What is no frame, too long, of wrong types, or does not know the token; each is told, and no rank notices."""
+    """Malformed or too long frames, wrong types and unknown tokens are answered by an error; no rank notices."""
     with listening() as (hub, connect), connect() as connected:
         stranger = Connection(connected)
         assert stranger.read(0)[0].keys() == {"nonce"}
@@ -91,7 +91,7 @@ def test_strangers_are_sent_away(said):
 
 
 def test_a_greeting_has_one_deadline(monkeypatch):
-    """Single bytes, each soon after the last, do not keep a place: the frame that they begin would take an hour."""
+    """Single bytes do not extend the one deadline of a greeting: the announced frame would take 20 minutes."""
     monkeypatch.setattr(connections, "GREETING", 0.2)
     with listening() as (_, connect), connect() as slow:
         slow.sendall(LENGTHS.pack(60_000, 0))
@@ -111,13 +111,13 @@ def test_silent_strangers_keep_no_rank_out():
         assert becomes(lambda: hub.gone == {1})
         oldest = Connection(silent[0])
         assert oldest.read()[0].keys() == {"nonce"}
-        with pytest.raises(EOFError):  # the one that has greeted for longest has gone, and no other
+        with pytest.raises(EOFError):  # only the stranger connected for longest was dropped
             oldest.read()
         assert becomes(lambda: len(hub._unproved) == len(silent) - 1)
 
 
 def test_a_flood_does_not_drive_out_a_rank_that_greets(monkeypatch):
-    """Whoever has just come has its grace, though others wait for its place."""
+    """A newly connected rank keeps a place during the grace period, although strangers wait for places."""
     monkeypatch.setattr(connections, "GRACE", seconds(600))
     with listening() as (hub, connect), contextlib.ExitStack() as stack:
         rank = Connection(stack.enter_context(connect()))
@@ -127,11 +127,11 @@ def test_a_flood_does_not_drive_out_a_rank_that_greets(monkeypatch):
         assert becomes(lambda: len(hub._unproved) == 3 + STRANGERS)
         rank.join(1, 3, TOKEN, seconds(60))
         assert becomes(lambda: [*hub._here] == [1])
-        assert becomes(lambda: len(hub._unproved) == 3 + STRANGERS)  # one that has waited has its place
+        assert becomes(lambda: len(hub._unproved) == 3 + STRANGERS)  # a waiting stranger has taken the free place
 
 
 def test_a_hub_goes_on_without_threads_and_descriptors(monkeypatch):
-    """What the system denies while strangers use it up is not the end of the job, nor of the port."""
+    """Strangers using up threads and descriptors end neither the job nor the port."""
     class Denied(socket.socket):
         left = 3
 
@@ -176,7 +176,7 @@ def test_an_error_of_a_connections_thread_ends_that_connection(caplog):
 
 
 def test_a_stranger_that_is_heard_out_is_no_rank():
-    """Recorded greetings are worth nothing: neither a rank's to rank 0, nor rank 0's to a rank."""
+    """Recorded greetings prove nothing: neither a rank's towards rank 0, nor rank 0's towards a rank."""
     with listening() as (hub, connect), connect() as connected, connect() as again:
         rank, said, heard = Connection(connected), [], []
         send, read = rank.send, rank.read
@@ -219,7 +219,7 @@ def test_neither_ends_proof_serves_as_the_others():
 
 
 def test_a_hub_that_closes_ends_what_is_there(monkeypatch):
-    """At once: a stranger's greeting would have its deadline later."""
+    """Closing ends all connections at once: a stranger's greeting would have a later deadline."""
     monkeypatch.setattr(connections, "GREETING", seconds(600))
     with listening() as (hub, connect), connect() as silent:
         silent.settimeout(seconds(30))
@@ -242,7 +242,7 @@ def test_another_users_process_is_not_heard(monkeypatch):
 
 
 def test_a_store_that_accepts_nobody_is_given_up():
-    """Strangers fill the queue of a rank 0 that is stopped: the rank that comes has its deadline."""
+    """Strangers fill the queue of a stopped rank 0: the next rank fails at the deadline."""
     token = secrets.token_hex(8)
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
         listener.bind(kvstore.socket_name(token))
@@ -259,7 +259,7 @@ COUNTS = [300, pytest.param(50_000, marks=pytest.mark.nightly)]
 
 
 def recorded(token):
-    """Greetings of ranks to a rank 0 with the same token, which asked by other nonces."""
+    """Return greetings of ranks recorded under the same token with other nonces."""
     found = []
     for rank in (1, 2, 3):
         nonces = secrets.token_hex(16), secrets.token_hex(16)
@@ -269,7 +269,7 @@ def recorded(token):
 
 
 class Besieged(Ranks):
-    """Ranks of which the last one is told where rank 0 listens, and comes only after strangers have been there."""
+    """Ranks; the last rank calls `siege` after every broadcast, so that strangers reach rank 0 first."""
 
     def bcast(self, value):
         told = super().bcast(value)
@@ -277,7 +277,7 @@ class Besieged(Ranks):
             try:
                 self.siege(told)
             except BaseException:
-                self._barrier.abort()  # nobody else waits for this rank
+                self._barrier.abort()  # the other ranks must not wait for this rank
                 raise
         return told
 
@@ -298,7 +298,7 @@ def test_strangers_at_the_watch_of_several_hosts(count, monkeypatch):
                                   recorded(token))
             come.append(strangers)
             strangers.attack(count, lambda: within(hubs[0]))
-            strangers.silence(STRANGERS + 8)  # which are still there as the last rank comes
+            strangers.silence(STRANGERS + 8)  # these strangers are still connected when the last rank comes
 
     ranks.siege = siege
     watches = made(ranks, (0, 1, 2, 3))
@@ -344,5 +344,5 @@ def test_strangers_at_the_store(count, monkeypatch):
 
 
 def within(hub):
-    """No more connections greet than may."""
+    """Assert the limit of unproved connections."""
     assert len(hub._unproved) <= hub._size + STRANGERS

@@ -1,4 +1,4 @@
-"""Operations on several streams of the emulated device: each follows the one before, whatever the streams do."""
+"""Operations on several streams of the emulated device run in order, whatever the interleaving of the streams."""
 
 import pytest
 
@@ -10,18 +10,18 @@ SEEDS = range(40)
 
 
 class Nothing:
-    """A transport of a lone rank."""
+    """The transport of a lone rank."""
 
     capturable = True
 
     def check(self):
-        """Nothing fails."""
+        """Report no failure."""
 
 
 def in_order(seed, lost=""):
-    """Whether actions are done in order: of three operations, and of work that a stream beside the first goes on from.
+    """Return whether three operations, and the work of a stream beside the first, are done in order.
 
-    What is `lost` is not asked for: "follow" by the second, "lead" by the stream beside.
+    `lost` leaves out one ordering call: "follow" of the second operation, "lead" of the stream beside.
     """
     device, done = EmulatedDevice(seed), []
     gpu = Gpu(device, Nothing(), Nothing())

@@ -1,4 +1,4 @@
-"""gpucoll.distributed without MPI: names and signatures, and one rank by itself."""
+"""gpucoll.distributed without MPI: names, signatures, and a lone rank."""
 
 import contextlib
 import datetime
@@ -15,7 +15,7 @@ import gpucoll as gc
 import gpucoll.distributed as dist
 from gpucoll.distributed import shapes, start
 
-# The contract: names, order and defaults of what may be given by position; `group` and `async_op` as in torch.
+# The contract: names, order and defaults of positional parameters; `group` and `async_op` as in torch.
 SIGNATURES = {
     "init_process_group": "backend=None, init_method=None, timeout=None, world_size=-1, rank=-1",
     "is_initialized": "",
@@ -43,7 +43,7 @@ SIGNATURES = {
     "gather_object": "obj, object_gather_list=None, dst=0, group=None",
     "scatter_object_list": "scatter_object_output_list, scatter_object_input_list=None, src=0, group=None",
 }
-# What any array on a GPU shows of itself.
+# The CUDA array interface of an array on a GPU.
 ON_GPU = {"shape": (4,), "typestr": "<f8", "data": (0, False), "version": 3}
 
 

@@ -1,4 +1,4 @@
-"""Host arrays that have nothing but DLPack: they are read and written where they are."""
+"""Host arrays with only DLPack as interface are read and written in place."""
 
 import gc as garbage
 import weakref
@@ -11,7 +11,7 @@ from gpucoll.arrays import as_array
 
 
 class Unversioned:
-    """An exporter from before DLPack 1.0, which can say of no array that it is read-only."""
+    """An exporter from before DLPack 1.0, unable to mark an array read-only."""
 
     def __init__(self, array):
         self.array = array

@@ -1,5 +1,5 @@
-"""Doctests run, in the package and on the site's pages, README's and the site's generated parts are what the code
-generates, pages show what is counted, and every error code has its entry."""
+"""Doctests run, in the package and on the site's pages; README and the site have the generated parts and true figures;
+every error code has an entry."""
 
 import ast
 import doctest
@@ -38,7 +38,7 @@ def test_doctests():
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "```pycon" in page.read_text()], ids=lambda page: page.stem)
 def test_doctests_of_the_pages(page):
-    """The blocks of a page are one session, as a reader types them."""
+    """The blocks of a page run as one session, as typed by a reader."""
     if page.stem == "order":
         pytest.importorskip("gpucoll._engine", reason="threads are compared by the engine, which is not built")
     session = "\n".join(re.findall(r"```pycon\n(.*?)```", page.read_text(), re.DOTALL))
@@ -49,7 +49,7 @@ def test_doctests_of_the_pages(page):
 @pytest.mark.slow
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
 def test_readme_examples_run(block, tmp_path):
-    """Alone each example is a world of one; tests/multirank/test_readme.py runs them on several ranks."""
+    """Each example runs alone, as a world of one rank; tests/multirank/test_readme.py runs several ranks."""
     (tmp_path / "example.py").write_text(block)
     job = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True)
     assert job.returncode == 0, job.stderr
@@ -60,7 +60,7 @@ def test_readme_is_short():
 
 
 def test_the_table_of_costs_is_generated():
-    """Of collectives x algorithms, from the registry; every word of it is explained."""
+    """The table of collectives x algorithms comes from the registry, and the legend explains every word."""
     lines = ["| collective | algorithm | rounds | bytes on the longest path | most bytes sent | received |",
              "|---|---|---|---|---|---|"]
     for collective in COLLECTIVES:
@@ -78,7 +78,7 @@ def test_the_table_of_costs_is_generated():
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
 def test_what_a_page_shows_is_there_and_what_it_quotes_is_true(page):
-    """Files, and the tables of bench.strategies: each figure is its formula's. How long a step took is not checked."""
+    """Linked files exist; figures of the bench.strategies tables equal their formulas. Step times are not checked."""
     text = page.read_text()
     links = [name.partition("#")[0] for name in re.findall(r"\]\((?!http)([^)]*)\)", text)]
     assert all((page.parent / name).is_file() or "gallery/" in name for name in filter(None, links))
@@ -93,7 +93,7 @@ def test_what_a_page_shows_is_there_and_what_it_quotes_is_true(page):
 
 
 def test_the_page_of_own_algorithms_is_true(tmp_path, monkeypatch, capsys, own_algorithms):
-    """Its first block is the file that its commands name; on ranks its blocks run in tests/multirank/test_readme.py."""
+    """The first block is the file named by the commands; tests/multirank/test_readme.py runs the blocks on ranks."""
     text = (ROOT / "docs/algorithms.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "line.py").write_text(blocks[0])
@@ -109,7 +109,7 @@ def test_the_page_of_own_algorithms_is_true(tmp_path, monkeypatch, capsys, own_a
 
 
 def codes_of(path):
-    """The error codes in a file: words of their own, and those made of the first argument of a function's calls."""
+    """Yield the error codes in a file: whole strings, and codes made from the first argument of a function's calls."""
     tree = ast.parse(path.read_text())
     nodes = list(ast.walk(tree))
     yield from (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -1,4 +1,4 @@
-"""gpucoll doctor without MPI and without a GPU: facts from stand-ins, verdicts on links, each rule, the self-test."""
+"""gpucoll doctor without MPI and GPU: facts from stand-ins, verdicts on links, each rule, the self-test."""
 
 import copy
 import itertools
@@ -22,7 +22,7 @@ def test_versions_with_and_without_cupy(monkeypatch):
     def lost():
         raise gc.BackendError("no driver in /home/annelore/lib/x.so, see /dev/shm")
 
-    assert facts.look(a=lambda: 1, b=lambda: {}[()], c=lambda: None, d=lost) == (  # a reason names no folder
+    assert facts.look(a=lambda: 1, b=lambda: {}[()], c=lambda: None, d=lost) == (  # a reason names no home folder
         {"a": 1, "b": None, "c": None, "d": None}, {"b": "()", "d": "no driver in x.so, see /dev/shm"})
     monkeypatch.setitem(sys.modules, "cupy", None)
     found = facts.versions()
@@ -33,7 +33,7 @@ def test_versions_with_and_without_cupy(monkeypatch):
 
 
 def test_gpus_their_links_and_what_they_reach(monkeypatch):
-    """By a stand-in for pynvml: two GPUs, of which the second has an NVLink down and no memory to be read."""
+    """A stand-in for pynvml has two GPUs; the second has an NVLink down and no readable memory."""
     error = type("NVMLError", (Exception,), {})
     library = mock.Mock(NVML_NVLINK_MAX_LINKS=4, NVMLError=error,
                         NVMLError_NotSupported=type("NotSupported", (error,), {}),
@@ -44,7 +44,7 @@ def test_gpus_their_links_and_what_they_reach(monkeypatch):
     library.nvmlDeviceGetPciInfo.return_value.busId = "00000000:0A:00.0"
     library.nvmlDeviceGetMemoryInfo.side_effect = [SimpleNamespace(free=GIB), library.NVMLError_NotSupported]
     library.nvmlDeviceGetNvLinkState = lambda handle, link: (handle, link) != ("b", 1)
-    library.nvmlDeviceGetP2PStatus = lambda one, two, index: {2: int(one == "b"), 0: 0}[index]  # NVML's own numbers
+    library.nvmlDeviceGetP2PStatus = lambda one, two, index: {2: int(one == "b"), 0: 0}[index]  # NVML's numbering
     monkeypatch.setitem(sys.modules, "pynvml", library)
     assert [(gpu["name"], gpu["free_bytes"], gpu["nvlinks"], gpu["reaches"]) for gpu in facts.host().facts["gpus"]] == [
         ("GPU a", GIB, {"up": 4, "down": 0}, ["itself", "NVLink"]),
@@ -76,7 +76,7 @@ def test_rounds_hold_every_pair_once_and_a_host_in_one_pair(hosts):
 
 
 def network(hosts, late=(), narrow=()):
-    """Figures of all pairs that differ by a half from each other; those of the named pairs are many times as bad."""
+    """Return the verdict on the links of all pairs: figures spread by a half, and far worse for the named pairs."""
     links = {}
     for number, pair in enumerate(itertools.combinations(range(len(hosts)), 2)):
         latency, bandwidth = (2.0, 8e3) if len({hosts[rank] for rank in pair}) == 1 else (40.0, 100.0)
@@ -91,7 +91,7 @@ OF_HOST_C = [(one, two) for one in range(4) for two in (4, 5)]
 
 @pytest.mark.parametrize(("hosts", "late", "narrow"), [
     ("aaaaaaaa", [], []), ("ab", [], []), ("aabbcc", [(2, 3)], [(1, 4)]),
-    ("aabbcc", [], OF_HOST_C)])  # a slow host of three is found, though most links are its
+    ("aabbcc", [], OF_HOST_C)])  # a slow host of three is found, although most links between hosts lead to this host
 def test_the_planted_slow_links_are_found_and_no_other(hosts, late, narrow):
     pairs = network(hosts, late, narrow)["pairs"]
     assert [tuple(pair["ranks"]) for pair in pairs if pair["slow"]] == [*late, *narrow]
@@ -121,7 +121,7 @@ FAULT = {"call": "scan, ring", "ranks": [2], "what": "1 elements are wrong"}
 
 
 def examined(size=4, links=None, **changes):
-    """The judged report of a job on which all is well but for `changes`, such as `versions.cupy`; and its text."""
+    """Return the judged report, and its text, of a healthy job with `changes`, such as `versions.cupy`."""
     places = {
         "versions": {"numpy": "2.4.6", "cupy": None, "nccl": None, "cuda_runtime": None, "cuda_driver": None},
         "mpi": {"library": "MPICH 5.0.2", "launcher": "MPICH's mpiexec", "launched": size, "mpiexec": None,
@@ -190,8 +190,9 @@ def test_the_self_test_finds_a_wrong_result_and_no_other(name, spoil, words):
     assert [fault["ranks"] for fault in outcome["faults"]] == ([[0]] if name else [])
     assert all(fault["call"].startswith(f"{name}, ") and words in fault["what"] for fault in outcome["faults"])
     lists, broken = SimpleNamespace(asarray=list), SimpleNamespace(asarray=lambda x: {}["no memory"])
-    assert "not an array" in probes.self_test(comm, alone, "cuda", lists, 0.0)["refused"]  # what all refuse is no fault
-    another = probes.self_test(comm, lambda own: [own, (None, None, 0.0)], "cuda", lists, 0.0)  # one of two ranks
+    # An array type refused by all ranks is no fault; a refusal by one of two ranks is a fault.
+    assert "not an array" in probes.self_test(comm, alone, "cuda", lists, 0.0)["refused"]
+    another = probes.self_test(comm, lambda own: [own, (None, None, 0.0)], "cuda", lists, 0.0)  # one of two refuses
     assert ([fault["ranks"] for fault in another["faults"]], another["refused"]) == ([[0]], None)
     failed = probes.self_test(comm, alone, "cuda", broken, 0.0)
     assert (failed["faults"][0]["what"], failed["calls"], failed["refused"]) == ("'no memory'", 1, None)

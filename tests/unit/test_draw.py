@@ -1,4 +1,4 @@
-"""Drawings: what they say is what happens; they end complete, need nothing, and are the same every time."""
+"""Drawings show the real schedule, end complete, load nothing from elsewhere, and are the same every time."""
 
 import base64
 import hashlib
@@ -30,7 +30,7 @@ def sizes(collective, name):
 
 
 def sends(collective, name, size):
-    """How many chunks go from whom to whom."""
+    """Count the chunks sent from each rank to each peer."""
     sent = Counter()
     for rank in range(size):
         for step in itertools.chain.from_iterable(schedule(collective, name, rank=rank, size=size)):
@@ -40,12 +40,12 @@ def sends(collective, name, size):
 
 
 def data_of(html):
-    """What the page's script is given."""
+    """Return the data given to the page's script."""
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
 
 
 def held_at_the_end(data):
-    """The contributors of every chunk of output by (rank, chunk), from the page's changes alone."""
+    """Return the contributors of every chunk of output by (rank, chunk), from the page's changes alone."""
     return {(rank, first + place): frozenset(data["contents"][content])
             for changes in data["changes"] for rank, output, first, contents in changes if output
             for place, content in enumerate(contents)}
@@ -53,7 +53,7 @@ def held_at_the_end(data):
 
 @pytest.mark.parametrize(("collective", "name"), sampled(NAMES, keep=30, seed=11))
 def test_what_is_drawn_is_what_happens(collective, name):
-    """The page ends as it says that it must; rounds and messages are the schedule's, which is proved."""
+    """The page's last state is the wanted state; rounds and messages equal the proved schedule's."""
     for size in sizes(collective, name):
         data = data_of(draw(name, collective, size=size, root=size - 1 if COLLECTIVES[collective].rooted else 0))
         found = held_at_the_end(data)

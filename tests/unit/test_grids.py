@@ -1,4 +1,4 @@
-"""Samples of large grids: of the stated size, the same in every session, with all that they promise."""
+"""Samples of large grids have the stated size and all promised values, and are the same in every session."""
 
 import itertools
 

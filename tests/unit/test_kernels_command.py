@@ -1,4 +1,4 @@
-"""`gpucoll kernels`: which kernels there are, what it prints, and that a GPU's device finds what it has compiled."""
+"""`gpucoll kernels`: the list of kernels, the printed report, and compiled kernels found by a GPU's device."""
 
 import json
 import os
@@ -27,7 +27,7 @@ FEW = {"cast": [sources.instance("cast", DTYPES["float32"], DTYPES["float16"])],
 
 @pytest.fixture(autouse=True)
 def release():
-    """NVRTC's version, where it is installed."""
+    """Return NVRTC's version; skip the test without NVRTC."""
     try:
         return ".".join(map(str, nvrtc.version()))
     except BackendError as error:
@@ -36,7 +36,7 @@ def release():
 
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch):
-    """An empty cache, three kernels, and no CuPy, which would know of GPUs here."""
+    """Give the command an empty cache, three kernels, and no CuPy, since CuPy would find the GPUs here."""
     kept = Store(tmp_path)
     monkeypatch.setattr(command, "user_store", lambda: kept)
     monkeypatch.setattr(command, "instances", lambda everything: FEW)
@@ -45,7 +45,7 @@ def store(tmp_path, monkeypatch):
 
 
 def printed(capsys, *words):
-    """The exit code, and the lines."""
+    """Return the exit code and the printed lines."""
     code = main(["kernels", *words])
     return code, capsys.readouterr().out.splitlines()
 
@@ -105,7 +105,7 @@ if __name__ == "__main__":
 
 
 def test_processes_share_the_work(tmp_path, monkeypatch):
-    """Their cache is the one that the environment names."""
+    """Processes share one cache, named by the environment."""
     monkeypatch.setenv("GPUCOLL_CACHE", str(tmp_path / "shared"))
     path = nvrtc._library(None)._name
     words = ["kernels", "--arch", "sm_90", "--json", "-j", "2", "--nvrtc", path]
@@ -152,7 +152,7 @@ def test_wrong_arguments_are_refused_in_one_line(capsys, words, said):
     assert said in refused(capsys, main, ["kernels", *words.split()], "gpucoll kernels: ")
 
 
-# The stand-in's compiler of GPU code is g++; the key under which its work is kept is made as for NVRTC's.
+# The stand-in compiles GPU code by g++; the cache key of the result is formed as for NVRTC.
 PROGRAM = """
 import cupy
 from gpucoll.cli import main

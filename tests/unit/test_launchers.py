@@ -1,4 +1,4 @@
-"""Who started a process, whose MPI a text describes, how each vendor's mpiexec is called."""
+"""Recognition of the launcher of a process and of an MPI vendor by text, and the calls of each vendor's mpiexec."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from gpucoll.launch import launchers
     ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
      "Open MPI's mpiexec", (8, 5), (1, None)),
     ({"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "SLURM_PROCID": "0",
-      "SLURM_STEP_NUM_TASKS": "2"}, "MPICH's mpiexec", (4, 3), (1, 2)),  # in a Slurm job
+      "SLURM_STEP_NUM_TASKS": "2"}, "MPICH's mpiexec", (4, 3), (1, 2)),  # inside a Slurm job
     ({"PMI_SIZE": "4", "PMI_RANK": "3", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}, "Slurm's srun", (4, 3), (1, None)),
     ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None, (1, 0), (None, None)),  # a batch script
     ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "0"}, "MVAPICH's mpirun_rsh", (2, 0), (None, None)),
@@ -30,13 +30,13 @@ def test_a_process_knows_who_started_it(environment, name, size_and_rank, local)
     ({}, None), ({"RANK": "5", "LOCAL_RANK": "1"}, 1), ({"LOCAL_RANK": "x"}, None),
     ({"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "LOCAL_RANK": "3"}, 1),
     ({"PMI_RANK": "5", "PMI_SIZE": "8", "FLUX_TASK_LOCAL_ID": "2"}, 2), ({"PALS_LOCAL_RANKID": "4"}, 4),
-    ({"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_LOCALID": "0"}, None)])  # mpiexec's, whose daemon srun has started
+    ({"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_LOCALID": "0"}, None)])  # mpiexec's rank: srun started the daemon only
 def test_a_process_knows_its_number_on_its_host(environment, number):
     assert launchers.local_rank(environment) == number
 
 
 def test_vendors_are_known_by_what_they_say_and_the_file_alone_is_enough():
-    """Scripts load it before anything is installed: no package, no site-packages, nothing but the standard library."""
+    """Scripts load this file before any installation: no package, no site-packages, only the standard library."""
     for text, vendor in (("HYDRA build details:\n    Version:     5.0.2\n", "mpich"),
                          ("MVAPICH2 Version      :     2.3.7\n", "mpich"), ("Intel(R) MPI Library for Linux", "impi"),
                          ("mpiexec (OpenRTE) 4.1.4\n", "openmpi"), ("slurm 24.05\n", None), ("", None)):

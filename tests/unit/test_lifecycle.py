@@ -1,4 +1,4 @@
-"""Threads as ranks leave without waiting for each other, and what they shared lasts until the last has left."""
+"""Ranks that are threads close without waiting for each other; shared resources last until the last rank closes."""
 
 import gc as garbage
 import os
@@ -17,11 +17,11 @@ from gpucoll.health.processes import Processes
 from pace import seconds
 from thread_ranks import all_on_threads
 
-NEVER = 1e6  # seconds: a test that waited for it would be stopped
+NEVER = 1e6  # seconds: a test waiting so long would be stopped
 
 
 def slabs():
-    """How many slabs of symmetric memory this process has mapped."""
+    """Return the number of slabs of symmetric memory mapped by this process."""
     garbage.collect()
     with open("/proc/self/maps") as file:
         ends = [line.split()[0].split("-") for line in file if "memfd:gpucoll" in line]
@@ -69,7 +69,7 @@ def test_what_is_under_way_is_completed_first():
 
 
 def test_a_rank_may_leave_what_others_are_still_in():
-    """The root of a short broadcast has shown its data and goes; the others come only then, and read them."""
+    """The root of a short broadcast shows the data and closes; the other ranks read the data only afterwards."""
     comms, left = gc.init_local(3, timeout=seconds(60), executor="shared", check="deferred"), threading.Event()
 
     def program(comm):
@@ -85,7 +85,7 @@ def test_a_rank_may_leave_what_others_are_still_in():
 
 
 def test_several_threads_look_after_a_process_at_once():
-    """The progress thread and the caller both ask who has ended; a `poll` object serves one thread at a time."""
+    """The progress thread and the caller both poll for ended processes; a `poll` object serves one thread at a time."""
     with ThreadPoolExecutor() as threads, \
             subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         watched = Processes({0: os.getpid(), 1: process.pid})
@@ -96,7 +96,7 @@ def test_several_threads_look_after_a_process_at_once():
 
 
 def test_a_process_that_has_the_number_of_an_ended_one_is_alive(monkeypatch):
-    """A process that ended before it could be watched is dead; a later process of its number is not."""
+    """A process ended before watching is dead; a later process with the same number is alive."""
     ends = []
 
     def opened(number):

@@ -1,4 +1,4 @@
-"""MSCCL's XML: files of all kinds are read and proved, faults in them named, ours written and read again."""
+"""MSCCL's XML: files of all kinds are read and proved, faults are named, gpucoll's schedules survive a round trip."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def read(text):
 
 
 def moves(collective, name, size, segments=1):
-    """What all ranks do, chunk by chunk, rounds aside: messages in order of their pair, and local steps."""
+    """Return the moves of all ranks by chunk, without rounds: messages in order of each pair, and local steps."""
     sent, local = {}, []
     for rank in range(size):
         for step in (step for steps in schedule(collective, name, rank=rank, size=size, segments=segments)
@@ -76,7 +76,7 @@ def test_ours_are_written_and_read_again(collective, name):
 
 
 def test_chunks_that_change_places_are_written():
-    """Two copies that each overwrite what the other reads."""
+    """Two copies exchange two chunks: each copy overwrites the source of the other."""
     one, two = Slice("scratch", 0), Slice("scratch", 1)
 
     @gc.algorithm("all_to_all", "swapped", chunks="P")
@@ -91,7 +91,7 @@ def test_chunks_that_change_places_are_written():
 
 
 def test_messages_that_leave_before_they_arrive_are_received_aside():
-    """MSCCL sends without waiting: GPU 0's chunk leaves before what overwrites it comes, and arrives after that."""
+    """MSCCL sends without waiting: GPU 0's chunk leaves before the overwriting message comes, and arrives later."""
     file, place, alone, first, second = File("allgather", 2, 2, scratch=2), ("s", 0), (-1, -1, 0), (1, 1, 0), (1, 1, 1)
     file.gpus[0][alone] += [["cpy", ("i", 0), place, 1, None], ["cpy", ("i", 0), ("o", 0), 1, None],
                             ["cpy", place, ("o", 1), 1, (first, 1)]]
@@ -114,15 +114,15 @@ def test_both_ways_of_one_thread_block_share_a_round():
                                        ["cpy", ("i", 0), ("s", 1), 1, None],
                                        ["re", ("s", 1), ("o", 0), 1, None]]
     with pytest.raises(gc.ArgumentError, match="output chunk 0: at the end it holds chunk 0 with contributions"):
-        read(file.text("twice"))  # one's own comes back
+        read(file.text("twice"))  # the rank's own contribution comes back
     for rank in range(2):
         file.gpus[rank][-1, -1, 0][1:] = [["re", ("s", 0), ("o", 0), 1, (other[rank], 1)]]
-        file.gpus[rank][other[rank]][3][4] = ((-1, -1, 0), 1)  # which reads what it overwrites
+        file.gpus[rank][other[rank]][3][4] = ((-1, -1, 0), 1)  # the receive waits for the reduction reading the chunk
     assert verify(*read(file.text("both")), 2).messages == 4
 
 
 def test_a_reduction_whose_source_is_the_senders_is_understood():
-    """msccl-tools means a chunk of the sender, the runtime one of its own GPU: what can be proved counts."""
+    """msccl-tools means a chunk of the sender, the runtime a chunk of the own GPU: the provable reading counts."""
     file = File("allreduce", 2, 1, scratch=1)
     for rank in range(2):
         file.move(rank, ("i", 0), rank, ("s", 0))
@@ -146,7 +146,7 @@ def test_a_reduction_whose_source_is_the_senders_is_understood():
 
 
 RING = written("ring", 4)
-FAULTS = {  # a pattern of a right file, what is put there instead, and what the error says
+FAULTS = {  # fault: a text of a right file, the replacement, and the words of the error
     "a chunk twice": (('s="3" type="rrcs" srcbuf="i" srcoff="1" dstbuf="i" dstoff="1"',
                        's="3" type="rrcs" srcbuf="i" srcoff="2" dstbuf="i" dstoff="2"'), "gpu 0, tb 0, step"),
     "a message that nobody takes": (('type="r" ', 'type="nop" '), r"gpu \d, tb 0, step \d.*waits for ever"),
@@ -173,7 +173,7 @@ def test_a_fault_names_its_step(fault):
 @pytest.mark.parametrize(("kind", "size"), sampled(
     [case for case in CASES if "depid=\"0\"" in written(*case) and case[1] < 9], keep=3, seed=31))
 def test_steps_that_do_not_wait_are_a_race_or_needless(kind, size):
-    """Where a wait is left out the file is refused, or something else orders the steps: and then it is proved."""
+    """Without a wait the file is refused as a race, or another step keeps the order and the file is still proved."""
     text, refusals = written(kind, size), []
     waits = [match.span() for match in re.finditer(r'depid="\d+" deps="\d+"', text)]
     for begin, end in waits:

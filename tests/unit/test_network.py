@@ -1,4 +1,4 @@
-"""The connections by which ranks of several hosts watch each other: where they go, and what the end of one means."""
+"""The connections for ranks of several hosts to watch each other: addresses, and the meaning of a broken connection."""
 
 import socket
 import time
@@ -16,7 +16,7 @@ TOKEN = "0123456789abcdef"
 
 @pytest.fixture
 def watches(monkeypatch):
-    monkeypatch.setattr(remote, "CONNECT", seconds(60))  # no verdict of these tests is one on the machine's load
+    monkeypatch.setattr(remote, "CONNECT", seconds(60))  # so long that no verdict depends on the machine's load
     monkeypatch.setattr(remote, "GREETING", seconds(60))
     monkeypatch.setattr(remote, "ANSWER", seconds(60))
     monkeypatch.setattr(remote, "SILENT", seconds(600))
@@ -27,7 +27,7 @@ def watches(monkeypatch):
 
 
 def grows_to(whole, of):
-    """Whether `of()`, a set or a dictionary, is `whole` within some seconds, and has parts of it only until then."""
+    """Return whether `of()`, a set or a dictionary, becomes `whole` within some seconds, with only parts before."""
     give_up = time.monotonic() + seconds(20)
     while (found := of()) != whole and time.monotonic() < give_up:
         assert {*found} <= {*whole}
@@ -45,7 +45,7 @@ def test_a_connection_that_breaks_off_is_a_death(watches):
     with hub._changed:
         here = dict(hub._here)
         hub._here.clear()
-    for connection in here.values():  # as if its process had ended
+    for connection in here.values():  # as if rank 0's process had ended
         connection.socket.shutdown(socket.SHUT_RDWR)
     for rank in (1, 3):
         assert grows_to({0, 2}, watches[rank].gone)
@@ -56,7 +56,7 @@ def test_who_leaves_in_order_has_not_died(watches):
     watches[1].close()
     assert becomes(lambda: 1 not in watches[0]._hub._here)
     watches[0].close()
-    assert becomes(lambda: watches[3].gone() or watches[3].fileno() is None)  # rank 0's good-bye has come
+    assert becomes(lambda: watches[3].gone() or watches[3].fileno() is None)  # rank 0's farewell has arrived
     assert [watch.gone() for watch in watches] == [set()] * 4
 
 
@@ -69,7 +69,7 @@ def test_who_does_not_wait_is_told(watches):
 
 
 def listening(size):
-    """A hub that only knows the token, and its port."""
+    """Return a hub knowing only the token, and the hub's port."""
     listener = socket.create_server(("127.0.0.1", 0))
     hub = Hub(size, TOKEN, lambda rank, frame: None)
     hub.serve(listener)
@@ -82,13 +82,13 @@ def test_a_hub_that_does_not_know_the_token_is_no_hub():
     watch._rank, watch._gone, watch._connection = 1, set(), None
     assert not watch._connects("127.0.0.1", port, 2, "another", seconds(60))
     assert watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
-    assert not watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))  # rank 1 is there
+    assert not watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))  # rank 1 is connected already
     watch._connection.socket.close()
     hub.close()
 
 
 def test_a_rank_whose_place_strangers_take_comes_again(monkeypatch):
-    """The first greetings of a rank end without an answer, as where a flood of connections drives it out."""
+    """The first greetings of a rank end without an answer, as in a flood of connections; the rank tries again."""
     hub, port = listening(2)
     joined, tries = Connection.join, []
 
@@ -137,7 +137,7 @@ def test_ranks_that_cannot_be_reached_at_one_address_come_to_the_next(monkeypatc
     monkeypatch.setattr(remote, "CONNECT", seconds(60))
     connects = Watch._connects
 
-    def filtered(watch, address, *given):  # a network that lets rank 2 through at one address only
+    def filtered(watch, address, *given):  # a network letting rank 2 through at one address only
         return (watch._rank != 2 or address == "127.0.0.3") and connects(watch, address, *given)
 
     monkeypatch.setattr(Watch, "_connects", filtered)
@@ -151,7 +151,7 @@ def test_ranks_that_cannot_be_reached_at_one_address_come_to_the_next(monkeypatc
 
 
 def test_a_rank_that_is_not_watched_is_neither_dead_nor_silent(monkeypatch, caplog):
-    """Rank 1 takes the answer to its greeting for late; rank 0 has let it in, and sees that connection end."""
+    """Rank 1 takes the answer to the greeting for late; rank 0 has accepted rank 1, and sees the connection end."""
     monkeypatch.setattr(remote, "addresses", lambda: ["127.0.0.2", "127.0.0.3"])
     monkeypatch.setattr(remote, "ANSWER", seconds(60))
     joined, greetings = Connection.join, []
@@ -166,7 +166,7 @@ def test_a_rank_that_is_not_watched_is_neither_dead_nor_silent(monkeypatch, capl
     monkeypatch.setattr(Connection, "join", late)
     watches = made(Ranks(3), (0, 1, 2))
     assert "ranks [1] cannot reach rank 0" in caplog.text
-    assert sorted(greetings) == [1, 2]  # and no second time: at the second address it would be there already
+    assert sorted(greetings) == [1, 2]  # no second greeting: rank 0 would find rank 1 connected already
     assert becomes(lambda: watches[0]._hub.gone == {1})
     assert [watch.gone() for watch in watches] == [set()] * 3
     assert [watch.silent(1) for watch in watches] == [{2}, None, {0}]

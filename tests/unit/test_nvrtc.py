@@ -1,4 +1,4 @@
-"""The two compilers of the device layer: what they make, and what they say of a source that is wrong."""
+"""The device layer's two compilers: the code made, and the errors for wrong sources."""
 
 import ctypes
 import importlib.machinery
@@ -41,7 +41,7 @@ extern "C" float punned(float* a, int* b) { *a = 1; *b = 0; return *a; }"""
 
 
 def test_bits_are_kept_and_the_same_each_time(tmp_path):
-    """No product is fused into a sum, integers wrap, and a float may be written as an integer."""
+    """Compilations repeat bit for bit; no product is fused into a sum, integers wrap, and type punning works."""
     file = tmp_path / "f.so"
     file.write_bytes(gxx.compile_shared(ARITHMETIC, "-O2"))
     assert file.read_bytes() == gxx.compile_shared(ARITHMETIC, "-O2")
@@ -65,7 +65,7 @@ def test_gxx_says_what_is_wrong(monkeypatch):
 
 @pytest.fixture
 def library():
-    """NVRTC's version, where it is installed."""
+    """Return NVRTC's version; skip the test without NVRTC."""
     try:
         return nvrtc.version()
     except BackendError as error:
@@ -110,7 +110,7 @@ def test_nvrtc_says_what_is_wrong(library):
 
 
 def test_what_is_too_old_for_the_kernels_is_refused(library):
-    """CUDA 12 has compilers for GPUs that lack what the kernels need, as __nanosleep."""
+    """CUDA 12 also compiles for GPUs without instructions used by the kernels, like __nanosleep."""
     with pytest.raises(BackendError) as caught:
         nvrtc.compile_cubin(KERNEL, "sm_61")
     assert str(caught.value) == ("[GC-BACKEND] the kernels need a GPU of compute capability 7.0 or newer, sm_70; "
@@ -119,7 +119,7 @@ def test_what_is_too_old_for_the_kernels_is_refused(library):
 
 @pytest.fixture
 def unchosen():
-    """What `use` has loaded is forgotten after the test."""
+    """Forget the libraries loaded by `use` after the test."""
     yield
     nvrtc._libraries.clear()
     nvrtc.archs.cache_clear()
@@ -141,7 +141,7 @@ def test_what_is_no_nvrtc_is_not_loaded(path, unchosen):
 
 
 def test_what_nvrtc_opens_by_name_is_loaded_from_beside_it(tmp_path, monkeypatch):
-    """The library of the wheels of 13.0 does not look there itself."""
+    """The library's folder is searched for the builtins: NVRTC of the 13.0 wheels does not search this folder."""
     for name in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc-builtins.alt.so.13.0"):
         (tmp_path / name).touch()
     loaded = []

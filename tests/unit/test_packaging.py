@@ -1,4 +1,4 @@
-"""What pyproject.toml promises, and the scripts that make environments from it and run things in them."""
+"""Promises of pyproject.toml, and the scripts that make environments and run programs in them."""
 
 import ast
 import os
@@ -32,7 +32,7 @@ def test_packages_are_the_folders():
 
 
 def test_only_the_command_imports_the_benchmarks():
-    """import-linter cannot see `gpucoll.bench`: its folder stands outside of the package's."""
+    """import-linter cannot see `gpucoll.bench`, as the folder of the benchmarks is outside the package's folder."""
     allowed = {ROOT / "gpucoll" / "cli" / "__init__.py", ROOT / "gpucoll" / "__main__.py"}
     for path in set((ROOT / "gpucoll").rglob("*.py")) - allowed:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -43,12 +43,12 @@ def test_only_the_command_imports_the_benchmarks():
 
 def test_the_engine_is_there_wherever_it_can_be_built():
     if shutil.which("g++") and os.path.exists(f"{sysconfig.get_paths()['include']}/Python.h"):
-        engine.built()  # or says why not
+        engine.built()  # a failed build raises with the reason
 
 
 @pytest.fixture
 def source(tmp_path):
-    """A copy of what the package is built from: a build leaves its own files there."""
+    """Copy the sources of the package, because a build leaves files in the sources."""
     for name in ("gpucoll", "bench", "kernels"):
         shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "setup.py", "LICENSE", "README.md"):
@@ -58,7 +58,7 @@ def source(tmp_path):
 
 @pytest.mark.nightly
 def test_wheel_holds_everything(source, tmp_path):
-    """By uv it is built of the archive of the sources, so that this has everything too."""
+    """uv builds the wheel from the source archive, so that the archive is tested too."""
     wheel = ["uv", "build", "--out-dir"] if shutil.which("uv") else \
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir"]
     subprocess.run([*wheel, tmp_path / "made", source], check=True)
@@ -70,7 +70,7 @@ def test_wheel_holds_everything(source, tmp_path):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"gpucoll"}
 
 
-# Without what finds an editable installation, and there what this one lacks.
+# Hide editable installations: these would supply parts missing from the tested installation.
 ALONE = """
 import sys
 sys.meta_path = [one for one in sys.meta_path if not getattr(one, "__module__", "").startswith("__editable__")]
@@ -107,7 +107,7 @@ def test_an_installation_serves_with_the_engine_and_without(source, tmp_path, mo
 
 @pytest.mark.parametrize("name", ["train", "test", "bench", "c10d", "environment.py"])
 def test_old_pythons_can_read_the_scripts(name):
-    """As far as the line that refuses them."""
+    """An old Python must parse a whole script to reach the line refusing old Pythons."""
     ast.parse((ROOT / "scripts" / name).read_text(), feature_version=(3, 7))
 
 
@@ -137,7 +137,7 @@ def test_the_driver_chooses_the_extra():
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A checkout with a Python in .venv and an mpiexec of Open MPI's on PATH; what would be run is listed."""
+    """Make a checkout with a Python in .venv and Open MPI's mpiexec on PATH; list commands instead of running any."""
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
     for path, text in ((tmp_path / ".venv" / "bin" / "mpiexec", ""),
@@ -172,7 +172,7 @@ def test_an_environment_is_made_once_and_whatever_changes_is_noticed(place):
             file.write("\n")
         assert is_made()
         assert not is_made()
-    (folder / ".venv" / "gpucoll-stamp.json").write_text('{"root": ')  # interrupted
+    (folder / ".venv" / "gpucoll-stamp.json").write_text('{"root": ')  # left by an interrupted installation
     assert is_made()
 
 
@@ -209,7 +209,7 @@ def test_an_installation_shows_its_step_what_happens_and_its_seconds(tmp_path, t
     with subprocess.Popen(words, stderr=theirs) as job:
         os.close(theirs)
         said = b""
-        while b"Collecting numpy" not in said:  # before it ends, for it waits for us
+        while b"Collecting numpy" not in said:  # read before the job ends: the job waits for the gate file
             chunk = _read(ours)
             assert chunk, said
             said += chunk
@@ -228,7 +228,7 @@ def test_an_installation_shows_its_step_what_happens_and_its_seconds(tmp_path, t
 def _read(file):
     try:
         return os.read(file, 1 << 16)
-    except OSError:  # a terminal that nobody writes to any more
+    except OSError:  # the last writer of the terminal has closed
         return b""
 
 

@@ -1,4 +1,4 @@
-"""CPython's parser is called in one place, by one thread at a time, and once more where a parse was disturbed."""
+"""CPython's parser is called in one place, by one thread at a time, and once more after a disturbed parse."""
 
 import ast
 import gc
@@ -22,7 +22,7 @@ BUILT_IN = {"compile", "eval", "exec"}
 
 @contextmanager
 def inside_a_parse(act):
-    """Call `act` whenever the garbage collector runs while CPython makes a syntax tree, as a finalizer would be."""
+    """Call `act` at every garbage collection while CPython makes a syntax tree, as a finalizer may run then."""
     acting, thread = False, threading.get_ident()
 
     def look(phase, info):
@@ -73,11 +73,11 @@ def test_threads_parse_one_after_another():
 
 
 def parses(node):
-    """Return whether a call parses: by a function of the standard library's or NumPy's, or of a text."""
+    """Return whether a call parses: a parsing function of the standard library or NumPy, or a built-in given a text."""
     if not isinstance(node, ast.Call):
         return False
     name = ast.unparse(node.func).replace("np.", "numpy.")
-    if name in BUILT_IN:  # code that is compiled already is only run
+    if name in BUILT_IN:  # running compiled code does not parse
         code = node.args[0]
         return not ((isinstance(code, ast.Name) and code.id == "code")
                     or (isinstance(code, ast.Call) and ast.unparse(code.func) == "parsing.code_of"))
@@ -89,7 +89,7 @@ def found(text):
 
 
 def imported(text):
-    """Return what is imported by name of a module whose functions parse: `parses` would not know it."""
+    """Return the imports by name from modules with parsing functions: `parses` would not recognise their calls."""
     return [ast.unparse(node) for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.ImportFrom) and node.module in ("ast", "inspect", "traceback")]
 

@@ -1,4 +1,4 @@
-"""What waits for what, in a plan and on two streams: what conflicts is ordered, on every rank messages still meet."""
+"""Dependencies in a plan and on two streams: conflicting steps are ordered, and messages still meet on every rank."""
 
 import collections
 import itertools
@@ -26,7 +26,7 @@ TASK = SimpleNamespace(collective="", dtype=DTYPES["float32"], op=None, lengths=
 
 
 def plans(collective, algorithm, size, segments, elements, in_place=False, nodes=0):
-    """Those of all ranks; where there are `nodes`, which ranks take in turn, those of one are near."""
+    """Yield the plans of all ranks. With `nodes`, rank r is on node r % nodes; `same_node` are the same-node ranks."""
     def of(rank):
         return schedule(collective, algorithm, rank=rank, size=size, segments=segments)
 
@@ -38,7 +38,7 @@ def plans(collective, algorithm, size, segments, elements, in_place=False, nodes
 
 
 def touched(node):
-    """What a node reads and writes: its own reading of messages and results."""
+    """Return the spans read and written by a node, in this test's own reading of messages and results."""
     return ({m.span for m in node.sends} | {span for form in node.forms for span in form.sources},
             {m.span for m in node.receives} | {form.dst for form in node.forms})
 
@@ -59,7 +59,7 @@ def of_step(step):
 
 
 def unordered(plan):
-    """Pairs of steps of which one writes what the other touches, though it follows it by no way."""
+    """Return the pairs of steps in conflict without an order."""
     steps, follows = [step for steps in plan.rounds for step in steps], {}
     for step in steps:
         follows[step.number] = step.after.union(*(follows[number] for number in step.after))
@@ -68,8 +68,8 @@ def unordered(plan):
 
 
 def faults(nodes):
-    """What is wrong with a program: conflicts in no order, work that the end does not wait for, events not recorded."""
-    follows = []  # for each node all that it follows
+    """Return a program's faults: conflicts without order, work not awaited by the end, or events not recorded."""
+    follows = []  # for each node, all nodes before it in the order
     last = {True: None, False: None}
     for node in nodes:
         direct = {one for one in (last[node.side], node.after) if one is not None}
@@ -84,7 +84,7 @@ def faults(nodes):
 
 
 class Lengths:
-    """Watches a replay: the two ends of a message are equally long."""
+    """An observer of a replay, asserting equal lengths of both ends of a message."""
 
     def __init__(self):
         self.rounds = {}
@@ -118,7 +118,7 @@ def test_steps_follow_what_they_conflict_with(cases):
 
 
 class Mailbox:
-    """A rank's messages to other nodes: each ends when both of its ends have begun."""
+    """A rank's messages to other nodes: a message ends when both ends have begun."""
 
     def __init__(self, rank, begun):
         self.rank, self.begun, self.ends = rank, begun, {}
@@ -136,7 +136,7 @@ class Mailbox:
 
 
 def stuck(everyone):
-    """The ranks that never end, by what the engine does; since nothing that is awaited goes away, in no other order."""
+    """Return the ranks that never end in the engine. One order suffices, as an awaited event never disappears."""
     marks, begun, left = [0] * len(everyone), collections.Counter(), []
     for rank, plan in enumerate(everyone):
         writer = Writer(TASK, rank, plan, Mailbox(rank, begun), apart=rank % 2 == 0)
@@ -166,7 +166,7 @@ def test_ranks_of_nodes_come_to_their_ends(cases):
 
 
 def test_what_is_aside_is_read_before_something_else_comes_there():
-    """Two rounds later, where the lengths of what comes are others."""
+    """A staged chunk is read before a message of other lengths overwrites the staging memory, two rounds later."""
     apart = [RecvReduce(Slice("output", chunk), 1) for chunk in range(2)]
     rounds = [apart, (), [RecvReduce(Slice("output", 2, 2), 1)]]
     layout = Layout(8, 4)
@@ -176,7 +176,7 @@ def test_what_is_aside_is_read_before_something_else_comes_there():
 
 @pytest.mark.parametrize("cases", SOME)
 def test_conflicts_are_ordered_and_groups_of_messages_meet(cases):
-    """As strict as NCCL can be: a group ends when all its messages have met, and groups come one after the other."""
+    """Groups are as strict as NCCL can be: a group ends when all messages have met, and groups run one by one."""
     for case, in_place in itertools.product(cases, (False, True)):
         with naming((*case, in_place)):
             everyone = [nodes_of(plan) for plan in plans(*case, in_place)]

@@ -1,4 +1,4 @@
-"""Faults that tests plant: the texts that they change stand in the source, each exactly once."""
+"""Planted faults: each text to be changed stands in the source exactly once."""
 
 import re
 from pathlib import Path

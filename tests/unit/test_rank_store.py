@@ -1,4 +1,4 @@
-"""The store by which ranks meet without MPI: strangers, garbage and doubles are refused, nothing is unpickled."""
+"""The store for ranks to meet without MPI: strangers, garbage and doubles are refused, nothing is unpickled."""
 
 import contextlib
 import itertools
@@ -35,7 +35,7 @@ def server(token):
 
 
 def answer_to(token, what):
-    """What the store answers to bytes, or to a hello with the proof of a token: its JSON, None where it only closes."""
+    """Return the store's JSON answer to bytes, or to a hello with a token's proof; None if the store only closes."""
     with socket.socket(socket.AF_UNIX) as connected:
         connected.settimeout(60)
         connected.connect(kvstore.socket_name(token))
@@ -58,13 +58,13 @@ def proven(token, rank, nonce):
 
 
 def test_ranks_see_what_others_have_set(server, token, monkeypatch):
-    monkeypatch.setattr(kvstore, "ANSWER", 60.0)  # a rank that is not answered sooner takes a key for missing
+    monkeypatch.setattr(kvstore, "ANSWER", 60.0)  # a rank waiting longer for an answer takes the key for missing
     first, second = (kvstore.StoreClient(rank, 3, token, 60.0) for rank in (1, 2))
     first.set("key", b"\0bytes")
     assert [one.get("key", 0.1) for one in (server, first, second)] == [b"\0bytes"] * 3
     second.delete("key")
     assert first.get("key") is None
-    first.drop()  # as where a process dies
+    first.drop()  # as if the rank's process had died
     with server.hub._changed:
         assert server.hub._changed.wait_for(lambda: server.gone(), 60)
     assert second.get("key") is None
@@ -96,7 +96,7 @@ def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
 def test_strangers_are_sent_away(server, token, hello, words):
     right = {"token": None} if "proof" in hello else {}
     assert words in answer_to(token, {**HELLO, **right, **hello})["error"]
-    kvstore.StoreClient(1, 3, token, 60.0).close()  # and the store goes on
+    kvstore.StoreClient(1, 3, token, 60.0).close()  # the store still accepts ranks
 
 
 @pytest.mark.parametrize("garbage", [
@@ -134,7 +134,7 @@ def test_a_rank_0_that_speaks_another_language_is_a_typed_error(token):
             connection, _ = listener.accept()
             with connection, contextlib.suppress(ConnectionError):
                 connection.sendall(b"SSH-2.0-OpenSSH_9.7\r\n")
-                while connection.recv(4096):  # until the rank has gone: what it writes is not refused
+                while connection.recv(4096):  # read until the rank has gone, so that the rank's writes do not fail
                     pass
 
         threading.Thread(target=speak, daemon=True).start()
@@ -185,10 +185,10 @@ def test_who_meets_without_mpi():
     torchrun = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"}
     names = {bootstrap.store_place({**PLACE, **more}).token for more in (
         {}, {"MASTER_PORT": "6"}, torchrun, {**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"}, {launchers.TOKEN: "t"})}
-    assert len(names) == 5  # no attempt meets what is left of another one
+    assert len(names) == 5  # no attempt meets the leftovers of another attempt
     mpi = {"PMI_RANK": "1", "PMI_SIZE": "4"}
     assert bootstrap.store_place({**PLACE, **mpi}) is None
-    assert bootstrap.store_place({**PLACE, "PMIX_RANK": "1"}) is None  # a launcher that is not known
+    assert bootstrap.store_place({**PLACE, "PMIX_RANK": "1"}) is None  # an unknown launcher
     assert bootstrap.store_place({**PLACE, "PMI_RANK": "0", "PMI_SIZE": "1", "PMIX_RANK": "0"}) is not None  # srun -n 1
     assert bootstrap.store_place({**PLACE, **mpi, launchers.TOKEN: "t"}) == (1, 4, "t")
     for lone in ({}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "4"}):

@@ -1,4 +1,4 @@
-"""Receives that look at the length of a message before they take it, on a communicator that the test fills."""
+"""Receives look at a message's length before taking the message, on a communicator filled by the test."""
 
 import collections
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ class Refused(Exception):
 
 
 class Comm:
-    """One rank's side: `came` has what has come, by source and tag; messages are written whole, as Open MPI's."""
+    """One rank's side: `came` has arrived messages by source and tag; as in Open MPI, receives write whole messages."""
 
     def __init__(self):
         self.came = collections.defaultdict(collections.deque)
@@ -55,7 +55,7 @@ def room(count):
 
 
 def test_receives_take_messages_in_the_order_in_which_they_began(comm):
-    """Whichever of them is looked at first."""
+    """The order holds whichever receive is tested first."""
     first, second, probing = room(2), room(2), MatchedReceives(comm)
     one, other = (probing.Irecv([row, "B"], 3, 5) for row in (first, second))
     assert not one.Test()

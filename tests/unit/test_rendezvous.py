@@ -1,4 +1,4 @@
-"""What ranks do together outside of collectives; and what a communicator has imported once it is made."""
+"""Meetings of ranks outside of collectives, and the absence of imports in calls of a finished communicator."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from pace import seconds
 
 
 class Others:
-    """An mpi4py communicator, as far as asked for, whose other ranks come at the `polls`-th look."""
+    """The used part of an mpi4py communicator; the other ranks arrive at the `polls`-th test."""
 
     def __init__(self, rank=0, polls=0, news=None):
         self.rank, self.left, self.news = rank, polls, news
@@ -76,7 +76,7 @@ print(sorted(name for name in set(sys.modules) - before if name.startswith("gpuc
     ("init_local", ""), ("init", ""),
     pytest.param("init_local", "emulated", marks=[pytest.mark.emulated, pytest.mark.slow])])
 def test_calls_import_nothing(made_by, device, request):
-    """A signal handler may make a call while another one is under way: it must not meet a module half imported."""
+    """A signal handler may make a call during another call, and must not meet a half-imported module."""
     request.getfixturevalue("emulated_kernels" if device else "launcher")
     job = subprocess.run([sys.executable, "-c", CALLS, made_by], capture_output=True, text=True, check=False,
                          env={**os.environ, "GPUCOLL_DEVICE": device}, timeout=seconds(300))

@@ -1,4 +1,4 @@
-"""`run_local`: results in the order of ranks, the first error, and nobody who waits for who has failed; objects."""
+"""`run_local`: results in rank order, the first error, no wait for failed ranks; objects."""
 
 import time
 
@@ -55,7 +55,7 @@ class Stubborn:
 
 
 def objects(comm):
-    """What each rank has comes as it is; who cannot give it says so, and the next call works."""
+    """Each rank's objects arrive unchanged; a rank unable to give an object raises, and the next call works."""
     root, mine = comm.size - 1, {"rank": comm.rank, "data": "x" * comm.rank}
     everyone = [{"rank": rank, "data": "x" * rank} for rank in range(comm.size)]
     assert comm.all_gather_object(mine) == everyone

@@ -1,4 +1,4 @@
-"""Whatever is in a file that was saved, its reader returns, or raises a typed error; nothing in it is ever executed."""
+"""Readers of saved files return, or raise a typed error, whatever the content; nothing in a file is ever executed."""
 
 import argparse
 import functools
@@ -42,7 +42,7 @@ DEEP = st.sampled_from((b"[" * 100000, b'{"a":' * 50000, b"a = " + b"[" * 5000, 
 
 
 class Content(bytes):
-    """Of which an error shows the beginning."""
+    """Bytes with a short repr: errors show only the beginning."""
 
     def __repr__(self):
         return f"{len(self)} bytes: {bytes(self[:300])!r}"
@@ -50,7 +50,7 @@ class Content(bytes):
 
 @st.composite
 def damaged(draw, whole):
-    """The bytes that `whole` returns, with some changed, lost, or repeated."""
+    """Draw the bytes of `whole()` with some parts replaced, removed or inserted."""
     found = bytearray(whole())
     for _ in range(draw(st.integers(1, 6))):
         place, length = draw(st.integers(0, len(found))), draw(st.sampled_from((0, 1, 1, 2, 8, 300)))
@@ -61,7 +61,7 @@ def damaged(draw, whole):
 
 @st.composite
 def exchanged(draw, document):
-    """The document that `document` returns, in which some values are others, or missing."""
+    """Draw the document of `document()` with some values replaced or missing."""
     document = json.loads(json.dumps(document()))
     for _ in range(draw(st.integers(1, 3))):
         place = document
@@ -82,14 +82,14 @@ def exchanged(draw, document):
 
 
 def holds(content, body, count):
-    """`body(content)` raises nothing but typed errors."""
+    """Assert for `count` examples: `body(content)` raises only typed errors."""
     @seed(SEED)
     @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(content)
     def every(drawn):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy, for numbers that are too large
+                warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns of numbers too large
                 body(drawn)
         except gc.GpucollError:
             pass
@@ -107,7 +107,7 @@ def any_content(*whole):
 
 
 def toml_text(document):
-    """What a TOML file of such a document would say, or nearly."""
+    """Return the text of a TOML file of the document, or nearly."""
     lines = []
     for name, value in document.items():
         for one in value if isinstance(value, list) and value and isinstance(value[0], dict) else ():
@@ -175,7 +175,7 @@ def test_flight_records(tmp_path, count):
 
 
 def test_checkpoints(tmp_path, count):
-    """With the sums that belong to their content: whoever damages one on purpose makes them anew."""
+    """Checksums fit the damaged content: deliberate damage would renew the checksums, too."""
     comm, = gc.init_local(1)
     with comm:
         training.ZeRO({"w": numpy.arange(6.0), "b": numpy.ones(2)}, comm, training.Adam(), 1).save(tmp_path)
@@ -228,7 +228,7 @@ def test_benchmarks(tmp_path, count, name):
 
 
 def test_kernels(tmp_path, count):
-    """What is not whole is built again."""
+    """An incomplete artifact is built again."""
     whole = b"code" * 100
     place = Store(tmp_path).path("source", ".so", lambda: whole)
 

@@ -1,4 +1,4 @@
-"""Every schedule of the registry is proved, and every planted fault is found."""
+"""Every schedule of the registry is proved, and the proof finds every planted fault."""
 
 import itertools
 import random
@@ -51,7 +51,7 @@ def test_every_schedule_is_proved(collective, algorithm, sizes):
 @pytest.mark.parametrize("times", [pytest.param(1, id="once"), pytest.param(40, id="often", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("collective", "algorithm"), ROWS)
 def test_seeded_faults_are_caught(collective, algorithm, times):
-    """Every kind of fault, so many times in schedules of random sizes, segments and roots."""
+    """Each kind of fault is planted `times` times, in schedules of random size, segments and root."""
     for fault in FAULTS if COLLECTIVES[collective].reduces else [*{*FAULTS} - {*NEED_REDUCTIONS}]:
         planted, seeds = 0, itertools.count()
         while planted < times:
@@ -79,16 +79,16 @@ IN = Slice("input", 0)
     ([[(RecvReduce(ONE, 1),)], [(Send(IN, 0),)]], "combines chunk 0 into nothing"),
     ([[(Recv(ONE, 1),), (Send(ONE, 1),)], [(Recv(ONE, 0),), (Send(ONE, 0),)]], "waits for ever"),
     ([[(Copy(Slice("input", 0, 2), Slice("output", 0, 2)),)]] * 2, r"chunk 0 with contributions \[1, 0\], not"),
-    ([[(Send(IN, 1),)], [(Recv(Slice("scratch", 1), 0),)]], "length differs"),  # those of chunks 0 and 1 may
-]] + [("all_gather_v", [[(Copy(IN, Slice("output", 1)),)], []], "lengths"),  # rank 1's may not arrive as rank 0's
+    ([[(Send(IN, 1),)], [(Recv(Slice("scratch", 1), 0),)]], "length differs"),  # chunks 0 and 1 may have unlike lengths
+]] + [("all_gather_v", [[(Copy(IN, Slice("output", 1)),)], []], "lengths"),  # rank 1's block may differ in length
         ("barrier", [[(Send(Slice("scratch", 0, 0), 1),)], [(Recv(Slice("scratch", 0, 0), 0),)]],
-         r"rank 0, .* contributions \[1, 0\], not")])  # which does not wait for rank 1
+         r"rank 0, .* contributions \[1, 0\], not")])  # rank 0 does not wait for rank 1
 def test_a_fault_is_named(collective, plans, words):
     with pytest.raises(ScheduleError, match=words):
         prove(collective, plans, chunks=2)
 
 
-# --- what a reader outside relies on -------------------------------------------------------------------------------
+# --- guarantees for callers outside the package ---------------------------------------------------------------------
 
 
 def test_a_schedule_can_be_iterated_again_and_made_for_one_rank_or_all_of_many():
@@ -139,7 +139,7 @@ def test_hierarchical_on_any_nodes(nodes):
 
 
 def test_hierarchical_carries_every_byte_once():
-    """Between two nodes of an all-reduce: N bytes each way, however many ranks they have."""
+    """Each byte of an all-reduce crosses between two nodes once each way, however many ranks the nodes have."""
     names = ("hierarchical", "hierarchical(ring,ring)", "hierarchical(tree,halving_doubling)")
     for nodes, name in itertools.product(([0, 0, 1, 1], [0, 1] * 4, [0, 0, 0, 1, 1]), names):
         everyone = [schedule("all_reduce", name, rank=rank, size=len(nodes), nodes=nodes, segments=3)
@@ -151,7 +151,7 @@ def test_hierarchical_carries_every_byte_once():
 
 
 def test_partners_form_the_same_bits():
-    """The lower rank's operand comes first on both, so that an op may depend on their order."""
+    """The lower rank's operand comes first on both partners, so that an op may depend on the order."""
     def program(comm, algorithm):
         x, op = numpy.array([comm.rank + 1.0]), gc.elementwise_op("a - 3*b")
         return comm.all_reduce(x, op=op, algorithm=algorithm)[0]
@@ -161,7 +161,7 @@ def test_partners_form_the_same_bits():
 
 
 def test_an_executor_keeps_aside_what_a_round_still_reads():
-    """``Reduce(x, x)`` after another step on x reads the x of before the round."""
+    """``Reduce(x, x)`` after another step on x reads the x from before the round."""
     def kept(*steps):
         return [step for step in planned(*steps) if not isinstance(step, Message) and step.dst.buffer in HALVES]
 
@@ -169,7 +169,7 @@ def test_an_executor_keeps_aside_what_a_round_still_reads():
 
 
 def test_what_is_sent_is_overwritten_afterwards():
-    """What comes meanwhile waits aside for that; elsewhere it comes to its place."""
+    """A message into a chunk still being sent is staged first; other messages land directly in the destination."""
     came, sent, written = planned(Send(ONE, 1), Recv(ONE, 1))
     assert (came.sends, came.span.buffer) == (False, HALVES[0])
     assert written.after == {came.number, sent.number}

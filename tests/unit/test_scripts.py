@@ -1,4 +1,4 @@
-"""scripts/test: what it makes of its command line, and that its totals are true however a run ends."""
+"""scripts/test: the meaning of the command line, and true totals however a run ends."""
 
 import os
 import pathlib
@@ -55,7 +55,7 @@ sys.exit(script.conclude(parts, "nightly", 71.6))
 
 
 def own_suite(folder, suite=SUITE, name="test_it.py", more=""):
-    """A suite with the conftest.py of this one, and more in it."""
+    """Write `suite` into the folder, with the conftest.py of these tests followed by `more`."""
     folder.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
     folder.joinpath(name).write_text(suite)
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text().replace(
@@ -92,7 +92,7 @@ sys.exit(script.main())
 
 @pytest.mark.slow
 def test_a_tier_is_repeated_with_other_seeds_beside_other_work(tmp_path):
-    """The table has a row for each run: what it was drawn by, what ran beside it, and how it ended."""
+    """The table has a row for each run: the seed, the number of programs beside the run, and the result."""
     own_suite(tmp_path)
     job = subprocess.run([sys.executable, "-c", REPEATS, ROOT / "scripts" / "test", tmp_path], cwd=tmp_path, text=True,
                          capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")})
@@ -105,15 +105,15 @@ def test_a_tier_is_repeated_with_other_seeds_beside_other_work(tmp_path):
 
 
 class Report:
-    """What the ledger reads of a report of pytest's."""
+    """A report of pytest, as far as the ledger reads reports."""
 
     def __init__(self, nodeid, duration, cpu, *keywords):
         self.nodeid, self.duration, self.keywords = nodeid, duration, dict.fromkeys(keywords, 1)
-        self.user_properties = [("cpu", 99.0), ("cpu", cpu)]  # of an earlier phase, and of this one
+        self.user_properties = [("cpu", 99.0), ("cpu", cpu)]  # the value of an earlier phase, then of this phase
 
 
 def test_folders_are_held_to_their_budgets(monkeypatch):
-    """Seconds are only shown; processor seconds fail a run that holds them, and slow tests count for neither."""
+    """Seconds are only shown; too many processor seconds fail a run under `HOLD`; slow tests count for neither."""
     monkeypatch.setenv(pace.VARIABLE, "2.0")
     monkeypatch.setattr(budgets, "BUDGETS", {"unit": (10, 4), "peer": (10, 4)})
     ledger = budgets.Ledger()
@@ -129,7 +129,7 @@ def test_folders_are_held_to_their_budgets(monkeypatch):
     monkeypatch.delenv(budgets.HOLD, raising=False)
     assert ledger.far_over() == []
     monkeypatch.setenv(budgets.HOLD, "1")
-    assert ledger.far_over() == ["peer"]  # twice its budget
+    assert ledger.far_over() == ["peer"]  # above twice the budget
 
 
 ALONE = START + """
@@ -148,7 +148,7 @@ def test_burns():
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_folder_far_over_its_budget_fails_the_run_that_holds_it(tmp_path, workers):
-    """The processor seconds come from the process that runs the test, whichever that is."""
+    """Processor seconds come from the process running the test, a worker or the main process."""
     own_suite(tmp_path, BURNS, "tests/unit/test_it.py", "import budgets\nbudgets.BUDGETS = {'unit': (0.01, 0.01)}\n")
     for hold, code in (("", 0), ("1", 1)):
         environ = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), pace.VARIABLE: "1.0", budgets.HOLD: hold}

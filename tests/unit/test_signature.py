@@ -1,4 +1,4 @@
-"""What tells calls apart: encoded and decoded, cut, described; and a description that nothing reads."""
+"""Signatures of calls: encoded and decoded, cut, described; no rank reads the description."""
 
 import numpy
 import pytest
@@ -19,7 +19,7 @@ def test_what_is_encoded_is_decoded(call):
     assert Signature.decode(call.encode()) == call
     shown = f"{call.encode()}\nprogram.py:3"
     assert (is_refusal(shown), described(shown)) == (bool(call.refusal), call.describe())
-    for cut in range(len(call.encode())):  # as one that did not fit, or stands in a damaged file
+    for cut in range(len(call.encode())):  # cut at a limit, or in a damaged file
         assert described(call.encode()[:cut]) == Signature.decode(call.encode()[:cut]).describe()
         assert isinstance(described(call.encode()[:cut] + "?" + call.encode()[cut + 1:]), str)
 
@@ -46,7 +46,7 @@ def test_the_first_unlike_field_has_the_code(unlike, code):
 
 
 def calls_that_differ(comm):
-    """The codes of errors where ranks make unlike calls, and what the others get of a scatter."""
+    """Return the error codes of unlike calls, and the result of a scatter."""
     found = []
     for call in (lambda: comm.all_reduce(numpy.ones(3 + comm.rank)), lambda: comm.broadcast(numpy.ones(3), comm.rank),
                  lambda: comm.reduce(numpy.ones(3), op=("sum", "max")[comm.rank])):

@@ -1,4 +1,4 @@
-"""Virtual time: by hand, against a slow simulator that knows nothing of arrays, and against the registry's formulas."""
+"""Virtual time: by hand, against a slow simulator without arrays, and against the registry's formulas."""
 
 import functools
 import itertools
@@ -18,9 +18,9 @@ from gpucoll.verify.symbolic import replay
 from grids import naming, sampled
 
 ROWS = sorted(registry())
-UNIT = 64  # bytes of a chunk: sums of these and of powers of two are exact
+UNIT = 64  # bytes of a chunk: a power of two, so that sums are exact
 
-# Powers of two for seconds, so that every sum is exact.
+# Seconds are powers of two, so that every sum is exact.
 LINK = Level("link", alpha=2**-10, beta=2**-20, gamma=2**-22)
 NETWORK = Level("network", alpha=2**-7, beta=2**-17, gamma=2**-22)
 TOPOLOGIES = {
@@ -43,16 +43,16 @@ NA, NB = NETWORK.alpha, NETWORK.beta
 N = 4096
 
 BY_HAND = [
-    # Six rounds of a quarter; three of them combine it.
+    # Six rounds carry a quarter each; three of the rounds also reduce.
     ("all_reduce", "ring", 4, "switch", (6 * A, 6 * N / 4 * B, 3 * N / 4 * G)),
-    # Three inputs at once through the master's port, and back; on links of their own no one waits for another.
+    # Three inputs share the master's one port, and so do three results; a mesh has a link for each pair.
     ("all_reduce", "star", 4, "switch", (2 * A, (3 + 3) * N * B, 3 * N * G)),
     ("all_reduce", "star", 4, "mesh", (2 * A, (1 + 1) * N * B, 3 * N * G)),
-    # Each rank waits for the sum of those before it.
+    # Each rank waits for the sum of the ranks before.
     ("scan", "linear", 4, "switch", (3 * A, 3 * N * B, 3 * N * G)),
-    # All twelve quarters through one bus.
+    # All twelve quarters pass through one bus.
     ("all_to_all", "direct", 4, "bus", (A, 12 * N / 4 * B, 0)),
-    # Eight ranks on two nodes: 4 x 4 blocks leave each node, through one NIC or through two; the last is one of those.
+    # Eight ranks on two nodes: 4 x 4 blocks leave each node, by one NIC or by two; the slow network has one NIC.
     ("all_to_all", "direct", 8, "shared NIC", (NA, 16 * N / 8 * NB, 0)),
     ("all_to_all", "direct", 8, "two NICs", (NA, 8 * N / 8 * NB, 0)),
     ("reduce_scatter", "direct", 8, "slow network", (NA, 16 * N / 8 * NB, N / 8 * (3 * G + 4 * 2**-20))),
@@ -68,10 +68,10 @@ def test_by_hand():
 
 
 def test_a_message_pays_for_every_hop_and_waits_for_both_its_ends():
-    """In a ring of four, scatter's blocks for 1 and 2 leave 0 by the same link; the one for 2 goes a hop further."""
+    """In a ring of four, scatter's blocks for 1 and 2 leave rank 0 by one link; the block for 2 goes a hop further."""
     ring = Topology("ring", (LINK._replace(medium="torus", dimensions=1, hop=2**-12),))
     assert simulate("scatter", "linear", 4, N, ring).seconds == A + 2**-12 + 2 * N / 4 * B
-    # Rank 0 is of one node with 1, and far from 2 and 3: the message from 1 to 2 waits for what comes to 1.
+    # Rank 0 shares a node with 1, but not with 2 and 3: the message from 1 to 2 waits for the message to 1.
     nodes = Topology("nodes", (LINK._replace(ranks=2), NETWORK))
     assert simulate("broadcast", "tree", 4, N, nodes).seconds == A + 2 * N * B + NA + N * NB
 
@@ -85,7 +85,7 @@ def reached(topology, size, one, other):
 
 
 def way(topology, size, sender, receiver):
-    """The links that a message takes, as (level, name of the link)."""
+    """Return the level reached, and the links taken by a message as (level, name of the link)."""
     spans, links = topology.spans(size), []
     top = reached(topology, size, sender, receiver)
     for index, level in enumerate(topology.levels[:top + 1]):
@@ -122,7 +122,7 @@ def squarest(number, dimensions):
 
 
 class Oracle:
-    """Watches a replay twice: first to learn which messages go together, then to tell the time."""
+    """An observer of two replays: the first sums the loads of the links, the second tells the time."""
 
     def __init__(self, topology, size, chunk, loads=None):
         self.topology, self.size, self.chunk = topology, size, Fraction(chunk)
@@ -156,7 +156,7 @@ class Oracle:
 
 
 def agrees(collective, algorithm, size, where, *, root=0, segments=1):
-    """Whether the time is the oracle's, in exact fractions of a second."""
+    """Return whether the time equals the oracle's, in exact fractions of a second."""
     topology, loads = TOPOLOGIES[where], None
     options = {"root": root, "segments": segments, "nodes": topology.nodes(size)}
     schedules = [schedule(collective, algorithm, rank=rank, size=size, **options) for rank in range(size)]
@@ -172,7 +172,7 @@ def agrees(collective, algorithm, size, where, *, root=0, segments=1):
 def test_the_slow_simulator_agrees(row, where):
     collective, algorithm = row
     if where == "slow network" and (algorithm in ("one_shot", "two_shot") or "reduce_scatter" in collective):
-        return  # where ranks add in their order: for all at once its own operand counts as one that came
+        return  # ranks add in rank order: made for all at once, a rank's own operand counts as received
     for size, segments in ((2, 1), (7, 2), (8, 1)):
         if algorithm in algorithms(collective, size=size):
             assert agrees(collective, algorithm, size, where, root=size // 2, segments=segments), (size, segments)
@@ -213,7 +213,7 @@ def test_what_cannot_be_simulated_is_refused(arguments, words):
 
 @pytest.mark.parametrize("levels", [(LINK,), (LINK._replace(ranks=4), NETWORK)])
 def test_links_beyond_one_for_each_rank_stay_idle(levels):
-    """The loads of the links were an array with an element for each idle link, too: a MemoryError."""
+    """The array of loads has no element for an idle link; with such elements this call raised a MemoryError."""
     def seconds(links):
         topology = Topology("mine", (*levels[:-1], levels[-1]._replace(links=links)))
         return [simulate("all_to_all", name, 12, N, topology) for name in ("direct", "pairwise")]

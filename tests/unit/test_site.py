@@ -1,5 +1,5 @@
-"""The site: every command on it and in README exists with its options, its pages build without a warning, its links
-lead somewhere, and what a newcomer asks is two clicks away."""
+"""The site: commands on the pages and in README exist with all options, pages build without a warning, links lead
+somewhere, and a newcomer's questions are answered within two clicks."""
 
 import contextlib
 import functools
@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[2]
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll" / "MIGRATING.md",
            *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery")]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-THEIRS = {"module", "srun", "export", "pytest", "nvidia-smi"}  # not ours to check
-QUICK = {"draw", "simulate", "explain", "convert", "verify"}  # verbs that are run as they stand
-SMALLER = {"1..64": "1..4", "1..32": "1..4"}  # for the tests
-USERS = {"example.py", "train.py", "program.py"}  # programs of the reader's
+THEIRS = {"module", "srun", "export", "pytest", "nvidia-smi"}  # programs of others, not checked here
+QUICK = {"draw", "simulate", "explain", "convert", "verify"}  # verbs run unchanged
+SMALLER = {"1..64": "1..4", "1..32": "1..4"}  # smaller ranges for the tests
+USERS = {"example.py", "train.py", "program.py"}  # programs of the reader
 ASSIGNED = re.compile(r"[A-Z_]+=\S*")
 
 
@@ -34,13 +34,13 @@ def commands():
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
             for line in block.splitlines():
                 words = shlex.split(line, comments=True)
-                if words and page.name != "algorithms.md":  # test_docs.py runs those
+                if words and page.name != "algorithms.md":  # test_docs.py runs the commands of algorithms.md
                     yield pytest.param(words, id=f"{page.stem}: {' '.join(words)}")
 
 
 @functools.cache
 def help_of(*program):
-    """What a program says of its options."""
+    """Return a program's help on its options."""
     if program[0] == "gpucoll":
         text = io.StringIO()
         with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
@@ -58,7 +58,7 @@ def check_options(words, text):
 
 
 def check(words):
-    """Raise where a command is none of ours, or has an option that it does not know."""
+    """Raise for an unknown command or option."""
     words = words[next(index for index, word in enumerate(words) if not ASSIGNED.fullmatch(word)):]
     program, *rest = words
     if program == "pip":
@@ -113,7 +113,7 @@ NO_MPI = {"MPI4PY_LIBMPI": "/dev/null/libmpi.so"}  # a library that mpi4py canno
 
 
 def test_what_the_site_says_of_mpi4py_needs_no_mpi():
-    """As where `pip install .[docs]` has brought none: the names stand for it, but only then."""
+    """Names stand in for mpi4py.MPI only without an MPI library, as after `pip install .[docs]`."""
     script = ("import sys; sys.path.insert(0, 'docs/_ext'); import without_mpi; without_mpi.stand_in(); "
               "import gpucoll.mpi; print(type(sys.modules['mpi4py.MPI']).__name__, gpucoll.mpi.Comm.__doc__[:9])")
     for variables, found in ((NO_MPI, "Names An mpi4py"), ({}, "module An mpi4py")):

@@ -1,4 +1,4 @@
-"""Numbers of bytes as bench, draw and simulate read them from a user, and as pages and pictures write them."""
+"""Numbers of bytes as read from a user by bench, draw and simulate, and as written by pages and pictures."""
 
 import pytest
 

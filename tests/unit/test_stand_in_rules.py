@@ -1,4 +1,4 @@
-"""Every rule of the stand-in's hostile machine bites, and without it the same lines run as on the usual one."""
+"""Every rule of the stand-in's hostile machine has an effect; without the rule the same lines run as usual."""
 
 import json
 import os
@@ -13,7 +13,7 @@ HERE = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def machine():
-    """`machine(name, **variables)`: what a function of `stand_in_rules` finds."""
+    """Yield `machine(name, **variables)`, returning the findings of a function of `stand_in_rules`."""
     places = [HERE / "stand_in", HERE, HERE.parent]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "STAND_IN_GPUS": "2",
                  "OPENBLAS_NUM_THREADS": "1"}
@@ -31,7 +31,7 @@ def machine():
         process.stdin.close()
 
 
-# rule: what its function finds on the usual machine, and by the rule
+# rule: the findings on the usual machine, and under the rule
 RULES = {
     "connect": ([False, [0]], [True, [3]]),
     "graphs_alive": ([False, 0], [True, 1]),
@@ -59,7 +59,7 @@ def test_a_rule(machine, rule):
 
 
 def test_connections_as_nccl_makes_them(machine):
-    """In one group; sends before receives around a ring; and who sends and receives at once to who does in turn."""
+    """Grouped calls connect; ungrouped sends around a ring deadlock; a group against calls in turn is truncated."""
     assert machine("protocol") == [[""], ["deadlock"], ["Message truncated"]]
 
 

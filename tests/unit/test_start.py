@@ -1,4 +1,4 @@
-"""Options, launchers, GPUs and command lines: what needs no MPI."""
+"""Options, launchers, GPUs and command lines, without MPI."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ def test_a_device_is_named_by_its_ordinal(monkeypatch):
 
 
 def test_a_rank_that_a_signal_takes_out_of_the_first_meeting_is_named(monkeypatch):
-    """No communicator is made: the second meeting has its deadline."""
+    """No communicator is made, because the second meeting reaches the deadline."""
     mpi = types.SimpleNamespace(Query_thread=lambda: 0, THREAD_MULTIPLE=3)
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
     monkeypatch.setattr(bootstrap, "wait_for_all", mock.Mock(side_effect=[True, False]))
@@ -131,7 +131,7 @@ def test_verify_proves_the_registry(capsys):
 
 
 def test_verify_reports_a_fault(capsys, monkeypatch):
-    """A ring that forgets its last round."""
+    """verify exits with 1 for a ring without the last round."""
     from gpucoll.algorithms import registry
 
     whole = registry()["all_reduce", "ring"]

@@ -1,4 +1,4 @@
-"""The store of compiled kernels: built once, verified, the user's own."""
+"""The store of compiled kernels: built once, verified, owned by the user."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ from pace import seconds
 
 ARTIFACT = b"artifact " * 1000
 
-# What the other processes run: they say what they do, line by line.
+# The program of the other processes, printing each action on a line.
 CHILD = """
 import logging, os, signal, sys
 from pathlib import Path
@@ -47,7 +47,7 @@ print(path, path.read_bytes() == b"artifact " * 1000, flush=True)
 
 
 def ask(folder, content=ARTIFACT, source="source", builds=None):
-    """A store that is opened anew, as by another process, returns the whole artifact, and `builds` it or not."""
+    """Open a store anew, like another process; check the artifact, and whether the call built it (`builds`)."""
     opened, calls = store.Store(folder), []
     path = opened.path(source, ".so", lambda: calls.append(1) or content)
     assert path.read_bytes() == content
@@ -56,7 +56,7 @@ def ask(folder, content=ARTIFACT, source="source", builds=None):
 
 
 def assert_private(opened, folder):
-    """It is the user's alone, away from the folder asked for, and it says why."""
+    """Assert a private folder away from `folder`, and a reason naming `folder`."""
     assert not opened.folder.is_relative_to(folder)
     assert opened.folder.stat().st_mode & 0o777 == 0o700
     assert str(folder) in opened.unavailable_reason
@@ -79,7 +79,7 @@ def test_everything_counts(tmp_path):
     _, other = ask(tmp_path, b"other", source="other")
     one.rename(one.with_name(f"{other.name.partition('-')[0]}-{one.name.partition('-')[2]}"))
     other.unlink()
-    ask(tmp_path, b"other", source="other")  # no kernel passes for another
+    ask(tmp_path, b"other", source="other")  # a renamed file does not pass for another kernel
 
 
 def test_whatever_is_broken_is_built_again(tmp_path):
@@ -112,7 +112,8 @@ def test_nobody_else_has_a_say_on_the_way(tmp_path):
         assert_private(ask(way)[0], way)
         with pytest.raises(PermissionError):
             store.read_trusted(way / "table")
-        way.parent.chmod(mode | 0o1000)  # as of a temporary folder, where nobody can exchange what is another's
+        # Like a temporary folder: the sticky bit keeps users from exchanging the files of others.
+        way.parent.chmod(mode | 0o1000)
         assert ask(way, b"planted")[0].unavailable_reason == ""
     mask = os.umask(0)
     try:
@@ -130,7 +131,7 @@ def test_without_a_folder_a_private_one_serves(tmp_path, monkeypatch):
     _, path = ask(tmp_path)
     path.unlink()
     monkeypatch.setattr(store, "PATIENCE", 0)
-    with filelock.FileLock(path.with_name(f"{path.name.partition('-')[0]}.lock")):  # by a process that hangs
+    with filelock.FileLock(path.with_name(f"{path.name.partition('-')[0]}.lock")):  # held by a hanging process
         assert_private(ask(tmp_path)[0], tmp_path)
     written = store._written
     monkeypatch.setattr(store, "_written", lambda path, *rest: no_room() if path.is_relative_to(tmp_path)
@@ -146,14 +147,14 @@ def no_room():
 
 def test_failed_build_leaves_nothing(tmp_path):
     opened = store.Store(tmp_path)
-    with pytest.raises(OSError, match="No space"):  # which is no failure of the folder's
+    with pytest.raises(OSError, match="No space"):  # a failing build is no failure of the folder
         opened.path("source", ".so", no_room)
     assert opened.unavailable_reason == ""
     ask(tmp_path, builds=True)
 
 
 def test_nothing_is_written_in_place(tmp_path):
-    """Who has mapped a broken file keeps it."""
+    """A process that has mapped a broken file keeps the old file."""
     opened, path = ask(tmp_path)
     assert opened.folder.stat().st_mode & 0o777 == 0o700
     path.write_bytes(b"broken")
@@ -163,7 +164,7 @@ def test_nothing_is_written_in_place(tmp_path):
 
 
 def test_threads_share_a_folder(tmp_path):
-    """All of them ask while the first still builds, in a store that has to retreat."""
+    """All threads ask while the first still builds, in a store that has to retreat to a private folder."""
     opened, come, building, found = store.Store(tmp_path), threading.Semaphore(0), [], []
     opened.folder, lock = tmp_path / "lost", opened._missing
 
@@ -176,7 +177,7 @@ def test_threads_share_a_folder(tmp_path):
         return ARTIFACT
 
     def run():
-        with contextlib.suppress(OSError):  # it is missed among those found
+        with contextlib.suppress(OSError):  # a failed call is missing in `found`
             found.append(opened.path("source", ".so", build))
 
     opened._missing = Announced()
@@ -190,7 +191,7 @@ def test_threads_share_a_folder(tmp_path):
 
 
 def test_what_killed_processes_have_left_is_swept(tmp_path, monkeypatch):
-    """Folders of the living stay, old ones too, and young ones, which may not be locked yet; so do other people's."""
+    """Sweeping spares folders of living processes, young folders (perhaps not yet locked) and other users' folders."""
     monkeypatch.setattr(store.tempfile, "tempdir", str(tmp_path))
     killed = """
 import os, pathlib, signal, sys, tempfile
@@ -230,7 +231,7 @@ def child(folder, dies=False):
 
 
 def test_processes_build_once(tmp_path):
-    """A killed builder leaves nothing; a living one goes on when each of the others has met its lock, or builds too."""
+    """A killed builder leaves nothing; of three living processes one builds, and the others wait for the lock."""
     with child(tmp_path, dies=True) as job:
         job.communicate("go\nfinish\n")
     assert job.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The house's budgets, lint, types and layers."""
+"""The project's limits of length, lint, types and layers."""
 
 import ast
 import re
@@ -59,7 +59,7 @@ def test_files_are_short():
 
 
 def rooms_of(text):
-    """The names at the beginnings of the lines of a map."""
+    """Return the names at the beginnings of a map's lines."""
     return re.findall(r"^ *(\w+)  +\S", text, re.MULTILINE)
 
 
@@ -69,7 +69,7 @@ def test_every_module_is_in_a_room_and_the_maps_are_alike():
     layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
     ordered = [name for line in layers for name in re.findall(r"\w+", line) if name not in ("__main__", "version")]
     assert rooms_of(gpucoll.__doc__) == ordered
-    folders = {path.parent.name for path in package.glob("*/__init__.py")} - {"bench", "kernels"}  # links of a wheel's
+    folders = {path.parent.name for path in package.glob("*/__init__.py")} - {"bench", "kernels"}  # made by wheels only
     assert folders == {*ordered} - {"errors"}
     block = (ROOT / "CONTRIBUTING.md").read_text().partition("```text\n")[2].partition("```")[0]
     assert block == textwrap.dedent(gpucoll.__doc__.partition("line.\n\n")[2]) != ""
@@ -105,13 +105,13 @@ OTHER_MEANINGS = {"torus": {"analysis/simulate/topologies.py"}}  # a medium: lin
 
 
 def documentation(tree):
-    """The nodes of docstrings."""
+    """Return the ids of the docstrings' nodes."""
     return {id(node.body[0].value) for node in ast.walk(tree)
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)}
 
 
 def named_algorithms(text):
-    """The algorithms that a module's code names, with or without parameters."""
+    """Return the names of algorithms, without parameters, in a module's code."""
     tree = ast.parse(text)
     left_out, names = documentation(tree), {name for _, name in registry()}
     values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in left_out]
@@ -119,7 +119,7 @@ def named_algorithms(text):
 
 
 def test_only_algorithms_name_algorithms():
-    """A property that other modules need is a trait in the algorithm's row."""
+    """Modules outside algorithms/ name no algorithm: a needed property is a trait in the algorithm's row."""
     package, found = ROOT / "gpucoll", {}
     for path in package.rglob("*.py"):
         place = str(path.relative_to(package))
@@ -130,18 +130,18 @@ def test_only_algorithms_name_algorithms():
     assert named_algorithms('"""ring"""\nDIRECT = ("one_shot", "torus(4x2)")') == {"one_shot", "torus"}
 
 
-COMMUNICATORS = {"comm", "_comm", "communicator"}  # names by which modules know a communicator
+COMMUNICATORS = {"comm", "_comm", "communicator"}  # names of communicators in modules
 
 
 def private_uses(text):
-    """The private names of a communicator that a module uses."""
+    """Return a module's uses of private names of a communicator."""
     return {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
             and node.attr.startswith("_") and not node.attr.startswith("__")
             and getattr(node.value, "id", getattr(node.value, "attr", "")) in COMMUNICATORS}
 
 
 def test_a_communicator_has_no_private_name_outside_of_its_room():
-    """`communicator/internal.py` has what the rooms above may use. An executor's `_comm` is MPI's own."""
+    """Upper rooms use `communicator/internal.py`; an executor's `_comm` is MPI's communicator."""
     places = [path for path in SOURCES if "communicator" not in path.parts]
     assert {str(path): names for path in places if (names := private_uses(path.read_text()))} == {}
     assert private_uses("comm._waits, pg.communicator._link, self._comm.size") == {"_waits", "_link"}

@@ -1,4 +1,4 @@
-"""Symmetric memory's blocks: alike on all ranks, never two at one place, used again when all have dropped them."""
+"""Blocks of symmetric memory: at equal places on all ranks, never overlapping, reused after the drop by all ranks."""
 
 import gc as collector
 import os
@@ -16,7 +16,7 @@ BYTE = numpy.dtype("uint8")
 
 
 def tell_all(heaps):
-    """What the collective call does first: every rank's news reach every rank."""
+    """Give every rank's dropped blocks to every rank, as the collective call does first."""
     news = [number for heap in heaps for number in heap.dropped()]
     for heap in heaps:
         heap.reclaim(news)
@@ -48,7 +48,7 @@ def test_a_block_is_used_again_once_every_rank_has_dropped_it():
     heaps = [Heap(2), Heap(2)]
     first = [heap.allocate((1000,), BYTE) for heap in heaps]
     where = place(heaps[0], first[0])
-    part = first[1][10:20].reshape(2, 5)  # a part keeps the block
+    part = first[1][10:20].reshape(2, 5)  # a view keeps the block
     first[0] = first[1] = None
     collector.collect()
     tell_all(heaps)
@@ -69,7 +69,7 @@ def test_free_places_join_and_slabs_grow():
     del blocks[:]
     collector.collect()
     told = []
-    while news := heap.dropped():  # bit by bit
+    while news := heap.dropped():  # at most 32 numbers at a time
         assert len(news) <= 32
         told += news
     assert sorted(told) == list(range(100))

@@ -20,7 +20,7 @@ def test_chunks_cover_every_element_once():
         assert (ends[0], ends[-1]) == (0, elements)
         assert max(lengths) - min(lengths) <= 1
         assert lengths == sorted(lengths, reverse=True)
-    layout = Layout(elements=10, chunks=4)  # and every block alike
+    layout = Layout(elements=10, chunks=4)  # every block is cut alike
     assert [layout.span(chunk, 1) for chunk in (0, 3, 8, 11)] == [(0, 3), (8, 10), (20, 23), (28, 30)]
 
 
@@ -45,7 +45,7 @@ def test_other_dtypes_and_ops_are_refused():
 
 
 def python_value(op, a, b):
-    """An oracle that shares nothing with the library: plain Python on plain numbers."""
+    """Combine two values by plain Python on plain numbers, an oracle sharing nothing with the library."""
     return {"sum": lambda: a + b, "avg": lambda: a + b, "prod": lambda: a * b, "min": lambda: min(a, b),
             "max": lambda: max(a, b), "band": lambda: a & b, "bor": lambda: a | b, "bxor": lambda: a ^ b,
             "land": lambda: bool(a) and bool(b), "lor": lambda: bool(a) or bool(b),

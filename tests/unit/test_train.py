@@ -1,4 +1,4 @@
-"""scripts/train.py without ranks: gradients, samples, checkpoints, the log, what it shows and refuses."""
+"""scripts/train.py without ranks: gradients, samples, checkpoints, the log, plots and refusals."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import train
 
 
 def on_one_rank(layers, weights, x, targets):
-    """The loss, and the gradients of the weights."""
+    """Return the loss and the gradients of the weights."""
     everything = []
     for layer in layers:
         part, kept = layer.forward(np, weights, x)
@@ -66,7 +66,7 @@ def test_the_text_is_divided_without_overlap():
     assert len(test) == texts.TESTS
     assert not {*training} & {*test}
     x, targets = texts.prepare(np, table, "float32")
-    assert (targets.argmax(axis=-1)[:, :-1] == x[:, 1:]).all()  # what follows a character is the next one
+    assert (targets.argmax(axis=-1)[:, :-1] == x[:, 1:]).all()  # the target of a character is the next character
 
 
 def test_the_real_samples_are_split_alike_in_every_class():
@@ -90,7 +90,7 @@ def test_options():
             train.parse(wrong.split())
     launched = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
     for variables, threads in (({}, "8"), (launched, "4"), ({"OMP_NUM_THREADS": "3"}, "3")):
-        train.limit_threads(variables, 8)  # each rank has its part of the cores unless the user chose
+        train.limit_threads(variables, 8)  # without the user's choice each rank gets an equal part of the cores
         assert variables["OMP_NUM_THREADS"] == threads
 
 
@@ -101,7 +101,7 @@ def some_arrays(seed=0):
 
 def test_an_interrupted_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     path, settings = tmp_path / "run.npz", train.settings(train.parse([]))
-    path.with_name("run.npz.part").write_bytes(b"half")  # a run that was killed
+    path.with_name("run.npz.part").write_bytes(b"half")  # left by a killed run
     records.write_checkpoint(path, some_arrays(0), 7, settings)
     for moment in ("fsync", "replace"):
         with monkeypatch.context() as patch:
@@ -121,7 +121,7 @@ def test_what_is_no_checkpoint_of_this_run_is_refused(tmp_path):
         records.read_checkpoint(path, some_arrays(), {**settings, "batch": 65})
     with pytest.raises(records.Refusal, match="its weight/w is float32"):
         records.read_checkpoint(path, {"weight/w": np.zeros((3, 6))}, settings)
-    np.savez(path, something=np.arange(3))  # another's archive
+    np.savez(path, something=np.arange(3))  # an archive without a checkpoint
     for content in (path.read_bytes(), b"no archive"):
         path.write_bytes(content)
         with pytest.raises(records.Refusal, match="cannot resume from"):
@@ -151,7 +151,7 @@ def test_a_new_run_starts_the_log_anew_and_a_resumed_one_continues_it(tmp_path):
 
 
 def test_time_is_computing_or_exposed_and_what_is_hidden_is_computing_too(monkeypatch):
-    """Nothing counts twice: neither what is under way while the rank waits, nor an optimizer inside a collective."""
+    """Nothing counts twice: neither collectives under way while a rank waits, nor an optimizer inside a collective."""
     now, comm = [0.0], SimpleNamespace(seconds_under_way=0.0)
     monkeypatch.setattr(strategies, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     strategy = strategies.Strategy({}, comm, None)

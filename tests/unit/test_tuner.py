@@ -1,4 +1,4 @@
-"""What `auto` chooses: by tables that are written here, by their curves, by the built-in one; and why it says so."""
+"""Choices of `auto` by tables in this file, by curves and by the built-in table; and the explanations."""
 
 import json
 import warnings
@@ -42,8 +42,8 @@ def test_latency_bandwidth_and_executors_decide():
             # A named algorithm stays and takes the best executor.
             (table(slow, MESSAGES), 8, {"executors": ("slow", "mpi"), "algorithm": "ring"}, ("mpi", "ring"))):
         assert choice(found, "all_reduce", nbytes, **options)[:2] == wanted
-    assert choice(table(), "all_reduce", 1 << 26, size=1)[0] == "mpi"  # nothing to send: NumPy copies
-    assert choice(Table("mine", {}, ()), "scan", 8, ("unheard",)).executor == "unheard"  # nobody can predict it
+    assert choice(table(), "all_reduce", 1 << 26, size=1)[0] == "mpi"  # a lone rank sends nothing: NumPy copies
+    assert choice(Table("mine", {}, ()), "scan", 8, ("unheard",)).executor == "unheard"  # no prediction exists
 
 
 def test_what_is_said_is_what_is_chosen_whichever_size_comes_first():
@@ -59,7 +59,7 @@ def test_every_collective_has_a_choice_that_can_be_run(size):
     for collective in COLLECTIVES:
         for nbytes in (0, 8, 1 << 16, 1 << 26):
             assert tuner.choose(collective, "auto", nbytes, ("mpi",)).algorithm in algorithms(collective, size=size)
-    for nodes in ((0, 0, 1, 1), (0, 0, 0, 0)):  # the network between nodes is slow: what crosses it is least
+    for nodes in ((0, 0, 1, 1), (0, 0, 0, 0)):  # the network between nodes is slow: hierarchical sends the least across
         names = [one.algorithm for one in Tuner(nodes, built_in()).candidates("all_reduce", 1 << 20, ("mpi",))]
         assert names.index("hierarchical") == 0 if any(nodes) else "hierarchical" not in names
 
@@ -70,17 +70,17 @@ def test_curves_win_over_the_model():
     found = table(curves=(RING, TREE))
     assert choice(found, "all_reduce", 1024)[:2] == ("mpi", "ring")
     assert choice(found, "all_reduce", 4096)[:2] == ("mpi", "tree")
-    assert choice(found, "all_reduce", 1024, size=8)[:2] == ("native", "native")  # the curves are of other ranks
+    assert choice(found, "all_reduce", 1024, size=8)[:2] == ("native", "native")  # curves of 4 ranks do not count here
     native = table(MESSAGES, curves=(Curve("all_reduce", "native", "native", (8,), (1e-4,)),))
     here, more = (next(one.seconds for one in Tuner((0,) * size, native).candidates("all_reduce", 8, BOTH)
                        if one.executor == "native") for size in (4, 16))
-    assert here == 1e-4 < more  # but a native one stands for them
+    assert here == 1e-4 < more  # but a native curve is scaled to another number of ranks
 
 
 def test_of_those_that_tie_the_one_with_the_fewest_partners_is_chosen():
     rows = [Candidate("mpi", name, 1, taken, taken, 0.0, 0.0, False)
             for name, taken in (("many", 1.0), ("few", 1.0 + TIE / 2), ("slow", 1.0 + 2 * TIE))]
-    partners = {"many": 14, "few": 2}  # nobody asks for those of the slow one
+    partners = {"many": 14, "few": 2}  # ties alone are asked for the number of partners, thus not the slow candidate
     assert [row.algorithm for row in ranked(rows, lambda row: partners[row.algorithm])] == ["few", "many", "slow"]
     assert [ways("all_reduce", name, (0,) * 8) for name in ("ring", "one_shot", "two_shot")] == [2, 14, 14]
     cases = [("tree", 1 << 20), ("ring", 100), ("ring", 1 << 26)]
@@ -94,7 +94,7 @@ def test_a_table_is_read_as_it_was_written_and_a_new_shape_replaces_the_old_one(
     assert parse("mine", as_toml(whole, "what it is").encode()) == whole
     new = whole.merged(Shape(4, 1, "cpu", "2027-01-01", (), (RING._replace(seconds=(1.0, 2.0)),)))
     assert [(shape.ranks, shape.measured) for shape in new.shapes] == [(4, "2027-01-01"), (8, "2026-01-02")]
-    assert new.shapes[0].curves == (RING._replace(seconds=(1.0, 2.0)), TREE)  # what is not measured now stays
+    assert new.shapes[0].curves == (RING._replace(seconds=(1.0, 2.0)), TREE)  # curves not measured again stay
 
 
 GOOD = as_toml(table(curves=(RING,)))
@@ -128,7 +128,7 @@ def test_a_table_belongs_to_its_host(tmp_path, monkeypatch):
         with pytest.raises(ArgumentError, match=f"measured with {key}"):
             tables.read(path, HERE | {key: "other"})
     paths = {tables.table_path(HERE | {key: "other"}, {"GPUCOLL_CACHE": "/cache"}) for key in HERE}
-    assert len(paths) == 5  # of name, processor, cores and mpi; those of our own versions share one
+    assert len(paths) == 5  # name, processor, cores and mpi change the path; versions of numpy and gpucoll do not
 
     monkeypatch.setenv("GPUCOLL_CACHE", str(tmp_path))
     monkeypatch.setattr(tables, "facts", lambda: HERE)
@@ -160,7 +160,7 @@ def test_gpucoll_algo_must_be_met_where_it_names_the_collective():
 
 
 def test_the_fit_finds_the_constants_of_a_simulated_network():
-    """An oracle of its own: times come from the simulator, and the counts from runs with one constant only."""
+    """Times come from the simulator, and the counts from simulations with a single constant."""
     constants = {"alpha": 1.5e-5, "beta": 3e-10, "gamma": 2e-10, "gap": 4e-6}
     cases = [("all_reduce", "recursive_doubling", 8), ("all_gather", "direct", 64), ("all_gather", "ring", 1 << 22),
              ("reduce_scatter", "ring", 1 << 22), ("all_reduce", "two_shot", 1 << 16)]
@@ -173,7 +173,7 @@ def test_the_fit_finds_the_constants_of_a_simulated_network():
     probes = [Probe(*(seconds(case, **{name: 1.0}) for name in constants), seconds(case, **constants))
               for case in cases]
     assert fit(probes) == pytest.approx(constants, rel=1e-6)
-    assert fit([Probe(1, 0, 0, 0, 1e-5), Probe(1, 1000, 0, 0, 9e-6)])["beta"] == 0.0  # none is below 0
+    assert fit([Probe(1, 0, 0, 0, 1e-5), Probe(1, 1000, 0, 0, 9e-6)])["beta"] == 0.0  # no constant is below 0
 
 
 def test_the_choices_for_8_ranks_differ_and_the_simulator_confirms_them(capsys):

@@ -1,4 +1,4 @@
-"""The calls keep the array's type; checked by the type checker itself."""
+"""Calls keep the array's type, as seen by the type checker itself."""
 
 import re
 import subprocess
@@ -61,7 +61,7 @@ gc.Communicator.from_mpi(comm.mpi, check=1)              # arg-type
 
 
 def checked(folder, program):
-    """What mypy says of a user's program."""
+    """Return mypy's output on a user's program."""
     mypy = Path(sys.executable).with_name("mypy")
     if not mypy.exists():
         pytest.skip("mypy is not installed beside this Python: pip install gpucoll[test]")

@@ -1,4 +1,4 @@
-"""Waits: deadline, hooks, order, failures; no MPI."""
+"""Waits: deadline, hooks, order, failures; without MPI."""
 
 import threading
 
@@ -15,7 +15,7 @@ PATIENCE = seconds(60)
 
 
 def after(polls, done, value=None):
-    """An operation that may go on at its `polls`-th question and then notes `value`."""
+    """Yield a condition true at the `polls`-th poll, then append `value` to `done`."""
     left = iter(range(polls))
     yield lambda: next(left, None) is None
     done.append(value)
@@ -59,7 +59,7 @@ def test_works_run_in_order_with_and_without_a_thread(threads):
 
 
 class Clock:
-    """In place of `time`: only naps take time."""
+    """A replacement of `time`: only naps take time."""
 
     def __init__(self):
         self.now, self.naps = 0.0, []
@@ -104,7 +104,7 @@ def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
 
 @pytest.mark.parametrize("threads", [True, False])
 def test_seconds_under_way_are_those_of_at_least_one_operation(threads):
-    """Two that overlap count once, a queued and a lone one; blocking calls not at all; failures end as others do."""
+    """Overlapping operations count once, queued or lone; blocking calls do not count; failed operations count."""
     now, waits = [0.0], Progress(PATIENCE, threads=threads)
     waits.under_way = UnderWay(lambda: now[0])
 
@@ -116,7 +116,7 @@ def test_seconds_under_way_are_those_of_at_least_one_operation(threads):
     def end(work, open_):
         open_.append(True)
         waits.until(work.is_completed, "test", float("inf"))
-        with waits._stepping:  # the progress thread may still be at it
+        with waits._stepping:  # the progress thread may still be stepping
             return waits.under_way.seconds
 
     def blocking():

@@ -1,4 +1,4 @@
-"""Our calls, and the stand-in, held against the real CuPy and NCCL from their wheels; without a GPU."""
+"""The package's calls, and the stand-in, checked against the real CuPy and NCCL from wheels; without a GPU."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ ENVIRONMENTS = {
 
 
 def environment(name):
-    """The Python of an environment that has these wheels; it is kept between runs, and made anew where they change."""
+    """Return the Python of an environment with the named wheels, kept between runs and remade after changes."""
     folder = user_store().folder / f"wheels-{name}"
     stamp = folder / "made-of.json"
     with filelock.FileLock(f"{folder}.lock"):
@@ -46,7 +46,7 @@ def asked(name, *arguments):
 
 
 def test_structs_of_launch_arguments_are_made_as_the_package_makes_them():
-    """Without wheels: the nightly tests beside this one measure these."""
+    """The structs need no wheels; the nightly tests beside measure the cost of passing them to CuPy."""
     assert [one.size for one in wheels.structs().values()] == [1] * 7
 
 
@@ -54,7 +54,7 @@ def test_structs_of_launch_arguments_are_made_as_the_package_makes_them():
 @pytest.mark.parametrize("name", ["newest", "oldest"])
 def test_the_real_ones_have_what_we_call(name):
     said = asked(name)
-    print(said)  # with the microseconds, which decide nothing here
+    print(said)  # shows also the microseconds, as information
     for part in ("calls", "surface", "costs", "symbols"):
         assert said[part][1] == [], part
     assert said["calls"][0] > 300
