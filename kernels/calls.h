@@ -5,7 +5,7 @@
 // for calls left to Python: unknown calls, and known calls behind queued operations or beside a call of another
 // thread.
 //
-// A call made here honours the rules of `Waits.gate`: it holds the lock `acquire`/`release`, and `queue` must be
+// A call made here honours the rules of `Progress.gate`: it holds the lock `acquire`/`release`, and `queue` must be
 // empty. Python's lock is released while waiting for other ranks (`Unlocked`). Private names: a `ArraySignature` is the key
 // part of an array, `slow_wait` waits on in Python, `mark_failed` reports a broken call.
 #pragma once
@@ -178,7 +178,7 @@ static void mark_failed(Engine* self, PyObject* name, PyObject* x, PyObject* out
     PyErr_Fetch(&kind, &error, &trace);
     PyErr_NormalizeException(&kind, &error, &trace);
     Py_XDECREF(PyObject_CallMethodObjArgs(self->waits, broken_name, error, name, nullptr));
-    // `Waits.broken` raises if a better explanation is known: report that error instead.
+    // `Progress.broken` raises if a better explanation is known: report that error instead.
     if (PyErr_Occurred()) {
         Py_XDECREF(kind);
         Py_XDECREF(error);
@@ -396,7 +396,7 @@ static long thread_number() {
     return number;
 }
 
-// Release the lock of `Waits`. An error already set stays set.
+// Release the lock of `Progress`. An error already set stays set.
 static void open_gate(Engine* self) {
     if (PyErr_Occurred() == nullptr) {
         Py_XDECREF(PyObject_CallNoArgs(self->release));

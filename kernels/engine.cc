@@ -162,7 +162,7 @@ static PyObject* settle(PyObject* object, PyObject*) {
 }
 
 // follow(acquire, release, queue, messages under way, waits, errors): set the rules honoured by calls made here, a
-// lock and two queues (see `Waits.gate`), and the class of the executor's errors.
+// lock and two queues (see `Progress.gate`), and the class of the executor's errors.
 static PyObject* bind_progress(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     PyObject *acquire, *release, *queue, *alone, *waits, *errors;
@@ -291,7 +291,7 @@ static PyObject* is_walking(PyObject* object, PyObject*) {
     return PyBool_FromLong(self->under_way > 0 || self->walker.plan != nullptr);
 }
 
-// is_busy(): return whether a call made here, not by `Waits.run`, is under way.
+// is_busy(): return whether a call made here, not by `Progress.run`, is under way.
 static PyObject* is_busy(PyObject* object, PyObject*) {
     return PyBool_FromLong(reinterpret_cast<Engine*>(object)->under_way);
 }

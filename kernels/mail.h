@@ -18,7 +18,7 @@
 // `outgoing`.
 //
 // Progress. All calls return at once; `go_on` empties the rings and fills free slots. `Mailbox` has no lock of its own:
-// `Waits.gate` admits a single thread at a time. Private names: "slot" is a message header, "asked for" means a
+// `Progress.gate` admits a single thread at a time. Private names: "slot" is a message header, "asked for" means a
 // receive is posted.
 #pragma once
 #include <deque>

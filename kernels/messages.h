@@ -263,7 +263,7 @@ static PyObject* exchange(PyObject* object, PyObject* const* given, Py_ssize_t c
     if (failure == nullptr) return nullptr;
     Py_DECREF(failure);
     if (alone > 0 || failure != Py_None) Py_RETURN_NOTIMPLEMENTED;
-    // The lock of `Waits`, without blocking: if another thread is in a call, Python decides.
+    // The lock of `Progress`, without blocking: if another thread is in a call, Python decides.
     const Owned mine(PyObject_CallOneArg(self->acquire, Py_False));
     if (mine.get() != Py_True) return mine == nullptr ? nullptr : Py_NewRef(Py_NotImplemented);
     self->thread = thread_number();

@@ -24,7 +24,8 @@ ORDERS = {
     "an eager call takes a slot that is still read": Mutant(
         (("base - ((SLOTS - 1) << ROUNDS)", "base - ((2 * SLOTS) << ROUNDS)"),)),
     "all ranks are taken to be as far as the first": Mutant(
-        (("least = std::min(least, node.heads[rank]->counter", "least = std::max(int64_t{0}, node.heads[rank]->counter"),)),
+        (("least = std::min(least, node.heads[rank]->counter",
+          "least = std::max(int64_t{0}, node.heads[rank]->counter"),)),
     "nobody is awaited": Mutant((("return sees(node, one.peer, base + one.counter, patient) ? DONE : WAITING;",
                                   "return DONE;"),)),
     "shown a round too early": Mutant((("show(node.heads[node.rank], base + one.counter);",
@@ -39,12 +40,12 @@ BEHIND = {
 }
 # ThreadSanitizer sees these in the same driver; x86 forgives them.
 RACES = {
-    "what is shown does not carry what was written": Mutant((("head->counter.store(counter, std::memory_order_seq_cst)",
-                                                              "head->counter.store(counter, std::memory_order_relaxed)"),)),
-    "what is seen does not bring it": Mutant((("if (head->counter.load(std::memory_order_acquire) >= counter) return true;\n"
-                                               "    if (!patient)",
-                                               "if (head->counter.load(std::memory_order_relaxed) >= counter) return true;\n"
-                                               "    if (!patient)"),)),
+    "what is shown does not carry what was written": Mutant(
+        (("head->counter.store(counter, std::memory_order_seq_cst)",
+          "head->counter.store(counter, std::memory_order_relaxed)"),)),
+    "what is seen does not bring it": Mutant(
+        (("if (head->counter.load(std::memory_order_acquire) >= counter) return true;\n    if (!patient)",
+          "if (head->counter.load(std::memory_order_relaxed) >= counter) return true;\n    if (!patient)"),)),
     "segments are mapped beside a search": Mutant((("        const std::lock_guard<std::mutex> guard(lock);\n"
                                                     "        if (all.size() == MOST)",
                                                     "        if (all.size() == MOST)"),)),

@@ -131,7 +131,8 @@ PLANTED = [
     ("product", "a message does not wait for what it sends", "gpucoll/executors/shared/instructions.py",
      "            yield from self._end(sorted(message.after))\n", "            pass\n"),
     ("product", "the first rank of an exscan fills what others still read", "gpucoll/executors/shared/instructions.py",
-     "        for (_, peer), counter in self.readers.items():\n            yield _counter_row(WAIT, counter, peer)\n        op,",
+     "        for (_, peer), counter in self.readers.items():\n            yield _counter_row(WAIT, counter, peer)\n"
+     "        op,",
      "        op,"),
     ("product", "an empty message waits for another one", "gpucoll/executors/shared/instructions.py",
      "if nbytes:  # empty", "if True:  # empty"),

@@ -72,7 +72,8 @@ PLANTED_ROWS = [("row", *fault) for fault in (
      "        if self._owner is None and not self.is_busy():\n", "        if True:\n"),
     ("communicators of a process take turns", WAITS,
      "        self._stepping = threading.Lock()\n        self._more",
-     "        self._stepping = vars(Waits).get('_lock') or setattr(Waits, '_lock', threading.Lock()) or Waits._lock\n"
+     "        self._stepping = vars(Progress).get('_lock') \\\n"
+     "            or setattr(Progress, '_lock', threading.Lock()) or Progress._lock\n"
      "        self._more"),
     ("a call inside another is made", WAITS,
      "if self._owner == threading.get_ident():\n            raise UsageError",

@@ -71,7 +71,7 @@ def test_a_rank_that_never_comes_is_a_timeout(algorithm):
             over.wait()
             return
         try:
-            executor(comm)._meeting.heap._heap["patience"] = 200_000_000  # nanoseconds
+            executor(comm)._handshake.heap._heap["patience"] = 200_000_000  # nanoseconds
             with pytest.raises(gc.CollectiveTimeout, match="from rank 1") as late:
                 comm.all_reduce(x, other, algorithm=algorithm)
             assert late.value.ranks == (1,)
@@ -88,7 +88,7 @@ def test_a_slab_that_one_rank_cannot_reach_is_read_by_none():
         comm.barrier()
         comm.all_reduce(numpy.ones(3, numpy.float32))
         if comm.rank == 1:
-            executor(comm)._meeting.memory.reach = mock.Mock(side_effect=OSError("not permitted"))
+            executor(comm)._handshake.memory.reach = mock.Mock(side_effect=OSError("not permitted"))
         x, out = (comm.empty(50_000, "float32") for _ in range(2))
         x[:] = values(comm, x.size)[comm.rank]
         assert (comm.all_reduce(x, out, algorithm="two_shot") == sum(values(comm, x.size))).all()

@@ -1,4 +1,4 @@
-"""Waits: deadline, hooks, order, failures; without MPI."""
+"""Progress: deadline, hooks, order, failures; without MPI."""
 
 import threading
 
