@@ -1,4 +1,4 @@
-"""The engine, an extension module of pyproject.toml's package; an installation without a C++ compiler goes without."""
+"""The engine, an extension module for pyproject.toml's package, skipped by installations without a C++ compiler."""
 
 import runpy
 from pathlib import Path
@@ -10,7 +10,7 @@ from setuptools import Extension, setup
 ROOT = Path(__file__).parent
 engine = SimpleNamespace(**runpy.run_path(str(ROOT / "gpucoll" / "executors" / "shared" / "digest.py")))
 names = [f"kernels/{name}" for name in engine.sources(ROOT / "kernels")]
-# As the device's kernels for the CPU (gpucoll/device/gxx.py): the bits of a GPU's arithmetic, on every processor.
+# The options of the device's kernels for the CPU (gpucoll/device/gxx.py): bits as on a GPU, on every processor.
 OPTIONS = ["-O3", "-g0", "-std=c++17", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing",
            "-fno-trapping-math"]
 
@@ -18,6 +18,6 @@ setup(
     ext_modules=[Extension(engine.MODULE, names[:1], include_dirs=["kernels", numpy.get_include()], depends=names,
                            define_macros=[(engine.MACRO, f'"{engine.digest(ROOT / "kernels")}"')],
                            extra_compile_args=OPTIONS, language="c++", optional=True)],
-    # Files that were copied may be older than what was built of others, so that their times tell nothing.
+    # Always rebuild: copied files may be older than the build of other sources, so times are no proof.
     options={"build_ext": {"force": True}},
 )

@@ -1,18 +1,18 @@
 """Benchmarks; installed as `gpucoll.bench`.
 
-    arguments      the command line; `cases`, what is measured: tests, sizes, factors
+    arguments      the command line; `cases`: tests, sizes and bandwidth factors
     devices        host, emulated device or GPU: memory and clocks
-    data           what every rank puts in and must get out, by the tables of `operands`
-    contestants    gpucoll's algorithms, and the peers that they are measured against
-    measure        the clock; `overlap` for what is no collective alone, `machine` for the host and its copy bandwidth
-    summary        statistics, ratios and their intervals, two runs held against each other
-    records        the JSON file; `table`, what is printed
-    run            all of it, in turn, and its record; `interrupt`, Ctrl-C
-    training       steps of `gpucoll.training`; `torch_ddp` and `torch_backend` against PyTorch,
-                   `servers` against a ring
-    neighbours     short calls while other processes compute, against MPI's
-    regret         what `auto` chooses against the best that it could have chosen
-    report, plot   a page and pictures of what `curves` finds in records; `figures` and `tables` are the page's
-    strategies     what each strategy of training sends and keeps, beside its formula; `steps`, a step of each
-    readme         docs/performance.md's tables, made from the results of scripts/bench
+    data           inputs and expected results of every rank, from the tables of `operands`
+    contestants    gpucoll's algorithms, and the libraries compared with gpucoll (peers)
+    measure        the timing; `overlap`: collectives beside computing; `machine`: the host and its copy bandwidth
+    summary        statistics, ratios and confidence intervals, comparison of two runs
+    records        the JSON file; `table`: the printed lines
+    run            a whole run and its record; `interrupt`: Ctrl-C
+    training       steps of `gpucoll.training`; `torch_ddp` and `torch_backend`: comparison with PyTorch,
+                   `servers`: comparison with a ring
+    neighbours     short calls while other processes compute, compared with MPI
+    regret         the choice of `auto` compared with the best possible choice
+    report, plot   a page and pictures of the `curves` in records; `figures` and `tables` of the page
+    strategies     bytes sent and kept by each strategy of training, beside the formulas; `steps`: a step of each
+    readme         the tables of docs/performance.md, from the results of scripts/bench
 """

@@ -1,4 +1,4 @@
-"""The command line: nccl-tests' letters, long names and defaults, then ours; checked before MPI starts."""
+"""The command line: letters, long names and defaults of nccl-tests, then our own; checked before MPI starts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from .records import read
 
 PROGRAM = "gpucoll bench"
 PEERS = ("mpi", "nccl", "gloo", "cupyx", "unchecked")
-ANY = ("all", "auto", "native")  # for every collective, besides its algorithms
-POINTS = ("sendrecv", "hypercube")  # made of messages, not of schedules
-ALIASES = {"alltoall": "all_to_all", "alltoallv": "all_to_all_v"}  # nccl-tests' spellings
+ANY = ("all", "auto", "native")  # valid for every collective, besides the collective's algorithms
+POINTS = ("sendrecv", "hypercube")  # tests by messages, without schedules
+ALIASES = {"alltoall": "all_to_all", "alltoallv": "all_to_all_v"}  # spellings of nccl-tests
 MIN_BW = "NCCL_TESTS_MIN_BW"
-LARGE = 32 << 20  # bytes: the first and the last size where none is given, as in nccl-tests
-# Flags of nccl-tests': letter, name, least value, default, meaning; then letter, name, choices, default, meaning.
+LARGE = 32 << 20  # bytes: default of the first and the last size, as in nccl-tests
+# Flags of nccl-tests. COUNTS: letter, name, least value, default, meaning. CHOICES: letter, name, choices, default,
+# meaning.
 COUNTS = (("-w", "warmup_iters", 0, 1, "repetitions before those"),
           ("-m", "agg_iters", 1, 1, "calls grouped in each repetition"),
           ("-N", "run_cycles", 0, 1, "rounds over all sizes; 0: no end"),
@@ -52,9 +53,10 @@ WORDS = (("device", ("cpu", "cuda", "emulated"), "where the arrays lie"),
 
 
 class Options(NamedTuple):
-    """What was asked for; `iterations` is None where the bench may choose, `roots` None for all, `flags` is the rest.
+    """The parsed options.
 
-    `floor` is the least average bandwidth, None where any will do.
+    `iterations` is None if the benchmark may choose the number; `roots` is None for all roots. `floor` is the least
+    average bandwidth, None if any bandwidth is accepted. `flags` has all other options.
     """
 
     tests: tuple[str, ...]
@@ -71,13 +73,13 @@ class Options(NamedTuple):
     flags: argparse.Namespace
 
     def ops_of(self, test: str, dtype: str) -> tuple[str, ...]:
-        """Return the ops to measure: those that the dtype has; one of no meaning where nothing is reduced."""
+        """Return the requested ops defined for the dtype; a single op if the test does not reduce."""
         if not TESTS[test].reduces:
             return self.ops[:1]
         return tuple(op for op in self.ops if _holds(_check_reduction, test, op, dtype))
 
     def roots_of(self, test: str, ranks: int) -> Sequence[int]:
-        """Return the roots to measure; raise ArgumentError where there is no such root."""
+        """Return the roots to measure; raise ArgumentError for a root beyond the ranks."""
         if not TESTS[test].rooted:
             return (0,)
         wrong = [root for root in self.roots or () if root >= ranks]
@@ -130,7 +132,7 @@ def parser() -> Parser:
 
 
 def size(text: str) -> int:
-    """Return a number of bytes; ArgumentTypeError for anything else."""
+    """Return a number of bytes; raise ArgumentTypeError for any other text."""
     try:
         return byte_size(text)
     except ArgumentError as error:
@@ -138,7 +140,7 @@ def size(text: str) -> int:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return the reader of whole numbers from `least` on."""
+    """Return a parser of integers not below `least`."""
 
     def number(text: str) -> int:
         if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < least:
@@ -149,14 +151,14 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def positive(text: str, where: str = "") -> float:
-    """Return a number from 0 on, finite; ArgumentTypeError, which begins with `where`, for anything else."""
+    """Return a finite number not below 0; raise ArgumentTypeError, with the prefix `where`, for any other text."""
     if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{where}{text!r} is no number such as 12.5")
     return float(text)
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Options:
-    """Return the options; what is wrong ends the process with exit code 2 and one line from rank 0."""
+    """Return the options; errors end the process with exit code 2 and one line from rank 0."""
     given = parser().parse_args(list(arguments))
     if given.minbytes is None:
         given.minbytes = LARGE if given.maxbytes is None else min(LARGE, given.maxbytes)
@@ -167,8 +169,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ)
             raise ArgumentError("-i/--stepbytes must be at least 1", code="GC-SIZE")
         test, floor = given.test.removesuffix("_perf"), given.min_bw
         if floor is None and environment.get(MIN_BW):
-            floor = 0.9 * positive(environment[MIN_BW], f"{MIN_BW}: ")  # as nccl-tests has it
-        dtypes = tuple(name for name in DTYPES if _holds(numpy_dtype, name))  # some need ml_dtypes
+            floor = 0.9 * positive(environment[MIN_BW], f"{MIN_BW}: ")  # the same tolerance as in nccl-tests
+        dtypes = tuple(name for name in DTYPES if _holds(numpy_dtype, name))  # some dtypes need ml_dtypes
         tests = tuple(TESTS) if test == "all" else (_known("collective", ALIASES.get(test, test), TESTS),)
         options = Options(
             tests=tests,
@@ -194,7 +196,7 @@ def _known(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def _holds(check: Callable[..., object], *arguments: Any) -> bool:
-    """Return whether a check raises nothing."""
+    """Return whether `check` raises no GpucollError."""
     try:
         check(*arguments)
     except GpucollError:
@@ -203,14 +205,14 @@ def _holds(check: Callable[..., object], *arguments: Any) -> bool:
 
 
 def _check_reduction(test: str, op: str, dtype: str) -> None:
-    """Raise ArgumentError or DtypeError where the library has no such reduction."""
+    """Raise ArgumentError or DtypeError if the library has no such reduction."""
     if op in NOT_IN.get(test, ()):
         raise ArgumentError(f"{test}: op {op} is not defined for a prefix over ranks", code="GC-OP")
     check_op(test, op_of(op), DTYPES[dtype])
 
 
 def _check(options: Options) -> None:
-    """Raise GpucollError where one option does not go with another, or is known only to the library."""
+    """Raise GpucollError if two options contradict each other, or if the library refuses a value."""
     flags, test = options.flags, options.tests[0]
     for dtype in options.dtypes:
         numpy_dtype(dtype)

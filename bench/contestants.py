@@ -1,4 +1,4 @@
-"""Who is measured: gpucoll's algorithms, and the peers that they are measured against."""
+"""The contestants: gpucoll's algorithms, and the libraries compared with gpucoll (peers)."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ MPI_CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast"
 NCCL_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "reduce_scatter", "sendrecv")
 GLOO_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "barrier")
 GLOO_OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
-NAMES = dict(zip(POINTS, ("sendrecv", "recursive_doubling"), strict=True))  # of the one way to do each
+NAMES = dict(zip(POINTS, ("sendrecv", "recursive_doubling"), strict=True))  # of the only algorithm of each test
 
 
 class LeftOut(Exception):
-    """A peer does not take part; the text says why."""
+    """A peer cannot take part; the text is the reason."""
 
 
 class Left(NamedTuple):
-    """Something that is not measured, and why."""
+    """Anything left out of the measurement, and the reason."""
 
     what: str
     reason: str
@@ -44,9 +44,10 @@ class Left(NamedTuple):
 
 def field(comm: Communicator, case: Case, options: Options, device: Device,
           peers: Mapping[str, Peer | str]) -> tuple[list[Contestant], list[Left]]:
-    """Return all that was asked for, the peers last, each having done the test once; and what was left out of it.
+    """Return the contestants for a case, peers last, and the contestants left out.
 
-    Raises ArgumentError or DtypeError, alike on every rank, where an algorithm of ours cannot do it.
+    Every returned contestant has done the test once. If one of gpucoll's algorithms cannot do the test, raise
+    ArgumentError or DtypeError, the same on every rank.
     """
     if case.test == "hypercube" and case.ranks & (case.ranks - 1):
         return [], [Left("hypercube", f"nRanks {case.ranks} is not a power of 2, skipping")]
@@ -56,7 +57,7 @@ def field(comm: Communicator, case: Case, options: Options, device: Device,
         try:
             contestant.call(*data.arguments(Turn(0)))
             contestants.append(contestant)
-        except ArgumentError as error:  # alike on every rank, before data move
+        except ArgumentError as error:  # the same on every rank, before any data move
             if len(options.tests) == 1 and name in options.algorithms:
                 raise
             left_out.append(Left(f"{case.test} by {name}", str(error)))
@@ -73,7 +74,7 @@ def field(comm: Communicator, case: Case, options: Options, device: Device,
 
 
 def _names(case: Case, options: Options) -> Iterable[str]:
-    """Return the algorithms, "all" replaced by those that can run here; of several tests each takes those it has."""
+    """Return the algorithms to measure, "all" expanded; with several tests, only algorithms known to this test."""
     if case.test in POINTS:
         return [NAMES[case.test]] if {"auto", "all"} & set(options.algorithms) else []
     scheduled = algorithms(case.test, size=case.ranks, op=case.op if case.row.reduces else None, dtype=case.dtype,
@@ -85,7 +86,7 @@ def _names(case: Case, options: Options) -> Iterable[str]:
 
 
 def ours_by(comm: Communicator, case: Case, algorithm: str, device: Device) -> Callable[..., Any]:
-    """Return the call of gpucoll that does the test by `algorithm`."""
+    """Return gpucoll's call of the test by `algorithm`."""
     if case.test in POINTS:
         return functools.partial({"sendrecv": _sendrecv, "hypercube": _hypercube}[case.test], comm)
     options: dict[str, Any] = {"algorithm": algorithm}
@@ -99,12 +100,12 @@ def ours_by(comm: Communicator, case: Case, algorithm: str, device: Device) -> C
 
 
 def _sendrecv(comm: Communicator, x: Any, out: Any) -> Any:
-    """Send to the right neighbour, receive from the left one, as nccl-tests does."""
+    """Send to the right neighbour and receive from the left neighbour, as nccl-tests does."""
     return comm.sendrecv(x, out, (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size)
 
 
 def _hypercube(comm: Communicator, x: Any, out: Any) -> Any:
-    """Gather all blocks by recursive doubling, message by message, as nccl-tests does. The ranks are a power of 2."""
+    """Gather all blocks by recursive doubling, message by message, as in nccl-tests. Needs a power of two of ranks."""
     out[comm.rank] = x
     mask = 1
     while mask < comm.size:
@@ -116,12 +117,12 @@ def _hypercube(comm: Communicator, x: Any, out: Any) -> Any:
 
 
 def meet(comm: Communicator, device: Device, names: Iterable[str]) -> dict[str, Peer | str]:
-    """Return each peer, ready to start, or the reason why it is left out; a collective call, alike on every rank."""
+    """Return each peer, ready to start, or the reason for leaving the peer out; collective, the same on every rank."""
     return {name: agreed(comm, functools.partial(PEERS[name], comm, device)) for name in names}
 
 
 def agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
-    """Return what `make` returns, or, on every rank, the reason of the first rank where it is left out."""
+    """Return the result of `make`; if any rank raises LeftOut, return the first rank's reason on all ranks."""
     made, reason = None, None
     try:
         made = make()
@@ -131,34 +132,34 @@ def agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
 
 
 def _rehearsed(peer: Peer, data: Data) -> Callable[..., Any]:
-    """Return a peer's call after making it once; LeftOut where its library refuses.
+    """Return a peer's call after a first successful call; raise LeftOut if the library refuses.
 
-    Some hang on what they refuse on other ranks: what they refuse is alike everywhere.
+    Some libraries hang if only some ranks refuse; here all ranks refuse the same calls.
     """
     call = peer(data.case)
     try:
         call(*data.arguments(Turn(0)))
     except (GpucollError, KeyboardInterrupt):
         raise
-    except Exception as error:  # whatever a foreign library raises is its reason
+    except Exception as error:  # any error of a foreign library is a reason
         raise LeftOut(f"{data.case.test} by {data.case.op} of {data.case.dtype}: {error}") from error
     return call
 
 
 def every_case(options: Options, ranks: int) -> Iterator[Case]:
-    """Return all cases that were asked for, in nccl-tests' order; raise ArgumentError for a root that is none."""
+    """Yield all requested cases, in nccl-tests' order; raise ArgumentError for an invalid root."""
     for test in options.tests:
         for dtype in options.dtypes:
             yield from (Case(test, dtype, op, root, ranks)
                         for op in options.ops_of(test, dtype) for root in options.roots_of(test, ranks))
 
 
-# Peers: each is made once for a run and then asked for its call of each case, the blocking call that a program without
-# gpucoll would use. What a peer lacks raises LeftOut with the reason, and the run goes on without it.
+# Peers: each peer is created once per run and then asked for a call for each case: the blocking call of a program
+# without gpucoll. If a peer lacks a feature, LeftOut is raised with the reason, and the run goes on without the peer.
 
 
 def _require(name: str, case: Case, tests: Any, *, reduces: bool, moves: bool = True) -> None:
-    """Raise LeftOut for a test, a reduction or a dtype that the peer does not have."""
+    """Raise LeftOut if the peer lacks the test, the reduction or the dtype."""
     if case.row.ragged:
         raise LeftOut(f"{case.test}: its call is told the counts that gpucoll's finds out by itself")
     if case.test not in tests:
@@ -173,7 +174,7 @@ def _mpi(comm: Communicator, device: Device) -> Peer:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
     def peer(case: Case) -> Call:
-        in_bytes = DTYPES[case.dtype].mpi is None  # what MPI has no name for, such as bfloat16
+        in_bytes = DTYPES[case.dtype].mpi is None  # dtypes unknown to MPI, such as bfloat16
         _require("MPI itself", case, MPI_CALLS, reduces=case.op != "avg" and not in_bytes)
         options: dict[str, Any] = {"op": getattr(MPI, op_of(case.op).mpi)} if case.row.reduces else {}
         if case.row.rooted:
@@ -189,7 +190,7 @@ def _mpi(comm: Communicator, device: Device) -> Peer:
                 getattr(comm.mpi, MPI_CALLS[case.test])(*given, **options)
 
         def through_host(*arrays: Any) -> None:
-            """What an MPI that knows nothing of GPUs needs: copies to the host and back."""
+            """Copy to the host and back, as needed by an MPI without GPU support."""
             held = {id(array): device.read(array, case.dtype).copy() for array in arrays if array is not None}
             on_host(*(None if array is None else held[id(array)] for array in arrays))
             if arrays and arrays[-1] is not None:
@@ -243,14 +244,14 @@ def _nccl(comm: Communicator, device: Any) -> Peer:
 
 
 def gloo(comm: Communicator) -> Any:
-    """Return torch.distributed with its processes joined over Gloo; LeftOut without PyTorch. A collective call."""
+    """Return torch.distributed, initialised over Gloo; raise LeftOut without PyTorch. A collective call."""
     try:
         import torch.distributed as dist
     except ImportError as error:
         raise LeftOut("PyTorch is not installed: pip install torch") from error
     if not dist.is_initialized():
         host = "127.0.0.1" if comm.nodes == 1 else socket.gethostname()
-        with socket.socket() as probe:  # an address of rank 0's host where nobody listens yet
+        with socket.socket() as probe:  # a free port of rank 0's host
             probe.bind((host, 0))
             where = comm.mpi.bcast(f"{host}:{probe.getsockname()[1]}")
         dist.init_process_group("gloo", init_method=f"tcp://{where}", rank=comm.rank, world_size=comm.size)
@@ -263,7 +264,7 @@ def _gloo(comm: Communicator, device: Device) -> Peer:
     dist = gloo(comm)
     import torch
 
-    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its newer name
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the newer name first
 
     def peer(case: Case) -> Call:
         _require("Gloo", case, GLOO_TESTS, reduces=case.op in GLOO_OPS, moves=case.dtype not in EXTENDED and (
@@ -271,7 +272,7 @@ def _gloo(comm: Communicator, device: Device) -> Peer:
         op = getattr(dist.ReduceOp, GLOO_OPS.get(case.op, "SUM"))
 
         def call(*arrays: Any) -> None:
-            """PyTorch reduces in place: where the result goes elsewhere, a program copies its input there first."""
+            """Call PyTorch; reductions are in place, so copy the input first if the result goes elsewhere."""
             if case.test == "barrier":
                 dist.barrier()
                 return
@@ -296,9 +297,9 @@ def _cupyx(comm: Communicator, device: Device) -> Peer:
         import cupyx.distributed
 
         library = cupyx.distributed.init_process_group(comm.size, comm.rank, use_mpi=True)
-    except Exception as error:  # NCCL, MPI and sockets each have errors of their own
+    except Exception as error:  # NCCL, MPI and sockets each have their own errors
         raise LeftOut(f"cupyx.distributed: {error}") from error
-    calls: dict[str, Callable[..., Call]] = {  # of the case, then of the arrays
+    calls: dict[str, Callable[..., Call]] = {  # by test: a function of the case, returning a function of the arrays
         "barrier": lambda case: library.barrier, "all_to_all": lambda case: library.all_to_all,
         "broadcast": lambda case: lambda x: library.broadcast(x, case.root),
         "all_reduce": lambda case: lambda x, out: library.all_reduce(x, out, case.op),
@@ -316,7 +317,7 @@ def _cupyx(comm: Communicator, device: Device) -> Peer:
 
 
 def _unchecked(comm: Communicator, device: Device) -> Peer:
-    """Ourselves by "auto", without the comparison of calls: what it costs."""
+    """Return gpucoll by "auto" without comparing the ranks' calls: the difference is the cost of the comparison."""
     options = {} if comm.executor is None else {"executor": comm.executor}
     unchecked = Communicator.from_mpi(comm.mpi, check="off", timeout=comm.timeout, **options)
     return lambda case: ours_by(unchecked, case, "auto", device)

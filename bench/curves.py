@@ -1,6 +1,6 @@
-"""What records say, sorted for pictures and tables: panels of rows that may be compared, and pairs of ranks.
+"""The contents of records, sorted for pictures and tables: panels of comparable rows, and pairs of ranks.
 
-What a record lacks, such as nccl-tests' own files, is absent here too: None, never a guess.
+A value missing in a record (nccl-tests' own files lack some) is None here, never a guess.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Side(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One size of one algorithm, or of one peer, in the file of number `file`; `sides` by placement.
+    """One size of an algorithm or a peer in file number `file`; `sides` by placement.
 
-    `bound` is GB/s of bus bandwidth; `ratios` are the peers' times over ours; `skew` is how many us longer the rank
-    `late` took than the quickest one.
+    `bound` is a bus bandwidth in GB/s. `ratios` are the peers' times divided by our time. `skew` is the time in us
+    between the fastest rank and the rank `late`.
     """
 
     file: int
@@ -46,25 +46,25 @@ class Row(NamedTuple):
 
     @property
     def bound_time(self) -> float:
-        """The us that the bound allows; 0 where there is none."""
+        """The time in us at the bound; 0 without a bound."""
         side = self.sides.get(PLACEMENTS[0])
         return side.time * side.busbw / self.bound if side and self.bound else 0.0
 
 
 class Panel(NamedTuple):
-    """Rows that may be compared: one collective, dtype, op and root on as many ranks of one kind of device."""
+    """Comparable rows: one collective, dtype, op and root on the same number of ranks and kind of device."""
 
     title: str
     rows: list[Row]
 
     @property
     def placements(self) -> list[str]:
-        """The placements that were measured."""
+        """The measured placements."""
         return [placement for placement in PLACEMENTS if any(placement in row.sides for row in self.rows)]
 
     @property
     def lines(self) -> dict[tuple[int, str], list[Row]]:
-        """The rows of each file's algorithms and peers, by size; ours before the peers."""
+        """The rows of each algorithm and peer of each file, by size; our algorithms before the peers."""
         lines: dict[tuple[int, str], list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: (row.file, row.peer)):
             lines.setdefault((row.file, row.name), []).append(row)
@@ -72,7 +72,7 @@ class Panel(NamedTuple):
 
 
 def panels(files: Sequence[Sequence[Record]]) -> list[Panel]:
-    """Return a panel for all that has been measured, in the order in which it first occurs."""
+    """Return all panels, in the order of first occurrence."""
     rows: dict[str, list[Row]] = {}
     for number, records in enumerate(files):
         for record in records:
@@ -84,7 +84,7 @@ def panels(files: Sequence[Sequence[Record]]) -> list[Panel]:
 
 
 def title_of(record: Record, result: Record) -> str:
-    """Return what was measured; nccl-tests itself names the collective by its program, and has a rank per device."""
+    """Return the title of a result. nccl-tests names the collective by the program, and has one rank per device."""
     program = str(next(iter(record.get("args", [])), "")).rpartition("/")[2].removesuffix("_perf")
     ranks, root = int(result.get("ranks") or len(devices(record))), int(result["root"])
     details = [str(result.get("collective") or program), result["type"], result["redop"].replace("none", ""),
@@ -93,12 +93,12 @@ def title_of(record: Record, result: Record) -> str:
 
 
 def devices(record: Record) -> list[dict[str, Any]]:
-    """Return the row of each rank: who runs where."""
+    """Return the device table of a record: a row for each rank."""
     return (record.get("config") or {}).get("devices") or []
 
 
 def _rows(file: int, result: Record) -> list[Row]:
-    """Return the row of an algorithm, and one for each peer that was measured beside it."""
+    """Return the row of an algorithm, and a row for each peer measured beside."""
     name = str(result.get("algorithm") or result.get("experiment_name") or "nccl-tests")
     memory = ", symmetric" if result.get("memory") == "symmetric" else ""
     against, size, count = result.get("against") or {}, int(result["size"]), int(result["count"])
@@ -120,7 +120,7 @@ def _sides(measured: Record) -> dict[str, Side]:
 
 
 def numbers(found: Sequence[Panel]) -> dict[str, int]:
-    """Return a number for each algorithm and, counted apart, for each peer: its colour and sign on every picture."""
+    """Return a number for each algorithm and, counted separately, each peer: colour and symbol in all pictures."""
     known: tuple[dict[str, int], dict[str, int]] = {}, {}
     for panel in found:
         for row in panel.rows:
@@ -129,7 +129,7 @@ def numbers(found: Sequence[Panel]) -> dict[str, int]:
 
 
 def figure(value: float) -> str:
-    """Return a number with at least three digits that count and no zeros at its end.
+    """Return a number with at least three significant digits and without trailing zeros.
 
     >>> figure(1234.5), figure(0.012345), figure(8.0)
     ('1234', '0.0123', '8')
@@ -141,7 +141,7 @@ def figure(value: float) -> str:
 
 
 def time_text(microseconds: float) -> str:
-    """Return a time with a unit that suits it.
+    """Return a time in a suitable unit.
 
     >>> time_text(0.5), time_text(20.0), time_text(1500.0)
     ('500 ns', '20 µs', '1.5 ms')

@@ -1,7 +1,7 @@
-"""What every rank puts in, what it must get out, and how many elements are wrong.
+"""Inputs and expected results of every rank, and the count of wrong elements.
 
-Inputs differ by rank, by index and from repetition to repetition, and every result is exact (see `operands`).
-Repetitions read the same row from different places, so that no result of an earlier one is right again.
+Inputs differ by rank, by index and by repetition, and every result is exact (see `operands`). Repetitions read the
+same row of data from different places. So the result of an earlier repetition is never correct again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .devices import Device, Host
 from .operands import MOVED, identity, look_up, operands, random_bytes, reduced
 from .summary import Array
 
-PLACES = 32  # from which a row is read before the data come again
-STRIDE = 64  # elements from one place to the next: whole cache lines
+PLACES = 32  # start offsets within a row, before the data repeat
+STRIDE = 64  # elements between two places: whole cache lines
 
 
 class Turn(NamedTuple):
-    """Which repetition, which of the calls that are aggregated in it (-m), and whether into the input itself."""
+    """A call: the repetition, the number of the call within the repetition (-m), and whether the call is in place."""
 
     repetition: int
     call: int = 0
@@ -33,11 +33,11 @@ class Turn(NamedTuple):
 
 
 class Data:
-    """The arrays of one rank for one case and one size; `count` as in `Case.count`.
+    """The arrays of a rank for one case and size; `count` as in `Case.count`.
 
-    ``outs`` are the arrays for the results of the `calls` that one repetition makes, None where this rank gets none or
-    the library makes its own. `shift` elements, -u, misalign all of them. `fixed` inputs stay at one address, for
-    graphs. Costs a row of bytes and a row of elements as long as the input.
+    ``outs`` are the arrays for the results of the `calls` calls of a repetition; None if this rank gets no result or
+    the library allocates the result. `shift` elements (-u) misalign all arrays. `fixed` inputs stay at the same
+    address, as needed by graphs. Cost: a row of bytes and a row of elements as long as the input.
     """
 
     def __init__(self, case: Case, rank: int, count: int, device: Device | None = None, *, calls: int = 1,
@@ -66,14 +66,14 @@ class Data:
         self.outs = [self._shifted(self._out_shape, has_out) for _ in range(calls)]
 
     def _reduced(self, given: Array) -> Array:
-        """Return the reduction of whoever counts for this rank: of a prefix, those before it."""
+        """Return the reduction over the ranks relevant for this rank: for a prefix, the ranks before."""
         last = {"scan": self.rank + 1, "exscan": self.rank}.get(self.case.test, self.case.ranks)
         if last == 0:
             return numpy.broadcast_to(identity(self.case.op, self.case.dtype), given.shape[1:])
         return reduced(given[:last], self.case.op, self.case.dtype)
 
     def _array(self, shape: tuple[int, ...], wanted: bool) -> Any:
-        """Return a new row; symmetric memory takes all ranks and one length, whoever wants a row."""
+        """Return a new row. Symmetric memory needs all ranks and the same length, even on ranks without a row."""
         if not self.device.is_symmetric:
             return self.device.empty(shape, self.case.dtype) if wanted else None
         longest = max(math.prod(self._shape), math.prod(self._out_shape)) + PLACES * STRIDE + self._shift
@@ -81,17 +81,17 @@ class Data:
         return row[:shape[0]] if wanted else None
 
     def _shifted(self, shape: tuple[int, ...], wanted: bool) -> Any:
-        """Return an array of `shape`, `shift` elements after the beginning of its memory; None where none is wanted."""
+        """Return an array of `shape`, `shift` elements after the beginning of the memory; None if not `wanted`."""
         row = self._array((math.prod(shape) + self._shift,), wanted)
         return None if row is None else row[self._shift:].reshape(shape)
 
     def _place(self, turn: Turn, row: Any) -> Any:
-        """Return what of a row is read in that turn."""
+        """Return the part of a row read in this turn."""
         start = (turn.repetition * self.calls + turn.call) % PLACES * STRIDE + self._shift
         return row[start:start + math.prod(self._shape)].reshape(self._shape)
 
     def arguments(self, turn: Turn) -> tuple[Any, ...]:
-        """Return what to call with: (x, out), where there is one array (x,), where counts are given (x, counts)."""
+        """Return a call's arguments: (x, out); (x,) for tests with a single array; (x, counts) if counts are given."""
         case, out = self.case, self.outs[turn.call]
         x: Any = None
         if case.test == "barrier":
@@ -113,13 +113,13 @@ class Data:
 
     @property
     def works_in_place(self) -> bool:
-        """Whether the result may take the input's place; where not, both halves of a line measure the same call."""
+        """Whether the result may replace the input; if not, both halves of a line measure the same call."""
         return self.case.test in SAME_SHAPE and self.case.test not in ONE_FORM
 
     def expected(self, turn: Turn) -> list[Array]:
-        """Return what this rank must get: one array, of the ragged tests several; none where it gets nothing.
+        """Return the expected result of this rank: one array, several for the ragged tests, or nothing.
 
-        They are tables looked up at the draws that the input was made of.
+        Computed by table look-ups with the same random draws as the input.
         """
         if not self.gets_result:
             return []
@@ -150,9 +150,10 @@ class Data:
         return [look_up(self.given[source], draws[blocks(case, self.count, source)[rank]]) for source in from_each]
 
     def prepare(self, turn: Turn, expected: Sequence[Array]) -> None:
-        """Make the arrays ready for a call: the input in place, or an output whose every element is wrong.
+        """Prepare the arrays for a call: copy the input into an in-place array, or make every element of the output
+        wrong.
 
-        Without `expected` nothing will be checked, and an output keeps what it has.
+        Without `expected` nothing will be checked, and the output is left as is.
         """
         out = self.outs[turn.call]
         if self._fixed is not None and self.has_input:
@@ -167,7 +168,7 @@ class Data:
             self.device.write(out, spoilt)
 
     def wrong(self, turn: Turn, returned: Any, expected: Sequence[Array]) -> int:
-        """Return how many elements of the result are not as `expected`; `returned` is what the call returned."""
+        """Return the number of elements different from `expected`; `returned` is the return value of the call."""
         got = [self.outs[turn.call]] if self.case.row.ragged is None else returned
         results = got if isinstance(got, list) else [got]
         if len(results) != len(expected):
@@ -183,6 +184,6 @@ class Data:
 
 
 def blocks(case: Case, count: int, source: int) -> list[slice]:
-    """Return where in its input a rank has the block for each rank."""
+    """Return the slices of a rank's input, one for each receiving rank."""
     ends = itertools.accumulate((case.length(count, source, target) for target in range(case.ranks)), initial=0)
     return [slice(first, last) for first, last in itertools.pairwise(ends)]

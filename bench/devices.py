@@ -1,8 +1,8 @@
-"""Where the arrays lie and which clock counts: the host, with or without the emulated device, or a rank's GPU.
+"""The memory of the arrays and the clock: the host, with or without the emulated device, or a rank's GPU.
 
-On the host a call is timed by the monotonic clock, from just before it to its return. On a GPU it is timed by two
-events of the stream. A kernel holds the stream until all ranks have enqueued the events and all between them: neither
-Python is timed then, nor the wait for a rank whose Python is slower.
+On the host a call is timed by the monotonic clock, from just before the call to the return. On a GPU a call is timed
+by two events of the stream. A kernel holds the stream until all ranks have enqueued the events and the call. So the
+time includes neither Python nor the wait for a rank with slower Python.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gpucoll.errors import BackendError
 
 from .summary import Array
 
-Timed = tuple[float, Any]  # seconds, and what the call returned
-HOLD_NANOSECONDS = 50_000_000  # at most: a call that waits on the host for the stream ends all the same
+Timed = tuple[float, Any]  # seconds, and the result of the call
+HOLD_NANOSECONDS = 50_000_000  # at most: a call waiting on the host for the stream must not hang
 HOLD = """extern "C" __global__ void hold(const volatile unsigned int* opened, unsigned long long nanoseconds) {
     unsigned long long start, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
@@ -30,22 +30,22 @@ HOLD = """extern "C" __global__ void hold(const volatile unsigned int* opened, u
 
 
 class Host:
-    """NumPy arrays; `name` is "cpu", or "emulated" where the library sends them down the device path."""
+    """NumPy arrays; `name` is "cpu", or "emulated" if the library uses the device path for host arrays."""
 
     def __init__(self, name: str = "cpu", allocate: Callable[..., Any] | None = None) -> None:
         self.name, self.is_symmetric = name, allocate is not None
         self._allocate = allocate or numpy.empty
 
     def carrier(self, dtype: str) -> numpy.dtype[Any]:
-        """Return the dtype of the arrays that stand for `dtype`."""
+        """Return the dtype of arrays holding `dtype`."""
         return numpy_dtype(dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return an array with anything in it."""
+        """Return an uninitialised array."""
         return self._allocate(shape, self.carrier(dtype))
 
     def write(self, target: Any, values: Array) -> None:
-        """Make the array `target` hold the NumPy array `values`."""
+        """Copy the NumPy array `values` into the array `target`."""
         numpy.copyto(target, values.reshape(target.shape))
 
     def read(self, array: Any, dtype: str) -> Array:
@@ -53,14 +53,14 @@ class Host:
         return numpy.asarray(array)
 
     def copy(self, target: Any, source: Any) -> None:
-        """Copy one array to another: what the machine's copy bandwidth is measured by."""
+        """Copy an array, as for measuring the copy bandwidth of the machine."""
         numpy.copyto(target, source)
 
     def synchronize(self) -> None:
-        """Wait for what was begun."""
+        """Wait for all started work; on the host, nothing to do."""
 
     def host_timed(self, call: Callable[[], Any]) -> Timed:
-        """Return the seconds until `call` returned, what it costs the host, and what it returned."""
+        """Return the seconds spent by the host in `call`, and the result of the call."""
         started = time.perf_counter()
         returned = call()
         return time.perf_counter() - started, returned
@@ -68,12 +68,12 @@ class Host:
     timed = host_timed
 
     def measuring(self) -> contextlib.AbstractContextManager[Any]:
-        """Return what has to be entered around all work on this device."""
+        """Return the context for all work on this device."""
         return contextlib.nullcontext()
 
 
 class Cuda(Host):
-    """CuPy arrays of one GPU, on a stream of their own or on the null stream."""
+    """CuPy arrays of one GPU, on a separate stream or on the null stream."""
 
     def __init__(self, ordinal: int | None, stream: str, allocate: Callable[..., Any] | None = None,
                  meet: Callable[[], object] = lambda: None) -> None:
@@ -89,15 +89,15 @@ class Cuda(Host):
         cupy.cuda.Device(ordinal).use()
         self.stream: Any = cupy.cuda.Stream(non_blocking=True) if stream == "own" else cupy.cuda.Stream.null
         self._hold, self._meet = cupy.RawKernel(HOLD, "hold"), meet
-        self._pinned = cupy.cuda.alloc_pinned_memory(4)  # the host writes it while the kernel reads it
+        self._pinned = cupy.cuda.alloc_pinned_memory(4)  # written by the host while the kernel reads
         self._opened = numpy.frombuffer(self._pinned, numpy.uint32, 1)
 
     def carrier(self, dtype: str) -> numpy.dtype[Any]:
-        """CuPy lacks some dtypes; unsigned integers of their size carry them."""
+        """Return the carrier dtype: an unsigned integer of the same size for dtypes unknown to CuPy."""
         return numpy.dtype(f"u{DTYPES[dtype].itemsize}") if dtype in EXTENDED else numpy.dtype(dtype)
 
     def write(self, target: Any, values: Array) -> None:
-        """Copy from the host and wait for it."""
+        """Copy from the host and wait for the end of the copy."""
         target[...] = self.cupy.asarray(numpy.ascontiguousarray(values).view(target.dtype).reshape(target.shape))
         self.synchronize()
 
@@ -107,7 +107,7 @@ class Cuda(Host):
         return content
 
     def copy(self, target: Any, source: Any) -> None:
-        """Copy inside the GPU's memory."""
+        """Copy within the GPU's memory."""
         self.cupy.copyto(target, source)
 
     def synchronize(self) -> None:
@@ -115,7 +115,8 @@ class Cuda(Host):
         self.stream.synchronize()
 
     def timed(self, call: Callable[[], Any]) -> Timed:
-        """Return the seconds between two events of the stream, one on each side of `call`. A collective call."""
+        """Return the seconds between two stream events around `call`, and the result. A collective call."""
+        # Order matters: hold the stream, enqueue everything, wait for all ranks, then release the stream.
         first, last = self.cupy.cuda.Event(), self.cupy.cuda.Event()
         self._opened[0] = 0
         self._hold((1,), (1,), (numpy.uint64(self._opened.ctypes.data), numpy.uint64(HOLD_NANOSECONDS)))
@@ -128,7 +129,7 @@ class Cuda(Host):
         return self.cupy.cuda.get_elapsed_time(first, last) / 1e3, returned
 
     def captured(self, call: Callable[[], Any], launches: int) -> Callable[[], Any]:
-        """Return what replays `call`, captured as a CUDA graph, `launches` times."""
+        """Capture `call` as a CUDA graph; return a function replaying the graph `launches` times."""
         self.stream.begin_capture()
         try:
             returned = call()
@@ -143,11 +144,11 @@ class Cuda(Host):
         return replay
 
     def measuring(self) -> contextlib.AbstractContextManager[Any]:
-        """Make the stream CuPy's current one."""
+        """Return a context with the stream as CuPy's current stream."""
         return self.stream
 
 
-Device = Any  # a Host; only a Cuda has graphs and a stream
+Device = Any  # a `Host`; only `Cuda` has graphs and a stream
 
 
 def of(comm: Any, name: str, *, stream: str = "own", memory: str = "ordinary") -> Device:

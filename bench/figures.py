@@ -1,6 +1,6 @@
-"""The page's figures, by plotly: bandwidth and time over sizes.
+"""The figures of the page, by plotly: bandwidth and time over sizes.
 
-Colours are the page's variables, which its script fills in: one figure serves light and dark.
+Colours are CSS variables filled in by the page's script, so one figure serves light and dark mode.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gpucoll.analysis.sizes import byte_text
 from .curves import Panel, figure, time_text
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "cross", "x")  # as many as colours
-SIZE_TICKS = 5  # so few have room on a phone
+SIZE_TICKS = 5  # few enough for a phone
 AXIS = {"gridcolor": "var(--grid)", "linecolor": "var(--axis)", "zeroline": False, "automargin": True}
 
 
 def _layout(title: str, height: int, **others: Any) -> dict[str, Any]:
-    """Return what all figures have in common."""
+    """Return the common layout of all figures."""
     return {"template": "none", "title": {"text": title, "x": 0, "xref": "paper", "font_size": 14}, "height": height,
             "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--muted)"},
             "title_font_color": "var(--ink)", "paper_bgcolor": "var(--paper)", "plot_bgcolor": "var(--paper)",
@@ -34,9 +34,9 @@ def _layout(title: str, height: int, **others: Any) -> dict[str, Any]:
 
 def over_sizes(panel: Panel, numbers: Mapping[str, int], letters: Sequence[str], placement: str, *,
                time: bool = False) -> go.Figure:
-    """Return bus bandwidth or time over size: a line for each algorithm and peer, what the machine allows dashed.
+    """Return bus bandwidth or time over size: a line for each algorithm and peer; the machine's bound is dashed.
 
-    Peers are grey and hollow; of all files but the last one, marked by `letters`, the lines are thin and hollow.
+    Peers are grey and hollow. Lines of all files but the last are thin and hollow; `letters` name the files.
     """
     sizes = sorted({row.size for row in panel.rows if row.size > 0})
     first, last = (size.bit_length() - 1 for size in (sizes[0], sizes[-1]))
@@ -54,7 +54,7 @@ def over_sizes(panel: Panel, numbers: Mapping[str, int], letters: Sequence[str],
             continue
         number, peer, early = numbers[name], rows[0].peer, file < len(letters) - 1
         colour = "var(--peer)" if peer else f"var(--line-{number % len(LINES)})"
-        # Where the colours begin anew the symbols do not: the ninth algorithm has a look of its own.
+        # Colours repeat, symbols are shifted then: the ninth algorithm still has its own look.
         symbol = SYMBOLS[(number + number // len(LINES)) % len(SYMBOLS)] + "-open" * (peer or early)
         chart.add_scatter(
             name=escape(f"{name} {letters[file]}".strip(), quote=False),  # plotly reads names as HTML
@@ -63,7 +63,7 @@ def over_sizes(panel: Panel, numbers: Mapping[str, int], letters: Sequence[str],
             hovertemplate="%{customdata}", mode="lines+markers", line={"color": colour, "width": 1.2 if early else 2.2},
             marker={"symbol": symbol, "size": 7, "color": colour})
     bounds = {row.size: row.bound_time / 1e6 if time else row.bound for row in panel.rows if row.bound}
-    # The axis is the lines': the bound may lie outside.
+    # The range of the axis follows the measured lines; the bound may lie outside.
     values = [value for line in chart.data for value in line.y if value > 0] or [1.0]
     low, high = (math.log10(end) for end in (min(values), max(
         [*values, *(bound for bound in bounds.values() if bound < 3 * max(values))])))

@@ -1,8 +1,8 @@
-"""Ctrl-C: every rank ends within two seconds, and rank 0 keeps what was measured.
+"""Ctrl-C: every rank ends within two seconds, and rank 0 saves the measurements.
 
-The main thread may be inside MPI, waiting for a rank that has gone, and would never see a KeyboardInterrupt. So C code
-writes the signal's number to a socket, where a thread waits for it; mpi4py releases Python's lock while it waits. Some
-launchers pass on SIGINT, others end their ranks by SIGTERM.
+The main thread may be inside MPI, waiting for an ended rank, and would never get a KeyboardInterrupt. Therefore
+Python's C code writes the signal's number to a socket, and a thread waits at the other end; mpi4py releases the GIL
+while waiting. Both SIGINT and SIGTERM are handled: launchers differ in the signal sent to their ranks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-GRACE = 1.2  # seconds that the other ranks leave to rank 0: launchers end all with the first that goes
-INTERRUPTED = 130  # exit code, as the shell says it
+GRACE = 1.2  # seconds the other ranks give rank 0 to save: launchers kill all ranks once the first has ended
+INTERRUPTED = 130  # exit code, by the convention of shells
 
 
 @contextlib.contextmanager
 def watched(rank: int, save: Callable[[], object]) -> Iterator[None]:
-    """In the main thread's block, a signal lets rank 0 `save`, and then ends the process with exit code 130."""
+    """Inside the block of the main thread, a signal makes rank 0 `save` and then ends the process with code 130."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
 
@@ -32,7 +32,7 @@ def watched(rank: int, save: Callable[[], object]) -> Iterator[None]:
                 if heard[0] in SIGNALS:
                     try:
                         save() if rank == 0 else time.sleep(GRACE)
-                    finally:  # whatever `save` does, and however the main thread is held up
+                    finally:  # even if `save` fails, and even if the main thread hangs
                         os._exit(INTERRUPTED)
 
     handlers = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
@@ -44,4 +44,4 @@ def watched(rank: int, save: Callable[[], object]) -> Iterator[None]:
         signal.set_wakeup_fd(before)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        writer.close()  # the thread reads the end, and ends
+        writer.close()  # the thread reads the end of the stream, and ends

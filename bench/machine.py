@@ -1,4 +1,4 @@
-"""What a line is held against: the host's facts, and how fast its memory copies in the same run."""
+"""The reference for results: facts about the host, and the copy bandwidth of its memory in the same run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .cases import Case, least_traffic
 from .devices import Device
 
 ROUNDS = 7
-NODE_BYTES, GPU_BYTES = 256 << 20, 256 << 20  # beyond any cache; those of a node are shared among its ranks
-MOST_BYTES = 64 << 20  # of one rank on the host
+NODE_BYTES, GPU_BYTES = 256 << 20, 256 << 20  # beyond any cache; the ranks of a node share NODE_BYTES
+MOST_BYTES = 64 << 20  # per rank on the host
 
 
 class Copy(NamedTuple):
-    """GB/s that all ranks together read and write while all copy `nbytes` each; and each rank by itself."""
+    """GB/s read and written by all ranks together while each copies `nbytes` bytes, and by each rank."""
 
     bandwidth: float
     nbytes: int
@@ -38,7 +38,7 @@ class Copy(NamedTuple):
 
 
 def copy_bandwidth(comm: Communicator, device: Device) -> Copy:
-    """Measure how fast memory copies, all ranks at once; a collective call, the same on every rank."""
+    """Measure the copy bandwidth of memory, all ranks at once; collective, the same result on every rank."""
     nbytes = GPU_BYTES if device.name == "cuda" else min(MOST_BYTES, NODE_BYTES // comm.local_size)
     nbytes = comm.mpi.allreduce(nbytes, MPI.MIN)
     source, target = (device.empty((nbytes,), "uint8") for _ in range(2))
@@ -55,16 +55,16 @@ def copy_bandwidth(comm: Communicator, device: Device) -> Copy:
 
 
 def bound(case: Case, count: int, copy: Copy) -> float | None:
-    """Return the busbw in GB/s of moving no byte more than needed at the copy bandwidth; None where none moves.
+    """Return the busbw in GB/s at the copy bandwidth if no byte moves needlessly; None if no bytes move.
 
-    It is memory's bound: between nodes the network sets a lower one, and data in a cache can be faster.
+    Only the memory bounds: between nodes the network has a lower bound, and data in a cache can be faster.
     """
     traffic = least_traffic(case.test, case.ranks) * case.nbytes(count)
     return copy.bandwidth * case.moved(count) * case.factor / traffic if traffic else None
 
 
 class Place(NamedTuple):
-    """Where a rank runs; `device` is a CUDA ordinal, -1 on the host."""
+    """The place of a rank; `device` is a CUDA ordinal, -1 on the host."""
 
     pid: int
     host: str
@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
 
 def place(comm: Communicator, device: Device) -> Place:
-    """Return where this rank runs."""
+    """Return the place of this rank."""
     if device.name != "cuda":
         return Place(os.getpid(), socket.gethostname(), comm.node, -1, device.name, processor())
     gpu = describe_gpu(comm.device or 0)
@@ -83,14 +83,14 @@ def place(comm: Communicator, device: Device) -> Place:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what takes part."""
+    """Return the versions of all software involved."""
     host = host_facts()
     name, _, version = host["mpi"].rpartition(" ")
     return {"gpucoll": host["gpucoll"], name: version, "mpi4py": mpi4py.__version__, "NumPy": host["numpy"]}
 
 
 def facts(device: Device, places: Sequence[Place]) -> dict[str, Any]:
-    """Return what JSON says of the machine: no paths, no names of people."""
+    """Return the facts about the machine for JSON: no paths, no names of people."""
     clock, host = time.get_clock_info("perf_counter"), host_facts()
     cupy_version, nccl_version = None, 0
     if device.name == "cuda":
@@ -108,7 +108,7 @@ def facts(device: Device, places: Sequence[Place]) -> dict[str, Any]:
 
 
 def revision(folder: Path = Path(gpucoll.__file__).parent) -> str:
-    """Return git's short name of the library's state, "" where it is no checkout."""
+    """Return git's short name of the library's state, "" outside a checkout."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()

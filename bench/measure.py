@@ -1,10 +1,9 @@
-"""The clock: contestants in turn within one run, so that whatever disturbs the machine disturbs them all.
+"""The timing: contestants in turn within one run, so that disturbances of the machine affect all contestants alike.
 
-A repetition lets every contestant do the test out of place and in place, each time after a barrier, in an order that
-rotates from repetition to repetition. Short calls are made in bursts, one after the other, as programs make them, of
-which the first is not timed: what one takes alone and after something else is mostly the processor's caches. Before a
-burst each call gets fresh data in arrays of its own and an output that is wrong everywhere, after it every result is
-checked; the clock runs between the two only.
+In a repetition every contestant does the test out of place and in place, each after a barrier. The order rotates from
+repetition to repetition. Short calls are made in bursts, as in programs, and the first call of a burst is not timed:
+the time of a single call is dominated by cold caches. Before a burst each call gets fresh data in its own arrays, and
+an output with all elements wrong; after the burst every result is checked. Only the burst itself is timed.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from .summary import Array
 
 ITERATIONS = 20  # nccl-tests' default of -n
 FEWEST = 5
-SECONDS = 2.0  # that the repetitions of one size may take where -n does not say how many there are
-BURST, BURST_BYTES = 16, 1 << 22  # timed calls in a row, at most, and what they move
+SECONDS = 2.0  # for the repetitions of one size, if -n gives no number
+BURST, BURST_BYTES = 16, 1 << 22  # the most timed calls in a row, and the most bytes moved by a burst
 WAIT_EACH, BARRIER_EACH = 2, 1  # nccl-tests' -z; 3 waits after each repetition
 
 
 class Bench(NamedTuple):
-    """Who measures, what was asked for, and where the arrays lie."""
+    """The communicator, the options and the device of a measurement."""
 
     comm: Communicator
     options: Options
@@ -49,21 +48,21 @@ class Measured(NamedTuple):
 
 
 def burst(options: Options, device: str, nbytes: int) -> int:
-    """Return how many calls, or groups of them (-m), are made in a row; of several the first is not timed."""
+    """Return the number of calls, or groups of calls (-m), in a row; the first of several is not timed."""
     timed = min(BURST, BURST_BYTES // max(1, nbytes * options.flags.agg_iters))
-    if timed < 2 or options.launches or options.flags.overlap or device == "emulated":  # whose calls take long
+    if timed < 2 or options.launches or options.flags.overlap or device == "emulated":  # calls of these modes take long
         return 1
     return 1 + timed
 
 
 def measure(bench: Bench, contestants: Sequence[Contestant], data: Data) -> list[Measured]:
-    """Warm up, time and check each contestant on `data`; return the same on every rank. A collective call."""
+    """Warm up, time and check each contestant on `data`; collective, the same result on every rank."""
     flags, asked, elapsed = bench.options.flags, bench.options.iterations, SECONDS
     for repetition in range(max(flags.warmup_iters, asked is None)):
         started = time.perf_counter()
         _repeat(bench, contestants, data, [repetition])
         elapsed = time.perf_counter() - started
-    affordable = int(SECONDS / bench.comm.mpi.bcast(elapsed))  # by the last one that warmed up
+    affordable = int(SECONDS / bench.comm.mpi.bcast(elapsed))  # judged by the last warm-up
     timed = flags.warmup_iters + (asked or max(FEWEST, min(ITERATIONS, affordable)))
     seconds, wrong = _repeat(bench, contestants, data, range(flags.warmup_iters, timed))
     wrong += _repeat(bench, contestants, data, range(timed, timed + flags.check))[1]
@@ -75,7 +74,7 @@ def measure(bench: Bench, contestants: Sequence[Contestant], data: Data) -> list
 
 def _repeat(bench: Bench, contestants: Sequence[Contestant], data: Data,
             repetitions: Sequence[int]) -> tuple[Array, Array]:
-    """Return this rank's seconds, shape (contestants, placements, repetitions), and its wrong elements of each."""
+    """Return this rank's seconds, shape (contestants, placements, repetitions), and the number of wrong elements."""
     seconds = numpy.zeros((len(contestants), len(PLACEMENTS), len(repetitions)))
     wrong = numpy.zeros((len(contestants), len(PLACEMENTS)), numpy.int64)
     for column, repetition in enumerate(repetitions):
@@ -91,7 +90,7 @@ def _repeat(bench: Bench, contestants: Sequence[Contestant], data: Data,
 
 
 class Trial:
-    """One contestant's calls of one repetition, from fresh data to the check."""
+    """The calls of one contestant in one repetition, from fresh data to the check."""
 
     def __init__(self, bench: Bench, contestant: Contestant, data: Data, calls: Sequence[Turn],
                  expected: Sequence[Sequence[Array]] | None) -> None:
@@ -107,7 +106,7 @@ class Trial:
         untimed = flags.agg_iters if len(arguments) > flags.agg_iters else 0
         first = self._work(arguments[:untimed])()
         if flags.report_cputime or flags.blocking:
-            device.synchronize()  # the host's clock would see the end of it
+            device.synchronize()  # otherwise the host's clock would include the untimed calls
         call, divisor = self._work(arguments[untimed:]), len(arguments) - untimed
         if launches:
             call, divisor = device.captured(call, launches), divisor * launches
@@ -122,14 +121,14 @@ class Trial:
         return float(seconds) / divisor
 
     def prepare(self) -> None:
-        """Give each call its data, and wait until every rank has them."""
+        """Prepare the data of each call, and wait for all ranks."""
         for number, turn in enumerate(self.calls):
             self.data.prepare(turn, self.expected[number] if self.expected else [])
         self.bench.device.synchronize()
         self.bench.comm.mpi.Barrier()
 
     def _work(self, arguments: Sequence[tuple[Any, ...]]) -> Callable[[], list[Any]]:
-        """Return the calls with those arguments, one after the other, in groups where -m and our library have them."""
+        """Return a function making the calls one after the other; our own library groups calls if -m is given."""
         flags, call = self.bench.options.flags, self.contestant.call
 
         waits = flags.blocking in (BARRIER_EACH, WAIT_EACH)
@@ -149,8 +148,8 @@ class Trial:
         return work
 
     def wrong(self) -> int:
-        """Return how many elements of the results are wrong on this rank; untimed."""
-        # MPI leaves open what exscan gives to rank 0; gpucoll does not.
+        """Return the number of wrong elements in the results of this rank; not timed."""
+        # MPI leaves exscan's result on rank 0 undefined; gpucoll defines the result.
         is_undefined = self.contestant.peer and self.data.case.test == "exscan" and self.bench.comm.rank == 0
         if self.expected is None or is_undefined:
             return 0

@@ -1,9 +1,9 @@
-"""`scripts/bench --neighbour`: collectives while other processes compute on the same cores, against MPI's own calls.
+"""`scripts/bench --neighbour`: collectives while other processes compute on the same cores, compared with MPI's calls.
 
-An ordinary machine is not quiet. A process beside the ranks takes slices of their cores, so that a call's mean time
-depends on how a rank waits. Both contestants make calls for a fixed time, in turns; the mean over a turn counts, with
-the slices that the neighbours took, and of several turns the median. A turn is made of batches, since the same call may
-take 10 us in one moment and 2 ms in the next one.
+An ordinary machine is not quiet. A process beside the ranks takes slices of their cores, so the mean time of a call
+depends on how a rank waits. Both contestants make calls for a fixed time, in turns. The result is the median over
+turns of the mean time, including the slices taken by the neighbours. A turn consists of batches, since the same call
+may take 10 us now and 2 ms a moment later.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .summary import geometric_mean
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "scatter", "scan", "sendrecv")
 SIZES = (8, 4096, 65536)  # bytes of the larger of input and output
 NEIGHBOURS = (0, 1, 2)
-SECONDS, TURNS = 0.1, 7  # of one turn; of each contestant
-BATCHES = 10  # of a turn, if its calls take as long as those of the rehearsal
+SECONDS, TURNS = 0.1, 7  # of a turn; per contestant
+BATCHES = 10  # per turn, if calls take as long as in the rehearsal
 REHEARSAL = 50  # calls
 BUSY = "while True: pass"
 
@@ -37,7 +37,7 @@ Call = Callable[[], Any]
 
 
 class Row(NamedTuple):
-    """Microseconds of a call of ours and of MPI's beside so many neighbours; the ratio is MPI's time over ours."""
+    """Microseconds per call of gpucoll and of MPI beside `neighbours` processes; the ratio is MPI's time over ours."""
 
     neighbours: int
     collective: str
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """Let so many processes compute meanwhile."""
+    """Run `count` busy processes meanwhile."""
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
         yield
@@ -81,7 +81,7 @@ def contestants(comm: Communicator, name: str, nbytes: int) -> tuple[Call, Call]
 
 
 def batch(comm: Communicator, call: Call, count: int) -> float:
-    """Return the seconds of `count` calls, from the first rank's beginning to the last one's end."""
+    """Return the seconds of `count` calls, from the first rank's beginning to the last rank's end."""
     comm.mpi.Barrier()
     began = time.perf_counter()
     for _ in range(count):
@@ -91,7 +91,7 @@ def batch(comm: Communicator, call: Call, count: int) -> float:
 
 
 def turn(comm: Communicator, call: Call, count: int) -> float:
-    """Return the mean seconds of a call: batches of `count` calls are made until the turn is over on rank 0."""
+    """Return the mean seconds of a call, from batches of `count` calls until rank 0's time for the turn is over."""
     total, batches = 0.0, 0
     while batches == 0 or comm.mpi.bcast(total < SECONDS):
         total, batches = total + batch(comm, call, count), batches + 1
@@ -115,7 +115,7 @@ def measure(comm: Communicator, count: int, name: str, nbytes: int) -> Row:
 
 
 def summary(rows: list[Row]) -> list[str]:
-    """Return a line for each number of neighbours: the geometric mean of the ratios, and the least of them."""
+    """Return a line for each number of neighbours: geometric mean and minimum of the ratios."""
     lines = []
     for count in dict.fromkeys(row.neighbours for row in rows):
         ratios = [row.ratio for row in rows if row.neighbours == count]

@@ -1,4 +1,4 @@
-"""`--overlap`: how much of a collective hides behind computing, OSU's four figures."""
+"""`--overlap`: the share of a collective hidden behind computing; the four figures of OSU."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .cases import Contestant
 from .data import Data, Turn
 from .measure import ITERATIONS, Bench
 
-SIDE = 48  # of the matrices that are multiplied: some ten us a piece
-SECONDS = 1.0  # that one figure may take
+SIDE = 48  # of the multiplied matrices: some ten us per product
+SECONDS = 1.0  # limit for a figure
 
 
 def measure_overlap(bench: Bench, contestant: Contestant, data: Data) -> dict[str, Any]:
-    """Return what JSON keeps of how much hides behind computing, the same on every rank; a collective call.
+    """Return the JSON entry of an overlap measurement, the same on every rank; a collective call.
 
-    Pure is the collective alone, started and waited for at once. Then the same amount of time is computed while it is
-    under way; overall is the whole of that, and the overlap is the share of the pure time that did not show. Each is
+    Pure is the time of the collective alone, started and immediately awaited. Compute is about the same time of
+    computing. Overall is the time of both together. The overlap is the hidden share of the pure time. Each figure is
     the mean over ranks of their medians.
     """
     def mean(call: Callable[[tuple[Any, ...]], Any]) -> float:
@@ -62,7 +62,7 @@ def _median(bench: Bench, data: Data, call: Callable[[tuple[Any, ...]], Any]) ->
 
 
 def computing(seconds: float) -> Callable[[], None]:
-    """Return work for the processor that takes about so many seconds on this rank: products of small matrices."""
+    """Return work for the processor of about `seconds` on this rank: products of small matrices."""
     factor = numpy.full((SIDE, SIDE), 1 / SIDE)
     product, result = numpy.ones((SIDE, SIDE)), numpy.empty((SIDE, SIDE))
     times = 50

@@ -1,4 +1,4 @@
-"""`--plot F.svg` and `--plot F.png`: one run's lines over size, by matplotlib (extra `plot`)."""
+"""`--plot F.svg` and `--plot F.png`: the lines of a run over size, by matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpucoll.errors import ArgumentError, UsageError, nearest
 from .curves import Panel, Record, numbers, panels
 
 ENDINGS = (".svg", ".png")
-MARKERS = "osD^v*PX"  # as many as colours
+MARKERS = "osD^v*PX"  # as many markers as colours
 PEER, BOUND = "#6a737c", "#3c4650"
-# The same record makes the same file: no date, no random names; a name is text, never a formula.
+# The same record gives the same file: no date, no random names; names are text, never formulas.
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "gpucoll", "text.parse_math": False, "font.size": 9,
     "axes.spines.top": False, "axes.spines.right": False, "grid.color": LIGHT["grid"]}
 
 
 def check(path: str) -> None:
-    """Raise ArgumentError or UsageError where such a file could not be made, before anything is measured."""
+    """Raise ArgumentError or UsageError if the file could not be made; called before measuring."""
     ending = Path(path).suffix.lower()
     if ending not in ENDINGS:
         raise ArgumentError(f"--plot: {path} does not end in a kind of picture{nearest(ending, ENDINGS)}",
@@ -34,9 +34,9 @@ def check(path: str) -> None:
 
 
 def draw(record: Record, path: str) -> None:
-    """Write the pictures of `record` to `path`, replacing what is there.
+    """Write the pictures of `record` to `path`, replacing an existing file.
 
-    Raises as `check` does, and ArgumentError where nothing was measured or the file cannot be written.
+    Raises as `check` does, and ArgumentError if there are no results or the file cannot be written.
     """
     check(path)
     import matplotlib.figure
@@ -52,7 +52,7 @@ def draw(record: Record, path: str) -> None:
 
 
 def save(figure: Any, path: str) -> None:
-    """Write a figure to `path`, inside SETTINGS; raise ArgumentError where that is impossible."""
+    """Write a figure to `path`, with SETTINGS active; raise ArgumentError if impossible."""
     metadata = {"Date": None, "Creator": None} if path.lower().endswith(".svg") else {"Software": None}
     try:
         figure.savefig(path, dpi=120, metadata=metadata)
@@ -61,12 +61,12 @@ def save(figure: Any, path: str) -> None:
 
 
 def _lines(part: Any, panel: Panel, styles: Mapping[str, int]) -> None:
-    """Draw bandwidth beside time over size, both logarithmic; what the machine allows is dashed, peers are grey."""
+    """Draw bandwidth beside time over size, both logarithmic; the machine's bound is dashed, peers are grey."""
     from matplotlib.ticker import EngFormatter
 
     part.suptitle(panel.title, x=0.01, horizontalalignment="left", fontweight="bold")
     placement, sizes = (*panel.placements, "")[0], sorted({row.size for row in panel.rows if row.size})
-    thinned = sizes[::-(-len(sizes) // 7)] if sizes else []  # about seven of them can be read
+    thinned = sizes[::-(-len(sizes) // 7)] if sizes else []  # about seven labels are readable
     for axes, title, is_time in zip(part.subplots(1, 2), ("bus bandwidth (GB/s)", "time per operation"), (False, True),
                                     strict=True):
         axes.set(xscale="log", yscale="log")
@@ -92,5 +92,5 @@ def _lines(part: Any, panel: Panel, styles: Mapping[str, int]) -> None:
 
 
 def _columns(points: Sequence[tuple[float, Any]]) -> list[list[float]]:
-    """Return what logarithmic axes can show, as two columns."""
+    """Return the points with positive values as two columns: logarithmic axes show no others."""
     return [[point[axis] for point in points if point[1] > 0] for axis in (0, 1)]

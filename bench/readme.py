@@ -1,4 +1,4 @@
-"""The results in docs/performance.md, made from the newest committed results: `python -m gpucoll.bench.readme`."""
+"""The results in docs/performance.md, from the newest committed results: `python -m gpucoll.bench.readme`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .summary import geometric_mean
 
 FOLDER = Path(__file__).parent / "results"
 BEGIN, END = "<!-- made by python -m gpucoll.bench.readme -->", "<!-- end of what bench.readme makes -->"
-SMALL, LARGE = 64 << 10, 1 << 20  # bytes: up to there latency counts, from there bandwidth
+SMALL, LARGE = 64 << 10, 1 << 20  # bytes: up to SMALL latency counts, from LARGE on bandwidth
 MPIS = ("mpich", "openmpi")
 Result = Mapping[str, Any]
 
 
 def newest(folder: Path = FOLDER) -> list[Path]:
-    """Return the newest file of `scripts/bench` with each MPI, by the date in its name."""
+    """Return the newest file of `scripts/bench` for each MPI, by the date in the file's name."""
     found = [list(folder.glob(f"*-{mpi}-????-??-??.json")) for mpi in MPIS]
     return [max(paths, key=lambda path: path.stem[-10:]) for paths in found if paths]
 
 
 def block(paths: Iterable[Path]) -> str:
-    """Return the section, from the first marker to the last: a table for each file."""
+    """Return the section between the markers, markers included: a table for each file."""
     explained = (
         "Each pair of figures is the geometric mean, and the least, of MPI's time (its own blocking call by mpi4py, "
         "measured in turn in the same run) over gpucoll's, each on the slowest rank, so that above 1 is faster than "
@@ -35,7 +35,7 @@ def block(paths: Iterable[Path]) -> str:
 def _table(path: Path) -> str:
     records = read(str(path))
     machine, version = records[0]["gpucoll"]["machine"], records[0]["gpucoll"]["version"]
-    # Of older files those that a run's first rank was bound to: the host has no fewer than any run has seen.
+    # Older files record the cores of the first rank's binding: the host has at least the largest recorded number.
     cores = max(record["gpucoll"]["machine"]["cores"] for record in records)
     wrong = sum(int(record["out_of_bounds"]["count"]) for record in records)
     lines = [
@@ -75,7 +75,7 @@ def _ratios(results: Iterable[Result]) -> str:
 
 
 def main() -> int:
-    """Print the section; 1 where no results are committed."""
+    """Print the section; return 1 without committed results."""
     paths = newest()
     sys.stdout.write(block(paths) if paths else "")
     return 0 if paths else 1

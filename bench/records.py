@@ -1,19 +1,19 @@
-"""The JSON that a run leaves: nccl-tests' schema, version 3, with more keys beside; how it is made, written and read.
+"""The JSON of a run: nccl-tests' schema, version 3, with additional keys; making, writing and reading.
 
-A record is one run. nccl-tests' keys are those of its src/util.cu, in its spelling: truths are the strings "true" and
-"false", `root` is padded, times are us and bandwidths GB/s, `time` is `cpu_time` with -C, `nwrong` null where nothing
-was checked; `env` goes by an allow-list, `nccl_version` 0 stands for none.
+A record is one run. nccl-tests' keys and spellings are from its src/util.cu: booleans are the strings "true" and
+"false", `root` is padded, times are us and bandwidths GB/s, `time` is `cpu_time` with -C, `nwrong` is null without
+checking. `env` has only allowed variables; `nccl_version` 0 means no NCCL.
 
-Ours, in every result (`experiment_name` is the algorithm's name too):
+Our keys in every result (`experiment_name` is also the algorithm's name):
 
     collective, algorithm, ranks, device "cpu", "cuda" or "emulated", memory "ordinary" or "symmetric",
     factor (bus_bw / alg_bw),
-    bound (bus_bw in GB/s that the measured copy bandwidth allows; null where nothing moves),
+    bound (bus_bw in GB/s at the measured copy bandwidth; null if no bytes move),
     share (out-of-place bus_bw / bound), skew_us and late_rank (out-of-place: see `summary.skew`),
     against {peer: {out_of_place, out_of_place_per_iter, in_place, in_place_per_iter as above,
-                    ratio {out_of_place, in_place}}}        ratio: the peer's time / ours, above 1 is in our favour
+                    ratio {out_of_place, in_place}}}        ratio: the peer's time / ours; above 1: gpucoll is faster
 
-and at the top `gpucoll`:
+and the key `gpucoll` at the top:
 
     version, revision (git's, or ""), program "gpucoll bench", tests [..], interrupted,
     machine {host, cpu, cores, memory_gib, system, python, numpy, mpi, mpi4py, cupy, nccl, gpus [..], clock},
@@ -22,8 +22,8 @@ and at the top `gpucoll`:
     left_out [{what, reason}],
     overlap [{collective, algorithm, size, overall_us, compute_us, pure_us, overlap_pct}]     with --overlap
 
-A file holds one record, or what `scripts/bench` leaves: {"suite": date, "host": name, "regret": what
-`gpucoll bench regret` keeps (see `regret.Regret`), "runs": [record, ..]}.
+A file holds one record, or the result of `scripts/bench`: {"suite": date, "host": name, "regret": the record of
+`gpucoll bench regret` (see `regret.Regret`), "runs": [record, ..]}.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from gpucoll.transport.rendezvous import by_first_rank
 PLACEMENTS = ("out_of_place", "in_place")
 COLUMNS = ("collective", "algorithm", "peer", "ranks", "device", "size", "count", "type", "redop", "root", "placement",
            "time_us", "alg_bw", "bus_bw", "nwrong", "min_us", "p50_us", "p99_us", "max_us", "bound", "ratio")
-# Never the whole environment: it holds names of people and machines, paths and secrets.
+# Never the whole environment: variables may hold names of people and machines, paths and secrets.
 ALLOWED = ("GPUCOLL_", "NCCL_", "MPIR_CVAR_", "OMPI_MCA_", "UCX_", "FI_", "OMP_", "CUDA_VISIBLE_DEVICES",
            "CUDA_DEVICE_MAX_CONNECTIONS")
 PRIVATE = ("PATH", "FILE", "DIR", "URI", "USER", "TOKEN", "SECRET", "PASSWORD", "KEY", "HOST", "ADDR", "COMM_ID")
 
 
 def reserve(path: str) -> IO[str]:
-    """Return a new file, open for writing: `path`, or where that exists the first free of path.0, path.1, ...
+    """Create a file and open the file for writing: `path`, or if `path` exists the first free of path.0, path.1, ...
 
-    Raises ArgumentError where no file can be made.
+    Raises ArgumentError if no file can be created.
     """
     attempt, number = path, 0
     while True:
@@ -63,21 +63,21 @@ def reserve(path: str) -> IO[str]:
 
 
 def reserve_together(mpi: Any, paths: Mapping[str, str]) -> dict[str, IO[str]]:
-    """Return the files of `reserve` on rank 0, nothing elsewhere; ArgumentError, on every rank, where one cannot be."""
+    """Return the files of `reserve` on rank 0, {} elsewhere; raise ArgumentError on every rank if rank 0 fails."""
     files: dict[str, IO[str]] = {}
     by_first_rank(mpi, lambda: files.update({what: reserve(path) for what, path in paths.items()}))
     return files
 
 
 def write(file: IO[str], record: Mapping[str, Any]) -> None:
-    """Write a record whole and close the file."""
+    """Write a record and close the file."""
     with file:
         json.dump(record, file, indent=1)
         file.write("\n")
 
 
 def read(path: str) -> list[dict[str, Any]]:
-    """Return the records of a file, of nccl-tests' own as well; raise ArgumentError for anything else."""
+    """Return the records of a file, also of nccl-tests' own files; raise ArgumentError for any other content."""
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
@@ -92,7 +92,7 @@ def read(path: str) -> list[dict[str, Any]]:
 
 
 def csv_text(record: Mapping[str, Any]) -> str:
-    """Return a line of titles and a line for each result, placement and peer."""
+    """Return a header line and a line for each result, placement and peer."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -108,13 +108,13 @@ def csv_text(record: Mapping[str, Any]) -> str:
 
 
 def environment(variables: Mapping[str, str]) -> list[str]:
-    """Return the variables that decide how fast messages go, as nccl-tests writes them, without paths and secrets."""
+    """Return the variables relevant for speed, in nccl-tests' format, without paths and secrets."""
     return [f"{name}={value}" for name, value in sorted(variables.items())
             if name.startswith(ALLOWED) and not any(word in name for word in PRIVATE) and os.sep not in value]
 
 
 def words(arguments: Sequence[str]) -> list[str]:
-    """Return a command line as nccl-tests writes it, absolute paths reduced to their last part.
+    """Return a command line in nccl-tests' format, absolute paths reduced to the last part.
 
     >>> words(["all_reduce", "-J", "/home/x/run.json"])
     ['gpucoll.bench', 'all_reduce', '-J', 'run.json']

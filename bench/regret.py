@@ -1,8 +1,8 @@
-"""`gpucoll bench regret`: by how much `auto` misses the quickest way to do a collective, size by size.
+"""`gpucoll bench regret`: the time lost by `auto` against the fastest way to do a collective, size by size.
 
-At every size what `auto` chooses takes turns with every other executor and algorithm that can do it. The least of many
-noisy medians is too small, since luck chose it: so the best few and the choice are measured again, longer, and by that
-second pass alone they are judged. Every way's result is checked first.
+At every size the choice of `auto` takes turns with all other possible executors and algorithms (ways). The minimum of
+many noisy medians is too small, since it was selected by luck. So the few best ways and the choice are measured
+again, longer, and judged only by this second pass. The result of every way is checked first.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from .interrupt import watched
 from .summary import CONFIDENCE, ratio
 
 PROGRAM = "gpucoll bench regret"
-FIRST, SECOND = 0.1, 1.0  # seconds for each way at each size, in the first pass and in the second
-FEWEST, MOST = 2, 8  # times that the second pass is as long as the first
-BEST = 3  # that are measured again, besides the choice
-MEAN, WORST = 0.10, 0.30  # the goal: of the regrets, and of those beyond the intervals
+FIRST, SECOND = 0.1, 1.0  # seconds for each way at each size, in the first and the second pass
+FEWEST, MOST = 2, 8  # limits for the length of the second pass, in lengths of the first
+BEST = 3  # ways measured again, besides the choice
+MEAN, WORST = 0.10, 0.30  # the goal: for the mean regret, and for the worst regret beyond the interval
 LINE = "{:>12}  {:<26} {:>9}  {:<26} {:>9}  {:>8} {:>8} {:>8}"
 TITLES = (("size", "chosen", "median", "best", "median", "regret", "from", "to"),
           ("(B)", "", "(us)", "", "(us)", "(%)", "(%)", "(%)"))
 
 
 def judged(nbytes: int, chosen: Way, samples: Mapping[Way, Sequence[float]]) -> dict[str, Any]:
-    """Return what is kept of a size: the choice, and the best of all that were measured twice, which may be the choice.
+    """Return the record of a size: the choice, and the best way of the second pass, possibly the choice itself.
 
-    ``regret`` is the share by which the choice takes longer; ``low`` and ``high`` are its interval, ``beyond`` the
-    share by which it surely takes longer.
+    ``regret`` is the relative extra time of the choice, ``low`` and ``high`` are its confidence interval. ``beyond`` is
+    the certain part of the extra time.
     """
     second = [{"executor": way[0], "algorithm": way[1], "median": statistics.median(seconds)}
               for way, seconds in samples.items()]
@@ -56,7 +56,7 @@ def judged(nbytes: int, chosen: Way, samples: Mapping[Way, Sequence[float]]) -> 
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return mean and worst over all sizes, and whether that is within the goal."""
+    """Return mean and worst regret over all sizes, and whether the goal is reached."""
     mean, beyond = statistics.fmean(row["regret"] for row in rows), max(row["beyond"] for row in rows)
     return {"mean": mean, "worst": max(row["regret"] for row in rows), "beyond": beyond,
             "within": mean <= MEAN and beyond <= WORST}
@@ -82,7 +82,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure; return 0, or 1 where data were wrong. A collective call; wrong arguments end every rank with 2."""
+    """Measure; return 0, or 1 if data were wrong. A collective call; wrong arguments end every rank with code 2."""
     given = parser().parse_args(arguments)
     try:
         name = collective_row(given.collective).name
@@ -95,14 +95,14 @@ def main(arguments: Sequence[str]) -> int:
                 regret.measure(wanted if name != "barrier" else (0,))
                 return regret.finish()
     except (ArgumentError, UsageError, BackendError) as error:
-        refuse(PROGRAM, str(error))  # alike on every rank
+        refuse(PROGRAM, str(error))  # the same error on every rank
 
 
 class Regret:
-    """What is measured so far; `comms` has a communicator for each executor, `comm` chooses.
+    """The measurements so far; `comms` has a communicator for each executor, `comm` makes the choice.
 
-    The file of `path` has ``sizes`` as `judged` makes them, with in ``first`` the medians of all ways; ``verdict`` over
-    all sizes; and ``basis``, the table that auto went by, without its folder.
+    The file at `path` has ``sizes`` as returned by `judged`, with the medians of all ways in ``first``; ``verdict``
+    over all sizes; and ``basis``, the table used by auto, without its folder.
     """
 
     def __init__(self, comm: Communicator, comms: dict[str, Communicator], test: str, path: str | None = None) -> None:
@@ -118,7 +118,7 @@ class Regret:
         self._files = records.reserve_together(comm.mpi, {"json": path} if path else {})
 
     def measure(self, wanted: Iterable[int]) -> None:
-        """Measure every size, rank 0 prints a line for each. A collective call."""
+        """Measure every size; rank 0 prints a line for each. A collective call."""
         self._say(f"# {self.case.test} of float32 on {self.comm.size} ranks, {self.comm.nodes} "
                   f"node{'s' * (self.comm.nodes > 1)}: what auto chooses against the best of all that can be chosen",
                   *(f"#{LINE.format(*titles)[1:]}" for titles in TITLES))
@@ -141,7 +141,7 @@ class Regret:
             self._say(line(self.sizes[-1]))
 
     def _calls(self, data: Data) -> tuple[dict[Way, Callable[[], Any]], Way]:
-        """Return the calls of all ways that are left and not refused, each made and checked once, and auto's choice."""
+        """Return the calls of all remaining possible ways, each made and checked once, and the choice of auto."""
         def checked(comm: Communicator, algorithm: str, name: str) -> Callable[[], Any]:
             call = functools.partial(getattr(comm, self.case.test), *data.arguments(Turn(0)), algorithm=algorithm)
             expected = data.expected(Turn(0))
@@ -153,13 +153,13 @@ class Regret:
 
         nbytes = self.case.nbytes(data.count)
         choice = checked(self.comm, "auto", "auto")
-        candidates = self.comm.explain(self.case.test, nbytes).candidates  # what has been called of that size
+        candidates = self.comm.explain(self.case.test, nbytes).candidates  # one call of this size has been made
         chosen: Way = self.comm.mpi.bcast(next(
             ((row["executor"], row["algorithm"]) for row in candidates if row["calls"]), None))
         calls = {chosen: choice}
         for way in self._left:
             if way != chosen:
-                with contextlib.suppress(ArgumentError):  # alike on every rank, before data move
+                with contextlib.suppress(ArgumentError):  # the same on every rank, before any data move
                     calls[way] = checked(self._comms[way[0]], way[1], ":".join(way))
         return calls, chosen
 
@@ -167,7 +167,7 @@ class Regret:
         return dict(zip(calls, samples(self.comm, [*calls.values()], FIRST * len(calls)), strict=True))
 
     def finish(self, interrupted: bool = False) -> int:
-        """Print the last lines and write the file; return the exit code. It needs no other rank."""
+        """Print the last lines and write the file; return the exit code. No communication."""
         lines, judgement = [f"# auto goes by {self.basis}"], verdict(self.sizes) if self.sizes else None
         if "json" in self._files:
             records.write(self._files.pop("json"), {

@@ -1,4 +1,4 @@
-"""`gpucoll bench report F.json ...`: one HTML page made of what runs left behind; it needs no server and no network."""
+"""`gpucoll bench report F.json ...`: one HTML page from the files of runs, without server and network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .summary import geometric_mean
 from .tables import BY, named, table
 
 PROGRAM, PAGE = "gpucoll bench report", "report.html"
-# What charts need besides: lines on dark paper have the same hues, moved until they stand out there.
+# Additional colours for charts: lines on dark paper keep their hues, with enough contrast.
 DARK_LINES = ("#509bf1", "#ff8a47", "#33cf9f", "#f0a1e4", "#f3dd6a", "#7d6bf0", "#bfeaff", "#b8563c")
 DAY = {**LIGHT, "bound": "#3c4650", "peer": "#6a737c", "good": "#0a7a4b", "bad": "#c02f1d",
        **{f"line-{number}": colour for number, colour in enumerate(LINES)}}
@@ -29,13 +29,13 @@ NIGHT = {**DARK, "bound": "#c3ccd5", "peer": "#98a3ae", "good": "#4fd19a", "bad"
 READ_AS = {"memory_gib": "memory (GiB)", "cpu": "processor", "mpi": "MPI", "numpy": "NumPy", "cupy": "CuPy",
            "gpus": "GPUs", "nccl": "NCCL", "python": "Python"}
 UNKNOWN: tuple[object, ...] = ("", None, 0, [], {})
-Files = Mapping[str, Sequence[Record]]  # the records of each file, by the name that the page gives it
+Files = Mapping[str, Sequence[Record]]  # the records of each file, by the name on the page
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page of the files named by `arguments`, which follow the word `report`; return the exit code.
+    """Write the page of the files named by `arguments` (after the word `report`); return the exit code 0.
 
-    It is 0; what cannot be read or written ends the process with exit code 2 and one line.
+    Files impossible to read or write end the process with exit code 2 and one line.
     """
     parser = Parser(PROGRAM, allow_abbrev=False, description="Make one page of benchmark results; it needs no network.",
                     epilog="Several files are compared, the first being what the others are held against. Files of "
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def made(files: Sequence[str]) -> str:
-    """Return the page of the files; raise ArgumentError where one of them holds no results."""
+    """Return the page of the files; raise ArgumentError if a file holds no results."""
     try:
         return page({file: records.read(file) for file in files})
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -69,7 +69,7 @@ def made(files: Sequence[str]) -> str:
 
 
 def page(files: Files) -> str:
-    """Return a page with all that the files hold; several are compared. Raises UsageError where plotly is missing."""
+    """Return a page with the contents of the files; several files are compared. Raise UsageError without plotly."""
     try:
         from plotly.offline import get_plotlyjs
 
@@ -81,7 +81,7 @@ def page(files: Files) -> str:
     styles, sections = numbers(found), []
     for place, panel in enumerate(found):
         pictures, measured = "", tables.results(panel, letters)
-        if len({row.size for row in panel.rows if row.size > 0}) > 1:  # a single size is no line
+        if len({row.size for row in panel.rows if row.size > 0}) > 1:  # a single size gives no line
             for placement in panel.placements:
                 sides = "".join(_figure(over_sizes(panel, styles, letters, placement, time=time))
                                 for time in (False, True))
@@ -105,14 +105,14 @@ def page(files: Files) -> str:
 
 
 def _figure(chart: Any) -> str:
-    """Return a figure that the page's script draws when it comes into view."""
-    data = chart.to_json().replace("<", "\\u003c")  # nothing in it ends the script element
+    """Return a figure, drawn by the page's script when scrolled into view."""
+    data = chart.to_json().replace("<", "\\u003c")  # no text can end the script element
     return (f'<figure style="height:{chart.layout.height}px"><script type="application/json">{data}</script>'
             "</figure>\n")
 
 
 def _section(heading: str, content: str) -> str:
-    """Return a section, or nothing where it would be empty."""
+    """Return a section, or "" if the section would be empty."""
     return f'<section class="panel"><h2>{heading}</h2>{content}</section>\n' if content else ""
 
 
@@ -121,7 +121,7 @@ def _details(summary: str, content: str, *, opened: bool = False) -> str:
 
 
 def _own(record: Record) -> dict[str, Any]:
-    """Return what gpucoll adds to nccl-tests' schema; nothing for nccl-tests' own files."""
+    """Return gpucoll's additions to nccl-tests' schema; {} for nccl-tests' own files."""
     return record.get("gpucoll") or {}
 
 
@@ -136,7 +136,7 @@ def _head(files: Files, letters: Sequence[str], tests: str) -> str:
 
 
 def _notes(files: Files, letters: Sequence[str]) -> str:
-    """Return what a reader has to know before believing the rest: errors, what could not be measured."""
+    """Return the warnings for the reader: errors, and cases left out."""
     items = []
     for group, letter in zip(files.values(), letters, strict=True):
         said: list[tuple[str, str]] = []
@@ -151,7 +151,7 @@ def _notes(files: Files, letters: Sequence[str]) -> str:
 
 
 def _tiles(group: Sequence[Record], letter: str) -> str:
-    """Return what matters most of a file: whether the data are right, bandwidth, the machine, ratios to peers."""
+    """Return the main facts about a file: correctness, bandwidth, the machine, ratios to peers."""
     tiles = []
     outs = [record["out_of_bounds"] for record in group if record.get("out_of_bounds")]
     if outs:
@@ -166,7 +166,7 @@ def _tiles(group: Sequence[Record], letter: str) -> str:
     if copies:
         ends = dict.fromkeys([figure(min(copies)), figure(max(copies))])
         tiles.append(("", f"{' to '.join(ends)} GB/s", "copy bandwidth of the machine"))
-    best: dict[str, list[tuple[float, str]]] = {}  # for each peer the best algorithm of each collective of each run
+    best: dict[str, list[tuple[float, str]]] = {}  # for each peer: the best algorithm of each collective of each run
     for record in group:
         for peer, tests in (_own(record).get("ratios") or {}).items():
             for row in filter(None, tests.values()):
@@ -186,7 +186,7 @@ def _contents(found: Sequence[Panel]) -> str:
 
 
 def _lead(panel: Panel, letters: Sequence[str]) -> str:
-    """Return what a reader takes home from a panel: who is first on the least data, and who reaches most."""
+    """Return the summary of a panel: the fastest for the smallest size, and the highest bandwidth."""
     placement = (*panel.placements, "")[0]
     rows = [row for row in panel.rows if placement in row.sides]
     if not rows:
@@ -199,7 +199,7 @@ def _lead(panel: Panel, letters: Sequence[str]) -> str:
              lambda row: time_text(row.sides[placement].time)),
             ("Highest bus bandwidth", sorted(rows, key=lambda row: -row.sides[placement].busbw),
              lambda row: f"{figure(row.sides[placement].busbw)} GB/s at {byte_text(row.size)}")):
-        # The first, and where that is a peer the first of ours as well.
+        # The first; if the first is a peer, also the first of gpucoll's algorithms.
         first = [ordered[0], *[row for row in ordered if not row.peer][:ordered[0].peer]]
         said.append(f"{title}: " + "; of ours ".join(
             f"<b>{escape(row.name)}</b>{named('', letters[row.file])} {words(row)}" for row in first))
@@ -207,7 +207,7 @@ def _lead(panel: Panel, letters: Sequence[str]) -> str:
 
 
 def _machine(group: Sequence[Record], name: str) -> str:
-    """Return what one file says about its machine and its commands."""
+    """Return the facts about machine and commands in a file."""
     first, own = group[0], _own(group[0])
     facts = {"started": first.get("start_time"), "ended": group[-1].get("end_time"),
              "program": " ".join(str(own[key]) for key in ("program", "version", "revision") if own.get(key)),

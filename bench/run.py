@@ -1,4 +1,4 @@
-"""One run: every test, type, op, root and size in turn, and what comes of them."""
+"""One run: every test, type, op, root and size in turn, and the record of the results."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .records import PLACEMENTS
 from .summary import changes, geometric_mean, per_iteration, report, reported, skew
 from .table import Progress
 
-SMALL = 256 << 10  # bytes that take as long as a barrier does: no size weighs less in the progress
+SMALL = 256 << 10  # bytes taking as long as a barrier: added to each size's weight in the progress
 
 
 class Run:
-    """What is measured so far; `record` is whole at any time, so that Ctrl-C keeps it.
+    """The measurements so far; `record` is valid at any time, so that Ctrl-C can save the record.
 
-    Made on every rank. Raises ArgumentError or DtypeError, alike on every rank and before anything is printed, where
-    it cannot be done.
+    Created on every rank. If the run is impossible, raise ArgumentError or DtypeError, the same on every rank, before
+    printing.
     """
 
     def __init__(self, comm: Communicator, options: Options, arguments: Sequence[str] = ()) -> None:
@@ -50,7 +50,7 @@ class Run:
         self._is_finished = False
 
     def measure(self) -> None:
-        """Measure everything; a collective call, rank 0 prints. Raises GpucollError, alike on every rank."""
+        """Measure everything; rank 0 prints. A collective call; raises GpucollError, the same on every rank."""
         with self.bench.device.measuring():
             self.copy = machine.copy_bandwidth(self.comm, self.bench.device)
             self.own["copy"] = {"bandwidth": self.copy.bandwidth, "bytes": self.copy.nbytes,
@@ -113,7 +113,7 @@ class Run:
             self.say([table.osu_overlap(overlap, contestant.name if self.several else "")])
 
     def finish(self, interrupted: bool = False) -> int:
-        """Print what comes after the data and write the files; return the exit code. Of two calls one does it."""
+        """Print the lines after the data and write the files; return the exit code. A second call does nothing."""
         if self._is_finished:
             return 1
         self._is_finished = True
@@ -122,7 +122,7 @@ class Run:
         wrong = wrong_elements(results)
         bandwidth, errors = table.average(results), ["interrupted"] * interrupted
         self.record = {**self.record, "results": results, **closing(options, wrong, bandwidth, errors)}
-        # The files first: a launcher that ends its ranks may have closed their output already.
+        # Write the files first: a launcher ending its ranks may already have closed their output.
         if "json" in self._files:
             records.write(self._files["json"], self.record)
         if "csv" in self._files:
@@ -154,12 +154,12 @@ class Run:
             sys.stdout.flush()
 
 
-# The record of a run: its keys are in `records`
+# The record of a run; the keys are explained in `records`
 
 
 def result_of(case: Case, count: int, options: Options, ours: tuple[str, Measured], peers: Mapping[str, Measured],
            copy: machine.Copy) -> dict[str, Any]:
-    """Return one line's result; `ours` is an algorithm's name and what was measured, `peers` likewise."""
+    """Return the result of one line; `ours` is an algorithm's name and its measurement, `peers` likewise."""
     name, measured = ours
     clock = "cpu_time" if options.flags.report_cputime else "time"
 
@@ -185,13 +185,13 @@ def result_of(case: Case, count: int, options: Options, ours: tuple[str, Measure
 
 
 def wrong_elements(results: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many elements were wrong in all, those of peers too."""
+    """Return the number of wrong elements in all results, peers included."""
     sides = [side for result in results for side in (result, *result["against"].values())]
     return sum(side[placement]["nwrong"] or 0 for side in sides for placement in PLACEMENTS)
 
 
 def means(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return {peer: {collective: {algorithm: the geometric mean of its out-of-place ratios}}}."""
+    """Return {peer: {collective: {algorithm: the geometric mean of the out-of-place ratios}}}."""
     ratios: dict[str, dict[str, dict[str, list[float]]]] = {}
     for result in results:
         for peer, found in result["against"].items():
@@ -203,7 +203,7 @@ def means(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str,
 
 def opening(options: Options, places: Sequence[machine.Place], facts: Mapping[str, Any], arguments: Sequence[str],
             environment: Sequence[str]) -> dict[str, Any]:
-    """Return what is known of a run before it begins."""
+    """Return the record at the beginning of a run."""
     flags = options.flags
     step = {"step_factor": flags.stepfactor} if flags.stepfactor > 1 else {"step_bytes": flags.stepbytes}
     config = {
@@ -222,17 +222,17 @@ def opening(options: Options, places: Sequence[machine.Place], facts: Mapping[st
 
 
 def closing(options: Options, wrong: int, bandwidth: float, errors: Sequence[str]) -> dict[str, Any]:
-    """Return what is known of a run once it has ended."""
+    """Return the entries added to the record at the end of a run."""
     okay = "unchecked" if options.floor is None else truth(bandwidth >= options.floor)
     return {"out_of_bounds": {"count": wrong, "okay": truth(not wrong)},
             "average_bus_bandwidth": {"bandwidth": bandwidth, "okay": okay}, "errors": list(errors), "end_time": now()}
 
 
 def truth(value: object) -> str:
-    """Return nccl-tests' spelling of a truth."""
+    """Return nccl-tests' spelling of a boolean."""
     return "true" if value else "false"
 
 
 def now() -> str:
-    """Return the time as nccl-tests writes it."""
+    """Return the time in nccl-tests' format."""
     return time.strftime(table.STAMP)

@@ -1,4 +1,4 @@
-"""`bench.training servers`: parameter servers, every split of the ranks, against a ring all-reduce."""
+"""`bench.training servers`: parameter servers, for every split of the ranks, compared with a ring all-reduce."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gpucoll.training import SGD, ParameterServer
 from .contestants import LeftOut
 from .training import MIB, medians
 
-STEPS = 4  # of each contestant in a round, after one that warms up
-NEAR = 1.1  # times the best split's time are as good
+STEPS = 4  # of each contestant per round, after a warm-up
+NEAR = 1.1  # times up to this factor above the best split are considered equal
 
 
 class Row(NamedTuple):
-    """A split of the ranks, and a step by it: bytes into and out of the busiest server and a worker, milliseconds."""
+    """A split of the ranks and the cost of a step: bytes into and out of the busiest server and a worker, and ms."""
 
     servers: int
     workers: int
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
-    """Return measured and simulated times of a synchronous step, and what it moves, for every number of servers."""
+    """Return measured and simulated times and the traffic of a synchronous step, for every number of servers."""
     ranks, elements = comm.size, options.bytes // 4
     if ranks < 2:
         raise LeftOut("servers: at least one rank must be a server, and one a worker")
@@ -66,7 +66,7 @@ def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
 
 
 def steps(comm: gc.Communicator, servers: int, elements: int) -> tuple[list[float], tuple[int, ...]]:
-    """Return the milliseconds of steps, by the slowest worker's clock, and the bytes of one, as `Row` has them."""
+    """Return the milliseconds of the steps on the slowest worker, and the bytes of a step, as in `Row`."""
     place = ParameterServer({"w": numpy.zeros(elements, "f4")}, comm, servers, SGD(1e-3))
     gradient, seconds = {"w": numpy.ones(elements, "f4")}, list[float]()
     if place.is_server:
@@ -85,7 +85,7 @@ def steps(comm: gc.Communicator, servers: int, elements: int) -> tuple[list[floa
 
 
 def foretold(level: Level, servers: int, workers: int, nbytes: int) -> float:
-    """Return the milliseconds of a pull and then a push, as the simulator counts them.
+    """Return the milliseconds of a pull and then a push, in the model of the simulator.
 
     In each, the busiest link carries the larger of a worker's b bytes and a server's (P - N) / N b, one way.
     """
@@ -95,7 +95,7 @@ def foretold(level: Level, servers: int, workers: int, nbytes: int) -> float:
 
 
 def verdict(rows: Sequence[Row], ring: float) -> str:
-    """Return what the figures say of the rule: few servers are the bottleneck, as many as workers match a ring."""
+    """Return the verdict on the rule: few servers are the bottleneck, about as many servers as workers match a ring."""
     best, rule = min(row.simulated for row in rows), [row.servers for row in rows if row.servers >= row.workers]
     good = [row for row in rows if row.simulated <= NEAR * best]
     narrow = [row.servers for row in rows if row.moved[0] > row.moved[2]]

@@ -1,4 +1,4 @@
-"""A step of training by each strategy of `gpucoll.training`, of x @ up @ down, and what a rank keeps for it."""
+"""A step of training x @ up @ down by each strategy of `gpucoll.training`, and the bytes kept by a rank."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Step = Callable[[], None]
 
 
 class Watched(Adam):
-    """Adam that notes how many bytes the rank keeps as it takes a step."""
+    """Adam, recording the bytes kept by the rank at the step."""
 
-    memory: Callable[[], Mapping[str, int]] | None = None  # what tells it; else it counts its own arrays
+    memory: Callable[[], Mapping[str, int]] | None = None  # returns the bytes kept; None: count the arrays here
     kept = 0
 
     def step(self, parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> None:
@@ -24,7 +24,7 @@ class Watched(Adam):
 
     @property
     def nbytes(self) -> int:
-        """Those of its state."""
+        """Bytes of the state."""
         return sum(map(nbytes, self.state.values()))
 
 
@@ -33,7 +33,7 @@ def nbytes(arrays: Mapping[str, Any]) -> int:
 
 
 def gradients(up: Any, down: Any, x: Any) -> dict[str, Any]:
-    """Those of |x up down - x|**2 / 2, the mean over samples, in the order of a backward pass."""
+    """Return the gradients of |x up down - x|**2 / 2, the mean over samples, in the order of a backward pass."""
     error = (x @ up @ down - x) / len(x)
     return {"down": (x @ up).T @ error, "up": x.T @ (error @ down.T)}
 
@@ -56,7 +56,7 @@ def zero(stage: int) -> Callable[..., Step]:
         adam.memory = trainer.memory
 
         def step() -> None:
-            for names in ("up", "down"):  # forward, where stage 3 gathers each layer; the way back gathers both again
+            for names in ("up", "down"):  # forward: stage 3 gathers each layer; backward gathers both again
                 with trainer.layer(names):
                     pass
             with trainer.layer("down") as down, trainer.layer("up") as up:

@@ -1,11 +1,11 @@
-"""What a rank sends and keeps by each strategy of training, counted beside its formula; and the time of a step.
+"""Bytes sent and kept by a rank with each strategy of training, beside the formulas; and the time of a step.
 
     OMP_NUM_THREADS=1 mpiexec -n 4 python -m bench.strategies [--width 128] [--steps 15]
 
-The model is x @ up @ down in float32, by Adam. Each collective of a step counts as its ring's schedule sends it; what
-tells other ranks of errors, some bytes, does not. Memory is that of parameters, gradients and Adam's state as the
-optimizer takes its step; a parameter server's is without gradients, a worker's with those that it sends. Prints a table
-in Markdown, and exits with 1 where a count is not what the formula says.
+The model is x @ up @ down in float32, by Adam. Each collective of a step counts as the bytes sent by its ring
+schedule; the few bytes for reporting errors do not count. Memory means parameters, gradients and Adam's state at the
+optimizer's step; for a parameter server without gradients, for a worker with the gradients sent. Prints a table in
+Markdown. Exits with 1 if a count differs from the formula.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gpucoll.training import ParameterServer
 
 from . import steps
 
-ROWS = 64  # samples of each rank
-# Bytes sent in a step and kept, on P ranks: b of parameters, k of Adam's state, a of the activations that are added up.
+ROWS = 64  # samples per rank
+# Bytes sent in a step and kept, on P ranks: b bytes of parameters, k of Adam's state, a of the reduced activations.
 FORMULAS = {
     "DataParallel": ("2 * (P - 1) / P * b", "2 * b + k"),
     "ZeRO, stage 1": ("2 * (P - 1) / P * b", "2 * b + k / P"),
@@ -41,7 +41,7 @@ FORMULAS = {
 
 @contextlib.contextmanager
 def counting() -> Iterator[list[Fraction]]:
-    """Inside, the bytes that this rank's collectives send are appended, those of sub-communicators too."""
+    """Append to the list the bytes sent by this rank's collectives, also on sub-communicators."""
     sent: list[Fraction] = []
 
     def counted(name: str) -> Any:
@@ -49,7 +49,7 @@ def counting() -> Iterator[list[Fraction]]:
 
         def method(self: gc.Communicator, x: Any, *arguments: Any, **options: Any) -> Any:
             whole = x.nbytes * (self.size if name == "all_gather" else 1)
-            if x.nbytes > 1:  # a byte tells of errors
+            if x.nbytes > 1:  # a single byte reports errors
                 sent.append(Fraction(find(name, "ring").price(self.size, Fraction(whole))["sent"]))
             return call(self, x, *arguments, **options)
 
@@ -62,7 +62,7 @@ def counting() -> Iterator[list[Fraction]]:
 
 
 def measure(step: steps.Step, repeats: int) -> tuple[Fraction, float]:
-    """Return the bytes that a step sends, and its median seconds; a first one is not counted."""
+    """Return the bytes sent by a step, and the median seconds; a first step is not counted."""
     step()
     seconds = []
     with counting() as sent:
@@ -74,7 +74,7 @@ def measure(step: steps.Step, repeats: int) -> tuple[Fraction, float]:
 
 
 def rows(comm: gc.Communicator, weights: Any, x: Any, repeats: int) -> Iterator[tuple[Fraction, int, float]]:
-    """Yield bytes sent, bytes kept and seconds, those of rank 0; in the order of FORMULAS. A collective call."""
+    """Yield bytes sent, bytes kept and seconds of rank 0, in the order of FORMULAS. A collective call."""
     for way in (steps.data_parallel, *map(steps.zero, (1, 2, 3)), steps.linear):
         adam = steps.Watched()
         sent, seconds = measure(way(comm, {name: weight.copy() for name, weight in weights.items()}, adam, x), repeats)

@@ -1,4 +1,4 @@
-"""What comes of the seconds: nccl-tests' statistics, skew, ratios and their intervals, how two runs differ."""
+"""Statistics of the measured seconds: nccl-tests' figures, skew, ratios with intervals, and comparison of two runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .records import PLACEMENTS
 Array: TypeAlias = numpy.ndarray[Any, Any]
 
 Result = Mapping[str, Any]  # of a record
-FEWEST = 5  # repetitions on both sides, for a verdict of the page
-# What has to be alike; what a file does not say is taken to be the same: nccl-tests' lack the first five.
+FEWEST = 5  # repetitions of both files, for a verdict on the page
+# Fields of the same case. A field missing in a file counts as equal: nccl-tests' files lack the first five.
 SAME = ("collective", "algorithm", "ranks", "device", "memory", "size", "type", "redop")
 RESAMPLES = 1000
 DECIMALS = 3  # of the us in lists: nanoseconds
@@ -25,17 +25,17 @@ OVER_RANKS = {0: lambda seconds: seconds[0], 1: lambda seconds: seconds.mean(axi
 
 
 def reported(seconds: Array, average: int) -> float:
-    """Return the time that a line reports, from seconds of shape (ranks, repetitions): the median repetition.
+    """Return the time reported by a line, from seconds of shape (ranks, repetitions): the median repetition.
 
-    `average` is nccl-tests' -a: 0 rank 0's time, 1 the mean over ranks, 2 the fastest's, 3 the slowest's.
+    `average` is nccl-tests' -a: 0 rank 0's time, 1 the mean over ranks, 2 the fastest rank's, 3 the slowest rank's.
     """
     return float(numpy.median(OVER_RANKS[average](seconds)))
 
 
 def per_iteration(seconds: Array, skipped: int = 0) -> dict[str, Any]:
-    """Return nccl-tests' statistics of the repetitions, each as long as on the slowest rank; times in us.
+    """Return nccl-tests' statistics of the repetitions, each with the slowest rank's time; times in us.
 
-    The first `skipped` count in the lists only. Percentiles are nearest ranks, as nccl-tests takes them.
+    The first `skipped` repetitions appear only in the lists. Percentiles are nearest ranks, as in nccl-tests.
     """
     slowest = seconds.max(axis=0) * 1e6
     row = numpy.sort(slowest[skipped:])
@@ -48,31 +48,31 @@ def per_iteration(seconds: Array, skipped: int = 0) -> dict[str, Any]:
 
 
 def percentile(row: Array, percent: int) -> float:
-    """Return the nearest rank of a sorted row."""
+    """Return a percentile of a sorted row, by the nearest rank."""
     return float(row[min(len(row) - 1, (len(row) * percent + 99) // 100 - 1)])
 
 
 class Skew(NamedTuple):
-    """How far the ranks' times lie apart, in seconds, and the rank that usually takes longest."""
+    """The time between the ranks in seconds, and the rank usually slowest."""
 
     seconds: float
     late_rank: int
 
 
 def skew(seconds: Array) -> Skew:
-    """Return the median over repetitions of slowest less fastest rank, and the rank with the longest median time."""
+    """Return the median over repetitions of slowest minus fastest rank, and the rank with the longest median time."""
     return Skew(float(numpy.median(seconds.max(axis=0) - seconds.min(axis=0))),
                 int(numpy.median(seconds, axis=1).argmax()))
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
-    """Return the mean of ratios that values twice as fast and half as fast alike."""
+    """Return the geometric mean: twice as fast and half as fast balance each other."""
     logarithms = [math.log(ratio) for ratio in ratios]
     return math.exp(math.fsum(logarithms) / len(logarithms))
 
 
 class Interval(NamedTuple):
-    """A ratio of medians, and between which ratios it lies with `CONFIDENCE`."""
+    """A ratio of medians, and its interval at the level `CONFIDENCE`."""
 
     ratio: float
     low: float
@@ -80,7 +80,7 @@ class Interval(NamedTuple):
 
 
 def ratio(new: Sequence[float], old: Sequence[float]) -> Interval:
-    """Return the ratio of the medians of two samples; the interval comes from resampling both, always alike."""
+    """Return the ratio of two samples' medians; the interval is from resampling both, with a fixed seed."""
     generator = numpy.random.Generator(numpy.random.PCG64(0))
     medians = [numpy.median(generator.choice(numpy.asarray(sample), (RESAMPLES, len(sample))), axis=1)
                for sample in (new, old)]
@@ -88,11 +88,11 @@ def ratio(new: Sequence[float], old: Sequence[float]) -> Interval:
     return Interval(float(numpy.median(new) / numpy.median(old)), float(low), float(high))
 
 
-# How two runs differ: for --compare, and on the page
+# Comparison of two runs: for --compare, and on the page
 
 
 class Change(NamedTuple):
-    """One figure that was measured before: medians in us, and the interval of new time over old."""
+    """A figure measured in both runs: medians in us, and the interval of new time over old."""
 
     what: str
     new: float
@@ -100,23 +100,23 @@ class Change(NamedTuple):
     interval: Interval
 
     def verdict(self, tolerance: float = 0.0) -> str:
-        """Return "slower" or "faster" where the whole interval lies beyond the tolerance, else "alike"."""
+        """Return "slower" or "faster" if the whole interval lies beyond the tolerance, else "alike"."""
         if self.interval.low > 1 + tolerance:
             return "slower"
         return "faster" if self.interval.high < 1 / (1 + tolerance) else "alike"
 
 
 def change(what: str, new: Sequence[float], old: Sequence[float]) -> Change:
-    """Return how the times of one figure changed."""
+    """Return the change between the times of a figure."""
     return Change(what, statistics.median_high(new), statistics.median_high(old), ratio(new, old))
 
 
 def changes(results: Iterable[Result], baseline: Sequence[Mapping[str, Any]]) -> Iterator[Change]:
-    """Return each figure of `results` that a record of `baseline` holds as well."""
+    """Yield the change of each figure of `results` also found in a record of `baseline`."""
     for new in results:
         old: Result = next((one for record in baseline for one in record["results"] if is_same(one, new)), {})
         for placement in PLACEMENTS:
-            # Every repetition's time, or where a file has only their mean, that.
+            # The times of all repetitions; some files have only their mean.
             times = [side[f"{placement}_per_iter"]["times_us"] if f"{placement}_per_iter" in side else
                      [side[placement]["time"]] for side in (new, old) if side.get(placement)]
             if len(times) == 2 and all(time > 0 for row in times for time in row):
@@ -125,13 +125,13 @@ def changes(results: Iterable[Result], baseline: Sequence[Mapping[str, Any]]) ->
 
 
 def is_same(old: Result, new: Result) -> bool:
-    """Return whether two results are of the same case."""
+    """Return whether two results are for the same case."""
     alike = all(old.get(key, new.get(key)) == new.get(key, old.get(key)) for key in SAME)
     return alike and str(old["root"]).strip() == str(new["root"]).strip()
 
 
 def report(found: Sequence[Change], results: int, tolerance: float) -> tuple[list[str], bool]:
-    """Return the lines to print, and whether all is well: something was compared and nothing became slower."""
+    """Return the lines to print, and whether all is well: at least one comparison, and no figure slower."""
     verdicts = [one.verdict(tolerance) for one in found]
     lines = [f"# compare: {verdict.upper() if verdict == 'slower' else verdict}  {one.what}  {one.old:.4g} us -> "
              f"{one.new:.4g} us, {one.interval.ratio:.3f} times as long "

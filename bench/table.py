@@ -1,7 +1,7 @@
-"""What is printed: nccl-tests' header, lines and footer, byte for byte; OSU's layout; what they lack begins with #.
+"""The printed lines: nccl-tests' header, lines and footer, byte for byte; OSU's layout; additional lines begin with #.
 
-Data lines are gpucoll's; with several algorithms each ends with the algorithm's name. Peers, spread, skew, and shares
-of the bound stand in a table of their own after them.
+Data lines are gpucoll's. With several algorithms each line ends with the algorithm's name. Peers, spread, skew, and
+shares of the bound are in a separate table after the lines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STAMP = "%Y-%m-%d %H:%M:%S"
 
 
 def number(value: float, width: int) -> str:
-    """Return nccl-tests' spelling of a number: as many decimals as there is room for."""
+    """Return nccl-tests' format of a number: as many decimals as fit."""
     for form in (f"{value:{width}.2f}", f"{value:{width}.1f}", f"{value:{width}.0f}"):
         if len(form) <= width:
             return form
@@ -69,7 +69,7 @@ def header(options: Options, versions: Mapping[str, str], places: Sequence[Place
 
 
 def titles(options: Options, several: bool) -> list[str]:
-    """Return the lines over the columns."""
+    """Return the title lines above the columns."""
     flags = options.flags
     spread, stamped = bool(flags.per_iter_timing), bool(flags.report_timestamps)
     over = ("           out-of-place                       in-place          " if not spread else
@@ -86,7 +86,7 @@ def titles(options: Options, several: bool) -> list[str]:
 
 
 def details(results: Sequence[Result]) -> list[str]:
-    """Return a table of what nccl-tests' lines do not say."""
+    """Return a table of the figures missing in nccl-tests' lines."""
     peers = list(dict.fromkeys(peer for result in results for peer in result["against"]))
     rows = []
     for result in results:
@@ -105,13 +105,13 @@ def details(results: Sequence[Result]) -> list[str]:
 
 
 def comparison(means: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
-    """Return, for each peer and test, how many times as fast as the peer each algorithm was on the whole."""
+    """Return, for each peer and test, the mean speed of each algorithm as a multiple of the peer's."""
     return [f"# against {peer}  {test}  geometric mean" + "".join(f"  {name} {mean:.3f}" for name, mean in row.items())
             for peer, tests in means.items() for test, row in tests.items()]
 
 
 def average(results: Sequence[Result]) -> float:
-    """Return nccl-tests' average bus bandwidth: over all lines, and over both halves of each; 0 without lines."""
+    """Return nccl-tests' average bus bandwidth, over both halves of all lines; 0 without lines."""
     busbw = [result[placement]["bus_bw"] for result in results for placement in PLACEMENTS]
     return math.fsum(busbw) / len(busbw) if busbw else 0.0
 
@@ -124,11 +124,11 @@ def footer(options: Options, wrong: int, bandwidth: float) -> list[str]:
             f"# Collective test concluded: {options.flags.test}", "#"]
 
 
-# The same columns, widths and units as the OSU micro-benchmarks'; several algorithms are named after the last column.
+# The columns, widths and units of the OSU micro-benchmarks; with several algorithms, the name follows the last column.
 
 
 def osu_titles(test: str, name: str, *, overlap: bool) -> list[str]:
-    """Return the lines over a test's latencies, or its overlap, by one algorithm."""
+    """Return the title lines of a test's latencies, or of its overlap, by one algorithm."""
     kind, names = ("Overlap", ("Overall(us)", "Compute(us)", "Pure Comm.(us)", "Overlap(%)")) if overlap else (
         "Latency", ("Avg Latency(us)", "Min Latency(us)", "Max Latency(us)"))
     return ["", f"# gpucoll {test} {kind} Test ({name})",
@@ -137,9 +137,9 @@ def osu_titles(test: str, name: str, *, overlap: bool) -> list[str]:
 
 
 def osu_latency(result: Result, name: str = "") -> str:
-    """Return a line of latencies: out of place, over ranks and repetitions the mean, and over ranks the extremes.
+    """Return a line of out-of-place latencies: the mean over ranks and repetitions, and the extremes over ranks.
 
-    OSU's size is what one rank contributes: a block, where the others have blocks too.
+    OSU's size is the contribution of one rank: a block, for collectives with blocks.
     """
     rows = result["out_of_place_per_iter"]["per_process_max_times_us"]
     means = [sum(row) / len(row) for row in rows]
@@ -149,15 +149,15 @@ def osu_latency(result: Result, name: str = "") -> str:
 
 
 def osu_overlap(found: Result, name: str = "") -> str:
-    """Return a line of overlap."""
+    """Return a line of the overlap."""
     columns = "".join(f"{found[key]:>20.2f}" for key in ("overall_us", "compute_us", "pure_us", "overlap_pct"))
     return f"{found['size']:<10}{columns}" + (f"  {name}" if name else "")
 
 
 class Progress:
-    """Shows which share of a run's work is done, and how long the rest will take at the same pace.
+    """Shows the finished share of a run's work, and the estimated time for the rest.
 
-    `total` is the sum of the weights that `done` will be told; None where there is no end.
+    `total` is the sum of all weights passed to `done`; None for a run without end.
     """
 
     def __init__(self, style: str, total: int | None, stream: IO[str],
@@ -167,7 +167,7 @@ class Progress:
         self._done, self._started, self._shown, self._is_drawn = 0, clock(), clock(), False
 
     def done(self, weight: int, what: str) -> None:
-        """Take in that `what` is done; show it if the last sign is long enough ago."""
+        """Record `what` as done; show the progress if the last sign is old enough."""
         self._done += weight
         now = self._clock()
         if now - self._shown < INTERVALS[self.style]:
@@ -185,7 +185,7 @@ class Progress:
         self._is_drawn = self.style == "bar"
 
     def clear(self) -> None:
-        """Take the line away, so that another may be printed where it stood."""
+        """Erase the progress line, so that another line can be printed in its place."""
         if self._is_drawn:
             self._stream.write("\r\033[K")
             self._is_drawn = False

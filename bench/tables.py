@@ -1,4 +1,4 @@
-"""The page's tables: every measurement, how runs differ, overlap; each cell is HTML made safe."""
+"""The tables of the page: all measurements, differences of runs, overlap; every cell is escaped HTML."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .curves import Panel, Side
 from .records import PLACEMENTS
 from .summary import FEWEST, change
 
-NOTHING, BY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"  # no such number; the unit of ratios
+NOTHING, BY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"  # a missing number; the unit of ratios
 WORDS = {"algorithm", "verdict", "collective", "host", "device", "address", "processor or GPU"}  # columns of text
 VERDICTS = {"faster": '<b class="good">faster</b>', "slower": '<b class="bad">slower</b>',
             "alike": "no clear difference", "": "too few repetitions"}
 
 
 def table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]], above: str = "") -> str:
-    """Return a table that scrolls within the page; where the first column changes, a new part begins.
+    """Return a table, scrolling within the page; a change in the first column begins a new part.
 
-    A title may end in its unit, after a bar; `above` is a row over the titles.
+    A title may end in a bar and its unit; `above` is a row over the titles.
     """
     kinds = [' class="text"' if title in WORDS else "" for title in titles]
     heads = "".join(f'<th scope="col"{kind}>{name}{unit and f" <small>{unit}</small>"}</th>' for kind, (name, _, unit)
@@ -64,7 +64,7 @@ def results(panel: Panel, letters: Sequence[str]) -> str:
 
 
 def _figures(side: Side, best: float) -> list[str]:
-    """Return the cells of one placement; a bar behind the bandwidth says how near it comes to the best of its size."""
+    """Return the cells of one placement; a bar behind the bandwidth shows the ratio to the best of the size."""
     part = best / side.time if side.time else 0.0
     busbw = f"<b>{digits(side.busbw)}</b>" if part == 1 else digits(side.busbw)
     wrong = "N/A" if side.wrong is None else f'<b class="bad">{side.wrong:g}</b>' if side.wrong else "0"
@@ -73,17 +73,17 @@ def _figures(side: Side, best: float) -> list[str]:
 
 
 def named(name: str, letter: str) -> str:
-    """Return a name, and the sign of its file where there are several."""
+    """Return a name, followed by the letter of the file if there are several."""
     return escape(name) + (f' <b class="run">{escape(letter)}</b>' if letter else "")
 
 
 def microseconds(time: float | None) -> str:
-    """Return a time in us, to a hundredth where it is short."""
+    """Return a time in us, with two decimals for short times."""
     return NOTHING if time is None else f"{time:,.{2 if time < 100 else 1 if time < 1000 else 0}f}"
 
 
 def digits(value: float) -> str:
-    """Return a number with three digits that count, also where they are zeros: for columns.
+    """Return a number with three significant digits, trailing zeros included: for columns.
 
     >>> digits(1234.5), digits(0.01), digits(9.0)
     ('1,234', '0.0100', '9.00')
@@ -92,9 +92,9 @@ def digits(value: float) -> str:
 
 
 def differences(panel: Panel, later: int, letters: Sequence[str]) -> str:
-    """Return how a later file differs from the first: a verdict of what has repetitions enough, and a table.
+    """Return the differences of a later file from the first: verdicts for figures with enough repetitions, and a table.
 
-    The peers, which are the same library in both, tell the machine's part from ours.
+    The peers are the same library in both files, so their changes are due to the machine.
     """
     side, rows, verdicts = PLACEMENTS[0], [], []
     before = {(row.name, row.size): row.sides[side] for row in panel.rows if row.file == 0 and side in row.sides}
@@ -123,7 +123,7 @@ def differences(panel: Panel, later: int, letters: Sequence[str]) -> str:
 
 
 def overlap(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the four columns of OSU's benchmarks: what of the communication is hidden behind computing."""
+    """Return a table with the four columns of OSU's benchmarks: the communication hidden behind computing."""
     return table("Communication hidden behind computing", ["size", "collective", "algorithm", "overall|µs",
                                                            "compute|µs", "pure comm.|µs", "overlap|%"],
                  [[byte_text(int(row["size"])), escape(str(row["collective"])), escape(str(row["algorithm"])),

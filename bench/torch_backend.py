@@ -1,4 +1,4 @@
-"""`bench.training backend`: torch.distributed over the backend "gpucoll" and over Gloo, in turn in one run."""
+"""`bench.training backend`: torch.distributed with the backend "gpucoll" and with Gloo, in turn in one run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
         import torch.distributed as dist
     except ImportError as error:
         raise LeftOut("PyTorch is not installed: pip install torch") from error
-    importlib.import_module("gpucoll.torch")  # which registers the backend
+    importlib.import_module("gpucoll.torch")  # registers the backend
     torch.set_num_threads(1)
     dist.init_process_group("gpucoll")
     groups = {"gpucoll": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
@@ -47,7 +47,7 @@ def _line(name: str, times: dict[str, float]) -> str:
 
 
 def _steps(torch: Any, rank: int, groups: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Return a step of the same model over each group."""
+    """Return a training step of the same model for each group."""
     torch.manual_seed(1)
     layers = [(torch.nn.Linear(options.width, options.width), torch.nn.ReLU()) for _ in range(options.layers)]
     plain = torch.nn.Sequential(*(module for layer in layers for module in layer))

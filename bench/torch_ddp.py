@@ -16,10 +16,10 @@ from .training import MIB, medians
 
 
 def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
-    """Return each contestant's step, and what of it is not computing; raise LeftOut without PyTorch.
+    """Return the step time of each contestant, and its part beyond computing; raise LeftOut without PyTorch.
 
-    All compute by the same model and backward, one thread each. gpucoll and "ddp, views" leave the means in their
-    buckets, "ddp", its default, copies them back. What the model takes without them is taken off alike.
+    All contestants compute the same model and backward pass, with one thread each. gpucoll and "ddp, views" leave the
+    means in their buckets; "ddp", the default of DDP, copies the means back. The time of the plain model is subtracted.
     """
     dist = gloo(comm)
     import torch
@@ -59,7 +59,7 @@ def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
 
 
 def averaged(torch: Any, model: Any, comm: gc.Communicator, bucket_bytes: int) -> tuple[Any, Callable[[], None]]:
-    """Return the model, whose gradients are given as backward makes them, and what waits for their means."""
+    """Return the model, with gradients passed to gpucoll during backward, and a function waiting for the means."""
     parameters = dict(model.named_parameters())
     trainer = DataParallel(parameters, comm, bucket_bytes)
     means = {name: torch.from_numpy(array) for name, array in trainer.gradients.items()}

@@ -1,4 +1,4 @@
-"""What training makes of collectives: contestants in turn within one run, as medians and ratios.
+"""Training with collectives: contestants in turn within one run, as medians and ratios.
 
     mpiexec -n 2 python -m bench.training [buckets]     small gradients in buckets, and by a call for each
     mpiexec -n 2 python -m bench.training overlap       a step against its computing and its communication alone
@@ -6,7 +6,7 @@
     mpiexec -n 4 python -m bench.training backend       torch.distributed over gpucoll and over Gloo
     mpiexec -n 8 python -m bench.training servers       parameter servers against a ring
 
-With OMP_NUM_THREADS=1 each rank has one thread for computing, and leaves the other ranks theirs.
+With OMP_NUM_THREADS=1 each rank computes with one thread, and does not disturb the other ranks.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .contestants import LeftOut
 
 PROGRAM = "bench.training"
 MIB = 1 << 20
-BATCH = 256  # that computing is timed with before the batch is chosen
+BATCH = 256  # the batch for timing the computing, before the final batch is chosen
 
 
 def medians(comm: gc.Communicator, calls: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Return the median milliseconds of each call, by the slowest rank's clock; the first of each warms up."""
+    """Return the median milliseconds of each call, by the slowest rank's clock; the first calls warm up."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(1 + repeats):
         for name, call in calls.items():
@@ -46,7 +46,7 @@ def medians(comm: gc.Communicator, calls: Mapping[str, Callable[[], None]], repe
 
 
 def buckets(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
-    """Return how long it takes to average small gradients over all ranks, in each of three ways."""
+    """Return the times for averaging small gradients over all ranks, in each of three ways."""
     gradients, elements = options.gradients, options.elements
     weights = {f"{number}": numpy.zeros(elements, "f4") for number in range(gradients)}
     given = {name: numpy.full(elements, comm.rank + 1.0, "f4") for name in reversed(weights)}
@@ -75,7 +75,7 @@ def buckets(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
 
 
 class Perceptron:
-    """Square layers of ReLUs and one batch; the loss is half the sum of the squares of what comes out."""
+    """Square layers with ReLUs, and one batch; the loss is half the sum of the squared outputs."""
 
     def __init__(self, layers: int, width: int, batch: int) -> None:
         chance = numpy.random.default_rng(batch)
@@ -85,12 +85,12 @@ class Perceptron:
         self._slopes = numpy.zeros((2, batch, width), "f4")
 
     def forward(self) -> None:
-        """Keep what comes out of each layer."""
+        """Compute and keep the output of each layer."""
         for (x, y), weight in zip(itertools.pairwise(self._kept), self.weights.values(), strict=True):
             numpy.maximum(numpy.matmul(x, weight, out=y), 0, out=y)
 
     def backward(self, gradients: Mapping[str, numpy.ndarray], ready: Callable[[str], None]) -> None:
-        """Compute each layer's gradient in its place and call `ready`, for the last layer first."""
+        """Compute each layer's gradient in place and call `ready`, the last layer first."""
         slope, other = self._slopes
         slope[...] = self._kept[-1]
         for x, (name, weight) in zip(self._kept[-2::-1], reversed(self.weights.items()), strict=True):
@@ -111,18 +111,18 @@ class Step:
         self.forward = self._model.forward
 
     def compute(self) -> None:
-        """Compute gradients, which nobody is given."""
+        """Compute gradients without communication."""
         self.forward()
         self._model.backward(self._gradients, lambda name: None)
 
     def communicate(self) -> None:
-        """Average gradients that are there."""
+        """Average the existing gradients."""
         for name in self._gradients:
             self._ready(name)
         self._trainer.finish()
 
     def whole(self) -> None:
-        """Average each gradient while the next ones are computed."""
+        """Average each gradient while the next gradients are computed."""
         self.forward()
         self._model.backward(self._gradients, self._ready)
         self._trainer.finish()
@@ -132,10 +132,10 @@ class Step:
 
 
 def overlap(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
-    """Return how long a step takes, and how long at least.
+    """Return the time of a step, and the least possible time.
 
-    Communication hides behind backward only, from the first bucket on, and nothing is left to hide the last bucket
-    behind. So the batch is, where none is given, that with which backward takes as long as communication.
+    Communication hides only behind backward, from the first bucket on, and the last bucket cannot hide at all. So
+    without a given batch, the batch is chosen to make backward as long as communication.
     """
     batch = options.batch
     if batch is None:
@@ -148,7 +148,7 @@ def overlap(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
     most = max(times["compute"], times["communication"])
     layer, layers = 4 * options.width**2, options.layers
     last = max(1, options.bucket_bytes // layer) / layers  # of the communication
-    first = (times["compute"] - times["forward"]) / (2 * layers - 1)  # of the products of backward
+    first = (times["compute"] - times["forward"]) / (2 * layers - 1)  # of the matrix products of backward
     least = max(times["compute"] + last * times["communication"], times["forward"] + first + times["communication"])
     return [f"{layers} layers of {options.width}, batch {batch}, {layers * layer / MIB:g} MiB of gradients in buckets "
             f"of {options.bucket_bytes / MIB:g} MiB, {comm.size} ranks on {comm.nodes} nodes, "
@@ -159,7 +159,7 @@ def overlap(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
 
 
 def main() -> None:
-    """Measure one of them, under mpiexec."""
+    """Run one of the measurements, under mpiexec."""
     parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("what", nargs="?", choices=("buckets", "overlap", "ddp", "backend", "servers"), default="buckets")
@@ -182,7 +182,7 @@ def main() -> None:
             measure = {"buckets": buckets, "overlap": overlap}.get(options.what) or importlib.import_module(
                 f".{apart[options.what]}", __package__).measure
             lines = measure(comm, options)
-        except (LeftOut, gc.ArgumentError) as error:  # alike on every rank
+        except (LeftOut, gc.ArgumentError) as error:  # the same error on every rank
             refuse(PROGRAM, str(error))
         if comm.rank == 0:
             print("\n".join(lines))

@@ -1,6 +1,7 @@
-// dst = src in another dtype, neither of them complex.
+// dst = src in another dtype. Neither dtype is complex.
 //
-// Floats become integers by truncation; what an integer cannot hold becomes anything. src and dst do not overlap.
+// Floats become integers by truncation; values outside the integer's range give arbitrary results. src and dst do not
+// overlap.
 #include "functions.h"
 #include "number.h"
 #include "walk.h"
@@ -11,7 +12,8 @@ struct CastArguments {
     u64 count;
 };
 
-// As many elements as fill a word of the narrower dtype, and how many words they are on either side.
+// The elements converted together: as many as fill a word of the narrower dtype. READS and WRITES are the words of this
+// group in src and in dst. AT_ONCE groups per thread keep about four loads or stores of words under way.
 template <class S, class D> struct Group {
     static constexpr u32 SIZE = sizeof(Word) / (sizeof(S) < sizeof(D) ? sizeof(S) : sizeof(D));
     static constexpr u32 READS = SIZE / ITEMS<S, Word>;
@@ -20,6 +22,7 @@ template <class S, class D> struct Group {
     static constexpr u32 AT_ONCE = MOST < 4 ? 4 / MOST : 1;
 };
 
+// Convert group number `group` of a batch. A word of the narrower dtype belongs to several words of the wider dtype.
 template <class S, class D, u32 AT_ONCE, u32 READS, u32 WRITES>
 GC_DEV void cast_group(Word (&to)[WRITES][AT_ONCE], const Word (&from)[READS][AT_ONCE], u32 group) {
     constexpr u32 PER_READ = ITEMS<S, Word>, PER_WRITE = ITEMS<D, Word>;
@@ -38,6 +41,7 @@ GC_DEV void cast_group(Word (&to)[WRITES][AT_ONCE], const Word (&from)[READS][AT
     for (u32 i = 0; i < WRITES; ++i) to[i][group] = narrow<D, Word>(results[i]);
 }
 
+// Convert AT_ONCE groups. Words with the same place in their groups are `READS` (or `WRITES`) words apart in memory.
 template <class S, class D, u32 AT_ONCE>
 GC_DEV void cast_batch(const CastArguments& a, u64 head, const Batch<AT_ONCE>& batch) {
     typedef Group<S, D> G;
@@ -52,6 +56,7 @@ GC_DEV void cast_batch(const CastArguments& a, u64 head, const Batch<AT_ONCE>& b
         batch.write(a.dst, to[i], Evenly{head * sizeof(D) + i * sizeof(Word), G::WRITES * sizeof(Word)});
 }
 
+// Convert element i outside the groups.
 template <class S, class D>
 GC_DEV void cast_edge(const CastArguments& a, const Edges<S>& source, const Edges<D>& target, u64 i) {
     D stored;
@@ -59,13 +64,14 @@ GC_DEV void cast_edge(const CastArguments& a, const Edges<S>& source, const Edge
     store<D>(address_of(a.dst) + target(i), stored);
 }
 
-// The elements before the first group, or all of them where src and dst have no boundary in common.
+// Return the number of elements before the first group, or `count` if src and dst are never aligned together.
 template <class S, class D> GC_DEV u64 head_of(u64 src, u64 dst, u64 count) {
     const u64 head = (0 - (sizeof(S) < sizeof(D) ? src : dst)) % sizeof(Word) * Group<S, D>::SIZE / sizeof(Word);
     const u64 past = (src + head * sizeof(S)) | (dst + head * sizeof(D));
     return past % sizeof(Word) == 0 && head < count ? head : count;
 }
 
+// A grid of a single thread (training on a CPU): a plain loop, vectorised by the compiler.
 template <class S, class D> GC_DEV void cast_all(const S* src, D* __restrict dst, u64 count) {
     for (u64 i = 0; i < count; ++i) down(dst[i], Between<S, D>::of(up(src[i])));
 }

@@ -1,16 +1,21 @@
-// What makes gradients shorter, with error feedback: x plus what was lost before becomes fewer bits, and what these do not
-// hold is what is lost now. A sum is formed in the wide type and rounded once; what is lost of a NaN or an infinity is
-// nothing, as that would be so for ever.
+// Compression of gradients with error feedback: x plus the previous error is rounded to fewer bits, and the new error
+// is kept for the next call.
+//
+// The sum is formed in the wide type and rounded once. The error of a NaN or an infinity is 0; otherwise the error
+// feedback would repeat the NaN in every later call.
 #include "functions.h"
 #include "number.h"
 #include "walk.h"
 
+// x - x is 0 for every finite x, and NaN otherwise.
 template <class W> GC_DEV W finite_or_zero(W x) { return x - x == W(0) ? x : W(0); }
 
-// To the nearest whole number, ties to even, of what is no larger than 2^22: the sum has a step of one.
+// Round to the nearest integer, ties to even, for |x| <= 2^22 (float). At 1.5 * 2^23 neighbouring floats differ by 1,
+// so the addition rounds. The double uses 1.5 * 2^52.
 GC_DEV float whole(float x) { return x + 12582912.0f - 12582912.0f; }
 GC_DEV double whole(double x) { return x + 6755399441055744.0 - 6755399441055744.0; }
 
+// The unsigned type of BYTES bytes, for accesses to several narrow elements at once.
 template <u32 BYTES> struct Bits;
 template <> struct Bits<1> { typedef u8 Type; };
 template <> struct Bits<2> { typedef u16 Type; };
@@ -18,13 +23,14 @@ template <> struct Bits<4> { typedef u32 Type; };
 template <> struct Bits<8> { typedef u64 Type; };
 template <> struct Bits<16> { typedef Word Type; };
 
+// Return x + before, rounded to S.
 template <class S> GC_DEV Wide<S> sum_of(Wide<S> x, Wide<S> before) {
     S stored;
     down(stored, x + before);
     return up(stored);
 }
 
-// The sums of x and what was lost before, as S has them; `lost` may be null.
+// Load x and the previous error `lost`, and set `sum` to the sums rounded to S. A null `lost` means no error.
 template <class S, class Unit> GC_DEV void add_lost(Wide<S> (&sum)[ITEMS<S, Unit>], u64 x, u64 lost) {
     widen<S>(sum, load<Unit>(x));
     if (lost == 0) return;
@@ -44,11 +50,13 @@ struct ShortenArguments {
     u64 count;
 };
 
+// Round `sum` to `stored` and return the error.
 template <class S, class D> GC_DEV Wide<S> short_of(D& stored, Wide<S> sum) {
     down(stored, Between<S, D>::of(sum));
     return finite_or_zero(sum - Wide<S>(up(stored)));
 }
 
+// Shorten the elements of a unit of S, from element `first` on.
 template <class S, class D, class Unit> GC_DEV void shorten_unit(const ShortenArguments& a, u64 first) {
     constexpr u32 N = ITEMS<S, Unit>;
     typedef typename Bits<N * sizeof(D)>::Type Short;
@@ -61,6 +69,7 @@ template <class S, class D, class Unit> GC_DEV void shorten_unit(const ShortenAr
     store<Unit>(address_of(a.after) + first * sizeof(S), narrow<S, Unit>(sum));
 }
 
+// The plain loop for a grid of a single thread.
 template <class S, class D>
 GC_DEV void shorten_all(const S* src, const S* before, S* __restrict after, D* __restrict dst, u64 count) {
     for (u64 i = 0; i < count; ++i) down(after[i], short_of<S, D>(dst[i], sum_of<S>(up(src[i]), up(before[i]))));
@@ -77,9 +86,12 @@ template <class S, class D> GC_DEV void shorten(const ShortenArguments& a) {
                    [&](const auto& batch) { shorten_unit<S, D, One>(a, words * N + batch.first); });
 }
 
-// quantise: rows of whole numbers from -127 to 127, one byte each, then a float for each `block` of them, by which they
-// are multiplied again: its largest amount over 127. A row has `share` elements, a multiple of `block`, those from
-// `count` on are zero; and `stride` bytes, its scales from `scales` on. A block of threads takes a block of elements.
+// quantise: integers from -127 to 127, a byte each, and a float scale for each `block` of elements.
+//
+// The scale is the largest absolute value of the block divided by 127; dequantise multiplies by the scale. A row has
+// `share` elements, a multiple of `block`. Elements from `count` on are zero. A row takes `stride` bytes; the scales
+// begin at byte `scales` of the row. Each block of threads handles a block of elements, to find the maximum in shared
+// memory.
 
 struct QuantiseArguments {
     const void* src;
@@ -90,6 +102,7 @@ struct QuantiseArguments {
     u32 block, rows;
 };
 
+// Return the code of `sum`, from -127 to 127. The clamp matters for NaN, for infinity and for a subnormal scale.
 template <class W> GC_DEV W whole_of(W sum, W divisor) {
     const W number = whole(sum / divisor);
     return number > 127 ? W(127) : number > -127 ? number : W(-127);
@@ -99,7 +112,7 @@ template <class S, class Unit> struct Quantised {
     static constexpr u32 N = ITEMS<S, Unit>;
     const QuantiseArguments& a;
 
-    // The sums from element `first` on; zeros from `count` on.
+    // Load the sums from element `first` on; elements from `count` on are zero.
     GC_DEV void read(Wide<S> (&sum)[N], u64 first) const {
         const u64 x = address_of(a.src), before = address_of(a.before);
         if (first + N <= a.count) {
@@ -115,6 +128,7 @@ template <class S, class Unit> struct Quantised {
         }
     }
 
+    // Store the errors from element `first` on, without writing beyond `count`.
     GC_DEV void write(const Wide<S> (&lost)[N], u64 first) const {
         const u64 after = address_of(a.after);
         if (first + N <= a.count) {
@@ -128,7 +142,7 @@ template <class S, class Unit> struct Quantised {
         }
     }
 
-    // The largest amount of the block from `first` on; a NaN is larger than all.
+    // Return the largest absolute value of the block of elements at `first`. NaN counts as larger than all numbers.
     GC_DEV Wide<S> largest(u64 first) const {
         GC_SHARED(Wide<S>, most, 512);
         Wide<S> found = 0;
@@ -145,10 +159,12 @@ template <class S, class Unit> struct Quantised {
             __syncthreads();
         }
         found = most[0];
+        // The next call overwrites `most`: wait until all threads have read the result.
         __syncthreads();
         return found;
     }
 
+    // Quantise block `number`: two passes over the elements, for the scale and for the codes.
     GC_DEV void one_block(u64 number) const {
         const u64 first = number * a.block, row = first / a.share, place = first % a.share;
         const u64 to = address_of(a.dst) + row * a.stride;
@@ -176,12 +192,14 @@ template <class S, class Unit> GC_DEV void quantise_blocks(const QuantiseArgumen
     for (u64 number = blockIdx.x; number < blocks; number += gridDim.x) Quantised<S, Unit>{a}.one_block(number);
 }
 
-// The bits of what is not negative are in the order of the values, with NaN above all.
+// The bits of non-negative floats, read as integers, have the order of the values, with NaN above all. Integer maxima
+// are vectorised by the compiler.
 GC_DEV i32 order_of(float x) { return i32(bits_of(absolute(x))); }
 GC_DEV i64 order_of(double x) { return i64(bits_of(absolute(x))); }
 GC_DEV float value_of(i32 order) { return float_of(u32(order)); }
 GC_DEV double value_of(i64 order) { return double_of(u64(order)); }
 
+// Quantise `count` elements of a block with plain loops.
 template <class S>
 GC_DEV void quantise_block(const S* src, const S* before, S* __restrict after, i8* __restrict dst, float& scale,
                            u32 count) {
@@ -199,6 +217,7 @@ GC_DEV void quantise_block(const S* src, const S* before, S* __restrict after, i
     }
 }
 
+// The plain loop for a grid of a single thread: no shared memory, no barriers.
 template <class S> GC_DEV void quantise_all(const QuantiseArguments& a) {
     for (u64 first = 0; first < a.share * a.rows; first += a.block) {
         const u64 row = address_of(a.dst) + first / a.share * a.stride, place = first % a.share;
@@ -212,6 +231,8 @@ template <class S> GC_DEV void quantise_all(const QuantiseArguments& a) {
 
 template <class S> GC_DEV void quantise(const QuantiseArguments& a) {
     if (is_alone()) return quantise_all<S>(a);
+    // Words need aligned arrays, aligned rows and whole words per block; otherwise each thread handles single
+    // elements.
     const u64 addresses = address_of(a.src) | address_of(a.before) | address_of(a.after) | address_of(a.dst) | a.stride;
     typedef typename Bits<sizeof(S)>::Type One;
     if (addresses % sizeof(Word) == 0 && a.block % ITEMS<S, Word> == 0)
@@ -220,7 +241,8 @@ template <class S> GC_DEV void quantise(const QuantiseArguments& a) {
         quantise_blocks<S, One>(a);
 }
 
-// dequantise: dst = what such rows stand for, each after the other; or, of `terms` rows, their sum over `divisor`.
+// dequantise: dst = the values of the rows, in order. With several `terms`, dst is the sum of `terms` rows over
+// `divisor`.
 
 struct DequantiseArguments {
     const void* src;
@@ -229,6 +251,8 @@ struct DequantiseArguments {
     u32 block, terms, divisor;
 };
 
+// Dequantise the elements of a unit of S, from element `first` on. A unit never crosses two blocks, so the unit has a
+// single scale per row.
 template <class S, class Unit> GC_DEV void dequantise_unit(const DequantiseArguments& a, u64 first) {
     constexpr u32 N = ITEMS<S, Unit>;
     typedef typename Bits<N>::Type Codes;
@@ -250,7 +274,9 @@ template <class S, class Unit> GC_DEV void dequantise_unit(const DequantiseArgum
     store<Unit>(address_of(a.dst) + first * sizeof(S), narrow<S, Unit>(total));
 }
 
+// The plain loop for a grid of a single thread.
 template <class S> GC_DEV void dequantise_all(const DequantiseArguments& a) {
+    // Few elements at a time: all rows are added to a small array of totals.
     constexpr u32 MOST = 64;
     for (u64 first = 0, here; first < a.count; first += here) {
         const u64 place = first % a.share, rest = a.block - place % a.block, left = a.count - first;

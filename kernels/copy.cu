@@ -1,4 +1,4 @@
-// dst = src, elements of type T, which is as wide as the addresses are aligned at least.
+// dst = src, elements of type T. All addresses are multiples of T's size.
 #include "walk.h"
 
 struct CopyArguments {

@@ -1,5 +1,5 @@
-// What a kernel sees of the CPU when ranks meet in it: it is one of several under way, every CUDA thread a fiber, and a
-// fiber that waits for another rank lets others run. In the place of host.h; the scheduler says how they take turns.
+// The host variant for kernels of several ranks: several grids run at once, every CUDA thread as a fiber. A fiber
+// waiting for another rank lets other fibers run. Replaces host.h; the scheduler is in fibers_scheduler.h.
 #pragma once
 
 #if !defined(__CUDACC__)
@@ -15,35 +15,36 @@ struct Dim {
 
 extern "C" {
 
-// Where the fiber is that runs.
+// The place of the running fiber: CUDA's built-in variables.
 struct Place {
     Dim thread, block, threads, blocks;
 };
 typedef void (*Body)(const void* arguments);
 
 const Place* gc_place();
-// Returns once all threads of the block are here; whether all voted for it.
+// Wait until all threads of the block have arrived; return whether all voted true.
 bool gc_barrier(bool vote);
-// Lets others run: this one waits for something.
+// Let other fibers run: the calling fiber waits for an event.
 void gc_pause();
-// A place where another rank may come in between: with random turns it sometimes does.
+// Possibly let other ranks run, if turns are random: called at every synchronising access.
 void gc_between();
-// A random bit, or 0 where turns are not random.
+// Return a random bit; 0 if turns are not random.
 u32 gc_coin();
+// Return the time in nanoseconds, or the number of turns as time.
 u64 gc_clock();
-// The block's array that is declared at this place of the text.
+// Return the block's shared array of a declaration, by its number in the source (`__COUNTER__`).
 void* gc_shared(u32 place, u64 bytes);
-// Remembers the first fault of a world.
+// Remember the first fault of a world: later faults often follow from the first.
 void gc_fault(const char* what, u64 address);
 
-// Runs a grid to its end and returns null, or the text of its first fault, which the thread's next one overwrites.
+// Run a grid to the end. Return null, or the text of the first fault, valid until the thread's next call.
 const char* gc_run(Body body, const void* arguments, u32 blocks, u32 threads);
 
 }
 
 namespace host {
 
-constexpr u64 ARENA = 48 << 10;  // the shared memory that every GPU grants to a block
+constexpr u64 ARENA = 48 << 10;  // shared memory granted to a block by every GPU
 
 inline void* shared(u32 place, u64 bytes) { return gc_shared(place, bytes); }
 inline void fault(const char* what, u64 address) { gc_fault(what, address); }
@@ -58,13 +59,14 @@ inline void fault(const char* what, u64 address) { gc_fault(what, address); }
 inline void __syncthreads() { gc_barrier(true); }
 inline int __syncthreads_and(int vote) { return gc_barrier(vote != 0); }
 
-// As host.h has it; name_thread(&arguments) is what one thread does, for gc_launch().
+// As in host.h. In addition, name_thread(&arguments) runs a single thread of the kernel, for gc_launch().
 #define GC_ENTRY(name, Arguments, ...)                                                             \
     extern "C" void name##_thread(const void* a) { __VA_ARGS__(*static_cast<const Arguments*>(a)); } \
     extern "C" const char* name(u32 blocks, u32 threads, const Arguments* a) {                     \
         return gc_run(name##_thread, a, blocks, threads);                                          \
     }
 
+// Tests under ThreadSanitizer compile kernels and scheduler apart, to instrument only the kernels.
 #if !defined(GC_SCHEDULER_ELSEWHERE)
 #include "fibers_scheduler.h"
 #endif

@@ -1,9 +1,13 @@
-// Worlds of fibers: kernels of one rank or of several, each rank's on a stream of its own, run by one CPU thread.
+// The scheduler of fibers. A world runs kernels of one or several ranks, each rank on its own stream, on one CPU
+// thread.
 //
-// The fibers take turns, or are drawn at random from a seed. Of a launch so many blocks are under way as `residency`
-// says, the others begin when one has ended, in a random order where turns are random: a GPU promises no more. Where
-// ThreadSanitizer is in the process every fiber is a thread to it. What orders two of them is a barrier, the end of a
-// launch before the next one on its stream, and what the kernels themselves do; that they take turns is not.
+// Fibers run in turn, or in a random order drawn from a seed. At most `residency` blocks of a launch run at once; a
+// further block begins when a block has ended, in a random order if turns are random. A GPU promises no more, so tests
+// meet every order allowed on a GPU.
+//
+// Under ThreadSanitizer every fiber counts as a thread. Only barriers, the order of launches on a stream, and the
+// kernels' own synchronisation create happens-before edges; taking turns creates none. So races are found although a
+// single CPU thread runs all fibers.
 #pragma once
 
 #include <pthread.h>
@@ -13,6 +17,7 @@
 
 #include "fibers_context.h"
 
+// Weak: null unless the process runs under ThreadSanitizer.
 extern "C" {
 __attribute__((weak)) void* __tsan_get_current_fiber();
 __attribute__((weak)) void* __tsan_create_fiber(unsigned flags);
@@ -25,12 +30,13 @@ __attribute__((weak)) void __tsan_release(void* address);
 namespace host {
 
 constexpr u32 STREAMS = 16;
-constexpr u32 ARRAYS = 32;         // the places in a unit's text that may declare shared memory
-constexpr int UNWRITTEN = 0xCB;    // fills shared memory: who reads before writing gets it wrong
-constexpr unsigned NO_ORDER = 1;   // a switch of fibers tells ThreadSanitizer of no order between them
-constexpr u64 STEP = 100;          // nanoseconds that a turn takes by a clock of turns
-constexpr u64 EMPTY_TURNS = 64;    // of every fiber; then a world that waits lets go of the processor
+constexpr u32 ARRAYS = 32;         // most declarations of shared memory in a source
+constexpr int UNWRITTEN = 0xCB;    // fills shared memory: reading before writing gives a wrong result
+constexpr unsigned NO_ORDER = 1;   // flag for ThreadSanitizer: a switch of fibers creates no happens-before edge
+constexpr u64 STEP = 100;          // nanoseconds per turn, if time is counted in turns
+constexpr u64 EMPTY_TURNS = 64;    // turns per fiber without progress, before a waiting world yields the processor
 
+// WAITING: at the barrier.
 enum State { NEW, RUNNABLE, WAITING, DONE };
 
 struct Block;
@@ -40,10 +46,11 @@ struct Fiber {
     Place place;
     Block* block;
     char* stack;
-    void* shadow;  // what ThreadSanitizer knows of it
+    void* shadow;  // ThreadSanitizer's record of the fiber
     State state;
 };
 
+// A kernel launched on a stream, with the numbers of blocks begun and ended.
 struct Launch {
     Launch* next;
     Body body;
@@ -52,7 +59,7 @@ struct Launch {
     u32 count, threads, stream, begun, ended;
 };
 
-// Who has come to the barrier and what all of them voted; shared memory by its place in the text.
+// A block: threads arrived at the barrier, their votes and the verdict of the last barrier, and the shared arrays.
 struct Block {
     Launch* launch;
     Fiber* fibers;
@@ -63,16 +70,19 @@ struct Block {
     char* arena;
 };
 
+// The launches of a rank, in order. Only the first launch runs.
 struct Stream {
     Launch *first, *last;
 };
 
+// A fault of a kernel: text, address and thread.
 struct Fault {
     const char* what;
     u64 address;
     u32 stream, block, thread;
 };
 
+// The streams of all ranks, and the fibers of all running blocks (`active`). Ended launches are kept until the end.
 struct World {
     Stream streams[STREAMS];
     Launch* retired;
@@ -87,7 +97,7 @@ struct World {
     char text[200];
 };
 
-static __thread World* running;  // by this thread; a world may be gone on with by another one
+static __thread World* running;  // the world advanced by this thread; another thread may continue the world later
 
 // ---------------------------------------------------------------- stacks, and what ThreadSanitizer is told
 
@@ -102,6 +112,7 @@ static void watch(void* shadow) {
     if (is_watched()) __tsan_switch_to_fiber(shadow, NO_ORDER);
 }
 
+// Unused stacks, linked through their last word. Several threads may run worlds, hence the lock.
 struct Stacks {
     pthread_mutex_t lock;
     char* first;
@@ -110,7 +121,7 @@ static Stacks stacks = {PTHREAD_MUTEX_INITIALIZER, nullptr};
 
 static char*& next_stack(char* stack) { return *reinterpret_cast<char**>(stack + STACK - sizeof(char*)); }
 
-// ThreadSanitizer would see two fibers that use one stack as a race.
+// Return an unused stack, or a new stack under ThreadSanitizer: two fibers on the same stack would look like a race.
 static char* take_stack() {
     pthread_mutex_lock(&stacks.lock);
     char* stack = is_watched() ? nullptr : stacks.first;
@@ -133,17 +144,21 @@ static void give_back(char* stack) {
 
 // ---------------------------------------------------------------- whose turn it is
 
+// Return 31 random bits, by Knuth's generator of 64 bits: the upper bits are the best.
 static u32 draw(World& world) {
     world.random = world.random * 6364136223846793005ull + 1442695040888963407ull;
     return u32(world.random >> 33);
 }
 
+// Switch from the running fiber to the scheduler.
 static void leave(World& world) {
     Fiber& fiber = *world.current;
     watch(world.shadow);
     exchange(fiber.context, world.scheduler);
 }
 
+// The body of every fiber. Never returns: a fiber is not resumed after DONE. The stream's edges order this launch after
+// the launch before; the block's edge orders the fiber after `prepare_block`.
 __attribute__((noipa)) static void run_fiber() {
     World& world = *running;
     Fiber& fiber = *world.current;
@@ -156,6 +171,7 @@ __attribute__((noipa)) static void run_fiber() {
     leave(world);
 }
 
+// Run a fiber until the fiber switches back. The stack is allocated at the first turn, not before.
 static void resume(World& world, Fiber& fiber) {
     if (fiber.state == NEW) {
         fiber.stack = take_stack();
@@ -170,6 +186,7 @@ static void resume(World& world, Fiber& fiber) {
     exchange(world.scheduler, fiber.context);
 }
 
+// Let the fibers of a block take part in the turns.
 static void begin(World& world, Block& block) {
     block.begun = true;
     ++block.launch->begun;
@@ -182,7 +199,7 @@ static void begin(World& world, Block& block) {
     }
 }
 
-// Begins as many blocks of the stream's first launch as may be under way.
+// Begin blocks of the stream's first launch, up to `residency` at once.
 static void admit(World& world, Stream& stream) {
     Launch* launch = stream.first;
     while (launch != nullptr && launch->begun < launch->count && launch->begun - launch->ended < world.residency) {
@@ -192,6 +209,7 @@ static void admit(World& world, Stream& stream) {
     }
 }
 
+// Remove an ended block from the turns. The next launch of the stream may begin when the last block has ended.
 static void retire(World& world, Block& block) {
     u32 kept = 0;
     for (u32 i = 0; i < world.active_count; ++i)
@@ -207,6 +225,7 @@ static void retire(World& world, Block& block) {
     admit(world, stream);
 }
 
+// Return the next fiber able to run, or null if all fibers wait at barriers: a deadlock.
 static Fiber* choose(World& world) {
     const u32 count = world.active_count, first = world.by_chance ? draw(world) : world.turn + 1;
     for (u32 k = 0; k < count; ++k) {
@@ -223,7 +242,8 @@ static void prepare_block(Launch& launch, u32 index) {
     Block& block = launch.blocks[index];
     block.launch = &launch;
     block.unanimous = true;
-    // Now, not when it begins: to ThreadSanitizer another fiber's write would be no order.
+    // Fill now, in the launching thread, and publish by `released` below. Filled later by another fiber,
+    // ThreadSanitizer would report a race.
     block.arena = static_cast<char*>(memset(granted(malloc(ARENA)), UNWRITTEN, ARENA));
     block.fibers = static_cast<Fiber*>(granted(calloc(launch.threads, sizeof(Fiber))));
     for (u32 i = 0; i < launch.threads; ++i) {
@@ -261,7 +281,8 @@ static void let_go_all(Launch* launch) {
 
 extern "C" {
 
-// The address of what belongs to a thread must be found anew at every call: fibers may go on in another one.
+// `noipa` here and below: fibers may continue in another thread, so the address of a thread-local variable must be
+// computed anew in every call.
 __attribute__((noipa)) const Place* gc_place() { return &host::running->current->place; }
 
 __attribute__((noipa)) void gc_fault(const char* what, u64 address) {
@@ -271,6 +292,7 @@ __attribute__((noipa)) void gc_fault(const char* what, u64 address) {
         world.fault = {what, address, fiber.block->launch->stream, fiber.place.block.x, fiber.place.thread.x};
 }
 
+// `paused` marks a turn without progress, see gc_advance().
 __attribute__((noipa)) void gc_pause() {
     host::World& world = *host::running;
     world.paused = true;
@@ -282,6 +304,7 @@ __attribute__((noipa)) u32 gc_coin() {
     return world.by_chance ? host::draw(world) & 1 : 0;
 }
 
+// Switch in a quarter of the cases: tests meet orders between any two accesses, and still make progress.
 __attribute__((noipa)) void gc_between() {
     host::World& world = *host::running;
     if (world.by_chance && host::draw(world) % 4 == 0) host::leave(world);
@@ -319,11 +342,13 @@ __attribute__((noipa)) u64 gc_clock() {
 __attribute__((noipa)) void* gc_shared(u32 place, u64 bytes) {
     host::Block& block = *host::running->current->block;
     if (place >= host::ARRAYS || (block.arrays[place] == nullptr && block.used + bytes > host::ARENA)) {
+        // Some valid memory: the kernel runs on until the world reports the fault.
         gc_fault("more shared memory than a block has", 0);
         return block.arena;
     }
     if (block.arrays[place] == nullptr) {
         block.arrays[place] = block.arena + block.used;
+        // Arrays of words need 16-byte alignment.
         block.used += (bytes + 15) / 16 * 16;
     }
     return block.arrays[place];
@@ -331,7 +356,8 @@ __attribute__((noipa)) void* gc_shared(u32 place, u64 bytes) {
 
 // ---------------------------------------------------------------- what runs kernels
 
-// Returns a new world. Turns are random where `seed` is not 0; with `by_turns` time is counted in turns.
+// Return a new world. Turns are random if `seed` is not 0. With `by_turns`, time is counted in turns: deadlines are
+// then reproducible.
 host::World* gc_world(u64 seed, u32 residency, u32 by_turns) {
     host::World* world = static_cast<host::World*>(host::granted(calloc(1, sizeof(host::World))));
     world->by_chance = seed != 0;
@@ -341,7 +367,7 @@ host::World* gc_world(u64 seed, u32 residency, u32 by_turns) {
     return world;
 }
 
-// Lets `body` begin after what the stream has; `arguments` stay where they are until the world has ended.
+// Append a launch to a stream. The memory at `arguments` must stay valid until the end of the world.
 void gc_launch(host::World* world, u32 stream, Body body, const void* arguments, u32 blocks, u32 threads) {
     host::Launch* launch = static_cast<host::Launch*>(host::granted(calloc(1, sizeof(host::Launch))));
     host::Block* room = static_cast<host::Block*>(host::granted(calloc(blocks, sizeof(host::Block))));
@@ -353,7 +379,8 @@ void gc_launch(host::World* world, u32 stream, Body body, const void* arguments,
     if (queue.first == launch) host::admit(*world, queue);
 }
 
-// Goes on; returns 0 when everything has ended, 1 when all that is left has waited for a while, unless `to_the_end`.
+// Advance the world. Return 0 once all launches have ended, or at a deadlock at barriers (a fault). Return 1 if all
+// remaining fibers have waited for a while, unless `to_the_end` is set: other processes may have to run first.
 u32 gc_advance(host::World* world, u32 to_the_end) {
     host::running = world;
     world->shadow = host::is_watched() ? __tsan_get_current_fiber() : nullptr;
@@ -373,7 +400,7 @@ u32 gc_advance(host::World* world, u32 to_the_end) {
     return 0;
 }
 
-// Returns null, or the text of the first fault.
+// Return null, or the text of the first fault.
 const char* gc_complaint(host::World* world) {
     const host::Fault& fault = world->fault;
     if (fault.what == nullptr) return nullptr;
@@ -382,6 +409,7 @@ const char* gc_complaint(host::World* world) {
     return world->text;
 }
 
+// Free the world and its launches.
 void gc_end(host::World* world) {
     for (host::Stream& stream : world->streams) {
         host::acquired(&stream);
@@ -392,11 +420,12 @@ void gc_end(host::World* world) {
     free(world);
 }
 
+// A residency of all blocks: the blocks of a rank run together, as on a GPU with enough processors.
 const char* gc_run(Body body, const void* arguments, u32 blocks, u32 threads) {
     static __thread char text[sizeof(host::World::text)];
     host::World* world = gc_world(0, blocks, 0);
     gc_launch(world, 0, body, arguments, blocks, threads);
-    while (gc_advance(world, 0) != 0) sched_yield();  // to the processes that it waits for
+    while (gc_advance(world, 0) != 0) sched_yield();  // the awaited ranks may be other processes on this processor
     const char* complaint = gc_complaint(world);
     if (complaint != nullptr) memcpy(text, complaint, sizeof(text));
     gc_end(world);

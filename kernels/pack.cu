@@ -1,7 +1,7 @@
-// pack: strided units become contiguous ones, in C order. unpack: contiguous units go where the strides say.
+// pack: strided units become contiguous units, in C order. unpack: contiguous units go to strided places.
 //
-// A unit is as wide as all addresses and strides are aligned at least. Strides are in bytes, of any sign, in pack also
-// zero.
+// All addresses and strides are multiples of the unit's size. Strides are in bytes and may be negative; in pack a
+// stride may also be zero.
 #include "walk.h"
 
 constexpr u32 MOST_AXES = 8;
@@ -11,10 +11,10 @@ struct PackArguments {
     void* dst;
     u64 count;
     u32 dims;
-    i64 shape[MOST_AXES], strides[MOST_AXES];  // the first dims of them, one at least
+    i64 shape[MOST_AXES], strides[MOST_AXES];  // the first `dims` entries are used, at least 1
 };
 
-// Where a unit lies on the strided side. Index holds the number of any unit.
+// The offset of a unit in the strided array. `Index` is an integer type wide enough for the number of units.
 template <class Index> struct Strided {
     const PackArguments& a;
 
@@ -45,7 +45,7 @@ GC_DEV void move_units(const PackArguments& a, const From& from, const To& to) {
 
 template <class Unit> GC_DEV void pack(const PackArguments& a) {
     const Evenly packed = {0, sizeof(Unit)};
-    // Divisions of 64 bits would cost several times as much.
+    // Index by 32 bits if possible: divisions of 64 bits cost several times as much.
     if (a.count >> 32 == 0)
         move_units<Unit>(a, Strided<u32>{a}, packed);
     else

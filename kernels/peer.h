@@ -1,53 +1,58 @@
-// What ranks share: a slab of memory each, which all of them reach, and how one waits for another.
+// Memory shared by the ranks of a node, and waiting for other ranks.
 //
-// Block b of a rank has to do with block b of the others only. What a rank writes into another's slab, nobody else
-// writes; counters only grow. A wait ends when what it is for has come, when another one has failed, or at the deadline.
+// Each rank has a slab of memory, accessible to all ranks. Block b of a rank communicates only with block b of each
+// other rank. Every word of a slab has a single writing rank, and counters only grow; so no atomic operation is needed
+// between GPUs, and a late reader loses nothing. Every wait is bounded: the wait ends with the event, with a failure of
+// another block of this rank, with an abort by the host, or at the deadline. Private names: `channel` is the number of
+// a block, `Line` a record of progress counters, `epoch` the number of an operation, `patience` the deadline.
 #pragma once
 
 #include "fibers.h"
 #include "walk.h"
 
 constexpr u32 MOST_RANKS = 16;
-constexpr u32 SPINS = 1024;  // between looks at the clock
+constexpr u32 SPINS = 1024;  // tests between two reads of the clock: clock and control block are slow to read
 
-// Where everything is in a slab, in bytes from its beginning, and how much there is of it.
+// The layout of a slab: offsets in bytes from the beginning, and the capacities.
 struct Heap {
-    u64 slabs[MOST_RANKS];  // as this rank reaches them
-    u64 control;            // of this rank; not in the slab, so that the host may write it while a kernel runs
-    u64 patience;           // nanoseconds
+    u64 slabs[MOST_RANKS];  // all slabs, at addresses valid on this rank
+    u64 control;            // this rank's `Control`; outside the slab, so that the host can write while a kernel runs
+    u64 patience;           // the deadline of a wait in nanoseconds
     u32 rank, ranks, depth;
     u64 lines, books, packets, slots, staging;
-    u64 packet_room, slot_bytes, staging_bytes;  // of what one rank writes at a time
+    u64 packet_room, slot_bytes, staging_bytes;  // bytes for one writing rank
 };
 
-// Why the ranks have come apart. `aborted` is set by a wait that has failed, or by the host; the rest is there when
-// `where` is not 0.
+// The failure of this rank. `aborted` is set by a failed wait or by the host. The other fields are valid if `where` is
+// not 0.
 struct Control {
     u64 aborted, failures, where, peer, wanted, seen;
 };
 
-// The beginning of a slab, for this rank's own kernels: how many direct operations there were, whose turn it is.
+// The beginning of a slab, used only by the kernels of the owner: the number of the last direct operation, and tickets.
 struct State {
     u64 epoch;
     u32 started, ended;
 };
 
-// What one rank's block tells another's, 128 bytes long, so that no two share a cache line.
+// The progress counters of a block, written by the same block of another rank. The record takes 128 bytes: two writers
+// never share a cache line.
 struct Line {
-    u64 met;       // at how many meeting points it was
-    u64 arrived;   // how many pieces it has put into the slots here
-    u64 consumed;  // how many pieces it has taken out of its own slots that were put there from here
-    u64 told[2];   // what all ranks must say alike for something to be done
+    u64 met;       // meetings reached by the writer
+    u64 arrived;   // pieces put by the writer into the slots of this slab
+    u64 consumed;  // pieces taken by the writer from the slots of its own slab
+    u64 told[2];   // values compared between all ranks, see `is_alike`
     u64 unused[11];
 };
 
-// How many pieces a block has exchanged with another rank's.
+// The pieces exchanged with another rank by a block since the creation of the slab, kept between launches.
 struct Book {
     u64 sent, received;
 };
 
-constexpr u64 GONE = ~u64(0);  // in the place of a number of meetings: this block comes to none any more
+constexpr u64 GONE = ~u64(0);  // replaces `met` for ever once the writing block has given up
 
+// The awaited event, for the error message. The numbers are read by the host.
 enum Wanted : u32 { A_MEETING = 1, A_PACKET, A_PIECE };
 
 GC_DEV State* state_of(const Heap& heap) { return static_cast<State*>(pointer_to(heap.slabs[heap.rank])); }
@@ -60,9 +65,11 @@ GC_DEV Book* book_of(const Heap& heap, u32 channel, u32 peer) {
 
 // ---------------------------------------------------------------- waiting
 
+// Record a failed wait. Only the first failure is kept: later failures often follow from the first. The release store
+// to `where` publishes the three fields before.
 GC_DEV void fail(const Heap& heap, Wanted what, u32 peer, u64 wanted, u64 seen) {
     Control* const control = static_cast<Control*>(pointer_to(heap.control));
-    if (take_ticket(address_of(&control->failures), ~0u) == 0) {  // the first one says what was missing
+    if (take_ticket(address_of(&control->failures), ~0u) == 0) {
         store_relaxed(address_of(&control->peer), peer);
         store_relaxed(address_of(&control->wanted), wanted);
         store_relaxed(address_of(&control->seen), seen);
@@ -70,12 +77,15 @@ GC_DEV void fail(const Heap& heap, Wanted what, u32 peer, u64 wanted, u64 seen) 
     }
     store_release(address_of(&control->aborted), 1);
 }
+// Relaxed: no data depend on the flag, and waiting blocks read the flag again and again.
 GC_DEV bool is_aborted(const Heap& heap) {
     return load_relaxed(address_of(&static_cast<const Control*>(pointer_to(heap.control))->aborted)) != 0;
 }
 
-// Returns whether `come(seen)`, which says how far `peer` is, has become true; it may name another peer. All waiting is
-// done here.
+// Wait until `come(seen)` is true; return false after an abort or at the deadline. `come` sets `seen` to the progress
+// of `peer`. `peer` is a reference because `come` may change the awaited rank. All waiting between ranks goes through
+// this function, so every wait has a deadline. The clock starts with the first long wait: short waits never read the
+// clock.
 template <class Come> GC_DEV bool wait(const Heap& heap, Wanted what, const u32& peer, u64 wanted, const Come& come) {
     u64 seen = 0, deadline = 0;
     for (u32 spins = 1; !come(seen); ++spins) {
@@ -95,8 +105,9 @@ template <class Come> GC_DEV bool wait(const Heap& heap, Wanted what, const u32&
 
 // ---------------------------------------------------------------- blocks
 
-// Which block this is, by the order in which they have begun: a GPU may begin with any. Those under way are the lowest
-// of every rank's, so that none waits for one that cannot begin.
+// Return a number for this block, in the order of starting. The GPU may start blocks in any order (`blockIdx`). If only
+// some blocks fit the GPU, the running blocks of every rank have the lowest numbers. So no running block waits for a
+// block unable to start.
 GC_DEV u32 take_channel(const Heap& heap) {
     GC_SHARED(u32, channel, 1);
     if (threadIdx.x == 0) channel[0] = take_ticket(address_of(&state_of(heap)->started), gridDim.x - 1);
@@ -104,17 +115,23 @@ GC_DEV u32 take_channel(const Heap& heap) {
     return channel[0];
 }
 
-// The number of this direct operation. Every rank waits for every other in each, so that none is two of them ahead.
+// Return the number of this direct operation. Every rank waits for all others in every operation, so no rank is ahead
+// by two operations.
 GC_DEV u64 epoch_of(const Heap& heap) { return load_relaxed(address_of(&state_of(heap)->epoch)) + 1; }
 
-// The last block to end lets the next operation have the next number, also blocks that this one did not need.
+// Publish the number for the next operation, by the last block to end. The number is common to all blocks, also blocks
+// not launched this time. Relaxed: the end of the kernel orders the store before the next kernel.
 GC_DEV void end_epoch(const Heap& heap, u64 epoch) {
     __syncthreads();
     if (threadIdx.x == 0 && take_ticket(address_of(&state_of(heap)->ended), gridDim.x - 1) == gridDim.x - 1)
         store_relaxed(address_of(&state_of(heap)->epoch), epoch);
 }
 
-// Returns when this block of every rank is here, and all see what it has written; false where one has not come.
+// Meet the same block of all ranks: afterwards the writes of all these blocks before the meeting are visible to this
+// block. Return false if some rank has not come.
+//
+// The barrier first, so that all writes of the block happen before the release stores. The acquire loads and the
+// barrier at the end make the other ranks' writes visible to all threads of this block.
 GC_DEV bool meet(const Heap& heap, u32 channel, u64 wanted) {
     __syncthreads();
     for (u32 peer = threadIdx.x; peer < heap.ranks; peer += blockDim.x)
@@ -133,14 +150,15 @@ GC_DEV bool meet(const Heap& heap, u32 channel, u64 wanted) {
     return __syncthreads_and(all);
 }
 
-// Tells this block of every rank that this one has given up. A rank that comes late then writes nothing into arrays which
-// the program may have used again.
+// Tell the same block of all ranks that this block has given up. A late rank then fails in `meet`, instead of writing
+// into arrays the program may have freed or reused.
 GC_DEV void leave(const Heap& heap, u32 channel) {
     for (u32 peer = threadIdx.x; peer < heap.ranks; peer += blockDim.x)
         if (peer != heap.rank) store_release(address_of(&line_of(heap, peer, channel, heap.rank)->met), GONE);
 }
 
-// Tells this block of every rank what is compared when they have met.
+// Send two values to the same block of all ranks, to be compared after the next meeting. Relaxed: the meeting orders
+// the stores.
 GC_DEV void tell(const Heap& heap, u32 channel, u64 first, u64 second) {
     for (u32 peer = threadIdx.x; peer < heap.ranks; peer += blockDim.x) {
         Line* const there = line_of(heap, peer, channel, heap.rank);
@@ -148,7 +166,8 @@ GC_DEV void tell(const Heap& heap, u32 channel, u64 first, u64 second) {
         store_relaxed(address_of(&there->told[1]), second);
     }
 }
-// Returns whether all ranks have told this one's word: the same to every thread, until the next meeting.
+// Return whether all ranks have sent the value `mine` in place `what`. All threads get the same answer. Call between
+// the next meeting and the meeting after.
 GC_DEV bool is_alike(const Heap& heap, u32 channel, u32 what, u64 mine) {
     bool alike = true;
     for (u32 peer = 0; peer < heap.ranks; ++peer)
@@ -158,12 +177,13 @@ GC_DEV bool is_alike(const Heap& heap, u32 channel, u32 what, u64 mine) {
 
 // ---------------------------------------------------------------- what a block works on
 
-// Elements `start` and `count` more.
+// The elements from `start` on, `count` in all.
 struct Range {
     u64 start, count;
 };
 
-// Part `index` of `parts` of a range, in whole words: the same elements in the same part wherever they lie.
+// Return part `index` of `parts` of a range. Parts are whole words, except at the end of the range; the division
+// depends only on count and dtype, never on addresses, so all ranks agree.
 template <class T> GC_DEV Range part_of(Range whole, u32 parts, u32 index) {
     constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
     const u64 words = (whole.count + PER_WORD - 1) / PER_WORD;
@@ -172,20 +192,20 @@ template <class T> GC_DEV Range part_of(Range whole, u32 parts, u32 index) {
     return {whole.start + start, stop - start};
 }
 
-// Makes a result NaN, by all bits set, in whichever format: a rank has not come, so that the result is not complete, and
-// a program that has not asked for the error must not go on with it. `nbytes` is 0 for integers. A block that has waited
-// in vain does so for all blocks: it does not know which elements are theirs.
+// Set all bytes of a result to 255, a NaN in every floating-point format. A rank is missing, so the result is
+// incomplete: a program ignoring the error must not go on with plausible numbers. `nbytes` is 0 for integers. A failed
+// block fills the whole result, not knowing the elements of the other blocks.
 GC_DEV void fill_with_nan(u64 dst, u64 nbytes) {
     for (u64 i = threadIdx.x; i < nbytes; i += blockDim.x) store<u8>(dst + i, 255);
 }
 
-// The threads that move a range together: `index` is this one's, `count` a power of two.
+// The threads moving a range together: the thread's number, and the number of threads, a power of two.
 struct Team {
     u32 index, count;
 };
 GC_DEV Team whole_block() { return {threadIdx.x, blockDim.x}; }
 
-// Calls job(batch) for the batches that are the thread's share of `count` units.
+// Call job(batch) for this thread's share of `count` units: full batches first, then single units.
 template <u32 AT_ONCE, class Job> GC_DEV void for_team(Team team, u64 count, const Job& job) {
     const u64 threads = team.count, tile = threads * AT_ONCE, tiled = count & ~(tile - 1);
     GC_ROLLED

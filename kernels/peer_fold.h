@@ -1,10 +1,10 @@
-// targets = op(...op(source(0), source(1))...) by the threads of a team, formed in the wide type and rounded once.
+// targets = op(...op(source(0), source(1))...) by the threads of a team; formed in the wide type and rounded once.
 #pragma once
 
 #include "peer.h"
 #include "reduce.cu"
 
-// Arrays by number: what is combined, two at least, and where the result goes. A target may be one of the sources.
+// The operands as functions from numbers to addresses: at least two sources, and the targets. A target may be a source.
 template <class Source, class Target> struct Operands {
     u32 sources;
     Source source;
@@ -13,9 +13,9 @@ template <class Source, class Target> struct Operands {
 };
 template <class Source, class Target> Operands(u32, Source, u32, Target) -> Operands<Source, Target>;
 
-// GROUP sources are read together, before any is looked at: each is another rank's memory, at the far end of a link. So
-// GROUP * AT_ONCE loads are under way, from all ranks alike, and no rank's memory is read by all others at a time. They
-// are combined in the order of ranks.
+// Fold a batch. GROUP sources are read together before the first is used, because each source is the memory of another
+// GPU, at the far end of a link. GROUP * AT_ONCE loads are then under way, spread over all ranks, and no rank's memory
+// is read by all others at once. The sources are combined in the order of ranks, so the bits are the same everywhere.
 template <class T, class Op, class Unit, u32 GROUP, u32 AT_ONCE, class Given, class Place>
 GC_DEV void fold_batch(const Given& a, const Batch<AT_ONCE>& batch, const Place& place) {
     Unit units[GROUP][AT_ONCE];
@@ -37,10 +37,10 @@ GC_DEV void fold_batch(const Given& a, const Batch<AT_ONCE>& batch, const Place&
     for (u32 k = 0; k < a.targets; ++k) batch.write(pointer_to(a.target(k)), units[0], place);
 }
 
-// Of GROUP sources at least.
+// Fold `count` elements of at least GROUP sources.
 template <class T, class Op, u32 GROUP, class Given> GC_DEV void fold(Team team, const Given& a, u64 count) {
-    // Loads that are under way together. The wide values of a word take 4 registers, 8 of elements of 2 bytes, and 16 of
-    // elements of 1 byte: with more loads some kernels would not fit 128 registers.
+    // Loads under way together. The wide values of a word take 4 registers, 8 for elements of 2 bytes, 16 for
+    // elements of 1 byte. With more loads some kernels would exceed 128 registers.
     constexpr u32 LOADS = sizeof(T) == 1 ? (GROUP == 2 ? 4 : GROUP) : sizeof(T) > 4 ? 8 : 16;
     constexpr u32 AT_ONCE = sizeof(T) == 2 && GROUP == 2 ? 4 : LOADS / GROUP;
     u64 differences = 0;

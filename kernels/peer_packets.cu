@@ -1,19 +1,22 @@
-// All-reduce of a small message in packets: every rank writes all of its data to every other, each half of a packet
-// with the number of the operation beside it, so that what has come is seen without a flag, a fence or another message.
+// All-reduce of a small message by packets, as NCCL's LL protocol: every rank writes all data to every other rank.
 //
-// There are two buffers for packets. A rank that writes into one of them again has met every other in the operation in
-// between, which they began only after they had read the one before. The number has 32 bits: a packet of 2^32 operations
-// ago, never written over since, would be taken for a new one.
+// Each half of a packet carries 4 bytes of data and the number of the operation (`epoch`). The receiving rank tests the
+// numbers, so no flag, fence or second message is needed: latency is a single write across the link.
+//
+// The packets go into two buffers in turn. Before a rank writes into a buffer again, the rank has heard from every
+// other rank in some operation in between. The other ranks started this operation after reading the buffer, so no
+// unread packet is overwritten. The number has 32 bits: a packet from 2^32 operations ago, never overwritten since,
+// would be mistaken for a new packet.
 #include "peer_fold.h"
 
 struct PacketsArguments {
     Heap heap;
     const void* src;
     void* dst;
-    u64 count, nan_bytes;  // of the result, where a rank does not come
+    u64 count, nan_bytes;  // bytes of the result set to NaN if a rank is missing
 };
 
-// Word `index` of an array, which may end in the middle of it and need not be aligned to words.
+// Return word `index` of the input. The array may end within the word and need not be aligned to words.
 template <class T> GC_DEV Word gather(const PacketsArguments& a, u64 index) {
     constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
     Items<T, Word> items;
@@ -24,6 +27,7 @@ template <class T> GC_DEV Word gather(const PacketsArguments& a, u64 index) {
             items.item[i] = load<T>(address_of(a.src) + (index * PER_WORD + i) * sizeof(T));
     return items.unit;
 }
+// Store word `index` of the result, with the same freedoms.
 template <class T> GC_DEV void scatter(const PacketsArguments& a, u64 index, Word word) {
     constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
     Items<T, Word> items;
@@ -34,26 +38,29 @@ template <class T> GC_DEV void scatter(const PacketsArguments& a, u64 index, Wor
             store<T>(address_of(a.dst) + (index * PER_WORD + i) * sizeof(T), items.item[i]);
 }
 
-// Where a word from `writer` comes in: two packets.
+// Return the address, in the owner's slab, of the two packets with word `index` from `writer`.
 GC_DEV u64 packets_of(const Heap& heap, u32 owner, u32 writer, u64 epoch, u64 index) {
     const u64 buffer = epoch % 2;
     const u64 room = heap.slabs[owner] + heap.packets + (buffer * heap.ranks + writer) * heap.packet_room;
     return room + index * 2 * sizeof(Word);
 }
 
+// Write a word to all other ranks, as two packets.
 GC_DEV void push(const Heap& heap, u64 epoch, u64 index, Word word) {
     const u32 number = u32(epoch);
-    for (u32 k = 1; k < heap.ranks; ++k) {  // not all to the same one first
+    // Start with the next rank: otherwise all ranks would write to rank 0 first.
+    for (u32 k = 1; k < heap.ranks; ++k) {
         const u64 there = packets_of(heap, (heap.rank + k) % heap.ranks, heap.rank, epoch, index);
         store_packet(there, {word.x, number, word.y, number});
         store_packet(there + sizeof(Word), {word.z, number, word.w, number});
     }
 }
 
-constexpr u32 AT_ONCE = 4;  // ranks whose packets are asked for together: eight loads of 16 bytes
+constexpr u32 AT_ONCE = 4;  // ranks with packets loaded together: eight loads of 16 bytes
 
-// The words of AT_ONCE ranks from `first` on. A load takes the whole way to memory and back, so that all are under way
-// before the first is looked at. In the place of this rank, and of ranks that there are not, another rank is looked at.
+// Wait for the words of AT_ONCE ranks from `first` on. A load takes a whole trip to memory, so all loads are issued
+// before the first test. The place of this rank, and places beyond the last rank, load another rank's packets instead:
+// a constant number of loads is unrolled into registers.
 GC_DEV bool pull(const Heap& heap, u32 first, u64 epoch, u64 index, Word (&words)[AT_ONCE]) {
     const u32 number = u32(epoch), other = heap.rank == 0 ? 1 : 0;
     u32 writers[AT_ONCE], missing = other;
@@ -71,6 +78,7 @@ GC_DEV bool pull(const Heap& heap, u32 first, u64 epoch, u64 index, Word (&words
         bool all = true;
         GC_UNROLL
         for (u32 k = 0; k < AT_ONCE; ++k)
+            // Test both halves of both packets: the halves of a packet may arrive in either order.
             if (low[k].y != number || low[k].w != number || high[k].y != number || high[k].w != number) {
                 all = false;
                 missing = writers[k];
@@ -83,7 +91,7 @@ GC_DEV bool pull(const Heap& heap, u32 first, u64 epoch, u64 index, Word (&words
     return came;
 }
 
-// Adds up in the order of ranks, so that all of them get the same bits.
+// Reduce word `index` over all ranks, in the order of ranks: all ranks get the same bits.
 template <class T, class Op> GC_DEV bool reduce_word(const PacketsArguments& a, u64 epoch, u64 index) {
     const Word own = gather<T>(a, index);
     Wide<T> total[1][ITEMS<T, Word>];
@@ -108,6 +116,7 @@ template <class T, class Op> GC_DEV void packets(const PacketsArguments& a) {
     constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
     const u64 words = (a.count + PER_WORD - 1) / PER_WORD, step = gridDim.x * blockDim.x;
     const u64 first = take_channel(a.heap) * blockDim.x + threadIdx.x, epoch = epoch_of(a.heap);
+    // Push everything before the first wait: two ranks waiting first would wait for ever.
     for (u64 index = first; index < words; index += step) push(a.heap, epoch, index, gather<T>(a, index));
     bool came = true;
     for (u64 index = first; came && index < words; index += step) came = reduce_word<T, Op>(a, epoch, index);

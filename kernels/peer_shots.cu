@@ -1,35 +1,39 @@
-// All-reduce by reading each other's arrays: where they lie, if all ranks reach them there, or in sections that are copied
-// into the slabs first.
+// All-reduce by reading the other ranks' arrays: directly if all ranks can access all arrays, otherwise in sections
+// copied into the slabs first.
 //
-// Every block meets the others' blocks of its number between the steps, and the elements that it reads of a rank's
-// array are those which that rank's block of its number has written. Sums are formed in the order of ranks. A slab has
-// room for two sections: while one is reduced the next is copied, so that a section costs one meeting.
+// Every block meets the same block of all ranks between the steps. The elements read by a block from another rank were
+// written by the block of the same number there, so the meeting orders the accesses. Sums are formed in the order of
+// ranks. A slab has room for two sections: the next section is copied while the current section is reduced, so each
+// section costs a single meeting.
 #include "peer_fold.h"
 
 struct ShotsArguments {
     Heap heap;
     const void* src;
     void* dst;
-    u64 count, nan_bytes;  // of the result, where a rank does not come
-    u64 source_mark, result_mark;  // not 0 and the same on all ranks: then all ranks reach these where they lie
-    u64 sources[MOST_RANKS];       // where each rank's input is read
-    u64 results[MOST_RANKS];       // where each rank's result is written
+    u64 count, nan_bytes;  // bytes of the result set to NaN if a rank is missing
+    u64 source_mark, result_mark;  // identify slab and offset; nonzero and equal on all ranks: direct access
+    u64 sources[MOST_RANKS];       // addresses of the ranks' inputs, for reading
+    u64 results[MOST_RANKS];       // addresses of the ranks' results, for writing
 };
 
-constexpr u64 MEETINGS = 3;  // over one section at most
+constexpr u64 MEETINGS = 3;  // the most meetings over a section
 
-// Elements on which all ranks work at a time, and whether all reach inputs and results where they lie. It is shared out
-// as if there were `room` of them: what is staged of the next one is for the block that has read what was there.
+// The elements handled by all ranks at a time, and whether inputs and results are accessed directly. The elements are
+// always divided as if there were `room` of them, even in a shorter last section. Then a block stages the next section
+// only over elements read by the same block of the other ranks.
 struct Section {
     u64 start, count, room;
-    u32 half;  // of the staging
+    u32 half;  // the half of the staging area in use, 0 or 1
     bool sources, results;
 };
 
+// Return the elements of `part` that exist in the section.
 GC_DEV Range part_there(const Section& section, Range part) {
     const u64 left = part.start < section.count ? section.count - part.start : 0;
     return {part.start, part.count < left ? part.count : left};
 }
+// Return the next section, staged in the other half.
 GC_DEV Section next_of(const Section& section, u64 count) {
     const u64 start = section.start + section.count, left = count - start;
     return {start, left < section.room ? left : section.room, section.room, 1 - section.half, section.sources,
@@ -40,7 +44,7 @@ GC_DEV u64 staging_of(const Heap& heap, const Section& section, u32 rank) {
     return heap.slabs[rank] + heap.staging + section.half * heap.staging_bytes;
 }
 
-// Where a rank's input, and its result, begin.
+// Return the address of a rank's input, or result, for this section.
 template <class T> GC_DEV u64 source_of(const ShotsArguments& a, const Section& section, u32 rank) {
     return section.sources ? a.sources[rank] + section.start * sizeof(T) : staging_of(a.heap, section, rank);
 }
@@ -48,12 +52,13 @@ template <class T> GC_DEV u64 result_of(const ShotsArguments& a, const Section& 
     return section.results ? a.results[rank] + section.start * sizeof(T) : staging_of(a.heap, section, rank);
 }
 
+// Copy elements of this rank's input into this rank's slab.
 template <class T> GC_DEV void stage(const ShotsArguments& a, const Section& section, Range range) {
     const u64 own = staging_of(a.heap, section, a.heap.rank), src = address_of(a.src) + section.start * sizeof(T);
     copy_range<T>(whole_block(), own + range.start * sizeof(T), src + range.start * sizeof(T), range.count);
 }
 
-// Returns whether all ranks are here with the first section, and have agreed on what they reach.
+// Meet all ranks with the first section, and decide about direct access. Return false if a rank is missing.
 template <class Stage>
 GC_DEV bool agree(const ShotsArguments& a, u32 channel, u64 epoch, Section& section, const Stage& stage_section) {
     tell(a.heap, channel, a.source_mark, a.result_mark);
@@ -64,12 +69,13 @@ GC_DEV bool agree(const ShotsArguments& a, u32 channel, u64 epoch, Section& sect
     section.results = is_alike(a.heap, channel, 1, a.result_mark) && a.result_mark != 0;
     if (section.sources && section.results) section.count = section.room = a.count;
     if (alike) return true;
-    if (a.source_mark != 0) stage_section(section);  // others have not told that it lies where theirs do
+    if (a.source_mark != 0) stage_section(section);  // some other rank's mark differs: stage after all
     return meet(a.heap, channel, MEETINGS * epoch + 1);
 }
 
-// Calls stage_section(section) first, reduce(section) when all ranks have staged it, and collect(section) when all have
-// reduced it. The ranks meet once between two sections: then one is reduced everywhere, and the next staged.
+// Call, for each section, stage_section, then reduce once all ranks have staged, then collect once all ranks have
+// reduced. A single meeting between two sections serves two purposes: the current section is reduced on all ranks, and
+// the next section is staged.
 template <class T, class Stage, class Reduce, class Collect>
 GC_DEV void for_sections(const ShotsArguments& a, u32 channel, const Stage& stage_section, const Reduce& reduce,
                          const Collect& collect) {
@@ -84,7 +90,7 @@ GC_DEV void for_sections(const ShotsArguments& a, u32 channel, const Stage& stag
         if (!section.sources) stage_section(next);
         together = meet(a.heap, channel, MEETINGS * epoch + 2);
         if (together) collect(section);
-        __syncthreads();  // the section after the next is staged where this one was, by other threads
+        __syncthreads();  // the section after the next is staged into this half, while slow threads still collect
         if (next.count == 0) break;
         section = next;
         ++epoch;
@@ -96,6 +102,7 @@ GC_DEV void for_sections(const ShotsArguments& a, u32 channel, const Stage& stag
     end_epoch(a.heap, epoch);
 }
 
+// GROUP, the number of sources read together, is a template argument: the units are held in registers.
 template <class T, class Op, class Given> GC_DEV void fold_all(const ShotsArguments& a, const Given& operands, u64 count) {
     if (a.heap.ranks < 4)
         fold<T, Op, 2>(whole_block(), operands, count);
@@ -105,7 +112,7 @@ template <class T, class Op, class Given> GC_DEV void fold_all(const ShotsArgume
         fold<T, Op, 8>(whole_block(), operands, count);
 }
 
-// Every rank reads all of everybody's data.
+// One-shot all-reduce: every rank reads all data of all ranks.
 template <class T, class Op> GC_DEV void fold_all(const ShotsArguments& a) {
     const u32 channel = take_channel(a.heap);
     const auto mine = [&](const Section& section) {
@@ -121,12 +128,13 @@ template <class T, class Op> GC_DEV void fold_all(const ShotsArguments& a) {
                     [](const Section&) {});
 }
 
+// Return the elements of the section reduced by `rank`, and of these the part of block `channel`.
 template <class T> GC_DEV Range share_of(const ShotsArguments& a, const Section& section, u32 rank, u32 channel) {
     return part_there(section, part_of<T>(part_of<T>({0, section.room}, a.heap.ranks, rank), gridDim.x, channel));
 }
 
-// Every rank reads its share of everybody's data, and writes the result to everybody as it is formed, so that both
-// directions of a link are busy. What it overwrites, in place or in the staging, no other rank reads.
+// Two-shot all-reduce: every rank reduces its share of the data, and writes the result to all ranks at once. So both
+// directions of a link are busy. The elements overwritten, in place or in the staging area, are read by no other rank.
 template <class T, class Op> GC_DEV void fold_share(const ShotsArguments& a) {
     const u32 channel = take_channel(a.heap), ranks = a.heap.ranks;
     const auto for_shares = [&](const Section& section, const auto& job) {
@@ -139,7 +147,8 @@ template <class T, class Op> GC_DEV void fold_share(const ShotsArguments& a) {
         const Range share = share_of<T>(a, section, a.heap.rank, channel);
         const u64 offset = share.start * sizeof(T);
         const auto source = [&](u32 rank) { return source_of<T>(a, section, rank) + offset; };
-        const auto target = [&](u32 k) {  // not the same one first on all ranks
+        // Start with this rank: otherwise all ranks would write to rank 0 first.
+        const auto target = [&](u32 k) {
             return result_of<T>(a, section, (a.heap.rank + k) % ranks) + offset;
         };
         fold_all<T, Op>(a, Operands{ranks, source, ranks, target}, share.count);

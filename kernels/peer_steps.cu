@@ -1,27 +1,30 @@
-// Any schedule: a rank's program, round by round, walked by every block on its part of each range of elements.
+// Any schedule: a rank's program, executed round by round. Every block handles its own part of each range of elements.
 //
-// What a rank sends it puts in pieces into slots at the other rank, as many as there are free ones; what it receives it
-// takes out of its own. In a round a block does whatever can be done next, so that no message waits for another one.
+// A message is cut into pieces. The sending rank writes pieces into free slots in the receiving rank's slab; the
+// receiving rank copies or combines the pieces from its slots. Within a round a block executes any operation that can
+// proceed, so no message waits for another message.
 //
-// The first warp of a block posts pieces, that is, counts them where the other rank looks, and looks for the next one. The
-// other threads, a power of two, move data meanwhile: to post takes as long as a write to the other rank and back.
+// Posting means counting a piece where the peer looks. The first warp of a block posts pieces and looks for the next
+// piece. Meanwhile the other threads, a power of two, move data. The split hides the time of posting: a write to the
+// other rank and back.
 #include "peer_fold.h"
 
+// A range of elements of a message; `combine`: combine the received elements with the present elements.
 struct Part {
     u64 start, count;
     u32 buffer;
-    u32 combine;  // whether what comes is combined with what is there
+    u32 combine;
 };
-// All that goes to, or comes from, one rank in a round, in order.
+// The messages to a peer, or from a peer, in a round, in order: `parts` entries of the table from `first` on.
 struct Lane {
     u32 peer, receives;
     u32 first, parts;
 };
-// dst and its operands: parts, one after the other.
+// A local write: parts[first] is the destination, the `operands` next parts are the sources.
 struct Write {
     u32 first, operands;
 };
-// What is formed aside before messages, the messages, and what is written after them, each when the one before has been.
+// A round: `before` local writes, then the messages, then `after` local writes. Each step starts after the step before.
 struct Round {
     u32 first_lane, lanes;
     u32 first_write, before, after;
@@ -29,13 +32,14 @@ struct Round {
 
 enum Buffer : u32 { INPUT, OUTPUT, SCRATCH, STAGING, BUFFERS };
 
+// A lane for sending and a lane for receiving per peer.
 constexpr u32 MOST_LANES = 2 * MOST_RANKS;
 
 struct StepsArguments {
     Heap heap;
     u64 buffers[BUFFERS];
-    u64 region;     // bytes of staging that a block has
-    u64 nan_bytes;  // of the output, where a rank does not come
+    u64 region;     // bytes of staging per block
+    u64 nan_bytes;  // bytes of the output set to NaN if a rank is missing
     const Round* rounds;
     const Lane* lanes;
     const Part* parts;
@@ -43,13 +47,13 @@ struct StepsArguments {
     u64 round_count, movers;
 };
 
-// How far a lane is: pieces there ever were, parts of this round, elements of the block's share of the part.
+// The position of a lane: pieces since the creation of the slab, elements done of the current part, and current part.
 struct Cursor {
     u64 number, done;
     u32 part;
 };
 
-// A piece of a lane that is being moved, or why there is none.
+// A piece claimed by the signalling thread for the movers. Without a piece, `lane` is one of the three values below.
 struct Claim {
     u32 lane;
     Cursor at;
@@ -57,12 +61,12 @@ struct Claim {
 
 constexpr u32 ALL_DONE = ~0u, FAILED = ALL_DONE - 1, NONE_READY = ALL_DONE - 2;
 
-// The last `movers` threads of a block move data; of those before, a warp, the first signals.
+// Thread roles: the last `movers` threads of a block move data; the first thread of the warp before signals.
 GC_DEV bool signals() { return threadIdx.x == 0; }
 GC_DEV bool moves(const StepsArguments& a) { return threadIdx.x + a.movers >= blockDim.x; }
 GC_DEV Team team_of(const StepsArguments& a) { return {threadIdx.x + u32(a.movers) - blockDim.x, u32(a.movers)}; }
 
-// dst = op(...), or the one source there is; by the threads that move.
+// dst = op(...), or a copy if there is a single source; executed by the movers.
 template <class T, class Op, class Source>
 GC_DEV void form(const StepsArguments& a, u64 dst, u32 sources, const Source& source, u64 count) {
     if (!moves(a)) return;
@@ -72,17 +76,20 @@ GC_DEV void form(const StepsArguments& a, u64 dst, u32 sources, const Source& so
         fold<T, Op, 2>(team_of(a), Operands{sources, source, 1, [&](u32) { return dst; }}, count);
 }
 
+// The elements of a part handled by a block.
 struct Share {
     u64 address, count;
 };
 
-// The block's share of a part. In staging, where every round has other parts, it lies in the block's own region.
+// Return the block's share of a part. The staging area is divided by blocks, not by elements: the parts of different
+// rounds overlap there, and a block must not overwrite elements still in use by another block.
 template <class T> GC_DEV Share share_of(const StepsArguments& a, const Part& part, u32 channel) {
     const Range range = part_of<T>({0, part.count}, gridDim.x, channel);
     const u64 first = part.buffer == STAGING ? channel * a.region : range.start * sizeof(T);
     return {a.buffers[part.buffer] + part.start * sizeof(T) + first, range.count};
 }
 
+// Execute local writes in order, with a barrier between two writes: a write may read the result of the write before.
 template <class T, class Op> GC_DEV void write(const StepsArguments& a, u32 channel, u32 first, u32 writes) {
     for (u32 w = first; w < first + writes; ++w) {
         if (w > first) __syncthreads();
@@ -95,6 +102,7 @@ template <class T, class Op> GC_DEV void write(const StepsArguments& a, u32 chan
 
 // ---------------------------------------------------------------- pieces
 
+// A piece: address on this rank, number of elements, and elements left in the part.
 struct Piece {
     u64 here, count, left;
 };
@@ -105,23 +113,26 @@ template <class T> GC_DEV Piece piece_of(const StepsArguments& a, u32 channel, c
     return {share.address + cursor.done * sizeof(T), left < most ? left : most, left};
 }
 
+// Return the address of the slot for piece `number`. The slots of two blocks form a ring of `depth` slots.
 GC_DEV u64 slot_of(const Heap& heap, u32 owner, u32 channel, u32 writer, u64 number) {
     const u64 slot = (u64(channel) * heap.ranks + writer) * heap.depth + number % heap.depth;
     return heap.slabs[owner] + heap.slots + slot * heap.slot_bytes;
 }
 
+// Return the address of this rank's own count of the lane's pieces. The next launch continues from the count.
 GC_DEV u64 counter_of(const Heap& heap, u32 channel, const Lane& lane) {
     Book* const book = book_of(heap, channel, lane.peer);
     return address_of(lane.receives ? &book->received : &book->sent);
 }
 
-// Where the other rank counts the pieces that it has put into a lane, or taken out of it.
+// Return the address of the peer's counter for a lane: pieces put into the slots here, or taken from the slots there.
 GC_DEV u64 progress_of(const Heap& heap, u32 channel, const Lane& lane) {
     const Line* const line = line_of(heap, heap.rank, channel, lane.peer);
     return address_of(lane.receives ? &line->arrived : &line->consumed);
 }
 
-// Returns the next lane after `last` of which a piece can be moved. `open` is the first one that has not ended.
+// Return the next lane after `last` with a piece ready to move. `open` is the first unfinished lane, for the report of
+// a failed wait. Starting after `last` serves the lanes in turn.
 GC_DEV u32 ready_lane(const StepsArguments& a, u32 channel, const Round& round, const Cursor* cursors, u32 last, u32& open,
                       u64& seen) {
     const Lane* const lanes = a.lanes + round.first_lane;
@@ -134,22 +145,26 @@ GC_DEV u32 ready_lane(const StepsArguments& a, u32 channel, const Round& round, 
         if (index < open) open = index;
         const u64 progress = progress_of(a.heap, channel, lane);
         seen = load_relaxed(progress);
+        // A piece to receive must have arrived; a piece to send needs a free slot.
         const bool ready = lane.receives ? seen > cursor.number : cursor.number - seen < a.heap.depth;
         if (!ready) continue;
-        load_acquire(progress);  // once, not at every look: it empties the processor's cache
+        // Acquire only once a piece is ready, not with every look: an acquire load invalidates the first-level
+        // cache.
+        load_acquire(progress);
         return index;
     }
     return open == round.lanes ? ALL_DONE : NONE_READY;
 }
 
-// The lane whose piece comes after `at`.
+// Return the position of the piece after `at`.
 template <class T> GC_DEV Cursor after(const StepsArguments& a, u32 channel, const Lane& lane, const Cursor& at) {
     const Piece piece = piece_of<T>(a, channel, lane, at);
     const bool ended = piece.count == piece.left;
     return {at.number + 1, ended ? 0 : at.done + piece.count, at.part + ended};
 }
 
-// Returns a piece that can be moved, NONE_READY where there is none. With `waits` that is where a block waits.
+// Claim a piece ready to move, and advance the lane. Without a ready piece, return NONE_READY, or wait if `waits` is
+// set.
 template <class T>
 GC_DEV Claim claim(const StepsArguments& a, u32 channel, const Round& round, Cursor* cursors, u32 last, bool waits) {
     u32 open = 0;
@@ -169,6 +184,7 @@ GC_DEV Claim claim(const StepsArguments& a, u32 channel, const Round& round, Cur
     return {lane, at};
 }
 
+// Move a piece between memory and slot, by the movers.
 template <class T, class Op>
 GC_DEV void move(const StepsArguments& a, u32 channel, const Lane& lane, const Cursor& at) {
     const Piece piece = piece_of<T>(a, channel, lane, at);
@@ -179,7 +195,9 @@ GC_DEV void move(const StepsArguments& a, u32 channel, const Lane& lane, const C
     form<T, Op>(a, dst, sources, [&](u32 k) { return k + 1 == sources ? src : dst; }, piece.count);
 }
 
-// Tells the other rank that the piece is there, or its slot free.
+// Tell the peer about a moved piece: the piece has arrived, or the slot is free. Call after a barrier following the
+// move: the release store then publishes the accesses of all movers. The own count is read by the next launch only, so
+// relaxed is enough.
 GC_DEV void post(const StepsArguments& a, u32 channel, const Round& round, const Claim& moved) {
     const Lane& lane = a.lanes[round.first_lane + moved.lane];
     Line* const there = line_of(a.heap, lane.peer, channel, a.heap.rank);
@@ -190,8 +208,11 @@ GC_DEV void post(const StepsArguments& a, u32 channel, const Round& round, const
 
 // ---------------------------------------------------------------- rounds
 
-// Moves all pieces of a round. While a piece is moved, the piece before is posted and the next one is looked for. Where
-// none is ready, this one is posted before the block waits: the other rank may have to take it first.
+// Move all pieces of a round; return false if a wait has failed.
+//
+// A pipeline of two claims: while the movers move a piece, the signalling thread posts the piece before and claims the
+// next piece. If no piece is ready, the moved piece is posted before the block waits. Otherwise two ranks could wait
+// for each other: the peer may need the unposted piece to proceed.
 template <class T, class Op> GC_DEV bool exchange(const StepsArguments& a, u32 channel, const Round& round) {
     GC_SHARED(Cursor, cursors, MOST_LANES);
     GC_SHARED(Claim, claims, 2);
@@ -200,12 +221,12 @@ template <class T, class Op> GC_DEV bool exchange(const StepsArguments& a, u32 c
     __syncthreads();
     if (signals()) claims[0] = claim<T>(a, channel, round, cursors, 0, true);
     __syncthreads();
-    bool unposted = false;  // whether the piece before is moved and not posted
+    bool unposted = false;  // whether the piece before is moved but not posted
     u32 turn = 0;
     GC_ROLLED
     for (; claims[turn % 2].lane < round.lanes; ++turn) {
         const Claim moved = claims[turn % 2];
-        Claim& next = claims[1 - turn % 2];  // and the one before
+        Claim& next = claims[1 - turn % 2];  // still holds the piece before, until posted
         if (signals()) {
             if (unposted) post(a, channel, round, next);
             unposted = true;
@@ -225,12 +246,14 @@ template <class T, class Op> GC_DEV bool exchange(const StepsArguments& a, u32 c
     return claims[turn % 2].lane == ALL_DONE;
 }
 
+// Execute all rounds of this rank's program.
 template <class T, class Op> GC_DEV void steps(const StepsArguments& a) {
     const u32 channel = take_channel(a.heap);
     bool together = true;
     GC_ROLLED
     for (u64 r = 0; together && r < a.round_count; ++r) {
         const Round round = a.rounds[r];
+        // The barrier separates two rounds.
         __syncthreads();  // what one thread has written, another one reads
         write<T, Op>(a, channel, round.first_write, round.before);
         together = exchange<T, Op>(a, channel, round);

@@ -1,6 +1,6 @@
 // dst = op(...op(op(sources[0], sources[1]), sources[2])...), formed in the wide type and rounded once.
 //
-// dst may be one of the sources. All addresses are multiples of what the dtype needs.
+// dst may be one of the sources. All addresses are aligned for the dtype.
 #include "functions.h"
 #include "number.h"
 #include "walk.h"
@@ -8,12 +8,13 @@
 constexpr u32 MOST_SOURCES = 8;
 
 struct ReduceArguments {
-    const void* sources[MOST_SOURCES];  // the first source_count of them, two at least
+    const void* sources[MOST_SOURCES];  // the first `source_count` entries are used, at least 2
     void* dst;
     u64 count;
     u32 source_count;
 };
 
+// Combine the AT_ONCE units into the totals.
 template <class T, class Op, class Unit, u32 AT_ONCE>
 GC_DEV void combine(Wide<T> (&total)[AT_ONCE][ITEMS<T, Unit>], const Unit (&units)[AT_ONCE]) {
     GC_UNROLL
@@ -27,7 +28,7 @@ GC_DEV void combine(Wide<T> (&total)[AT_ONCE][ITEMS<T, Unit>], const Unit (&unit
 
 template <class T, class Op, class Unit, u32 AT_ONCE, class Place>
 GC_DEV void reduce_batch(const ReduceArguments& a, const Batch<AT_ONCE>& batch, const Place& place) {
-    // The first two sources are read together, so that twice as many loads are under way; more would take registers.
+    // Read the first two sources together: twice as many loads are under way. More would cost too many registers.
     Unit units[AT_ONCE], second[AT_ONCE];
     batch.read(units, a.sources[0], place);
     batch.read(second, a.sources[1], place);
@@ -47,7 +48,8 @@ GC_DEV void reduce_batch(const ReduceArguments& a, const Batch<AT_ONCE>& batch, 
 
 template <class T, class Op, class Unit, class Place>
 GC_DEV void reduce_units(const ReduceArguments& a, u64 count, const Place& place) {
-    constexpr u32 AT_ONCE = sizeof(T) == 1 ? 2 : 4;  // sixteen wide values for each word of bytes take the registers
+    // A word of bytes has 16 wide values; four words of totals would not fit the registers.
+    constexpr u32 AT_ONCE = sizeof(T) == 1 ? 2 : 4;
     for_batches<AT_ONCE>(count, [&](const auto& batch) { reduce_batch<T, Op, Unit>(a, batch, place); });
 }
 

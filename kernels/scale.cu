@@ -1,4 +1,4 @@
-// dst = src / factor, src * factor, or whether src is not zero; formed in the wide type and rounded once.
+// dst = src / factor, src * factor, or the truth value of src; formed in the wide type and rounded once.
 #include "functions.h"
 #include "number.h"
 #include "walk.h"
@@ -12,7 +12,7 @@ struct ScaleArguments {
 
 struct Divide {
     template <class W> static GC_DEV W of(W x, W factor) { return divide(x, factor); }
-    // By a real number, both parts alike.
+    // The factor is real: dividing both parts avoids the rounding errors of a complex division.
     template <class R> static GC_DEV Complex<R> of(Complex<R> x, Complex<R> factor) {
         return {x.re / factor.re, x.im / factor.re};
     }

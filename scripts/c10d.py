@@ -1,7 +1,7 @@
-"""PyTorch's own tests of collectives over Gloo, from a checkout of PyTorch, with gpucoll in Gloo's place.
+"""PyTorch's own tests of collectives over Gloo, from a checkout of PyTorch, with gpucoll instead of Gloo.
 
-Every test runs in a process of its own, whose ranks are forked, not spawned, since importing torch takes longer than
-the tests. What PyTorch skips counts as not supported, with its reason, as does what the table below names.
+Every test runs in a separate process. The ranks are forked, not spawned, since importing torch takes longer than the
+tests. Tests skipped by PyTorch count as not supported, with the reason, as do the tests named in the table below.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 FILES = ("test_c10d_gloo", "test_c10d_common", "test_c10d_object_collectives", "test_c10d_spawn_gloo",
          "test_distributed_spawn")
-SECONDS = 120  # for a test
-RANKS = ("4", "8")  # the next one where a test says that it is for more
+SECONDS = 120  # per test
+RANKS = ("4", "8")  # numbers of ranks: the next if a test needs more
 VARIABLES = {"BACKEND": "gloo", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
              "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(SECONDS - 20)}
 NOT_SUPPORTED: dict[str, str] = {
@@ -40,7 +40,7 @@ GPU = re.compile(r"cuda|gpu|nccl|accelerator", re.IGNORECASE)
 
 
 def put_in_place() -> None:
-    """Let PyTorch make groups of gpucoll where it is asked for Gloo's, and let its tests fork their ranks."""
+    """Make PyTorch create groups of gpucoll instead of Gloo's, and make the tests fork their ranks."""
     import torch
     from torch.distributed import distributed_c10d
     from torch.testing._internal import common_distributed
@@ -49,10 +49,10 @@ def put_in_place() -> None:
     from gpucoll.torch import TorchProcessGroup
 
     class Options:
-        """What tests set of Gloo's options: all but the time-out concerns its sockets and threads."""
+        """The options of Gloo set by tests: only the time-out matters here."""
 
     class ProcessGroupGloo(TorchProcessGroup):
-        """A group of gpucoll, made as one of Gloo's."""
+        """A group of gpucoll, created like a group of Gloo."""
 
         _Options = Options
         create_device = create_default_device = staticmethod(lambda *given, **named: None)
@@ -63,7 +63,7 @@ def put_in_place() -> None:
                              limit if isinstance(limit, datetime.timedelta) else datetime.timedelta(seconds=limit))
 
         def name(self) -> str:
-            """What tests compare with the name that they asked for."""
+            """Return the name expected by the tests."""
             return "gloo"
 
     def fork(case: Any) -> None:
@@ -73,18 +73,18 @@ def put_in_place() -> None:
         vars(module)["ProcessGroupGloo"] = ProcessGroupGloo
     common_distributed.MultiProcessTestCase._spawn_processes = fork
     for names in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
-        vars(distributed_test)[names].clear()  # of these it expects events of their own in a profile
+        vars(distributed_test)[names].clear()  # for these backends the tests expect special events in a profile
 
 
 def tests(name: str) -> Iterator[Any]:
-    """Yield the tests of a module, without those that it imports."""
+    """Yield the tests of a module, without imported tests."""
     for kind in vars(importlib.import_module(name)).values():
         if isinstance(kind, type) and issubclass(kind, unittest.TestCase) and kind.__module__ == name:
             yield from unittest.defaultTestLoader.loadTestsFromTestCase(kind)
 
 
 def run(test: Any, folder: Path) -> None:
-    """Run a test, in a process of its own, and write down how it ended."""
+    """Run a test, in a separate process, and record the outcome."""
     os.setsid()
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -96,7 +96,7 @@ def run(test: Any, folder: Path) -> None:
 
 
 def end_of(test: Any, folder: Path) -> tuple[str, str]:
-    """Return "passed", "failed" or "not supported", and why."""
+    """Return "passed", "failed" or "not supported", and the reason."""
     for pattern, reason in NOT_SUPPORTED.items():
         if re.search(pattern, test.id()):
             return "not supported", reason
@@ -120,7 +120,7 @@ def end_of(test: Any, folder: Path) -> tuple[str, str]:
 
 
 def main() -> int:
-    """Run the tests, print how each one ended, and then the counts."""
+    """Run the tests, print the outcome of each, and then the counts."""
     parser = argparse.ArgumentParser(prog="scripts/c10d", description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("checkout", type=Path, help="a checkout of PyTorch, of the version that is installed")
     parser.add_argument("-k", metavar="WORD", help="only tests with this in their names")
@@ -132,7 +132,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ.update(VARIABLES, TEMP_DIR=scratch)
         (Path(scratch) / "barrier").touch()
-        sys.argv[1:] = []  # PyTorch's modules read it
+        sys.argv[1:] = []  # read by PyTorch's modules
         sys.path[:0] = [str(folder), str(folder.parent)]
         put_in_place()
         counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn, as samples for scripts/train.py's mlp and cnn."""
+"""Handwritten digits from scikit-learn, as samples for the mlp and cnn of scripts/train.py."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Array = Any  # numpy.ndarray or cupy.ndarray; cupy need not be installed
 
 
 def read_table() -> np.ndarray:
-    """All samples that scikit-learn ships: uint8 of shape (1797, 65), 64 pixels (0 to 16), label.
+    """Return all samples of scikit-learn: uint8 of shape (1797, 65), 64 pixels (0 to 16) and the label.
 
-    Raises ImportError where scikit-learn is missing. Nothing is downloaded.
+    Raises ImportError without scikit-learn. Nothing is downloaded.
     """
     from sklearn.datasets import load_digits
 
@@ -26,9 +26,9 @@ def read_table() -> np.ndarray:
 
 
 def split(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices for training and for testing, both ascending; a fifth of every class is for testing.
+    """Return the indices for training and for testing, both ascending; a fifth of every class is for testing.
 
-    Always the same split: accuracies of different seeds and rank counts are comparable.
+    The split is always the same, so accuracies of different seeds and numbers of ranks are comparable.
     """
     labels, generator = table[:, PIXELS], np.random.default_rng(SPLIT_SEED)
     shuffled = [generator.permutation(np.flatnonzero(labels == c)) for c in range(CLASSES)]
@@ -37,11 +37,11 @@ def split(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prepare(xp: Any, table: np.ndarray, dtype: str) -> tuple[Array, Array]:
-    """Images (samples, 64) with pixels in [-1, 1], and targets (samples, 10), both of `dtype`.
+    """Return images (samples, 64) with pixels in [-1, 1], and targets (samples, 10), both of `dtype`.
 
-    Targets are smoothed one-hot rows (0.91 for the class, 0.01 elsewhere). Smoothing is worth a
-    percent of accuracy here, and it keeps gradients moderate to the end, so that different orders
-    of summation stay within a few units in the last place of each other.
+    Targets are smoothed one-hot rows (0.91 for the class, 0.01 elsewhere). Smoothing gains a percent of accuracy here.
+    Smoothing also keeps gradients moderate to the end, so different orders of summation differ only by a few units in
+    the last place.
     """
     images = table[:, :PIXELS] / 8.0 - 1.0
     targets = np.eye(CLASSES)[table[:, PIXELS]] * (1 - SMOOTHING) + SMOOTHING / CLASSES

@@ -1,8 +1,8 @@
-"""The environment that the scripts share: made where it is missing, completed where it lacks something.
+"""The Python environment shared by the scripts: created if missing, completed if incomplete.
 
-README's commands work on a machine that has Python and nothing else, so this file uses the standard library only. A
-stamp in the environment, written last, says what is there and what it was made from: a start that finds it in order
-reads that one file. Whoever trusts an environment no more deletes it.
+README's commands work on a machine with only Python, so this file uses only the standard library. A stamp file in the
+environment, written last, records the contents and the origin. If the stamp is current, a start reads only this file.
+To repair a broken environment, delete it.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ if sys.version_info < (3, 11):  # noqa: UP036 (an older one has to get as far as
 from processes import ROOT, followed, output_of, say
 
 OUR_MPIS = {"mpich", "openmpi"}  # extras of the same names
-# Where mpi4py finds a site's MPI, in its own order, leaving out the environment itself, where ours may lie.
+# The places searched by mpi4py for a site's MPI, in mpi4py's order, without the environment, possibly with our MPI.
 SITE_LIBRARIES = os.pathsep.join([f"{sys.base_exec_prefix}/lib", "libmpi.so", "libmpi.so.12", "libmpi.so.40"])
-# By their paths: nothing is installed.
+# Imported by path: nothing is installed yet.
 launchers, engine = (types.SimpleNamespace(**runpy.run_path(f"{ROOT}/gpucoll/{name}.py"))
                      for name in ("launch/launchers", "executors/shared/digest"))
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def outside_mpiexec() -> str:
-    """The first mpiexec on PATH that stands in none of our environments; empty where there is none."""
+    """Return the first mpiexec on PATH outside our environments, or ""."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return shutil.which("mpiexec", path=os.pathsep.join(f for f in folders if not f.startswith(f"{ROOT}/.venv"))) or ""
 
@@ -48,7 +48,7 @@ def vendor_of(version: str) -> str:
 
 
 def driver_extras(report: str) -> "set[str]":
-    """The extras for the CUDA version that nvidia-smi reports the driver to support; none where none fits."""
+    """Return the extras for the CUDA version reported by nvidia-smi; empty if none fits."""
     found = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+)", report)  # drivers from 610 on write UMD
     major = min(13, int(found.group(1))) if found else 0
     return {f"cuda{major}", f"cublas{major}"} if major >= 12 else set()
@@ -59,28 +59,29 @@ def stamp_file(python: str) -> str:
 
 
 def stamp_of(python: str) -> "dict[str, Any]":
-    """What an environment holds and was made from; empty where that is unknown or an installation was interrupted."""
+    """Return the record of an environment; empty if unknown or if an installation was interrupted."""
     with contextlib.suppress(OSError, ValueError), open(stamp_file(python)) as file:
         return dict(json.load(file))
     return {}
 
 
 def origin(python: str) -> "list[str]":
-    """What has to stay as it was: the checkout's place, the Python behind bin/python, the site's mpiexec."""
+    """Return the facts to stay constant: the checkout's path, the Python behind bin/python, the site's mpiexec."""
     return [ROOT, os.path.realpath(python), outside_mpiexec()]
 
 
 def digest() -> str:
-    """What the installation follows from: how it is described, and the engine that it builds."""
+    """Return a digest of the installation's sources: the project files, and the engine built from kernels/."""
     root = pathlib.Path(ROOT)
     parts = [root.joinpath(name).read_bytes() for name in ("pyproject.toml", "setup.py")]
     return hashlib.sha256(b"".join([engine.digest(root / "kernels").encode(), *parts])).hexdigest()
 
 
 def ensure(extras: "set[str]", name: str = ".venv") -> str:
-    """The path of a Python that has gpucoll with these extras and an MPI, made or completed where that is due.
+    """Return the path of a Python with gpucoll, these extras and an MPI; create or complete the environment if needed.
 
-    `mpich` or `openmpi` among the extras decides which MPI; otherwise the site's is used where mpi4py can, else MPICH.
+    `mpich` or `openmpi` among the extras selects the MPI. Otherwise the site's MPI is used if mpi4py can load it, else
+    MPICH.
     """
     python = os.path.join(ROOT, name, "bin", "python")
 
@@ -91,7 +92,7 @@ def ensure(extras: "set[str]", name: str = ".venv") -> str:
 
     if not is_current():
         with open(os.path.join(ROOT, ".venv.lock"), "w") as lock:
-            try:  # one script at a time; another one may have done it all meanwhile
+            try:  # one script at a time; another script may have finished the work meanwhile
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 say(f"waiting for another script, which is installing in {ROOT} ...")
@@ -102,14 +103,14 @@ def ensure(extras: "set[str]", name: str = ".venv") -> str:
 
 
 def update(python: str, extras: "set[str]") -> None:
-    """Bring an environment in step with the checkout, the machine and the extras, and stamp it, last of all."""
+    """Bring an environment in line with the checkout, the machine and the extras; the stamp comes last."""
     folder, stamp = os.path.dirname(os.path.dirname(python)), stamp_of(python)
     uv = bool(output_of(["uv", "--version"]))  # a name on PATH proves nothing
     if not os.access(python, os.X_OK) or stamp.get("origin", origin(python)) != origin(python):
         tool = ["uv", "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
         followed(f"making {os.path.basename(folder)} with Python {sys.version.split()[0]}", *tool, "--clear", folder)
         stamp = {}
-    elif not uv and not output_of([python, "-m", "pip", "--version"]):  # uv has made it, and is gone
+    elif not uv and not output_of([python, "-m", "pip", "--version"]):  # created by uv, and uv is gone
         followed("installing pip", python, "-m", "ensurepip")
     with contextlib.suppress(FileNotFoundError):
         os.remove(stamp_file(python))
@@ -118,7 +119,7 @@ def update(python: str, extras: "set[str]") -> None:
         wanted |= driver_extras(output_of(["nvidia-smi"]))
     wanted, launcher, vendor = wanted - OUR_MPIS, outside_mpiexec(), ""
     if launcher and not OUR_MPIS & extras:
-        install(python, wanted, uv)  # brings the mpi4py that is then asked whether it can load the MPI of that mpiexec
+        install(python, wanted, uv)  # installs the mpi4py to be asked whether the MPI of this mpiexec can be loaded
         vendor = vendor_of(output_of([launcher, "--version"]))
         library = output_of([python, "-m", "mpi4py", "--mpi-lib-version"], MPI4PY_LIBMPI=SITE_LIBRARIES)
         vendor = vendor if vendor == vendor_of(library) else ""
@@ -140,7 +141,7 @@ def install(python: str, extras: "set[str]", uv: bool) -> None:
 
 
 def mpiexec(python: str, ranks: int) -> "list[str]":
-    """The words that start so many ranks with the MPI that belongs to this Python of `ensure`."""
+    """Return the command starting `ranks` ranks with the MPI of this Python of `ensure`."""
     stamp = stamp_of(python)
     vendor = next((vendor for vendor in launchers.VENDORS if vendor.name == stamp["vendor"]), None)
     options = launchers.mpiexec_options(vendor, oversubscribe=ranks > cores())

@@ -1,8 +1,8 @@
 """Check a host with GPUs in one go: the kernels, every way in which data move, failures, training, and how fast it is.
 
-Each part says what it does and how long it may take, has a process and that time of its own, and ends as `ok`, `FAILED`
-with one line and a file, or `missing` with what to install; the others go on. A summary, without names of people, hosts
-or folders, is written to bench/results: a file to attach to a report.
+Each part prints its purpose and time limit, and runs in a separate process within the limit. A part ends as `ok`,
+`FAILED` with one line and a file, or `missing` with the software to install; the other parts go on. A summary, without
+names of people, hosts or folders, is written to bench/results: a file to attach to a report.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from typing import Any, NamedTuple
 from environment import launchers
 from gpu_parts import FAILED, MISSING, PASSED, ROOT, SHORT, Finding, finding
 
-DRIVER = ("/usr/local/nvidia/bin",)  # where containers have its programs
+DRIVER = ("/usr/local/nvidia/bin",)  # the driver's programs in containers
 SHARED = {"GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "16", "NCCL_NVLS_ENABLE": "0",
           "NCCL_SOCKET_IFNAME": "lo"}
-CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on one GPU: no stream stands behind another one's
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on one GPU: no stream is queued behind another stream
 BENCH = ("--device=cuda", "--progress=off")
 CONTESTANTS = {"": "ring,tree,native", "peer ": "one_shot,two_shot,ring"}  # by NCCL, and by the peer executor
-CHECKED = 64  # MiB of the largest messages that are checked, on the host
-LOST = 5.0  # seconds that a part gets to end by itself
+CHECKED = 64  # MiB of the largest messages checked on the host
+LOST = 5.0  # seconds for a part to end by itself
 
 
 class Absent(Exception):
-    """A part needs what this host does not have."""
+    """A part needs something missing on this host."""
 
 
 class Part(NamedTuple):
-    """What a part does, and the seconds that it may take."""
+    """The purpose of a part, and its time limit in seconds."""
 
     name: str
     seconds: float
@@ -79,11 +79,11 @@ PARTS = (
     Part("peer latency", 90, "small all-reduces in a CUDA graph"),
 )
 MEASURED = ("facts", "contexts", "pairs", "collectives", "bandwidth", "benchmark", "host time", "peer bandwidth",
-            "peer latency")  # every finding is shown
+            "peer latency")  # all findings are shown
 
 
 class Check:
-    """One run: what has been found so far, and how much time is left."""
+    """One run: the findings so far, and the remaining time."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -93,7 +93,7 @@ class Check:
         self._time, self._stem = f"{now:%Y-%m-%dT%H:%M:%SZ}", f"{now:%Y-%m-%d-%H%M%S}"
 
     def part(self, part: Part, run: Callable[[float], list[Finding]]) -> list[Finding]:
-        """Run a part in what is left of its time, keep what it finds, show how it ended; none runs when time is up."""
+        """Run a part in the remaining time, keep and show its findings; no part starts once the time is up."""
         if self.options.only and part.name not in ("facts", *self.options.only):
             return []
         print(f"\n{part.name}: {part.does}; at most {part.seconds / 60:.0f} min", flush=True)
@@ -125,11 +125,11 @@ class Check:
             print(f"ok       {name}: {len(found) - len(absent)} of {len(found)}{left_out}, {seconds:.0f} s", flush=True)
 
     def count(self, status: str) -> int:
-        """Return how many findings have this status."""
+        """Return the number of findings with this status."""
         return sum(one["status"] == status for part in self.parts.values() for one in part["findings"])
 
     def write(self, gpus: Sequence[str]) -> str:
-        """Write what was found to a new file named after the GPU and the time; return where it is."""
+        """Write the findings to a new file named after the GPU and the time; return the file's path."""
         name = re.sub(r"[^a-z0-9]+", "-", (gpus[0].partition(",")[0] if gpus else "no-gpu").lower()).strip("-")
         document = {"program": "scripts/gpu_check", "time": self._time, "summary": self.summary(), "parts": self.parts}
         return self._write(f"{name}-{self._stem}.json", json.dumps(document, indent=1))
@@ -141,12 +141,12 @@ class Check:
         return os.path.relpath(folder / name, ROOT)
 
     def summary(self) -> str:
-        """Return how much passed, failed and is missing."""
+        """Return the numbers of findings passed, failed and missing."""
         return ", ".join(f"{self.count(status)} {status}" for status in (PASSED, FAILED, SHORT, MISSING))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all parts; zero where nothing failed, nothing is slower than it should be, and there is a GPU."""
+    """Run all parts; return 0 if nothing failed, nothing was below its target, and there is a GPU."""
     options = _options(arguments)
     check = Check(options)
     gpus: list[str] = []
@@ -193,7 +193,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _own(left: float, name: str, argument: object = "", start: Sequence[str] = (), program: str = "gpu_parts",
          **variables: str) -> list[Finding]:
-    """Return what a part of `gpu_parts`, or another program, finds, which the words `start`, if any, start."""
+    """Return the findings of a part of `gpu_parts` or another program, started by the words `start`, if any."""
     command = [*start, sys.executable, str(ROOT / "scripts" / f"{program}.py"), name, str(argument)]
     output, wrong = run(command, left, **variables)
     found = [json.loads(line) for line in output.splitlines() if line.startswith('{"name"')]
@@ -201,20 +201,20 @@ def _own(left: float, name: str, argument: object = "", start: Sequence[str] = (
 
 
 def compiled(left: float, gpus: int) -> list[Finding]:
-    """All kernels for these GPUs, side by side: what comes after measures no compiler."""
+    """Compile all kernels for these GPUs, side by side, so that later parts do not measure the compiler."""
     _need(gpus)
     output, wrong = run([sys.executable, "-m", "gpucoll", "kernels", "--all", "--json"], left)
     return [finding("kernels", FAILED if wrong else PASSED, **({"reason": wrong} if wrong else _counted(output)))]
 
 
 def _counted(output: str) -> dict[str, Any]:
-    """Return how many kernels there are of each kind."""
+    """Return the numbers of kernels of each kind."""
     kinds = Counter(one["kind"] for one in json.loads(output[output.index("{"):])["kernels"])
     return {"value": [f"{kind}: {count}" for kind, count in kinds.items()]}
 
 
 def on_every_gpu(left: float, name: str, gpus: int, megabytes: int) -> list[Finding]:
-    """What only several GPUs can show: contexts, memory of other GPUs, and all collectives."""
+    """Return the findings needing several GPUs: contexts, memory of other GPUs, and all collectives."""
     _need(gpus, "mpi4py")
     if gpus < 2:
         raise Absent("there is one GPU")
@@ -224,7 +224,7 @@ def on_every_gpu(left: float, name: str, gpus: int, megabytes: int) -> list[Find
 
 
 def host_time(left: float, gpus: int) -> list[Finding]:
-    """The host's time of a lone rank, then of two, on a GPU each where there are two."""
+    """Measure the host's time of a single rank, then of two ranks, on separate GPUs if possible."""
     alone = _own(left / 2, "host time")
     try:
         _need(gpus, "mpi4py")
@@ -237,7 +237,7 @@ def host_time(left: float, gpus: int) -> list[Finding]:
 
 
 def training(left: float, gpus: int) -> list[Finding]:
-    """scripts/train.py on all GPUs, for three epochs: by mpiexec, by `gpucoll run` without MPI, by torchrun."""
+    """Run scripts/train.py on all GPUs, for three epochs: by mpiexec, by `gpucoll run` without MPI, by torchrun."""
     _need(gpus, "mpi4py", "sklearn")
     starts = {"train.py": [*_mpiexec(gpus), sys.executable],
               "train.py without MPI": [sys.executable, "-m", "gpucoll", "run", "--standalone", "-n", str(gpus)],
@@ -262,13 +262,13 @@ def _trained(name: str, gpus: int, start: Sequence[str], left: float) -> Finding
 
 
 def benchmark(left: float, gpus: int, megabytes: int) -> list[Finding]:
-    """A rank on every GPU; where there is one, two ranks on it, if NCCL takes them: at a time, where there is MPS."""
+    """Measure a rank on every GPU; on a single GPU two ranks, if NCCL permits, concurrently if there is MPS."""
     _need(gpus, "mpi4py")
     if gpus > 1:
         return _benched(gpus, left, "all_reduce", megabytes, CONTESTANTS)
     with side_by_side() as variables:
         found = _benched(2, left / 2, "all_reduce", megabytes, CONTESTANTS, **SHARED | variables)
-    if all(one["status"] != PASSED for one in found):  # two ranks on one GPU may be refused: what one finds counts
+    if all(one["status"] != PASSED for one in found):  # two ranks on one GPU may be refused: then a single rank counts
         found = [one | {"status": MISSING} for one in found]
         found += _benched(1, left / 2, "all_reduce", megabytes, CONTESTANTS)
     return found
@@ -276,9 +276,9 @@ def benchmark(left: float, gpus: int, megabytes: int) -> list[Finding]:
 
 def _benched(ranks: int, left: float, test: str, megabytes: int, contestants: dict[str, str],
              **variables: str) -> list[Finding]:
-    """Return what `test` of the benchmarks measures of each algorithm of each executor, by size.
+    """Return the results of the benchmark `test` for each algorithm of each executor, by size.
 
-    The results of the largest messages are not checked: the host would take minutes for them.
+    The results of the largest messages are not checked: the check would take minutes on the host.
     """
     sizes = [["-b", "1K", "-f", "16", "-e", f"{min(CHECKED, megabytes)}M"],
              *([["-b", f"{megabytes}M", "-c", "0"]] if megabytes > CHECKED else [])]
@@ -299,7 +299,7 @@ def _benched(ranks: int, left: float, test: str, megabytes: int, contestants: di
 
 @contextlib.contextmanager
 def side_by_side() -> Iterator[dict[str, str]]:
-    """Let processes use one GPU at the same time, by NVIDIA's MPS; where there is no such program, they take turns."""
+    """Let processes use one GPU at the same time, by NVIDIA's MPS; without MPS, the processes take turns."""
     program = shutil.which("nvidia-cuda-mps-control", path=os.pathsep.join([os.environ.get("PATH", ""), *DRIVER]))
     if program is None:
         yield {}
@@ -332,7 +332,7 @@ def _need(gpus: int, *modules: str) -> None:
 
 
 def _mpiexec(ranks: int) -> list[str]:
-    """Return the words that start so many ranks with the host's own mpiexec."""
+    """Return the words starting `ranks` ranks with the host's mpiexec."""
     path = launchers.find_mpiexec()
     if path is None:
         raise Absent("there is no mpiexec beside this Python or on the PATH")
@@ -341,9 +341,9 @@ def _mpiexec(ranks: int) -> list[str]:
 
 
 def run(command: Sequence[str], seconds: float, **variables: str) -> tuple[str, str]:
-    """Run a command in a session of its own, all of which is killed at the end of its time.
+    """Run a command in a new session; kill the whole session at the end of the time limit.
 
-    Return what it wrote, and, where it did not come to its end, why not, with the last that it said.
+    Return the output, and, after a failure, the reason with the end of the output.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
@@ -353,7 +353,7 @@ def run(command: Sequence[str], seconds: float, **variables: str) -> tuple[str, 
         output, _ = child.communicate(timeout=max(seconds - LOST, 1.0))
         return output, f"exit code {child.returncode}: {output.strip()[-600:]}" if child.returncode else ""
     except subprocess.TimeoutExpired:
-        child.send_signal(signal.SIGTERM)  # mpiexec ends its ranks, which have sessions of their own
+        child.send_signal(signal.SIGTERM)  # mpiexec ends its ranks, running in their own sessions
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(LOST - 2)
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What scripts/gpu_check runs with a rank on every GPU: `mpiexec -n RANKS python gpu_nodes.py PART ARGUMENT`.
+"""Parts of scripts/gpu_check with a rank on every GPU: `mpiexec -n RANKS python gpu_nodes.py PART ARGUMENT`.
 
 Rank 0 prints the findings, as `gpu_parts` does.
 """
@@ -17,15 +17,15 @@ from typing import Any
 import gpu_parts
 from gpu_parts import FAILED, MISSING, PASSED, PATIENCE, REPEATS, Finding, finding
 
-CALLS = 8  # of a copy, timed together
-LONGEST = 0.3  # seconds for a pair: over PCIe there are fewer repeats
-MOST = 64  # MiB that a pair moves
+CALLS = 8  # copies timed together
+LONGEST = 0.3  # seconds per pair: over PCIe there are fewer repeats
+MOST = 64  # MiB moved by a pair
 
 
 def contexts(_: str) -> Iterator[Finding]:
-    """Which processes have a context on which GPU, as NVML lists them, after calls by NCCL and by the peer executor.
+    """Return the GPUs with a context of each process, according to NVML, after calls by NCCL and by the peer executor.
 
-    A context on a foreign GPU takes hundreds of MB there, and fails where that GPU is in exclusive mode.
+    A context on another rank's GPU takes hundreds of MB there, and fails if this GPU is in exclusive mode.
     """
     import cupy
 
@@ -44,11 +44,11 @@ def contexts(_: str) -> Iterator[Finding]:
         processes = comm.mpi.allgather(os.getpid())
         if comm.rank == 0:
             yield _contexts(processes, _processes_of_gpus())
-        comm.mpi.Barrier()  # until then every process has its contexts
+        comm.mpi.Barrier()  # keeps the contexts of all processes alive until here
 
 
 def _missing(reason: str) -> Iterator[Finding]:
-    """The first rank says what is missing."""
+    """Report missing software, on rank 0."""
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.rank == 0:
@@ -56,7 +56,7 @@ def _missing(reason: str) -> Iterator[Finding]:
 
 
 def _contexts(processes: Sequence[int], of_gpus: Sequence[set[int]]) -> Finding:
-    """Return on how many GPUs the process of each rank has a context: one each, if all is well."""
+    """Return the number of GPUs with a context of each rank's process: one, if all is well."""
     counts = [sum(process in there for there in of_gpus) for process in processes]
     if not any(counts):
         return finding("contexts", MISSING, reason="NVML lists no process of this job, as in another PID namespace")
@@ -72,9 +72,9 @@ def _processes_of_gpus() -> list[set[int]]:
 
 
 def pairs(megabytes: str) -> Iterator[Finding]:
-    """What each rank writes into the memory of each, one pair after the other: whether it arrives, and how fast.
+    """Write from each rank into the memory of each rank, pair by pair; report correctness and speed.
 
-    A row has the GB/s of one rank's kernel into every other rank's memory, in order, with its own in its place.
+    A row has the GB/s of one rank's kernel into the memory of all ranks, in order of ranks, its own memory included.
     """
     import cupy
 
@@ -115,7 +115,7 @@ def pairs(megabytes: str) -> Iterator[Finding]:
 
 
 def _rate(copy: Callable[[], Any], nbytes: int, stream: Any) -> float:
-    """Return the GB/s of a copy that is enqueued on `stream`."""
+    """Return the GB/s of a copy enqueued on `stream`."""
     import cupy
 
     taken: list[float] = []

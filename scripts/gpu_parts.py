@@ -1,7 +1,7 @@
-"""What scripts/gpu_check runs on the GPU, each part in a process of its own: `python gpu_parts.py PART ARGUMENT`.
+"""Parts of scripts/gpu_check, each in a separate process on the GPU: `python gpu_parts.py PART ARGUMENT`.
 
-Every line that a part prints is a finding: a JSON object with "name", "status" and more. A part that is stopped has
-printed what it found until then.
+Every printed line is a finding: a JSON object with "name", "status" and more. A stopped part has already printed its
+findings so far.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PASSED, FAILED, MISSING, SHORT = "passed", "failed", "missing", "below target"
 SHARE = 0.9  # of the device's own copy bandwidth
 CALL_MICROSECONDS = 10.0  # of the host, for one eager all_reduce
-REPEATS, BURST, GRAPH = 15, 4, 20  # measurements of each, launches or calls in one, and calls in a graph
+REPEATS, BURST, GRAPH = 15, 4, 20  # measurements, launches or calls per measurement, calls in a graph
 RANKS = (2, 4, 8)  # threads on one GPU, for the peer executor
 SMALL = (8, 64, 512, 1024, 4096, 8192)  # bytes
 PATIENCE = 60.0  # seconds
@@ -32,12 +32,12 @@ Finding = dict[str, Any]
 
 
 def finding(name: str, status: str, **more: Any) -> Finding:
-    """Return one line of a report."""
+    """Return a line of a report."""
     return {"name": name, "status": status, **more}
 
 
 def facts(_: str) -> Iterator[Finding]:
-    """What this host has: every fact, or the reason why it is not known."""
+    """Yield the facts about this host, each with its value or the reason for not knowing."""
     from gpucoll.doctor import facts as doctor
 
     yield finding("system", PASSED, value=f"{platform.system()} {platform.release()}, {os.cpu_count()} processors")
@@ -57,7 +57,7 @@ def _gpus() -> list[str]:
 
 
 def cases(part: str) -> Iterator[Finding]:
-    """The cases of a part of tests/gpu, one after the other; of "kernels:word" those that have the word in them."""
+    """Run the cases of a part of tests/gpu in order; for "kernels:word" only cases with the word in their names."""
     sys.path.insert(0, str(ROOT / "tests" / "gpu"))
     import cases  # type: ignore[import-not-found]
 
@@ -79,7 +79,7 @@ def cases(part: str) -> Iterator[Finding]:
 
 
 def bandwidth(megabytes: str) -> Iterator[Finding]:
-    """How fast the kernels move memory, against how fast the device copies it: bytes read and written per second."""
+    """Compare the memory speed of the kernels with the device's own copy: bytes read and written per second."""
     import cupy
 
     from gpucoll.device.cuda import CudaDevice
@@ -99,7 +99,7 @@ def bandwidth(megabytes: str) -> Iterator[Finding]:
 
 
 def _works(kernels: Any, arrays: list[Any], stream: Any) -> dict[str, tuple[int, Callable[[], None]]]:
-    """Return for each kernel how many bytes it reads and writes, and its launch on the memory of three arrays."""
+    """Return, for each kernel, the bytes read and written, and a launch on the memory of three arrays."""
     from cupy.cuda import runtime
 
     from gpucoll.core.dtypes import DTYPES
@@ -120,15 +120,15 @@ def _works(kernels: Any, arrays: list[Any], stream: Any) -> dict[str, tuple[int,
 
 
 def _in_turn(nbytes: dict[str, float], seconds: Callable[[str], float]) -> dict[str, float]:
-    """Return GB/s by name: the medians of repeats that take turns, so that a slow moment meets all alike."""
-    taken = [{name: seconds(name) for name in nbytes} for _ in range(REPEATS + 2)][2:]  # the first ones warm up
+    """Return GB/s by name: medians of alternating repeats, so that a slow moment affects all alike."""
+    taken = [{name: seconds(name) for name in nbytes} for _ in range(REPEATS + 2)][2:]  # the first two warm up
     return {name: moved / statistics.median(one[name] for one in taken) / 1e9 for name, moved in nbytes.items()}
 
 
 def host_time(_: str) -> Iterator[Finding]:
-    """How long the host is busy with one eager all_reduce on the same arrays every time; what it is on rank 0.
+    """Measure the host's time for an eager all_reduce on the same arrays, on rank 0.
 
-    Several ranks compare their calls by messages of the host as well. The limit is that of a lone rank.
+    Several ranks also compare their calls by messages of the host. The limit is for a single rank.
     """
     import cupy
 
@@ -158,7 +158,7 @@ def host_time(_: str) -> Iterator[Finding]:
 
 
 def peer_bandwidth(megabytes: str) -> Iterator[Finding]:
-    """GB/s that memory sees of one_shot, two_shot and a copy, by all ranks together; shares are of the copy's."""
+    """Measure the memory traffic in GB/s of one_shot, two_shot and a copy, all ranks together; shares of the copy."""
     for ranks in RANKS:
         rates = _on_threads(ranks, lambda comm, met: _large(comm, met, int(megabytes) << 20))
         copied = rates.pop("device copy")
@@ -169,7 +169,7 @@ def peer_bandwidth(megabytes: str) -> Iterator[Finding]:
 
 
 def peer_latency(_: str) -> Iterator[Finding]:
-    """Microseconds of a small all-reduce in a captured graph."""
+    """Measure the microseconds of a small all-reduce in a captured graph."""
     for ranks in RANKS:
         for nbytes in SMALL:
             taken = _on_threads(ranks, lambda comm, met, nbytes=nbytes: _small(comm, met, nbytes))  # type: ignore[misc]
@@ -177,7 +177,7 @@ def peer_latency(_: str) -> Iterator[Finding]:
 
 
 def _on_threads(ranks: int, program: Callable[[Any, threading.Barrier], Any]) -> Any:
-    """Return what rank 0 finds; the error of any rank is raised."""
+    """Run `program` on each rank in its own thread; return rank 0's result, or raise the error of any rank."""
     import cupy
 
     import gpucoll as gc
@@ -234,7 +234,7 @@ def _small(comm: Any, met: threading.Barrier, nbytes: int) -> float:
 
 
 def _together(met: threading.Barrier, stream: Any, call: Callable[[], Any]) -> float:
-    """Return the seconds of one of some calls that all ranks begin at about the same time and see to their end."""
+    """Return the seconds per call for a burst of calls begun by all ranks at about the same time."""
     stream.synchronize()
     met.wait()
     began = time.perf_counter()
@@ -251,7 +251,7 @@ PARTS: dict[str, Callable[[str], Iterator[Finding]]] = {
 
 
 def main(name: str, argument: str) -> None:
-    """Print what a part finds; an error in the midst of it is a finding too."""
+    """Print the findings of a part; an error within the part becomes a finding."""
     sys.path.insert(0, str(ROOT))
     try:
         for found in PARTS[name](argument):

@@ -1,9 +1,9 @@
-"""The networks that scripts/train.py teaches, as layers: a strategy has each layer's weights when it needs them.
+"""The networks for scripts/train.py, as layers: a strategy provides each layer's weights when needed.
 
-Everything is written on an array module `xp` (NumPy or CuPy) and knows nothing of ranks. What a layer computes comes in
-two parts, since tensor parallelism divides some layers over ranks: `forward` gives what is summed over ranks where the
-layer `ends` a division, and `finish` what is done once with the sum; `backward` gives what is summed where it `begins`
-one, and `finish_backward` what is done once with that. `cut` names the axis along which each weight is divided.
+Everything is written for an array module `xp` (NumPy or CuPy) and independent of ranks. A layer computes in two parts,
+since tensor parallelism divides some layers over ranks. `forward` returns the part to be summed over ranks if the
+layer `ends` a division; `finish` continues after the sum. `backward` returns the part to be summed if the layer
+`begins` a division; `finish_backward` continues after the sum. `cut` has the axis along which each weight is divided.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ import numpy as np
 
 import texts
 
-Array = Any  # numpy.ndarray or cupy.ndarray; cupy need not be installed
+Array = Any  # numpy.ndarray or cupy.ndarray; CuPy need not be installed
 Weights = Mapping[str, Array]
 
 
 class Layer:
-    """Without weights, and divided over no ranks, unless it says otherwise."""
+    """A layer; by default without weights and not divided over ranks."""
 
     names: tuple[str, ...] = ()
     cut: Mapping[str, int] = {}
     begins = ends = False
 
     def initial(self, chance: np.random.Generator) -> dict[str, np.ndarray]:
-        """Fresh weights."""
+        """Return new weights."""
         return {}
 
     def forward(self, xp: Any, w: Weights, x: Array) -> tuple[Array, Any]:
-        """The output, or what is summed to it, and what `finish` and `backward` need."""
+        """Return the output, or its part to be summed, and the data for `finish` and `backward`."""
         raise NotImplementedError
 
     def finish(self, xp: Any, w: Weights, x: Array, part: Array, kept: Any) -> tuple[Array, Any]:
-        """The output, and what `backward` needs."""
+        """Return the output, and the data for `backward`."""
         return part, kept
 
     def backward(self, xp: Any, w: Weights, kept: Any, dy: Array) -> tuple[Array, dict[str, Array]]:
-        """The gradient of the input, or what is summed to it, and those of the weights."""
+        """Return the gradient of the input, or its part to be summed, and the gradients of the weights."""
         raise NotImplementedError
 
     def finish_backward(self, dy: Array, part: Array) -> Array:
-        """The gradient of the input."""
+        """Return the gradient of the input."""
         return part
 
 
 class Dense(Layer):
-    """act(x @ weight + bias) on the last axis; `act` is "tanh" or nothing."""
+    """act(x @ weight + bias) on the last axis; `act` is "tanh" or "" (identity)."""
 
     def __init__(self, name: str, inputs: int, outputs: int, act: str = "", divide: str = "") -> None:
         self.weight, self.bias = self.names = (f"{name}.weight", f"{name}.bias")
@@ -121,7 +121,7 @@ class Pool(Layer):
 
 
 class Reshape(Layer):
-    """Each sample in another shape."""
+    """Changes the shape of each sample."""
 
     def __init__(self, *shape: int) -> None:
         self._shape = shape
@@ -134,7 +134,7 @@ class Reshape(Layer):
 
 
 class Embedding(Layer):
-    """A row of `tokens` for each token of a text, plus one of `places` for where it stands."""
+    """A row of `tokens` for each token of a text, plus a row of `places` for the token's position."""
 
     def __init__(self, name: str, tokens: int, length: int, width: int) -> None:
         self.tokens, self.places = self.names = (f"{name}.tokens", f"{name}.places")
@@ -178,7 +178,7 @@ class Attention(Layer):
         normal, scale = normalised(xp, x)
         q, k, v = (self._split(normal @ w[self.into][:, part]) for part in range(3))
         scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(self._each)
-        scores = xp.where(xp.triu(xp.ones(scores.shape[-2:], bool), 1), -xp.inf, scores)  # nobody sees what is later
+        scores = xp.where(xp.triu(xp.ones(scores.shape[-2:], bool), 1), -xp.inf, scores)  # later positions are hidden
         weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         mixed = self._join(weights @ v)
@@ -239,29 +239,29 @@ class FeedForward(Layer):
 
 
 def normalised(xp: Any, x: Array) -> tuple[Array, Array]:
-    """x with mean 0 and variance 1 along the last axis, and by what it was multiplied."""
+    """Return x with mean 0 and variance 1 along the last axis, and the scale factor."""
     centred = x - x.mean(axis=-1, keepdims=True)
     scale = 1 / xp.sqrt((centred * centred).mean(axis=-1, keepdims=True) + 1e-5)
     return centred * scale, scale
 
 
 def unnormalised(normal: Array, scale: Array, dy: Array) -> Array:
-    """The gradient of what was normalised."""
+    """Return the gradient of the input of `normalised`."""
     return scale * (dy - dy.mean(axis=-1, keepdims=True) - normal * (dy * normal).mean(axis=-1, keepdims=True))
 
 
 def initial(layers: list[Layer], seed: int, dtype: str) -> dict[str, np.ndarray]:
-    """Fresh weights on the host, in the order of the layers."""
+    """Return new weights on the host, in the order of the layers."""
     chance = np.random.default_rng(seed)
     return {name: weight.astype(dtype) for layer in layers for name, weight in layer.initial(chance).items()}
 
 
 def loss(xp: Any, scores: Array, targets: Array) -> tuple[float, Array]:
-    """The sum over samples of the cross entropy of softmax(scores) with the rows of `targets`, and its gradient.
+    """Return the cross entropy of softmax(scores) with the rows of `targets`, summed over samples, and its gradient.
 
-    The mean over the other axes but the last: a text of 64 tokens is one sample.
+    Over the other axes except the last, the mean is taken: a text of 64 tokens is one sample.
     """
-    scores = scores - scores.max(axis=-1, keepdims=True)  # exp cannot overflow
+    scores = scores - scores.max(axis=-1, keepdims=True)  # so that exp cannot overflow
     logarithms = scores - xp.log(xp.exp(scores).sum(axis=-1, keepdims=True))
     parts = math.prod(scores.shape[1:-1])
     return -(targets * logarithms).sum() / parts, (xp.exp(logarithms) - targets) / parts
@@ -279,7 +279,7 @@ def cnn() -> list[Layer]:
 
 
 def transformer() -> list[Layer]:
-    """Two blocks of 4 heads, 64 wide, on characters: each is foretold from those before it."""
+    """Two blocks of 4 heads, 64 wide, on characters: each character is predicted from the characters before."""
     blocks = [layer for block in ("first", "second")
               for layer in (Attention(f"{block}.attention", 64, 4), FeedForward(f"{block}.feedforward", 64, 256))]
     return [Embedding("embedding", texts.TOKENS, texts.LENGTH, 64), *blocks, Dense("characters", 64, texts.TOKENS)]

@@ -1,4 +1,4 @@
-"""The site's pages: how they are built, and whether their links lead anywhere. Standard library only."""
+"""The pages of the site: the build command, and a check for broken links. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DOCS = os.path.join(ROOT, "docs")
 
 
 def command(python: str, builder: str, output: str) -> list[str]:
-    """Return the words that build the site, every warning being an error."""
+    """Return the command to build the site, with warnings as errors."""
     return [python, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", builder, DOCS, output]
 
 
 class Page(HTMLParser):
-    """What a page links to, and the places in it that others may link to."""
+    """The links of a page, and the anchors in the page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class Page(HTMLParser):
 
 @functools.cache
 def page(path: Path) -> Page:
-    """Return what is in a page."""
+    """Return the parsed page."""
     found = Page()
     found.feed(path.read_text(encoding="utf-8"))
     return found
 
 
 def broken(folder: str | Path) -> list[str]:
-    """Return a line for each link of the built pages that leads nowhere inside the site."""
+    """Return a line for each broken link inside the site."""
     page.cache_clear()
     lines = []
     for path in sorted(Path(folder).rglob("*.html")):

@@ -14,14 +14,14 @@ from records import Refusal, Step, medians
 
 
 def check(path: Path) -> None:
-    """Refuses a file that could not be drawn, before there is anything to draw."""
+    """Refuse a file impossible to write, before anything is drawn."""
     check_kind(str(path))
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise Refusal(f"--plot {path} cannot be written")
 
 
 def draw(steps: Sequence[Step], steps_per_epoch: int, path: Path) -> None:
-    """Draws the loss of every step, and the median times of a step in each epoch."""
+    """Draw the loss of every step, and the median times of a step in each epoch."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

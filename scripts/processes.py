@@ -1,4 +1,4 @@
-"""Programs that the scripts run: what they print, how they end, and that none of them outlives its script."""
+"""Programs run by the scripts: output, exit codes, and the end of all programs together with the script."""
 
 import contextlib
 import os
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TIMED_OUT, INTERRUPTED = 124, 130  # exit codes, as `timeout` and the shell say them
+TIMED_OUT, INTERRUPTED = 124, 130  # exit codes of `timeout` and of the shell
 
 
 def say(text: str) -> None:
-    """Print one line of progress, on standard error so that a script's own output stays clean."""
+    """Print one line of progress on standard error: a script's own output stays clean."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -26,7 +26,7 @@ def refuse(text: str, code: int = 2) -> NoReturn:
 
 
 def output_of(command: "list[str]", **variables: str) -> str:
-    """What a program prints; empty where it is missing, fails or takes longer than a minute."""
+    """Return the output of a program; "" if the program is missing, fails or takes longer than a minute."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         job = subprocess.run(command, timeout=60, env={**os.environ, **variables}, capture_output=True, text=True)
         return job.stdout if job.returncode == 0 else ""
@@ -34,10 +34,10 @@ def output_of(command: "list[str]", **variables: str) -> str:
 
 
 def followed(step: str, *command: str, every: float = 10.0) -> None:
-    """Run a program that may take minutes: the step and its seconds are shown, all that it prints only where it fails.
+    """Run a program of possibly several minutes: show the step and its seconds, and the output only after a failure.
 
-    In between stands what it has printed last: on a terminal in a line that is written anew every second, in a log in a
-    line after every 10 seconds, so that whoever waits sees that something happens, and what.
+    Meanwhile the last printed line is shown: on a terminal in a line rewritten every second, in a log as a new line
+    every 10 seconds, so that a waiting user sees progress.
     """
     began, lines, on_terminal = time.monotonic(), list[str](), sys.stderr.isatty()
 
@@ -62,14 +62,14 @@ def followed(step: str, *command: str, every: float = 10.0) -> None:
 
 
 def run(command: "list[str]", stop: int, limit: "float | None" = None, **options: Any) -> int:
-    """Run a program until it ends by itself, its time in seconds is over, or this process is to end; the exit code.
+    """Run a program until the end, the time limit in seconds, or the end of this process; return the exit code.
 
-    The program has a session of its own: Ctrl-C reaches this process only, which passes on the signal `stop` instead,
-    SIGINT to all of the session; what does not obey it within 20 s, or until a second Ctrl-C, is killed.
+    The program has a new session, so Ctrl-C reaches only this process. This process passes on the signal `stop`;
+    SIGINT goes to all processes of the session. After 20 s, or a second Ctrl-C, the session is killed.
     """
     handlers = {number: signal.signal(number, lambda number, frame: sys.exit(128 + number))
                 for number in (signal.SIGTERM, signal.SIGHUP)}
-    # A shell lets what it runs in the background ignore Ctrl-C.
+    # A shell makes background programs ignore Ctrl-C; restore the default.
     child = subprocess.Popen(command, start_new_session=True, **options,
                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
@@ -89,7 +89,7 @@ def run(command: "list[str]", stop: int, limit: "float | None" = None, **options
 
 
 def start(main: "Callable[[], int]") -> NoReturn:
-    """Run a script's main function; Ctrl-C ends it without a traceback."""
+    """Run a script's main function; Ctrl-C ends the script without a traceback."""
     try:
         sys.exit(main())
     except KeyboardInterrupt:

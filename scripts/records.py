@@ -1,6 +1,6 @@
-"""What scripts/train.py leaves behind and shows: checkpoints, a log of steps, a line of progress.
+"""Output of scripts/train.py: checkpoints, a log of steps, a line of progress.
 
-But for `on_first`, which all ranks call, only rank 0 uses these.
+Only rank 0 uses these functions, except `on_first`, called by all ranks.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Result = TypeVar("Result")
 SETTINGS = "settings.json"
 STYLES = ("auto", "bar", "lines", "off")
 BAR_WIDTH = 24
-PARTS = ("compute", "exposed", "hidden")  # of a step; the first two are all of its time
+PARTS = ("compute", "exposed", "hidden")  # of a step; compute and exposed are the whole time
 INTERVALS = {"bar": 0.1, "lines": 5.0}  # seconds
 
 
 class Refusal(Exception):
-    """What the user asked for cannot be done; the message is one line for people."""
+    """The user's request is impossible; the message is one line for the user."""
 
 
 @dataclass(frozen=True)
 class Step:
     """One step of training; `loss` is the mean per sample of the global batch, times are the host's, in seconds.
 
-    `exposed` is the part in which the rank did nothing but communicate, or wait for that; `hidden` that in which it
-    computed while an asynchronous operation was under way.
+    `exposed` is the time of communicating or waiting without computing. `hidden` is the time of computing while an
+    asynchronous operation was under way.
     """
 
     step: int
@@ -51,13 +51,12 @@ class Step:
 
     @property
     def compute(self) -> float:
-        """The part in which the rank computed."""
+        """The time of computing."""
         return self.seconds - self.exposed
 
 
 def total(steps: Sequence[Step]) -> dict[str, float]:
-    """Samples per second, and the share of time inside collectives; means over steps of the others, times in seconds.
-    """
+    """Return samples per second, the share of time inside collectives, and means over steps; times in seconds."""
     seconds = sum(step.seconds for step in steps)
     means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in ("loss", *PARTS)}
     return {"loss": means.pop("loss"), "samples_per_second": sum(step.samples for step in steps) / seconds,
@@ -65,19 +64,19 @@ def total(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def medians(steps: Sequence[Step]) -> list[float]:
-    """The median milliseconds of each of PARTS."""
+    """Return the median milliseconds of each of PARTS."""
     return [1e3 * statistics.median(getattr(step, name) for step in steps) for name in PARTS]
 
 
 def times(steps: Sequence[Step]) -> str:
-    """The same in words."""
+    """Return `medians` in words."""
     return "compute {:.2f} ms, communication {:.2f} ms exposed, {:.2f} ms hidden".format(*medians(steps))
 
 
 def on_first(comm: Any, action: Callable[[], Result]) -> Result | None:
-    """Runs `action` on rank 0, which alone has its result; where it refuses, all ranks refuse.
+    """Run `action` on rank 0 and return its result there; if rank 0 refuses, all ranks raise Refusal.
 
-    So no rank goes on and waits in a collective for one that has left.
+    So no rank waits in a collective for a rank already gone.
     """
     result, refusal = None, None
     if comm.rank == 0:
@@ -96,21 +95,21 @@ def to_host(array: Any) -> np.ndarray:
 
 
 def write_checkpoint(path: Path, arrays: Mapping[str, Any], steps: int, settings: Mapping[str, Any]) -> None:
-    """`path` holds the arrays after `steps` steps; cut short at any moment, it holds the old ones."""
+    """Write the arrays after `steps` steps to `path`; if interrupted at any moment, `path` keeps the old contents."""
     temporary = path.with_name(path.name + ".part")
     try:
         with temporary.open("wb") as file:
             np.savez(file, steps=steps, settings=json.dumps(settings),
                      **{name: to_host(array) for name, array in arrays.items()})  # type: ignore[arg-type]
             file.flush()
-            os.fsync(file.fileno())  # the bytes are on disk before their name
+            os.fsync(file.fileno())  # the bytes are on disk before the file gets its name
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path, arrays: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
-    """Writes into the arrays what a checkpoint has; returns the number of steps. Refuses a file of other settings."""
+    """Read a checkpoint into the arrays; return the number of steps. Refuse a file with other settings."""
     try:
         with np.load(path, allow_pickle=False) as file:
             fields = {name: file[name] for name in file.files}
@@ -129,7 +128,7 @@ def read_checkpoint(path: Path, arrays: Mapping[str, Any], settings: Mapping[str
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuses a folder of other settings."""
+    """Refuse a folder with other settings."""
     try:
         compare(json.loads((folder / SETTINGS).read_text()), settings)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -143,13 +142,13 @@ def compare(found: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
 
 
 def open_log(path: Path, done: int) -> IO[str]:
-    """The log, to be continued after step `done`: later lines, of an epoch cut short, are gone."""
+    """Return the log, to be continued after step `done`; later lines, of an interrupted epoch, are removed."""
     kept = []
     if done and path.is_file():
         for line in path.read_text().splitlines(keepends=True):
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a run that was killed
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a killed run
                 kept += [line] * (json.loads(line)["step"] <= done)
-    log = path.open("w", buffering=1)  # a line reaches the file as soon as it is complete
+    log = path.open("w", buffering=1)  # a complete line reaches the file at once
     log.writelines(kept)
     return log
 
@@ -159,9 +158,9 @@ def write_step(log: IO[str], step: Step) -> None:
 
 
 class Progress:
-    """Shows how far training is, by the steps since it last did: a bar that redraws itself, or whole lines.
+    """Shows the progress of training, averaged since the last display: a redrawn bar, or whole lines.
 
-    At most one each 0.1 s (bar) or 5 s (lines), and always one after the last step.
+    At most one display per 0.1 s (bar) or 5 s (lines), and always a display after the last step.
     """
 
     def __init__(self, style: str, epochs: int, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -171,7 +170,7 @@ class Progress:
         self.shown_at = clock()
 
     def add(self, step: Step, epochs_done: float) -> None:
-        """Takes in one step, after which `epochs_done` epochs (a fraction within one) are done."""
+        """Record one step; `epochs_done` epochs are then done (fractional within an epoch)."""
         if self.style == "off":
             return
         self.steps.append(step)
@@ -181,7 +180,7 @@ class Progress:
         found = total(self.steps)
         text = (f"epoch {int(epochs_done):{len(str(self.epochs))}}/{self.epochs}  loss {found['loss']:.4f}  "
                 f"{found['samples_per_second']:.0f} samples/s  {times(self.steps)}")
-        if self.style == "bar":  # over all that stood in the terminal's current line
+        if self.style == "bar":  # overwrites the terminal's current line
             full, columns = int(epochs_done / self.epochs * BAR_WIDTH), shutil.get_terminal_size().columns - 1
             text = "\r" + f"[{'#' * full}{'.' * (BAR_WIDTH - full)}] {text}"[:columns].ljust(columns)
         self.stream.write(text + ("\n" if last or self.style == "lines" else ""))

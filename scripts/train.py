@@ -4,8 +4,8 @@
     mpiexec -n 8 python scripts/train.py --strategy zero2 --compression powersgd
     mpiexec -n 2 python scripts/train.py --device cuda --algorithm ring --log training.jsonl
 
-Every step takes the same global batch, whatever the number of ranks and the strategy. So the loss curve does not depend
-on these, but for round-off in the last digits, and for what a compression loses.
+Every step takes the same global batch, for any number of ranks and any strategy. So the loss curve is the same, except
+for round-off in the last digits and for the losses of a compression.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def limit_threads(environment: MutableMapping[str, str], cores: int) -> None:
-    """Gives each rank of a node its part of the cores, unless the user chose a number.
+    """Give each rank of a node its share of the cores, unless the user chose a number.
 
-    BLAS reads these variables when numpy is first imported. Without them every rank would start
-    as many threads as there are cores, and the ranks would wait for each other.
+    BLAS reads these variables at the first import of numpy. Without them every rank would start a thread per core, and
+    the ranks would wait for each other.
     """
     process = launchers.started(environment)
     ranks = (process and process.local_size) or 1
@@ -59,12 +59,12 @@ from strategies.zero import ZeRO  # noqa: E402
 STRATEGIES: dict[str, type[Strategy]] = {
     "data_parallel": DataParallel, "zero1": ZeRO, "zero2": ZeRO, "zero3": ZeRO, "parameter_server": ParameterServer,
     "tensor_parallel": TensorParallel}
-# Steps moderate enough that round-off, which differs with the number of ranks, dies away and does not grow: batches of
-# 16 at the rate of 64, for instance, give 1 and 8 ranks curves that part altogether. The warm-up adds to accuracy too.
+# Small steps: round-off differs with the number of ranks, and is to fade instead of growing. For instance, batches of
+# 16 at the rate of 64 give 1 and 8 ranks completely different curves. The warm-up also improves accuracy.
 RATE_PER_SAMPLE = 0.2 / 64
 LARGEST_RATE = 0.4
-TRANSFORMER_RATE = 3e-3  # Adam's, which does not grow with the batch
-DECAY = 0.93  # of the rate, per epoch; it does not depend on --epochs, so that a finished run can be resumed
+TRANSFORMER_RATE = 3e-3  # Adam's rate, independent of the batch
+DECAY = 0.93  # of the rate, per epoch; independent of --epochs, so that a finished run can be resumed
 WARM_UP = 20  # steps
 REFUSED = (gc.ArgumentError, gc.BackendError, gc.DtypeError, gc.PeerError, gc.UsageError)
 
@@ -74,11 +74,11 @@ REFUSED = (gc.ArgumentError, gc.BackendError, gc.DtypeError, gc.PeerError, gc.Us
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise Refusal(message)  # argparse would print on every rank
+        raise Refusal(message)  # argparse itself would print on every rank
 
 
 def number(kind: Callable[[str], Any], lowest: float) -> Callable[[str], Any]:
-    """An argparse type: a finite number of that kind, not below `lowest`, that fits a checkpoint's 64 bits."""
+    """Return an argparse type: a finite number of that kind, not below `lowest`, within a checkpoint's 64 bits."""
 
     def convert(text: str) -> Any:
         value = kind(text)
@@ -86,7 +86,7 @@ def number(kind: Callable[[str], Any], lowest: float) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"{text} is not between {lowest} and 2**63")
         return value
 
-    convert.__name__ = kind.__name__  # argparse names it in its own message
+    convert.__name__ = kind.__name__  # used by argparse in its own message
     return convert
 
 
@@ -118,7 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options, with the learning rate filled in. Raises Refusal where they are wrong."""
+    """Return the options, with the learning rate filled in. Raise Refusal for wrong options."""
     options = make_parser().parse_args(arguments)
     if options.learning_rate is None:
         options.learning_rate = TRANSFORMER_RATE if options.model == "transformer" else min(
@@ -131,7 +131,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What must be alike in a run and its continuation, for the result to be that of one run."""
+    """Return the settings to be equal in a run and its continuation, for the result of a single run."""
     return {name: getattr(options, name) for name in ("model", "batch", "dtype", "seed", "learning_rate")}
 
 
@@ -139,7 +139,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def choose_arrays(comm: Any, device: str) -> Any:
-    """CuPy, with this rank's GPU made current, where asked for or where `auto` finds one on every rank; else NumPy."""
+    """Return CuPy, with this rank's GPU current, if requested, or if `auto` and every rank has a GPU; else NumPy."""
     found, reason = None, "another rank has no GPU"
     if device != "cpu":
         try:
@@ -165,12 +165,12 @@ class Training:
     def __init__(self, comm: Any, options: argparse.Namespace) -> None:
         self.comm, self.options = comm, options
         self.xp = choose_arrays(comm, options.device)
-        try:  # before anything slow: an algorithm or executor may be one that cannot serve the steps
+        try:  # before anything slow: the algorithm or executor may be unable to serve the steps
             comm.all_reduce(self.xp.zeros(1, options.dtype), algorithm=options.algorithm)
         except REFUSED as error:
             raise Refusal(str(error)) from error
         data = texts if options.model == "transformer" else digits
-        # Only rank 0 needs scikit-learn and the time that it takes.
+        # Only rank 0 needs scikit-learn and the time for reading.
         table = on_first(comm, lambda: read_table(data))
         shape = comm.broadcast(self.xp.asarray((0, 0) if table is None else table.shape), root=0)
         table = np.zeros([int(length) for length in to_host(shape)], np.uint8) if table is None else table
@@ -187,15 +187,15 @@ class Training:
             self.steps_done = self.strategy.load(options.resume, settings(options)) if options.resume else 0
         except REFUSED as error:
             raise Refusal(str(error)) from error
-        self.ranks = self.strategy.comm  # those that share a batch
+        self.ranks = self.strategy.comm  # the ranks sharing a batch
 
     def rate(self, step: int) -> float:
-        """The optimizer's rate in a step, from 1 on."""
+        """Return the optimizer's rate in a step; steps count from 1."""
         epoch = (step - 1) // self.steps_per_epoch
         return float(self.options.learning_rate * DECAY**epoch * min(1.0, step / WARM_UP))
 
     def settle(self) -> float:
-        """Waits for the GPU, so that the time that it returns is that of the work before."""
+        """Wait for the GPU, so that the returned time includes all work before."""
         if self.xp is not np:
             self.xp.cuda.get_current_stream().synchronize()
         return time.perf_counter()
@@ -210,7 +210,7 @@ class Training:
             yield self.step(epoch * self.steps_per_epoch + number + 1, here, samples)
 
     def step(self, number: int, mine: Any, samples: int) -> Step:
-        """Takes one step along the mean gradient of a batch of `samples`, of which this rank has `mine`."""
+        """Take one step along the mean gradient of a batch of `samples`; this rank's part is `mine`."""
         began, strategy = self.settle(), self.strategy
         exposed, hidden = strategy.exposed, strategy.hidden
         scores, kept = self.forward(mine)
@@ -225,7 +225,7 @@ class Training:
         return Step(number, float(loss[0]) / samples, samples, self.settle() - began, exposed, hidden)
 
     def forward(self, mine: Any) -> tuple[Any, list[Any]]:
-        """The scores of some samples, and what each layer has kept for the way back."""
+        """Return the scores of some samples, and the data kept by each layer for the backward pass."""
         x, everything = self.inputs[mine], []
         for layer in self.layers:
             x, kept = self.strategy.forward(self.xp, layer, x)
@@ -233,7 +233,7 @@ class Training:
         return x, everything
 
     def accuracy(self) -> float:
-        """Per cent of the test set that is read rightly; every rank looks at its part of it."""
+        """Return the percentage of correct answers on the test set; every rank evaluates a part."""
         mine = self.xp.asarray(np.array_split(self.test_set, self.ranks.size)[self.ranks.rank])
         guesses = self.forward(mine)[0].argmax(axis=-1)
         right = (guesses == self.targets[mine].argmax(axis=-1)).sum(dtype="int64").reshape(1)
@@ -249,7 +249,7 @@ def read_table(data: Any) -> np.ndarray:
 
 
 def train(comm: Any, options: argparse.Namespace) -> None:
-    """Trains to the end; rank 0 logs, saves, and shows how far it is."""
+    """Train to the end; rank 0 logs, saves, and shows the progress."""
     on_first(comm, lambda: refuse_unwritable(options.save))
     if options.plot:
         import plot
@@ -278,7 +278,7 @@ def train(comm: Any, options: argparse.Namespace) -> None:
     training.strategy.end()
     accuracy = training.accuracy()
     if comm.rank == 0:
-        if history:  # else the run that was resumed had come to its end
+        if history:  # empty if the resumed run had already ended
             print(f"a step: {records.times(history)}")
         print(f"test accuracy {accuracy:.1f} %", flush=True)
     if options.plot:
@@ -294,7 +294,7 @@ def refuse_unwritable(path: Path | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trains, and returns the exit code: 0, or on all ranks 2 where the arguments are wrong."""
+    """Train, and return the exit code: 0, or 2 on all ranks for wrong arguments."""
     try:
         options = parse(arguments)
         if options.help:
@@ -315,7 +315,7 @@ def refuse(error: Exception) -> int:
 
 
 def say(text: str, stream: Any, code: int) -> int:
-    """Writes the text once, from rank 0 of all that were launched; returns the exit code."""
+    """Write the text once, from rank 0 of all launched ranks; return the exit code."""
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.Get_rank() == 0:

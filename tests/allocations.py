@@ -1,8 +1,8 @@
-"""A program: every allocation of the engine in a call fails once, one after the other, in each kind of call.
+"""A program: let every allocation of the engine in a call fail once, one after the other, in each kind of call.
 
-A rank has the right result, or a typed error. No rank waits for its deadline, and the process goes on: where no rank
-has an error, the communicator makes a further call. ``python allocations.py KIND`` prints how many allocations have
-failed, with `engine/failing.cc` loaded before: ranks are threads, or the processes of an MPI job.
+Every rank gets the right result or a typed error. No rank waits until its deadline, and the process survives: if no
+rank has an error, the communicator makes a further call. ``python allocations.py KIND`` prints the number of failed
+allocations, with `engine/failing.cc` preloaded. Ranks are threads, or the processes of an MPI job.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import numpy
 import gpucoll as gc
 
 RANKS, TIMEOUT, MOST = 2, 60.0, 400
-LONG = 1 << 16  # elements that are too long for a workspace or a letter
+LONG = 1 << 16  # elements, too long for a workspace or a letter
 HOOKS = ctypes.CDLL(None)
 
 
@@ -36,7 +36,7 @@ def repeated(comm, count):
 
 
 def placed(comm, count):
-    """Symmetric arrays, of which the engine learns, in a call."""
+    """Symmetric arrays, registered with the engine during a call."""
     x, out = comm.empty(count, "float64"), comm.empty(count, "float64")
     x[:] = values(comm.rank, count)
     comm.all_reduce(x, out)
@@ -57,7 +57,7 @@ def exchanged(comm, count):
 
 
 def unexpected(comm, count):
-    """Messages that come before the receiving rank asks for them, in another order."""
+    """Messages arriving before their receives are posted, received in another order."""
     if comm.rank == 0:
         works = [comm.send(values(tag, count), 1, tag, async_op=True) for tag in range(6)]
         for work in works:
@@ -74,7 +74,7 @@ MESSAGES = {"exchanged": (exchanged, 10), "exchanged_long": (exchanged, LONG), "
 
 
 def made(make, *arguments):
-    """Make calls; return the errors that they raise, of the kinds that a rank may have."""
+    """Make calls; return the errors raised, of the kinds allowed for a rank."""
     try:
         make(*arguments)
     except (gc.GpucollError, MemoryError) as error:
@@ -83,7 +83,7 @@ def made(make, *arguments):
 
 
 def on_threads(make, count, number):
-    """Let allocation `number` of all ranks fail; return whether there was one, and the errors."""
+    """Let allocation `number` of all ranks fail; return whether there was such an allocation, and the errors."""
     comms = gc.init_local(RANKS, timeout=TIMEOUT)
     with ThreadPoolExecutor(RANKS) as pool:
         list(pool.map(lambda comm: comm.barrier(), comms))
@@ -96,7 +96,7 @@ def on_threads(make, count, number):
 
 
 def on_processes(make, count, number):
-    """The same of one rank, in turn."""
+    """Do the same on processes, for one rank in turn."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -107,7 +107,7 @@ def on_processes(make, count, number):
         HOOKS.fail_after(number // world.size)
 
     def left_by_errors():
-        with comm:  # the other rank is told of an error, and does not wait for a message that was never begun
+        with comm:  # tells the other rank about an error: no rank waits for a message never begun
             make(comm, count)
             has_failed.append(bool(HOOKS.has_failed()))
             reduced(comm, 7)
@@ -119,7 +119,7 @@ def on_processes(make, count, number):
 
 
 def main(kind):
-    """Let each allocation fail, the first, the second and so on, until there is none left to fail."""
+    """Let the first allocation fail, the second and so on, until no allocation is left to fail."""
     attempt, (make, count) = (on_threads, CALLS[kind]) if kind in CALLS else (on_processes, MESSAGES[kind])
     left = RANKS
     for number in range(MOST):
@@ -127,7 +127,7 @@ def main(kind):
         if any(isinstance(error, gc.CollectiveTimeout) for error in errors):
             raise errors[0]
         left = RANKS if has_failed else left - 1
-        if not left:  # neither rank has as many
+        if not left:  # no rank has so many allocations
             print(f"{number + 1 - RANKS} allocations have failed", flush=True)
             return 0
     return 1

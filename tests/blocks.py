@@ -1,4 +1,4 @@
-"""Blocks of all ranks, stacked or concatenated, and gatherings in place: a program for ranks of any kind."""
+"""Blocks of all ranks, stacked or concatenated, and gatherings in place: programs for ranks of any kind."""
 
 import numpy
 import pytest
@@ -14,7 +14,7 @@ def concatenated(blocks):
 
 
 def layouts(comm, blocks, number):
-    """The blocks in one layout or the other, by turns and not alike on all ranks, at times with gaps."""
+    """Return the blocks, stacked or concatenated in turn and different between ranks, sometimes with gaps."""
     whole = concatenated(blocks) if (number + comm.rank) % 2 else numpy.stack(blocks)
     if number % 3 == 2:
         gaps = numpy.zeros((2, *whole.shape), whole.dtype)
@@ -25,7 +25,7 @@ def layouts(comm, blocks, number):
 
 @program
 def either_layout(comm, collective, algorithm):
-    """What comes is the same, whatever each rank has; a result that is allocated is stacked."""
+    """The result is the same for any layout on each rank; a newly allocated result is stacked."""
     size, rank = comm.size, comm.rank
     for shape in SHAPES:
         count = int(numpy.prod(shape))
@@ -59,7 +59,7 @@ def either_layout(comm, collective, algorithm):
 
 @program
 def gathered_in_place(comm, collective, algorithm):
-    """`x` is this rank's block of `out`, in either layout, with gaps and without, time and again."""
+    """`x` is this rank's block of `out`, in either layout, with and without gaps, several times."""
     size, rank = comm.size, comm.rank
     for shape in [(), *SHAPES]:
         count = int(numpy.prod(shape))
@@ -84,7 +84,7 @@ def gathered_in_place(comm, collective, algorithm):
 
 @program
 def unlike_in_place(comm, collective, algorithm):
-    """The same of blocks of unlike lengths, some of them empty."""
+    """The same with blocks of different lengths, some of them empty."""
     lengths = [(3 * rank + 2) % 5 * 7 for rank in range(comm.size)]
     starts = numpy.cumsum([0, *lengths])
     for number in range(4):
@@ -103,7 +103,7 @@ def unlike_in_place(comm, collective, algorithm):
 
 @program
 def others(comm):
-    """What is bound, what is under way, and what is refused, by an error that names both shapes."""
+    """Plans, asynchronous calls, and refused calls with an error naming both shapes."""
     size, rank = comm.size, comm.rank
     out = numpy.zeros((size * 2, 3))
     x = out[2 * rank:2 * rank + 2]

@@ -1,8 +1,8 @@
-"""How long each folder of tests may take in the default tier, and how long it took.
+"""The budget of time for each folder of tests in the default tier, and the time spent.
 
-Two clocks run. The seconds that a test lasted are printed: they are what a user waits for, and they depend on whatever
-else the machine does. The processor seconds of a test's own processes hardly do; therefore these alone may fail a run,
-and only `scripts/test --all`, at `LIMIT` times the budget. A single test never fails by a clock.
+Two clocks run. The wall-clock seconds of a test are printed: users wait for these seconds, but the figure depends on
+other load on the machine. The processor seconds of a test's own processes hardly do. Therefore only processor seconds
+may fail a run, and only with `scripts/test --all`, at `LIMIT` times the budget. A single test never fails by a clock.
 """
 
 import os
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import pace
 
-HOLD = "GPUCOLL_TEST_HOLD"  # in the environment: a folder far above its budget fails the run
+HOLD = "GPUCOLL_TEST_HOLD"  # environment variable: a folder far above its budget fails the run
 LIMIT = 2.0
 SLOWEST = 20
-# Seconds on the reference machine, summed over the processes of pytest: a run with two takes half of all. The right
-# column, processor seconds, is of all processes that the tests start.
+# Seconds on the reference machine, summed over the processes of pytest: a run with two processes takes half of the
+# sum. The right column has the processor seconds of all processes started by the tests.
 BUDGETS = {
     "contract": (110, 130),
     "engine": (15, 20),
@@ -25,11 +25,11 @@ BUDGETS = {
     "peer": (15, 20),
     "unit": (80, 110),
 }
-used_by_ranks = [0.0]  # processor seconds of the ranks of living pools, as these have reported them
+used_by_ranks = [0.0]  # processor seconds of the ranks of living pools, as reported by the ranks
 
 
 class Spent(NamedTuple):
-    """What the tests of one folder took: their number, seconds and processor seconds."""
+    """The cost of the tests of one folder: number of tests, seconds and processor seconds."""
 
     tests: int
     seconds: float
@@ -37,7 +37,7 @@ class Spent(NamedTuple):
 
 
 def processor_seconds():
-    """The processor seconds of this process, of all children that it has waited for, and of the pool's ranks."""
+    """Return the processor seconds of this process, of all its children already waited for, and of the pool's ranks."""
     own, others = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime + used_by_ranks[0]
 
@@ -48,7 +48,7 @@ def children_seconds():
 
 
 class Ledger:
-    """The tests of the default tier of one run, as their reports come in."""
+    """The reports of the tests of the default tier in one run."""
 
     def __init__(self):
         self.seconds, self.cpu = Counter(), Counter()
@@ -59,7 +59,7 @@ class Ledger:
             self.cpu[report.nodeid] += dict(report.user_properties).get("cpu", 0.0)
 
     def folders(self):
-        """What each folder with a budget took."""
+        """Return the cost of each folder with a budget."""
         found = {}
         for name in self.seconds:
             folder = name.split("/")[1] if name.count("/") > 1 else ""
@@ -69,7 +69,7 @@ class Ledger:
         return dict(sorted(found.items()))
 
     def lines(self):
-        """The slowest tests, and a line for each folder."""
+        """Return the slowest tests, and a line for each folder."""
         shown = [f"{taken:6.1f} s  {name}" for name, taken in self.seconds.most_common(SLOWEST)]
         for folder, spent in self.folders().items():
             seconds, cpu = (pace.seconds(one) for one in BUDGETS[folder])
@@ -79,7 +79,7 @@ class Ledger:
         return shown
 
     def far_over(self):
-        """The folders that fail a run, where such a run is asked for."""
+        """Return the folders that fail the run, if the environment asks for this check."""
         if not os.environ.get(HOLD):
             return []
         return [folder for folder, spent in self.folders().items()

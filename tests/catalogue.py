@@ -1,7 +1,7 @@
-"""The catalogue of faults: what may go wrong, and the tests that hold what comes of it, or why none does.
+"""The catalogue of faults: possible mistakes and failures, and the tests for each, or the reason for having no test.
 
-A test is named by its file below tests/ and its name, or pytest's id; a fault that a row's own tests catch, by which
-`python tests/mutation.py --rows` holds them, by its name there. tests/unit/test_catalogue.py looks that there are both.
+A test is named by file (below tests/) and function, or by pytest's id. A planted fault caught by a row's own tests is
+named in the row; `python tests/mutation.py --rows` checks these faults. tests/unit/test_catalogue.py checks all names.
 """
 
 from typing import NamedTuple
@@ -33,12 +33,12 @@ SWEPT = "unit/test_store.py::test_what_killed_processes_have_left_is_swept"
 
 
 def alone(body):
-    """One of the programs that only a row is for."""
+    """Return the test of a program used only by one row."""
     return f"multirank/test_catalogue.py::test_rows[{body}]"
 
 
 class Row(NamedTuple):
-    """A case; `tests` hold it, each of `mutants` makes one of them fail, and `open` says what of it nothing holds."""
+    """A case; `tests` cover the case, each of `mutants` makes a test fail, `open` names parts without a test."""
 
     case: str
     tests: tuple[str, ...] = ()

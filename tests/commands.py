@@ -1,4 +1,4 @@
-"""`gpucoll run` as a user would type it, with nothing left behind."""
+"""`gpucoll run` as typed by a user, without leaving processes behind."""
 
 import os
 import sys
@@ -8,18 +8,18 @@ from ranks import run_job
 
 
 def gpucoll_run(*arguments, timeout=60.0, env=None, cwd=None):
-    """The `subprocess.CompletedProcess` of `gpucoll run arguments`; JobTimeout where it does not end in time."""
+    """Return the `subprocess.CompletedProcess` of `gpucoll run arguments`; raise JobTimeout if it runs too long."""
     return run_job([sys.executable, "-m", "gpucoll", "run", *map(str, arguments)], timeout, env, cwd)
 
 
 def without_mpi4py(folder):
-    """The variables of a Python that has no mpi4py; `folder` is there for what hides it."""
+    """Return the variables of a Python without mpi4py; a module in `folder` hides mpi4py."""
     (folder / "hidden").mkdir(exist_ok=True)
     (folder / "hidden" / "mpi4py.py").write_text("raise ImportError('mpi4py is not installed')\n")
     return {"PYTHONPATH": os.pathsep.join([str(folder / "hidden"), same_gpucoll().get("PYTHONPATH", "")])}
 
 
-# Between the launcher and a rank, so that it does not end the others with the first that dies.
+# A process between the launcher and a rank, so that the launcher does not end the other ranks after the first death.
 KEEPER = """
 import os, subprocess, sys, time
 subprocess.call([sys.executable, "-c", *sys.argv[1:]], close_fds=False)

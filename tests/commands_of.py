@@ -1,4 +1,4 @@
-"""A verb run in this process."""
+"""Run a verb of the command line in this process."""
 
 import json
 
@@ -6,7 +6,7 @@ from gpucoll.cli import main
 
 
 def run(capsys, *words):
-    """What it prints: an object with --json, else the text; it must end well."""
+    """Return the output: an object with --json, otherwise the text; the exit code must be 0."""
     assert main([*words]) == 0
     text = capsys.readouterr().out
     return json.loads(text) if "--json" in words else text

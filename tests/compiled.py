@@ -1,6 +1,6 @@
-"""Kernels compiled for the CPU before they are asked for, on every core; they stay in the user's cache.
+"""Kernels compiled for the CPU in advance, on every core; they stay in the user's cache.
 
-Not by threads that ask the store: it lets one of them build at a time.
+Threads asking the store would not help: the store lets only one thread build at a time.
 """
 
 import os
@@ -14,8 +14,8 @@ from gpucoll.device import sources
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.store import user_store
 
-# The peer kernels of an op and a dtype are a unit to compile, so that by default it is not tried on every pair: on sums
-# that the programs take, and on every op and every dtype at least once. The nightly grid has all pairs.
+# The peer kernels of an op and a dtype are one compilation unit, so by default not every pair is compiled: the list has
+# the sums used by the programs, and every op and dtype at least once. The nightly grid has all pairs.
 PEER = [*(("sum", name) for name in ("int32", "int64", "float16", "bfloat16", "float32", "float64", "complex128",
                                      "float8_e4m3fn", "float8_e5m2")),
         ("min", "float32"), ("max", "float32"), ("prod", "int8"), ("prod", "complex64"), ("max", "uint32"),
@@ -24,7 +24,7 @@ PEER = [*(("sum", name) for name in ("int32", "int64", "float16", "bfloat16", "f
 
 
 class Missing(Exception):
-    """The cache does not have it."""
+    """A source is not in the cache."""
 
 
 def refuse():
@@ -40,7 +40,7 @@ def is_kept(source):
 
 
 def compile_all(texts):
-    """The shared objects of all these sources are in the cache; of several processes that need them, one makes them."""
+    """Put the shared objects of all sources into the cache; among several processes, only one compiles."""
     with filelock.FileLock(user_store().folder / "tests.lock"):
         missing = [source for source in dict.fromkeys(texts) if not is_kept(source)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -49,12 +49,12 @@ def compile_all(texts):
 
 
 def make_families(instances):
-    """The kernels, in the units in which the emulated device asks for them."""
+    """Compile the kernels, in the units requested by the emulated device."""
     compile_all(sources.text(*family) for family in dict.fromkeys(map(sources.family, instances)))
 
 
 def make_usual():
-    """What the collectives use on every pair of ranks."""
+    """Compile the kernels used by collectives on every pair of ranks."""
     make_families([sources.instance("copy", 1),
                    *(sources.reducing("reduce", OPS["sum"], dtype) for dtype in DTYPES.values())])
 

@@ -1,4 +1,4 @@
-"""What the tests share: ranks to run programs on, and the mark of the tests that need them."""
+"""Shared parts of the tests: ranks for running programs, and the mark of tests needing ranks."""
 
 import functools
 import os
@@ -19,14 +19,15 @@ import pace  # noqa: E402
 import reporting  # noqa: E402
 from ranks import INSTALL_HINT, RankPool, find_launcher, launch  # noqa: E402
 
-HANGS = 300.0  # seconds, scaled by the machine's pace, after which a test is taken to hang
-GRID = 6  # times as long for a test of the nightly tier
+HANGS = 300.0  # seconds, scaled by the machine's pace, until a test counts as hanging
+GRID = 6  # factor for a test of the nightly tier
 
 
 def pytest_configure(config):
-    """pytest-timeout's own option stops tests that hang, unless the command has set it. SIGINT has its usual effect.
+    """Let pytest-timeout's own option stop hanging tests, unless set on the command line. Restore SIGINT's usual
+    effect.
 
-    A shell without job control starts `pytest &` with SIGINT ignored, and programs that a test starts inherit that.
+    A shell without job control starts `pytest &` with SIGINT ignored, inherited by programs started by a test.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,7 +35,7 @@ def pytest_configure(config):
         config.option.timeout = pace.seconds(HANGS)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the header is printed, and after pytest has made what prints
+@pytest.hookimpl(tryfirst=True)  # before the header is printed, and after pytest has created its printers
 def pytest_sessionstart(session):
     is_worker = hasattr(session.config, "workerinput")  # of xdist
     plugin = reporting.Starts() if is_worker else reporting.Reporter(session.config)
@@ -52,30 +53,30 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.is_relative_to(HERE / "multirank"):
             item.add_marker("multirank")
-        if item.get_closest_marker("nightly") and item.config.option.timeout:  # whole grids, beside each other
+        if item.get_closest_marker("nightly") and item.config.option.timeout:  # whole grids, side by side
             item.add_marker(pytest.mark.timeout(GRID * item.config.option.timeout))
-    items.sort(key=lambda item: item.path.is_relative_to(HERE / "unit"))  # the short ones fill the gaps at the end
+    items.sort(key=lambda item: item.path.is_relative_to(HERE / "unit"))  # the short tests fill the gaps at the end
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """A test fails that leaves its process in another state: an environment variable, an algorithm, a descriptor."""
+    """Fail a test that changes the state of its process: an environment variable, an algorithm, a descriptor."""
     before = leftovers.look()
     yield
-    left = [line for line in leftovers.restored(before) if leftovers.FILTERS not in line]  # those pytest puts back
+    left = [line for line in leftovers.restored(before) if leftovers.FILTERS not in line]  # pytest restores these
     if left:
         pytest.fail(f"the test left behind: {'; '.join(left)}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
 def launcher():
-    """The mpiexec in use; the test is skipped where there is none."""
+    """The mpiexec in use; the test is skipped without an mpiexec."""
     return find_launcher() or pytest.skip(INSTALL_HINT)
 
 
 @pytest.fixture(scope="session")
 def rank_pool(launcher):
-    """The pool of eight ranks that serves the whole session."""
+    """The pool of eight ranks for the whole session."""
     with RankPool() as pool:
         yield pool
 
@@ -88,7 +89,7 @@ def ranks(rank_pool):
 
 @pytest.fixture(params=["cpu", pytest.param("emulated", marks=pytest.mark.emulated)])
 def ranks_anywhere(request, rank_pool):
-    """`ranks` on the host and once more on the emulated device: a file's own `ranks` fixture may be this one."""
+    """`ranks` on the host and on the emulated device; a file may use this fixture as its own `ranks`."""
     if request.param == "cpu":
         return rank_pool.run
     request.getfixturevalue("emulated_kernels")
@@ -97,13 +98,13 @@ def ranks_anywhere(request, rank_pool):
 
 @pytest.fixture(scope="session")
 def mpiexec(launcher):
-    """`mpiexec(ranks, *argv, timeout=...)`: the `subprocess.CompletedProcess` of a job of its own."""
+    """`mpiexec(ranks, *argv, timeout=...)`: the `subprocess.CompletedProcess` of a separate job."""
     return launch
 
 
 @pytest.fixture(scope="session")
 def emulated_kernels():
-    """All kernels that collectives use, made on every core; they stay in the user's cache. Skips without a compiler."""
+    """Compile all kernels of the collectives on every core, into the user's cache. Skip without a compiler."""
     compiler = os.environ.get("CXX", "g++").split()[0]
     if shutil.which(compiler) is None:
         pytest.skip(f"the emulated device needs a C++ compiler, and there is no {compiler}")
@@ -114,6 +115,6 @@ def emulated_kernels():
 
 @pytest.fixture
 def own_algorithms():
-    """What a test registers is gone after it; names of its own keep it from what others have cached."""
+    """Remove algorithms registered by the test; use names unique to the test, since others may be cached."""
     with leftovers.without_algorithms():
         yield

@@ -1,4 +1,4 @@
-"""Count what a schedule really costs: the figures that an algorithm's formulas promise."""
+"""Count the real costs of a schedule: the figures promised by an algorithm's formulas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpucoll.verify.user import Ledger
 
 
 class Counts(NamedTuple):
-    """The fields of `gpucoll.algorithms.Cost`, counted; bytes are shares of the larger of input and output."""
+    """The counted fields of `gpucoll.algorithms.Cost`; bytes are shares of the larger of input and output."""
 
     rounds: Fraction
     path: Fraction
@@ -23,7 +23,7 @@ class Counts(NamedTuple):
 
 def count(collective: str, algorithm: str, size: int, *, root: int = 0, segments: int = 1,
           nodes: Sequence[int] | None = None) -> Counts:
-    """Return the counted costs of a schedule whose chunks are all equally long.
+    """Return the counted costs of a schedule with chunks of equal length.
 
     >>> counts = count("all_reduce", "ring", 4)
     >>> str(counts.rounds), str(counts.sent)

@@ -1,8 +1,9 @@
-"""Programs in which one rank makes another call than the others: all are told so, and who it is, by a typed error.
+"""Programs with one rank (the culprit) making another call than the others: a typed error must name the culprit.
 
     python tests/disagreement.py --programs 2000 --seed 7 [--executors mpi,shared,nccl] [--ranks 2,3,4]
 
-Ranks are threads, or those of a pool with --processes. It says what was silent, late, raw, or named the wrong rank.
+Ranks are threads, or the ranks of a pool with --processes. Prints the cases with a missing, late or untyped error, or
+with the wrong rank named.
 """
 
 import argparse
@@ -28,16 +29,16 @@ from thread_ranks import on_threads
 
 KINDS = ("dtype", "op", "length", "root", "collective", "algorithm", "order", "refusal", "skipped")
 WAYS = ("now", "later", "plan", "group")
-UNEVEN = ("all_gather_v", "gather_v", "scatter_v", "all_to_all_v")  # whose lengths may differ
+UNEVEN = ("all_gather_v", "gather_v", "scatter_v", "all_to_all_v")  # collectives with lengths that may differ
 ALL = (*REDUCTIONS, *MOVEMENTS)
 BLOCKS = ("reduce_scatter", "scatter", "all_to_all", "reduce_scatter_v")
 DTYPES = ("int32", "float32", "int64", "float64", "uint8", "float16", "complex64")
-SOON, DEADLINE = 1.0, 3.0  # seconds, of the reference, within which all are told, and of any wait
-TAIL = 3  # calls after it, in which all wait for all
+SOON, DEADLINE = 1.0, 3.0  # seconds of the reference: for the error on all ranks, and for any wait
+TAIL = 3  # all-reduces after the case, on all ranks
 
 
 class Spec(NamedTuple):
-    """A call."""
+    """The parameters of a call."""
 
     collective: str
     algorithm: str
@@ -45,11 +46,11 @@ class Spec(NamedTuple):
     count: int
     op: str
     root: int
-    wrong: tuple = ()  # what is wrong with it: the number of one of `mixture.wrongs`
+    wrong: tuple = ()  # empty, or the number of an entry of `mixture.wrongs`
 
 
 class Case(NamedTuple):
-    """What all make, `before` and then as `calls` say, but for the culprit, which makes `others`."""
+    """The calls of all ranks: `before`, then `calls`; the culprit makes `others` instead of `calls`."""
 
     kind: str
     way: str
@@ -73,11 +74,11 @@ def spec(chances, size, collective=None, auto=True):
 
 
 def drawn(chances, size, kinds=KINDS):
-    """A case; every kind is as often as every other one."""
+    """Return a random case; every kind has the same probability."""
     kind = chances.choice(kinds)
     able = {"op": REDUCTIONS, "root": [one for one in MOVEMENTS if COLLECTIVES[one].rooted] + ["reduce"],
             "length": [one for one in ALL if one not in UNEVEN and one != "scatter"],
-            "dtype": [one for one in ALL if not one.startswith("scatter")],  # of which the root tells
+            "dtype": [one for one in ALL if not one.startswith("scatter")],  # scatter: only the root's dtype counts
             "algorithm": [one for one in ALL if len(names(one)) > 2]}.get(kind)
     one = spec(chances, size, able and chances.choice(able), kind != "algorithm")
     calls, others = (one,), (other(chances, size, one, kind),)
@@ -111,7 +112,7 @@ def other(chances, size, one, kind):
 
 
 def arguments(comm, one):
-    """The arrays and options of a call, on this rank."""
+    """Return the arrays and options of a call, on this rank."""
     size, root = comm.size, one.root
     row = oracle.values(one.op or "sum", one.dtype, comm.rank, one.count * (size if one.collective in BLOCKS else 1))
     x = row.reshape(size, -1) if one.collective in BLOCKS else row
@@ -142,25 +143,25 @@ def call(comm, one, way):
 
 
 class Told(NamedTuple):
-    """What came of one rank: its first error, in which call from the first that was unlike, and what comes then."""
+    """The outcome on one rank: the first error, its call (counted from the end of the case), and the later outcomes."""
 
     error: str
     code: str
     ranks: tuple
     at: int
     after: float  # seconds
-    then: tuple  # what came of the calls after that
+    then: tuple  # the outcomes of the calls after the case
     words: str
 
 
 @program
 def run(comm, case):
-    """What came of the case on this rank."""
+    """Return the outcome of the case on this rank."""
     mixture.run(comm, case.before)
     mine = case.others if comm.rank == case.culprit else case.calls
     steps = [functools.partial(together, comm, mine) if case.way == "group" else None]
     steps = steps if case.way == "group" else [functools.partial(call, comm, one, case.way) for one in mine]
-    steps = steps if mine else [functools.partial(tail, comm)]  # it comes to the next one, and is one ahead
+    steps = steps if mine else [functools.partial(tail, comm)]  # goes on to the next call, and is one call ahead
     began, found, then = time.monotonic(), None, []
     for number, step in enumerate([*steps, *[functools.partial(tail, comm)] * TAIL]):
         try:
@@ -184,13 +185,13 @@ def together(comm, calls):
 
 
 def tail(comm):
-    """All wait for all; whether the result is right."""
+    """Make an all-reduce on all ranks; return "right" or "wrong"."""
     found = comm.all_reduce(numpy.full(3, comm.rank + 1), algorithm="one_shot")
     return "right" if (found == sum(range(comm.size + 1))).all() else "wrong"
 
 
 def faults(case, told, *, goes_on):
-    """What is not as promised, in words; `goes_on` is whether ranks compare before anything moves."""
+    """Yield the deviations from the promise; `goes_on` is true if ranks compare before any data move."""
     for rank, one in enumerate(told):
         mine = case.kind == "refusal" and rank == case.culprit
         if one.error == "nothing":
@@ -198,7 +199,7 @@ def faults(case, told, *, goes_on):
             continue
         wanted = ("ArgumentError", "DtypeError") if mine else ("MismatchError", "PeerError")
         if one.error == "RankFailedError" and one.ranks == (case.culprit,) and not goes_on:
-            continue  # the culprit had found it out, and closed, before this rank looked
+            continue  # the culprit found the error, and closed, before this rank looked
         if one.error not in wanted:
             yield one.error
         elif not mine and case.size > 2 and one.ranks != (case.culprit,):
@@ -214,7 +215,7 @@ def faults(case, told, *, goes_on):
 
 
 def given(count, test, *, goes_on, kinds=KINDS):
-    """`test(case)`, which returns what all ranks were told, on so many cases that hypothesis draws."""
+    """Run `test(case)`, returning the outcomes of all ranks, on `count` cases drawn by hypothesis."""
     @hypothesis.seed(SEED)
     @hypothesis.settings(max_examples=count, deadline=None, database=None, suppress_health_check=hypothesis.HealthCheck)
     @hypothesis.given(strategies.randoms(use_true_random=True), strategies.integers(3, 4))
@@ -270,6 +271,6 @@ def main():
 
 
 if __name__ == "__main__":
-    from disagreement import main  # as ranks know it
+    from disagreement import main  # the module name known to the ranks
 
     main()

@@ -1,4 +1,4 @@
-"""gpucoll.distributed in programs of tests: the default group, data, and what calls should return and write."""
+"""gpucoll.distributed in test programs: the default group, data, and checks of return values and arrays."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ from pace import seconds
 
 @contextlib.contextmanager
 def world(mpi):
-    """The default group on the ranks of a program; what fails leaves nothing to the next one."""
+    """Create the default group on the ranks of a program; a failure leaves nothing behind for the next program."""
     start._init_from(gc.Communicator.from_mpi(mpi, timeout=seconds(60)))
     try:
         yield dist.get_rank(), dist.get_world_size()
@@ -23,20 +23,20 @@ def world(mpi):
 
 
 def data(rank, shape=(2, 3), dtype="float64"):
-    """Small whole numbers, different on every rank and at every index."""
+    """Return small integers, different on every rank and for every index."""
     count = int(numpy.prod(shape))
     return (numpy.arange(count).reshape(shape) % 5 + 10 * rank + 1).astype(dtype)
 
 
 def same(found, expected):
-    """`found` is what was to be written, dtype included."""
+    """Check the values and dtype of `found`."""
     expected = numpy.asarray(expected)
     assert found.dtype == expected.dtype
     assert numpy.array_equal(found, expected), (found, expected)
 
 
 def done(found, async_op):
-    """The call has returned what torch's does, and its data are there."""
+    """Check that the call has returned the same as torch's; wait for the data of an asynchronous call."""
     assert isinstance(found, dist.Work) if async_op else found is None
     if async_op:
         assert found.wait() is True

@@ -1,4 +1,4 @@
-"""Faults planted in the engine, in tables by the tests that must find them; `TABLES` names all of them."""
+"""Faults planted in the engine, in tables by the tests to find them; `TABLES` names all tables."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import extension
 
 
 class Mutant(NamedTuple):
-    """What is changed, and the program of multirank, with its arguments, that must fail on it on so many ranks."""
+    """The changes, and the program of multirank, with arguments, that must fail on this number of ranks."""
 
     changes: tuple[tuple[str, str], ...]
     body: str = ""
@@ -14,7 +14,7 @@ class Mutant(NamedTuple):
     ranks: int = 3
 
 
-# A rank does not wait for another one: a driver in which the seed holds ranks back (engine/test_threads.py) finds it.
+# A rank fails to wait for another rank: found by a driver holding ranks back by a seed (engine/test_threads.py).
 ORDERS = {
     "who still reads the workspace is not waited for": Mutant(
         (("std::max(node.unread[half][rank], node.was_eager", "std::max(int64_t{0}, node.was_eager"),)),
@@ -31,14 +31,14 @@ ORDERS = {
     "shown a round too early": Mutant((("show(node.heads[node.rank], base + one.counter);",
                                         "show(node.heads[node.rank], base + one.counter + 2);"),)),
 }
-# A rank in the same driver has wrong results, or takes the calls of others for unlike ones, without a race.
+# In the same driver a rank gets wrong results, or reports a mismatch of equal calls, without a race.
 BEHIND = {
     "the inputs of eager calls are looked for in workspaces": Mutant(
         (("const bool in_slot = buffer", "const bool in_slot = false && buffer"),)),
     "boards are overwritten while a rank is behind in eager calls": Mutant(
         (("node.was_eager ? base - (1 << ROUNDS) : 0)", "int64_t{0})"),)),
 }
-# ThreadSanitizer sees these in the same driver; x86 forgives them.
+# ThreadSanitizer finds these in the same driver; x86 would hide these races.
 RACES = {
     "what is shown does not carry what was written": Mutant(
         (("head->counter.store(counter, std::memory_order_seq_cst)",
@@ -50,7 +50,7 @@ RACES = {
                                                     "        if (all.size() == MOST)",
                                                     "        if (all.size() == MOST)"),)),
 }
-# AddressSanitizer sees these in it.
+# AddressSanitizer finds these in the same driver.
 BEYOND = {
     "half of what is aside": Mutant((("resize(walked->aside)", "resize(walked->aside / 2)"),)),
     "a result of a byte too many": Mutant((("(to, result, plan->taken);", "(to, result, plan->taken + 1);"),)),
@@ -103,7 +103,7 @@ MAIL = {
     "of any length": Mutant((("const bool fits = transfer.fits();",
                               "const bool fits = letter.nbytes <= transfer.nbytes;"),), "lengths", ranks=2),
 }
-# Plans that are not whole (engine/test_plans.py) end a process by these.
+# Incomplete plans (engine/test_plans.py) crash the process with these faults.
 PLANS = {
     "buffers without memory": Mutant((("whole(reading.has_staging() && ", "whole("),)),
     "parts beyond the end": Mutant((("offset <= there && nbytes <= there - offset", "true"),)),
@@ -111,7 +111,7 @@ PLANS = {
     "memory that there is not": Mutant((("    } catch (...) {\n        set_error();\n        return nullptr;",
                                          "    } catch (const int&) {\n        return nullptr;"),)),
 }
-# An allocation fails in a call or a message (engine/test_allocations.py): the process ends, or a message is lost.
+# An allocation fails in a call or a message (engine/test_allocations.py): the process crashes, or a message is lost.
 MEMORY = {
     "what is thrown crosses C": Mutant(
         (("    } catch (...) {\n        set_error();\n        return nullptr;",
@@ -121,7 +121,7 @@ MEMORY = {
           "++one.pulled;\n            take(node, one, place);\n            one.in->pulled.store(one.pulled"),),
         "unexpected"),
 }
-# Random programs below sanitizers (contract/test_sanitized.py) say this of these.
+# Random programs under sanitizers (contract/test_sanitized.py) report these faults by these words.
 SANITIZED = {
     "AddressSanitizer": Mutant((("char sum[BLOCK]", "char sum[64]"),)),
     "division by zero": Mutant(tuple((old, old.replace("sizeof(T)", "(sizeof(T) - sizeof(T))")) for old in (
@@ -145,7 +145,7 @@ TABLES = {"engine": CALLS, "eager": EAGER, "order": ORDERS, "behind": BEHIND, "m
 
 
 def changed(changes):
-    """The engine's source with these changes."""
+    """Return the engine's source with the changes."""
     source = extension.text()
     for old, new in changes:
         assert source.count(old) == 1, old
@@ -154,5 +154,5 @@ def changed(changes):
 
 
 def planted(changes):
-    """Let communicators that are made in the block use an engine with these changes."""
+    """Return a context: communicators created inside use an engine with the changes."""
     return extension.serving(extension.built(changed(changes)))

@@ -1,4 +1,4 @@
-"""The engine built by gxx of texts that tests change, or sanitizers look into, beside the one that is installed."""
+"""The engine, built from changed texts or with sanitizers, beside the installed engine."""
 
 import contextlib
 import functools
@@ -15,25 +15,25 @@ from gpucoll.device.store import user_store
 from gpucoll.executors import shared
 from gpucoll.executors.shared.digest import FIRST, MACRO, MODULE, digest
 
-# One version of each function: who chooses between two comes before the sanitizers are there.
+# One version of each function: choosing between versions would happen before the sanitizers are loaded.
 FOLDERS = ["-DGC_ONE_VERSION", *[f"-I{place}" for place in (sysconfig.get_paths()["include"], numpy.get_include())]]
 
 
 def text():
-    """The engine's sources as one."""
+    """Return the engine's sources as one text."""
     return inlined(FIRST, set())
 
 
 def compiled(source, *options, place=None):
-    """The shared object of a source; it passes for one of the sources in the folder `place`, or the package's own."""
+    """Return the shared object of a source, with the digest of the sources in `place` or in the package."""
     return compile_shared(source, f'-D{MACRO}="{digest(place or folder())}"', *FOLDERS, *options)
 
 
 def built(source, *options):
-    """The module that is made of `source`, kept in the user's store."""
+    """Return the module built from `source`; the build is kept in the user's store."""
     flags = "\n".join([recipe(), *FOLDERS, *options])
     path = user_store().path(source, ".so", functools.partial(compiled, source, *options), flags=flags)
-    name = f"changed.{MODULE.rpartition('.')[2]}"  # the installed one stays what it is
+    name = f"changed.{MODULE.rpartition('.')[2]}"  # the installed module stays unchanged
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     loader.exec_module(module)
@@ -41,7 +41,7 @@ def built(source, *options):
 
 
 def install(tree):
-    """A copied tree has the engine of its own sources in its package: the one that is installed where it fits."""
+    """Give a copied tree an engine of its own sources: a copy of the installed engine if the sources are equal."""
     here, place = shared.library(), tree / "kernels"
     name = MODULE.replace(".", "/") + sysconfig.get_config_var("EXT_SUFFIX")
     if here is not None and here.sources == digest(place):
@@ -52,7 +52,7 @@ def install(tree):
 
 @contextlib.contextmanager
 def serving(module):
-    """Communicators that are made in the block have this engine."""
+    """Let communicators created in the block use this engine."""
     before = shared.library
     shared.library = lambda: module
     try:

@@ -1,7 +1,7 @@
-"""All planted faults: the one home in which their tables meet. Each changes texts that stand in the source once.
+"""All planted faults, collected from their tables. Each fault changes texts found exactly once in the source.
 
-`mutation.py` plants them one by one and runs the default tier; those of `BY_NIGHTLY_TESTS` it leaves to the tests that
-plant them themselves. `misplaced` says in a moment which of them cannot be planted any more.
+`mutation.py` plants the faults one by one and runs the default tier. The kinds in `BY_NIGHTLY_TESTS` are left to
+nightly tests planting these faults themselves. `misplaced` quickly finds faults with missing texts.
 """
 
 import runpy
@@ -21,13 +21,13 @@ from planted_connections import PLANTED_CONNECTIONS  # noqa: E402
 from planted_gpu import PLANTED_GPU  # noqa: E402
 from planted_rows import PLANTED_ROWS  # noqa: E402
 
-# Kinds of which nightly tests plant every fault themselves: some only a sanitizer or a browser sees.
+# Kinds planted by nightly tests: some faults are visible only to a sanitizer or a browser.
 BY_NIGHTLY_TESTS = {"race", "thread", "address", "sanitizer", "page", "peer", "engine", "eager", "order", "behind",
                     "plan", "mail", "memory"}
 
 
 class Fault(NamedTuple):
-    """`changes` are texts of one file and what becomes of them; no file: the one of kernels/ that has them."""
+    """`changes` are pairs of old and new texts in `file`; without a file: in the file of kernels/ with the text."""
 
     kind: str
     name: str
@@ -36,7 +36,7 @@ class Fault(NamedTuple):
 
 
 def faults():
-    """The faults of every table of the repository."""
+    """Yield the faults of every table of the repository."""
     kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
 
     everything = *PLANTED, *PLANTED_ROWS, *PLANTED_CONNECTIONS, *PLANTED_GPU
@@ -48,7 +48,7 @@ def faults():
 
 
 def place_of(fault, old, tree=ROOT):
-    """The file in which a text of the fault stands; LookupError where it is not there exactly once."""
+    """Return the file with a text of the fault; raise LookupError unless the text is found exactly once."""
     files = [tree / fault.file] if fault.file else [path for path in (tree / "kernels").iterdir() if path.is_file()]
     counts = {path: path.read_text().count(old) for path in files if path.is_file()}
     if sum(counts.values()) != 1:
@@ -58,7 +58,7 @@ def place_of(fault, old, tree=ROOT):
 
 
 def misplaced(some):
-    """What is wrong with the places of these faults, a line for each text."""
+    """Yield a line for each text of these faults not found exactly once, or left unchanged by the fault."""
     for fault in some:
         for old, new in fault.changes:
             try:

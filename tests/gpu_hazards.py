@@ -1,4 +1,4 @@
-"""Programs on CuPy arrays where CUDA would go wrong in silence, or wait for ever: all end, by a typed error."""
+"""Programs on CuPy arrays for cases of silent errors or endless waits in CUDA: all end, by a typed error."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ from gpu_helpers import PATIENCE, Foreign, held, ramp, ranges, refused, same
 from pace import seconds
 
 RUNTIME = cupy.cuda.runtime
-COUNT = 300_000  # elements: more than fit into the slots of a rank that does not take any out
+COUNT = 300_000  # elements: more than fit into the slots of a rank not taking any out
 
 
 def current_device(comm):
-    """Calls, their ends and closing leave the thread's current device as it was, whichever that is."""
+    """Calls, their ends and closing leave the thread's current device unchanged, for any current device."""
     count = RUNTIME.getDeviceCount()
     x, y, stream = cupy.ones(5), cupy.ones(5), cupy.cuda.Stream(non_blocking=True)
     with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
@@ -34,7 +34,7 @@ def current_device(comm):
 
 
 def fault(comm):
-    """After a fault of the device every wait ends at once, by an error that says so; CuPy returns codes."""
+    """After a fault of the device every wait ends at once, by an error reporting the fault; CuPy returns codes."""
     for ask in (lambda work: work.synchronize(), lambda work: work.is_completed()):
         with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
             work = other.all_reduce(cupy.ones(10), async_op=True)
@@ -46,8 +46,8 @@ def fault(comm):
 def missing(comm, algorithm):
     """A rank does not make a call, and no thread of the others asks: their copies end by the deadline, with NaN.
 
-    Closing raises the error, which names the rank. By a schedule over NCCL's messages some elements may be this rank's
-    own contribution, which a kernel copies after the abort.
+    Closing raises the error, naming the rank. By a schedule over NCCL's messages some elements may be this rank's own
+    contribution, copied by a kernel after the abort.
     """
     last, stream, error = comm.size - 1, cupy.cuda.Stream(non_blocking=True), None
     with stream:
@@ -71,7 +71,7 @@ def missing(comm, algorithm):
 
 
 def missing_in_broadcast(comm):
-    """A receiver does not come: what the root gives stays what it is; the other receivers have that too, or NaN."""
+    """A receiver does not come: the root's data stay unchanged; the other receivers get the data, or NaN."""
     last, stream = comm.size - 1, cupy.cuda.Stream(non_blocking=True)
     with stream:
         other = gc.Communicator.from_mpi(comm.mpi, timeout=seconds(4))
@@ -88,7 +88,7 @@ def missing_in_broadcast(comm):
 
 
 def refused_elsewhere(comm):
-    """A rank refuses its call, and goes on: the others, which only copy their results, are told at once."""
+    """A rank refuses its call, and goes on: the others, only copying their results, get an error at once."""
     last = comm.size - 1
     with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
         x = cupy.ones(1000, numpy.float32)
@@ -102,7 +102,7 @@ def refused_elsewhere(comm):
 
 
 def streams_refused(comm):
-    """CUDA's stream of each thread, and the null stream while a blocking one is captured, are refused at once."""
+    """CUDA's per-thread stream, and the null stream while a blocking stream is captured, are refused at once."""
     x = cupy.ones(3)
     same(comm.all_reduce(x), numpy.full(3, float(comm.size)))
     assert "per-thread" in refused("GC-STREAM", comm.all_reduce, x, stream=2)
@@ -115,7 +115,7 @@ def streams_refused(comm):
 
 
 def asked_in_order(comm):
-    """A library's array is asked for in the order of the call's stream, wherever it is opened."""
+    """Another library's array is requested in the order of the call's stream, wherever the array is opened."""
     theirs, ours, current = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
     total = sum(ranges(comm, 900, 3))
     with theirs:
@@ -136,7 +136,7 @@ def asked_in_order(comm):
 
 
 def bytes_apart(comm):
-    """Arrays whose elements do not lie on multiples of their size are reduced as any others."""
+    """Arrays not aligned to the size of their elements are reduced like any others."""
     for name in ("float32", "float64", "complex64", "int16"):
         room = cupy.zeros(100 * numpy.dtype(name).itemsize + 1, "uint8")
         x = room[1:].view(name)
@@ -147,7 +147,7 @@ def bytes_apart(comm):
 
 
 def float8_below_hopper(comm):
-    """NCCL reduces float8 from sm_90 on: where one rank has less, `auto` takes a schedule and `native` is refused."""
+    """NCCL reduces float8 from sm_90 on: if one rank has less, `auto` uses a schedule, and `native` is refused."""
     x = cupy.full(64, 0x38, "uint8")  # ones
     facts = RUNTIME.getDeviceProperties
     older = (lambda ordinal: {**facts(ordinal), "major": 8, "minor": 0}) if comm.rank == comm.size - 1 else facts
@@ -160,7 +160,7 @@ def float8_below_hopper(comm):
 
 
 def of_threads(comm):
-    """Ranks that are threads meet on the host, which no graph holds, and share one GPU, whose memory all reach."""
+    """Ranks as threads meet on the host, outside of any graph, and share one GPU with memory accessible to all."""
     x, stream = cupy.ones(3), cupy.cuda.Stream(non_blocking=True)
     same(comm.all_reduce(x), numpy.full(3, float(comm.size)))
     with stream:
@@ -185,16 +185,16 @@ def on_two_gpus(comm):
 
 
 def kernels_of_threads(comm):
-    """Kernels that wait for each other on one GPU are not put on streams that would wait for each other."""
+    """Kernels waiting for each other on one GPU are not put on streams that block each other."""
     x, streams = cupy.ones(3), (cupy.cuda.Stream.null, cupy.cuda.Stream())
-    for _ in range(2):  # the second time the call is compiled, for a stream that does not block
+    for _ in range(2):  # the second time the call is compiled, for a non-blocking stream
         for blocking in streams:
             assert "non_blocking=True" in refused("GC-ALGO", comm.all_reduce, x, stream=blocking, algorithm="one_shot")
         same(comm.all_reduce(x, algorithm="one_shot"), numpy.full(3, float(comm.size)))
 
 
 def two(comm):
-    """Calls of two communicators side by side, on streams of their own, end however they are waited for."""
+    """Calls of two communicators side by side, on separate streams, end in any order of waiting."""
     first, second = comm.split(0), comm.split(0)
     x = ramp(comm, 5000)
     total = sum(ranges(comm, 5000))
@@ -218,11 +218,11 @@ def killed(comm):
             other.all_reduce(cupy.ones(3), algorithm="ring", async_op=True).synchronize()
         except gc.GpucollError as error:
             print(f"rank 0 was told: {error}", flush=True)
-            os._exit(0)  # MPI would wait for the dead one
+            os._exit(0)  # MPI would wait for the dead rank
 
 
 def torch_tensors(comm):
-    """PyTorch's tensors: in place, those that require grad, float8, on a stream of PyTorch's own that is current."""
+    """PyTorch's tensors: in place, requiring grad, float8, and on a current stream of PyTorch."""
     import torch
 
     side = torch.cuda.Stream(comm.device)

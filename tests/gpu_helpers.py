@@ -1,4 +1,4 @@
-"""What programs on CuPy arrays share."""
+"""Helpers shared by programs on CuPy arrays."""
 
 import contextlib
 import threading
@@ -15,7 +15,7 @@ PATIENCE = seconds(60)
 
 @contextlib.contextmanager
 def held(stream):
-    """Inside, nothing that is enqueued on the stream begins: what waits for it would wait for ever."""
+    """Inside, no work enqueued on the stream begins; a wait for this work would never end."""
     gate = threading.Event()
     stream.launch_host_func(lambda _: gate.wait(PATIENCE / 4), None)
     try:
@@ -25,7 +25,7 @@ def held(stream):
 
 
 def refused(code, call, *arguments, **options):
-    """The words of the error of ours, with this code, that the call raises; none where it raises none."""
+    """Return the words of the GpucollError with this code raised by the call; "" without an error."""
     try:
         call(*arguments, **options)
     except gc.GpucollError as error:
@@ -37,18 +37,18 @@ def refused(code, call, *arguments, **options):
 
 def same(found, expected):
     assert isinstance(found, cupy.ndarray), type(found)
-    cupy.cuda.get_current_stream().synchronize()  # a copy that waits lets no other thread make an event
+    cupy.cuda.get_current_stream().synchronize()  # a waiting copy would keep other threads from creating events
     host = found.get()
     assert oracle.same_bits(host, expected), (host, expected)
 
 
 def ranges(comm, count, factor=1):
-    """What every rank gives: float32, exact in any sum."""
+    """Return the inputs of all ranks: float32, exact in any sum."""
     return [numpy.arange(count, dtype=numpy.float32) * factor + rank for rank in range(comm.size)]
 
 
 def ramp(comm, count, factor=1):
-    """This rank's, made by kernels on the current stream."""
+    """Return this rank's input, made by kernels on the current stream."""
     return cupy.arange(count, dtype=numpy.float32) * numpy.float32(factor) + numpy.float32(comm.rank)
 
 
@@ -61,7 +61,7 @@ def raising(error, before=lambda: None):
 
 
 class Foreign:
-    """Another library's array: DLPack only. It gives its memory in the order of the stream that it is asked for."""
+    """Another library's array: DLPack only. The memory follows the order of the requested stream."""
 
     def __init__(self, array, stream):
         self._array, self._stream, self.asked = array, stream, []
@@ -76,7 +76,7 @@ class Foreign:
 
 
 def called_before(comm):
-    """A producer's stream and ours, on which the call that follows has been made before; and its result."""
+    """Return a producer's stream, our stream with the next call already made once, and the result of the call."""
     theirs, ours = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     total = sum(ranges(comm, 900, 3))
     with ours:

@@ -1,6 +1,6 @@
-"""Programs that meet what a hostile machine has ready: first messages, live graphs, memory and handles used again.
+"""Programs for a hostile machine: blocking first messages, live graphs, memory and handles used again.
 
-On the stand-in by its rules; those that need nothing of the stand-in's own hold on a GPU as well.
+Run on the stand-in by its rules; programs independent of the stand-in also run on a GPU.
 """
 
 import threading
@@ -20,7 +20,7 @@ SOON = seconds(3)
 
 
 def kept_graph(comm, algorithm):
-    """Closing neither waits for the user's graphs for as long as for a rank, nor aborts what it is destroying."""
+    """Closing neither waits for the user's graphs, as for a late rank, nor aborts a communicator being destroyed."""
     other = gc.Communicator.from_mpi(comm.mpi, timeout=3 * SOON)
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -39,7 +39,7 @@ def kept_graph(comm, algorithm):
 
 
 def kept_plan(comm, algorithm):
-    """Closing does not wait for a plan that somebody still has, nor for calls that are remembered."""
+    """Closing waits neither for a plan still in use, nor for remembered calls."""
     other = gc.Communicator.from_mpi(comm.mpi, timeout=3 * SOON)
     x = ramp(comm, 2000)
     out = cupy.empty_like(x)
@@ -55,7 +55,7 @@ def kept_plan(comm, algorithm):
 
 
 def missed(comm):
-    """A first message to a rank that never comes ends by the deadline, not in NCCL for ever."""
+    """A first message to a missing rank ends by the deadline, instead of waiting in NCCL for ever."""
     with gc.Communicator.from_mpi(comm.mpi, timeout=SOON) as other:
         other.all_reduce(cupy.ones(3), algorithm="ring")
         said = []
@@ -69,13 +69,13 @@ def missed(comm):
             thread.start()
             thread.join(4 * SOON)
         said = comm.mpi.bcast(said, 0)
-        if said == [""] and comm.rank == 1:  # NCCL had room for it
+        if said == [""] and comm.rank == 1:  # NCCL had room for the message
             same(other.recv(cupy.empty(3), 0), numpy.ones(3))
     assert said or comm.size == 1, "the message is waited for without a deadline"
 
 
 def captured_alone(comm):
-    """A rank captures a collective that the others do not make: that ends by the deadline, not in NCCL for ever."""
+    """A rank alone captures a collective: the capture ends by the deadline, instead of waiting in NCCL for ever."""
     with gc.Communicator.from_mpi(comm.mpi, timeout=SOON) as other:
         x, stream, said = cupy.ones(3), cupy.cuda.Stream(non_blocking=True), []
         other.all_reduce(x, x, algorithm="native")
@@ -96,7 +96,7 @@ def captured_alone(comm):
 
 
 def in_turn(comm):
-    """PyTorch's ring: send to the right, then receive from the left. It comes to an end, if by an error."""
+    """PyTorch's ring: send to the right, then receive from the left. The ring ends, possibly by an error."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     with gc.Communicator.from_mpi(comm.mpi, timeout=SOON) as other:
         other.all_reduce(cupy.ones(3), algorithm="ring")
@@ -123,7 +123,7 @@ def in_turn(comm):
 
 
 def handed_out_again(comm, what):
-    """What a graph or a plan works on is its own until it goes, whoever asks for memory in between."""
+    """The memory used by a graph or a plan is not handed out again while the graph or plan exists."""
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         shape = comm.size, 500
@@ -146,7 +146,7 @@ def handed_out_again(comm, what):
 
 
 def many_streams(comm, algorithm):
-    """More streams than a GPU has hardware queues, those of closed ones used again."""
+    """More streams than a GPU has hardware queues; handles of closed streams are used again."""
     for turn in range(3):
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(20)]
         found = []
@@ -160,7 +160,7 @@ def many_streams(comm, algorithm):
 
 
 def blocking(comm, algorithm):
-    """CuPy's streams block the null stream, unless they are asked not to."""
+    """CuPy's streams block the null stream by default."""
     stream = cupy.cuda.Stream()
     with stream:
         for k in range(3):
@@ -172,7 +172,7 @@ def blocking(comm, algorithm):
 
 
 def faulted(comm):
-    """After a fault on the GPU a wait ends with what CUDA says, not with the deadline."""
+    """After a fault on the GPU a wait ends with CUDA's error, not at the deadline."""
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         comm.all_reduce(ramp(comm, 30))
@@ -189,7 +189,7 @@ def faulted(comm):
 
 
 def captured_beside(comm, algorithm):
-    """An asynchronous call in a capture: its stream joins, `wait` brings it back, and nobody can ask for its end."""
+    """An asynchronous call in a capture: its stream joins, `wait` brings it back, asking for its end is an error."""
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x = ramp(comm, 2000)
@@ -199,7 +199,7 @@ def captured_beside(comm, algorithm):
         stream.begin_capture()
         work = comm.all_reduce(x, out, algorithm=algorithm, async_op=True)
         try:
-            becomes(work.is_completed, seconds(60))  # in a capture NCCL is called by a thread of its own
+            becomes(work.is_completed, seconds(60))  # in a capture NCCL is called by a separate thread
             told = False
         except gc.UsageError:
             told = True
@@ -212,7 +212,7 @@ def captured_beside(comm, algorithm):
 
 
 def captured_globally(comm, algorithm):
-    """In a global capture nothing may be allocated, loaded or asked for: a planned call does none of it."""
+    """In a global capture allocating, loading and asking are forbidden: a planned call does nothing of the kind."""
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x = ramp(comm, 2000)
@@ -229,8 +229,8 @@ def captured_globally(comm, algorithm):
 
 
 def without_nccl(comm):
-    """CuPy without NCCL's library on one rank: every rank is told."""
-    from cupy.cuda import nccl  # CuPy imports it when asked
+    """CuPy lacks NCCL's library on one rank: every rank gets the error."""
+    from cupy.cuda import nccl  # imported by CuPy on demand
 
     stub = types.SimpleNamespace(available=False) if comm.rank == 0 else nccl
     with patch.object(cupy.cuda, "nccl", stub), gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:

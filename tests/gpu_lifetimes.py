@@ -1,4 +1,4 @@
-"""Programs on CuPy arrays that nobody holds any more: a call keeps what it works on until the device has done it."""
+"""Programs on CuPy arrays without other references: a call keeps its arrays until the device has finished."""
 
 import gc as collector
 
@@ -9,7 +9,7 @@ import gpucoll as gc
 import programs
 from gpu_helpers import held, refused, same
 
-BLOCK = 600  # elements of a block; the arrays of a call have one for each rank
+BLOCK = 600  # elements of a block; the arrays of a call have a block for each rank
 CALLS = 300
 GARBAGE = numpy.float32(-1e9)
 ROOTED = ("reduce", "broadcast", "gather", "scatter", "gather_v", "scatter_v")
@@ -20,7 +20,7 @@ def values(comm, rank):
 
 
 def wanted(comm, collective):
-    """What this rank is to get, by NumPy: the root is the last rank."""
+    """Return this rank's expected result, by NumPy: the root is the last rank."""
     xs, rank, root = [values(comm, rank) for rank in range(comm.size)], comm.rank, comm.size - 1
     none = numpy.zeros_like(xs[0])
     return {
@@ -36,7 +36,7 @@ def wanted(comm, collective):
 
 
 def arguments(comm, collective, *, in_place=False):
-    """New arrays for a call, which only the caller has, and its options."""
+    """Return new arrays for a call, referenced only by the caller, and the options."""
     root = comm.size - 1
     x = cupy.asarray(values(comm, comm.rank))
     if collective in ("scatter_v", "all_to_all_v"):
@@ -50,14 +50,14 @@ def arguments(comm, collective, *, in_place=False):
 
 
 def noise(comm):
-    """Memory as large as the call's, with something else in it: what was let go of too early is overwritten."""
+    """Fill memory as large as the call's with garbage: overwrites memory freed too early."""
     collector.collect()
     sizes = (BLOCK, comm.size * BLOCK, comm.size * comm.size * BLOCK) * 3
     return [cupy.full(size, GARBAGE) for size in sizes]
 
 
 def dropped(comm, collective, algorithm, *, in_place):
-    """Every reference to the arrays is dropped while nothing has begun, and their memory, if free, is overwritten."""
+    """Drop every reference to the arrays before the device begins, and overwrite their memory if free."""
     expected = wanted(comm, collective)
     stream = cupy.cuda.Stream(non_blocking=True)
 
@@ -66,7 +66,7 @@ def dropped(comm, collective, algorithm, *, in_place):
         return getattr(comm, collective)(*given, **options, algorithm=algorithm, **more)
 
     with stream:
-        check(call(), expected)  # what is loaded, connected and allocated once comes before
+        check(call(), expected)  # loading, connecting and one-time allocations come before
         with held(stream):
             found, garbage = call(), noise(comm)
         check(found, expected)
@@ -75,7 +75,7 @@ def dropped(comm, collective, algorithm, *, in_place):
             found = work.wait()
         check(found, expected)
         garbage += more
-        if not collective.endswith("_v") and collective != "scatter":  # those meet on the host in every call
+        if not collective.endswith("_v") and collective != "scatter":  # these meet on the host in every call
             given, options = arguments(comm, collective, in_place=in_place)
             plan = comm.plan(collective, *given, **options, algorithm=algorithm)
             del given
@@ -89,7 +89,7 @@ def dropped(comm, collective, algorithm, *, in_place):
             garbage += noise(comm)
             graph.launch()
             check(found, expected)
-            graph.launch()  # in place, of what is there now
+            graph.launch()  # in place: on the current contents
     stream.synchronize()
     assert all((one.get() == GARBAGE).all() for one in garbage), "somebody else's memory was written"
 
@@ -103,7 +103,7 @@ def check(found, expected):
 
 
 def lifetimes(comm, *algorithms):
-    """Every collective by each of the algorithms that it has, out of place, and in place where it can be."""
+    """Every collective by each of its algorithms, out of place, and in place if possible."""
     for collective in [*programs.REDUCTIONS, *programs.MOVEMENTS]:
         for algorithm in algorithms:
             given, options = arguments(comm, collective)
@@ -116,7 +116,7 @@ def lifetimes(comm, *algorithms):
 
 
 def many_calls(comm, algorithm):
-    """More calls, all unlike, than anything keeps, each on a stream of its own, while the first has begun none."""
+    """More different calls than are remembered, each on its own stream, while the first stream is held."""
     stream = cupy.cuda.Stream(non_blocking=True)
     later = [cupy.cuda.Stream(non_blocking=True) for _ in range(1, CALLS)]
     with stream:

@@ -1,4 +1,4 @@
-"""Programs on CuPy arrays in memory that the ranks share, and planned calls: for any executor, mostly `peer`."""
+"""Programs on CuPy arrays in memory shared by the ranks, and planned calls: for any executor, mostly `peer`."""
 
 import gc as collector
 from unittest.mock import patch
@@ -9,11 +9,11 @@ import numpy
 import gpucoll as gc
 from gpu_helpers import PATIENCE, raising, ramp, ranges, refused, same
 
-LARGE = 1_100_000  # elements of four bytes: more than the peer executor stages at a time
+LARGE = 1_100_000  # elements of four bytes: more than the peer executor's staging area
 
 
 def symmetric(comm):
-    """Arrays of `empty` and `zeros`, parts of them, and those that only some ranks have in the same place."""
+    """Arrays of `empty` and `zeros`, parts of these, and arrays with the same place on only some ranks."""
     for count, algorithms in ((1000, ("ring", "auto")), (LARGE, ("one_shot", "two_shot"))):
         x, y, other = (comm.zeros(count, "float32", device="cuda") for _ in range(3))
         assert (type(x), x.device.id) == (cupy.ndarray, comm.device)
@@ -29,7 +29,7 @@ def symmetric(comm):
 
 
 def blocks(comm):
-    """A block is used again once all ranks have dropped its array; nobody gets one of which a rank is short."""
+    """A block is used again once all ranks have dropped its array; no rank gets a block that another rank lacks."""
     places = set()
     for number in range(30):
         x = comm.zeros(1 << 18, "float32", device="cuda")
@@ -75,13 +75,13 @@ def planned(comm):
 
 
 def executors_named(comm):
-    """Which executors there are for GPU arrays."""
+    """Return the names of the executors for GPU arrays."""
     comm.all_reduce(cupy.ones(3))
     return [one.name for one in comm._gpus["cuda"].executors]
 
 
 def windows(comm):
-    """Arrays of `comm.empty` lie in windows of NCCL's, which collectives on them and on their slices use."""
+    """Arrays of `comm.empty` lie in NCCL's windows, used by collectives on the arrays and on their slices."""
     with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
         x, out = (other.zeros(5000, "float32", device="cuda") for _ in range(2))
         x += cupy.asarray(ranges(comm, 5000)[comm.rank])
@@ -90,18 +90,18 @@ def windows(comm):
             same(other.all_reduce(x[turn:9], out[turn:9], algorithm="native"), sum(ranges(comm, 5000))[turn:9])
         nccl = other._gpus["cuda"]._transport
         assert len(nccl._windows) == 1
-        if hasattr(nccl._comm, "windows"):  # NCCL itself does not say
+        if hasattr(nccl._comm, "windows"):  # NCCL itself has no counter
             assert nccl._comm.windows.count == 10
         kept = x
     same(kept, ranges(comm, 5000)[comm.rank])
 
 
 def lossy(comm):
-    """Where memory of another rank opens and loses what is written, no rank uses it, and all name the pair."""
+    """Memory of another rank opens but loses writes: no rank uses this memory, and all ranks name the pair."""
     runtime, held = cupy.cuda.runtime, []
     real, close = runtime.ipcOpenMemHandle, runtime.ipcCloseMemHandle
 
-    def losing(handle, *_):  # the memory of rank 0, which is opened first
+    def losing(handle, *_):  # the memory of rank 0 is opened first
         if held:
             return real(handle)
         held.append(cupy.zeros(1 << 24, numpy.uint8))
@@ -119,7 +119,7 @@ def lossy(comm):
 
 
 def unreachable(comm):
-    """Where CUDA lets one rank map nothing, no rank uses such memory, and every one says who cannot."""
+    """CUDA lets one rank map nothing: no rank uses shared memory, and every rank names the rank."""
     runtime = cupy.cuda.runtime
     opened = raising(runtime.CUDARuntimeError(201)) if comm.rank == 1 else runtime.ipcOpenMemHandle
     with patch.object(runtime, "ipcOpenMemHandle", opened), \

@@ -1,4 +1,4 @@
-"""Programs on CuPy arrays: run by ranks on the stand-in, and by the same ranks on a GPU where there is one.
+"""Programs on CuPy arrays: run by ranks on the stand-in, and by the same ranks on a GPU, if there is one.
 
     mpiexec -n 2 python gpu_programs.py '[["streams", "ring"], ["threads", 3, "points"]]'   # one after the other
 """
@@ -32,12 +32,12 @@ HOMES = (gpu_streams, gpu_peer, gpu_torch, gpu_hostile, gpu_lifetimes, gpu_hazar
          sys.modules[__name__])
 
 
-SEVERAL_GPUS = {"current_device", "refusals"}  # programs that use other GPUs than their rank's
+SEVERAL_GPUS = {"current_device", "refusals"}  # programs using other GPUs than their rank's
 
 
 def on_mpi(mpi, name, *arguments, **options):
-    """Run a program; on the stand-in it misuses nothing, and no thread of the process uses another rank's GPU."""
-    hostile = getattr(cupy, "hostile", None)  # only the stand-in has it
+    """Run a program; on the stand-in, check for misuse, and for use of other ranks' GPUs by threads of the process."""
+    hostile = getattr(cupy, "hostile", None)  # only the stand-in has this module
     misuse, contexts = (hostile.reported, hostile.contexts) if hostile else ([], set())
     misuse.clear()
     contexts.clear()
@@ -51,16 +51,16 @@ def on_mpi(mpi, name, *arguments, **options):
 
 
 def on_gpu(comm, name, *arguments, **options):
-    """Run one of the programs below with this rank's GPU made current."""
+    """Run one of the programs below with this rank's GPU as current device."""
     cupy.cuda.Device(comm.device).use()
     program = next(vars(home)[name] for home in HOMES if name in vars(home))
     return program(restless(comm), *arguments, **options)
 
 
 def threads(size, name, *arguments):
-    """Run one of the programs below on threads that share a GPU, a stream each."""
+    """Run one of the programs below on threads sharing a GPU, with a stream each."""
     def program(comm):
-        cupy.cuda.Device(cupy.cuda.runtime.getDeviceCount() - 1).use()  # a new thread's is the first
+        cupy.cuda.Device(cupy.cuda.runtime.getDeviceCount() - 1).use()  # a new thread starts with the first device
         with cupy.cuda.Stream(non_blocking=True):
             return on_gpu(comm, name, *arguments)
 
@@ -77,7 +77,7 @@ def mirrored(comm, name, *arguments):
 
 
 def native(comm, collective):
-    """NCCL's own collective for every op and dtype that it has; the others are refused before data move."""
+    """NCCL's own collective for every op and dtype of NCCL; others are refused before any data move."""
     served = 0
     for op, name in itertools.product(oracle.OPS, oracle.DTYPES):
         if oracle.legal(op, name):
@@ -104,7 +104,7 @@ def points(comm):
     assert (gaps.get() == numpy.array([left, 0] * 3)).all()
     outs = [cupy.zeros(3 + k) for k in range(3)]
     work = comm.send(outs[2] + 7, 1, async_op=True) if comm.rank == 0 and comm.size > 1 else None
-    same(comm.all_reduce(cupy.ones(3)), numpy.full(3, float(comm.size)))  # it does not wait for the message
+    same(comm.all_reduce(cupy.ones(3)), numpy.full(3, float(comm.size)))  # does not wait for the message
     if comm.rank == 1:
         same(comm.recv(outs[2], 0), numpy.full(5, 7.0))
     if work is not None:
@@ -128,7 +128,7 @@ def split(comm):
 
 
 def dlpack(comm):
-    """A producer's stream is followed without a wait on the host; `__cuda_array_interface__` alone is enough too."""
+    """A producer's stream is followed without a wait on the host; `__cuda_array_interface__` alone is enough."""
     theirs, ours, total = called_before(comm)
     with held(theirs):
         with theirs:
@@ -150,7 +150,7 @@ def dlpack(comm):
 
 
 def refusals(comm):
-    """Host and GPU do not mix; nothing has moved where a call is refused."""
+    """Host and GPU arrays do not mix; a refused call moves no data."""
     x, host = cupy.ones(4), numpy.ones(4)
     for code, call, *arguments in (
             ("GC-DEVICE", comm.all_reduce, x, host), ("GC-DEVICE", comm.all_reduce, host, x),
@@ -162,17 +162,17 @@ def refusals(comm):
     if count > 1:
         with cupy.cuda.Device((comm.device + 1) % count):
             away = cupy.ones(4)
-            found = comm.all_reduce(x)  # whichever device is current, the call is on the communicator's
+            found = comm.all_reduce(x)  # for any current device, the call is on the communicator's device
         cupy.cuda.Device(comm.device).use()
         same(found, numpy.full(4, float(comm.size)))
         assert refused("GC-DEVICE", comm.all_reduce, away)
         assert refused("GC-DEVICE", comm.all_reduce, x, away)
     same(comm.all_reduce(x), numpy.full(4, float(comm.size)))
-    assert (comm.all_reduce(host) == comm.size).all()  # the same communicator
+    assert (comm.all_reduce(host) == comm.size).all()  # the same communicator works on the host, too
 
 
 def torch_like():
-    """`gpucoll.distributed` on CuPy arrays, in place, as torch.distributed has it."""
+    """`gpucoll.distributed` on CuPy arrays, in place, as in torch.distributed."""
     import gpucoll.distributed as dist
 
     dist.init_process_group()
@@ -190,7 +190,7 @@ def torch_like():
 
 
 def aborted(comm):
-    """A rank that leaves: the others' wait ends at the deadline, and closing does not wait for it."""
+    """A rank leaves: the waits of the others end at the deadline, and closing does not wait for the rank."""
     with gc.Communicator.from_mpi(comm.mpi, timeout=2) as other:
         same(other.all_reduce(cupy.ones(3), algorithm="ring"), numpy.full(3, float(comm.size)))
         if comm.size == 1:
@@ -206,7 +206,7 @@ def aborted(comm):
 
 
 def host_against_device(comm, check):
-    """A rank that passes a GPU array where the others pass NumPy's: all are told, long before the deadline."""
+    """A rank passes a GPU array, the others NumPy arrays: all get the error long before the deadline."""
     with gc.Communicator.from_mpi(comm.mpi, timeout=30, check=check or None) as other:
         for ones in (cupy.ones, numpy.ones):
             assert (other.all_reduce(ones(3), algorithm="ring") == comm.size).all()
@@ -225,7 +225,7 @@ def host_against_device(comm, check):
 
 
 def broken(comm):
-    """NCCL's errors are ours, typed: at the beginning, in a call, and those that CuPy has no name for."""
+    """NCCL's errors become typed errors: at the start, in a call, and for codes unknown to CuPy."""
     from cupy.cuda import nccl
 
     for error in (nccl.NcclError(2), KeyError(8), cupy.cuda.runtime.CUDARuntimeError(2)):
@@ -243,7 +243,7 @@ def broken(comm):
 
 
 def kept_from_the_collector(comm):
-    """The collector destroys no communicator of NCCL's, which would wait for other ranks; closing does."""
+    """The garbage collector never destroys NCCL's communicator, which would wait for other ranks; closing does."""
     import gc as collector
 
     from cupy.cuda import nccl
@@ -253,7 +253,7 @@ def kept_from_the_collector(comm):
         other.all_reduce(cupy.ones(3))
         return other, other._gpus["cuda"]._transport._comm
 
-    before = nccl.NcclCommunicator._collected  # the stand-in counts them, CuPy does not
+    before = nccl.NcclCommunicator._collected  # counted by the stand-in, not by CuPy
     other, handle = begun()
     del other
     collector.collect()
@@ -265,7 +265,7 @@ def kept_from_the_collector(comm):
 
 
 def main(text):
-    """An error of one rank ends all of them, named by its program."""
+    """Run the programs; an error of one rank, with the program's name, ends all ranks."""
     for name, *arguments in json.loads(text):
         try:
             if name == "threads":

@@ -1,4 +1,4 @@
-"""Programs on streams: what follows what, and what the host does not wait for."""
+"""Programs on streams: the order of calls, and the freedom of the host from waiting."""
 
 import types
 
@@ -9,24 +9,24 @@ from gpu_helpers import held, ramp, ranges, same
 
 
 def streams(comm, algorithm):
-    """A call follows its stream and nothing else; the host waits for nothing."""
+    """A call follows its stream and nothing else; the host does not wait."""
     total = sum(ranges(comm, 3000, 4))
     first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     for stream in (first, second, cupy.cuda.Stream.null):
         with stream:
-            same(comm.all_reduce(ramp(comm, 3000, 4), algorithm=algorithm), total)  # kernels are loaded from here on
+            same(comm.all_reduce(ramp(comm, 3000, 4), algorithm=algorithm), total)  # loads the kernels
     with held(first):
         with first:
             x = ramp(comm, 3000, 4)
         y = comm.all_reduce(x, stream=first, algorithm=algorithm)
         assert not first.done
     with first:
-        y += 1  # goes on where the call ended
+        y += 1  # continues after the call
         same(y, total + 1)
     ready = first.record()
     second.wait_event(ready)
     with second:
-        z = comm.all_reduce(y, algorithm=algorithm)  # another stream: it follows the call before
+        z = comm.all_reduce(y, algorithm=algorithm)  # another stream: follows the call before
         same(z, (total + 1) * comm.size)
     third = cupy.cuda.Stream(non_blocking=True)
     foreign = types.SimpleNamespace(__cuda_stream__=lambda: (0, third.ptr))  # another library's stream
@@ -46,7 +46,7 @@ def asynchronous(comm, algorithm):
             work = comm.all_reduce(ramp(comm, 5000, 2), async_op=True, algorithm=algorithm)
             later = comm.all_reduce(ramp(comm, 5000, 2), async_op=True, algorithm=algorithm)
             assert not work.is_completed()
-            y = work.wait() + numpy.float32(1)  # enqueued, while nothing has begun
+            y = work.wait() + numpy.float32(1)  # enqueued while nothing has begun
             assert not later.is_completed()
         same(y, total + 1)
         later.synchronize()
@@ -59,12 +59,12 @@ def asynchronous(comm, algorithm):
 
 
 def captured(comm, algorithm):
-    """A call in a capture of the user's own becomes part of that graph."""
+    """A call inside the user's capture becomes part of the graph."""
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x = ramp(comm, 2000)
         out = cupy.empty_like(x)
-        comm.all_reduce(x, out, algorithm=algorithm)  # what is loaded and allocated comes before
+        comm.all_reduce(x, out, algorithm=algorithm)  # loading and allocating come before
         stream.begin_capture()
         x += 1
         comm.all_reduce(x, out, algorithm=algorithm)
@@ -78,7 +78,7 @@ def captured(comm, algorithm):
 
 
 def launched(comm, algorithm):
-    """Calls on the same arrays again take one launch; they follow each other on any streams all the same."""
+    """Repeated calls on the same arrays take one launch; on any streams, the calls still follow each other."""
     first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     with first:
         x, out = ramp(comm, 500), cupy.zeros(500, numpy.float32)
@@ -92,7 +92,7 @@ def launched(comm, algorithm):
     total = sum(ranges(comm, 500))
     with second:
         same(again, total * comm.size)
-    comm.barrier()  # the host does, and nothing is left to load
+    comm.barrier()  # the host waits, and nothing is left to load
     with held(first):
         with first:
             x += 1
@@ -105,7 +105,7 @@ def launched(comm, algorithm):
 
 
 def replayed(comm, algorithm):
-    """From the fourth call on small calls are replayed as graphs: on other arrays and streams every time."""
+    """From the fourth call on, small calls are replayed as graphs: on different arrays and streams every time."""
     pool = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     for repeat in range(9):
         with pool[repeat % 2]:

@@ -1,4 +1,4 @@
-"""Programs on tensors like PyTorch's, by the stand-in's rule `torch`."""
+"""Programs on tensors like PyTorch's, by the rule `torch` of the stand-in."""
 
 import cupy
 import numpy
@@ -9,7 +9,7 @@ from leftovers import modules_in_place
 
 
 def tensors(comm, what):
-    """The commonest calls of data-parallel training on tensors."""
+    """The most common calls of data-parallel training on tensors."""
     import torch_like
 
     with modules_in_place(torch=torch_like):
@@ -34,18 +34,18 @@ def _float8(comm, torch):
 
 
 def _streams(comm, torch):
-    """Calls on tensors follow PyTorch's current stream and are followed by it, whatever CuPy's current stream is."""
+    """Calls on tensors follow PyTorch's current stream and are followed by it, not by CuPy's current stream."""
     side, rank, size = cupy.cuda.Stream(non_blocking=True), comm.rank, comm.size
     right, left = (rank + 1) % size, (rank - 1) % size
     grid = comm.cart([size], periods=True)
-    comm.all_reduce(cupy.ones(3, numpy.float32))  # what is loaded and allocated comes before
+    comm.all_reduce(cupy.ones(3, numpy.float32))  # loading and allocating come before
     grid.neighbor_all_gather(cupy.ones(3, numpy.float32))
     mine = numpy.arange(900, dtype=numpy.float32) + rank
     total, others = sum(mine - rank + one for one in range(size)), [mine - rank + one for one in range(size)]
     blocks, length = numpy.stack([mine + 10 * one for one in range(size)]), rank + 1
 
     def tensor(values):
-        """Values that are there when `side` has come to them."""
+        """Return a tensor with values available once `side` has reached this point."""
         array = cupy.zeros(values.shape, values.dtype)
         cupy.cuda.get_current_stream().synchronize()
         with side:
@@ -81,7 +81,7 @@ def _streams(comm, torch):
 
 
 def _orders(comm, torch):
-    """With `stream=` the producer is asked to order that stream, whichever is current."""
+    """With `stream=` the producer is asked for the order of this stream, not of the current stream."""
     theirs, ours, total = called_before(comm)
     with held(theirs):
         with theirs, torch.cuda.stream(theirs):

@@ -1,4 +1,4 @@
-"""gpucoll.training on CuPy arrays, against the same training written down for one rank: programs for gpu_programs."""
+"""gpucoll.training on CuPy arrays, compared with the same training on one rank: programs for gpu_programs."""
 
 import cupy
 import numpy
@@ -22,7 +22,7 @@ def on_host(arrays):
 
 
 def given(comm, trainer, weights, step):
-    """Gives a rank's gradients, last ones first, each of which is overwritten at once."""
+    """Pass a rank's gradients, in reverse order; each array is overwritten immediately."""
     for name, gradient in reversed(learning.gradients(weights, *learning.samples(step, comm.rank))[1].items()):
         array = cupy.asarray(gradient)
         trainer.ready(name, array)
@@ -51,13 +51,13 @@ def zero(comm, stage):
 
 
 def trained(comm, strategy):
-    """The same parameters as one rank has after as many steps."""
+    """The parameters equal those of one rank after the same number of steps."""
     found = data_parallel(comm) if strategy == "data_parallel" else zero(comm, int(strategy[-1]))
     assert learning.apart(found, learning.adamw(learning.parameters(0), STEPS, comm.size)) < CLOSE
 
 
 def served(comm):
-    """The same by servers, whose memory is the host's, for workers that have theirs on a GPU."""
+    """The same with servers in host memory, and workers with memory on a GPU."""
     if comm.size == 1:
         return
     weights = on_device(learning.parameters(comm.rank))
@@ -74,7 +74,7 @@ def served(comm):
 
 
 def compressed(comm):
-    """What has been given and what is still lost are all that came, by every compression."""
+    """With every compression, the gradients passed on plus the remaining error equal all inputs."""
     for name, make in COMPRESSIONS.items():
         compression = make()
         trainer = training.DataParallel({"w": cupy.zeros((40, 60), "f4")}, comm, compression=compression)
@@ -93,7 +93,7 @@ def compressed(comm):
 
 
 def packed(comm):
-    """The kernels' bits are the host's; Adam's moments in 16 bits are, after steps with the same gradients."""
+    """The kernels' bits equal the host's, and Adam's moments in 16 bits after the same gradients, too."""
     chance = numpy.random.default_rng(comm.rank)
     x, before = chance.standard_normal((2, 5003)).astype("f4")
     form = Quantised(3, 1792, 256)
@@ -115,7 +115,7 @@ def packed(comm):
 
 
 def laid_out(comm):
-    """Every change of layout of a matrix, and a product whose inner axis is divided."""
+    """Every change of layout of a matrix, and a product with a divided inner axis."""
     mesh = training.Mesh(comm, (comm.size,), ("all",))
     x = numpy.arange(16.0 * comm.size**2).reshape(4 * comm.size, 4 * comm.size)
     specs = ((None, None), ("all", None), (None, "all"))

@@ -1,6 +1,6 @@
 """Large parameter grids: a sample always runs, the rest is nightly; many small cases make one test.
 
-The sample follows from GPUCOLL_TEST_SEED. By default the seed is fixed, so that two runs of one commit do the same; the
+The sample follows from GPUCOLL_TEST_SEED. By default the seed is fixed, so two runs of one commit are the same. The
 nightly run draws a new seed each time (`scripts/test`). The header of a run prints the seed.
 """
 
@@ -10,19 +10,19 @@ import random
 
 import pytest
 
-SEED = os.environ.setdefault("GPUCOLL_TEST_SEED", "1")  # workers and ranks inherit it
+SEED = os.environ.setdefault("GPUCOLL_TEST_SEED", "1")  # inherited by workers and ranks
 
 
 def generator(number):
-    """The random numbers of one grid in this run; `number` tells it from the other grids."""
+    """Return the random generator of a grid in this run; `number` distinguishes the grids."""
     return random.Random(f"{SEED}/{number}")
 
 
 def sampled(cases, keep, seed):
-    """The cases as `pytest.param`s, in order, all but `keep` of them marked nightly; `seed` numbers the grid.
+    """Return the cases as `pytest.param`s, in order, all but `keep` marked nightly; `seed` numbers the grid.
 
-    The sample holds every value of every parameter as far as `keep` allows, so that no dtype and no size goes untested
-    by chance. A case is a tuple of parameters, or the bare value of a single one.
+    The sample has every value of every parameter, as far as `keep` allows, so that no dtype and no size goes untested
+    by chance. A case is a tuple of parameters, or the bare value of a single parameter.
 
     >>> [bool(case.marks) for case in sampled([(p, "sum") for p in (1, 2, 3, 4)], keep=4, seed=1)]
     [False, False, False, False]
@@ -33,7 +33,7 @@ def sampled(cases, keep, seed):
 
 
 def often(cases, *chosen):
-    """The cases as `pytest.param`s, in order: those chosen always run, the others are marked slow.
+    """Return the cases as `pytest.param`s, in order: the chosen cases always run, the others are marked slow.
 
     >>> [bool(case.marks) for case in often([1, 2, 3], 2)]
     [True, False, True]
@@ -44,14 +44,14 @@ def often(cases, *chosen):
 
 
 def drawn(cases, keep, seed):
-    """The indices of `keep` cases in a seeded random order, those first that show a value not seen before."""
+    """Return the indices of `keep` cases in a seeded random order; cases with a value not seen before come first."""
     order = generator(seed).sample(range(len(cases)), len(cases))
     chosen = dict.fromkeys([*with_news(cases, order), *order])
     return set(list(chosen)[:keep])
 
 
 def with_news(cases, order):
-    """The indices whose case is the first in this order to have one of its values."""
+    """Yield the indices of cases with a value not seen before in this order."""
     seen = set()
     for index in order:
         values = {(position, repr(value)) for position, value in enumerate(cases[index])}
@@ -61,7 +61,7 @@ def with_news(cases, order):
 
 
 def batches(cases, size, keep, seed):
-    """Lists of up to `size` cases, one list for one test: `keep` cases always run, lists of the others are nightly.
+    """Return lists of up to `size` cases, a test each: `keep` cases always run, lists of the others are nightly.
 
     >>> [(len(case.values[0]), bool(case.marks)) for case in batches("abcde", 2, keep=3, seed=2)]
     [(2, False), (1, False), (2, True)]
@@ -79,7 +79,7 @@ def listed(cases, size, name, marks):
 
 @contextlib.contextmanager
 def naming(case):
-    """An error inside says which case of its test it comes from."""
+    """Add the case to an error raised inside."""
     try:
         yield
     except BaseException as error:

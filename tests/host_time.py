@@ -1,10 +1,10 @@
-"""What Python's own part of a repeated all_reduce on a GPU takes, where the GPU takes nothing; needs none.
+"""Measure Python's own time for a repeated all_reduce on a GPU, with a device doing nothing; needs no GPU.
 
     mpiexec -n 2 python tests/host_time.py
 
-On the stand-in for CuPy, whose launches, events and NCCL are made to do nothing once every call has been made before.
-Prints microseconds of the thread's processor time: of a call into `out`, of a plan's, of a call whose result is
-allocated, without what CuPy's pool takes for that, and of a broadcast.
+Runs on the stand-in for CuPy; launches, events and NCCL do nothing after every call has been made once. Prints
+microseconds of the thread's processor time: of a call into `out`, of a plan's call, of a call with a newly allocated
+result (without the time of CuPy's pool), and of a broadcast.
 """
 
 import functools
@@ -32,11 +32,11 @@ CASES = [("peer", "auto", 1 << 10, "one launch"), ("peer", "ring", 1 << 20, "one
          ("native", "auto", 1 << 20, "one of NCCL's"), ("nccl", "ring", 1 << 10, "replayed from a graph"),
          ("nccl", "ring", 1 << 22, "two rounds, launch by launch")]
 CALLS, REPEATS = 1000, 15
-ATTRIBUTES = ("shape", "strides", "dtype", "size", "nbytes", "flags")  # plain ones of CuPy's arrays
+ATTRIBUTES = ("shape", "strides", "dtype", "size", "nbytes", "flags")  # plain attributes of CuPy's arrays
 
 
 class Once:
-    """A property that an attribute of the same name hides."""
+    """A property, hidden by an attribute of the same name."""
 
     def __init__(self, found):
         self._find = found.fget
@@ -46,28 +46,28 @@ class Once:
 
 
 def nothing(*_, **__):
-    """What the device does."""
+    """Replace the device's work."""
 
 
 def idle(ordinal, stream):
-    """From here on the device does nothing, and what CuPy has in C costs little."""
+    """Make the device do nothing from here on, and make parts written in C in CuPy cheap."""
     runtime.getDevice = functools.partial(int, ordinal)
     cupy.cuda.get_current_stream = lambda device_id=-1: stream
     _raw.Function.__call__ = streams.Event.record = streams.Graph.launch = streams._BaseStream.wait_event = nothing
     streams._BaseStream.is_capturing = bool
-    runtime.graphLaunch = nothing  # what calls keep are methods as they were
+    runtime.graphLaunch = nothing  # methods already kept by calls stay unchanged
     for name in ("send", "recv", "_collective"):
         setattr(nccl.NcclCommunicator, name, nothing)
     nccl.groupStart = nccl.groupEnd = nothing
 
 
 def plain(array):
-    """Let what is asked of an array be an attribute of it."""
+    """Turn the requested properties of an array into attributes."""
     vars(array).update({name: getattr(array, name) for name in ATTRIBUTES})
 
 
 def microseconds(call):
-    """The median, per call."""
+    """Return the median time per call."""
     found = []
     for _ in range(REPEATS):
         begun = time.thread_time()
@@ -112,7 +112,7 @@ def main():
             else:
                 list(found)
     MPI.COMM_WORLD.Barrier()
-    os._exit(0)  # nothing that the device was asked for can be waited for
+    os._exit(0)  # waiting for the device would never end
 
 
 main()

@@ -1,6 +1,6 @@
-"""Jobs of ranks: an mpiexec and all that it starts, of which nothing is left behind.
+"""Jobs of ranks: an mpiexec and all its processes; no process is left behind.
 
-    launch(2, sys.executable, "script.py")  # as a user would start it
+    launch(2, sys.executable, "script.py")  # as started by a user
 
 Every timeout is scaled by the machine's pace. This process never imports mpi4py.
 """
@@ -20,8 +20,8 @@ from typing import NamedTuple
 from pace import Patience, seconds
 
 INSTALL_HINT = "no mpiexec beside this Python or on the PATH: pip install gpucoll[mpich]"
-JOB_MARK = "RANKS_JOB"  # in the environment of every process of a job: whoever has it belongs to the job
-TERMINATE_SECONDS = 3.0  # for mpiexec to clean up after itself when told to end
+JOB_MARK = "RANKS_JOB"  # in the environment of every process of a job, to identify the job's processes
+TERMINATE_SECONDS = 3.0  # for mpiexec to clean up after SIGTERM
 TAIL = 4000  # characters of output shown per rank
 
 
@@ -30,16 +30,16 @@ class StartFailed(Exception):
 
 
 class JobTimeout(Exception):
-    """A launched job did not end in time; the message holds what it had written."""
+    """A job did not end in time; the message has the output so far."""
 
 
 class Vendor(NamedTuple):
-    """How one kind of mpiexec wants to be called."""
+    """The options of one kind of mpiexec."""
 
-    mark: str  # occurs in its `--version`
+    mark: str  # a word in the output of `--version`
     options: tuple
-    keep_survivors: tuple  # without these, ranks are killed with the first that dies and show no stacks
-    environment: dict  # waiting ranks yield: there are more of them than cores
+    keep_survivors: tuple  # without these, the first death kills all ranks, and ranks show no stacks
+    environment: dict  # waiting ranks yield: more ranks than cores
 
 
 VENDORS = (
@@ -61,7 +61,7 @@ class Launcher(NamedTuple):
 
 @functools.cache
 def find_launcher():
-    """The mpiexec beside this Python, else the one on the PATH, else None."""
+    """Return the mpiexec beside this Python, else on the PATH, else None."""
     from gpucoll.launch.launchers import find_mpiexec
 
     path = find_mpiexec()
@@ -80,7 +80,7 @@ def require_launcher():
 
 
 def start_job(command, token, output, errors=subprocess.STDOUT, environment=None, cwd=None):
-    """An mpiexec in a process group of its own; all of its processes carry the token in their environment."""
+    """Start an mpiexec in a new process group; all its processes have the token in their environment."""
     variables = {**os.environ, **require_launcher().vendor.environment, **(environment or {}), JOB_MARK: token}
     variables = {name: value for name, value in variables.items() if value is not None}
     return subprocess.Popen(command, env=variables, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
@@ -88,7 +88,7 @@ def start_job(command, token, output, errors=subprocess.STDOUT, environment=None
 
 
 def end_job(process, token):
-    """No process of the job is left, and mpiexec had its chance to remove its own files."""
+    """End all processes of the job; give mpiexec a chance to remove its own files."""
     if process.poll() is None:
         process.terminate()
         ends_within(process, TERMINATE_SECONDS)
@@ -108,14 +108,14 @@ def kill_marked(name, value):
 
 
 def marked(name, value):
-    """Handles of the living processes with this variable: ranks leave mpiexec's group and session, and may outlive it.
+    """Return handles of the living processes with this variable: ranks leave mpiexec's group and session.
 
     Only Linux shows environments; elsewhere mpiexec is trusted to end its ranks.
     """
     handles = []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            handle = os.pidfd_open(int(place.name))  # the handle before the look: a pid may change hands in between
+            handle = os.pidfd_open(int(place.name))  # first the handle: the pid may be reused later
             try:
                 found = f"{name}={value}\0".encode() in (place / "environ").read_bytes()
             except OSError:
@@ -125,17 +125,17 @@ def marked(name, value):
 
 
 def launch(ranks, *argv, timeout=60.0, env=None, cwd=None, options=()):
-    """The `subprocess.CompletedProcess` of `mpiexec -n ranks argv`, output as text; none of its processes is left.
+    """Run `mpiexec -n ranks argv`; return the `subprocess.CompletedProcess`, output as text. No process is left.
 
-    The ranks import the same gpucoll as this process. `env` adds variables (None removes one), `options` go to mpiexec.
-    JobTimeout, with the output so far, when it does not end in time.
+    The ranks import the same gpucoll as this process. `env` adds variables (None removes a variable), `options` go to
+    mpiexec. Raises JobTimeout, with the output so far, if the job does not end in time.
     """
     __tracebackhide__ = True
     return run_job(require_launcher().command(ranks, argv, options), timeout, env, cwd)
 
 
 def run_job(command, timeout, env=None, cwd=None):
-    """The `subprocess.CompletedProcess` of a command that starts ranks; nothing of it is left behind."""
+    """Run a command starting ranks; return the `subprocess.CompletedProcess`. No process is left behind."""
     token = uuid.uuid4().hex
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:  # a pipe could stay open in an orphan
         process = start_job(command, token, output, errors, {**same_gpucoll(), **(env or {})}, cwd)
@@ -159,7 +159,7 @@ def ends_within(process, timeout):
 
 
 def same_gpucoll():
-    """The variables that let another Python import the gpucoll that this one imports."""
+    """Return the variables for another Python to import the same gpucoll."""
     found = importlib.util.find_spec("gpucoll")
     if found is None or found.origin is None:
         return {}
@@ -168,7 +168,7 @@ def same_gpucoll():
 
 
 def section(title, text):
-    """The end of the text under a title; nothing for an empty text."""
+    """Return the end of the text under a title; "" for an empty text."""
     text = text.strip("\n")
     cut = f"[{len(text) - TAIL} characters left out] ..." if len(text) > TAIL else ""
     return f"\n\n--- {title} ---\n{cut}{text[-TAIL:]}\n" if text else ""

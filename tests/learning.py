@@ -1,4 +1,4 @@
-"""A small problem to train on, and the same training on one rank, written down anew: the oracle of gpucoll.training."""
+"""A small training problem, and its training on one rank, written independently: the oracle of gpucoll.training."""
 
 import numpy
 
@@ -12,13 +12,13 @@ def parameters(seed=0, dtype="f8"):
 
 
 def samples(step, rank):
-    """A rank's samples of a step: as many on each rank."""
+    """Return a rank's samples of a step; all ranks have the same number."""
     chance = numpy.random.default_rng([step, rank])
     return chance.standard_normal((4, 6)), chance.standard_normal((4, 5))
 
 
 def gradients(weights, x, y):
-    """The loss, the mean over samples of |scale * tanh(x w + b) v + c - y|**2 / 2, and its gradients."""
+    """Return the loss, the mean over samples of |scale * tanh(x w + b) v + c - y|**2 / 2, and its gradients."""
     w, b, v, c, scale = (weights[name] for name in SHAPES)
     hidden = numpy.tanh(x @ w + b)
     drawn = hidden @ v
@@ -31,13 +31,13 @@ def gradients(weights, x, y):
 
 
 def mean_gradients(weights, step, ranks):
-    """Those of the samples of all ranks."""
+    """Return the mean gradients over the samples of all ranks."""
     all_of_them = [gradients(weights, *samples(step, rank))[1] for rank in range(ranks)]
     return {name: sum(one[name] for one in all_of_them) / ranks for name in SHAPES}
 
 
 def adamw(weights, steps, ranks, *, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, decay=0.0):
-    """The parameters after so many steps, by Loshchilov and Hutter's algorithm 2; without decay it is Adam."""
+    """Return the parameters after `steps` steps, by Loshchilov and Hutter's algorithm 2; without decay Adam."""
     weights = {name: array.copy() for name, array in weights.items()}
     m, v = ({name: numpy.zeros(shape) for name, shape in SHAPES.items()} for _ in range(2))
     for step in range(1, steps + 1):
@@ -50,7 +50,7 @@ def adamw(weights, steps, ranks, *, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, decay
 
 
 def sgd(weights, steps, ranks, *, lr, momentum=0.0):
-    """The parameters after so many steps of Polyak's method."""
+    """Return the parameters after `steps` steps of Polyak's method."""
     weights = {name: array.copy() for name, array in weights.items()}
     velocity = {name: numpy.zeros(shape) for name, shape in SHAPES.items()}
     for step in range(steps):
@@ -61,5 +61,5 @@ def sgd(weights, steps, ranks, *, lr, momentum=0.0):
 
 
 def apart(found, wanted):
-    """The largest difference, relative to the largest value of each array."""
+    """Return the largest difference, relative to the largest value of each array."""
     return max(float(numpy.abs(found[name] - wanted[name]).max() / numpy.abs(wanted[name]).max()) for name in wanted)

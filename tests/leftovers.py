@@ -1,14 +1,14 @@
-"""The state that a test leaves behind in its process: a look before the test, a look after it, and their difference.
+"""The state left behind by a test in its process: a look before the test, a look after, and the difference.
 
     before = look()
     ...
-    restored(before)        # ["variable NCCL_ALGO: new"]; the process is as it was, as far as that is possible
+    restored(before)        # ["variable NCCL_ALGO: new"]; the state is restored as far as possible
 
-A process serves many tests, so that the leftovers of one test become the failure of a later one. Therefore every test
-(`conftest.py`) and every program on the pool (`rank_worker.py`) has to leave its process as it has found it.
+A process runs many tests, so the leftovers of one test cause the failure of a later test. Therefore every test
+(`conftest.py`) and every program on the pool (`rank_worker.py`) must leave its process unchanged.
 
-Descriptors, threads, child processes and communicators have owners. Nobody else can close them safely, so that they are
-named only. Everything else is put back.
+Descriptors, threads, child processes and communicators have owners. Only the owners can close them safely, so these
+leftovers are only reported. Everything else is restored.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 from gpucoll.transport.rendezvous import becomes
 from pace import Patience
 
-GRACE = 2.0  # seconds for threads and children whose end has been asked for
-# Tables of the library that are for the life of a process: caches, and how long its end may take after a failure. The
-# watchdog's thread ends some time after its last communicator; a look for threads of its own finds one that stays.
+GRACE = 2.0  # seconds for threads and children already asked to end
+# Tables of the library kept for the life of a process: caches, and the time allowed for the end after a failure. The
+# watchdog's thread ends some time after its last communicator; the look at threads finds a thread that stays.
 CACHES = {
     "gpucoll.communicator._world", "gpucoll.launch.bootstrap.finalize_within", "gpucoll.transport.kvstore._patience",
     "gpucoll.communicator.lifecycle.finalize_within",
@@ -38,23 +38,23 @@ CACHES = {
 }
 REGISTRY = "gpucoll.algorithms._REGISTRY"
 USERS = {REGISTRY: {}, "gpucoll.algorithms._USED": set(), "gpucoll.msccl._REGISTERED": {}}  # empty before the import
-# The thread of a communicator, which is named itself where it is open; the stand-in's GPU, which lasts as its process.
+# The thread of a communicator (an open communicator is reported itself), and the stand-in's GPU for the whole process.
 LASTING = ("gpucoll progress", "stand-in GPU")
-# Ends of the names of files that stay open for good reasons: Python and Matplotlib keep theirs from the first use on;
-# a communicator that has failed keeps its memory as long as an array or another rank may use it, until it is collected.
+# Ends of the names of files open for good reasons: Python and Matplotlib keep files from the first use on; a failed
+# communicator keeps its memory while an array or another rank may use the memory, until collected.
 KEPT = ("/dev/urandom", ".ttf", "/memfd:gpucoll (deleted)", "/memfd:stand-in (deleted)")
-lasting: "set[tuple[str, int]]" = set()  # descriptors and children that belong to the session: those of a pool's job
+lasting: "set[tuple[str, int]]" = set()  # descriptors and children of the session: those of a pool's job
 
 
 class Kind(NamedTuple):
-    """One kind of state: `look` returns it by name; `put` takes such a look and makes the process agree with it."""
+    """One kind of state: `look` returns the state by name; `put` restores such a state."""
 
     look: Callable[[], "dict[Any, Any]"]
-    put: "Callable[[dict[Any, Any], dict[Any, Any]], None] | None"  # before, now; None where an owner has to end it
+    put: "Callable[[dict[Any, Any], dict[Any, Any]], None] | None"  # before, now; None: only the owner can restore
 
 
 def put_back(container: Any) -> "Callable[[dict[Any, Any], dict[Any, Any]], None]":
-    """Return a function that makes a mapping equal to a look at it, without a moment at which entries are missing."""
+    """Return a function restoring a mapping from an earlier copy; at no moment are entries missing."""
     def put(before, now):
         for name in now.keys() - before.keys():
             del container[name]
@@ -63,7 +63,7 @@ def put_back(container: Any) -> "Callable[[dict[Any, Any], dict[Any, Any]], None
 
 
 def variables():
-    """The environment, without the name of the running test and what scikit-learn's import sets for good."""
+    """Return the environment, without the name of the running test and variables set for good by scikit-learn."""
     return {name: value for name, value in os.environ.items()
             if name != "PYTEST_CURRENT_TEST" and not name.startswith("KMP_")}
 
@@ -71,7 +71,7 @@ def variables():
 def descriptors():
     found = {}
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one of this very look
+        with contextlib.suppress(OSError):  # the descriptor of this look itself
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
     guard = sys.modules.get("gpucoll.health.processes")
     watched = guard._descriptors.values() if guard else ()  # handles of other ranks, kept for all communicators
@@ -80,7 +80,7 @@ def descriptors():
 
 
 def children():
-    """The child processes by their ids, zombies among them: each has a parent that forgot to wait."""
+    """Return the child processes by id, including zombies: their parent forgot to wait."""
     found = {}
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
@@ -89,13 +89,13 @@ def children():
 
 
 def handlers():
-    """The handlers of all signals but that of pytest-timeout, which comes and goes with its timers."""
+    """Return the handlers of all signals, except pytest-timeout's: it comes and goes with its timers."""
     return {number.name: signal.getsignal(number) for number in signal.Signals if number != signal.SIGALRM}
 
 
 def put_handlers(before, now):
     for name, handler in before.items():
-        if handler is not now[name] and handler is not None:  # None: set by C code, which alone can set it again
+        if handler is not now[name] and handler is not None:  # None: set by C code; only C code can restore it
             signal.signal(signal.Signals[name], handler)
 
 
@@ -116,13 +116,13 @@ INTERPRETER = {
 
 
 def foreign(hook, default):
-    """The hook, or Python's default in place of the library's own, which lasts as long as the process on purpose."""
+    """Return the hook, or Python's default instead of the library's own hook, kept on purpose for the whole process."""
     return default if getattr(hook, "__module__", "") == "gpucoll.launch.bootstrap" else hook
 
 
 def put_filters(value):
     warnings.filters[:] = value  # type: ignore[index]
-    warnings.filterwarnings("ignore", message="no such warning")  # a change that the caches of warnings see
+    warnings.filterwarnings("ignore", message="no such warning")  # a change, to refresh the caches of warnings
     del warnings.filters[0]  # type: ignore[attr-defined]
 
 
@@ -137,7 +137,7 @@ def put_interpreter(before, now):
 
 
 def numerics():
-    """NumPy's settings, where NumPy is loaded."""
+    """Return NumPy's settings, if NumPy is loaded."""
     numpy = sys.modules.get("numpy")
     return {"numpy.seterr": numpy.geterr(), "numpy.set_printoptions": numpy.get_printoptions()} if numpy else {}
 
@@ -149,14 +149,14 @@ def put_numerics(before, now):
 
 
 def loaded():
-    """The library's modules so far, by name."""
+    """Return the loaded modules of the library, by name."""
     return {name: module for name, module in [*sys.modules.items()]
             if name.partition(".")[0] == "gpucoll" and isinstance(module, types.ModuleType)}
 
 
 @functools.lru_cache(maxsize=1)
 def namespaces(count):
-    """The namespaces of the library's modules and of the classes that they define; `count` is that of all modules."""
+    """Return the namespaces of the library's modules and classes; `count` of all modules is the key of the cache."""
     found = {}
     for name, module in loaded().items():
         found[name] = vars(module)
@@ -166,7 +166,7 @@ def namespaces(count):
 
 
 def attributes():
-    """Every attribute of the library's modules and classes: a function or a constant that a test has replaced."""
+    """Return all attributes of the library's modules and classes, to find functions or constants replaced by a test."""
     return {name: space.copy() for name, space in namespaces(len(sys.modules)).items()}
 
 
@@ -178,7 +178,7 @@ def put_attributes(before, now):
 
 
 def replaced(before, now):
-    """The attributes with another value than before. New ones are modules and names that are loaded at first use."""
+    """Yield the attributes with another value than before. New attributes come from loading at first use."""
     for name, space in before.items():
         after = now.get(name, {})
         if not same(space, after):
@@ -187,22 +187,22 @@ def replaced(before, now):
 
 
 def same(one, other):
-    """Whether two dicts hold the same values. Python compares identities first, which is quick."""
+    """Return whether two dicts hold the same values. Python compares identities first, which is fast."""
     try:
         return one == other
-    except ValueError:  # NumPy arrays with more than one element are neither equal nor unequal
+    except ValueError:  # NumPy arrays with more than one element cannot be compared as a whole
         return False
 
 
 @functools.lru_cache(maxsize=1)
 def containers(count):
-    """The tables of the library's modules, by their full names."""
+    """Return the tables of the library's modules, by full name."""
     return {f"{name}.{inner}": value for name, module in loaded().items() for inner, value in vars(module).items()
             if type(value) in (dict, list, set) and not inner.startswith("__") and f"{name}.{inner}" not in CACHES}
 
 
 def tables():
-    """A copy of every table. Of the registry the users' algorithms only: the library's are loaded at first use."""
+    """Return a copy of every table. Of the registry only users' algorithms: the library's are loaded at first use."""
     found = USERS | {name: value.copy() for name, value in containers(len(sys.modules)).items()}
     return found | {REGISTRY: {key: one for key, one in found[REGISTRY].items() if one.own}}
 
@@ -225,12 +225,12 @@ def put_tables(before, now):
 
 
 def files():
-    """The modules made of users' files by `gpucoll.load`."""
+    """Return the modules created from users' files by `gpucoll.load`."""
     return {name: module for name, module in sys.modules.items() if name.startswith("gpucoll_file_")}
 
 
 def communicators():
-    """The communicators that are open. One that has failed is left to the collector, with its progress thread."""
+    """Return the open communicators. A failed communicator is left to the collector, with its progress thread."""
     lifecycle = sys.modules.get("gpucoll.communicator.lifecycle")
     alive = [*lifecycle._alive] if lifecycle else []
     return {id(one): "not closed" for one in alive if not one.closed and one._waits.failure is None}
@@ -256,12 +256,12 @@ KINDS = {
 
 
 def look():
-    """The state of this process."""
+    """Return the state of this process."""
     return {kind: row.look() for kind, row in KINDS.items()}
 
 
 def restored(before):
-    """A line for everything that is not as in `before`; put back as far as that is possible."""
+    """Restore the state as far as possible; return a line for every difference from `before`."""
     now, lines = look(), []
     if any(new_ones(before, now, kind) for kind, row in KINDS.items() if row.put is None):
         now = settled(before)
@@ -275,7 +275,7 @@ def restored(before):
 
 @contextlib.contextmanager
 def without_algorithms():
-    """The algorithms that are registered inside, and the modules of their files, are gone afterwards."""
+    """Remove, at the end, the algorithms registered inside and the modules of their files."""
     before = {kind: KINDS[kind].look() for kind in ("table", "module")}
     try:
         yield
@@ -285,9 +285,9 @@ def without_algorithms():
 
 
 def settled(before):
-    """The state once garbage is collected, and threads, children and calls under way had time to end.
+    """Return the state after collecting garbage, and giving threads, children and running calls time to end.
 
-    A communicator that was dropped in an asynchronous call is kept by its progress thread until the call has ended.
+    A communicator dropped in an asynchronous call is kept by its progress thread until the end of the call.
     """
     patience = Patience(GRACE)
     becomes(lambda: gc.collect() >= 0 and not communicators().keys() - before["communicator"].keys(), patience.left())
@@ -301,8 +301,8 @@ def settled(before):
 def modules_in_place(**modules):
     """Inside, `import` finds these modules by their names.
 
-    All other modules that are imported inside stay imported. `mock.patch.dict(sys.modules)` would remove them: a later
-    import would make them anew, and the process would hold two versions of one module.
+    Other modules imported inside stay imported. `mock.patch.dict(sys.modules)` would remove them. A later import would
+    then create them again, and the process would have two versions of a module.
     """
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
@@ -317,7 +317,7 @@ def modules_in_place(**modules):
 
 
 def new_threads(before):
-    """The threads that have started since."""
+    """Return the threads started since `before`."""
     return [one for one in threading.enumerate() if one.ident not in before["thread"] and one.name not in LASTING]
 
 
@@ -326,7 +326,7 @@ def new_ones(before, now, kind):
 
 
 def differences(kind, before, now):
-    """Describe what differs in one kind of state."""
+    """Yield a description of each difference in one kind of state."""
     if kind == "attribute":
         yield from (f"{name}.{attribute}: replaced" for name, attribute, _ in replaced(before, now))
     elif kind == "table":
@@ -348,7 +348,7 @@ def differences(kind, before, now):
 
 
 def change(before, now):
-    """The entries that came, went and changed, in a few words."""
+    """Return a few words about new, removed and changed entries."""
     if isinstance(before, list):
         return f"{len(before)} elements have become {len(now)}"
     came, went = [*(now.keys() - before.keys())] if isinstance(now, dict) else [*(now - before)], \

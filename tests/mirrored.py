@@ -1,9 +1,7 @@
-"""A communicator that takes NumPy arrays and works on mirrors of them in GPU memory, so that a program for the host
-tests a GPU as well.
+"""A communicator for NumPy arrays, working on mirrors of the arrays in GPU memory: programs for the host test a GPU.
 
-A mirror holds the whole memory that an array is a view of, at the same distances, so that strides, gaps, arrays in
-place and arrays that overlap stay what they are. CuPy has no float8: unsigned integers carry
-it, and a reduction is told by its `dtype=`.
+A mirror copies the whole memory around an array, at the same distances. So strides, gaps, arrays in place and
+overlapping arrays are preserved. CuPy has no float8: unsigned integers carry float8, and reductions get `dtype=`.
 """
 
 import ctypes
@@ -18,12 +16,12 @@ REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "reduc
 
 
 def carrier(dtype):
-    """What CuPy has in the place of a dtype."""
+    """Return CuPy's dtype for carrying a dtype."""
     return numpy.dtype(f"u{dtype.itemsize}") if dtype.name in set(EXTENDED) - NATIVE else dtype
 
 
 def owner(array):
-    """The array that has the memory."""
+    """Return the array owning the memory."""
     while isinstance(array.base, numpy.ndarray):
         array = array.base
     return array
@@ -36,7 +34,7 @@ class Mirrors:
         self._memory, self._made = {}, []
 
     def of(self, array):
-        """The mirror of a NumPy array; anything else as it is, lists element by element."""
+        """Return the mirror of a NumPy array, lists element by element; other objects are returned unchanged."""
         if isinstance(array, list):
             return [self.of(one) for one in array]
         if not isinstance(array, numpy.ndarray):
@@ -60,7 +58,7 @@ class Mirrors:
         return low, self._memory[low][2]
 
     def original(self, found, kind):
-        """The NumPy array of a result: the one whose mirror it is, or a new one of `kind` with the same strides."""
+        """Return the NumPy array of a result: the mirrored array, or a new array of `kind` with the same strides."""
         if isinstance(found, list):
             return [self.original(one, kind) for one in found]
         if not isinstance(found, cupy.ndarray):
@@ -73,7 +71,7 @@ class Mirrors:
         return host.view(kind) if kind is not None and host.dtype == carrier(kind) else host
 
     def give_back(self):
-        """What a GPU has written stands in the NumPy arrays."""
+        """Copy everything written by the GPU into the NumPy arrays."""
         for whole, content, memory in self._memory.values():
             now = memory.get()
             if (now != content).any():
@@ -82,12 +80,12 @@ class Mirrors:
 
 
 def bytes_at(low, high):
-    """The bytes between two addresses, those of a read-only array as well."""
+    """Return the bytes between two addresses, also of a read-only array."""
     return numpy.ndarray(high - low, numpy.uint8, (ctypes.c_uint8 * (high - low)).from_address(low))
 
 
 class Mirrored:
-    """The calls of `comm` on mirrors; everything else is its own."""
+    """The calls of `comm` on mirrors; all other attributes are those of `comm`."""
 
     def __init__(self, comm):
         self._comm = comm

@@ -1,11 +1,11 @@
-"""Random programs: calls of all kinds that all ranks make, held against the oracle; ranks differ where they may.
+"""Random programs: calls of all kinds made by all ranks, compared with the oracle; ranks differ where allowed.
 
     python tests/mixture.py --programs 100000 --seed 7 [--steps 5] [--executors mpi,nccl] [--ranks 1,2,8]
     mpiexec -n 3 python tests/mixture.py --programs 200 --executors mpi,shared,native,any
     gpucoll run --standalone -n 3 tests/mixture.py --programs 200 --executors mpi,shared
     python tests/mixture.py --replay 7/peer/3/12/40
 
-Ranks are threads, or processes under a launcher. It says what was called, wrong and leaked.
+Ranks are threads, or processes under a launcher. Prints the number of calls, wrong results and leaks.
 """
 
 import argparse
@@ -36,16 +36,16 @@ from spots import GUARD, Call, Spot, listed
 from thread_ranks import on_threads
 
 PAIRS = [(op, name) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
-KINDS = {"collective": 40, "points": 4, "sendrecv": 2, "barrier": 1, "split": 1}  # of steps, how often drawn
-WAYS = {"turns": 3, "plan": 1, "group": 1, "flight": 1}  # to make a call several times
+KINDS = {"collective": 40, "points": 4, "sendrecv": 2, "barrier": 1, "split": 1}  # weights of the kinds of steps
+WAYS = {"turns": 3, "plan": 1, "group": 1, "flight": 1}  # weights of the ways to repeat a call
 CUSTOM = {("sum", "float32"): "a + b", ("max", "float32"): "max(a, b)"}
 CARRIED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 IN_PLACE = ("all_reduce", "scan", "exscan", "all_to_all")
-ROOM = 1 << 16  # bytes of a communicator's memory that all ranks map
+ROOM = 1 << 16  # bytes of a communicator's memory mapped by all ranks
 
 
 def called(comm, calls):
-    """Each of `calls`: collective, algorithm, op, dtype, length, and a number that chooses the root, or in place."""
+    """Make each call: collective, algorithm, op, dtype, length, and a number selecting the root, or in place."""
     for call in calls:
         with naming((*call, f"{comm.size} ranks")):
             collective, algorithm, op, name, count, chance = call
@@ -57,7 +57,7 @@ def called(comm, calls):
 
 
 class Varied:
-    """A communicator whose calls are made in any way: what `alike` draws is alike on all ranks."""
+    """A communicator making calls in many ways; draws of `_alike` are equal on all ranks, draws of `_own` differ."""
 
     def __init__(self, comm):
         self._comm, self.rank, self.size, self.count = comm, comm.rank, comm.size, 0
@@ -78,7 +78,7 @@ class Varied:
         return Spot(self._own, x, memory, plain, written, not written and self._own.random() < 0.3)
 
     def _memory(self, nbytes):
-        """So many bytes, of those that all ranks map if some are left."""
+        """Return memory of `nbytes` bytes, mapped by all ranks if some is left."""
         first, self._used = self._used, self._used + -(-nbytes // GUARD) * GUARD
         return self._room[first:first + nbytes] if self._used <= ROOM else numpy.empty(nbytes, numpy.uint8)
 
@@ -110,14 +110,14 @@ class Varied:
         return into
 
     def _dressed(self, x, out, options):
-        """The same reduction in other words."""
+        """Return the same reduction, expressed in another way."""
         words, op, dtype = self._alike.random(), options["op"], x.dtype.name
         if words < 0.1:
             options = options | {"op": gc.ReduceOp(op)}
         elif words < 0.4 and dtype in CARRIED:
             x, out = (one if one is None else one.view(f"u{x.itemsize}") for one in (x, out))
             options = options | {"dtype": dtype}
-        elif words < 0.6 and op == "sum" and dtype != "bool":  # by a factor of every rank's own
+        elif words < 0.6 and op == "sum" and dtype != "bool":  # by a different factor on every rank
             factor = 1 if dtype.startswith("u") else self._own.choice((1, -1))
             x, options = (x * factor).astype(x.dtype), options | {"op": gc.premul_sum(factor)}
         elif words < 0.9 and (op, dtype) in CUSTOM and "native" not in (self._comm.executor, options["algorithm"]):
@@ -137,7 +137,7 @@ class Varied:
             yield call.ended(plan() if plan else self._once(name, call, turn, options), turn)
 
     def _together(self, name, calls, turns, options, way):
-        """Begun one after the other between two halves of a message, and ended in any order."""
+        """Begin the calls between two halves of a message, and end them in any order."""
         took, left, later = numpy.zeros(1, int), (self.rank - 1) % self.size, {"async_op": way == "flight"}
         with self._comm.group() if way == "group" else naming(way):
             came = self._comm.recv(took, left, **later)
@@ -150,13 +150,13 @@ class Varied:
         yield from map(Call.ended, calls, found, turns)
 
     def _refused(self, name, call, options):
-        """The call, but for what all ranks get wrong: a typed error, with every array as it was."""
+        """Make the call with an error common to all ranks: a typed error, and every array unchanged."""
         call.fill(0)
         code, wrong = self._alike.choice([*wrongs(COLLECTIVES[name], self.size, call.x, options)])
         way, arguments = self._alike.choice(("now", "later", "plan", "group")), call.out | options | wrong
         self.count, x, found = self.count + 1, arguments.pop("x", call.x), None
         if name.startswith("scatter") and "x" in wrong and self.rank != options["root"]:
-            x, code = None, "GC-PEER"  # the root's alone is looked at
+            x, code = None, "GC-PEER"  # only the root's argument counts
         try:
             with self._comm.group() if way == "group" else naming(way):
                 if way == "plan":
@@ -164,7 +164,7 @@ class Varied:
                 else:
                     getattr(self._comm, name)(x, **arguments, async_op=way == "later")
         except (gc.RankFailedError, gc.CollectiveTimeout, gc.RevokedError, gc.ClosedError, gc.BackendError):
-            raise  # of a rank that has failed meanwhile, in programs where one may
+            raise  # another rank has failed, in programs with failures
         except gc.GpucollError as error:
             found = error
         kind = gc.PeerError if code == "GC-PEER" else gc.DtypeError if "DTYPE" in code else gc.ArgumentError
@@ -193,7 +193,7 @@ class Varied:
                 self.count += Varied(part).run(steps)
 
     def _sendrecv(self):
-        """A ring of any width, of messages whose lengths differ."""
+        """A ring of any width, of messages with different lengths."""
         shift, dtype, self._used, self.count = self._alike.randrange(self.size), "int32", 0, self.count + 1
         counts = [self._alike.choice((0, 1, 50, 5000)) for _ in range(self.size)]
         rows = [oracle.values("sum", dtype, rank, count) for rank, count in enumerate(counts)]
@@ -208,7 +208,7 @@ class Varied:
         check(out.given.copy(), rows[source])
 
     def _points(self):
-        """Messages between any ranks: in their order, or all under way together and waited for in any order."""
+        """Messages between any ranks: in order, or all under way together and awaited in any order."""
         together, alike = self.size == 1 or self._alike.random() < 0.6, self._alike
         self._used, works, came, number = 0, [], [], alike.randint(1, 6)
         self.count += number
@@ -231,7 +231,7 @@ class Varied:
 
 
 def wrongs(row, size, x, options):
-    """What may be wrong in a call: the code, and the arguments that are."""
+    """Yield possible errors of a call: the code, and the wrong arguments."""
     lists, odd = row.name in ("scatter_v", "all_to_all_v"), numpy.zeros((size, 2), ">f4")
     yield from (("GC-ALGO", {"algorithm": "rng"}), ("GC-ALGO", {"algorithm": "tree(7)"}))
     yield from (("GC-COUNTS" if lists else "GC-ARRAY", {"x": 1.0}), ("GC-DTYPE", {"x": list(odd) if lists else odd}))
@@ -250,12 +250,12 @@ def wrongs(row, size, x, options):
         yield "GC-READONLY", {"out": numpy.broadcast_to(numpy.zeros(1, x.dtype), x.shape)}
     if row.name != "broadcast" and not row.ragged:
         yield from (("GC-SHAPE", {"out": numpy.zeros((9, 9, 9, 9))}), ("GC-ARRAY", {"out": "nope"}))
-        if row.input.blocks and size > 1:  # of one rank any first axis is a block's
+        if row.input.blocks and size > 1:  # with one rank any first axis is fine
             yield "GC-SHAPE", {"x": numpy.zeros((size + 1, 2))}
 
 
 def step(seed, size, pairs=PAIRS, algorithms=None):
-    """What a number stands for, alike on all ranks; `algorithms` are those of a collective."""
+    """Return the step drawn from a seed, equal on all ranks; `algorithms` returns the algorithms of a collective."""
     chances = random.Random(seed)
     algorithms = algorithms or (lambda collective: [one for one in programs.algorithms(collective) if one != "native"])
 
@@ -276,12 +276,12 @@ def step(seed, size, pairs=PAIRS, algorithms=None):
 
 
 def draw(chances, size, pairs=PAIRS, algorithms=None, steps=40):
-    """A program: what `run` is told."""
+    """Return a program: the argument of `run`."""
     return [step(chances.getrandbits(32), size, pairs, algorithms) for _ in range(steps)]
 
 
 def given(count, test, sizes, pairs=PAIRS, algorithms=None):
-    """`test(size, steps)` on so many programs that hypothesis draws, and of one that fails on the shortest it finds."""
+    """Run `test(size, steps)` on `count` programs drawn by hypothesis; a failing program is shortened."""
     @hypothesis.seed(SEED)
     @hypothesis.settings(max_examples=count, deadline=None, database=None, suppress_health_check=hypothesis.HealthCheck)
     @hypothesis.given(strategies.sampled_from(sizes), strategies.lists(strategies.integers(0, 1 << 32), min_size=1,
@@ -293,7 +293,7 @@ def given(count, test, sizes, pairs=PAIRS, algorithms=None):
 
 
 def run(comm, steps):
-    """The steps without a barrier between them: nothing of one call is seen by another. Returns how many calls."""
+    """Run the steps without barriers in between: no call may disturb another call. Return the number of calls."""
     return Varied(comm).run(steps)
 
 
@@ -306,7 +306,7 @@ if IS_STANDALONE:
 
 
 def told(one):
-    """An object of every rank, on all of them."""
+    """Return the objects of all ranks, on all ranks."""
     if IS_STANDALONE:
         with gc.init(timeout=seconds(600)) as comm:
             return comm.all_gather_object(one)
@@ -314,7 +314,7 @@ def told(one):
 
 
 def held():
-    """What this process holds, but for kernels, which stay loaded by a descriptor each."""
+    """Return the resources held by this process, except kernels: each stays loaded with a descriptor."""
     garbage.collect()
     ctypes.CDLL(None).malloc_trim(0)
     files = [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
@@ -325,7 +325,7 @@ def held():
 
 
 def once(name):
-    """How many calls the program SEED/EXECUTOR/RANKS/NUMBER/STEPS has made, and what went wrong."""
+    """Run the program SEED/EXECUTOR/RANKS/NUMBER/STEPS; return the number of calls, and the errors."""
     from multirank.test_executors import on_two_nodes
 
     _, executor, size, _, steps = name.split("/")
@@ -346,7 +346,7 @@ def once(name):
 
 
 def many(executor, sizes, programs, steps, seed):
-    """So many programs, unless ten go wrong; what went so, what came of it, whether that is bad."""
+    """Run programs until ten have failed; yield a text for each failure and a summary, and whether the text is bad."""
     number, count, failed, began, early = 0, 0, 0, time.monotonic(), None
     while number < programs and failed < 10:
         made, wrong = once(name := f"{seed}/{executor}/{sizes[number % len(sizes)]}/{number}/{steps}")
@@ -378,7 +378,7 @@ def main():
     if {"nccl", "peer"} & {*executors}:
         make_usual()
         make_peer_kernels(PEER)
-    ctypes.CDLL(None).mallopt(-8, 1)  # one arena for all threads: what they free is given back
+    ctypes.CDLL(None).mallopt(-8, 1)  # one arena for all threads, so that freed memory is returned to the system
     bad = []
     for executor in executors:
         for text, is_bad in many(executor, sizes, options.programs // len(executors), options.steps, seed):

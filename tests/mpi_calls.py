@@ -1,4 +1,4 @@
-"""Programs of mpi4py's, made by it and by `gpucoll.mpi.Comm`: the buffers are alike afterwards, byte by byte."""
+"""Programs of mpi4py, run by mpi4py and by `gpucoll.mpi.Comm`: afterwards the buffers are equal, byte by byte."""
 
 import random
 import timeit
@@ -16,14 +16,14 @@ OPS = (MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BXOR, MPI.BAND)
 
 
 def spelled(chance, array, count):
-    """One of the ways to give a buffer whose elements are all to be taken."""
+    """Return one of the ways to specify a whole buffer."""
     kind = TYPES[array.dtype.str[1:]]
     return chance.choice([array, [array, kind], (array, kind), [array, count, kind], [array, (count, 0), kind],
                           [array, None, kind], [array, kind.tocode()], [array, count], [array, (count, 0)]])
 
 
 def spread(chance, counts, size):
-    """Displacements with gaps in between, and how long the buffer is."""
+    """Return displacements with gaps in between, and the length of the buffer."""
     starts, end = [], 0
     for count in counts:
         starts.append(end + chance.randrange(3))
@@ -32,7 +32,7 @@ def spread(chance, counts, size):
 
 
 class Job:
-    """The same calls on both; `alike` is drawn alike on all ranks, `own` by each rank."""
+    """The same calls on both communicators; draws from `alike` are equal on all ranks, draws from `own` differ."""
 
     def __init__(self, mpi, ours, seed):
         self.rank, self.size, self.both = mpi.rank, mpi.size, (mpi, ours)
@@ -44,7 +44,7 @@ class Job:
         return values.astype(dtype).reshape(shape or -1)
 
     def compare(self, name, given, taken, *more, ways=lambda x, y: (x, y)):
-        """Make a call by mpi4py and by ours, blocking or not, and hold what is written, and what is not, alike."""
+        """Make a call by mpi4py and by gpucoll, blocking or not; compare the buffers, including unwritten parts."""
         begun, results, state = self.alike.random() < 0.4, [], self.own.getstate()
         for comm in self.both:
             self.own.setstate(state)
@@ -70,7 +70,7 @@ class Job:
         for name in ("Allreduce", "Scan"):
             self.compare(name, x, y, op, ways=ways)
         inside = False
-        if self.rank:  # what rank 0 has after an exscan nobody says
+        if self.rank:  # undefined on rank 0 after an exscan
             self.compare("Exscan", x, y, op, ways=ways)
         else:
             self.compare("Exscan", x, None, op, ways=lambda x, _: (x, numpy.empty(count, dtype)))
@@ -102,7 +102,7 @@ class Job:
             MPI.IN_PLACE if inside else spelled(self.own, x, each), spelled(self.own, y, each)))
 
     def parts(self):
-        """Lengths that differ, with gaps: what is not written stays."""
+        """Blocks with different lengths and gaps: unwritten parts stay unchanged."""
         size, dtype, root = self.size, self.alike.choice([*TYPES]), self.alike.randrange(self.size)
         table = [[self.alike.choice([0, 1, 5, 700]) for _ in range(size)] for _ in range(size)]
         counts, mine, kind = table[0], self.array(table[0][self.rank], dtype), TYPES[dtype]
@@ -138,7 +138,7 @@ def against_mpi4py(mpi, seed, turns):
 
 
 def others(mpi):
-    """What is refused, what is mpi4py's own, communicators made of others, and messages beside collectives."""
+    """Refused calls, calls left to mpi4py, derived communicators, and messages beside collectives."""
     ours = gpucoll.mpi.Comm(mpi, timeout=seconds(60))
     x, y = numpy.full(4, ours.rank + 1.0), numpy.zeros(4)
     assert (ours.Get_rank(), ours.Get_size(), ours.rank, ours.size) == (mpi.rank, mpi.size, mpi.rank, mpi.size)
@@ -191,7 +191,7 @@ def others(mpi):
             with pytest.raises(gc.ArgumentError if ours.rank == 1 else gc.PeerError):
                 ours.Allreduce(x, spec if ours.rank == 1 else y)
     long, right, left = numpy.full(1 << 18, ours.rank), (ours.rank + 1) % ours.size, (ours.rank - 1) % ours.size
-    for _ in range(3):  # a message under way does not keep a collective waiting, nor the other way round
+    for _ in range(3):  # a message under way does not delay a collective, and vice versa
         came = numpy.empty_like(long)
         if ours.rank == 0:
             begun = [ours.Irecv(came, left), ours.Isend(long, right)]
@@ -210,7 +210,7 @@ def others(mpi):
 
 
 def cost():
-    """Microseconds that the calls take beyond ours, the best of many turns of each; one rank, so that nobody waits."""
+    """Return the microseconds of the calls beyond gpucoll's own, best of many turns; one rank, so without waits."""
     theirs = gpucoll.mpi.Comm(MPI.COMM_SELF)
     ours, x, y = theirs.comm, numpy.ones(16), numpy.ones(16)
     pairs = {"Barrier": (theirs.Barrier, ours.barrier), "Bcast": (lambda: theirs.Bcast(x), lambda: ours.broadcast(x)),

@@ -1,4 +1,4 @@
-"""Programs that use `gpucoll.mpi.Comm` as most do: with small buffers of frequent kinds, made where it is used."""
+"""Typical programs with `gpucoll.mpi.Comm`: small buffers of frequent kinds, and communicators made when needed."""
 
 import itertools
 import mmap
@@ -13,7 +13,7 @@ from pace import seconds
 
 
 def mapped(data):
-    """Shared memory that begins with these bytes."""
+    """Return shared memory beginning with these bytes."""
     memory = mmap.mmap(-1, 4096)
     memory[:len(data)] = data
     return memory
@@ -22,26 +22,26 @@ def mapped(data):
 MAKERS = {"bytearray": bytearray, "mmap": mapped, "array": lambda data: numpy.frombuffer(bytearray(data), "u1")}
 MOVES = {"Allgather": (1, 0), "Gather": (1, 0), "Scatter": (0, 1), "Alltoall": (0, 0), "Bcast": (1, 1)}
 SUMS = {"Allreduce": (1, 1), "Reduce": (1, 1), "Scan": (1, 1), "Reduce_scatter_block": (0, 1)}
-SIDES = MOVES | SUMS  # blocks of input and output; 0: one for each rank
+SIDES = MOVES | SUMS  # blocks of input and output; 0: a block for each rank
 STYLES = {"[data, count, type]": lambda data, count, kind: [data, count, kind],
           "(data, type)": lambda data, count, kind: (data, kind), "data": lambda data, count, kind: data}
 
 
 def buffers():
-    """The frequent kinds of buffers: who makes them, how they are given, how many elements of which type."""
+    """Yield the frequent kinds of buffers: maker, style of specification, number and type of elements."""
     for maker, style, (count, kind) in itertools.product(
             MAKERS, STYLES, [(3, MPI.BYTE), (3, MPI.UNSIGNED_CHAR), (2, MPI.DOUBLE)]):
-        is_known_by = {"mmap": style.startswith("["), "array": kind != MPI.DOUBLE}  # the others are of another length
+        is_known_by = {"mmap": style.startswith("["), "array": kind != MPI.DOUBLE}  # other lengths
         if is_known_by.get(maker, True):
             yield maker, style, count, kind
 
 
 def frequent_calls(comm, rank, size):
-    """Make each call on frequent kinds of buffers; return what the results' buffers hold afterwards."""
+    """Make each call on frequent kinds of buffers; return the contents of the result buffers."""
     written, root, values = {}, size - 1, numpy.random.default_rng([7, rank]).integers(1, 250, 24 * size, "u1")
     for (maker, style, count, kind), name in itertools.product(buffers(), SIDES):
         if name in SUMS and kind == MPI.BYTE:
-            continue  # which have no maximum
+            continue  # bytes have no maximum
         extra = 0 if style != "[data, count, type]" else 5
         lengths = [(blocks or size) * count * kind.Get_size() + extra for blocks in SIDES[name]]
         x, y = (MAKERS[maker](data.tobytes()[:length]) for data, length in zip((values, values[::-1]), lengths,
@@ -56,12 +56,12 @@ def frequent_calls(comm, rank, size):
         getattr(comm, name)(*operands, **more)
         written[maker, style, kind.name, name] = bytes(y)
         if maker == "bytearray":
-            y.append(0)  # which takes that nobody holds its memory
+            y.append(0)  # fails if some object still holds the memory
     return written
 
 
 def frequent(mpi):
-    """Bytes and arrays of frequent specifications are read as mpi4py reads them, at once, and are let go of."""
+    """Bytes and arrays in frequent specifications are read as by mpi4py, on the fast path, and released."""
     ours = gpucoll.mpi.Comm(mpi, timeout=seconds(60))
     theirs, slow = frequent_calls(mpi, mpi.rank, mpi.size), []
     do, ours._do = ours._do, lambda name, *arguments: (slow.append((name, arguments)), do(name, *arguments))
@@ -79,7 +79,7 @@ def frequent(mpi):
 
 
 def kept(mpi):
-    """One `Comm` for each communicator and options, as long as neither is closed or freed."""
+    """One `Comm` for each communicator and options, until either is closed or freed."""
     ours = gpucoll.mpi.Comm(mpi, timeout=seconds(60))
     assert gpucoll.mpi.Comm(mpi, timeout=seconds(60)) is ours
     exact = gpucoll.mpi.Comm(mpi, timeout=seconds(60), deterministic=True)

@@ -1,8 +1,8 @@
-"""mpi4py's own tests, with `gpucoll.mpi.Comm` in place of its communicators: FOLDER MODULE...
+"""mpi4py's own tests, with `gpucoll.mpi.Comm` instead of mpi4py's communicators: FOLDER MODULE...
 
-Left out are the arrays that the suite gives as DLPack capsules of its own making: they are freed with the capsule,
-while whoever has taken one, as NumPy's from_dlpack, may use it until it lets go. All others pass; those of dtypes that
-are not ours (long double), of derived datatypes, and of memory that pretends to be a GPU's are mpi4py's calls.
+Arrays given as DLPack capsules made by the suite are left out: the suite frees such an array with the capsule, while a
+consumer, like NumPy's from_dlpack, may use the array longer. All other tests pass. Calls with unsupported dtypes (long
+double), derived datatypes, and pretended GPU memory are passed on to mpi4py.
 """
 
 import collections
@@ -18,7 +18,7 @@ CALLS = collections.Counter()
 
 
 class Counted(gpucoll.mpi.Comm):
-    """Counts the calls that are ours: the others go to mpi4py."""
+    """Counts the calls made by gpucoll; all other calls go to mpi4py."""
 
     def __init__(self, mpi, **options):
         super().__init__(mpi, **options)
@@ -37,7 +37,7 @@ def counting(call):
 
 
 class Names:
-    """The module MPI with communicators of ours."""
+    """The module MPI with communicators of gpucoll."""
 
     def __getattr__(self, name):
         return getattr(MPI, name)
@@ -61,7 +61,7 @@ def main(folder, *modules):
     result = unittest.TextTestRunner(failfast=True).run(suite)
     print(f"rank {MPI.COMM_WORLD.rank}: {result.testsRun} tests, {CALLS['ours']} calls ours", flush=True)
     if not result.wasSuccessful():
-        MPI.COMM_WORLD.Abort(1)  # the others may be waiting
+        MPI.COMM_WORLD.Abort(1)  # the other ranks may be waiting
 
 
 if __name__ == "__main__":

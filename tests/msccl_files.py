@@ -1,7 +1,7 @@
-"""Files as msccl-tools, TACCL and TE-CCL write them, made by a small writer that shares nothing with the library's.
+"""Files in the style of msccl-tools, TACCL and TE-CCL, by a small writer sharing no code with the library's writer.
 
-Moves are given in the order of a sequential program, as in msccl-tools: each waits for what it touches. A thread block
-serves one peer in both directions, or a ring's two neighbours with fused steps.
+Moves are given in the order of a sequential program, as in msccl-tools: each move waits for all earlier moves touching
+the same data. A thread block serves one peer in both directions, or a ring's two neighbours with fused steps.
 """
 
 import collections
@@ -33,7 +33,7 @@ class File:
                 self._touched[rank, buffer, chunk].append((block, len(steps) - 1, is_write))
 
     def move(self, source, src, target, dst, count=1, reduce=False, channel=0):
-        """A message, or where both ends are one GPU a local step; `reduce` combines it into what is there."""
+        """Add a message, or a local step if both ends are the same GPU; `reduce` combines with the destination."""
         if source == target:
             self.add(source, (-1, -1, 0), "re" if reduce else "cpy", src, dst, count,
                      [src, dst] if reduce else [src], [dst])
@@ -62,7 +62,7 @@ class File:
 
 
 def ring_all_reduce(size, channels=1):
-    """One thread block a channel, with fused steps: s rrs ... rrcs rcs ... r."""
+    """One thread block per channel, with fused steps: s rrs ... rrcs rcs ... r."""
     file = File("allreduce", size, size * channels, in_place=True)
     for channel in range(channels):
         for rank in range(size):
@@ -75,7 +75,7 @@ def ring_all_reduce(size, channels=1):
 
 
 def ring_all_gather(size, parts=2):
-    """In place: all of it is in the output."""
+    """In place: all data are in the output."""
     file = File("allgather", size, size * parts, in_place=True)
     for rank in range(size):
         block = ((rank + 1) % size, (rank - 1) % size, 0)
@@ -96,7 +96,7 @@ def ring_reduce_scatter(size):
 
 
 def all_pairs(size):
-    """Each takes its chunk of everybody into scratch, adds up, and hands it out."""
+    """Each rank collects its chunk from all ranks in scratch, reduces, and sends the result to all ranks."""
     file = File("allreduce", size, size, in_place=True, scratch=size)
     for rank in range(size):
         for peer in range(size):
@@ -114,7 +114,7 @@ def all_pairs(size):
 
 
 def hierarchical(size):
-    """Two nodes: into each node's leader of a chunk, across, and out again."""
+    """Two nodes: reduce at the leader of each chunk in a node, exchange across, and broadcast in the node."""
     half = size // 2
     file = File("allreduce", size, half, in_place=True)
     for node in range(2):
@@ -135,7 +135,7 @@ def hierarchical(size):
 
 
 def doubling_all_gather(size):
-    """Out of place; a block of growing length goes both ways."""
+    """Out of place; blocks of growing length are exchanged in both directions."""
     file = File("allgather", size, size)
     for rank in range(size):
         file.move(rank, ("i", 0), rank, ("o", rank))
@@ -171,7 +171,7 @@ def halving_doubling(size):
 
 
 def two_step_all_to_all(size):
-    """Nodes of the root of `size`: within a node to whoever has the number of the target, by scratch, then across."""
+    """Nodes of the root of `size`: within the node by scratch, to the rank with the target's number; then across."""
     local = next(one for one in range(1, size + 1) if one * one >= size)
     nodes = size // local
     file = File("alltoall", size, size, scratch=nodes * local)
@@ -200,7 +200,7 @@ def direct_all_to_all(size):
 
 
 def tree(size, channels=2):
-    """Up and down two trees, of which the second counts from the other end."""
+    """Up and down two trees; the second tree numbers the ranks in reverse."""
     file = File("allreduce", size, channels, in_place=True)
     for channel in range(channels):
         real = [*range(size)][::-1] if channel else [*range(size)]
@@ -241,7 +241,7 @@ def linear_scatter(size):
     return file
 
 
-FILES = {  # by name: the collective, the file's program, for how many ranks
+FILES = {  # by name: the collective, the function returning the file, the numbers of ranks
     "ring": ("all_reduce", ring_all_reduce, (2, 3, 4, 16)),
     "two_rings": ("all_reduce", lambda size: ring_all_reduce(size, 2), (4, 8)),
     "ring_all_gather": ("all_gather", ring_all_gather, (2, 4, 7)),
@@ -261,5 +261,5 @@ FILES = {  # by name: the collective, the file's program, for how many ranks
 
 
 def written(name, size):
-    """The text of a file."""
+    """Return the text of a file."""
     return FILES[name][1](size).text(f"test_{name}_{size}")

@@ -1,13 +1,13 @@
-"""Runs the tests on planted faults, one by one: does any test notice? The measure of what the tests are worth.
+"""Run the tests on planted faults, one by one, to see whether any test notices: a measure of the tests' value.
 
     python tests/mutation.py [--only PATTERN] [--rows [1,5]] [--jobs N] [--list] [--record]
 
-Each fault is planted into a copy of the tree, in which tests run up to the first failure: of one that a row of the
-catalogue (tests/catalogue.py) names that row's own, of any other the test that caught it before, then those of what its
-file does, those likely to notice, with their slow tests, then the rest of the default tier, for `SEARCH` seconds in
-all. Lint, types and the tests that plant faults themselves do not count. Prints which test caught which fault; the exit
-code is 1 below 90 %, or where a row's or a schedule's is missed, or its text is gone. `--record` notes the tests that
-caught faults in tests/catchers.json.
+Each fault is planted into a copy of the tree, and tests run there up to the first failure. For a fault named by a row
+of the catalogue (tests/catalogue.py) only the row's tests run. For other faults the last known catcher runs first, then
+tests of the same file, then likely tests including slow tests, then the rest of the default tier, for `SEARCH` seconds
+in all. Lint, types and the tests planting faults themselves do not count. Prints the catching test of each fault. The
+exit code is 1 below 90 %, or if a fault of a row or a schedule is missed, or if a text is gone. `--record` notes the
+catching tests in tests/catchers.json.
 """
 
 import argparse
@@ -32,14 +32,14 @@ from faults import BY_NIGHTLY_TESTS, ROOT, Fault, faults, place_of
 from gpucoll.device import CompileError
 
 SHARE = 0.9
-SEARCH = 600  # seconds: of a fault that no test notices by then, nothing is known
-CATCHERS = ROOT / "tests" / "catchers.json"  # by the fault: the test that caught it when that was recorded last
-NO_FAILURE = (0, 5)  # pytest's exit codes where all pass, and where none is selected
+SEARCH = 600  # seconds; a fault not noticed by then counts as missed
+CATCHERS = ROOT / "tests" / "catchers.json"  # by fault: the catching test, as last recorded
+NO_FAILURE = (0, 5)  # pytest's exit codes if all tests pass, and if none is selected
 TIER = "not slow and not nightly and not mutant"
 SLOW = "slow and not nightly and not mutant"
-# The first two would see an unused name, the third that the text of the fault is gone
+# The first two would notice an unused name, the third the missing text of the fault.
 LEFT_OUT = ["tests/unit/test_style.py", "tests/unit/test_typing.py", "tests/unit/test_planted.py"]
-NEAR = {  # by the file of a fault, or the beginning of its name: tests of what the file does, in which most are caught
+NEAR = {  # by the file of a fault, or the beginning of its name: tests of this file, catching most faults
     "gpucoll/algorithms": ["contract/test_blocks.py", "contract/test_contract.py"],
     "gpucoll/analysis/draw": ["unit/test_draw.py"], "gpucoll/arrays/__init__.py": ["contract/test_blocks.py"],
     "gpucoll/arrays/accept.py": ["contract/test_outs.py"], "gpucoll/arrays/dlpack.py": ["unit/test_dlpack.py"],
@@ -98,25 +98,25 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
 
 class Verdict(NamedTuple):
     fault: Fault
-    caught: str  # the first test that failed, "" where all passed, or why there was nothing to run
+    caught: str  # the first failed test, "" if all passed, or the reason for running nothing
     seconds: float
     planted: bool = True
 
 
 def own_tests(fault):
-    """Those of the row of the catalogue that names the fault; none where no row does."""
+    """Return the tests of the catalogue's row naming the fault; [] without such a row."""
     return [f"tests/{test}" for row in ROWS.values() if fault.name in row.mutants for test in row.tests]
 
 
 def plant(fault, tree):
-    """The fault is in the tree; LookupError where its text is not there exactly once."""
+    """Plant the fault into the tree; raise LookupError unless its text is found exactly once."""
     for old, new in fault.changes:
         place = place_of(fault, old, tree)
         place.write_text(place.read_text().replace(old, new))
 
 
 def copy_tree(tree):
-    """What git knows of, with the two folders that are installed inside the package reached through it."""
+    """Copy the files known to git; link the two folders installed inside the package into the package."""
     listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT,
                             capture_output=True, text=True, check=True).stdout
     files = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
@@ -137,7 +137,7 @@ def caught_before():
 
 
 def record(verdicts):
-    """Note which tests caught the faults; faults that are gone are left out."""
+    """Record the tests catching the faults; drop removed faults."""
     known = caught_before()
     caught = ((one.fault, one.caught.partition(": exit code")[0]) for one in verdicts if one.planted)
     known.update((name_of(fault), test) for fault, test in caught
@@ -148,7 +148,7 @@ def record(verdicts):
 
 
 def judge(fault, tests=(), before=""):
-    """Whether a test notices, one of `tests` where there are any; without a fault, whether all pass."""
+    """Return whether a test notices the fault (one of `tests`, if given); without a fault, whether all tests pass."""
     began = time.monotonic()
     ends = began + SEARCH if fault.changes else float("inf")
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
@@ -170,19 +170,19 @@ def judge(fault, tests=(), before=""):
             caught = first_failure(tree, marks, selection, ends) if selection else ""
             if caught:
                 break
-        shutil.rmtree(f"{sys.pycache_prefix}{tree}", ignore_errors=True)  # what the tree's own modules compiled to
+        shutil.rmtree(f"{sys.pycache_prefix}{tree}", ignore_errors=True)  # the compiled modules of the tree
         return Verdict(fault, caught, time.monotonic() - began)
 
 
 def near_tests(fault, tree):
-    """The tests of what the files of a fault do."""
+    """Return the tests of the files of a fault."""
     files = {str(place_of(fault, old, tree).relative_to(tree)) for old, _ in fault.changes}
     chosen = [max((start for start in NEAR if file.startswith(start)), key=len, default="") for file in sorted(files)]
     return [f"tests/{test}" for start in filter(None, chosen) for test in NEAR[start]]
 
 
 def first_failure(tree, marks, selection, ends):
-    """The first test that fails in the tree, or that the process does not survive; empty where all pass until then."""
+    """Return the first test failing in the tree, or crashing the process; "" if all pass before the deadline."""
     record = tree / "record"
     record.write_text("")
     variables = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'scripts'}", reporting.RECORD: str(record)}
@@ -193,7 +193,7 @@ def first_failure(tree, marks, selection, ends):
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", timeout=left)
     except subprocess.TimeoutExpired:
         return ""
-    if job.returncode in NO_FAILURE or "ERROR: not found:" in job.stdout:  # a test has gone since it caught the fault
+    if job.returncode in NO_FAILURE or "ERROR: not found:" in job.stdout:  # a recorded test no longer exists
         return ""
     _, failed, running = reporting.read(record)
     died = f"{' '.join(running)}: exit code {job.returncode}: {job.stdout.strip()[-300:]}"
@@ -237,7 +237,7 @@ def main():
 
 
 def conclude(verdicts):
-    """The shares of the faults that were caught, by kind; 0 where they suffice."""
+    """Print the shares of caught faults by kind; return 0 if the shares are sufficient."""
     for kind in dict.fromkeys(verdict.fault.kind for verdict in verdicts):
         of_kind = [verdict for verdict in verdicts if verdict.fault.kind == kind and verdict.planted]
         if of_kind:

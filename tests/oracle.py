@@ -1,4 +1,4 @@
-"""Exact data that differ per rank and index, and what NumPy makes of them; shares no code with the library."""
+"""Exact data, different per rank and index, and NumPy's results; shares no code with the library."""
 
 import ml_dtypes
 import numpy
@@ -11,12 +11,12 @@ SIZES = (1, 2, 3, 4, 5, 7, 8)
 
 
 def kind(name):
-    """The NumPy dtype of a name."""
+    """Return the NumPy dtype of a name."""
     return numpy.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else numpy.dtype(name)
 
 
 def legal(op, name):
-    """Whether the contract defines `op` on the dtype."""
+    """Return whether the contract defines `op` on the dtype."""
     if name.startswith("complex"):
         return op in ("sum", "prod", "avg")
     if "float" in name:
@@ -25,7 +25,7 @@ def legal(op, name):
 
 
 def values(op, name, rank, count):
-    """What `rank` contributes: small enough that every result and every partial result is exact in the dtype."""
+    """Return the input of `rank`: small enough for exact results and partial results in the dtype."""
     index = numpy.arange(count, dtype=numpy.int64)
     if op == "prod":  # at most three twos among eight ranks
         plain = numpy.where((index + rank) % 3 == 0, 2, 1)
@@ -43,7 +43,7 @@ def values(op, name, rank, count):
 
 
 def reduced(op, name, contributions):
-    """The reduction of a list of arrays, in rank order, formed wide and rounded at the end."""
+    """Return the reduction of a list of arrays, in rank order, formed wide and rounded at the end."""
     wide = [x.astype(numpy.complex128 if x.dtype.kind == "c" else numpy.float64 if "float" in name else x.dtype)
             for x in contributions]
     total = wide[0].copy()
@@ -59,13 +59,13 @@ def reduced(op, name, contributions):
 
 
 def identity(op, name):
-    """What reducing nothing gives."""
+    """Return the result of reducing nothing."""
     if op in ("min", "max"):
         if name == "bool":
             return op == "min"
         if "int" in name:
             return numpy.iinfo(name).max if op == "min" else numpy.iinfo(name).min
-        limit = 448 if name == "float8_e4m3fn" else numpy.inf  # which has no infinity
+        limit = 448 if name == "float8_e4m3fn" else numpy.inf  # float8_e4m3fn has no infinity
         return limit if op == "min" else -limit
     if op == "band":
         return ~numpy.zeros(1, kind(name))[0]
@@ -88,5 +88,5 @@ PAIRS = {
 
 
 def same_bits(a, b):
-    """Whether two arrays have the same shape, dtype and bytes; zeros of both signs are one."""
+    """Return whether two arrays have the same shape, dtype and bytes; zeros of either sign are equal."""
     return a.shape == b.shape and a.dtype == b.dtype and (a.tobytes() == b.tobytes() or bool((a == b).all()))

@@ -1,4 +1,4 @@
-"""Algorithms as a user writes them; running this file registers them, as `gpucoll.load` does."""
+"""Algorithms as written by a user; running this file registers the algorithms, as `gpucoll.load` does."""
 
 import gpucoll as gc
 from gpucoll import Copy, Recv, RecvReduce, Reduce, Send, Slice
@@ -6,7 +6,7 @@ from gpucoll import Copy, Recv, RecvReduce, Reduce, Send, Slice
 
 @gc.algorithm("all_reduce", "own_all", chunks=1)
 def everyone(rank, size):
-    """All to all, in rank order: everybody adds up everything."""
+    """All to all, in rank order: every rank reduces all inputs."""
     out, own, others = Slice("output", 0), Slice("input", 0), [peer for peer in range(size) if peer != rank]
     first = Copy(own, out) if rank == 0 else Recv(out, 0)
     added = [Reduce(own, out) if peer == rank else RecvReduce(out, peer) for peer in range(1, size)]
@@ -15,7 +15,7 @@ def everyone(rank, size):
 
 @gc.algorithm("all_reduce", "own_line", chunks="2 * S")
 def line(rank, size, segments=1):
-    """Up a line of ranks by way of scratch, and down again; rounds are lists."""
+    """Up a line of ranks through scratch, and down again; rounds are lists."""
     whole = 2 * segments
     data, out, held = Slice("input", 0, whole), Slice("output", 0, whole), Slice("scratch", 0, whole)
     if rank:

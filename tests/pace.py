@@ -1,10 +1,10 @@
-"""How fast this machine is, so that a test's patience grows with it: no healthy run ends by a clock.
+"""The speed of this machine, so that tests wait longer on slower machines: no healthy run ends by a clock.
 
-    seconds(60)             # a minute on the machine that the tests were written on, more on a slower or busier one
+    seconds(60)             # a minute on the reference machine, more on a slower or busier machine
     patience = Patience(60)
-    patience.left()         # of these seconds; 0 only where a probe says that the machine is not slower now
+    patience.left()         # of these seconds; 0 only if a new probe finds the machine not slower
 
-The first probe runs in the first process of a run; its workers and ranks are told by the environment.
+The first process of a run probes; its workers and ranks get the result by the environment.
 """
 
 import os
@@ -17,7 +17,7 @@ MOST = 50.0
 
 
 def probe() -> float:
-    """How many times as long as on the reference a loop takes here and now, at least 1."""
+    """Return the time of a loop here and now relative to the reference machine, at least 1."""
     times = []
     for _ in range(9):
         start = time.perf_counter()
@@ -33,24 +33,24 @@ def pace() -> float:
 
 
 def seconds(wanted: float) -> float:
-    """The patience, in seconds, that stands for `wanted` seconds on the reference machine."""
+    """Return the seconds equivalent to `wanted` seconds on the reference machine."""
     return wanted * pace()
 
 
 class Patience:
-    """A deadline `wanted` seconds of the reference from now; when it has passed, the machine is probed again."""
+    """A deadline `wanted` seconds of the reference from now; after the deadline the machine is probed again."""
 
     def __init__(self, wanted: float) -> None:
         self.start, self.wanted, self.factor = time.monotonic(), wanted, pace()
 
     def left(self) -> float:
-        """Seconds until the deadline, 0 after it."""
+        """Return the seconds until the deadline, 0 afterwards."""
         if self._left() <= 0:
             self.factor = max(self.factor, probe())
         return max(0.0, self._left())
 
     def at_most(self, seconds: float) -> None:
-        """Bring the deadline forward: no more than these seconds of the reference from now."""
+        """Bring the deadline forward: at most these seconds of the reference from now."""
         passed = time.monotonic() - self.start
         self.wanted = min(self.wanted, passed / self.factor + seconds)
 

@@ -1,4 +1,4 @@
-"""Packages for tests that need more than the environment has: installed by uv where it is there, else by pip."""
+"""Packages needed by tests beyond the environment: installed by uv if available, otherwise by pip."""
 
 import shutil
 import subprocess
@@ -6,11 +6,11 @@ import sys
 
 
 class NoNetwork(Exception):
-    """No package can be had."""
+    """No package can be installed."""
 
 
 def install(*arguments, python=sys.executable):
-    """Run the installer; raise NoNetwork where it finds not even itself, AssertionError for anything else."""
+    """Run the installer; raise NoNetwork if the package index is unreachable, AssertionError after other failures."""
     job = _installer(python, *arguments)
     if job.returncode:
         if _installer(python, "--dry-run", "--no-deps", "--reinstall" if shutil.which("uv") else "--ignore-installed",

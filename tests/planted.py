@@ -1,4 +1,4 @@
-"""Faults for `mutation.py` in schedules and in the package: kind, name, file, a text there, and what becomes of it."""
+"""Faults for `mutation.py` in schedules and the package: kind, name, file, a text in the file, and its replacement."""
 
 ALGORITHMS = "gpucoll/algorithms"
 PLANTED = [

@@ -1,4 +1,4 @@
-"""Faults in what ranks and strangers say to rank 0 by sockets, as those of `planted`."""
+"""Faults in the messages of ranks and strangers to rank 0 by sockets, in the form of `planted`."""
 
 CONNECTIONS, STORE = "gpucoll/transport/connections.py", "gpucoll/transport/kvstore.py"
 NETWORK = "gpucoll/health/remote.py"

@@ -1,4 +1,4 @@
-"""Faults in the work with GPUs, as those of `planted`: programs on the stand-in for CuPy catch them."""
+"""Faults in the work with GPUs, in the form of `planted`, caught by programs on the stand-in for CuPy."""
 
 PLANTED_GPU = [
     ("gpu", "a graph keeps no array of a call that comes again", "gpucoll/communicator/calls.py",

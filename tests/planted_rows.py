@@ -1,4 +1,4 @@
-"""Faults that rows of the catalogue (tests/catalogue.py) name, as those of `planted`: its tests catch each."""
+"""Faults named by rows of the catalogue (tests/catalogue.py), in the form of `planted`; the row's tests catch them."""
 
 SHARED = "gpucoll/executors/shared/__init__.py"
 CALL = "gpucoll/executors/__init__.py"

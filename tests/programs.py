@@ -1,4 +1,4 @@
-"""Programs that ranks run: every collective on exact data, held against the oracle; on the host or on a device."""
+"""Programs for ranks: every collective on exact data, compared with the oracle; on the host or on a device."""
 
 import functools
 import hashlib
@@ -27,7 +27,7 @@ def grid(collectives):
 
 
 def program(test):
-    """Let `test` run on threads, which have a communicator each, and on ranks of MPI, which make one for it."""
+    """Let `test` run on threads with a communicator each, and on ranks of MPI, creating a communicator first."""
 
     @functools.wraps(test)
     def run(ranks, *arguments, **options):
@@ -49,7 +49,7 @@ def counts(size):
 
 
 def long_count(name):
-    """So many elements that they are more than 64 KiB, from which on MPIs send in other ways."""
+    """Return a number of elements with more than 64 KiB: from there on MPIs send in other ways."""
     return (1 << 16) // oracle.kind(name).itemsize + 1
 
 
@@ -57,7 +57,7 @@ SHARES = 3
 
 
 def share_of(size):
-    """Of the ops and dtypes the third that ranks of this number try: other numbers try the others."""
+    """Return the third of the ops and dtypes tried with this number of ranks: other numbers try other thirds."""
     return oracle.SIZES.index(size) % SHARES
 
 
@@ -67,7 +67,7 @@ def check(found, expected, *context):
 
 
 def reduction(comm, collective, algorithm, op, name, count, in_place=False):
-    """One call of a reduction on exact data, held against the oracle."""
+    """Make a call of a reduction on exact data and compare with the oracle."""
     if op == "avg" and "scan" in collective:
         return
     root, rows = count % comm.size, [(count + rank) % 3 for rank in range(comm.size)]
@@ -103,7 +103,7 @@ def expected_reduction(comm, collective, op, name, everyone, rows):
 
 @program
 def every_op_and_dtype(comm, collective, algorithm, share=None):
-    """All ops on all dtypes; of a third of these pairs, which `share` numbers, each op and each dtype is one."""
+    """All ops on all dtypes, or a third of the pairs, selected by `share`; each third has every op and every dtype."""
     pairs = [pair for pair in itertools.product(oracle.OPS, oracle.DTYPES) if oracle.legal(*pair)]
     for op, name in pairs if share is None else pairs[share::SHARES]:
         reduction(comm, collective, algorithm, op, name, 13, in_place=(len(op) + len(name)) % 2 == 0)
@@ -111,7 +111,7 @@ def every_op_and_dtype(comm, collective, algorithm, share=None):
 
 @program
 def every_count(comm, collective, algorithm):
-    apart = collective.startswith("reduce_scatter")  # no call of it is in place
+    apart = collective.startswith("reduce_scatter")  # these calls are never in place
     for count in (*counts(comm.size), 65537):
         for in_place in (False,) if apart else (False, True):
             reduction(comm, collective, algorithm, "sum", "int32", count, in_place)
@@ -163,7 +163,7 @@ def exchanged(comm, algorithm, name, count, root):
 
 
 def ragged(comm, algorithm, name, count, root, collective):
-    """Blocks whose lengths differ for every pair of ranks; some are empty."""
+    """Blocks with different lengths for every pair of ranks; some are empty."""
     blocks = [[oracle.values("sum", name, source, (source * 3 + target * 5 + count) % 7 * 2).reshape(-1, 2)
                for target in range(comm.size)] for source in range(comm.size)]
     given, expected = {
@@ -186,7 +186,7 @@ MOVED = {"broadcast": broadcast, "gather": gathered, "all_gather": functools.par
 
 @program
 def shapes_and_strides(comm, algorithm):
-    """Strided, negative-stride, 0-stride, Fortran-ordered, 0-d and multi-dimensional arrays; gaps of out stay."""
+    """Strided, negative-stride, 0-stride, Fortran-ordered, 0-d and multi-dimensional arrays; gaps of out are kept."""
     plain = numpy.arange(24, dtype=numpy.int64).reshape(4, 6) + 100 * comm.rank
     total = comm.size * numpy.arange(24).reshape(4, 6) + 100 * sum(range(comm.size))
     wide, gaps = numpy.zeros((4, 12), numpy.int64), numpy.full((4, 12), -1, numpy.int64)
@@ -217,7 +217,7 @@ def shapes_of_the_others(comm):
     comm.broadcast(gaps[::2, ::2], root=comm.size - 1)
     assert (gaps[::2, ::2] == comm.size + 4).all()
     assert gaps.sum() == 4 * (comm.size + 4)
-    for empty in (numpy.empty((comm.size, 0)), numpy.empty((comm.size, 3, 0))):  # NumPy gives these strides of 0
+    for empty in (numpy.empty((comm.size, 0)), numpy.empty((comm.size, 3, 0))):  # NumPy gives these arrays strides of 0
         assert comm.all_gather(empty[0], out=empty) is empty
         assert comm.all_reduce(empty, out=empty) is empty
     fixed = numpy.arange(5)
@@ -227,7 +227,7 @@ def shapes_of_the_others(comm):
 
 @program
 def special_values(comm, algorithm):
-    """NaN wins, infinities and overflow are IEEE's, integers wrap, halves round as told."""
+    """NaN wins, infinities and overflow follow IEEE, integers wrap, carriers get their dtype."""
     last = comm.rank == comm.size - 1
     x = numpy.array([numpy.nan if last else 1, -numpy.inf if last else 2, 3], numpy.float32)
     low, high = (comm.all_reduce(x, op=op, algorithm=algorithm) for op in ("min", "max"))
@@ -249,7 +249,7 @@ def special_values(comm, algorithm):
 
 @program
 def large_averages(comm, algorithm):
-    """The average of values of which two already have a sum that overflows."""
+    """The average of values; the sum of two of the values already overflows."""
     for name, large in (("float16", 40960), ("float8_e5m2", 32768), ("float8_e4m3fn", 256)):
         row = numpy.full(5, large, oracle.kind(name))
         dtype = None if name == "float16" else name
@@ -270,7 +270,7 @@ def large_averages(comm, algorithm):
 
 @program
 def digests(comm, collective, algorithm, name):
-    """The digests of six repeats on random floats, in place or not, which is a rank's own affair."""
+    """Return the digests of six repeats on random floats, in place or not, as chosen by each rank."""
     values = numpy.random.default_rng(comm.rank).standard_normal(4099).astype(oracle.kind(name))
     if collective == "reduce_scatter":
         values = numpy.stack([values] * comm.size)
@@ -286,7 +286,7 @@ def digests(comm, collective, algorithm, name):
 
 @program
 def rounded(comm, name):
-    """What every algorithm makes of random floats."""
+    """Return the results of every algorithm on random floats."""
     results = {}
     for collective in ("all_reduce", "reduce", "reduce_scatter", "scan"):
         for algorithm in gc.algorithms(collective, size=comm.size):
@@ -299,7 +299,7 @@ def rounded(comm, name):
 
 @program
 def segmented(comm, collective, algorithm):
-    """Arrays long enough for several segments: a tree's in many, a ring's in two."""
+    """Arrays long enough for several segments: many in a tree, two in a ring."""
     count = (1 << 20) + 7
     mine = (numpy.arange(count, dtype=numpy.float32) + comm.rank) % 97
     everyone = [(numpy.arange(count, dtype=numpy.float32) + rank) % 97 for rank in range(comm.size)]
@@ -312,7 +312,7 @@ def segmented(comm, collective, algorithm):
 
 @program
 def carriers(comm, algorithm):
-    """uint8 and uint16 read as other dtypes, into strided results as well."""
+    """uint8 and uint16 read as other dtypes, also with strided results."""
     for name in ("float8_e5m2", "float16", "bfloat16"):
         x = oracle.values("sum", name, comm.rank, 6)
         total = oracle.reduced("sum", name, inputs("sum", name, comm.size, (6,)))

@@ -1,7 +1,7 @@
-"""What each rank of the pool in `ranks.py` runs: wait for a program, run it, send its result back, wait again.
+"""The process of each rank of the pool in `ranks.py`: wait for a program, run it, send back the result, repeat.
 
-Started by mpiexec as `python rank_worker.py SOCKET`. Two connections lead to the parent: the *channel* carries orders
-and answers; the *bell* carries one byte when a stack dump is complete, and its end says that the parent is gone.
+Started by mpiexec as `python rank_worker.py SOCKET`. Two connections lead to the parent. The *channel* carries orders
+and answers. The *bell* carries a byte after each complete stack dump; the end of the bell means the parent is gone.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import leftovers
 
 
 def load_module(name, file):
-    """The module of this name, by name where that finds it, else from its file, as pytest's "importlib" mode does."""
+    """Return a module: imported by name if possible, else from its file, as in pytest's "importlib" mode."""
     if name not in sys.modules:
         try:
             importlib.import_module(name)
@@ -43,7 +43,7 @@ def load_module(name, file):
 
 @contextlib.contextmanager
 def variables(values):
-    """The environment has these variables for a while; None takes one away."""
+    """Set these environment variables inside; None removes a variable."""
     before = dict(os.environ)
     for name, value in values.items():
         os.environ.pop(name, None)
@@ -58,10 +58,10 @@ def variables(values):
 
 
 class Copies:
-    """How many communicators there are of those that programs were given: every copy takes one of MPI's contexts.
+    """Counts the copies of the communicators given to programs: every copy takes one of MPI's contexts.
 
-    MPICH has 2048 contexts. A communicator of gpucoll's that has failed keeps its copies, since MPI could give their
-    contexts, with messages that are still under way, to the next.
+    MPICH has 2048 contexts. A failed communicator of gpucoll keeps its copies: MPI could reuse their contexts, with
+    messages still under way, for the next communicator.
     """
 
     def __init__(self):
@@ -86,10 +86,10 @@ copies = Copies()
 
 
 def communicator_for(world, size, generation, made):
-    """A communicator of the first `size` ranks, the same one until `generation` changes.
+    """Return a communicator of the first `size` ranks, the same object until `generation` changes.
 
-    A program that failed may have left messages behind. They must meet no later program, so the old communicator is
-    dropped and never freed: MPI could give the context of a freed one, with its messages, to the next.
+    A failed program may have left messages behind, and no later program may receive these. So the old communicator is
+    dropped without freeing: MPI could reuse the context of a freed communicator, with its messages, for the next.
     """
     if made.get(size, (None,))[0] != generation:
         made[size] = generation, world.Create_group(world.Get_group().Incl(list(range(size))))
@@ -98,7 +98,7 @@ def communicator_for(world, size, generation, made):
 
 
 def perform(order, world, made):
-    """The pickled result of a program, and a line for everything that the program has left in this process."""
+    """Run a program; return its pickled result, and a line for each leftover in this process."""
     sys.path[:] = [os.path.abspath(place) for place in order["path"]]
     program = operator.attrgetter(order["program"])(load_module(order["module"], order["file"]))
     args, kwargs = pickle.loads(order["arguments"])
@@ -107,20 +107,20 @@ def perform(order, world, made):
     try:
         with variables(order["environment"]):
             answer = pickle.dumps(program(communicator, *args, **kwargs))
-    finally:  # a program that has raised is told of by its error
+    finally:  # after an exception the error is reported instead
         left = leftovers.restored(before)
     return answer, left
 
 
 def portable(error):
-    """The pickled exception, or a RuntimeError in its place, and its traceback, which begins where the program does."""
+    """Return the pickled exception, or a RuntimeError instead, and its traceback from the program's first frame on."""
     frames = error.__traceback__
     while frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     kind = type(error)
     text = "".join(traceback.format_exception(kind, error, frames))
     for found in (error, RuntimeError(f"{kind.__qualname__}: {error}")):
-        with contextlib.suppress(Exception):  # some can be pickled but not be made again
+        with contextlib.suppress(Exception):  # some exceptions can be pickled, but not unpickled
             pickled = pickle.dumps((found, text))
             pickle.loads(pickled)
             break
@@ -128,10 +128,10 @@ def portable(error):
 
 
 def serve(channel, world):
-    """Answer each order by ("ok", pickled value, leftovers) or ("error", what `portable` makes, ()), and two numbers.
+    """Answer each order by ("ok", pickled value, leftovers) or ("error", result of `portable`, ()), and two numbers.
 
-    These are the seconds of the processor since the last answer, and how many communicators there are. An empty order
-    ends the loop.
+    The numbers are the processor seconds since the last answer, and the number of communicators. An empty order ends
+    the loop.
     """
     made, used = {}, time.process_time()
     while order := channel.recv_bytes():
@@ -144,10 +144,10 @@ def serve(channel, world):
 
 
 def dump_stacks_on_signal(path, bell):
-    """SIGUSR2 writes the stacks of all threads to this file, then a byte to the bell, even inside a blocked MPI call.
+    """Let SIGUSR2 write the stacks of all threads to this file, then a byte to the bell, even in a blocked MPI call.
 
-    The byte comes from Python's own handler, which faulthandler calls last (`chain`) and which waits for no bytecode.
-    Not SIGUSR1: MPICH's launcher sends that to the ranks itself when one of them ends.
+    The byte comes from Python's own signal handler. faulthandler calls this handler last (`chain`), and the handler
+    waits for no bytecode. Not SIGUSR1: MPICH's launcher sends SIGUSR1 to the ranks when a rank ends.
     """
     os.set_blocking(bell.fileno(), False)
     signal.signal(signal.SIGUSR2, lambda *_: None)
@@ -157,7 +157,7 @@ def dump_stacks_on_signal(path, bell):
 
 
 def end_with_parent(bell, folder):
-    """Does not return while the parent lives; then removes its files and ends the process, whatever this waits for."""
+    """Wait for the end of the parent; then remove its files and end the process, even if the main thread is blocked."""
     select.select([bell], [], [])
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(74)
@@ -169,7 +169,7 @@ def main(path):
     world, folder = MPI.COMM_WORLD, os.path.dirname(path)
     rank_file = os.path.join(folder, f"rank{world.rank}")
     output = os.open(rank_file + ".output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(output, 1)  # so that the file has what C code writes too, at once
+    os.dup2(output, 1)  # so that the file gets output of C code, too, at once
     os.dup2(output, 2)
     faulthandler.enable()
     channel, bell = Client(path), Client(path)
@@ -181,7 +181,7 @@ def main(path):
     try:
         serve(channel, world)
     except (EOFError, ConnectionError):
-        watch.join()  # it ends the process, without MPI_Finalize: that could wait for ranks that are still busy
+        watch.join()  # ends the process without MPI_Finalize, which could wait for busy ranks
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     pool = RankPool()
     pool.run(program, 4, 10, timeout=5)     # [program(comm, 10) of rank 0, ..., of rank 3]
 
-One pool serves a whole test session, since ranks take a second to start. A program that hangs, dies or raises ends with
-an error that says where each rank was, and the next run gets new ranks where these are spoilt. Timeouts are scaled by
-the machine's pace. This process never imports mpi4py; `rank_worker.py` is what ranks run.
+One pool serves a whole test session, since ranks take a second to start. If a program hangs, dies or raises, the error
+tells where each rank was, and the next run gets new ranks if the old ranks are unusable. Timeouts are scaled by the
+machine's pace. This process never imports mpi4py; `rank_worker.py` runs in the ranks.
 """
 
 import contextlib
@@ -40,12 +40,12 @@ from pace import Patience
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 START_SECONDS = 120.0
-MOST_COPIES = 500  # of communicators, in a rank that serves another program: see `Copies` in rank_worker.py
+MOST_COPIES = 500  # of communicators, in a rank before the pool is restarted: see `Copies` in rank_worker.py
 STACK_SECONDS = 5.0  # for all ranks to write their stacks; a stopped process never does
 
 
 class PoolError(Exception):
-    """A program on the pool failed on `ranks`; the message tells all."""
+    """A program on the pool failed on `ranks`; the message has all details."""
 
     def __init__(self, message, ranks=()):
         super().__init__(message)
@@ -57,24 +57,24 @@ class RankError(PoolError):
 
 
 class RanksHung(PoolError):
-    """The program did not come to an end on `ranks` in time."""
+    """The program did not end in time on `ranks`."""
 
 
 class RankDied(PoolError):
-    """The processes of `ranks` ended while the program ran; the first one first, where the others ended later."""
+    """The processes of `ranks` ended while the program ran; the first death comes first."""
 
 
 class LeftBehind(PoolError):
-    """The program ended well, but left something in the processes of `ranks`, which serve other programs after it."""
+    """The program ended well, but left changes in the processes of `ranks`, to be used by other programs."""
 
 
 class Rank:
-    """One worker process as the parent sees it, greeted over both of its connections."""
+    """A worker process, as seen by the parent, with its two connections."""
 
     def __init__(self, number, pid, folder, channel, bell):
         self.number, self.pid, self.channel, self.bell = number, pid, channel, bell
         self.output, self.stacks = folder / f"rank{number}.output", folder / f"rank{number}.stacks"
-        self.seen = 0  # bytes of output that belong to earlier runs
+        self.seen = 0  # bytes of output from earlier runs
 
     def printed(self):
         return self.output.read_bytes()[self.seen:].decode(errors="replace")
@@ -84,20 +84,20 @@ class Rank:
 
 
 class Job:
-    """The rank processes of a pool, from their start to their end: every one connected and waiting for an order."""
+    """The rank processes of a pool, from start to end: all connected and waiting for orders."""
 
     def __init__(self, size):
         self.token, self.ranks, self.lasting = uuid.uuid4().hex, [], set()
-        self.used = 0.0  # processor seconds of the ranks that have been reported
-        self.copies = 0  # of communicators, which the programs so far have left in a rank
-        self.generation = 0  # the number of runs that failed: see `communicator_for` in rank_worker.py
+        self.used = 0.0  # processor seconds reported by the ranks
+        self.copies = 0  # of communicators, left in a rank by the programs so far
+        self.generation = 0  # the number of failed runs: see `communicator_for` in rank_worker.py
         self.folder = Path(tempfile.mkdtemp(prefix="ranks-"))  # mode 0700: only this user can connect
         with socket.socket(socket.AF_UNIX) as listener, open(self.folder / "mpiexec.output", "wb") as output:
             listener.bind(str(self.folder / "parent"))
             listener.listen(2 * size)
             launcher = require_launcher()
             argv = [sys.executable, WORKER, self.folder / "parent"]
-            # What a rank has printed survives its death, and MPI's own files go with the job.
+            # Unbuffered, so that a rank's output survives its death; MPI's own files go into the job's folder.
             variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
                          "TMPDIR": str(self.folder)}
             self.process = start_job(launcher.command(size, argv, launcher.vendor.keep_survivors), self.token, output,
@@ -109,7 +109,7 @@ class Job:
                 raise
 
     def greet(self, listener, size):
-        """The ranks in order, once both connections of each have said who they are."""
+        """Return the ranks in order, after both connections of each rank have introduced themselves."""
         met, patience, ended = {}, Patience(START_SECONDS), os.pidfd_open(self.process.pid)
         while len(met) < 2 * size:
             ready = wait([listener, ended], patience.left())
@@ -132,7 +132,7 @@ class Job:
         return (self.folder / "mpiexec.output").read_text(errors="replace")
 
     def write_stacks(self, ranks):
-        """Every rank of these that could has written its stacks by now; waits for each one's bell, not for long."""
+        """Let the ranks write their stacks; wait for each rank's bell, but not for long."""
         waiting, patience = {rank.bell for rank in ranks}, Patience(STACK_SECONDS)
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
@@ -141,7 +141,7 @@ class Job:
             waiting.difference_update(wait(waiting, left))
 
     def end(self, in_order=False):
-        """No rank and no file is left; in order: the ranks leave their loop and finalise MPI, if they do so in time."""
+        """End all ranks and remove all files. In order: let the ranks leave their loop and finalise MPI, if in time."""
         before = budgets.children_seconds()
         if in_order:
             with contextlib.suppress(OSError):
@@ -149,7 +149,7 @@ class Job:
                     rank.channel.send_bytes(b"")
                 ends_within(self.process, 10)
         end_job(self.process, self.token)
-        counted_again = min(self.used, budgets.children_seconds() - before)  # those of ranks that mpiexec waited for
+        counted_again = min(self.used, budgets.children_seconds() - before)  # of ranks already waited for by mpiexec
         budgets.used_by_ranks[0] -= counted_again
         leftovers.lasting.difference_update(self.lasting)
         for rank in self.ranks:
@@ -159,22 +159,22 @@ class Job:
 
 
 class Run:
-    """One program on the first `size` ranks of a job: who has answered what, and the story of it when it fails."""
+    """One program on the first `size` ranks of a job: the answers, and the report of a failure."""
 
     def __init__(self, job, name, size):
         self.job, self.name, self.ranks = job, name, job.ranks[:size]
-        self.answers = {}  # rank number: ("ok" or "error", value, or exception and its text), unpickled
-        self.dead = []  # rank numbers, the first to die first
-        self.left = {}  # rank number: what its program has left behind
+        self.answers = {}  # by rank: ("ok" or "error", value, or exception and its text), unpickled
+        self.dead = []  # ranks, the first to die first
+        self.left = {}  # by rank: the leftovers of the program
 
     def send(self, order):
         for rank in self.ranks:
             rank.seen = rank.output.stat().st_size
-            with contextlib.suppress(ConnectionError):  # dead: collect will find it so
+            with contextlib.suppress(ConnectionError):  # dead: found by `collect`
                 rank.channel.send_bytes(pickle.dumps(order))
 
     def collect(self, timeout, grace=None):
-        """Gathers answers until all are there, a rank is dead, or time is up: after `grace`, once a rank has raised."""
+        """Gather answers until all have come, a rank is dead, or the time is over (`grace` after the first error)."""
         patience = Patience(timeout)
         while self.unanswered() and not self.dead and (left := patience.left()):
             before = self.raised()
@@ -203,20 +203,20 @@ class Run:
         return sorted(number for number, (state, _) in self.answers.items() if state == "error")
 
     def outcomes(self):
-        """For each rank ("ok", value) or ("error", exception)."""
+        """Return ("ok", value) or ("error", exception) for each rank."""
         found = [self.answers[rank.number] for rank in self.ranks]
         return [(state, value[0] if state == "error" else value) for state, value in found]
 
     def failure(self, timeout, allow_errors):
-        """The error to raise, None if there is none. A death explains what others raised, so it comes first.
+        """Return the error to raise, or None. A death comes first, since it explains the errors of other ranks.
 
-        It is made while the job still lives: stacks and output are in it.
+        Called while the job still lives: the error has stacks and output.
         """
         late, raised = self.unanswered(), self.raised()
         if late:
             self.job.write_stacks([rank for rank in self.ranks if rank.number not in self.dead])
         if self.dead:
-            self.receive(0)  # who died with it, as all do after MPI_Abort
+            self.receive(0)  # the ranks dying with it, as all do after MPI_Abort
             return self.error(RankDied, self.dead, f"rank {self.dead[0]} died in {self.name}, without a Python "
                               f"exception, as by os._exit, a signal or a crash; dead now: {spoken(self.dead)}")
         if raised and not allow_errors:
@@ -231,7 +231,7 @@ class Run:
         return None
 
     def error(self, kind, ranks, headline):
-        """The headline, then tracebacks, stacks where ranks did not end, and what was printed; the same text once."""
+        """Return an error: headline, tracebacks, stacks of unfinished programs, and output; equal texts only once."""
         parts = {f"rank {number} raised": self.answers[number][1][1] for number in self.raised()}
         if self.unanswered():
             parts |= {f"rank {rank.number}: {'ended' if rank.number in self.answers else 'running'}": rank.stack()
@@ -239,7 +239,7 @@ class Run:
         parts |= {f"printed by rank {rank.number}": rank.printed() for rank in self.ranks}
         parts["printed by mpiexec"] = self.job.mpiexec_output()
         shown = {}
-        for title, text in parts.items():  # addresses apart, ranks have much in common
+        for title, text in parts.items():  # except for addresses, ranks have much in common
             shown.setdefault(re.sub("0x[0-9a-f]+", "", text), ([], text))[0].append(title)
         return kind(headline + "".join(section("; ".join(titles), text) for titles, text in shown.values()), ranks)
 
@@ -249,22 +249,22 @@ def spoken(ranks):
 
 
 class RankPool:
-    """`size` rank processes that run one program after another, started by the first run, and anew when spoilt."""
+    """`size` rank processes for one program after another, started by the first run, and restarted if unusable."""
 
     def __init__(self, size=8):
         self.size, self.job = size, None
 
     def run(self, program, size, *args, timeout=60.0, grace=5.0, env=None, allow_errors=False, **kwargs):
-        """`program(comm, *args, **kwargs)` has run on ranks 0 to `size` - 1; its results, one per rank.
+        """Run `program(comm, *args, **kwargs)` on ranks 0 to `size` - 1; return the results, one per rank.
 
         comm is an mpi4py communicator of exactly these ranks, the same object for one size until a program fails.
         `program` is a function at the top level of a module; arguments and results are pickled. `env` holds for the
         run, None removes a variable.
 
-        RankError where it raises; ranks that then do not end within `grace` seconds count as hung. RanksHung at the
-        timeout, RankDied as soon as a rank's process is gone. LeftBehind names what the program has left in a process;
-        as far as possible, the process is put back. With `allow_errors` an exception is a result: the list
-        has ("ok", value) or ("error", exception) for each rank, a RuntimeError for one that cannot be pickled.
+        Raises RankError if the program raises; ranks not ending within another `grace` seconds count as hung. Raises
+        RanksHung at the timeout, and RankDied as soon as a rank's process is gone. LeftBehind names changes left in a
+        process; as far as possible, the process is restored. With `allow_errors` an exception is a result: the list has
+        ("ok", value) or ("error", exception) for each rank, with a RuntimeError for exceptions that cannot be pickled.
         """
         __tracebackhide__ = True
         if not 1 <= size <= self.size:
@@ -277,14 +277,14 @@ class RankPool:
                       "arguments": pickle.dumps((args, kwargs))})
             run.collect(timeout, None if allow_errors else grace)
             error = run.failure(timeout, allow_errors)
-        except BaseException:  # KeyboardInterrupt too: nobody knows what the ranks are doing
+        except BaseException:  # KeyboardInterrupt too: the state of the ranks is unknown
             self.close(in_order=False)
             raise
-        if run.dead or run.unanswered():  # the next run meets no rank that is still busy
+        if run.dead or run.unanswered():  # the next run must not meet a busy rank
             self.close(in_order=False)
-        elif job.copies > MOST_COPIES:  # nor an MPI that can make no further communicator
+        elif job.copies > MOST_COPIES:  # nor an MPI without contexts for communicators
             self.close()
-        elif run.raised():  # nor a message of this one
+        elif run.raised():  # nor a message of this run
             job.generation += 1
         if error:
             raise error
@@ -292,7 +292,7 @@ class RankPool:
         return outcomes if allow_errors else [value for _, value in outcomes]
 
     def close(self, in_order=True):
-        """No rank is left. The pool can be used again."""
+        """End all ranks. The pool can be used again."""
         job, self.job = self.job, None
         if job is not None:
             job.end(in_order)
@@ -305,7 +305,7 @@ class RankPool:
 
 
 def reference(program):
-    """Where the ranks find the program: module, file and name in it. TypeError where they could not."""
+    """Return module, file and name of the program, for the ranks; raise TypeError if ranks could not find it."""
     name = getattr(program, "__qualname__", "<nameless>")
     module = sys.modules.get(getattr(program, "__module__", None))
     if "<" in name or getattr(module, "__file__", None) is None or module.__name__ == "__main__":

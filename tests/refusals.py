@@ -1,10 +1,10 @@
-"""How every command refuses its arguments: one line, and exit code 2."""
+"""The form of every command's refusal of arguments: one line, and exit code 2."""
 
 import pytest
 
 
 def refused(capsys, main, words, program="gpucoll"):
-    """The line that `main(words)` says, after the name of its program."""
+    """Return the line printed by `main(words)`, after the name of the program."""
     with pytest.raises(SystemExit) as end:
         main(words)
     output, errors = capsys.readouterr()

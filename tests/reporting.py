@@ -1,8 +1,8 @@
-"""What a run of the tests tells while it runs: each result in a record as it happens, and on a terminal how far it is.
+"""Reports during a run of the tests: a record with each result as it happens, and the progress on a terminal.
 
-The first process of a run reports: pytest-xdist brings it what its workers find. Only what starts the workers write
-down themselves, as they may be ended then. A line of the record is `started`, `passed`, `failed` or `skipped` and a
-test's name; `read` makes totals of it, whatever became of the run.
+The first process of a run reports: pytest-xdist passes on the results of the workers. Only the starts of tests are
+written by the workers themselves, since workers may be killed. A line of the record is `started`, `passed`, `failed` or
+`skipped`, and the name of a test. `read` computes totals, for any end of the run.
 """
 
 import os
@@ -15,11 +15,11 @@ import pytest
 import budgets
 from grids import SEED
 
-RECORD = "GPUCOLL_TEST_RECORD"  # the file to append to, where the environment names one
+RECORD = "GPUCOLL_TEST_RECORD"  # environment variable: the file to append to
 
 
 def read(path):
-    """How many tests passed, failed and were skipped after the record, which failed, and which were running then."""
+    """Return the number of tests by outcome, the failed tests, and the tests running at the end of the record."""
     states = {}
     with open(path) as file:
         for line in file:
@@ -37,7 +37,7 @@ def write(state, name):
 
 
 class Clock:
-    """In each process that runs tests: every report says how many processor seconds its phase has taken."""
+    """In each process running tests: adds the processor seconds of its phase to every report."""
 
     def __init__(self):
         self.before = budgets.processor_seconds()
@@ -45,7 +45,7 @@ class Clock:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item):
         now = budgets.processor_seconds()
-        item.user_properties.append(("cpu", now - self.before))  # the report copies them; its own is the last
+        item.user_properties.append(("cpu", now - self.before))  # the report copies all entries; the last is its own
         self.before = now
 
 
@@ -57,7 +57,7 @@ class Starts(Clock):
 
 
 class Reporter(Clock):
-    """One for a run, in its first process."""
+    """In the first process of a run."""
 
     def __init__(self, config):
         super().__init__()
@@ -83,7 +83,7 @@ class Reporter(Clock):
         self.show(nodeid)
 
     def pytest_runtest_logreport(self, report):
-        """A test that fails says so at once: the process that runs it may not come to its end."""
+        """Record a failed test at once: the process of the test may not reach its end."""
         self.ledger.add(report)
         if report.failed:
             if self.outcomes.get(report.nodeid) != "failed":
@@ -101,11 +101,11 @@ class Reporter(Clock):
             write(outcome, nodeid)
         self.show(nodeid)
 
-    # On a terminal: a line for each failure, and below them one line that is drawn anew instead of dots.
+    # On a terminal: a line for each failure, and below a progress line, redrawn, instead of dots.
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report):
-        """No dot for what passes."""
+        """Print no dot for passed tests."""
         if self.live and (report.passed or (report.skipped and not hasattr(report, "wasxfail"))):
             return (report.outcome if report.skipped or report.when == "call" else ""), "", ""
         return None
@@ -134,7 +134,7 @@ class Reporter(Clock):
         if self.live:
             terminalreporter.rewrite("", erase=True)
             terminalreporter.line("")
-        if RECORD in os.environ:  # as scripts/test has it
+        if RECORD in os.environ:  # set by scripts/test
             terminalreporter.section("what took longest, and the folders' budgets")
             terminalreporter.write("".join(f"{line}\n" for line in self.ledger.lines()))
             for folder in self.ledger.far_over():

@@ -1,6 +1,6 @@
-"""Programs of a user who makes another device current before every call, and who finds it so afterwards.
+"""Programs of a user making another device current before every call; the calls must leave it current.
 
-By the rule `device_changes` of the stand-in, on hosts with several GPUs; elsewhere calls are as they are.
+Active with the rule `device_changes` of the stand-in, on hosts with several GPUs; otherwise calls are unchanged.
 """
 
 import itertools
@@ -16,8 +16,8 @@ _turns = itertools.count(int(os.environ.get("STAND_IN_SEED", "0")))
 
 
 def restless(comm):
-    """`comm`, every call of which, and of what its calls return, is made with any device current."""
-    hostile = getattr(cupy, "hostile", None)  # CuPy has none
+    """Return `comm`, with any device current in every call, also in calls of the returned objects."""
+    hostile = getattr(cupy, "hostile", None)  # CuPy has no such module
     if hostile is None or not hostile.on("device_changes") or not isinstance(comm, Communicator):
         return comm
     seed = f"{next(_turns)}-{comm.rank}"

@@ -1,10 +1,10 @@
-"""Faults for schedules: each changes a random step of the plans of all ranks, lists of rounds of steps, if it can."""
+"""Faults for schedules: each changes a random step in the plans (rounds of steps) of all ranks, if possible."""
 
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Send, Slice
 
 
 def pick(random_, plans, kind):
-    """Return (round, index) of a random step of `kind` with something in it."""
+    """Return the round and index of a random step of `kind`, or None."""
     places = [(steps, index) for plan in plans for steps in plan for index, step in enumerate(steps)
               if isinstance(step, kind)]
     return random_.choice(places) if places else None
@@ -35,7 +35,7 @@ def copy_for_reduce(random_, plans, size):
 
 
 def receive_after_reduction(random_, plans, size):
-    """A Recv on a chunk that the round has reduced into: message and sender are there, the order is wrong."""
+    """Insert a Recv into a chunk already reduced in the round: message and sender exist, but the order is wrong."""
     steps, index = pick(random_, plans, RecvReduce | Reduce) or (None, 0)
     if steps:
         owner = next(rank for rank, plan in enumerate(plans) if any(one is steps for one in plan))

@@ -1,10 +1,10 @@
-"""Random programs in jobs of their own, in each of which something goes wrong: every rank ends, and nothing is left.
+"""Random programs in separate jobs, each with a failure: every rank must end, and nothing may be left behind.
 
     python tests/soak.py --minutes 30 [--seed 7] [--ranks 2,3,4]
     python tests/soak.py --replay 7/12
 
-Every rank ends by success or by a typed error, in time, and holds then what it held before; a rank that is alone in
-failing may end the job. It says what was run, and what went otherwise.
+Every rank ends by success or by a typed error, in time, and holds the same resources as before. A rank failing alone
+may end the job. Prints the number of jobs, and the deviations.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from pace import seconds
 FAULTS = ("none", "sigkill", "sigstop", "raise", "delay", "exception", "caught", "exit", "_exit", "close", "thread")
 BY_VARIABLE = ("sigkill", "sigstop", "raise", "delay")
 ENDS_JOB = ("exception", "exit", "_exit", "thread", "sigkill", "sigstop")
-# In /dev/shm after bad ends, but not ours
+# Names in /dev/shm left by other software after bad ends.
 NOT_OURS = ("mpich_", "ucx_", "sm_segment", "vader_", "psm", "ompi", "osc_rdma", "sem.mp-")
-TIMEOUT, STEPS = 3.0, 12  # seconds of the reference, of every wait; steps of a program
-START = 30.0  # seconds of the reference, for processes to begin and end
+TIMEOUT, STEPS = 3.0, 12  # seconds of the reference, for every wait; steps of a program
+START = 30.0  # seconds of the reference, for starting and ending processes
 
 
 class Deliberate(Exception):
-    """What a program raises."""
+    """Raised by a program on purpose."""
 
 
 def drawn(name):
@@ -49,7 +49,7 @@ def drawn(name):
 
 
 def goes_wrong(fault, comm):
-    """What the culprit does between two steps."""
+    """Do the culprit's fault between two steps."""
     match fault:
         case "exception" | "caught":
             raise Deliberate
@@ -65,7 +65,7 @@ def goes_wrong(fault, comm):
 
 
 def rank(folder, name):
-    """Run the program, and write what came of it: a word, what was left, and how long the last step took."""
+    """Run the program, and write the outcome: a word, the leftovers, and the time of the last step."""
     import gpucoll as gc
     import mixture
 
@@ -77,7 +77,7 @@ def rank(folder, name):
     number, is_culprit = comm.rank, comm.rank == int(case["culprit"] * comm.size)
     before, came, began = mixture.held(), "success", time.monotonic()
     try:
-        comm.split(0).close()  # what a first call makes is kept
+        comm.split(0).close()  # resources of a first call are kept
         before = mixture.held()
         with comm.split(0) as part:
             varied = mixture.Varied(part)
@@ -102,7 +102,7 @@ def rank(folder, name):
     write(folder, number, came, left if came == "success" else {}, lasted)
     end = time.monotonic() + 4 * TIMEOUT
     while case["fault"] in ENDS_JOB and len(told(folder)) < comm.size - 1 and time.monotonic() < end:
-        time.sleep(0.01)  # the launcher may end all when one ends
+        time.sleep(0.01)  # the launcher may end all ranks after the first end
 
 
 def write(folder, number, came, left, lasted):
@@ -115,13 +115,13 @@ def write(folder, number, came, left, lasted):
 
 
 def litter(folder):
-    """What of ours is in shared memory and in the temporary folder."""
+    """Return gpucoll's files in shared memory and in the temporary folder."""
     shared = {path for path in os.listdir("/dev/shm") if not path.startswith(NOT_OURS)}
     return shared | {path.name for path in Path(folder).glob("gpucoll*")}
 
 
 def once(name, size):
-    """What went otherwise than promised in one job, in words; and what came of its ranks."""
+    """Run one job; return the deviations from the promises, the outcomes of the ranks, the output and the time."""
     case, launcher, token = drawn(name), jobs.require_launcher(), uuid.uuid4().hex
     culprit = int(case["culprit"] * size)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
@@ -139,7 +139,7 @@ def once(name, size):
                 process.wait(0.2)
             found = told(folder)
             if case["fault"] == "sigstop" and len(found) >= size - 1:
-                break  # the stopped one would stay
+                break  # the stopped rank would stay
         in_time, found = process.poll() is not None or case["fault"] == "sigstop", told(folder)
         jobs.end_job(process, token)
         lasted, left = time.monotonic() - began, litter(folder) - before
@@ -166,9 +166,9 @@ def judged(case, size, culprit, found, in_time):
             yield f"rank {number} ended by {came}, and nothing was wrong"
     missing = set(range(size)) - set(found)
     if case["fault"] == "sigkill" and not found and jobs.require_launcher().vendor.mark == "HYDRA":
-        return  # MPICH's launcher, which now and then ends all ranks, whatever its options say
+        return  # MPICH's launcher sometimes ends all ranks, despite its options
     if case["fault"] in BY_VARIABLE and len(missing) == 1:
-        return  # a part of the ranks numbers them anew: the fault's rank there is another process
+        return  # a split renumbers the ranks: the fault's rank is another process there
     if missing - {culprit} and case["fault"] not in ("exception", "exit", "_exit", "thread"):
         yield f"ranks {sorted(missing)} have told nothing"
 

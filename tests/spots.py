@@ -1,4 +1,4 @@
-"""Arrays of calls where everything around them is watched: in any layout, anywhere, with a guard on either side."""
+"""Arrays for calls with all memory around them watched: in any layout, at any place, with a guard on either side."""
 
 import numpy
 
@@ -12,7 +12,7 @@ def listed(x):
 
 
 class Spot:
-    """The array `x` somewhere in memory that is known: with gaps, backwards, turned, at an odd byte, read-only."""
+    """The array `x` within known memory: with gaps, backwards, transposed, at an odd byte, read-only."""
 
     def __init__(self, own, x, memory, plain, written, fixed):
         self._x, self._written, self._step = x, written, 1 if plain else own.choice((1, 1, 1, 2, -1, -3))
@@ -30,7 +30,7 @@ class Spot:
         return row.reshape(*shape[:-1], shape[-1] * wide)[..., ::self._step]
 
     def fill(self, turn):
-        """In every other turn backwards: what is drawn here is done element by element, so its result is known."""
+        """Fill the array, backwards in every second turn: all calls work element by element, so the result is known."""
         self._memory[:] = 0x5A
         self._array[...] = self._x[..., ::1 - turn % 2 * 2]
         self._before = self._memory.copy()
@@ -42,7 +42,7 @@ class Spot:
 
 
 class Call:
-    """The arrays of one call in spots of their own: those of `x`, and one like `out` unless it is `in_place`."""
+    """The arrays of a call, each in its own spot: those of `x`, and an array like `out` unless `in_place`."""
 
     def __init__(self, spot, name, x, out, in_place):
         given = [spot(one, written=in_place) for one in listed(x)]
@@ -56,7 +56,7 @@ class Call:
             spot.fill(turn)
 
     def ended(self, found, turn):
-        """What was found, as it is for the first data; nothing else was written."""
+        """Return the result, in the order of the first data; check that nothing else was written."""
         found = found.wait() if isinstance(found, gc.Work) else found
         assert self._out is None or found is self._out.given
         for spot in self.spots:

@@ -1,7 +1,7 @@
-"""What the rules of the stand-in's hostile machine do, each shown by a few lines that also run without it.
+"""The rules of the stand-in's hostile machine, each shown by a few lines that also run without the rule.
 
-Run by `unit/test_stand_in_rules.py` as a program on a host with two GPUs: it reads orders, a line of JSON each, and
-answers each from a process of its own, whose machine is new.
+Run by `unit/test_stand_in_rules.py` as a program on a host with two GPUs. The program reads orders, a line of JSON
+each, and answers each order in a separate process with a new machine.
 """
 
 import functools
@@ -23,11 +23,11 @@ from cupy.cuda import nccl, runtime
 
 import restless
 
-LONG, SHORT = 20, 0.02  # seconds: for what must end, and for what must not
+LONG, SHORT = 20, 0.02  # seconds: for calls that must end, and for calls that must not
 
 
 def status(call, *arguments):
-    """CUDA's or NCCL's number for what the call does."""
+    """Return CUDA's or NCCL's error code of a call, 0 without an error."""
     try:
         call(*arguments)
     except runtime.CUDARuntimeError as error:
@@ -38,7 +38,7 @@ def status(call, *arguments):
 
 
 def blocks(call, release, rule):
-    """Whether the call waits for `release`, as it should by the rule; it does not wait for ever."""
+    """Return whether the call waits for `release`, as demanded by the rule; the wait must not be endless."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(SHORT if hostile.on(rule) else LONG)
@@ -54,12 +54,12 @@ def put(stream, action, kernel=True):
 
 
 def alone():
-    """NCCL's communicator of one rank."""
+    """Return NCCL's communicator of one rank."""
     return nccl.NcclCommunicator(1, bytes(128), 0)
 
 
 class Mailbox:
-    """What hosts tell each other, threads here; where all wait for what nobody has sent, none goes on."""
+    """Messages between hosts, here threads; if all wait for messages never sent, every wait fails."""
 
     def __init__(self, size):
         self.sent, self.wanted, self.news = {}, dict.fromkeys(range(size)), threading.Condition()
@@ -87,7 +87,7 @@ class Mailbox:
 
 
 def hosts(*groups):
-    """How ranks end that make these groups, each of (sends, receives): "" or the error."""
+    """Return the outcomes of ranks making these groups of (sends, receives): "" or the error."""
     mail, ends = Mailbox(len(groups)), [""] * len(groups)
 
     def host(rank):
@@ -117,7 +117,7 @@ def protocol():
 
 
 def connect():
-    """A first message waits for its peer, in its thread alone, until the communicator is aborted."""
+    """A first message waits for its peer, only in its own thread, until the communicator is aborted."""
     comm, ends = alone(), []
     silent = types.SimpleNamespace(isend=lambda *_: types.SimpleNamespace(test=lambda: (True, None)),
                                    iprobe=lambda *_: False, Isend=lambda *_, **__: types.SimpleNamespace(Test=bool))
@@ -152,13 +152,13 @@ def float8():
 
 
 def rounding():
-    """A sum of which rounding at every hop loses the small ones, if they come after the large one."""
+    """Return a sum; rounding at every hop loses small values coming after the large value."""
     rooms = [numpy.array([value] * 3, "f2").view("u1") for value in (2048, 1, 1)]
     return nccl._reduced(6, 0, rooms).view("f2").tolist()
 
 
 def synchronising():
-    """Which calls wait while a kernel runs."""
+    """Return whether each of some calls waits while a kernel runs."""
     stream, here = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Device().id
     pointer, found = runtime.malloc(512), []
     for call in (lambda: runtime.malloc(512), lambda: runtime.free(pointer), lambda: cupy.empty(100_000, "u1"),
@@ -171,7 +171,7 @@ def synchronising():
 
 
 def finalizers():
-    """Whether a finalizer frees memory in the thread that stands for the GPU, and whether a later call has freed it."""
+    """Return whether a finalizer frees memory in the thread of the GPU, and whether a later call has freed it."""
     from cupy import _ipc
 
     stream, pointer = cupy.cuda.Stream(non_blocking=True), runtime.malloc(512)
@@ -184,7 +184,7 @@ def finalizers():
 
 
 def queues():
-    """In which order two streams work of which the first waits for the second, but not for long."""
+    """Return the order of two streams; the first waits for the second, but not for long."""
     streams, order, asked = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)], [], []
 
     def first():
@@ -201,7 +201,7 @@ def queues():
 
 
 def null_stream():
-    """What memory has while a blocking stream works, and after it."""
+    """Return the contents of memory while a blocking stream works, and afterwards."""
     stream, gate = cupy.cuda.Stream(), threading.Event()
     pointer = runtime.malloc(4)
     runtime.memset(pointer, 1, 4)
@@ -236,7 +236,7 @@ def codes():
 
 
 def capture_modes():
-    """What malloc gives in each mode, in the capturing thread and in another one, and then the end of the capture."""
+    """Return the codes of malloc in each mode, in the capturing and in another thread, and of the capture's end."""
     found = []
     for mode in (runtime.streamCaptureModeGlobal, runtime.streamCaptureModeThreadLocal,
                  runtime.streamCaptureModeRelaxed):
@@ -259,7 +259,7 @@ def capability():
 
 
 def memory():
-    """What freed memory has, where it is handed out next, and the size and content of pinned memory used before."""
+    """Return whether freed memory is reused and filled, and size and old content of pinned memory used again."""
     x = cupy.full(512, 7, "u1")
     address = x.data.ptr
     del x
@@ -294,7 +294,7 @@ def device_changes():
 
 
 def torch():
-    """What asking a tensor for its interface raises, and the streams that it was asked for."""
+    """Return the errors of asking tensors for their interface, and whether the right streams were requested."""
     found = []
     for tensor in (torch_like.Tensor(cupy.ones(3), requires_grad=True),
                    torch_like.Tensor(cupy.ones(3, "u1"), torch_like.float8_e5m2)):
@@ -316,7 +316,7 @@ def without_nccl():
 
 
 def answer(order):
-    """Run in a process of its own: a machine that has begun nothing."""
+    """Run an order in a separate process: the machine is new."""
     os.environ.update(order["variables"])
     try:
         return {"found": globals()[order["name"]]()}

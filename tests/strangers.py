@@ -1,4 +1,4 @@
-"""Hostile greetings, made from a seed: what processes without the token may send to a port at which ranks meet.
+"""Hostile greetings, made from a seed: possible messages of processes without the token to a port of the ranks.
 
     strangers = Strangers(connect, random.Random(1), recorded)
     strangers.attack(1000, look=lambda: None)    # `look` is called after each greeting
@@ -15,9 +15,9 @@ import time
 from gpucoll.transport.connections import LENGTHS, MOST_JSON
 from pace import seconds
 
-OPEN = 16  # connections that are kept open to go on slowly: fewer than a hub lets greet at a time
-BURST = 64  # connections at once: more than it does
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: to close breaks the connection off
+OPEN = 16  # connections kept open and continued slowly: fewer than a hub allows to greet at once
+BURST = 64  # connections at once: more than a hub allows
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 RANKS = (None, True, False, -1, 0, 1, 2, 3, 4, 1 << 31, 1 << 64, 10 ** 4000, 1.0, float("inf"), float("nan"), "1", "",
          "\ud800", "\0", [], [1], {}, {"rank": 1}, "9" * 5000)
 GARBAGE = (b"GET / HTTP/1.1\r\nHost: rank0\r\n\r\n", b"SSH-2.0-OpenSSH_9.7\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01",
@@ -25,17 +25,17 @@ GARBAGE = (b"GET / HTTP/1.1\r\nHost: rank0\r\n\r\n", b"SSH-2.0-OpenSSH_9.7\r\n",
 
 
 def frame(text, body=b"", length=None, count=None):
-    """A frame of JSON and bytes, whose lengths may be false."""
+    """Return a frame of JSON and bytes, possibly with wrong lengths."""
     return LENGTHS.pack(len(text) if length is None else length, len(body) if count is None else count) + text + body
 
 
 class Strangers:
-    """Connections that `connect` makes. `recorded` are greetings of true ranks, as JSON objects."""
+    """Connections made by `connect`. `recorded` are greetings of true ranks, as JSON objects."""
 
     def __init__(self, connect, draw, recorded):
         self._connect, self._draw, self._recorded = connect, draw, recorded
         self._open = []
-        self.greetings, self.answers = 0, set()  # how many, and the keys of the JSON objects that came back
+        self.greetings, self.answers = 0, set()  # the number of greetings, and the keys of the JSON objects received
         self._kinds = (self._garbage, self._lengths, self._truncated, self._json, self._nested, self._values,
                        self._values, self._replayed, self._many_frames)
 
@@ -63,12 +63,12 @@ class Strangers:
                     self._hear(connected)
         except TimeoutError:
             raise AssertionError(f"who said {said[:200]!r} is neither answered nor sent away") from None
-        except OSError:  # sent away before it had said everything
+        except OSError:  # disconnected before the end of the greeting
             pass
         connected.close()
 
     def _slowly(self, connected, said):
-        """Keep a connection, which says a byte more of a frame now and then."""
+        """Keep a connection open, sending another byte of a frame now and then."""
         self._open.append(connected)
         for other in self._draw.sample(self._open, min(4, len(self._open))):
             with contextlib.suppress(OSError):
@@ -77,14 +77,14 @@ class Strangers:
             self._open.pop(0).close()
 
     def _burst(self):
-        """Come in numbers, and say nothing."""
+        """Open many connections, and send nothing."""
         for _ in range(BURST):
             self.greetings += 1
             self._open.append(self._connect())
         self.leave()
 
     def silence(self, count):
-        """Take as many places as there are, and keep them."""
+        """Take `count` places, and keep them."""
         for _ in range(count):
             self._open.append(self._connect())
 
@@ -93,7 +93,7 @@ class Strangers:
             self._open.pop().close()
 
     def _hear(self, connected):
-        """Take in what comes back until the connection ends."""
+        """Read until the end of the connection, and note the answers."""
         came = b""
         while part := connected.recv(1 << 16):
             came += part
@@ -131,7 +131,7 @@ class Strangers:
                 "proof": secrets.token_hex(32)}
 
     def _values(self):
-        """A greeting in which some values are of other types or out of range, and some are not there."""
+        """Return a greeting with some values of other types or out of range, and some missing."""
         said = self._greeting()
         for name in self._draw.sample([*said], self._draw.randrange(1, 4)):
             said[name] = self._draw.choice((*RANKS, "\u00e9" * 32, "A" * 32, "0" * 64, "0" * 60_000))
@@ -140,7 +140,7 @@ class Strangers:
         return frame(json.dumps(said).encode())
 
     def _replayed(self):
-        """What a rank has once said, as it was or as another rank's."""
+        """Return an earlier greeting of a rank, unchanged or with another rank's number."""
         said = {**self._draw.choice(self._recorded)}
         if self._draw.random() < 0.3:
             said["rank"] = self._draw.choice((1, 2, 3))
@@ -153,7 +153,7 @@ class Strangers:
 
 
 def connected_to(family, where):
-    """Return a function that connects to a port, and comes again where as many wait as may."""
+    """Return a function connecting to a port, repeatedly if too many connections are waiting."""
     def connect():
         give_up = time.monotonic() + seconds(60)
         while True:

@@ -1,4 +1,4 @@
-"""Threads as ranks: a program on each, the first error raised, which says whose it is."""
+"""Threads as ranks: a program on each; the first error is raised, with its rank."""
 
 import threading
 
@@ -7,7 +7,7 @@ from pace import seconds
 
 
 def all_on_threads(everyone, program, errors=None):
-    """Run `program(one)` on a thread for each of `everyone`; the results in their order, or the first of `errors`."""
+    """Run `program(one)` on a thread for each of `everyone`; return the results in order, or raise the first error."""
     results, errors = [None] * len(everyone), [] if errors is None else errors
 
     def run(rank, one):
@@ -28,9 +28,9 @@ def all_on_threads(everyone, program, errors=None):
 
 
 def on_threads(size, program, *arguments, timeout=None, **options):
-    """Run `program(comm, *arguments)` on a thread for each rank, which closes its communicator.
+    """Run `program(comm, *arguments)` on a thread for each rank; each thread closes its communicator.
 
-    No thread hangs: where one raises, the waits of the others end, and any wait ends after a minute with an error that
-    names what is waited for, if `timeout` is None.
+    No thread hangs: if a thread raises, the waits of the others end. With `timeout` None any wait ends after a minute,
+    with an error naming the awaited ranks.
     """
     return gc.run_local(lambda comm: program(comm, *arguments), size, timeout=timeout or seconds(60), **options)

@@ -1,4 +1,4 @@
-"""Threads that watch each other as ranks of several hosts do, by `gpucoll.health.remote`."""
+"""Threads watching each other by `gpucoll.health.remote`, as ranks of several hosts do."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from pace import seconds
 
 
 class Ranks:
-    """What `Watch` needs of MPI, for threads."""
+    """The part of MPI needed by `Watch`, for threads."""
 
     def __init__(self, size, patience=20):
         self.size, self._rows, self._barrier = size, [None] * size, threading.Barrier(size)
@@ -37,7 +37,7 @@ def made(ranks, nodes=(0, 0, 1, 1)):
 
 
 def becomes(done):
-    """Whether `done()` within some seconds."""
+    """Return whether `done()` becomes true within some seconds."""
     give_up = time.monotonic() + seconds(20)
     while not (is_done := done()) and time.monotonic() < give_up:
         time.sleep(1e-3)

@@ -1,7 +1,7 @@
-"""What the real CuPy and NCCL say of our calls, asked without a GPU; run by the Python of an environment that has them.
+"""Check our calls of the real CuPy and NCCL without a GPU; run by the Python of an environment with both.
 
-    python wheels.py            # prints a JSON object: what was looked at, and what is wrong
-    python wheels.py absent     # in an environment without NCCL and NVRTC: the errors that a user sees
+    python wheels.py            # prints a JSON object: the checked items, and the errors
+    python wheels.py absent     # in an environment without NCCL and NVRTC: the errors shown to a user
 """
 
 import ast
@@ -17,11 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 STAND_IN = ROOT / "tests" / "stand_in"
 USERS = ("gpucoll/**/*.py", "scripts/*.py", "bench/*.py", "tests/gpu_*.py", "tests/gpu/*.py", "tests/mirrored.py")
-MICROSECONDS = 1.0  # in CuPy's own conversion of a launch's arguments
+MICROSECONDS = 1.0  # for CuPy's own conversion of a launch's arguments
 
 
 def dotted(node):
-    """The words of `a.b.c`; None for anything else."""
+    """Return the words of `a.b.c`; None for any other expression."""
     words = []
     while isinstance(node, ast.Attribute):
         words.insert(0, node.attr)
@@ -30,7 +30,7 @@ def dotted(node):
 
 
 def names_of(path):
-    """Yield (line, full name, call) for whatever a file takes from CuPy; `call` is None where it is not called."""
+    """Yield (line, full name, call) for each name of CuPy used by a file; `call` is None without a call."""
     tree = ast.parse(path.read_text())
     known = {"cupy": ["cupy"]}
     for node in ast.walk(tree):
@@ -44,12 +44,12 @@ def names_of(path):
     for node in ast.walk(tree):
         words = dotted(node)
         name = [*known[words[0]], *words[1:]] if words and words[0] in known else ()
-        if len(name) > 1 and not any(word.startswith("_") for word in name):  # what begins so is the stand-in's own
+        if len(name) > 1 and not any(word.startswith("_") for word in name):  # such names belong to the stand-in
             yield node.lineno, name, calls.get(id(node))
 
 
 def resolved(words):
-    """The object of a full name, and the class that a method of it would be of; AttributeError where there is none."""
+    """Return the object of a full name; raise AttributeError if there is none."""
     found = importlib.import_module("cupy")
     for number, word in enumerate(words[1:], 2):
         try:
@@ -63,7 +63,7 @@ def resolved(words):
 
 
 def parameters(function):
-    """Names of the parameters, which of them have defaults, and whether any number is taken; None where unknown."""
+    """Return (name, has a default, keyword only) of each parameter; None if unknown or variadic."""
     try:
         found = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -74,7 +74,7 @@ def parameters(function):
 
 
 def embedded(function):
-    """The same by the first line that Cython writes into the documentation: `send(self, intptr_t sendbuf, ...)`."""
+    """Return the same from the first line of Cython's documentation: `send(self, intptr_t sendbuf, ...)`."""
     line = (function.__doc__ or "").strip().partition("\n")[0]
     match = re.match(r"[\w.]+\((.*)\)", line)
     if match is None or "*args" in line:
@@ -90,7 +90,7 @@ def embedded(function):
 
 
 def misfit(call, wanted):
-    """Why a call does not fit these parameters; None where it does, or where that cannot be told."""
+    """Return the reason why a call does not fit these parameters; None if it fits or if this is unknown."""
     if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
         return None
     names = [name for name, _, only in wanted if not only]
@@ -103,7 +103,7 @@ def misfit(call, wanted):
 
 
 def calls():
-    """Every dotted name of ours is there, and every call of one fits its parameters."""
+    """Check that all our dotted names exist, and that every call fits the parameters."""
     seen, wrong = 0, []
     for path in sorted({path for pattern in USERS for path in ROOT.glob(pattern)}):
         for line, words, call in names_of(path):
@@ -114,7 +114,7 @@ def calls():
             except AttributeError as error:
                 wrong.append(f"{where}: not there: {error}")
                 continue
-            except RuntimeError:  # a property that asks the driver
+            except RuntimeError:  # a property asking the driver
                 continue
             wanted = parameters(found) if call is not None and callable(found) else None
             if wanted is not None:
@@ -124,7 +124,7 @@ def calls():
 
 
 def surface():
-    """What the stand-in has, the real one has too, with parameters of the same names."""
+    """Check that the stand-in's names exist in the real CuPy, with parameters of the same names."""
     tree = {"cupy.cuda.runtime": "cuda/runtime.py", "cupy.cuda.nccl": "cuda/nccl.py", "cupy.cuda": "cuda/stream.py"}
     seen, wrong = 0, []
     for module, name in tree.items():
@@ -150,7 +150,7 @@ def surface():
 
 
 def structs():
-    """One of each struct of launch arguments."""
+    """Return an instance of each struct of launch arguments."""
     from gpucoll.device import launch, peer
 
     heap = peer.PeerHeap(peer.Room(2), 0, [1, 2], 3, 1.0)
@@ -161,7 +161,7 @@ def structs():
 
 
 def costs():
-    """Microseconds of CuPy's own conversion of each struct of launch arguments; none has fields to describe."""
+    """Measure CuPy's own conversion of each struct of launch arguments in us; no struct may have fields to describe."""
     from cupy.cuda.function import CNumpyArray
 
     found, wrong = {}, []
@@ -174,7 +174,7 @@ def costs():
 
 
 def symbols():
-    """Every function that we call in NCCL's library itself is there, if its version is what it is asked of."""
+    """Check that NCCL's library has every function called directly, as far as its version promises."""
     from gpucoll.device import nccl
 
     library, version = ctypes.CDLL("libnccl.so.2"), nccl.version()
@@ -187,7 +187,7 @@ def symbols():
 
 
 def absent():
-    """What a rank that lacks a library is told: errors of ours, with what to install."""
+    """Return the errors shown to a rank lacking a library: our own errors, with installation advice."""
     from gpucoll.device import gpus, nvrtc
 
     class Alone:

@@ -14,7 +14,7 @@ from strategies import Strategy, compression, optimizer
 
 
 class DataParallel(Strategy):
-    """2 (P - 1) / P bytes sent for each byte of weights, and 1 + 1 + k bytes kept, k those of the optimizer."""
+    """Sends 2 (P - 1) / P bytes for each byte of weights, and keeps 1 + 1 + k bytes, k for the optimizer."""
 
     def __init__(self, weights: dict[str, Array], comm: Any, options: Namespace) -> None:
         super().__init__(weights, comm, options)
@@ -30,7 +30,7 @@ class DataParallel(Strategy):
         self.rule.step(self.weights, self.averages.gradients)
 
     def arrays(self) -> dict[str, Array]:
-        """What a checkpoint has, each with its name there."""
+        """Return the contents of a checkpoint, by name."""
         found = {f"weight/{name}": weight for name, weight in self.weights.items()}
         return found | {f"{kind}/{name}": row for name, weight in self.weights.items()
                         for kind, row in self.rule.state_of(name, weight).items()}

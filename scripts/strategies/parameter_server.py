@@ -1,4 +1,4 @@
-"""Parameter servers: the last ranks keep the weights, the others pull them and push gradients."""
+"""Parameter servers: the last ranks keep the weights; the other ranks pull weights and push gradients."""
 
 from __future__ import annotations
 

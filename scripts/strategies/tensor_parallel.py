@@ -12,9 +12,9 @@ from strategies.data_parallel import DataParallel
 
 
 class TensorParallel(DataParallel):
-    """A sum of activations in the forward pass of each pair of layers and one in the backward pass.
+    """One sum of activations for each pair of layers in the forward pass, and one in the backward pass.
 
-    Gradients are averaged over the pairs, as data parallel training's are over ranks.
+    Gradients are averaged over the pairs of ranks, as in data parallel training over the ranks.
 
     Source: Shoeybi et al., arXiv 1909.08053.
     """

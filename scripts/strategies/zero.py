@@ -1,4 +1,4 @@
-"""ZeRO, stages 1 to 3: the optimizer's state, then the gradients, then the weights divided over ranks."""
+"""ZeRO, stages 1 to 3: the optimizer's state, also the gradients, also the weights are divided over ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ZeRO(Strategy):
 
     def __init__(self, weights: dict[str, Array], comm: Any, options: Namespace) -> None:
         super().__init__({}, comm, options)
-        self.given = weights if options.resume else None  # where a checkpoint is read to; else stage 3 lets go of them
+        self.given = weights if options.resume else None  # read into by `load`; otherwise stage 3 frees the weights
         self.stage = int(options.strategy[-1])
         self.parts = training.ZeRO(weights, comm, self.computing(optimizer(options)), self.stage, self._shorter())
 

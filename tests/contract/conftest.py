@@ -1,4 +1,4 @@
-"""The executors that the contract holds for, each on threads of this process."""
+"""The executors under the contract, with ranks as threads of this process."""
 
 import dataclasses
 
@@ -12,19 +12,19 @@ from thread_ranks import on_threads
 
 @dataclasses.dataclass(frozen=True)
 class Executor:
-    """How one executor is reached, and what it is tried on by default."""
+    """An executor under test: name, device, and default samples."""
 
     name: str
     device: str
-    pairs: list  # ops and dtypes
-    sizes: tuple  # numbers of ranks, some more often than others
+    pairs: list  # pairs of op and dtype
+    sizes: tuple  # numbers of ranks; repeated numbers are drawn more often
 
     def run(self, size, program, *arguments, **options):
-        """The results of `program(comm, *arguments)`, one per rank."""
+        """Return the results of `program(comm, *arguments)`, by rank."""
         return on_threads(size, program, *arguments, **{"executor": self.name, **options})
 
     def algorithms(self, collective):
-        """All names that can be given: threads have no native collectives."""
+        """Return the names of all usable algorithms: threads have no native collectives."""
         return [name for name in programs.algorithms(collective) if name != "native"]
 
 
@@ -50,11 +50,11 @@ def prepared(request, executor):
 
 @pytest.fixture(scope="session")
 def peer_kernels(emulated_kernels):
-    """What the executor peer needs for its ops and dtypes; they stay in the user's cache."""
+    """Compile the kernels of the peer executor's sample of ops and dtypes; the user's cache keeps the kernels."""
     make_peer_kernels(PEER)
 
 
 @pytest.fixture(scope="session")
 def every_peer_kernel(emulated_kernels):
-    """All that there are: minutes of compiling, for the whole grid."""
+    """Compile all kernels of the peer executor for the whole grid, which takes minutes."""
     make_peer_kernels(PAIRS)

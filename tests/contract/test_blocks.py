@@ -1,4 +1,4 @@
-"""Blocks of all ranks, stacked or concatenated, and gatherings in place, by every algorithm of every executor."""
+"""Blocks of all ranks, stacked or concatenated, and gathers in place, by every algorithm of every executor."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are interrupted, and damaged ones: a folder has the old one or the new one, whole."""
+"""Interrupted and damaged checkpoints: a folder holds the old checkpoint or the new checkpoint, complete."""
 
 import os
 import random
@@ -19,7 +19,7 @@ RANKS = 2
 
 
 def saved(comm, folder, value, watch=None):
-    """Save parameters that are all `value`."""
+    """Save parameters with all elements equal to `value`."""
     trainer = training.ZeRO({"w": numpy.full((30, 7), value), "b": numpy.full(11, value)}, comm, training.Adam(), 2)
     comm.barrier()
     if watch is not None:
@@ -28,15 +28,15 @@ def saved(comm, folder, value, watch=None):
 
 
 def loaded(comm, folder):
-    """The values that there are."""
+    """Return the set of all values in the checkpoint."""
     trainer = training.ZeRO.load(folder, comm, training.Adam(), 1)
     return {float(value) for array in trainer.parameters.values() for value in array.flat}
 
 
 def killed_after(lines, folder, functions):
-    """Save in a child of this process, which kills itself once that many lines of checkpoint.py have been run.
+    """Save in a child process, killed after `lines` lines of checkpoint.py; return whether the save ended before.
 
-    Those of `functions` count, or of all. Returns whether it came to its end before.
+    Only lines of `functions` count, or all lines for no functions.
     """
     child = os.fork()
     if child == 0:
@@ -51,7 +51,7 @@ def killed_after(lines, folder, functions):
             return trace if frame.f_code.co_filename == checkpoint.__file__ else None
 
         def watch():
-            threading.settrace(trace)  # of the threads that write
+            threading.settrace(trace)  # for the writing threads
             sys.settrace(trace)
 
         try:
@@ -65,13 +65,13 @@ def killed_after(lines, folder, functions):
 
 
 def swept(tmp_path, count, functions=()):
-    """Interrupt a save at its first line, at its last one and at others that are drawn; the folder stays whole."""
+    """Interrupt a save at the first line, the last line and random lines; the folder must stay complete."""
     on_threads(RANKS, saved, tmp_path, 1.0)
     least, most = 0, 1
     while not killed_after(most, tmp_path, functions):
         least, most = most, 2 * most
     found = set()
-    while most - least > 1:  # the number of lines that a save runs
+    while most - least > 1:  # bisect the number of lines of a save
         middle = (least + most) // 2
         least, most = (least, middle) if killed_after(middle, tmp_path, functions) else (middle, most)
     for lines in sorted({0, least, *random.Random(SEED).sample(range(most), min(count, most))}):
@@ -83,12 +83,12 @@ def swept(tmp_path, count, functions=()):
         found |= values
     assert found == {1.0, 2.0}
     on_threads(RANKS, saved, tmp_path, 1.0)
-    assert len(list(tmp_path.iterdir())) == RANKS + 1  # what was left behind has been removed
+    assert len(list(tmp_path.iterdir())) == RANKS + 1  # files left behind have been removed
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_an_interrupted_checkpoint(tmp_path, count):
-    """At lines of what changes the folder; with `--nightly` at every line."""
+    """A save interrupted in the functions changing the folder is harmless; `--nightly` tries every line."""
     swept(tmp_path, count, ("_count", "_write_through"))
 
 
@@ -127,7 +127,7 @@ def test_a_folder_that_nobody_can_write(tmp_path):
 
 
 def overlapping(comm, folder):
-    """A save that begins before the last one has been waited for ends it first, whoever is waited for later."""
+    """A save first ends the previous save; the order of the waits does not matter."""
     trainer = training.ZeRO({"w": numpy.full(50, 1.0)}, comm, training.SGD(1.0), 1)
     first = trainer.save(folder, async_op=True)
     trainer.ready("w", numpy.full(50, 3.0))
@@ -175,7 +175,7 @@ def test_a_manifest_that_cannot_be_written_leaves_the_old_checkpoint(tmp_path, m
 
 
 def one_without_a_folder(comm, folder, value):
-    """The last rank's folder is no path: it is told, the others too, and nothing is written."""
+    """If the last rank's folder is no path, all ranks get an error, and nothing is written."""
     last = comm.rank == comm.size - 1
     kind = gc.ArgumentError if last else gc.PeerError
     zero = training.ZeRO({"w": numpy.arange(9.0)}, comm, training.SGD(0.5))

@@ -1,4 +1,4 @@
-"""Compression of gradients on every executor: what is lost in a step is made good, and what is sent is counted."""
+"""Compression of gradients on every executor: later steps make up for losses, and the sent bytes are counted."""
 
 import functools
 
@@ -14,7 +14,7 @@ from thread_ranks import on_threads
 
 
 def compressed(comm, make):
-    """What has been given and what is still lost are all that came; every rank has the same bits."""
+    """The given means and the remaining losses add up to all gradients; every rank has the same bits."""
     shapes = {"w": (64, 96), "v": (96,), "u": (3, 5, 70)}
     compression = make()
     trainer = training.DataParallel({name: numpy.zeros(shape, "f4") for name, shape in shapes.items()}, comm, 1 << 14,
@@ -51,7 +51,7 @@ def test_compression_loses_nothing_for_good(executor, name):
 
 
 def test_sixteen_bits_and_eight_are_what_they_say():
-    """Against NumPy's own: a value is at most half a step of its type away, and error feedback holds the difference."""
+    """Cast rounds like NumPy, Int8 is off by at most a step, and TopK keeps exactly the largest values."""
     values = numpy.random.default_rng(1).standard_normal(1000).astype("f4")
 
     def program(comm, compression):
@@ -72,7 +72,7 @@ def test_sixteen_bits_and_eight_are_what_they_say():
 
 
 def low_rank(comm):
-    """Gradients that are of the rank that PowerSGD keeps are exact from the second step on."""
+    """Gradients of the rank kept by PowerSGD are exact from the second step on."""
     chance = numpy.random.default_rng(comm.rank)
     left, right = numpy.random.default_rng(9).standard_normal((40, 2)), chance.standard_normal((2, 30))
     trainer = training.DataParallel({"w": numpy.zeros((40, 30))}, comm, compression=training.PowerSGD(2))
@@ -89,7 +89,7 @@ def test_power_sgd_is_exact_where_it_can_be(executor):
 
 
 def revived(comm, dtype, scale, first):
-    """A gradient of rank 2 comes through, of whatever size, and after one that was nothing or no number."""
+    """A gradient of rank 2 passes at any scale, even after a first gradient of zeros, infinities or NaN."""
     chance = numpy.random.default_rng(3)
     matrix = (chance.standard_normal((32, 2)) @ chance.standard_normal((2, 32)) * scale).astype("f4")
     trainer = training.DataParallel({"w": numpy.zeros((32, 32), "f4")}, comm, compression=training.PowerSGD(2, dtype))
@@ -109,7 +109,7 @@ def test_power_sgd_goes_on_from_what_is_nothing_or_no_number(dtype, scale, first
 
 @pytest.mark.parametrize("name", [name for name in COMPRESSIONS if name != "none"])
 def test_a_compression_serves_another_trainer(name):
-    """Of the same names in other buckets, in another dtype and shape: what was lost stays where it fits."""
+    """With the same names in other buckets, dtypes or shapes, a compression keeps only the fitting losses."""
     def program(comm):
         compression = COMPRESSIONS[name]()
         for sizes, kind, bucket_bytes in (((50, 30), "f4", 1 << 20), ((50, 30), "f4", 100), ((50, 30), "f8", 1 << 20),
@@ -129,7 +129,7 @@ def test_a_compression_serves_another_trainer(name):
 
 
 def counted(comm, stage):
-    """What is sent as it is counts as well: by a reduce-scatter half of what an all-reduce takes."""
+    """Uncompressed parameters are counted, too; a reduce-scatter sends half of an all-reduce."""
     both = training.Policy({"bias": training.Exact(), "w": (short := training.Cast("float16")), "v": short})
     trainer = training.ZeRO({"w": numpy.zeros((8, 8), "f4"), "v": numpy.zeros(64, "f4"), "bias": numpy.zeros(8, "f4")},
                             comm, training.SGD(1.0), stage, both)
@@ -145,7 +145,7 @@ def test_exact_ones_count_too(stage):
 
 
 def resumed_with_losses(comm, folder):
-    """What was lost before a checkpoint is made good after it, on other numbers of ranks as well."""
+    """Losses from before a checkpoint are made up for afterwards, even on another number of ranks."""
     if comm.size == 4:
         trainer = training.ZeRO({"w": numpy.zeros((8, 9))}, comm, training.SGD(1.0), 2, training.TopK(0.3))
         trainer.ready("w", numpy.arange(72.0).reshape(8, 9) + comm.rank)
@@ -165,7 +165,7 @@ def test_a_checkpoint_has_what_was_lost(executor, tmp_path):
 
 
 def resumed_at_once(comm, folder, kind, dtype):
-    """On as many ranks a run that is loaded goes on by the same bits; what is kept has the dtype that it had."""
+    """On the same number of ranks, a loaded run goes on with the same bits, and the state keeps its dtype."""
     def step(trainer, number):
         for name in ("v", "w"):
             chance = numpy.random.default_rng([number, comm.rank, len(name)])
@@ -196,7 +196,7 @@ def test_power_sgd_goes_on_from_a_checkpoint(executor, tmp_path, kind, dtype):
 
 
 def given_up_at_once(comm, folder):
-    """A first step after a checkpoint that lacks a gradient loses nothing of what was lost before it."""
+    """If the first step after a checkpoint lacks a gradient, all losses from before remain."""
     make = functools.partial(training.Cast, "float16")
     values = numpy.random.default_rng(comm.rank).standard_normal((8, 8))
     trainer = training.ZeRO({"w": numpy.zeros((8, 8))}, comm, training.SGD(1.0), 1, make())
@@ -219,7 +219,7 @@ def test_a_first_step_after_a_checkpoint_that_is_given_up(executor, tmp_path):
 
 
 def given_up(comm, make):
-    """A step that lacks a gradient loses nothing: the next one goes on from where the one before ended."""
+    """A step lacking a gradient changes no state; the next step goes on from the step before."""
     compression = make()
     trainer = training.ZeRO({"w": numpy.zeros((8, 8))}, comm, training.SGD(1.0), 1, compression)
     values = numpy.random.default_rng(comm.rank).standard_normal((8, 8))
@@ -244,7 +244,7 @@ def test_a_step_that_is_given_up(executor, name):
 
 
 def narrow(comm, dtype, make):
-    """Short dtypes are compressed as the others: nobody's sign turns, and large values stay."""
+    """Short dtypes are compressed like the others: sums stay finite and near to the exact sums."""
     values = numpy.random.default_rng(3).standard_normal((16, 40)).astype(oracle.kind(dtype))
     trainer = training.DataParallel({"w": numpy.zeros((16, 40), oracle.kind(dtype))}, comm, compression=make())
     total = numpy.zeros((16, 40))

@@ -1,7 +1,7 @@
-"""One contract for all executors: the same programs on threads, held against one oracle, bit for bit.
+"""The contract of all executors: the same programs on threads, compared with a single oracle, bit for bit.
 
-By default every algorithm of every collective is called on each executor, on ranks of some number, with a few of all
-ops, dtypes, lengths and roots, as the seed of the day has it; the whole grid is nightly.
+By default every algorithm of every collective runs on each executor with some number of ranks and a few ops, dtypes,
+lengths and roots, drawn by the seed of the run. The whole grid is nightly.
 """
 
 import itertools
@@ -24,7 +24,7 @@ ALL_REDUCE = [name for name in programs.algorithms("all_reduce") if name != "nat
 
 @pytest.mark.parametrize("collective", [*REDUCTIONS, *MOVEMENTS])
 def test_every_algorithm(executor, collective):
-    """Pairs of op and dtype, lengths and numbers of ranks come in turn, each in an order drawn before."""
+    """Every algorithm is right; pairs of op and dtype, lengths and sizes come in turn from shuffled lists."""
     random = generator(f"{executor.name}/{collective}")
     pairs, sizes = (itertools.cycle(random.sample(some, len(some))) for some in (executor.pairs, executor.sizes))
     for algorithm in executor.algorithms(collective):
@@ -38,14 +38,14 @@ def test_every_algorithm(executor, collective):
 @pytest.mark.parametrize("share", [
     1, pytest.param(8, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.nightly)])
 def test_random_programs(executor, share):
-    """In the nightly tier 1,620 of them; tests/multirank has 400 on processes."""
+    """Random programs are right: 1,620 in the nightly tier; tests/multirank runs 400 on processes."""
     count = {"mpi": 18, "shared": 18, "nccl": 12, "peer": 6}[executor.name] * share
     mixture.given(count, lambda size, steps: executor.run(size, mixture.run, steps), executor.sizes, executor.pairs)
 
 
 @pytest.mark.mutant
 def test_mixtures_find_messages_out_of_order(monkeypatch):
-    """Where a group's receives begin in reverse, some programs can tell."""
+    """Some random programs notice a group with receives begun in reverse order."""
     begin = gc.Communicator._in_group
 
     def first(comm, message, group):
@@ -63,7 +63,7 @@ def test_mixtures_find_messages_out_of_order(monkeypatch):
 @pytest.mark.parametrize("size", oracle.SIZES)
 @pytest.mark.parametrize("collective", [*REDUCTIONS, *MOVEMENTS])
 def test_the_whole_grid(request, executor, collective, size):
-    """On the peer executor, whose CUDA threads are fibers here, by one algorithm of each, drawn anew every night."""
+    """The whole grid is right; the peer executor, slow with fibers, runs a single algorithm drawn every night."""
     algorithms = list(executor.algorithms(collective))
     if executor.name == "peer":
         request.getfixturevalue("every_peer_kernel")
@@ -109,7 +109,7 @@ def test_the_same_bits_on_every_rank_and_in_every_run(executor, collective, algo
 @pytest.mark.parametrize(("size", "name"), sampled(
     itertools.product((2, 3, 5, 8), ("float32", "float16")), 2, seed=5))
 def test_the_bits_are_those_of_messages(executor, size, name, monkeypatch):
-    """Of random floats, whose sums depend on order and rounding."""
+    """Sums of random floats, sensitive to order and rounding, equal the sums of the `mpi` executor."""
     found = executor.run(size, programs.rounded, name)
     monkeypatch.delenv("GPUCOLL_DEVICE", raising=False)
     assert found == on_threads(size, programs.rounded, name, executor="mpi")

@@ -1,4 +1,4 @@
-"""Global arrays over meshes of ranks, on every executor: random changes of layout against NumPy, products, refusals."""
+"""Global arrays over meshes of ranks, on every executor: random layout changes against NumPy, products, refusals."""
 
 import math
 import random
@@ -14,7 +14,7 @@ MESHES = [(1,), (2,), (4,), (2, 2), (3, 2), (2, 4), (2, 2, 2)]
 
 
 def any_spec(chance, names, axes):
-    """Each mesh axis divides one axis of the array, or none, in any order."""
+    """Return a random spec: each mesh axis divides an axis of the array, or no axis, in any order."""
     found = [[] for _ in range(axes)]
     for name in chance.sample(names, len(names)):
         axis = chance.randrange(axes + 1)
@@ -24,7 +24,7 @@ def any_spec(chance, names, axes):
 
 
 def parts(shape, spec, mesh_shape, names):
-    """The numbers of the elements that each rank has, by another way than the product's: divided axis by axis."""
+    """Return the element numbers of each rank, found by dividing axis by axis, unlike the library's method."""
     found = []
     for rank in range(math.prod(mesh_shape)):
         here = dict(zip(names, numpy.unravel_index(rank, mesh_shape), strict=True))
@@ -42,7 +42,7 @@ def parts(shape, spec, mesh_shape, names):
 
 
 def count_exchanges(comm):
-    """A list to which every exchange adds how many elements have come from each rank."""
+    """Return a list; every exchange appends the numbers of elements received from each rank."""
     came, exchange = [], comm.all_to_all_v
 
     def counted(rows):
@@ -78,7 +78,7 @@ def changes(comm, mesh_shape, seed, count):
         assert str(plan).count("\n") == len(plan.steps)
         kinds = {step.kind for step in plan.steps}
         assert kinds <= {"local_slice", "all_gather", "all_to_all", "exchange"}
-        if kinds == {"exchange"}:  # each element once, what the rank has from itself
+        if kinds == {"exchange"}:  # each element comes once, own elements from the rank itself
             wanted, had = after[comm.rank], before[comm.rank]
             assert sum(rows[0]) == wanted.size, note
             assert rows[0][comm.rank] == numpy.isin(wanted, had).sum(), note
@@ -97,7 +97,7 @@ def test_many_changes_of_layout(executor, mesh):
 
 
 def kinds(comm):
-    """Each change has a collective of its own; what it moves is what nobody can do with less."""
+    """Each layout change uses the right collective, with the least possible number of bytes."""
     mesh = training.Mesh(comm, (2, 2), ("data", "model"))
     x = numpy.arange(64.0).reshape(8, 8)
     for here, there, kind, nbytes in (
@@ -110,7 +110,7 @@ def kinds(comm):
         assert (step.kind, step.nbytes) == (kind, nbytes)
     whole = training.shard(x, mesh, (None, None))
     assert not numpy.shares_memory(whole.gather(), whole.local)
-    alone = training.Linear(training.shard(x, mesh, (None, "model")))  # a batch of one: some ranks have no row
+    alone = training.Linear(training.shard(x, mesh, (None, "model")))  # a batch of a single row: some ranks have none
     alone.forward(training.shard(x[:1], mesh, ("data", None)))
     assert (alone.backward(training.shard(x[:1], mesh, ("data", "model")))[1].gather() == x[:1].T @ x[:1]).all()
     divided = training.shard(x, mesh, (None, "model"))
@@ -119,7 +119,7 @@ def kinds(comm):
     for there, kind, nbytes in (((None, None), "all_reduce", 512), (("model", None), "reduce_scatter", 256)):
         (step,) = training.plan(product, there).steps
         assert (step.kind, step.nbytes) == (kind, nbytes)
-        assert (training.redistribute(product, there).gather() == x @ x).all()  # whole numbers
+        assert (training.redistribute(product, there).gather() == x @ x).all()  # whole numbers are exact
     with pytest.raises(gc.ArgumentError, match="no axis 'modle'; did you mean model"):
         training.redistribute(divided, ("modle", None))
     for wrong, code in (((("data", "data"), None), "GC-SPEC"), ((None,), "GC-SPEC"), ("data", "GC-SPEC"),
@@ -142,7 +142,7 @@ def kinds(comm):
 
 
 def parallel(comm):
-    """Two layers, the first weight divided by columns, the second by rows, batches along the other axis."""
+    """Two layers are exact: the first weight divided by columns, the second by rows, batches along the other axis."""
     mesh = training.Mesh(comm, (comm.size // 2, 2), ("data", "model"))
     chance = numpy.random.default_rng(3)
     x, first, second, gradient = (chance.integers(-3, 4, shape).astype("f8")

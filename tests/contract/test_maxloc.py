@@ -1,4 +1,4 @@
-"""Greatest and least values with the ranks, or the indices, that have them: by every executor, as NumPy has it."""
+"""Greatest and least values with their ranks or indices: equal to NumPy on every executor."""
 
 import numpy
 import pytest
@@ -13,7 +13,7 @@ SHAPES = [(), (0,), (1,), (5, 7), (4099,)]
 
 
 def data(dtype, size, shape, number):
-    """A block for each rank, with ties, and among floats NaN and zeros of both signs."""
+    """Return a block for each rank, with ties, and for floats with NaN and zeros of both signs."""
     draw = numpy.random.default_rng(number)
     blocks = draw.integers(0, 2 if dtype == "bool" else 6, (size, *shape)).astype("f4")
     if dtype in FLOATS:
@@ -23,7 +23,7 @@ def data(dtype, size, shape, number):
 
 
 def check(found, blocks, indices, function):
-    """Compare with `function`, NumPy's argmax or argmin over the ranks, whose blocks are in the order of `indices`."""
+    """Compare with `function`, NumPy's argmax or argmin over the ranks' blocks in the order of `indices`."""
     order = numpy.argsort(indices, axis=0, kind="stable")
     at = function(numpy.take_along_axis(blocks, order, 0).astype("f8"), axis=0)[None]
     values, places = found

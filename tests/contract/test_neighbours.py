@@ -1,4 +1,4 @@
-"""Ranks on a grid: coordinates, shifts and exchanges with neighbours, against an oracle that knows the whole grid."""
+"""Ranks on a grid: coordinates, shifts and exchanges with neighbours, against an oracle with the whole grid."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ GRIDS = {1: [(1,), (1, 1)], 4: [(4,), (2, 2), (1, 4), (3,)], 6: [(3, 2), (2, 1, 
 
 
 def neighbour(coords, axis, step, dims, periods):
-    """The rank there by brute force, None beyond an edge."""
+    """Return the rank at this step by brute force, None beyond an edge."""
     there = list(coords)
     there[axis] += step
     if periods[axis]:
@@ -63,13 +63,13 @@ def check(grid, dims, periods):
     x = numpy.array([sent(grid.rank, block) for block in range(2 * len(dims))])
     found = grid.neighbor_all_to_all(x)
     for number, (rank, block) in enumerate(zip(around, found, strict=True)):
-        # What comes from below was sent up there, and the other way round, also where both are one rank
+        # A block from below was sent upwards by the neighbour, and vice versa, even if both neighbours are equal
         assert (block == (0 if rank is None else sent(rank, number ^ 1))).all(), (dims, periods, number)
 
 
 @program
 def apart(comm):
-    """No message of the user's meets the neighbours'; what is split off is no grid; scalars have neighbours too."""
+    """User messages do not match the neighbours' messages, a split grid is no grid, and scalars have neighbours."""
     with comm.cart([comm.size], True) as ring:
         right = ring.shift(0)[1]
         work = ring.send(numpy.full(3, 7), right, async_op=True)

@@ -1,4 +1,4 @@
-"""The v-variants into memory of the user's: one array or a list of them, strided or in place; and what is refused."""
+"""The v-variants into a user's memory: an array or a list of arrays, strided or in place; and refusals."""
 
 import numpy
 import pytest
@@ -16,13 +16,13 @@ def block(source, target, length, name):
 
 
 def room(comm, shape, name, strided):
-    """Memory with gaps, full of what no result has, and the array in it."""
+    """Return memory with gaps, filled with a value absent from all results, and the array inside of the memory."""
     whole = numpy.full((shape[0], 2 * shape[1]) if strided else shape, 77).astype(oracle.kind(name))
     return whole, whole[:, ::2] if strided else whole
 
 
 def calls(comm, name, lengths, root, strided):
-    """Each call, the shape or shapes of its `out`, and what must be there; twice, as the second time it is known."""
+    """Yield each call, the expected content of its `out`, and whether this rank has a result."""
     size, rank = comm.size, comm.rank
     rows = [block(source, 0, lengths[source], name) for source in range(size)]
     pairs = [[block(source, target, lengths[(source + target) % size], name) for target in range(size)]
@@ -60,7 +60,7 @@ def taken(comm):
 
 @program
 def in_place(comm):
-    """One's own block of `out`, or an array of the list, is input and output."""
+    """A rank's own block of `out`, or own array of the list, is input and output."""
     lengths = [rank + 1 for rank in range(comm.size)]
     rows = [block(rank, 0, length, "int64") for rank, length in enumerate(lengths)]
     first, many = sum(lengths[:comm.rank]), sum(lengths)
@@ -88,7 +88,7 @@ def in_place(comm):
 
 @program
 def later(comm):
-    """Behind a `Work`, in a group, and planned."""
+    """An `out` works with async_op, in a group, and in a plan."""
     x, counts = numpy.full((comm.rank + 1, 2), comm.rank), [rank + 1 for rank in range(comm.size)]
     expected = numpy.repeat(numpy.arange(comm.size), counts)
     outs = [numpy.zeros((sum(counts), 2), int) for _ in range(3)]
@@ -103,7 +103,7 @@ def later(comm):
 
 
 def wrong_outs(comm):
-    """Calls that end together, what their `out` may be, and what it may not."""
+    """Yield calls with a common end on all ranks, a valid `out`, and invalid values of `out` by error code."""
     size = comm.size
     x, xs, counts = numpy.ones((2, 3)), list(numpy.ones((size, 2, 3))), [2] * size
     sealed, twice = numpy.zeros((2 * size, 3)), numpy.zeros((2, 3))
@@ -120,7 +120,7 @@ def wrong_outs(comm):
 
 @program
 def refused(comm):
-    """The last rank's `out` is wrong: it is told why, the others that it refused, and nothing is written."""
+    """With a wrong `out` on the last rank, this rank gets the reason, the others a PeerError; nothing is written."""
     last, size = comm.rank == comm.size - 1, comm.size
     for call, right, wrongs in wrong_outs(comm):
         for code, wrong in wrongs.items():
@@ -139,12 +139,12 @@ def refused(comm):
 
 @program
 def refused_at_the_root(comm, name):
-    """A root's, or a leaf's, that only this one writes."""
+    """A wrong `out` on the root alone, in a gather or a scatter, is an error on all ranks."""
     wrong = [numpy.zeros((3, 3))] * comm.size if name == "gather_v" else numpy.zeros((3, 3))
     x = numpy.ones((2, 3)) if name == "gather_v" else [numpy.ones((2, 3))] * comm.size if comm.rank == 0 else None
 
     def call():
-        for _ in range(5):  # who only gives may go on to the next one
+        for _ in range(5):  # a sending rank may run ahead, and fails in a later call
             getattr(comm, name)(x, out=wrong if comm.rank == 0 else None)
 
     with pytest.raises(gc.ArgumentError if comm.rank == 0 else gc.PeerError) as error:
@@ -161,7 +161,7 @@ def test_on_threads(executor, program):
     executor.run(3, program)
 
 
-@pytest.mark.parametrize("executor", ["shared"], indirect=True)  # whose ranks compare their calls, also as threads
+@pytest.mark.parametrize("executor", ["shared"], indirect=True)  # `shared` compares the calls of ranks, even of threads
 @pytest.mark.parametrize(("program", "arguments"), REFUSALS)
 def test_refused_on_threads(executor, program, arguments):
     executor.run(3, program, *arguments)

@@ -1,4 +1,4 @@
-"""Algorithms of a user's own, and one of MSCCL's XML, on every executor: bit for bit what the oracle has."""
+"""A user's own algorithms and a file of MSCCL's XML, on every executor: equal to the oracle bit for bit."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def test_a_users_algorithm(executor, name):
 
 
 def again(comm, name):
-    """The same call many times, on the same arrays: as it is cached, and as a graph."""
+    """Repeat a call on the same arrays: as a cached call, and as a graph."""
     for turn in range(6):
         x = numpy.arange(100, dtype=numpy.float32) % 7 + comm.rank + turn
         total = sum(numpy.arange(100, dtype=numpy.float32) % 7 + rank + turn for rank in range(comm.size))
@@ -43,7 +43,7 @@ def test_a_call_that_comes_again(executor):
 
 @pytest.mark.parametrize("kind", FILES)
 def test_xml(executor, tmp_path, kind):
-    """One file of each kind, on as many ranks as it is for."""
+    """A file of each kind is right, on the number of ranks of the file."""
     collective, _, sizes = FILES[kind]
     size = next(size for size in reversed(sizes) if size <= 4)
     path = tmp_path / "algorithm.xml"

@@ -1,4 +1,4 @@
-"""Calls that come again, comm.plan and comm.explain: everything resolved once, and what is known of it."""
+"""Repeated calls, comm.plan and comm.explain: arguments are resolved once, and the decisions are reported."""
 
 import json
 
@@ -10,7 +10,7 @@ import oracle
 
 
 def calls_again(comm):
-    """The same arrays once more, and once more with another look: what has changed is seen."""
+    """Repeated calls on the same arrays are right, and a call on changed views of the arrays notices the change."""
     for algorithm in ("ring", "auto"):
         x, out = numpy.arange(12.0).reshape(4, 3) + comm.rank, numpy.empty((4, 3))
         total = comm.size * numpy.arange(12.0).reshape(4, 3) + sum(range(comm.size))
@@ -27,15 +27,15 @@ def calls_again(comm):
         assert (comm.all_reduce(whole, out=other, algorithm=algorithm) == comm.size * whole).all()
     fixed = numpy.arange(5.0)
     fixed.flags.writeable = comm.rank != 0
-    for _ in range(7):  # replayed in the end: the root's is only read
+    for _ in range(7):  # replayed in the end; the root's array is read-only
         assert (comm.broadcast(fixed, root=0) == numpy.arange(5.0)).all()
-    carrier = numpy.full((2 * comm.size, 2), 0x38, numpy.uint8)  # ones
+    carrier = numpy.full((2 * comm.size, 2), 0x38, numpy.uint8)  # the bits of 1.0
     found = comm.reduce_scatter_v(carrier, [2] * comm.size, dtype="float8_e4m3fn")
     assert (found.view(oracle.kind("float8_e4m3fn")) == comm.size).all()
 
 
 def replayed(comm):
-    """From the fourth call on small calls of a device are graphs: in place or not, on other arrays every time."""
+    """From the fourth call on, small calls on a device are graphs: in place or not, on new arrays every time."""
     for algorithm in ("ring", "tree", "star"):
         for repeat in range(7):
             x = numpy.arange(257, dtype=numpy.float32) * (repeat + 1) + comm.rank
@@ -57,7 +57,7 @@ def content(comm, turn, shape):
 
 
 def plans(comm):
-    """What a plan says of itself; what it returns is held against the oracle by random programs."""
+    """A plan describes itself; random programs compare the results of plans with the oracle."""
     for collective, algorithm in (("reduce", "auto"), ("all_gather", "ring"), ("all_to_all", "auto")):
         x = content(comm, 0, (comm.size, 5))
         plan = comm.plan(collective, x, algorithm=algorithm)
@@ -74,7 +74,7 @@ def plans(comm):
 
 
 def plans_refused(comm):
-    """As the call would be."""
+    """A plan refuses wrong arguments with the errors of the call."""
     x = content(comm, 0, (4,))
     for code, name, options in (("GC-COLLECTIVE", "all_reduc", {}), ("GC-OP", "all_reduce", {"op": "foo"}),
                                 ("GC-ALGO", "all_reduce", {"algorithm": "rng"}), ("GC-ROOT", "reduce", {"root": 99})):
@@ -90,7 +90,7 @@ def plans_refused(comm):
 
 
 def explained(comm):
-    """On the host calls are counted and timed; on a device they end later than they return."""
+    """On the host, calls are counted and timed; on a device, calls return before their ends."""
     x, device = content(comm, 0, (512,)), "emulated" if comm.options.emulated else "cpu"
     before = comm.explain("all_reduce", x.nbytes, "int64")
     for _ in range(3):
@@ -108,7 +108,7 @@ def explained(comm):
 
 
 def planned_messages(comm):
-    """Around a ring, with new content each time; a send and a receive on their own; what is refused when planned."""
+    """Planned messages around a ring have new content every time; a single send and receive work; errors come early."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     x, out, back, status = numpy.zeros(5, int), numpy.zeros(5, int), numpy.zeros(5, int), gc.Status()
     around = comm.plan("sendrecv", x, out, dst=right, src=left, tag=3)

@@ -1,4 +1,4 @@
-"""Calls that come again: on other arrays that look alike, with and without `out`, and on arrays that look otherwise."""
+"""Repeated calls: on new arrays of the same layout or another layout, with and without `out`."""
 
 import numpy
 import pytest
@@ -6,7 +6,7 @@ import pytest
 import oracle
 from programs import program
 
-CALLS = 5  # a GPU's schedule is a graph from the fourth on
+CALLS = 5  # from the fourth call on, a GPU's schedule is a graph
 
 
 def given(rank, turn, shape, name="int64"):
@@ -14,7 +14,7 @@ def given(rank, turn, shape, name="int64"):
 
 
 def misplaced(x):
-    """The same elements, which begin at an odd address."""
+    """Return the same elements at an odd address."""
     memory = numpy.zeros(x.nbytes + x.itemsize, numpy.uint8)
     row = memory[1:1 + x.nbytes].view(x.dtype).reshape(x.shape)
     row[...] = x
@@ -26,7 +26,7 @@ LOOKS = {"plain": lambda x: x, "strided": lambda x: numpy.repeat(x, 2, -1)[..., 
 
 
 def expected(name, op, inputs, rank, root):
-    """What a rank gets of all ranks' inputs."""
+    """Return the result of a rank, from the inputs of all ranks."""
     size = len(inputs)
     total = inputs[0] if op is None else oracle.reduced(op, inputs[0].dtype.name, inputs)
     stacked = numpy.stack(inputs)
@@ -43,7 +43,7 @@ OPS = {"all_reduce": "sum", "reduce": "max", "all_gather": None, "gather": None,
 
 
 def call_of(comm, name, op, root):
-    """The collective as a function of x and `out`."""
+    """Return the collective as a function of x and `out`."""
     options = ({} if op is None else {"op": op}) | ({"root": root} if name in ("reduce", "gather") else {})
     return lambda x, out=None: getattr(comm, name)(x, out, **options)
 
@@ -68,12 +68,12 @@ def repeated(comm, name):
             assert call(x, out) is out
             assert out is None or (out == wanted).all()
     assert len({id(found) for found, _ in kept}) == len(kept)
-    assert all((found == wanted).all() for found, wanted in kept)  # a later call has written into none
+    assert all((found == wanted).all() for found, wanted in kept)  # no later call wrote into an earlier result
 
 
 @program
 def broadcast(comm):
-    """Into the array that is given, and never into another one at the same place."""
+    """A broadcast writes into the given array, never into an earlier array at the same place."""
     for turn in range(CALLS):
         for root in range(comm.size):
             x = given(comm.rank, turn + root, (2, 3))

@@ -1,4 +1,4 @@
-"""AddressSanitizer and UndefinedBehaviorSanitizer over random programs; what they see ends the process."""
+"""AddressSanitizer and UndefinedBehaviorSanitizer over random programs; a finding ends the process."""
 
 import json
 import os
@@ -11,10 +11,10 @@ import pytest
 import engine_mutants
 from jobs import launch, run_job
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]  # they compile everything anew
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]  # the tests compile everything anew
 BUILT_IN = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
 PROGRAMS = Path(__file__).parents[1] / "mixture.py"
-# Runs the programs on an engine that is built here, with some texts changed.
+# Runs the programs on an engine built here, from sources with some texts changed.
 ENGINE = """
 import json, runpy, sys
 import engine_mutants, extension
@@ -33,7 +33,7 @@ fuzzed.main(extension.built(extension.text(), "-g"), "sanitized", 20000)
 
 @pytest.fixture(scope="module")
 def environment():
-    """Variables of a process in which both sanitizers look at all that it compiles; its kernels are kept apart."""
+    """Return the variables and preload of a process with both sanitizers; sanitized kernels are cached apart."""
     compiler = os.environ.get("CXX", "g++")
     asked = [subprocess.run([compiler, f"-print-file-name={name}.so"], capture_output=True, text=True)
              for name in ("libasan", "libubsan")]
@@ -48,7 +48,7 @@ def environment():
 
 def sanitized(environment, ranks, *words):
     variables, preload = environment
-    command = ["env", preload, sys.executable, *words]  # the launcher itself is left alone
+    command = ["env", preload, sys.executable, *words]  # preloads into Python, not into the launcher
     return launch(ranks, *command, timeout=900, env=variables) if ranks else run_job(command, 2400, variables)
 
 

@@ -1,4 +1,4 @@
-"""The executor shared in each of the ways in which it reaches memory, and calls that follow each other closely."""
+"""The executor `shared` with each way of access to memory, and calls in close succession."""
 
 import contextlib
 from unittest import mock
@@ -20,7 +20,7 @@ WAYS = ("small", "copied", "mapped")
 
 @contextlib.contextmanager
 def way(name):
-    """Whatever a call's size: `small` as it comes; `copied` by the system; `mapped` as where that copies nothing."""
+    """Force a way of access: `small` by the call's size, `copied` by the system, `mapped` if the system refuses."""
     with contextlib.ExitStack() as stack:
         if name != "small":
             for size in ("TINY", "SMALL"):
@@ -64,7 +64,7 @@ def test_bits_are_those_of_messages_and_calls_follow_each_other(name, size):
 
 
 def many_broadcasts(comm, count):
-    """The root need not wait for anyone, and runs ahead as far as it can; what it only reads may be read-only."""
+    """The root waits for no receiver and runs far ahead; the root's array, only read, may be read-only."""
     for number in range(100):
         x = numpy.full(count, number if comm.rank == 0 else -1)
         x.flags.writeable = comm.rank != 0
@@ -77,7 +77,7 @@ def test_a_root_that_runs_ahead(count):
 
 
 def long_copies(comm, count):
-    """Results that are written past the caches, at every place in a line of them, ends included."""
+    """Results written past the caches are right at every offset in a cache line, ends included."""
     for shift, collective in enumerate(("broadcast", "all_gather", "all_to_all")):
         gives, takes = (count if one == collective else count * comm.size for one in ("all_gather", "broadcast"))
         given = numpy.arange(gives if collective == "all_to_all" else count, dtype=numpy.uint16) * 3 + comm.rank

@@ -1,4 +1,4 @@
-"""gpucoll.training on every executor, held against the same training written down for one rank."""
+"""gpucoll.training on every executor, compared with the same training written for a single rank."""
 
 import functools
 import math
@@ -18,20 +18,20 @@ STEPS = 5
 
 
 def whole(zero):
-    """All parameters, wherever they are."""
+    """Return all parameters in full, gathered if distributed."""
     with zero.layer(learning.SHAPES) as weights:
         return {name: array.copy() for name, array in weights.items()}
 
 
 def give(trainer, weights, step, rank):
-    """A rank's gradients, in an order of its own."""
+    """Give the trainer a rank's gradients, in a random order of the rank."""
     _, found = learning.gradients(weights, *learning.samples(step, rank))
     for name in numpy.random.default_rng([step, rank]).permutation(list(found)):
         trainer.ready(str(name), found[str(name)])
 
 
 def data_parallel(comm, make, oracle, bucket_bytes):
-    weights = learning.parameters(comm.rank)  # rank 0's count
+    weights = learning.parameters(comm.rank)  # rank 0's values are used on all ranks
     trainer, optimizer = training.DataParallel(weights, comm, bucket_bytes), make()
     for step in range(STEPS):
         give(trainer, weights, step, comm.rank)
@@ -56,7 +56,7 @@ def test_data_parallel_is_training_on_one_rank(executor, size, name, bucket_byte
 
 
 def accumulated(comm):
-    """Inside no_sync gradients add up; what comes next is added to them, and sent. All in whole numbers: every bit."""
+    """Gradients inside no_sync add up, together with the next gradients; whole numbers make every bit exact."""
     weights = {"w": numpy.zeros((3, 5)), "b": numpy.zeros(7, "f4")}
     trainer = training.DataParallel(weights, comm, bucket_bytes=64)
     for turn in range(3):
@@ -71,7 +71,7 @@ def accumulated(comm):
 
 
 def in_place(comm):
-    """What was computed where it travels is sent as it is, and inside no_sync it is the sum already."""
+    """Gradients computed in the trainer's buffer are sent unchanged; inside no_sync, the buffer is the sum already."""
     weights = {"w": numpy.zeros((3, 5)), "b": numpy.zeros(7, "f4")}
     trainer = training.DataParallel(weights, comm, bucket_bytes=64)
     for turn in range(3):
@@ -88,7 +88,7 @@ def in_place(comm):
 
 
 def refused(comm):
-    """What is wrong on one rank is an error on all, which names the parameter; on others it names the rank."""
+    """A mistake on a rank is an error on all ranks, naming the parameter; the other ranks also learn the rank."""
     weights = {"w": numpy.zeros((3, 5)), "b": numpy.zeros(7)}
     other = weights if comm.rank != 1 else {"w": numpy.zeros((3, 5)), "b": numpy.zeros(8)}
     with pytest.raises(gc.MismatchError, match=r"parameter 1 is b \(7,\) float64 on rank 0 and b \(8,\)") as found:
@@ -121,7 +121,7 @@ def refused(comm):
             trainer.finish() if isinstance(trainer, training.DataParallel) else trainer.step()
         assert not weights["w"].any()
         assert not weights["b"].any()
-    assert (comm.all_reduce(numpy.ones(3)) == comm.size).all()  # nothing is left behind
+    assert (comm.all_reduce(numpy.ones(3)) == comm.size).all()  # no message is left behind
 
 
 @pytest.mark.parametrize("program", [accumulated, in_place, refused], ids=lambda program: program.__name__)
@@ -130,7 +130,7 @@ def test_gradients(executor, program):
 
 
 def zero(comm, stage, folder):
-    """Trains, saves after three steps, trains on; loaded by other numbers of ranks it goes on as it did here."""
+    """Train, save after three steps, train on; a run loaded on another number of ranks must reach the same weights."""
     weights = learning.parameters(comm.rank)
     trainer = training.ZeRO(weights, comm, training.AdamW(0.01, weight_decay=0.1), stage)
     elements = sum(array.size for array in weights.values())
@@ -165,7 +165,7 @@ def resumed(comm, stage, folder, size):
 
 
 def with_short_moments(comm, folder):
-    """16 bits for each moment: half the state of float32, a path near to that of whole ones, and in checkpoints."""
+    """Moments of 16 bits halve the state, stay near full moments, and survive a checkpoint."""
     weights = [learning.parameters(0, "f4") for _ in range(2)]
     ways = [training.ZeRO(some, comm, training.Adam(0.01, moment_bits=bits), 1)
             for some, bits in zip(weights, (None, 16), strict=True)]
@@ -209,7 +209,7 @@ def test_numbers_that_would_fail_at_the_first_step(kind, numbers, named):
 
 
 def test_a_large_gradient_does_not_end_training():
-    """What is beyond 16 bits is kept as the largest that they hold."""
+    """A value beyond 16 bits is kept as the largest value of 16 bits, so that training stays finite."""
     optimizer, weights = training.Adam(0.1, moment_bits=16), {"w": numpy.zeros(2, "f4")}
     for gradient in (3e6, -1.0, -1.0):
         optimizer.step(weights, {"w": numpy.array([gradient, 1], "f4")})
@@ -231,7 +231,7 @@ def test_zero_is_training_on_one_rank(executor, size, stage, later, tmp_path):
 
 
 def layers(comm):
-    """In stage 3 no more than a layer in use and the next one are there, besides a rank's shards."""
+    """In stage 3, only the layer in use and the next layer exist in full, besides a rank's shards."""
     weights = learning.parameters()
     trainer = training.ZeRO(weights, comm, training.Adam(), stage=3)
     sizes = [8 * sum(weights[name].size for name in names) for names in learning.LAYERS]
@@ -239,7 +239,7 @@ def layers(comm):
     for turn in range(3):
         for names, nbytes in zip(learning.LAYERS, sizes, strict=True):
             with trainer.layer(names) as found:
-                coming = sizes[1] if turn and names is learning.LAYERS[0] else 0  # foretold by the step before
+                coming = sizes[1] if turn and names is learning.LAYERS[0] else 0  # prefetched after the first step
                 assert trainer.memory()["parameters"] == shards + nbytes + coming
                 assert all((found[name] == weights[name]).all() for name in names)
         assert trainer.memory()["parameters"] == shards
@@ -247,7 +247,7 @@ def layers(comm):
             trainer.ready(name, numpy.zeros(weights[name].shape))
         trainer.step()
     with trainer.layer(learning.LAYERS[0]):
-        pass  # the next one is coming, and out of date after a step
+        pass  # the prefetched next layer is out of date after a step
     for name, array in weights.items():
         trainer.ready(name, numpy.ones(array.shape))
     trainer.step()
@@ -291,7 +291,7 @@ def test_parameter_servers(executor, size, servers, staleness):
 
 
 def lost(comm):
-    """A worker that leaves without a word does not stop the others, where that is allowed."""
+    """If lost workers are allowed, a worker leaving without notice does not stop the others."""
     weights = {"w": numpy.zeros(100)}
     place = training.ParameterServer(weights, comm, 1, training.SGD(1.0), may_lose_workers=True)
     if place.is_server:
@@ -314,14 +314,14 @@ def test_a_worker_may_be_lost():
 
 
 def done_early(comm, order):
-    """What a worker has pushed last counts, and nothing that it pushes before the others have is lost."""
+    """The last push of a worker counts, and no push before the pushes of other workers is lost."""
     weights = {"w": numpy.zeros(9)}
     place = training.ParameterServer(weights, comm, 2, training.SGD(1.0))
     if place.is_server:
         return [float(row[0]) for row in place.serve().values()]
     place.pull()
     for turn in range(2):
-        if comm.rank == order:  # pushes once the other one has, as far as it can
+        if comm.rank == order:  # pushes after the other worker, as far as messages can order pushes
             comm.recv(numpy.zeros(1), 1 - order, tag=turn)
         else:
             comm.send(numpy.zeros(1), order, tag=turn)

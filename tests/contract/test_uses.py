@@ -1,4 +1,4 @@
-"""What goes with collectives, alike on every executor: works, messages, groups, ops of one's own, failures, memory."""
+"""Features around collectives, equal on every executor: works, messages, groups, custom ops, failures, memory."""
 
 import gc as garbage
 import threading
@@ -15,12 +15,12 @@ from thread_ranks import all_on_threads
 
 
 def progress(comm):
-    """The operation ends while this thread never calls the library, in pure Python."""
+    """The operation ends while this thread runs pure Python and never calls the library."""
     for algorithm in ("ring", "tree"):
         x = numpy.arange(100_000.0)
         work = comm.all_reduce(x, algorithm=algorithm, async_op=True)
         assert isinstance(work, gc.Work)
-        while not work._ended():  # reads a flag; is_completed() would help along
+        while not work._ended():  # only reads a flag; is_completed() would make progress
             sum(range(1000))
         assert work.is_completed()
         assert (work.wait() == x * comm.size).all()
@@ -39,7 +39,7 @@ def kept_alive(comm):
     assert alive() is None
 
 
-# ---------------------------------------------------------------- ops of the user's own
+# ---------------------------------------------------------------- custom ops
 
 
 def custom_ops(comm):
@@ -57,17 +57,17 @@ def custom_ops(comm):
 
 
 def bad_expressions(comm):
-    """Valid in NumPy, not in CUDA C++: refused on every rank before data move, with the compiler's line."""
+    """An expression valid only in NumPy is refused on every rank before data move, with the compiler's line."""
     x = numpy.ones(5, numpy.complex64)
     with pytest.raises((gc.ArgumentError, gc.DtypeError), match="complex64") as found:
         comm.all_reduce(x, op=gc.elementwise_op("abs(a) + b"), algorithm="tree")
     assert found.value.code.startswith("GC-OP")
     assert (x == 1).all()
-    assert comm.all_reduce(x.real.copy())[0] == comm.size  # nothing is broken
+    assert comm.all_reduce(x.real.copy())[0] == comm.size  # the communicator still works
 
 
 def unlike_lengths(comm):
-    """Calls are told apart where only other ranks' lengths are not what they were."""
+    """Calls are distinguished even if only lengths of other ranks differ."""
     for longest in (1, 5, 2, 9):
         blocks = [numpy.arange(float(longest)) if (comm.rank, peer) == (0, 1) else numpy.zeros(0)
                   for peer in range(comm.size)]
@@ -94,13 +94,13 @@ def test_a_bad_expression_is_refused_with_the_compilers_line(executor):
 
 
 def late(comm, begun):
-    """A rank never comes: whoever waits is told so, by its work too, and the communicator is revoked."""
-    comm.all_reduce(numpy.ones(5), algorithm="ring")  # all have met, with patience
+    """If a rank never comes, waits and works raise a timeout, and the communicator is revoked."""
+    comm.all_reduce(numpy.ones(5), algorithm="ring")  # all ranks meet under the long timeout
     begun.wait(seconds(60)) if comm.rank == 0 else begun.set()
     if comm.rank == 0:
         work = comm.all_reduce(numpy.ones(5), async_op=True, algorithm="ring")
         after = comm.all_reduce(numpy.ones(5), async_op=True)
-        comm._waits.timeout, work._deadline = 0.2, 0.0  # once both are under way
+        comm._waits.timeout, work._deadline = 0.2, 0.0  # set once both calls are under way
         for wait in (work.wait, work.synchronize):
             with pytest.raises(gc.CollectiveTimeout, match=r"waited 0\.2 s for the other ranks"):
                 wait()
@@ -116,7 +116,7 @@ def test_a_rank_that_never_comes_is_a_timeout(executor):
 
 @pytest.mark.parametrize("executor", ["nccl"], indirect=True)
 def test_a_wrong_length_fails_on_both(executor):
-    """Nothing crashes later: another communicator of the same threads is as good as new."""
+    """Both ranks get an error, nothing crashes later, and a new communicator of the threads works."""
     def wrong(comm):
         with pytest.raises((gc.BackendError, gc.CollectiveTimeout)):
             comm.all_reduce(numpy.ones(800 if comm.rank else 400), algorithm="ring")
@@ -147,7 +147,7 @@ def test_executors_that_threads_do_not_have(monkeypatch, emulated_kernels):
         assert found.value.code == "GC-EXECUTOR"
 
 
-# ---------------------------------------------------------------- memory that all ranks map
+# ---------------------------------------------------------------- symmetric memory
 
 
 def symmetric(comm):
@@ -165,9 +165,9 @@ def symmetric(comm):
         assert (comm.all_reduce(room, out=room) == comm.size * number).all()
         places.add(room.ctypes.data)
         del room
-    assert len(places) <= 2  # used again
+    assert len(places) <= 2  # freed memory is used again
     comm.close()
-    assert (x == sum(range(comm.size))).all()  # it outlives the communicator
+    assert (x == sum(range(comm.size))).all()  # the array outlives the communicator
     with pytest.raises(gc.ClosedError):
         comm.empty(3, "int8")
 
@@ -183,7 +183,7 @@ def symmetric_refused(comm):
                             ((2, object), gc.DtypeError)):
         with pytest.raises(kind if odd else gc.PeerError):
             comm.zeros(*(arguments if odd else (3, "int8")))
-    with pytest.raises(gc.BackendError):  # more than an address space has: an error on every rank, and then it goes on
+    with pytest.raises(gc.BackendError):  # beyond any address space: an error on every rank, without harm
         comm.empty(1 << 56, "float64")
     assert comm.zeros(3, "int8").sum() == 0
 

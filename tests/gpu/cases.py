@@ -1,6 +1,6 @@
-"""What is tested on a GPU, as plain functions: pytest runs them where it is installed, else scripts/gpu_check itself.
+"""The tests for a GPU as plain functions: called by pytest if pytest is installed, otherwise by scripts/gpu_check.
 
-A case raises `Skipped` with the reason why this host cannot run it. What may hang runs in a process of its own.
+A case raises `Skipped` with the reason if this host cannot run the case. Cases that may hang run in a separate process.
 """
 
 import functools
@@ -24,11 +24,11 @@ SANITIZER = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 
 
 class Skipped(Exception):
-    """This host cannot run a case; the text says why."""
+    """An error of a case unable to run on this host; the text is the reason."""
 
 
 def missing(*modules):
-    """Why nothing here can run on this host: what is missing, or "" where CuPy, its driver and a GPU are there."""
+    """Return the reason why this host can run no case, or "" with CuPy, the modules, a driver and a GPU."""
     for module in ("cupy", *modules):
         try:
             __import__(module)
@@ -56,7 +56,7 @@ def kernels():
 
 
 def check(*calls):
-    """Some of `checks`, by name, and what each takes after the kernels."""
+    """Call functions of `checks` by name, with the kernels and the further arguments."""
     import checks
 
     for name, *arguments in calls:
@@ -99,14 +99,14 @@ def memcheck(command, seconds, variables=None):
 
 
 def sanitized():
-    """Kernels of odd sizes and alignments."""
+    """Run kernels of odd sizes and alignments under memcheck."""
     memcheck(["-c", "import cases, checks; from gpucoll.core.ops import OPS; k = cases.kernels(); "
                     "checks.check_misaligned(k, 'int8'); checks.check_reduce(k, OPS['sum'], 'float16'); "
                     "checks.check_pack(k); checks.check_unpack(k)"], 120)
 
 
 def binding():
-    """Every call of the adapter on one rank, where all of them copy; NCCL's own words are in our error."""
+    """Every call of NCCL's adapter copies on a single rank, and NCCL's own message is in our error."""
     import cupy
     from cupy.cuda import nccl as library
 
@@ -162,7 +162,8 @@ TOGETHER = [*ALONE, ("missed",), ("without_nccl",), ("float8_below_hopper",),
             ("mirrored", "every_op_and_dtype", "all_reduce", "ring"), ("mirrored", "every_count", "all_reduce", "tree"),
             ("mirrored", "copies", "all_to_all", "auto"),
             ("mirrored", "segmented", "all_reduce", "ring"), ("mirrored", "shapes_and_strides", "tree")]
-# What the peer executor runs: schedules, not NCCL's own collectives. Threads share the null stream, ranks must not.
+# Programs of the peer executor: schedules, no collectives of NCCL. Some programs need a null stream for each rank, so
+# ranks must be processes: threads share the null stream.
 PEER = [("streams", "two_shot"), ("launched", "two_shot"), ("asynchronous", "one_shot"), ("points",), ("dlpack",),
         ("captured", "one_shot"), ("captured", "two_shot"), ("captured", "ring"), ("planned",), ("symmetric",),
         ("blocks",),
@@ -174,21 +175,21 @@ PEER = [("streams", "two_shot"), ("launched", "two_shot"), ("asynchronous", "one
         ("mirrored", "segmented", "all_reduce", "two_shot"), ("mirrored", "segmented", "all_reduce", "tree"),
         ("mirrored", "shapes_and_strides", "one_shot"), ("mirrored", "special_values", "ring"),
         ("mirrored", "carriers", "two_shot"), ("mirrored", "digests", "all_reduce", "two_shot", "float32")]
-PROCESSES = ("current_device", "missed", "without_nccl", "float8_below_hopper")  # make communicators of MPI's
+PROCESSES = ("current_device", "missed", "without_nccl", "float8_below_hopper")  # programs with communicators of MPI
 ON_PEER = {"GPUCOLL_EXECUTOR": "peer"}
-CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on one GPU: no stream stands behind another one's
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on a GPU: no streams in a common hardware queue
 THREADS = [*(program for program in TOGETHER if program[0] not in PROCESSES), ("of_threads",)]
 
 
 def run(command, seconds, variables=None):
-    """What a command says, stopped with all that it started after so many seconds."""
+    """Run a command and return its job; after `seconds`, stop the command with all its children."""
     from jobs import JobTimeout, find_launcher, run_job
 
     path = os.pathsep.join([*map(str, (TESTS, TESTS / "gpu", TESTS / "kernels", ROOT)),
                             *filter(None, [os.environ.get("PYTHONPATH")])])
     given, words = {"PYTHONPATH": path, **(variables or {})}, [*map(str, command)]
     try:
-        if find_launcher() is None:  # what needs none runs all the same
+        if find_launcher() is None:  # commands without need of a launcher still run
             return subprocess.run(words, env={**os.environ, **given}, timeout=seconds, capture_output=True, text=True,
                                   check=False)
         return run_job(words, seconds, given)
@@ -197,30 +198,30 @@ def run(command, seconds, variables=None):
 
 
 def programs(command, which, seconds, variables=None):
-    """Run programs in processes of their own; the error of the first that fails."""
+    """Run programs in separate processes; raise the first error."""
     job = run([*command, sys.executable, TESTS / "gpu_programs.py", json.dumps(which)], seconds, variables)
     assert job.returncode == 0, (job.stdout + job.stderr)[-4000:]
 
 
 def threads():
-    """Ranks as threads on one GPU, a stream each."""
+    """Run ranks as threads on a single GPU, with a stream each."""
     programs([], [("threads", 3, *program) for program in THREADS], 2 * LIMIT, CONNECTIONS)
 
 
 def peer_threads(ranks):
-    """The peer executor between ranks that are threads on one GPU: pointers, a stream each."""
+    """Run the peer executor between ranks as threads on a GPU: by pointers, with a stream each."""
     which = [program for program in PEER if program[0] not in ("streams", "points", "launched")]
     programs([], [("threads", ranks, *program) for program in which], 3 * LIMIT, {**ON_PEER, **CONNECTIONS})
 
 
 def peer_processes(ranks):
-    """The same between processes on one GPU, by CUDA's handles; NCCL must take them too, for messages."""
+    """Run the peer executor between processes on a GPU, by CUDA's handles; NCCL must accept the ranks for messages."""
     taken(ranks)
     programs(mpiexec(ranks), [("executors_named",), *PEER], 3 * LIMIT, {**SHARED, **ON_PEER, **CONNECTIONS})
 
 
 def taken(ranks):
-    """Skips where NCCL does not take so many processes on one GPU."""
+    """Raise `Skipped` if NCCL does not accept `ranks` processes on a GPU."""
     try:
         programs(mpiexec(ranks), [("points",)], LIMIT, SHARED)
     except AssertionError as error:
@@ -228,7 +229,7 @@ def taken(ranks):
 
 
 def peer_sanitized():
-    """The peer kernels: two threads, arrays in symmetric memory and beside it."""
+    """Run peer kernels of two threads under memcheck, on arrays inside and outside of symmetric memory."""
     which = json.dumps([("threads", 2, "planned"), ("threads", 2, "mirrored", "every_count", "all_reduce", "two_shot")])
     memcheck([TESTS / "gpu_programs.py", which], 240, {**ON_PEER, **CONNECTIONS})
 
@@ -239,25 +240,25 @@ def alone():
 
 
 def shared(ranks):
-    """Ranks as processes on one GPU, where this NCCL takes them."""
+    """Run ranks as processes on a GPU, if this NCCL accepts the ranks."""
     taken(ranks)
     programs(mpiexec(ranks), TOGETHER, 2 * LIMIT, SHARED)
 
 
 def late():
-    """One of two ranks does not come: the watchdog ends the call of the other one, with NaN and an error."""
+    """With a rank of two missing, the watchdog ends the call of the other rank, with NaN and an error."""
     taken(2)
     programs(mpiexec(2), [("missing", "native"), ("missing", "ring")], LIMIT, SHARED)
 
 
 def killed():
-    """A rank of two is killed: the other one is told so, or is at its deadline, and ends."""
+    """With a rank of two killed, the other rank gets an error, at its deadline at the latest, and ends."""
     needs("mpi4py")
     from ranks import find_launcher
 
     taken(2)
     launcher = find_launcher()
-    # A shell in between: the launcher is not to end the others, nor to signal them, which MPICH's does
+    # A shell in between: the launcher must not end the other rank, nor signal the rank as MPICH's launcher does
     alone = ["sh", "-c", 'trap "" USR1; "$0" "$@"; exit 0', sys.executable]
     first, *others = launcher.command(2, [*alone, TESTS / "gpu_programs.py", '[["killed"]]'])
     job = run([first, *launcher.vendor.keep_survivors, *others], LIMIT, SHARED)
@@ -265,7 +266,7 @@ def killed():
 
 
 def torch_tensors():
-    """PyTorch's tensors: those that require grad, float8, and side streams of its own."""
+    """Run programs on PyTorch's tensors: tensors requiring grad, float8, and side streams of PyTorch."""
     needs("torch")
     programs([], [("torch_tensors",)], LIMIT)
 
@@ -277,7 +278,7 @@ def across(which, minutes, variables=None):
 
 
 def mpiexec(ranks):
-    """The words that start so many ranks."""
+    """Return the command line for starting `ranks` ranks."""
     needs("mpi4py")
     from ranks import find_launcher
 
@@ -295,7 +296,7 @@ def needs(module):
 
 
 def reason(text):
-    """The line that tells most of why a job failed."""
+    """Return the most telling line about a failed job."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "GC-" in line or "NCCL" in line]
     return (telling or lines or ["it did not say why"])[-1][:300]

@@ -1,4 +1,4 @@
-"""The helpers of these tests are beside them."""
+"""The helpers of these tests are in this folder."""
 
 import sys
 from pathlib import Path

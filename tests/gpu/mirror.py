@@ -1,4 +1,4 @@
-"""The checks of tests/kernels on a GPU: in memory of the host that the GPU reaches at the same addresses."""
+"""The checks of tests/kernels on a GPU: in host memory, accessible to the GPU at the same addresses."""
 
 import checks
 import cupy
@@ -9,7 +9,7 @@ from gpucoll.device.cuda import CudaDevice
 
 
 class Memory(emulation.Memory):
-    """Pinned memory, with room around an array that must stay as it is."""
+    """Pinned memory, with space around an array that must not change."""
 
     def __init__(self, nbytes=1 << 17):
         self._pinned = cupy.cuda.alloc_pinned_memory(nbytes)
@@ -18,7 +18,7 @@ class Memory(emulation.Memory):
 
 
 class OnGpu:
-    """`Kernels` of a GPU; every launch has ended when its call returns."""
+    """`Kernels` of a GPU; every launch has ended at the return of the call."""
 
     def __init__(self):
         self._device = CudaDevice(0)
@@ -36,6 +36,6 @@ class OnGpu:
 
 
 def use():
-    """From here on the checks work in memory that a GPU reaches."""
+    """Make the checks use memory accessible to a GPU, and return the kernels."""
     checks.Memory = Memory
     return OnGpu()

@@ -1,4 +1,4 @@
-"""Everything that only a GPU can show; skipped where there is none, with the reason."""
+"""Everything that only a GPU can show; skipped without a GPU, with the reason."""
 
 import cases
 import pytest
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module", autouse=True)
 def gpu():
-    """Skips where CuPy, its driver or a GPU is missing."""
+    """Skip the tests if CuPy, a driver or a GPU is missing."""
     absent = cases.missing("ml_dtypes")
     if absent:
         pytest.skip(absent)

@@ -1,4 +1,4 @@
-"""Several all-reduces of the direct kernels on every rank's stream, back to back, and what NumPy makes of them."""
+"""All-reduces of the direct kernels, back to back on every rank's stream, compared with NumPy."""
 
 import numpy
 
@@ -10,9 +10,10 @@ from peer.world import World, expected, placed
 
 KERNELS = ("packets", "fold_all", "fold_share")
 NAMES = "abcdefghijkl"
-WRONG = "b"  # where the arrays are not that ranks do not share
-# Kernel, source, destination, and whether the ranks share these arrays: all of them say so, or some, or they mean other
-# ones. A rank that is ahead soon overwrites what another one may still read, if nothing holds it back.
+WRONG = "b"  # an array with unusable addresses, given in place of arrays not shared by the ranks
+# Kernel, source, destination, and sharing of these arrays: True (equal marks on all ranks), False, "some" (marks only
+# on odd ranks), "others" (unequal marks). The arrays are reused soon: without synchronization, a rank running ahead
+# overwrites data still read by another rank.
 SCRIPT = (
     ("packets", "a", "d", False),
     ("fold_all", "a", "e", True),
@@ -40,16 +41,16 @@ def instances(op, name):
 
 
 def room_for(ranks, nbytes, channels, sections=1):
-    """No more room than that, so that who leaves it is noticed; what is staged is staged in so many sections."""
+    """Return a room without spare space, so that overruns are noticed; staging an array takes `sections` sections."""
     words = -(-nbytes // 16)
     return Room(ranks, channels, depth=2, packets=16 * words, slot=32, staging=16 * -(-words // sections))
 
 
 def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCRIPT, misaligned=0, between=None,
         sections=1, **world):
-    """Run `script`, and `between(world, rank)` after each of its operations.
+    """Run `script` on all ranks, and `between(world, rank)` after each operation, and compare all arrays with NumPy.
 
-    Raises AssertionError where a bit is wrong, Fault where the kernels come to no good end.
+    Raises AssertionError for a wrong bit, and Fault if the kernels do not end properly.
     """
     data = [{key: expected.random_array(name, count, 100 * rank + number) for number, key in enumerate(NAMES)}
             for rank in range(ranks)]
@@ -84,6 +85,6 @@ def arguments_of(heap, kernel, held, rank, src, dst, shared):
     mark = {True: 7, False: 0, "some": 7 * (rank % 2), "others": 7 + rank}[shared]
     inputs, results = (Places(mark, [own[name if shared is True else WRONG].ctypes.data for own in held])
                        for name in (src, dst))
-    if kernel == "fold_all":  # in place it would overwrite what the others read
+    if kernel == "fold_all":  # in place, the kernel would overwrite data read by the others
         return heap.shots(*ends, Places(0) if src == dst else inputs, Places(1))
     return heap.shots(*ends, inputs, results)

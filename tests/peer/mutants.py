@@ -1,6 +1,6 @@
-"""Faults planted in the peer kernels' sources: each must be noticed by a check that passes on the real ones.
+"""Faults planted in the sources of the peer kernels: for each fault, a check passing on the real sources must fail.
 
-`python mutants.py CHECK [RACE]` runs one check below ThreadSanitizer, which the process has.
+`python mutants.py CHECK [RACE]` runs a single check under ThreadSanitizer, which the caller preloads.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from peer.world import Fault, World, library, placed, watched
 
 OP, NAME = "sum", "int32"
 NOTICED = (AssertionError, Fault)
-# Every mutant is noticed in one of the first two orders; the rest is a margin.
+# The first two orders of the threads suffice to notice every mutant; the others are a margin.
 SEEDS = range(6)
-# One-way traffic between two operations in packets: who sends does not wait for who receives.
+# One-way traffic between two operations in packets: the sender does not wait for the receiver.
 ONE_WAY = Case("broadcast", "chain", 3, 20, segments=2)
 ONE_WAY_RANKS = schedules.ranks_of(ONE_WAY, 2)
 DIRECT = direct.instances(OP, NAME)
@@ -34,33 +34,33 @@ STEPS = sources.reducing("steps", OPS[OP], DTYPES[NAME]), sources.reducing("step
 
 
 def check_direct(libraries, seed=0, **options):
-    """Small all-reduces back to back, in memory that all, some or no ranks share."""
+    """Small all-reduces back to back, in memory shared by all, some or no ranks."""
     direct.run(libraries, OP, NAME, ranks=3, seed=seed, **options)
 
 
 def check_sections(libraries, seed=0):
-    """What is staged does not fit the room for it at once."""
+    """Arrays longer than the staging buffer, staged in sections."""
     check_direct(libraries, seed, count=100, sections=3)
 
 
 def check_askew(libraries, seed=0):
-    """Sections of arrays that begin beside words, so that other threads stage an element than take its result."""
+    """Sections of misaligned arrays: a thread stages an element, and another thread takes the result."""
     direct.run(libraries, OP, NAME, ranks=2, count=200, sections=5, misaligned=4, threads=8, seed=seed)
 
 
 def check_groups(libraries, seed=0):
-    """Groups of four and of eight sources, and one more."""
+    """Four and eight sources, in whole groups, and a further source outside of the groups."""
     for ranks in (4, 5, 8, 9):
         direct.run(libraries, OP, NAME, ranks=ranks, seed=seed)
 
 
 def check_order(libraries, seed=0):
-    """Sums whose last bits show in which order they were formed."""
+    """Sums with last bits depending on the order of summation."""
     direct.run(libraries, OP, "float32", ranks=3, seed=seed)
 
 
 def check_few_blocks(libraries, seed=0):
-    """Of every rank one block at a time, or two, which ones nobody knows."""
+    """Only a single block or two of each rank under way at once, in an unknown order."""
     for blocks, residency in ((3, 1), (5, 2)):
         check_direct(libraries, seed, blocks=blocks, residency=residency)
 
@@ -73,17 +73,17 @@ def check_steps(libraries, seed=0, **options):
 
 
 def check_one_way(libraries, seed=0):
-    """Many send to one, which cannot keep up with them."""
+    """Gathers with many senders and a root slower than the senders."""
     schedules.run(libraries, Case("gather", "linear", 5, 90), Case("gather", "linear", 5, 40, root=2), seed=seed)
 
 
 def check_local(libraries, seed=0):
-    """Chunks of which none begins with a word."""
+    """Chunks with lengths of partial words, copied inside a rank and exchanged between two ranks."""
     schedules.run(libraries, Swap(2, 58), Turn(2, 58), seed=seed, threads=8)
 
 
 def check_between(libraries, seed=0):
-    """All-reduces in packets with broadcasts between them."""
+    """All-reduces in packets, with broadcasts in between."""
     count = 20
     packets = [(kernel, src, dst, shared) for kernel, src, dst, shared in direct.SCRIPT if kernel == "packets"]
     direct.run(libraries, OP, NAME, ranks=3, count=count, seed=seed, script=packets,
@@ -94,7 +94,7 @@ GONE = 2**64 - 1
 
 
 def check_late(libraries, seed=0):
-    """A rank gives up and says so; a rank that comes after that writes nothing into the other one's result."""
+    """A rank giving up leaves GONE for its peers; a late rank then writes nothing into the result of the first rank."""
     for late in (False, True):
         world = World(Room(2, 1, packets=64, slot=32, staging=64), libraries, seed=seed, patience=1e-3)
         rows = [placed(numpy.arange(16, dtype=NAME)) for _ in range(4)]
@@ -113,7 +113,7 @@ def check_late(libraries, seed=0):
 
 
 class Mutant(NamedTuple):
-    """What becomes of which text, and the check that must notice."""
+    """The old text, the new text, and the check that must notice the change."""
 
     old: str
     new: str
@@ -205,7 +205,7 @@ MUTANTS = {
     "staging is shared out like arrays": Mutant(
         "part.buffer == STAGING ? channel * a.region : range", "range", check_steps),
 }
-# What x86 forgives: ThreadSanitizer sees it.
+# Races without effect on x86, found by ThreadSanitizer.
 RACES = {
     "a meeting is told of without release": Mutant(MEET, MEET.replace("release", "relaxed"), check_direct),
     "a meeting is seen without acquire": Mutant(
@@ -214,7 +214,7 @@ RACES = {
         "store_release(address_of(lane.receives ?", "store_relaxed(address_of(lane.receives ?", check_steps),
     "a piece is seen without acquire": Mutant("        load_acquire(progress);", "        ;", check_steps),
 }
-# Models of SPIN, with the faults that their macros plant, and whether each holds.
+# SPIN models, with macros planting faults, and whether the model must hold.
 MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.pml -DONE_WAY", False),
           ("packets.pml -DONE_WAY -DBUFFERS=3", False), ("credits.pml", True), ("credits.pml -DDEPTH=1", True),
           ("credits.pml -DONE_WAY", True), ("credits.pml -DONE_WAY -DNO_CREDIT", False),
@@ -226,7 +226,7 @@ NEEDED = {check_direct: DIRECT, check_late: DIRECT, check_sections: DIRECT, chec
 
 
 def changed(mutant):
-    """The source with the fault in it, of the kernels that the check needs."""
+    """Return the source of the kernels needed by the check, with the fault planted."""
     source = sources.text(*NEEDED[mutant.check])
     if source.count(mutant.old) != 1:
         raise LookupError(f"{mutant.old!r} is in the source {source.count(mutant.old)} times")
@@ -244,7 +244,7 @@ def is_noticed(mutant):
 
 
 def watch(check, race=None):
-    """Run a check, on sources with a race or without; what the sanitizer sees ends the process with its code."""
+    """Run a check on sources with or without a race; a report of the sanitizer ends the process with its own code."""
     made = watched(changed(RACES[race]) if race else sources.text(*NEEDED[check]))
     for seed in SEEDS[:3]:
         try:

@@ -1,4 +1,4 @@
-"""Schedules of all ranks walked by the step kernel, and what NumPy makes of those that are run."""
+"""Schedules of all ranks run by the step kernel, with results compared with NumPy."""
 
 import functools
 
@@ -22,7 +22,7 @@ UNWRITTEN = 0xA5
 
 
 class Case:
-    """One collective of `size` ranks on blocks of `count` elements."""
+    """A collective of `size` ranks on blocks of `count` elements."""
 
     def __init__(self, collective, algorithm, size, count, *, name="int32", op="sum", root=0, segments=1,
                  in_place=False):
@@ -49,7 +49,7 @@ class Case:
 
     @functools.cached_property
     def inputs(self):
-        """What every rank has, None where that is nothing: any bits, unless sums must be exact."""
+        """Return the input of every rank, None for no input: random bits, unless sums must be exact."""
         return [self.values(rank) if self.row.input.exists(rank, self.root) else None for rank in range(self.size)]
 
     def values(self, rank):
@@ -60,11 +60,11 @@ class Case:
                                 oracle.kind(self.name))
 
     def output(self, rank):
-        """What `rank` must have in the end, None where that is nothing; by the words of the contract."""
+        """Return the expected output of `rank`, None for no output, by the contract of the collective."""
         if not self.row.output.exists(rank, self.root):
             return None
         match self.row.name:
-            case "all_reduce":  # the division of an average is the executor's
+            case "all_reduce":  # the executor divides an average
                 return oracle.reduced("sum" if self.op == "avg" else self.op, self.name, self.inputs)
             case "all_gather" | "gather":
                 return numpy.concatenate(self.inputs)
@@ -77,10 +77,10 @@ class Case:
 
 
 class Swap(Case):
-    """No collective: every rank copies two chunks crosswise and exchanges them again and again.
+    """No collective: every rank copies two chunks crosswise and exchanges the chunks again and again.
 
-    The last copy of the first round is not aligned as the next round's read of the same chunk is: a thread reads what
-    others have written, which it would not if both were divided among the threads alike.
+    The last copy of the first round and the next round's read of the same chunk differ in alignment. Threads therefore
+    read elements written by other threads; with equal alignment, each thread would read its own elements only.
     """
 
     def __init__(self, size, count):
@@ -101,7 +101,7 @@ class Swap(Case):
 
 
 class Turn(Swap):
-    """The same between two ranks: the one's first becomes its second, that becomes the other's first."""
+    """A cycle of two ranks: a rank's first chunk becomes its second, the second becomes the other rank's first."""
 
     def schedule(self, rank):
         low, high = (Slice("output", first) for first in (0, 1))
@@ -119,7 +119,7 @@ class Turn(Swap):
 
 
 class Rank:
-    """The buffers of one rank and the tables of its program, `made` for so many blocks."""
+    """The buffers of a rank, and the tables of its program `made` for `channels` blocks."""
 
     def __init__(self, case, rank, made, channels):
         plan, _ = case.plan(rank)
@@ -150,7 +150,7 @@ def unwritten(dtype, count):
 
 
 def run(libraries, *cases, channels=2, depth=2, slot=32, threads=4, **world):
-    """Run `cases` back to back on every rank's stream; raise AssertionError where an element is wrong."""
+    """Run `cases` back to back on every rank's stream; raise AssertionError for a wrong element."""
     size = cases[0].size
     where = World(Room(size, channels, depth, packets=16, slot=slot, staging=16), libraries, **world)
     ranks = [ranks_of(case, channels) for case in cases]

@@ -1,6 +1,6 @@
-"""The `peer` executor on the emulated device, ranks as threads: what the contract of all executors does not ask.
+"""The `peer` executor on the emulated device, with ranks as threads: behaviour beyond the contract of all executors.
 
-Memory that ranks share, calls that come again, programs that would stick, ranks that do not come.
+Shared memory, programs without an end, and absent ranks.
 """
 
 import threading
@@ -24,7 +24,7 @@ def emulated(monkeypatch, emulated_kernels):
 
 
 def on_threads(size, program):
-    """Run `program(comm)` on a thread for each rank, by this executor."""
+    """Run `program(comm)` on a thread for each rank, with the executor `peer`."""
     return thread_ranks.on_threads(size, program, timeout=seconds(60), executor="peer")
 
 
@@ -33,7 +33,7 @@ def executor(comm):
 
 
 def values(comm, count):
-    """What every rank has: sums are exact."""
+    """Return the inputs of all ranks, with exact sums."""
     return [numpy.arange(count, dtype=numpy.float32) % 1000 + rank for rank in range(comm.size)]
 
 
@@ -49,7 +49,7 @@ def test_copies_of_complex_numbers_that_are_aligned_as_reals_only():
 
 
 def test_a_program_that_sticks_is_refused():
-    """Every rank has rank 0's part: some wait for what nobody sends."""
+    """A deadlocking program is an error: all ranks get rank 0's part and wait for messages never sent."""
     def program(comm):
         with pytest.raises(gc.GpucollError, match="never sends"):
             comm.all_reduce(numpy.ones(5000, numpy.float32), algorithm="ring")

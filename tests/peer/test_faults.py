@@ -1,4 +1,4 @@
-"""Nightly: planted faults, data races and models of the peer kernels, and the compilers of every line of GPUs."""
+"""Nightly: planted faults, data races and SPIN models of the peer kernels, and compilers for all GPU architectures."""
 
 import functools
 import importlib
@@ -20,7 +20,7 @@ from pace import seconds
 from peer import mutants
 
 HERE = Path(__file__).parent
-gate = importlib.import_module("test_compile")  # beside the kernels' other tests, to which `peer.world` has made a way
+gate = importlib.import_module("test_compile")  # in tests/kernels, on the path by the import of `peer.world`
 
 pytestmark = [pytest.mark.kernel, pytest.mark.nightly]
 
@@ -37,7 +37,7 @@ def test_a_mutant_is_noticed(changed, name):
 
 
 def sanitizer():
-    """What makes a process one that ThreadSanitizer looks at: its library, at addresses that it can bear."""
+    """Return the path of ThreadSanitizer's library; skip the test without the library or without setarch."""
     command = [os.environ.get("CXX", "g++"), "-print-file-name=libtsan.so"]
     path = Path(subprocess.run(command, capture_output=True, text=True).stdout.strip())
     if not path.is_absolute() or shutil.which("setarch") is None:
@@ -87,7 +87,7 @@ MOVES = [sources.reducing("steps", None, DTYPES[name])
 
 
 def test_kernels_compile():
-    """A sample of ops and dtypes, other ones for each seed; kernels and lines of GPUs take turns."""
+    """A sample of ops and dtypes, drawn by the seed, compiles; the architectures share the kernels among them."""
     try:
         archs = [arch for arch in gate.ARCHS if int(arch.removeprefix("sm_")) in nvrtc.archs()]
     except BackendError as error:

@@ -1,4 +1,4 @@
-"""The kernels for memory that ranks share: in every order of their threads NumPy's bits, and no wait without an end."""
+"""The kernels for shared memory of ranks: NumPy's bits in every order of the threads, and no endless wait."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ from peer.world import ALL, Fault, World, library
 
 SIZES = (2, 3, 4, 8)
 SEEDS = batches([(seed,) for seed in range(200)], 50, keep=4, seed=0)
-# Every way of computing is in these; the others are the contract's.
+# These pairs cover every way of computing; tests/contract covers all pairs.
 OFTEN = [("sum", "bfloat16"), ("prod", "complex64"), ("min", "float8_e4m3fn"), ("lxor", "bool"), ("avg", "int16")]
 
 pytestmark = pytest.mark.kernel
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kernel
 
 @pytest.fixture(scope="module")
 def made():
-    """Everything that the default tests use, made on every core."""
+    """Return the libraries of all default tests, compiled on all cores."""
     units = {"once": sources.text(*mutants.DIRECT, *mutants.STEPS), "floats": sources.text(*mutants.FLOATS),
              "often": sources.text(*(one for op, name in OFTEN for one in (
                  *direct.instances(op, name), sources.reducing("steps", OPS[op], DTYPES[name]))))}
@@ -38,13 +38,13 @@ def made():
 
 @pytest.fixture
 def both(made):
-    """The op and dtype that most checks use."""
+    """Return the libraries of the op and dtype of most checks."""
     return made["once"]
 
 
 @pytest.mark.parametrize("check", mutants.NEEDED, ids=lambda check: check.__name__)
 def test_every_order_gives_numpys_bits(made, check):
-    """Every fault in `mutants.MUTANTS` makes one of these fail."""
+    """Every check passes in several orders of the threads; each fault of `mutants.MUTANTS` fails a check."""
     libraries = made["floats" if mutants.NEEDED[check] is mutants.FLOATS else "once"]
     for seed in mutants.SEEDS:
         with naming(seed):
@@ -53,7 +53,7 @@ def test_every_order_gives_numpys_bits(made, check):
 
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_direct_operations_back_to_back(both, seeds):
-    """All blocks under way at once, or one of each rank; what ranks do not share is staged section by section."""
+    """All blocks or a single block of each rank are under way at once; unshared arrays are staged in sections."""
     run = functools.partial(direct.run, both, mutants.OP, mutants.NAME)
     for size, (seed,) in itertools.product(SIZES, seeds):
         with naming((size, seed)):
@@ -74,11 +74,11 @@ def test_ops_and_dtypes(made):
                 schedules.run(libraries, Case("all_reduce", algorithm, 3, 100, op=op, name=name), slot=64, threads=16)
 
 
-# In a ring, one that waits for the missing rank keeps the next one waiting.
+# In a ring, a rank waiting for the missing rank also keeps the next rank waiting.
 @pytest.mark.parametrize(("kernel", "told"), [("packets", "where 2, peer 1,"), ("fold_all", "where 1, peer 1,"),
                                               ("ring", "where 3,")])
 def test_a_rank_that_never_comes_is_told(both, kernel, told):
-    """The results of the others have all bits set: NaN, if they were floating-point numbers."""
+    """The other ranks give up and name the wait; their results have all bits set, NaN as floating-point numbers."""
     world = World(Room(3, 2, packets=64, slot=32, staging=64), both, patience=1e-2)
     case = Case("all_reduce", "ring", 3, 16)
     ranks = schedules.ranks_of(case, 2)

@@ -1,4 +1,4 @@
-"""Programs for the step kernel: every rank's part of a chunk stays in one block's hands, and all come to their ends."""
+"""Programs for the step kernel: a rank's part of a chunk stays with a single block, and all programs end."""
 
 import itertools
 
@@ -46,7 +46,7 @@ def meet(spans, others):
 
 
 def test_what_is_read_in_a_step_is_not_changed_meanwhile():
-    """What comes is put only where nothing is sent from, and nothing read afterwards but by what is formed there."""
+    """A step receives into no span sent by the step, nor into operands of its last writes, except a target."""
     for (collective, algorithm), in_place in itertools.product(ALIKE, (False, True)):
         case = Case(collective, algorithm, 5, 64, in_place=in_place and collective == "all_reduce")
         for step in (step for made in case.programs(2) for step in made.steps):

@@ -1,4 +1,4 @@
-"""Ranks as fibers of one thread: the peer kernels of all of them in one world, in turns or by chance."""
+"""The peer kernels of all ranks in a single world: ranks are fibers of a thread, run in turns or in random order."""
 
 import ctypes
 import os
@@ -17,22 +17,22 @@ if KERNELS not in sys.path:
 import expected  # noqa: E402, F401 (the path comes first; others take these from here)
 from emulation import Fault, library  # noqa: E402
 
-PATIENCE = 2e-1  # seconds by a clock of which a turn takes 100 ns
-ALL = 1 << 30  # blocks of a rank under way at once
+PATIENCE = 2e-1  # seconds of a simulated clock: a turn takes 100 ns
+ALL = 1 << 30  # for `residency`: no limit
 LINE = 128
 
 
 def watched(source):
-    """The scheduler and the kernels apart, so that ThreadSanitizer looks at the kernels and not at what runs them."""
+    """Return the scheduler and the kernels compiled apart, so that ThreadSanitizer watches only the kernels."""
     scheduler = library(sources.text(sources.Instance("", "fibers.h", "")), "-DGC_ALONE")
     ctypes.CDLL(scheduler._name, mode=os.RTLD_GLOBAL)
     return scheduler, library(f"#define GC_SCHEDULER_ELSEWHERE\n{source}", "-fsanitize=thread", "-g")
 
 
 class World:
-    """`room.ranks` ranks with a slab each; what is launched begins in `run`.
+    """`room.ranks` ranks with a slab each; launched kernels begin in `run`.
 
-    `seed` 0: fibers take turns; else they are drawn. `residency`: blocks of a rank that are under way at once.
+    `seed` 0: fibers run in turns, otherwise in random order. `residency`: number of blocks of a rank under way at once.
     """
 
     def __init__(self, room, libraries, *, seed=0, residency=ALL, patience=PATIENCE):
@@ -54,7 +54,7 @@ class World:
                                   ctypes.c_void_p(arguments.ctypes.data), blocks, threads)
 
     def run(self):
-        """Run everything to its end; raise the first fault."""
+        """Run all launched kernels to their ends; raise the first fault."""
         assert self._scheduler.gc_advance(self._world, 1) == 0
         complaint = self._scheduler.gc_complaint(self._world)
         complaint = complaint and complaint.decode()
@@ -68,14 +68,14 @@ class World:
 
 
 def zeros(nbytes):
-    """Bytes that begin on a line of their own."""
+    """Return zero bytes at the start of a cache line."""
     room = numpy.zeros(nbytes + LINE, numpy.uint8)
     start = -room.ctypes.data % LINE
     return room[start:start + nbytes]
 
 
 def placed(values, misaligned=0):
-    """A copy that begins so many bytes after a multiple of 16."""
+    """Return a copy at `misaligned` bytes after a multiple of 16."""
     room = zeros(values.nbytes + 16)
     array = room[misaligned:misaligned + values.nbytes].view(values.dtype)
     array[:] = values

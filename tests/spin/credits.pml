@@ -1,6 +1,6 @@
-/* Slots and credits: two ranks send each other PIECES in a round, by DEPTH slots each way, doing whatever can be done.
-   ONE_WAY: only rank 0 sends. NO_CREDIT: a rank does not wait until a slot is free. IN_ORDER: it sends everything before
-   it receives anything. */
+/* Slots and credits: two ranks send each other PIECES in a round, by DEPTH slots each way, in any possible order.
+   ONE_WAY: only rank 0 sends. NO_CREDIT: a rank does not wait for a free slot. IN_ORDER: a rank sends everything before
+   the first receive. */
 #ifndef DEPTH
 #define DEPTH 2
 #endif

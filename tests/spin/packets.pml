@@ -1,6 +1,6 @@
 /* Packets: each operation has a slot for every writer at every rank, in buffer (operation modulo BUFFERS). A rank writes
-   to the others, then reads what each of them has written; what it waits for must not have been overwritten. With ONE_WAY
-   only rank 0 writes, and nobody but the others waits: a broadcast. */
+   to the others, then reads the packets of the others; no packet may be overwritten before the read. ONE_WAY: only
+   rank 0 writes, and only the other ranks wait, as in a broadcast. */
 #ifndef RANKS
 #define RANKS 3
 #endif

@@ -1,12 +1,12 @@
-/* Blocks that begin in any order, one of each rank at a time, and meet the other ranks' blocks of their number in each of
-   two operations: the number is drawn from a counter that begins again, and the last one to end counts the operation.
-   BY_INDEX: a block's number is fixed before it begins. STALE: nobody counts the operation. */
+/* Blocks begin in any order, a single block of each rank at a time. In each of two operations, a block meets the other
+   ranks' blocks of the same number. A block draws the number from a wrapping counter, and the last block to end counts
+   the operation. BY_INDEX: a block's number is fixed before the start. STALE: no block counts the operation. */
 #define RANKS 2
 #define BLOCKS 2
 #define OPERATIONS 2
 
 byte started[RANKS], ended[RANKS], operation[RANKS];
-byte met[RANKS * BLOCKS];  /* at how many meetings a rank's block was */
+byte met[RANKS * BLOCKS];  /* number of meetings of a rank's block */
 bool busy[RANKS];
 
 proctype block(byte me, index) {

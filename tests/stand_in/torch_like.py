@@ -1,7 +1,7 @@
-"""Tensors on a GPU as PyTorch has them, as far as we ask them: put in the place of the module `torch`.
+"""GPU tensors of PyTorch, as far as gpucoll uses tensors; this module takes the place of `torch`.
 
-After torch/_tensor.py: `__cuda_array_interface__` is a property, which raises RuntimeError where the tensor requires
-grad and KeyError for a dtype that NumPy has no letter for; `__dlpack__` orders the stream that it is asked for.
+As in torch/_tensor.py, the property `__cuda_array_interface__` raises RuntimeError for a tensor requiring grad and
+KeyError for a dtype unknown to NumPy. `__dlpack__` makes the requested stream wait for the tensor's stream.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ float32, float16, bfloat16, int16, uint8, float8_e4m3fn, float8_e5m2 = map(
 
 
 class Tensor:
-    """The elements of a CuPy array, made and used on `stream`; `asked` are the streams that `__dlpack__` was given."""
+    """The elements of a CuPy array, made and used on `stream`; `asked` lists the streams given to `__dlpack__`."""
 
     def __init__(self, array, kind=None, requires_grad=False, stream=None, asked=None):
         self._array, self.requires_grad = array, requires_grad
@@ -81,7 +81,7 @@ _local = threading.local()
 
 
 def _streams():
-    """The calling thread's streams of PyTorch's, the current one last: they are not those of CuPy."""
+    """Return the thread's stack of PyTorch streams, the current stream last; CuPy has separate streams."""
     if not hasattr(_local, "streams"):
         _local.streams = [cupy.cuda.Stream.null]
     return _local.streams
@@ -94,7 +94,7 @@ def _current_stream(device=None):
 
 @contextlib.contextmanager
 def _stream(stream):
-    """`stream` is the current one of PyTorch's inside; CuPy's stays what it is."""
+    """Make `stream` the current stream of PyTorch, but not of CuPy, within the `with` block."""
     _streams().append(stream)
     try:
         yield

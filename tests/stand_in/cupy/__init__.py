@@ -1,11 +1,14 @@
-"""A stand-in for CuPy: as much of it as gpucoll uses, and as strict, on the CPU.
+"""A stand-in for CuPy on the CPU: the parts used by gpucoll, as strict as the real package.
 
-    STAND_IN_GPUS   how many GPUs this process sees (1); 0 is a host without any
-    STAND_IN_BUS    the PCI bus of the first one (10)
-    STAND_IN_SEED   in which order streams go on where no event says it
+The modules imitate CuPy 14.2, CUDA's runtime and driver, and NCCL. Device memory is host memory, streams are queues,
+NCCL's messages travel by MPI. A misuse raises the error of CUDA or NCCL, with the real number.
+
+    STAND_IN_GPUS   number of GPUs seen by this process (1); 0 is a host without GPUs
+    STAND_IN_BUS    PCI bus of the first GPU (10)
+    STAND_IN_SEED   seed of the order of progress among streams, where events leave the order open
     GPUCOLL_STAND_IN, STAND_IN_NCCL, STAND_IN_CAPABILITY, STAND_IN_PROCESSORS   see hostile.py
 
-The "cubins" that it loads are shared objects: importing it makes our compiler of GPU code g++.
+The "cubins" are shared objects for the CPU: importing the stand-in makes gpucoll compile GPU code by g++.
 """
 
 from gpucoll.device import driver, gxx, nvrtc
@@ -52,4 +55,4 @@ __all__ = ["RawKernel", "RawModule", "abs", "add", "arange", "argpartition", "ar
 
 driver.exchange_capture_mode = _capture.exchange
 nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
-nvrtc.recipe = lambda arch, major=None: f"stand-in\n{gxx.recipe()}"  # the same for every arch
+nvrtc.recipe = lambda arch, major=None: f"stand-in\n{gxx.recipe()}"  # equal for every arch

@@ -1,6 +1,8 @@
-"""The array. Like CuPy's it is no NumPy array, mixes with none, and gives its content by `get` only.
+"""The stand-in for `cupy.ndarray` and CuPy's array functions: NumPy computes on the bytes of device memory.
 
-Every operation is enqueued on the current stream; NumPy does it on the chunk's bytes when its turn comes.
+Every operation is enqueued on the current stream, and NumPy runs the operation in stream order. Rules of CuPy and CUDA:
+no mixing with NumPy arrays, no implicit conversion to NumPy (only `get` copies to the host), no float8, operands only
+on the current device, and no copy from or to the host in a capture.
 """
 
 import threading
@@ -25,7 +27,7 @@ class ndarray:
         self._place(shape, dtype, numpy.empty(shape, dtype, order).strides if strides is None else tuple(strides))
 
     def _place(self, shape, dtype, strides):
-        """Be the elements at `data` with this shape and these strides."""
+        """Make `_host` a view of the memory at `data`, with this shape and these strides."""
         if 0 in shape:
             self._host = numpy.empty(shape, dtype)
             return
@@ -44,11 +46,11 @@ class ndarray:
     flags = property(lambda self: self._host.flags)
     device = property(lambda self: self.data.device)
     T = property(lambda self: self._window(self._host.T))
-    __array_ufunc__ = None  # NumPy computes with none of them
+    __array_ufunc__ = None  # makes NumPy refuse to compute with these arrays
     __hash__ = None
 
     def _window(self, host):
-        """The same memory through another view of `_host`."""
+        """Return an array of the same memory for `host`, another view of `_host`."""
         found = ndarray.__new__(type(self))
         offset = host.ctypes.data - self._host.ctypes.data if host.size else 0
         found.data, found._host = self.data + offset, host
@@ -57,7 +59,7 @@ class ndarray:
     def __array__(self, dtype=None, copy=None):
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
-    # What others see
+    # Protocols read by other libraries
 
     @property
     def __cuda_array_interface__(self):
@@ -75,7 +77,7 @@ class ndarray:
         current = get_current_stream()
         if consumer != -1 and consumer != (current.ptr or runtime.streamLegacy):
             _BaseStream(consumer, -1).wait_event(current.record())
-        return self._window(self._host)  # a capsule
+        return self._window(self._host)  # in place of a DLPack capsule
 
     # To the host and back
 
@@ -129,7 +131,7 @@ class ndarray:
 
     def reshape(self, *shape, order="C"):
         found = self._host.view()
-        found.shape = shape[0] if len(shape) == 1 else shape  # AttributeError where it cannot be a view
+        found.shape = shape[0] if len(shape) == 1 else shape  # AttributeError if no view has this shape
         return self._window(found)
 
     def astype(self, dtype, copy=True):
@@ -163,7 +165,7 @@ def supported(dtype):
 
 
 def check_elements(array):
-    """The elements are in living memory of the current device."""
+    """Raise ValueError unless the array is on the current device."""
     current = MACHINE.device()
     if array.data.device_id != current:
         raise ValueError("Array device must be same as the current device: array device = "
@@ -171,7 +173,7 @@ def check_elements(array):
 
 
 def hosts(operands):
-    """What NumPy computes with; TypeError for NumPy's arrays, which CuPy mixes with none of its own."""
+    """Return the operands for NumPy; raise TypeError for NumPy arrays, as CuPy does."""
     for x in operands:
         if isinstance(x, numpy.ndarray):
             raise TypeError(f"Unsupported type {type(x)}")
@@ -180,11 +182,12 @@ def hosts(operands):
     return [x._host if isinstance(x, ndarray) else x for x in operands]
 
 
-FILTERS = threading.RLock()  # those of warnings belong to the process: two threads would restore each other's
+# Warning filters belong to the process: two threads would restore each other's filters.
+FILTERS = threading.RLock()
 
 
 def call(function, *operands):
-    """A new array that will hold what `function` makes of the operands, on the current stream."""
+    """Return a new array for the result of `function` on the operands, computed on the current stream."""
     given = hosts(operands)
     with FILTERS, warnings.catch_warnings(), numpy.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -212,7 +215,7 @@ def enqueue(work, target):
 
 
 def operators(name, function):
-    """CuPy computes with no NumPy arrays: `call` refuses them."""
+    """Add an operator to `ndarray`, for both sides and in place; `call` refuses NumPy arrays, as CuPy does."""
     def in_place(self, other):
         write(self, lambda host, given: function(host, given, out=host, casting="same_kind"), other)
         return self
@@ -246,14 +249,14 @@ def asarray(a, dtype=None):
 
 
 def from_interface(described, owner):
-    """As CuPy does it: after the host has waited for the producer's stream."""
+    """Import an array from `__cuda_array_interface__`; as in CuPy, the host first waits for the producer's stream."""
     if described.get("stream") is not None:
         runtime.streamSynchronize(described["stream"])
     return unowned(described["shape"], described["typestr"], described["data"][0], owner, described["strides"])
 
 
 def unowned(shape, dtype, address, owner, strides):
-    """An array in memory that another library has, which it keeps."""
+    """Return an array in memory of another library; the array keeps `owner` alive."""
     chunk = _memory.chunk_at(address)
     memory = _memory.UnownedMemory(address, 0, owner, chunk.device if chunk else MACHINE.device())
     return ndarray(shape, dtype, _memory.MemoryPointer(memory, 0), strides)
@@ -295,7 +298,7 @@ def zeros_like(a, dtype=None):
 
 
 def arange(start, stop=None, step=1, dtype=None):
-    """By a kernel, not by a copy from the host."""
+    """Return evenly spaced values, written by a kernel instead of a copy from the host."""
     values = numpy.arange(start, stop, step, dtype) if stop is not None else numpy.arange(0, start, step, dtype)
     return call(lambda: values)
 

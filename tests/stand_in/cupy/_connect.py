@@ -1,26 +1,29 @@
-"""NCCL's connections: made by the host, inside ncclGroupEnd, when a direction to a peer is used for the first time.
+"""NCCL's connections: made by the host inside ncclGroupEnd, at the first use of a direction to a peer.
 
-After ncclTransportP2pSetup in NCCL's transport.cc: for every distance i a rank sends to rank + i and receives from
-rank - i. It tells each peer what is new, then waits for the peer's answer, and a second time when all is connected.
-There is no deadline: only an abort ends it. Who has nothing new meets nobody.
+The protocol is ncclTransportP2pSetup of NCCL's transport.cc. For every distance i, a rank sends to rank + i and
+receives from rank - i. The rank announces new directions to both peers and waits for their announcements, and again
+after connecting. Only an abort ends the wait, no deadline. A rank without new directions meets no other rank.
 """
 
 
 class Truncated(Exception):
-    """What a peer has sent is not what this rank connects."""
+    """An announcement of a peer differs from the directions connected by this rank."""
 
 
 def connect(rank, size, sends, receives, put, take):
     """Connect these new directions. `put(peer, tag, value)` sends at once, `take(peer, tag)` waits for the value."""
+    # As in NCCL: the first exchange carries connection data, the second confirms the connections.
     for again in (0, 1):
         for i in range(1, size):
             tag, to, of = 2 * i + again, (rank + i) % size, (rank - i) % size
             mine = int(to in sends), int(of in receives)
+            # At half the ring, both directions have the same peer, and a single message carries both.
             if to == of:
                 if any(mine):
                     put(to, tag, mine)
                     _compare(rank, to, mine, take(to, tag))
                 continue
+            # Both announcements before both waits: otherwise two ranks could wait for each other.
             for peer, new in ((of, mine[1]), (to, mine[0])):
                 if new:
                     put(peer, tag, None)
@@ -30,7 +33,7 @@ def connect(rank, size, sends, receives, put, take):
 
 
 def _compare(rank, peer, mine, theirs):
-    """One message has the data of both directions, which the receiver takes for as much as it expects itself."""
+    """Raise Truncated unless the peer's message, with the data of both directions, has the directions of `rank`."""
     if sum(mine) != sum(theirs):
         raise Truncated(f"Message truncated: rank {rank} received {sum(theirs)} of rank {peer}, not {sum(mine)}")
     if mine != theirs[::-1]:
@@ -38,14 +41,14 @@ def _compare(rank, peer, mine, theirs):
 
 
 class Connections:
-    """What a communicator has connected so far."""
+    """The directions connected so far by a communicator."""
 
     def __init__(self, rank, size):
         self._rank, self._size = rank, size
         self._sends, self._receives, self._ring = set(), set(), False
 
     def reach(self, sends, receives, collective, put, take):
-        """Connect what is new of a group: messages by their peers, and the ring at the first collective."""
+        """Connect the new directions of a group: messages to their peers, and the ring at the first collective."""
         if collective and not self._ring and self._size > 1:
             self._ring = True
             ring = {(self._rank + 1) % self._size}, {(self._rank - 1) % self._size}
@@ -57,7 +60,7 @@ class Connections:
             self._meet(*new, 1, put, take)
 
     def register(self, put, take):
-        """Meet all ranks, as NCCL does where a captured collective's buffers are registered for NVLink's switches."""
+        """Meet the ring neighbours, as NCCL meets all ranks to register buffers of a captured collective."""
         if self._size > 1:
             self._meet({(self._rank + 1) % self._size}, {(self._rank - 1) % self._size}, 2, put, take)
 

@@ -1,4 +1,7 @@
-"""Memory beside the pool, which other processes can map by a handle, and memory of the host that a GPU reaches."""
+"""Memory of cudaMalloc with cudaIpc handles for other processes, and CuPy's pinned memory of the host.
+
+Rules of CUDA: a handle opens only in another process, a freed or exported pointer is the start of an allocation.
+"""
 
 import collections
 import ctypes
@@ -13,10 +16,10 @@ from ._machine import MACHINE, check
 from ._memory import GARBAGE, Chunk, chunk_at, view
 from .hostile import on
 
-HANDLE = struct.Struct("=3q40x")  # process, file, bytes: 64 bytes as CUDA's
+HANDLE = struct.Struct("=3q40x")  # process, file, bytes: 64 bytes like CUDA's handle
 
-_own, _opened = {}, {}  # by address: file, what is mapped, and the chunk; what is mapped
-_pinned = collections.defaultdict(list)  # by size: pinned memory that was used before
+_own, _opened = {}, {}  # by address: (file, mapped bytes, chunk); mapped bytes
+_pinned = collections.defaultdict(list)  # by size: pinned memory for reuse
 
 
 def malloc(size):
@@ -31,7 +34,7 @@ def malloc(size):
 
 
 def free(ptr):
-    if ptr and MACHINE.runs_here():  # a finalizer in the thread that stands for the GPU, which would wait for itself
+    if ptr and MACHINE.runs_here():  # a finalizer on the GPU's own thread would wait for itself
         MACHINE.due.append(lambda: free(ptr))
     elif ptr:
         check(ptr in _own, 1, f"no allocation begins at {ptr:#x}")
@@ -79,7 +82,7 @@ def ipcCloseMemHandle(devPtr):
 
 
 def alloc_pinned_memory(size):
-    """Memory of the host; CuPy's pool rounds it up, hands it out again, and empties nothing."""
+    """Return memory of the host; by the rule `memory` rounded up, reused and not cleared, as by CuPy's pool."""
     if not on("memory"):
         return (ctypes.c_char * size)()
     rounded = max(1, -(-size // 512)) * 512

@@ -1,6 +1,8 @@
-"""The machine behind the stand-in: GPUs whose streams are queues, worked off by one thread in a seeded random order.
+"""The machine of the stand-in: GPUs and CUDA's streams, as queues served by a single thread in a seeded random order.
 
-What no event orders may happen in any order, and later than the host thinks, as on a GPU. Errors are CUDA's, by number.
+Actions not ordered by events run in any order, and later than the host expects, as on a GPU. Rules of CUDA: the null
+stream and the blocking streams wait for each other, destroyed handles are invalid, and after a fault of device code
+every call fails. Errors have CUDA's numbers.
 """
 
 import collections
@@ -14,13 +16,13 @@ import time
 
 from .hostile import connections, contexts, on
 
-VERSION = "14.2.0"  # of CuPy
-LAG = 3e-4  # seconds between what the host asks for and its beginning, unless the host waits
-NAP = 5e-5  # seconds between two looks at what waits for another process
+VERSION = "14.2.0"  # of the imitated CuPy
+LAG = 3e-4  # seconds between a submission and the start of the work, unless the host waits
+NAP = 5e-5  # seconds between polls of actions waiting for another process
 
 
 class CUDARuntimeError(RuntimeError):
-    """An error of a call of CUDA's runtime."""
+    """An error of a call of CUDA's runtime, with CUDA's number."""
 
     def __init__(self, status, words=""):
         super().__init__(f"CUDA error {status}: {words}")
@@ -32,11 +34,11 @@ def check(condition, status, words=""):
 
 
 class Queue:
-    """One stream: actions in order, each begun when those before it and those it depends on have ended."""
+    """A stream: a sequence of actions, each begun after the end of its predecessors and dependencies."""
 
     def __init__(self, device, blocking, handle=None, channel=0):
         self.device, self.blocking, self.handle, self.channel = device, blocking, handle, channel
-        self.work = collections.deque()  # of (dependencies, action, whether it is a kernel)
+        self.work = collections.deque()  # triples (dependencies, action, is a kernel)
         self.issued = self.ended = 0
         self.capture = None
 
@@ -44,7 +46,8 @@ class Queue:
         return all(queue.ended >= count for queue, count in dependencies)
 
     def advance(self, most):
-        """How many actions have ended; at most so many."""
+        """Run up to `most` actions, as far as possible without blocking; return the number of ended actions."""
+        # An action returns whether the action has ended; otherwise a later round asks again, and nothing blocks.
         done = 0
         while done < most and self.work and self.ready(self.work[0][0]) and self.work[0][1]():
             self.work.popleft()
@@ -53,8 +56,8 @@ class Queue:
         return done
 
     def runs(self):
-        """Whether a kernel of it runs, or will as soon as the machine comes to it: no other stream, nor the host, is
-        waited for."""
+        """Return whether a kernel is queued and the first action waits for no other stream and not for the host."""
+        # A copy: the GPU's thread removes actions meanwhile.
         work = list(self.work)
         first = work[0] if work else None
         return first is not None and any(kernel for _, _, kernel in work) and self.ready(first[0]) and (
@@ -62,7 +65,7 @@ class Queue:
 
 
 class Mark:
-    """A place in a queue, and when it was passed."""
+    """A place in a queue, and the time at which the queue passed the place."""
 
     def __init__(self, queue):
         self.queue, self.count, self.time = queue, queue.issued + 1, None
@@ -73,28 +76,29 @@ class Mark:
 
 
 class Machine:
-    """All GPUs of this process. `submit` may be called by any thread; one thread of its own does the work."""
+    """All GPUs of this process. Any thread may call `submit`; a single thread of the machine does the work."""
 
     def __init__(self, seed):
         self.devices = int(os.environ.get("STAND_IN_GPUS", "1"))
+        # Guards handles and queues, and announces progress to waiting hosts.
         self.news = threading.Condition()
         self.fault = None
-        self.hurry = False  # whether the host waits
+        self.hurry = False  # whether the host waits: work then starts without LAG
         self.order = random.Random(seed)
         self.handles = itertools.count(0x7000_0000_0000, 0x40)  # streams, events and graphs
         self.objects = {}
-        self.gone = collections.defaultdict(list)  # by kind: handles of what was destroyed
-        self.made = collections.Counter()  # streams by device
-        self.due = collections.deque()  # what the pool does with freed memory as soon as a thread comes by
+        self.gone = collections.defaultdict(list)  # by kind: handles of destroyed objects, for reuse
+        self.made = collections.Counter()  # number of created streams by device
+        self.due = collections.deque()  # deferred work on freed memory, done by `settle`
         self.queues = [Queue(device, True, 0) for device in range(self.devices)]  # the null streams come first
         self.current = threading.local()
-        self.claims = {}  # by the device: a socket whose name no other process can have
+        self.claims = {}  # by device: a socket with a name unique among processes
         self.thread = None
 
     # Handles
 
     def keep(self, thing):
-        """A new handle that stands for `thing`."""
+        """Return a handle of `thing`; by the rule `handles`, reuse the handle of a destroyed object."""
         with self.news:
             gone = self.gone[type(thing)]
             handle = gone.pop() if gone and on("handles") else next(self.handles)
@@ -102,7 +106,7 @@ class Machine:
         return handle
 
     def drop(self, handle):
-        """The handle stands for nothing from here on; what it stood for, or None."""
+        """Invalidate a handle; return the object of the handle, or None."""
         with self.news:
             found = self.objects.pop(handle, None)
             if found is not None:
@@ -110,13 +114,13 @@ class Machine:
         return found
 
     def find(self, handle, kind):
-        """What a handle stands for; an error where it stands for nothing of that kind, as after its destruction."""
+        """Return the object of a handle; raise error 400 for an invalid handle or another kind of object."""
         found = self.objects.get(handle)
         check(isinstance(found, kind), 400, f"{handle:#x} is no {kind.__name__}")
         return found
 
     def queue(self, handle):
-        """The queue of a stream: 0 and 1 are the null stream of the current device."""
+        """Return the queue of a stream's handle: 0 and 1 are the null stream of the current device."""
         return self.queues[self.use()] if handle in (0, 1) else self.find(handle, Queue)
 
     def new_queue(self, blocking):
@@ -129,16 +133,16 @@ class Machine:
         return queue.handle
 
     def device(self):
-        """The calling thread's current device: 0 in every new thread."""
+        """Return the calling thread's current device: 0 in every new thread."""
         check(self.devices, 100)
         return getattr(self.current, "device", 0)
 
     def has_context(self):
-        """Whether the calling thread has used a GPU."""
+        """Return whether the calling thread has used a GPU."""
         return hasattr(self.current, "device")
 
     def use(self, device=None):
-        """The calling thread uses its current device, or makes `device` that: the process has a context on it."""
+        """Make `device` current in the calling thread (None: no change), with a context of the process."""
         device = self.device() if device is None else device
         if os.environ.get("STAND_IN_EXCLUSIVE") and device not in self.claims:
             self.claims[device] = self.claim(device)
@@ -147,9 +151,10 @@ class Machine:
         return device
 
     def claim(self, device):
-        """The GPU is this process's alone; error 46 where another process with the same STAND_IN_EXCLUSIVE has it."""
+        """Reserve the GPU; raise error 46 if another process with the same STAND_IN_EXCLUSIVE has the GPU."""
         claim = socket.socket(socket.AF_UNIX)
         try:
+            # A name in the abstract namespace ends with the process, so a killed process leaves no claim.
             claim.bind(f"\0stand-in {os.environ['STAND_IN_EXCLUSIVE']} GPU {device}")
         except OSError:
             claim.close()
@@ -159,24 +164,25 @@ class Machine:
     # Work
 
     def submit(self, queue, begin, after=(), kernel=False):
-        """Put the action that `begin` returns at the end of a queue, or `begin` in the graph that is being captured."""
+        """Append the action returned by `begin` to a queue, or `begin` to the graph of a capturing queue."""
         self.check()
         self.settle()
         if queue.capture is not None:
             queue.capture.add(queue, begin, kernel)
             return
+        # A single lock: the counts taken as dependencies must still hold when the action is appended.
         with self.news:
             self.put(queue, begin(), [*after, *self.implied(queue), *self.ahead(queue)], kernel)
 
     def put(self, queue, action, after=(), kernel=False):
-        """Put an action at the end of a queue, even of one that captures."""
+        """Append an action to a queue, even to a capturing queue."""
         with self.news:
             queue.work.append((after, action, kernel))
             queue.issued += 1
             self.wake()
 
     def implied(self, queue):
-        """What the null stream waits for, and what waits for it: all streams but the non-blocking ones."""
+        """Return implicit dependencies: the null stream and the blocking streams wait for each other."""
         null = self.queues[queue.device]
         if queue is null:
             others = [other for other in self.queues
@@ -186,12 +192,12 @@ class Machine:
         return [(null, null.issued)] if queue.blocking else []
 
     def ahead(self, queue):
-        """What other streams have in the same hardware queue: it goes first."""
+        """Return the unfinished work of other streams in the same hardware queue, which must end first."""
         return [(other, other.issued) for other in self.queues if other is not queue and other.ended < other.issued
                 and (other.device, other.channel) == (queue.device, queue.channel)] if on("queues") else []
 
     def settle(self):
-        """Do what is due. Not where it arises: a collector may come by inside any lock."""
+        """Do deferred work. Finalizers only defer, because the garbage collector may run inside any lock."""
         while self.due and not self.runs_here():
             with contextlib.suppress(IndexError):  # another thread was first
                 self.due.popleft()()
@@ -203,39 +209,43 @@ class Machine:
         self.news.notify_all()
 
     def runs_here(self):
-        """Whether this thread stands for the GPU; finalizers may run in it, too."""
+        """Return whether the calling thread is the GPU's thread; finalizers may run on the GPU's thread, too."""
         return threading.current_thread() is self.thread
 
     def serve(self):
         while True:
             with self.news:
                 self.news.wait_for(lambda: any(queue.work for queue in self.queues))
+            # Let the host run ahead, so that a missing wait shows as old data.
             if not self.hurry:
                 time.sleep(LAG)
             if not self.round():
                 time.sleep(NAP)
 
     def round(self):
-        """Let every queue go on, in random order and not always as far as it could; whether anything has ended."""
+        """Advance all queues in random order, not always as far as possible; return the number of ended actions."""
         with self.news:
             busy = [queue for queue in self.queues if queue.work]
         done = 0
         try:
             for queue in self.order.sample(busy, len(busy)):
+                # Unequal progress shows programs relying on an order without events.
                 done += queue.advance(self.order.choice((1, 2, 1000)))
         except Exception as error:
             self.fail(error)
         if done:
             with self.news:
+                # As in CUDA, a destroyed stream first completes all work.
                 self.queues[:] = [q for q in self.queues if q.work or q.handle == 0 or self.objects.get(q.handle) is q]
                 self.hurry = self.hurry and any(queue.work for queue in self.queues)
                 self.news.notify_all()
         return done
 
     def fail(self, error):
-        """A fault in device code ends everything, and every later call says so."""
+        """Record a fault of device code: all work is dropped, and every later call raises error 719."""
         with self.news:
             self.fault = error
+            # Everything counts as ended, so that waiting hosts wake up and raise the fault.
             for queue in self.queues:
                 queue.work.clear()
                 queue.ended = queue.issued
@@ -247,8 +257,9 @@ class Machine:
     # Waiting
 
     def finish(self, points):
-        """Return when all these (queue, count) have ended."""
+        """Wait until each (queue, count) has ended; raise error 719 after a fault."""
         with self.news:
+            # `round` clears `hurry` as soon as all queues are empty, so set `hurry` in every turn.
             while not all(queue.ended >= count for queue, count in points):
                 self.hurry = True
                 self.news.notify_all()
@@ -256,7 +267,7 @@ class Machine:
         self.check()
 
     def until_idle(self, device):
-        """Return when no kernel of the device runs."""
+        """Wait until no kernel of the device runs."""
         with self.news:
             while any(queue.runs() for queue in self.queues if queue.device == device) and self.fault is None:
                 self.hurry = True
@@ -264,25 +275,26 @@ class Machine:
                 self.news.wait(0.01)
 
     def ended(self, queue, count):
-        """Whether it has ended; the host that asks seems to wait."""
+        """Return whether `count` actions of the queue have ended; a polling host counts as waiting."""
         self.check()
         self.hurry = self.hurry or queue.ended < count
         return queue.ended >= count
 
 
 class Event:
-    """What an event's handle stands for: a mark, of a queue or in a capture, or nothing yet."""
+    """The object of an event's handle: the mark of a queue or of a capture, None before the first record."""
 
     def __init__(self, device, timed):
         self.device, self.timed, self.mark = device, timed, None
 
 
+# The process id gives every rank an order of its own.
 MACHINE = Machine(int(os.environ.get("STAND_IN_SEED", "0")) + os.getpid())
 
 
 @contextlib.contextmanager
 def on_device(device):
-    """The current device, for a while."""
+    """Make `device` current within the `with` block."""
     before = MACHINE.device()
     MACHINE.use(device)
     try:

@@ -1,6 +1,8 @@
-"""Device memory: chunks on the host that are never given back, and a pool that hands them out again at once.
+"""Device memory and CuPy's memory pool: chunks of host memory, never given back, handed out again at once.
 
-As CuPy's pool does it: by the stream that was current at the allocation, whatever other streams are still doing.
+As in CuPy, freed memory serves the next allocation of equal size on the same stream (the stream current at the
+allocation), even while other streams still use the memory. Rule of CUDA: an access outside of living memory of the
+device is cudaErrorIllegalAddress.
 """
 
 import bisect
@@ -16,15 +18,17 @@ from .hostile import on
 UNIT = 512
 GARBAGE = 0xC5
 
+# Reentrant: a finalizer may free memory on a thread holding the lock.
 _lock = threading.RLock()
-_starts, _chunks = [], []
-_free = collections.defaultdict(list)  # by device, stream and size
+_starts, _chunks = [], []  # sorted by address, for bisection
+_free = collections.defaultdict(list)  # free chunks by (device, stream, size)
 
 
 class Chunk:
-    """A range of device memory; `live` while an array has it, or, of what is `given`, until it is forgotten."""
+    """A range of device memory. `live`: used by an array, or, for memory `given` by malloc, not yet freed."""
 
     def __init__(self, nbytes, device, given=None):
+        # UNIT spare bytes make room for CuPy's alignment to UNIT.
         room = numpy.full(nbytes + UNIT, GARBAGE, numpy.uint8) if given is None else given
         self.start = -(-room.ctypes.data // UNIT) * UNIT
         first = self.start - room.ctypes.data
@@ -36,7 +40,7 @@ class Chunk:
             _chunks.insert(place, self)
 
     def forget(self):
-        """From here on an address in it is that of nothing."""
+        """Remove the chunk, so that addresses in the chunk become invalid."""
         with _lock:
             self.live = False
             place = _chunks.index(self)
@@ -44,7 +48,7 @@ class Chunk:
 
 
 class Memory:
-    """What an allocation gives; when the last array that uses it is gone, the pool has it again."""
+    """An allocation; the pool gets the memory back after the end of the last array in the memory."""
 
     def __init__(self, nbytes):
         self.device_id = MACHINE.use()
@@ -52,6 +56,7 @@ class Memory:
         if nbytes:
             from .cuda import get_current_stream
             self._key = (self.device_id, get_current_stream().ptr, -(-nbytes // UNIT) * UNIT)
+            # Memory freed before must be available to this allocation, as in CuPy.
             MACHINE.settle()
             with _lock:
                 self.chunk = _free[self._key].pop() if _free[self._key] else None
@@ -64,6 +69,7 @@ class Memory:
     def __del__(self):
         if getattr(self, "chunk", None) is not None:
             self.chunk.live = False
+            # Deferred: a finalizer may run inside any lock, and on the GPU's thread.
             if on("memory"):
                 MACHINE.due.append(lambda key=self._key, chunk=self.chunk: _spoil(key, chunk))
             else:
@@ -72,9 +78,10 @@ class Memory:
 
 
 def _spoil(key, chunk):
-    """Memory that was freed is free once it is overwritten: as by the next one to have it, in the order of its stream.
+    """Return freed memory to the pool, overwritten in the order of its stream as by the next owner.
 
-    Where that stream is gone, as by the next stream of its handle, which comes after nothing.
+    A missing synchronization then shows as garbage. For a destroyed stream, a new stream with the same handle, if any,
+    overwrites the memory, without order after the old stream.
     """
     queue = MACHINE.queues[key[0]] if key[1] in (0, 1) else MACHINE.objects.get(key[1])
     if isinstance(queue, Queue) and MACHINE.fault is None:
@@ -84,7 +91,7 @@ def _spoil(key, chunk):
 
 
 class UnownedMemory:
-    """Memory that somebody else has, who lives as long."""
+    """Memory of another library; `owner` is kept alive."""
 
     def __init__(self, ptr, size, owner, device_id):
         self.ptr, self._owner, self.device_id = ptr, owner, device_id
@@ -105,7 +112,7 @@ class MemoryPointer:
 
 
 def chunk_at(address):
-    """The chunk that holds this address, or None."""
+    """Return the chunk containing this address, or None."""
     with _lock:
         place = bisect.bisect(_starts, address) - 1
         found = _chunks[place] if place >= 0 else None
@@ -113,7 +120,7 @@ def chunk_at(address):
 
 
 def view(address, nbytes, device):
-    """The bytes there; cudaErrorIllegalAddress where they are not all in living memory of this device."""
+    """Return the bytes at `address`; raise cudaErrorIllegalAddress unless all are living memory of `device`."""
     if nbytes == 0:
         return numpy.empty(0, numpy.uint8)
     chunk = chunk_at(address)

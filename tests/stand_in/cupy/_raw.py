@@ -1,4 +1,8 @@
-"""Kernels: `RawModule(path=)` of a "cubin", here a shared object that g++ made of the same source."""
+"""The stand-in for `cupy.RawModule` and `RawKernel`: a "cubin" is a shared object compiled by g++ from the same source.
+
+Rules of CUDA: a kernel is launched only on the device of its module, loading and unloading may synchronise, and the
+addresses in the arguments are living memory of the device.
+"""
 
 import ctypes
 import sys
@@ -21,13 +25,14 @@ class RawModule:
 
     def get_function(self, name):
         device = MACHINE.use()
-        if (device, self._path) not in _loaded:  # CuPy's memo has no lock: who comes second unloads its own
+        # CuPy's cache of modules has no lock: the second of two threads unloads its own module again.
+        if (device, self._path) not in _loaded:
             _loaded.setdefault((device, self._path), _Module(self._path, device))
         return types.SimpleNamespace(kernel=Function(self._path, name, device))
 
 
 class _Module:
-    """Stands for what cuModuleLoad gives."""
+    """A module loaded by cuModuleLoad and unloaded by cuModuleUnload; both may synchronise."""
 
     def __init__(self, path, device):
         synchronising("cuModuleLoad", device)
@@ -39,7 +44,7 @@ class _Module:
 
 
 class RawKernel:
-    """One of CUDA source, which nothing here can run: it does what the bench's `hold` does, whatever its source is."""
+    """A kernel of CUDA source, not runnable here: always the bench's `hold`, ended by a flag or a deadline."""
 
     def __init__(self, code, name):
         assert name == "hold"
@@ -56,7 +61,7 @@ class RawKernel:
 
 
 class Function:
-    """A kernel of the current device; it may be launched on that device's streams only."""
+    """A kernel of the current device, to be launched only on streams of this device."""
 
     def __init__(self, path, name, device):
         try:
@@ -71,13 +76,13 @@ class Function:
         queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
         if not self._device == MACHINE.device() == queue.device:
             raise CUDADriverError(400, f"{self._name} was loaded on GPU {self._device}, not {queue.device}")
-        (given,) = args  # one structure, passed by value
+        (given,) = args  # a single structure, passed by value
         check_addresses(self._name, given, self._device)
         argument = given.copy()
         MACHINE.submit(queue, lambda: self._begin(grid[0], block[0], argument), kernel=True)
 
     def _begin(self, blocks, threads, argument):
-        """What runs the kernel; one that waits for other ranks does so piece by piece, as on the emulated device."""
+        """Return the action of a kernel; a kernel waiting for other ranks runs in pieces, as on the emulated device."""
         if hasattr(self._library, "gc_world"):
             from gpucoll.device.emulated import RunningKernel
             return RunningKernel(self._library, self._name, blocks, threads, argument)
@@ -91,7 +96,7 @@ class Function:
 
 
 def check_addresses(name, argument, device):
-    """No word of the argument is an address of memory that has been freed, or that is another GPU's."""
+    """Raise RuntimeError if a word of the argument is an address of freed memory or of another GPU's memory."""
     for word in argument.view(numpy.uint64) if argument.nbytes % 8 == 0 else ():
         chunk = _memory.chunk_at(int(word))
         if chunk is not None and not (chunk.live and chunk.device == device):

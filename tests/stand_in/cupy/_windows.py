@@ -1,21 +1,25 @@
-"""NCCL's windows: memory of ncclMemAlloc that all ranks register together, after nccl.h of version 2.27."""
+"""NCCL's windows: memory of ncclMemAlloc registered by all ranks together, after nccl.h of version 2.27.
+
+Rules of NCCL: only memory of ncclMemAlloc is registered, all ranks register together, and the arrays of a
+collective have the same places in windows on all ranks.
+"""
 
 import zlib
 
 from .cuda import runtime
 
-_allocated = {}  # by ncclMemAlloc: address and bytes
+_allocated = {}  # bytes by address, of ncclMemAlloc
 INVALID_ARGUMENT = 4
 
 
 class Windows:
-    """Those of a communicator by their numbers, address and bytes; `count` is of collectives on arrays in windows."""
+    """A communicator's windows: address and bytes by number. `count` counts collectives with all arrays in windows."""
 
     def __init__(self):
         self.places, self.count = {}, 0
 
     def used(self, arrays):
-        """A number for the places of a collective's arrays in windows: other ones are taken for another collective."""
+        """Return a number for the places of a collective's arrays in windows; unequal ranks do not match."""
         places = [self._place(*array) for array in arrays]
         self.count += None not in places
         return zlib.crc32(repr(places).encode()) % 997
@@ -26,7 +30,7 @@ class Windows:
 
 
 def functions(communicators):
-    """What the library has, by name: each returns a code."""
+    """Return the library's functions for windows by name; each function returns NCCL's code."""
     def register(comm, start, nbytes, window, flags):
         if _allocated.get(start, 0) < nbytes:
             return INVALID_ARGUMENT

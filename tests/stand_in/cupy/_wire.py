@@ -1,7 +1,7 @@
-"""What carries NCCL's messages in the stand-in: MPI between processes, a queue for what a rank sends to itself.
+"""The transport of NCCL's messages in the stand-in: MPI between processes, a queue for messages of a rank to itself.
 
-Messages of two ranks arrive in the order that they were sent in. Each tells its length and dtype, and who receives
-another one fails.
+Messages of two ranks arrive in the order of sending. Each message carries its length and dtype, and a receive of
+another length or dtype fails.
 """
 
 import collections
@@ -13,24 +13,24 @@ import time
 import numpy
 
 HEAD = struct.Struct("=QQ")  # bytes and dtype
-MEETING = 23_000  # a tag of COMM_WORLD, of ours alone
-DATA = 0  # tags of a communicator: from 1 on those of the host's own messages
+MEETING = 23_000  # first of the tags of COMM_WORLD reserved for meetings
+DATA = 0  # tag of data; tags from 1 on carry the host's own messages
 
 
 class Mismatch(Exception):
-    """Two ranks that do not agree: on a GPU they would hang, or worse."""
+    """A disagreement of two ranks; on a GPU the ranks would hang, or worse."""
 
 
 class Wire:
-    """The messages of one communicator; `mpi` is None for a lone rank."""
+    """The messages of a communicator; `mpi` is None for a lone rank."""
 
     def __init__(self, rank, size, mpi):
         self.rank, self.size, self.mpi = rank, size, mpi
-        self._own = collections.deque()  # messages to itself
-        self._told = []  # the host's own messages, under way
+        self._own = collections.deque()  # messages of this rank to itself
+        self._told = []  # pending sends of the host's own messages
 
     def send(self, data, kind, peer):
-        """A predicate: whether the message has gone. `data` may change from here on."""
+        """Start a send and return a predicate for its end; the caller may change `data` at once."""
         message = numpy.frombuffer(HEAD.pack(len(data), kind) + data.tobytes(), numpy.uint8)
         if peer == self.rank:
             self._own.append(message)
@@ -38,7 +38,7 @@ class Wire:
         return _under_way(self.mpi.Isend([message, "B"], peer, tag=DATA), message)
 
     def receive(self, target, kind, peer):
-        """A predicate: whether the message has come; from then on it is in `target`."""
+        """Start a receive and return a predicate for its end; after the end, the message is in `target`."""
         room = numpy.zeros(HEAD.size + target.size, numpy.uint8)
         arrived = self._own.__len__ if peer == self.rank else _under_way(
             self.mpi.Irecv([room, "B"], peer, tag=DATA), room)
@@ -56,23 +56,25 @@ class Wire:
         return has_come
 
     def put(self, peer, tag, value):
-        """Send what a host tells another one; does not wait."""
+        """Send a value to the host of another rank, without waiting."""
+        # mpi4py's requests must live until their ends; drop only ended requests.
         self._told = [one for one in self._told if not one.test()[0]]
         self._told.append(self.mpi.isend(value, peer, 1 + tag))
 
     def take(self, peer, tag, check):
-        """Wait for what another host tells, in this thread alone; `check` may raise in between."""
+        """Wait for a value from another host, blocking only the calling thread; `check` may raise meanwhile."""
+        # Poll: a blocking receive could not be ended by an abort.
         while not self.mpi.iprobe(peer, 1 + tag):
             check()
             time.sleep(1e-4)
         return self.mpi.recv(source=peer, tag=1 + tag)
 
 
-_left = {}  # what MPI works on, though nobody may ask for it any more, as after an abort
+_left = {}  # pending requests with their memory, in use by MPI even after an abort
 
 
 def _under_way(request, room):
-    """Whether the request has ended, asked again and again; until then its memory stays."""
+    """Return a predicate for the end of a request; the memory stays alive until the predicate is true."""
     _left[id(request)] = request, room
 
     def ended():
@@ -82,7 +84,7 @@ def _under_way(request, room):
 
 
 def meet(size, unique_id, rank, bus):
-    """The communicator of all ranks that have this id, once all have come; and where each of them is."""
+    """Wait for all ranks with this id; return their communicator (None for a lone rank) and the GPU of each rank."""
     here = (socket.gethostname(), bus)
     if size == 1:
         return None, [here]
@@ -90,6 +92,8 @@ def meet(size, unique_id, rank, bus):
 
     world = MPI.COMM_WORLD
     maker, tag = unpacked(unique_id)
+    # The maker of the id collects rank, number in COMM_WORLD and GPU of every rank, and sends the sorted list to all.
+    # With the list, ranks outside of the communicator need not take part in Create_group.
     if world.rank == maker:
         news = sorted([(rank, world.rank, here),
                        *(wait(world.irecv(source=MPI.ANY_SOURCE, tag=tag)) for _ in range(size - 1))])
@@ -103,7 +107,7 @@ def meet(size, unique_id, rank, bus):
 
 
 def wait(request):
-    """What a request of mpi4py gives; asking again and again leaves other threads their turns."""
+    """Return the value of an mpi4py request; polling lets other threads run."""
     while True:
         ended, value = request.test()
         if ended:
@@ -114,6 +118,7 @@ def wait(request):
 def make_id():
     from mpi4py import MPI
 
+    # The maker's number in COMM_WORLD and a random number, the source of the tag; 128 bytes as in NCCL.
     return struct.pack("=QQ", MPI.COMM_WORLD.rank, int.from_bytes(os.urandom(4), "little")).ljust(128, b"\1")
 
 

@@ -1,13 +1,13 @@
-"""The rules of a hostile machine: what a real GPU, its driver and NCCL may do, and the usual stand-in does not.
+"""Rules of a hostile machine: permitted behaviour of a GPU, driver and NCCL, absent from the usual stand-in.
 
-    GPUCOLL_STAND_IN=hostile            all of them
-    GPUCOLL_STAND_IN=connect,handles    these; asked again at every call, so that it may change while a process runs
-    GPUCOLL_STAND_IN=hostile,-handles   all but these
+    GPUCOLL_STAND_IN=hostile            all rules
+    GPUCOLL_STAND_IN=connect,handles    these rules; read at every call, so the rules can change while a process runs
+    GPUCOLL_STAND_IN=hostile,-handles   all rules but these
 
     STAND_IN_CAPABILITY, STAND_IN_PROCESSORS   of every GPU: 90 and 2, by the rule `capability` 80 and 108
     STAND_IN_NCCL                              NCCL's version (23203), or "absent": CuPy without the library
-    STAND_IN_EXCLUSIVE                         a GPU has one process of all that have the same word here
-    CUDA_DEVICE_MAX_CONNECTIONS                how many hardware queues a GPU has (8; 32 at most)
+    STAND_IN_EXCLUSIVE                         a GPU admits a single process among all with the same value here
+    CUDA_DEVICE_MAX_CONNECTIONS                number of hardware queues of a GPU (8; 32 at most)
 """
 
 import functools
@@ -39,8 +39,8 @@ RULES = {
     "torch": "tensors whose properties raise what PyTorch's raise, and that know which stream they were asked for",
 }
 
-reported = []  # what a real machine might not survive and would not tell
-contexts = set()  # devices that threads of this process have used
+reported = []  # misuses that a real machine does not report and may not survive
+contexts = set()  # devices used by threads of this process
 
 
 @functools.cache
@@ -54,13 +54,13 @@ def _chosen(given):
 
 
 def on(rule):
-    """Whether the machine has this rule now."""
+    """Return whether the machine has this rule now."""
     assert rule in RULES, rule
     return rule in _chosen(os.environ.get("GPUCOLL_STAND_IN", ""))
 
 
 def report(words):
-    """Tell of a misuse that ends nothing here: `reported` has it, and the process's output."""
+    """Record a misuse without an error: in `reported`, and on the process's standard error."""
     reported.append(words)
     print(f"hostile machine: {words}", file=sys.stderr, flush=True)
 
@@ -78,6 +78,6 @@ def connections():
 
 
 def nccl_version():
-    """None where CuPy has no NCCL."""
+    """Return NCCL's version, or None if CuPy has no NCCL."""
     given = os.environ.get("STAND_IN_NCCL") or "23203"
     return None if given == "absent" else int(given)

@@ -1,6 +1,6 @@
-"""What `cupy.cuda` has, as far as we use it. As there, `nccl` is a module that must be imported.
+"""The parts of `cupy.cuda` used by gpucoll. As in CuPy, the module `nccl` needs an import of its own.
 
-Without NCCL's library it is CuPy's stub of one, which has `available` and nothing else.
+Without NCCL's library, `nccl` is a stub like CuPy's, with `available` and nothing else.
 """
 
 import sys
@@ -38,7 +38,7 @@ class Device:
 
     @property
     def compute_capability(self):
-        runtime.deviceGetPCIBusId(self.id)  # which refuses what is no device
+        runtime.deviceGetPCIBusId(self.id)  # raises error 101 for an unknown device
         return hostile.capability()
 
     @property

@@ -1,4 +1,4 @@
-"""CUDA's driver: its errors, and the context of a thread."""
+"""CUDA's driver, as `cupy.cuda.driver`: the errors of CuPy's calls, and the context of a thread."""
 
 from .._machine import MACHINE
 
@@ -9,5 +9,5 @@ class CUDADriverError(RuntimeError):
 
 
 def ctxGetCurrent():
-    """An address, 0 in a thread that has not used a GPU."""
+    """Return an address, or 0 in a thread without use of a GPU."""
     return 0x5000_0000_0000 + MACHINE.device() if MACHINE.has_context() else 0

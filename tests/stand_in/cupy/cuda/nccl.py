@@ -1,6 +1,8 @@
-"""NCCL by MPI messages: its rules are checked, its errors are its own numbers.
+"""NCCL as `cupy.cuda.nccl`, by MPI messages; errors have NCCL's numbers.
 
-Outside a group a call is a group of its own. Nothing is enqueued before `groupEnd`.
+A call outside of a group is a group of its own, and only `groupEnd` enqueues work. Rules of NCCL: valid dtypes, ops,
+ranks, addresses and communicators, a stream of the communicator's GPU, a receive for every send to self, the same call
+with the same arguments on all ranks, and by default a GPU for each rank.
 """
 
 import contextlib
@@ -24,14 +26,14 @@ _KINDS = [numpy.dtype(kind) for kind in ("i1 u1 i4 u4 i8 u8 f2 f4 f8".split())] 
     numpy.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)]
 _PAIRS = (numpy.add, numpy.multiply, numpy.maximum, numpy.minimum, numpy.add)
 _AVG = 4
-_FLOAT8 = 10  # from this number on
+_FLOAT8 = 10  # the first float8 dtype
 
 _last_error = ""
-_communicators = weakref.WeakValueDictionary()  # by what stands for the address of an ncclComm
+_communicators = weakref.WeakValueDictionary()  # by a number in place of an ncclComm's address
 
 
 class _Local(threading.local):
-    """The group that a thread has open: how deep, its calls, and the first error in it."""
+    """The open group of a thread: nesting depth, calls, and the latest error."""
 
     depth, calls, error = 0, (), None
 
@@ -74,6 +76,7 @@ def _end_group():
     if _local.depth == 0:
         calls, error = _local.calls, _local.error
         _local.calls, _local.error = (), None
+        # As in NCCL, an error in a group leaves all calls of the group undone.
         if error:
             raise error
         for comm in {call.comm: None for call in calls}:
@@ -83,8 +86,8 @@ def _end_group():
 
 
 def _enqueue(comm, calls):
-    """Enqueue a group's calls, all under way together; what a rank sends to itself it also receives."""
-    (stream,) = {call.stream for call in calls}  # the stand-in takes one stream in a group
+    """Enqueue the calls of a group, all under way together; a send to self needs a receive from self."""
+    (stream,) = {call.stream for call in calls}  # the stand-in supports a single stream in a group
     itself = [call.sends for call in calls if isinstance(call, _Message) and call.peer == comm.rank_id()]
     if itself.count(True) != itself.count(False):
         _refuse(5, "Trying to send to self without a matching recv, or to receive without a send")
@@ -95,7 +98,7 @@ def _enqueue(comm, calls):
 
 
 class _Launch:
-    """What a stream is given, and a graph keeps: its communicator knows of the graph."""
+    """The launch of a group, on a stream or kept by a graph; a graph finds the communicator in `comm`."""
 
     def __init__(self, comm, calls):
         self.comm, self.calls = comm, calls
@@ -105,7 +108,7 @@ class _Launch:
 
 
 class _Group:
-    """Calls under way: an action of the machine. Those of a communicator follow each other, on any streams."""
+    """The calls of a group, an action of the machine. Groups of a communicator run in order, on any streams."""
 
     def __init__(self, comm, calls):
         self.comm, self.calls, self.pending, self.turn = comm, calls, None, comm.issued
@@ -116,6 +119,7 @@ class _Group:
             return True
         if self.comm.ended < self.turn:
             return False
+        # All calls begin together: in sequence, two ranks could wait for each other.
         if self.pending is None:
             self.pending = [step for call in self.calls for step in call.begin()]
         self.pending = [step for step in self.pending if not step()]
@@ -134,12 +138,12 @@ class _Message:
 
 
 class _Collective:
-    """Everybody sends what it has to everybody; `form` makes of all contributions what this rank gets."""
+    """A collective: every rank sends its input to all ranks, and `form` makes this rank's result of all inputs."""
 
     def __init__(self, comm, name, source, target, given, taken, kind, stream, form, reaches=()):
         self.comm, self.stream, self.form = comm, stream, form
-        self.reaches = reaches  # to whom and from whom it sends; () is a collective that goes around the ring
-        # So that another collective does not match, nor one on arrays at another place in a window, or in none
+        self.reaches = reaches  # ranks to send to and to receive from; () is a collective around the ring
+        # The label of the messages: ranks differing in the collective or in the places in windows do not match.
         self.kind = kind + 100 * sum(map(ord, name)) + 100_000 * comm.windows.used([(source, given), (target, taken)])
         self.source = comm._place(source, given)
         self.target = comm._place(target, taken) if taken else None
@@ -159,7 +163,7 @@ class _Collective:
 
 
 def _reduced(kind, op, rooms, root=None):
-    """The reduction in rank order; floats of 16 bits and less in float32, integers divided towards zero."""
+    """Return the reduction in rank order: short floats in float32, an integer average rounded towards zero."""
     dtype = _KINDS[kind]
     if on("rounding") and dtype.kind not in "iu":
         return _by_hops(dtype, op, [room.view(dtype) for room in rooms], root)
@@ -173,10 +177,10 @@ def _reduced(kind, op, rooms, root=None):
 
 
 def _by_hops(dtype, op, rooms, root):
-    """As around a ring: the part that a rank ends begins at the next one, and is rounded at each; `root` ends all."""
+    """Return the reduction around the ring, rounded at each rank; a part ends at a rank and begins at the next rank."""
     wide, size = numpy.float32 if dtype.itemsize < 4 else dtype, len(rooms)
     with numpy.errstate(all="ignore"):
-        if op == _AVG:  # NCCL divides what goes in
+        if op == _AVG:  # NCCL divides the inputs
             rooms = [(room.astype(wide) * wide.type(1 / size) if wide is dtype else room.astype(wide) / wide(size)
                       ).astype(dtype) for room in rooms]
         split = [numpy.array_split(room, size) if root is None else [room] for room in rooms]
@@ -189,7 +193,7 @@ def _by_hops(dtype, op, rooms, root):
 
 
 class NcclCommunicator:
-    _collected = 0  # how many the garbage collector has destroyed
+    _collected = 0  # communicators collected without destroy or abort
 
     def __init__(self, ndev, commId, rank):
         self.comm = 0
@@ -222,7 +226,7 @@ class NcclCommunicator:
             _refuse(4, str(error))
 
     def _connect(self, calls):
-        """Make this thread wait for those that are reached for the first time; only an abort ends that."""
+        """Wait for peers in new directions, blocking the calling thread; only an abort ends the wait."""
         if not on("connect"):
             return
         peers = [{call.peer for call in calls if isinstance(call, _Message) and call.sends is sends}
@@ -240,7 +244,7 @@ class NcclCommunicator:
             _refuse(3, str(error))
 
     def _meet_all(self):
-        """Wait until all ranks are here."""
+        """Meet the neighbours of the ring, in a call made by all ranks."""
         self._connections.register(self.wire.put, lambda peer, tag: self.wire.take(peer, tag, self._not_aborted))
 
     def _not_aborted(self):
@@ -252,11 +256,12 @@ class NcclCommunicator:
             threading.Event().wait(1e-3)
 
     def destroy(self):
-        """Returns when what was enqueued has ended."""
+        """Wait for the end of all enqueued work and of all graphs, then free the communicator."""
         if self.comm:
             self.destroying = True
             if self.windows.places:
                 report("ncclCommDestroy of a communicator that has windows")
+            # Poll, so that an abort by another thread ends the wait.
             while self.ended < self.issued and not self.aborted and MACHINE.fault is None:
                 MACHINE.hurry = True
                 threading.Event().wait(1e-3)
@@ -282,14 +287,14 @@ class NcclCommunicator:
 
     def check_async_error(self):
         self._usable()
-        if MACHINE.fault is not None and not on("codes"):  # NCCL knows of the network's faults, not of a kernel's
+        if MACHINE.fault is not None and not on("codes"):  # NCCL reports network faults, not kernel faults
             _refuse(1, repr(MACHINE.fault))
 
     @contextlib.contextmanager
     def _calling(self, datatype, op=None, peer=0):
-        """A call, enqueued at the end unless a group is open; what is wrong in a group is told at its end again.
+        """Yield the bytes of an element, and enqueue the call at the end unless a group is open.
 
-        Gives the bytes of an element.
+        An error inside of a group is raised at once, and again at the end of the group.
         """
         groupStart()
         try:
@@ -345,7 +350,7 @@ class NcclCommunicator:
         self._collective("allGather", sendbuf, recvbuf, count, count * self.wire.size, datatype, stream,
                          numpy.concatenate)
 
-    # Those that CuPy lacks are called by ctypes in the library that it has loaded.
+    # CuPy lacks these collectives: gpucoll calls the functions of the loaded library by ctypes.
 
     def _ncclAlltoAll(self, source, target, count, datatype, stream):
         everybody = set(range(self.wire.size))
@@ -380,7 +385,7 @@ def _foreign(name):
 
 
 class _Library(ctypes.CDLL):
-    """Stands for any library, but for NCCL's own."""
+    """The replacement of `ctypes.CDLL`: the stand-in in place of NCCL's library, otherwise the real class."""
 
     def __new__(cls, name=None, *rest, **options):
         if name != "libnccl.so.2":

@@ -1,4 +1,7 @@
-"""CUDA's runtime: devices, streams, events and graphs by their handles."""
+"""CUDA's runtime, as `cupy.cuda.runtime`: devices, streams, events and graphs by handles, with CUDA's error numbers.
+
+Rules of CUDA: valid handles, event and stream on a common device, no wait for a capturing stream, timed events.
+"""
 
 import ctypes
 import os
@@ -97,7 +100,7 @@ def streamQuery(stream):
 
 
 def _asked(queue, count):
-    """What a query of CUDA's returns, and CuPy returns as it is."""
+    """Return the code of cudaStreamQuery or cudaEventQuery, which CuPy passes on unchanged."""
     if forbidden():
         return 900
     if MACHINE.fault is not None and hostile.on("codes"):
@@ -106,7 +109,7 @@ def _asked(queue, count):
 
 
 def streamWaitEvent(stream, event):
-    """What the stream is given from here on follows the event."""
+    """Make all later work of the stream follow the event."""
     queue, mark = MACHINE.queue(stream), MACHINE.find(event, Event).mark
     if isinstance(mark, CapturedMark):
         mark.capture.wait(queue, mark)
@@ -130,7 +133,7 @@ def streamEndCapture(stream):
 def streamIsCapturing(stream):
     queue = MACHINE.queue(stream)
     if queue.handle == 0 and hostile.on("capture_modes"):
-        MACHINE.implied(queue)  # 906 where a blocking stream captures
+        MACHINE.implied(queue)  # error 906 if a blocking stream captures
     return queue.capture is not None
 
 
@@ -143,12 +146,13 @@ def eventDestroy(event):
 
 
 def eventRecord(event, stream):
-    """The event stands for what the stream has been given so far."""
+    """Make the event stand for all work given to the stream so far."""
     event, queue = MACHINE.find(event, Event), MACHINE.queue(stream)
     check(event.device == queue.device, 400, "event and stream are of different devices")
     if queue.capture is not None:
         event.mark = queue.capture.mark(queue)
         return
+    # Under the lock: the count in the mark must be the number of the submitted action.
     with MACHINE.news:
         event.mark = mark = Mark(queue)
         MACHINE.submit(queue, lambda: mark.passed)
@@ -176,15 +180,15 @@ def eventElapsedTime(start, end):
     return ctypes.c_float(1e3 * (events[1].mark.time - events[0].mark.time)).value
 
 
-# Graphs: what a stream was given in a capture
+# Graphs: the work given to a stream in a capture
 
 
 class _Graph:
-    """What a graph's handle stands for; a launch waits for the one before."""
+    """The object of a graph's handle; a launch waits for the previous launch."""
 
     def __init__(self, nodes):
         self.nodes, self.last = nodes, ()
-        self.users = [begin.comm for begin, _ in nodes if hasattr(begin, "comm")]  # NCCL counts its graphs
+        self.users = [begin.comm for begin, _ in nodes if hasattr(begin, "comm")]  # NCCL counts graphs
         for comm in self.users:
             comm.graphs += 1
 

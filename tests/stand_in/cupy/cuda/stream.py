@@ -1,4 +1,7 @@
-"""CuPy's streams and events; the checks are those of its `stream.pyx`."""
+"""CuPy's streams, events and graphs, with the checks of CuPy's `stream.pyx`.
+
+A stream becomes current only on the stream's own device, and the default stream cannot capture.
+"""
 
 import sys
 import threading
@@ -11,7 +14,7 @@ _local = threading.local()
 
 
 def _stacks():
-    """The streams of the calling thread for each device, the current one last."""
+    """Return the calling thread's stacks of streams by device; the current stream is on top."""
     if not hasattr(_local, "stacks"):
         _local.stacks = [[Stream.null] for _ in range(runtime.getDeviceCount())]
         _local.entered = []
@@ -96,7 +99,7 @@ class _BaseStream:
 
 
 class Graph:
-    """Made by a capture only."""
+    """A CUDA graph, made only by a capture."""
 
     def __init__(self, handle):
         self._handle = handle
@@ -110,7 +113,7 @@ class Graph:
 
 
 class _HostFunction:
-    """A call on the host, in a thread of its own: other streams go on."""
+    """A host function of a stream, on a thread of its own, so that other streams go on."""
 
     on_host = True
 
