@@ -255,12 +255,12 @@ static bool ask(Engine* self, PyObject* name, PyObject* first = nullptr, PyObjec
 }
 
 // Return whether to poll a Python function again; `since` is the time of the first poll. Polling lasts about
-// PATIENCE, as any wait here. After ASKED, or with more ranks than cores, yield: the awaited rank may need this core.
+// MAX_WAIT, as any wait here. After ASKED, or with more ranks than cores, yield: the awaited rank may need this core.
 static bool is_soon(const Node& node, double* since) {
     const double time = now();
     if (*since == 0) *since = time;
     if (node.spins == 0 || time > *since + 1e-9 * static_cast<double>(ASKED)) sched_yield();
-    return time < *since + 1e-9 * static_cast<double>(PATIENCE);
+    return time < *since + 1e-9 * static_cast<double>(MAX_WAIT);
 }
 
 // Continue the call under way. Return 1 if complete, 0 if waiting, -1 with an error set. With `asks_again`, poll a

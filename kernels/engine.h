@@ -34,7 +34,7 @@
 // has failed. Ranks may miss a mismatch by not meeting. Their `history` then differs, and the next common call
 // detects the mismatch.
 //
-// Dead ranks. No wait here lasts much longer than PATIENCE. `go_on` then returns WAITING; Python checks the deadline
+// Dead ranks. No wait here lasts much longer than MAX_WAIT. `go_on` then returns WAITING; Python checks the deadline
 // and the processes of the other ranks (gpucoll/health/guard.py) and calls again. A rank giving up stores the reason
 // in `Head::failure`; `culprit` finds the awaited rank with a failure. A counter shown before the failure counts.
 //
@@ -68,7 +68,7 @@
 #include "flight.h"
 
 // A sleep ends after this many nanoseconds: Python must check deadline, signals and dead ranks now and then.
-static const uint64_t PATIENCE = 300000;
+static const uint64_t MAX_WAIT = 300000;
 // A waiting rank spins, then yields, in nanoseconds: a sleep and its wake-up cost 10 to 50 us, more than a short
 // wait. A yield longer than DEAR has handed the core to a process outside the job.
 static const uint64_t SPIN = 100000, YIELD = 300000, DEAR = 500000;
@@ -77,7 +77,7 @@ static const uint64_t SPIN = 100000, YIELD = 300000, DEAR = 500000;
 static const uint32_t SLEEPS = 64;
 static const int RELAXES = 8;              // looks before the clock is read, then pauses per look: the clock costs more
 // Copying or combining in pieces keeps a piece in the cache between fetching, combining and writing.
-static const uint64_t PIECE = 1 << 19;
+static const uint64_t COPY_BYTES = 1 << 19;
 static const int64_t HERE = -1;            // instead of a segment key: the offset is an address of the process
 // Copied results from this size on bypass the caches: reading the lines before overwriting would cost bandwidth.
 static const uint64_t STREAMED = 1 << 22;
@@ -220,7 +220,7 @@ struct Node {
     }
     Slot* slot(uint32_t of, uint64_t number) const {
         const uint64_t blocks = 4 * (ranks + 1) * sizeof(int64_t);
-        char* slots = reinterpret_cast<char*>(heads[of] + 1) + (blocks + LINE - 1) / LINE * LINE;
+        char* slots = reinterpret_cast<char*>(heads[of] + 1) + (blocks + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
         return reinterpret_cast<Slot*>(slots) + number % SLOTS;
     }
     // Return the words of call `number` on rank `of`. The caller has seen the rank's counter in the call.
@@ -318,7 +318,7 @@ struct Backoff {
 };
 
 // Return whether a rank's progress counter has reached `counter`. A patient caller waits: SPIN, YIELD, then a sleep of
-// at most PATIENCE. `sleeps` says: the wait before was in vain, so sleep at once. Every successful load is acquire:
+// at most MAX_WAIT. `sleeps` says: the wait before was in vain, so sleep at once. Every successful load is acquire:
 // the caller reads bytes published by the rank before this counter.
 static bool has_shown(Node& node, Head* head, int64_t counter, bool patient, bool sleeps = false) {
     if (head->counter.load(std::memory_order_acquire) >= counter) return true;
@@ -334,7 +334,7 @@ static bool has_shown(Node& node, Head* head, int64_t counter, bool patient, boo
             if (backoff.yields && node.to_sleep == 0) node.sleeps /= 2;
             return true;
         }
-    const timespec nap = {0, static_cast<long>(PATIENCE)};
+    const timespec nap = {0, static_cast<long>(MAX_WAIT)};
     // seq_cst on both: the counterpart of `show`. The futex itself returns at once if the counter has changed since
     // `seen`.
     head->sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -366,17 +366,17 @@ static bool is_listening(const Node& node, uint32_t rank, int64_t base) {
 
 // Copy in pieces: `memmove` of a long row bypasses the caches, and the bytes are read again soon.
 static void copy(char* to, const char* from, uint64_t nbytes) {
-    for (uint64_t start = 0; start < nbytes && to != from; start += PIECE)
-        std::memmove(to + start, from + start, std::min(PIECE, nbytes - start));
+    for (uint64_t start = 0; start < nbytes && to != from; start += COPY_BYTES)
+        std::memmove(to + start, from + start, std::min(COPY_BYTES, nbytes - start));
 }
 
 // Copy past the caches, for long results not read again soon: the processor need not read a line before overwriting.
 static void stream(char* to, const char* from, uint64_t nbytes) {
 #if defined(__SSE2__)
     // Streaming stores need aligned addresses: copy the bytes before the first line of `to` normally.
-    const uint64_t head = std::min(nbytes, -static_cast<uint64_t>(reinterpret_cast<uintptr_t>(to)) % LINE);
+    const uint64_t head = std::min(nbytes, -static_cast<uint64_t>(reinterpret_cast<uintptr_t>(to)) % CACHE_LINE);
     std::memmove(to, from, head);
-    for (to += head, from += head, nbytes -= head; nbytes >= LINE; to += LINE, from += LINE, nbytes -= LINE) {
+    for (to += head, from += head, nbytes -= head; nbytes >= CACHE_LINE; to += CACHE_LINE, from += CACHE_LINE, nbytes -= CACHE_LINE) {
         const __m128i* words = reinterpret_cast<const __m128i*>(from);
         const __m128i a = _mm_loadu_si128(words), b = _mm_loadu_si128(words + 1), c = _mm_loadu_si128(words + 2),
                       d = _mm_loadu_si128(words + 3);
@@ -527,7 +527,7 @@ struct Walker {
         at = 0;
     }
 
-    // Continue as far as possible. A patient call waits about PATIENCE for another rank before returning WAITING.
+    // Continue as far as possible. A patient call waits about MAX_WAIT for another rank before returning WAITING.
     Outcome go_on(Node& node, bool patient) {
         switch (stage) {
             case LISTENING:
@@ -892,7 +892,7 @@ struct Walker {
             rows[i] = source.start;
         }
         // All fetched pieces together should fit in the cache, so many sources mean short pieces, in whole lines.
-        const uint64_t piece = away + one.copies > 0 ? PIECE / std::max(1u, one.count / 2) / 64 * 64 : one.nbytes;
+        const uint64_t piece = away + one.copies > 0 ? COPY_BYTES / std::max(1u, one.count / 2) / 64 * 64 : one.nbytes;
         if (node.fetched.size() < away * piece) node.fetched.resize(away * piece);
         for (uint64_t start = 0; start < one.nbytes; start += piece) {
             const uint64_t nbytes = std::min(piece, one.nbytes - start);

@@ -101,7 +101,7 @@ static bool whole(bool is_whole) {
 }
 
 // Keeps the pieces of `Walker::combine_all` at least a cache line long.
-static const uint64_t MOST_SOURCES = PIECE / 64;
+static const uint64_t MOST_SOURCES = COPY_BYTES / 64;
 
 // Return whether a position lies within a call: a larger one would announce later calls.
 static bool is_mark(long long counter) { return counter >= 0 && counter < 1LL << ROUNDS; }

@@ -285,7 +285,7 @@ PLANTED = [
      "!= os.geteuid() or status.st_mode & 0o022", "!= os.geteuid()"),
     ("cache", "the way there is not looked at", "gpucoll/device/store.py", "        check_way(self.folder)\n", ""),
     ("cache", "processes do not wait for each other", "gpucoll/device/store.py",
-     'filelock.FileLock(self.folder / f"{key}.lock", PATIENCE, mode=0o600)', "contextlib.nullcontext()"),
+     'filelock.FileLock(self.folder / f"{key}.lock", LOCK_TIMEOUT, mode=0o600)', "contextlib.nullcontext()"),
     ("product", "a group's receives begin in reverse", "gpucoll/communicator/points.py",
      "        group.append(work)\n        return work",
      "        group.insert(0 if work.name == \"recv\" else len(group), work)\n        return work"),

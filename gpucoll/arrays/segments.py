@@ -23,7 +23,7 @@ import numpy
 from gpucoll.arrays.accept import Array, address
 
 SLAB = 1 << 26  # least bytes of a slab: untouched pages cost nothing
-LINE = 64  # bytes of a cache line: blocks begin on a line, so two blocks never share a line
+CACHE_LINE = 64  # bytes of a cache line: blocks begin on a line, so two blocks never share a line
 AT_A_TIME = 32  # dropped blocks announced per call: bounds the exchanged message
 _SERIALS = itertools.count(1)
 _FILES = 1 << 20  # above every file descriptor: a key is serial * _FILES + descriptor
@@ -238,4 +238,4 @@ class Heap:
 
 
 def _lines(shape: tuple[int, ...], dtype: numpy.dtype) -> int:
-    return max(1, -(-math.prod(shape) * dtype.itemsize // LINE)) * LINE
+    return max(1, -(-math.prod(shape) * dtype.itemsize // CACHE_LINE)) * CACHE_LINE

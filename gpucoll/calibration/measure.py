@@ -166,7 +166,7 @@ def hopeful(seconds: Mapping[Way, float], slow: dict[Way, int], share: int) -> l
 # ---------------------------------------------------------------- probes, and the fit
 
 PROBE_SECONDS = 0.15  # for each size
-NAP = 1e-3  # seconds between two polls of an idle rank
+POLL_INTERVAL = 1e-3  # seconds between two polls of an idle rank
 BLOCK, LONG_BLOCK = 1 << 16, 1 << 20  # bytes
 
 
@@ -195,7 +195,7 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
             with part:
                 constants = _measured(part, executor, device) if part.size > 1 else []
         # Idle ranks sleep here, so that polling does not disturb the measuring ranks.
-        wait_for_all(comm.mpi, math.inf, NAP)
+        wait_for_all(comm.mpi, math.inf, POLL_INTERVAL)
         everyone = [one for one in comm.mpi.allgather(constants) if one]
         for kind, rows in zip((executor, ONE_PASS), zip(*everyone, strict=True), strict=False):
             costs.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))

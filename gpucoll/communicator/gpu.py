@@ -29,7 +29,7 @@ from gpucoll.executors.peer.handshake import exchange
 from gpucoll.health.observed import CallObserver, Comparison, observed
 from gpucoll.launch import bootstrap
 from gpucoll.progress.operations import Operation, keep_for_ever
-from gpucoll.progress.pauses import NAP
+from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.tags import TAGS, Tag
 
@@ -86,7 +86,7 @@ class Gpu:
         while not all(event.done for event in awaited):
             if time.monotonic() > deadline:
                 return False
-            time.sleep(NAP)
+            time.sleep(POLL_INTERVAL)
         return True
 
     def end(self, outputs: Sequence[Output] = ()) -> None:

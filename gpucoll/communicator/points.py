@@ -34,7 +34,7 @@ from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work, beside
 from gpucoll.transport.control import cancel
-from gpucoll.transport.tags import BYTES, PIECE, TAGS
+from gpucoll.transport.tags import BYTES, MAX_MESSAGE, TAGS
 
 
 class PointToPoint(MetadataExchange):
@@ -172,7 +172,7 @@ class PointToPoint(MetadataExchange):
         """Return whether MPI may work on an array itself, and no earlier message must come first."""
         return type(array) is numpy.ndarray and type(peer) is type(tag) is int and 0 <= peer < self.size \
             and 0 <= tag < TAGS and array.dtype.char in PLAIN and array.dtype.isnative and array.flags.c_contiguous \
-            and array.nbytes <= PIECE and self._link.mpi is not None and self._group is None \
+            and array.nbytes <= MAX_MESSAGE and self._link.mpi is not None and self._group is None \
             and not self.options.emulated and not self._waits.has_messages
 
     def _rest(self, name: str, begun: Any, x: Any, out: Any, src: int) -> Any:

@@ -17,7 +17,7 @@ from gpucoll.device.messages import Counted
 from gpucoll.errors import MismatchError
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
 from gpucoll.transport.control import cancel
-from gpucoll.transport.tags import PIECE
+from gpucoll.transport.tags import MAX_MESSAGE
 
 
 class Special(enum.IntEnum):
@@ -142,7 +142,7 @@ def ends(came: Any, sent: Any, x: Any, out: Any, src: int, points: Any = None, t
 def pieces_of(row: Array) -> list[Array]:
     """Return the bytes of a row in pieces, as MPI counts bytes in 31 bits. An empty row is one piece."""
     everything = row.view(numpy.uint8)
-    return [everything[start:start + PIECE] for start in range(0, len(everything), PIECE)] or [everything]
+    return [everything[start:start + MAX_MESSAGE] for start in range(0, len(everything), MAX_MESSAGE)] or [everything]
 
 
 def end_of(work: Work) -> Operation:

@@ -12,7 +12,7 @@ from gpucoll.device import SOURCE_NAME, CompileError
 from gpucoll.device.store import private_folder
 from gpucoll.errors import BackendError
 
-PATIENCE = 600.0  # seconds for one run of the compiler
+COMPILER_TIMEOUT = 600.0  # seconds for one run of the compiler
 # -O1: with -O2 the emulated kernels took twice as long to compile and ran no faster, since most time goes into switches
 # between fibers. Callers may pass a higher level. The last three options keep the bits of a GPU's arithmetic: no fused
 # multiply-add, integers wrap, and memory written as words may be read as numbers. No -march=native: hosts with
@@ -61,10 +61,10 @@ def _run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     words = _compiler()
     try:
         return subprocess.run([*words, *arguments], input=text, capture_output=True, encoding="utf-8",
-                              errors="replace", env={**os.environ, "LC_ALL": "C"}, timeout=PATIENCE)
+                              errors="replace", env={**os.environ, "LC_ALL": "C"}, timeout=COMPILER_TIMEOUT)
     except subprocess.TimeoutExpired as error:
-        raise BackendError(f"{words[0]} has not ended within {PATIENCE:g} s; is it the compiler that CXX means?") \
-            from error
+        raise BackendError(f"{words[0]} has not ended within {COMPILER_TIMEOUT:g} s; is it the compiler that CXX "
+                           "means?") from error
     except OSError as error:
         raise BackendError(f"the kernels need a C++ compiler on the CPU, and {words[0]} cannot be run "
                            f"({error.strerror}); install g++, or name a compiler in CXX") from error

@@ -16,7 +16,7 @@ from gpucoll.device.launch import Arguments, opaque
 
 # Constants and structs of the kernels: peer.h, peer_packets.cu, peer_shots.cu, peer_steps.cu.
 MOST_RANKS, BUFFERS = 16, 4
-LINE = 128  # bytes of a progress record of two blocks, so that no two records share a cache line
+PROGRESS_BYTES = 128  # bytes of a progress record of two blocks, so that no two records share a cache line
 STATE = numpy.dtype([("epoch", "u8"), ("started", "u4"), ("ended", "u4")])
 BOOK = numpy.dtype([("sent", "u8"), ("received", "u8")])
 CONTROL = numpy.dtype([(name, "u8") for name in ("aborted", "failures", "where", "peer", "wanted", "seen")])
@@ -62,12 +62,12 @@ class Room(NamedTuple):
         128
         """
         lines, begins, end = self.channels * self.ranks, {}, 0
-        parts = {"state": STATE.itemsize, "lines": lines * LINE, "books": lines * BOOK.itemsize,
+        parts = {"state": STATE.itemsize, "lines": lines * PROGRESS_BYTES, "books": lines * BOOK.itemsize,
                  "packets": 2 * self.ranks * 2 * self.packets, "slots": lines * self.depth * self.slot,
                  "staging": 2 * self.staging}
         for name, nbytes in parts.items():
             begins[name] = end
-            end += -(-nbytes // LINE) * LINE
+            end += -(-nbytes // PROGRESS_BYTES) * PROGRESS_BYTES
         return {**begins, "end": end}
 
 

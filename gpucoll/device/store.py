@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-PATIENCE = 120.0  # seconds to wait for another process building the same artifact; a hung process must not block all
+# Seconds to wait for another process building the same artifact: a hung process must not block all.
+LOCK_TIMEOUT = 120.0
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 # Prefix of the temporary folders removed at the end of the process.
 PRIVATE = "gpucoll-private-"
@@ -97,7 +98,7 @@ class Store:
 
         with contextlib.ExitStack() as held:
             self._or_retreat(lambda: held.enter_context(
-                filelock.FileLock(self.folder / f"{key}.lock", PATIENCE, mode=0o600)))
+                filelock.FileLock(self.folder / f"{key}.lock", LOCK_TIMEOUT, mode=0o600)))
             # Look again: another process may have built the artifact while this process waited for the lock.
             artifact = self._find(key, suffix)
             if artifact is not None:

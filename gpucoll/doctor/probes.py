@@ -108,7 +108,7 @@ def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout:
                  links: Mapping[Pair, Figures]) -> list[tuple[Pair, Figures]]:
     mine = []
     for together in [*rounds(pairs, hosts), []]:
-        if not wait_for_all(mpi, 2 * timeout, nap=1e-3):
+        if not wait_for_all(mpi, 2 * timeout, interval=1e-3):
             raise CollectiveTimeout(f"link test: waited {2 * timeout:g} s for the pairs that measure")
         for pair in together:
             if mpi.rank in pair:
@@ -127,7 +127,7 @@ def _bounce(mpi: Any, pair: Pair, nbytes: int, repeats: int, timeout: float) -> 
     for _ in range(1 + repeats):
         started = time.perf_counter()
         for sends in (first, not first):
-            if not becomes((mpi.Isend if sends else mpi.Irecv)(buffer, peer, 1).Test, timeout, nap=0.0):
+            if not becomes((mpi.Isend if sends else mpi.Irecv)(buffer, peer, 1).Test, timeout, interval=0.0):
                 raise CollectiveTimeout(
                     f"link test: rank {mpi.rank} has heard nothing from rank {peer} for {timeout:g} s")
         ways.append((time.perf_counter() - started) / 2)

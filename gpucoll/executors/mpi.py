@@ -23,7 +23,7 @@ from gpucoll.executors import Task
 from gpucoll.plan import Message, Plan, Reduction, Span, Step
 from gpucoll.progress.operations import Operation
 from gpucoll.transport.control import cancel
-from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
+from gpucoll.transport.tags import BYTES, MAX_MESSAGE, tag_of_call
 
 
 class MpiExecutor:
@@ -40,7 +40,7 @@ class MpiExecutor:
         self._comm = SimpleNamespace(Isend=comm.Isend, Irecv=receives.Irecv)
         self._calls, self._is_compared = 0, check != "off"
         self._workspace: dict[str, Array] = {}
-        self._run: _Run | None = None
+        self._run: _Walk | None = None
 
     def serves(self, task: Task) -> str | None:
         """Return None: every schedule on host arrays is served."""
@@ -52,7 +52,7 @@ class MpiExecutor:
         if not self._is_compared:
             self._calls += 1
         assert task.plan is not None
-        run = _Run(self._comm, tag_of_call(self._calls), task, task.plan, self._allocate)
+        run = _Walk(self._comm, tag_of_call(self._calls), task, task.plan, self._allocate)
         self._run = run
         try:
             for steps in task.plan.rounds:
@@ -87,7 +87,7 @@ class MpiExecutor:
         self._workspace.clear()
 
 
-class _Run:
+class _Walk:
     """One task under way: the buffers by name, and the messages of the round."""
 
     def __init__(self, comm: Any, tag: int, task: Task, plan: Plan,
@@ -120,8 +120,8 @@ class _Run:
     def _begin(self, message: Message) -> None:
         begin, row = self._comm.Isend if message.sends else self._comm.Irecv, self._row(message.span).view(numpy.uint8)
         # MPI counts bytes in 31 bits. An empty message is one empty piece.
-        starts = range(0, len(row), PIECE) or (0,)
-        requests = [begin([row[start:start + PIECE], BYTES], message.peer, self._tag) for start in starts]
+        starts = range(0, len(row), MAX_MESSAGE) or (0,)
+        requests = [begin([row[start:start + MAX_MESSAGE], BYTES], message.peer, self._tag) for start in starts]
         self._under_way[message.number] = requests
         self._peers += [(message.peer, request) for request in requests]
         if not message.sends:

@@ -21,7 +21,7 @@ from gpucoll.errors import GpucollError
 from gpucoll.executors import call_site, disagreement, shortened
 from gpucoll.health.guard import LOOK
 from gpucoll.progress.operations import Operation, keep_for_ever
-from gpucoll.progress.pauses import NAP
+from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.tags import BYTES, Tag
 
@@ -179,7 +179,7 @@ class Preflight:
         # Sleep without running hooks: this runs while an error is being handled, and a hook must not raise another.
         deadline = time.monotonic() + patience
         while not exchange.has_ended() and time.monotonic() < deadline:
-            time.sleep(NAP)
+            time.sleep(POLL_INTERVAL)
         return exchange.difference() if exchange.has_ended() else None
 
     def _look(self) -> None:

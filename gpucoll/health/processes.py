@@ -21,7 +21,7 @@ WAITS = "waiting for a device"  # not a reason for blame: the state passes by it
 STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": WAITS, "Z": "dead", "X": "dead"}
 THREADS = "/proc/self/task"
 # Seconds before a rank whose thread has ended counts as dead: a program may hand a rank from one thread to the next.
-PATIENCE = 10.0
+THREAD_GRACE = 10.0
 # Process descriptors by process number, shared by all communicators and open as long as this process lives.
 _descriptors: dict[int, int] = {}
 
@@ -96,7 +96,7 @@ class RankThreads(Processes):
     """Ranks that are threads of this process.
 
     `used` returns, by rank, the system's numbers of the threads that made the rank's last calls. A rank counts as dead
-    if all these threads have ended and no other thread has made a call for the rank within PATIENCE seconds.
+    if all these threads have ended and no other thread has made a call for the rank within THREAD_GRACE seconds.
     """
 
     def __init__(self, used: Mapping[int, Callable[[], set[int]]]) -> None:
@@ -116,7 +116,7 @@ class RankThreads(Processes):
                 # Other threads have made calls, and ended, since: begin the wait again.
                 if before != numbers:
                     self._since[rank] = numbers, now
-                elif now > since + PATIENCE:
+                elif now > since + THREAD_GRACE:
                     found.append(rank)
         return tuple(found)
 

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gpucoll.transport.connections import GREETING, NAP, Connection, Frame, Hub, StoreError
+from gpucoll.transport.connections import GREETING, POLL_INTERVAL, Connection, Frame, Hub, StoreError
 from gpucoll.transport.rendezvous import becomes
 
 # Seconds to connect, for all of rank 0's addresses together: an unreachable address must not delay the start for long.
@@ -147,7 +147,7 @@ class Watch:
                 except TimeoutError:
                     raise
                 except (EOFError, OSError):  # rank 0 hung up, for example because strangers filled its places: retry
-                    time.sleep(NAP)
+                    time.sleep(POLL_INTERVAL)
                     continue
                 connected.setblocking(False)
                 self._connection = connection
@@ -236,7 +236,7 @@ class Watch:
         # Questions are numbered, so that a late answer to an earlier question does not count as this answer.
         self._asked += 1
         self._send({"ask": self._asked})
-        becomes(self._is_answered, ANSWER, nap=1e-3)
+        becomes(self._is_answered, ANSWER, interval=1e-3)
         return self._heard if self._answered >= self._asked else None
 
     def _is_answered(self) -> bool:

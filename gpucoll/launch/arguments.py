@@ -10,7 +10,7 @@ from typing import NoReturn
 from gpucoll.launch.launchers import launched
 from gpucoll.transport.rendezvous import wait_for_all
 
-PATIENCE = 10.0  # seconds for which a refusing rank waits for the other ranks to refuse as well
+REFUSAL_TIMEOUT = 10.0  # seconds for which a refusing rank waits for the other ranks to refuse as well
 
 
 def refuse(program: str, message: str) -> NoReturn:
@@ -23,7 +23,7 @@ def refuse(program: str, message: str) -> NoReturn:
     if size > 1:
         from mpi4py import MPI
 
-        if not wait_for_all(MPI.COMM_WORLD, PATIENCE):
+        if not wait_for_all(MPI.COMM_WORLD, REFUSAL_TIMEOUT):
             os._exit(2)  # the other ranks go on, and MPI's end, run by a normal exit, would wait for them
     raise SystemExit(2)
 

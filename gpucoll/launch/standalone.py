@@ -176,7 +176,7 @@ class Job:
 
 # ---------------------------------------------------------------- in a rank
 
-PATIENCE = 4 * GRACE  # seconds until a waiting rank ends by itself, should the launcher not kill it
+SELF_EXIT = 4 * GRACE  # seconds until a waiting rank ends by itself, should the launcher not kill it
 # Seconds for which a rank with an error caused by another rank's failure leaves the ticket to that other rank.
 BLAMED = 2.0
 
@@ -196,7 +196,7 @@ def follow(words: str, rank: int) -> None:
     def tell(number: int) -> None:
         with contextlib.suppress(OSError):
             os.write(parent.pipe, array("i", [number]).tobytes())
-            time.sleep(PATIENCE)  # killed meanwhile: ending now would cause errors in the ranks waiting for this rank
+            time.sleep(SELF_EXIT)  # killed meanwhile: ending now would cause errors in the ranks waiting for this rank
 
     @contextlib.contextmanager
     def alone(error: BaseException) -> Iterator[None]:

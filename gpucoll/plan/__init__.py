@@ -29,7 +29,7 @@ from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedul
 # the round before still read the other half.
 HALVES = ("even", "odd")
 PEER = "peer"  # the buffer of a span in a same-node peer's memory; see `Span` for its other fields
-LINE = 64  # elements: parts aside begin at multiples, so that no two share a cache line
+CACHE_LINE = 64  # elements: parts aside begin at multiples, so that no two share a cache line
 Chunk: TypeAlias = tuple[str, int]
 
 
@@ -263,7 +263,7 @@ class _Resolver:
     def _aside(self, span: Span) -> Span:
         # Parts begin at cache lines, so that two of them never share a line written by one rank and read by another.
         start, stop = self._used, self._used + span.stop - span.start
-        self._used = -(-stop // LINE) * LINE
+        self._used = -(-stop // CACHE_LINE) * CACHE_LINE
         self.workspace[self._half] = max(self.workspace[self._half], self._used)
         return Span(self._half, start, stop, span.like)
 

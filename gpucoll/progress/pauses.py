@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-NAP = 20e-6  # seconds: the shortest sleep; less would gain nothing, as Linux adds a timer slack of some 50 us
+POLL_INTERVAL = 20e-6  # seconds: the shortest sleep; less would gain nothing, as Linux adds a timer slack of some 50 us
 DEAR = 500e-6  # seconds: a yield that takes longer has given the core to a computing process
 # Polling steals CPU from the user's thread, so sleep 1/16 of the time since the last progress: an operation is late by
 # at most 1/16 of its wait, and by at most 200 us.
-NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
+SLEEP_SHARE, LONGEST_SLEEP = 1 / 16, 200e-6
 
 
 def yields_at_once() -> bool:
@@ -25,4 +25,4 @@ def yields_at_once() -> bool:
 
 def nap_after(waited: float) -> float:
     """Return the seconds to sleep before the next poll, after `waited` seconds without progress."""
-    return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))
+    return min(LONGEST_SLEEP, max(POLL_INTERVAL, SLEEP_SHARE * waited))

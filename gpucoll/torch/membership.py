@@ -17,7 +17,7 @@ from gpucoll.transport.mailbox import StoreRanks
 from gpucoll.transport.rendezvous import becomes
 
 NAMES = ("collectives", "messages")
-NAP = 1e-3  # seconds between two checks of the store
+POLL_INTERVAL = 1e-3  # seconds between two checks of the store
 
 
 class TorchStore(KeyStore):
@@ -32,7 +32,7 @@ class TorchStore(KeyStore):
         self._store.set(key, value)
 
     def get(self, key: str, wait: float = 0.0) -> bytes | None:
-        return bytes(self._store.get(key)) if becomes(lambda: self._store.check([key]), wait, NAP) else None
+        return bytes(self._store.get(key)) if becomes(lambda: self._store.check([key]), wait, POLL_INTERVAL) else None
 
     def delete(self, key: str) -> None:
         self._store.delete_key(key)

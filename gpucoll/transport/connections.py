@@ -35,7 +35,7 @@ GREETING = 10.0  # seconds for a whole greeting: long for a busy host, bounded s
 # Greetings in progress at a time, besides one per rank: each holds a thread and a file descriptor.
 STRANGERS = 32
 GRACE = 0.25  # seconds guaranteed to a greeting, even if other connections wait for a place
-NAP = 1e-2  # seconds between two tries of something that failed for the moment
+POLL_INTERVAL = 1e-2  # seconds between two tries of something that failed for the moment
 
 Frame = tuple[dict[str, Any], bytes]
 log = logging.getLogger("gpucoll")
@@ -191,7 +191,7 @@ class Hub:
                 connected, _ = listener.accept()
                 self._admit(Connection(connected))
             except OSError:  # the listener is shut; or no file descriptor is free, which passes
-                time.sleep(NAP)
+                time.sleep(POLL_INTERVAL)
 
     def _admit(self, connection: Connection) -> None:
         # Greet in another thread: a silent stranger must not block the accepting thread.
@@ -216,7 +216,7 @@ class Hub:
             patience = since + GRACE - time.monotonic()
             if patience <= 0:
                 oldest.hang_up()  # its thread then frees the place, in `_forget`
-            self._changed.wait(max(patience, NAP))
+            self._changed.wait(max(patience, POLL_INTERVAL))
         return self._listener is not None
 
     def _forget(self, connection: Connection, rank: int = 0) -> bool:

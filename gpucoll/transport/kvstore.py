@@ -19,7 +19,7 @@ from collections.abc import Collection
 from typing import Any
 
 from gpucoll.errors import CollectiveTimeout
-from gpucoll.transport.connections import MOST_BYTES, NAP, Connection, Frame, Hub, StoreError, refused
+from gpucoll.transport.connections import MOST_BYTES, POLL_INTERVAL, Connection, Frame, Hub, StoreError, refused
 from gpucoll.transport.rendezvous import becomes
 
 # Seconds before a `get` without an answer counts as "no such key": if rank 0 is stopped, the caller's own deadline and
@@ -223,7 +223,7 @@ def _connected(name: str, timeout: float) -> Connection:
         return bool(found)
 
     # Poll: a socket of an abstract name gives no notice of its creation.
-    if not becomes(connects, timeout, NAP):
+    if not becomes(connects, timeout, POLL_INTERVAL):
         raise CollectiveTimeout(f"init: waited {timeout:g} s for rank 0 to come to where ranks meet; has it been "
                                 "started on this host, with the same MASTER_ADDR and MASTER_PORT?", ranks=(0,))
     return Connection(found[0])

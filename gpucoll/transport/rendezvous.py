@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-NAP = 1e-4  # seconds between two polls: a meeting may last minutes, and must not keep a core busy
+POLL_INTERVAL = 1e-4  # seconds between two polls: a meeting may last minutes, and must not keep a core busy
 # The tag of a roll call: the highest tag that every MPI has, because the communicator is the user's and low tags may be
 # in use.
 HERE = (1 << 15) - 1
@@ -47,24 +47,25 @@ class RollCall:
             self._sent = [self._mpi.Isend([b"\0", "B"], other, HERE) for other in others]
 
 
-def wait_for_all(mpi: Any, timeout: float, nap: float = NAP, meanwhile: Callable[[], object] | None = None) -> bool:
+def wait_for_all(mpi: Any, timeout: float, interval: float = POLL_INTERVAL,
+                 meanwhile: Callable[[], object] | None = None) -> bool:
     """Wait for every rank of `mpi`; return whether all have come within `timeout` seconds. A collective call.
 
-    MPI's Barrier has no deadline and keeps a core busy; this wait sleeps `nap` seconds between polls.
+    MPI's Barrier has no deadline and keeps a core busy; this wait sleeps `interval` seconds between polls.
     """
-    return becomes(mpi.Ibarrier().Test, timeout, nap, meanwhile)
+    return becomes(mpi.Ibarrier().Test, timeout, interval, meanwhile)
 
 
-def becomes(done: Callable[[], bool], timeout: float, nap: float = NAP,
+def becomes(done: Callable[[], bool], timeout: float, interval: float = POLL_INTERVAL,
             meanwhile: Callable[[], object] | None = None) -> bool:
-    """Poll every `nap` seconds, calling `meanwhile`; return whether `done()` becomes true within `timeout` seconds."""
+    """Poll every `interval` seconds, calling `meanwhile`; return whether `done()` is true within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not done():
         if meanwhile is not None:
             meanwhile()
         if time.monotonic() > deadline:
             return False
-        time.sleep(nap)
+        time.sleep(interval)
     return True
 
 

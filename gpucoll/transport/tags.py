@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 BYTES = "B"  # mpi4py's name of MPI_UNSIGNED_CHAR
-PIECE = 1 << 30  # the most bytes in a message: MPI counts elements with 31 bits, so longer arrays are sent in pieces
+MAX_MESSAGE = 1 << 30  # bytes: MPI counts elements with 31 bits, so longer arrays are sent in pieces
 TAGS = 1 << 15  # the number of tags that every MPI has: 0 to 32767
 
 

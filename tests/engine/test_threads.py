@@ -32,7 +32,7 @@ SAYS = {"TSAN_OPTIONS": f"exitcode={FAILED}:halt_on_error=1", "ASAN_OPTIONS": f"
 def source(changes=()):
     """Return the driver's source with the changed engine inside, and pieces so short that arrays have several."""
     text = DRIVER.read_text().replace(f'#include "{HEADER}"\n', sources.inlined(HEADER, set()))
-    for old, new in (*changes, ("PIECE = 1 << 19", "PIECE = 1 << 11")):
+    for old, new in (*changes, ("COPY_BYTES = 1 << 19", "COPY_BYTES = 1 << 11")):
         assert old in text, old
         text = text.replace(old, new)
     return text

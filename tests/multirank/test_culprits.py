@@ -87,7 +87,7 @@ def left_alone(comm, ended):
 
 @pytest.mark.parametrize("executor", [None, "mpi"])
 def test_a_thread_that_ends_between_calls_is_named(monkeypatch, executor):
-    monkeypatch.setattr(processes, "PATIENCE", 0.1)
+    monkeypatch.setattr(processes, "THREAD_GRACE", 0.1)
     comms, found, ended = gc.init_local(3, timeout=seconds(60), executor=executor), {}, threading.Event()
     threads = [threading.Thread(target=lambda comm=comm: found.update({comm.rank: left_alone(comm, ended)}))
                for comm in comms]
@@ -103,7 +103,7 @@ def test_a_thread_that_ends_between_calls_is_named(monkeypatch, executor):
 
 
 def test_another_thread_may_go_on_for_a_rank(monkeypatch):
-    """A rank has ended once all its calling threads have, and no other thread has made a call for PATIENCE seconds."""
+    """A rank has ended once its calling threads have, and no other thread has made a call for THREAD_GRACE seconds."""
     now, running, used = [100.0], {1, 2}, {0: {1}, 1: {2}}
     monkeypatch.setattr(processes, "_is_running", lambda thread: thread in running)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

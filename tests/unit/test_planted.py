@@ -23,7 +23,7 @@ def test_no_two_faults_of_a_kind_have_one_name():
 @pytest.mark.parametrize(("old", "new", "said"), [
     ("static const uint64_t PATIENCE_", "", "stands 0 times in kernels/"),
     ("#pragma once", "", "times in kernels/"),
-    ("static const uint64_t PIECE", "static const uint64_t PIECE", "nothing")])
+    ("static const uint64_t COPY_BYTES", "static const uint64_t COPY_BYTES", "nothing")])
 def test_a_text_that_is_not_there_once_is_told(old, new, said):
     line, = faults.misplaced([faults.Fault("engine", "planted", ((old, new),))])
     assert line.startswith("engine: planted: ")

@@ -130,7 +130,7 @@ def test_without_a_folder_a_private_one_serves(tmp_path, monkeypatch):
     assert_private(ask(tmp_path / "file")[0], tmp_path)
     _, path = ask(tmp_path)
     path.unlink()
-    monkeypatch.setattr(store, "PATIENCE", 0)
+    monkeypatch.setattr(store, "LOCK_TIMEOUT", 0)
     with filelock.FileLock(path.with_name(f"{path.name.partition('-')[0]}.lock")):  # held by a hanging process
         assert_private(ask(tmp_path)[0], tmp_path)
     written = store._written

@@ -58,6 +58,12 @@ def test_files_are_short():
     assert [path.name for path in tests if len(path.read_text().splitlines()) > 400] == []
 
 
+def test_no_two_classes_have_one_name():
+    names = [node.name for path in (ROOT / "gpucoll").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.ClassDef)]
+    assert [name for name in set(names) if names.count(name) > 1] == []
+
+
 def rooms_of(text):
     """Return the names at the beginnings of a map's lines."""
     return re.findall(r"^ *(\w+)  +\S", text, re.MULTILINE)

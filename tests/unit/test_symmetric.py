@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from gpucoll.arrays import address
-from gpucoll.arrays.segments import LINE, SLAB, Heap, Segment, at, attach
+from gpucoll.arrays.segments import CACHE_LINE, SLAB, Heap, Segment, at, attach
 from gpucoll.executors.peer.memory import HostMemory
 
 BYTE = numpy.dtype("uint8")
@@ -34,7 +34,7 @@ def test_blocks_are_at_the_same_place_on_all_ranks_and_apart():
         shape = (rng.randrange(4), rng.randrange(5000))
         blocks = [heap.allocate(shape, numpy.dtype("float32")) for heap in heaps]
         assert len({place(*pair) for pair in zip(heaps, blocks, strict=True)}) == 1
-        assert all(address(block) % LINE == 0 and block.shape == shape for block in blocks)
+        assert all(address(block) % CACHE_LINE == 0 and block.shape == shape for block in blocks)
         number = float(len(kept))
         for block in blocks:
             block[...] = number
@@ -62,7 +62,7 @@ def test_a_block_is_used_again_once_every_rank_has_dropped_it():
 
 def test_free_places_join_and_slabs_grow():
     heap = Heap(1)
-    blocks = [heap.allocate((SLAB // 100 // LINE * LINE,), BYTE) for _ in range(99)]
+    blocks = [heap.allocate((SLAB // 100 // CACHE_LINE * CACHE_LINE,), BYTE) for _ in range(99)]
     blocks.append(heap.allocate((SLAB - sum(block.nbytes for block in blocks),), BYTE))
     assert [place(heap, block)[0] for block in blocks] == [0] * 100
     assert heap.must_grow((1,), BYTE)

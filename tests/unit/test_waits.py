@@ -88,8 +88,9 @@ def test_the_thread_naps_longer_the_longer_nothing_goes_on_and_briefly_again_aft
     waits.close()
     for since, until in ((0.0, halves[0]), (halves[0], 0.02)):
         naps = [(now - since, nap) for now, nap in clock.naps if since <= now < until]
-        assert [nap for _, nap in naps] == [min(pauses.LONGEST_NAP, max(pauses.NAP, waited / 16)) for waited, _ in naps]
-        assert (naps[0][1], naps[-1][1]) == (pauses.NAP, pauses.LONGEST_NAP)
+        assert [nap for _, nap in naps] == [min(pauses.LONGEST_SLEEP, max(pauses.POLL_INTERVAL, waited / 16))
+                                            for waited, _ in naps]
+        assert (naps[0][1], naps[-1][1]) == (pauses.POLL_INTERVAL, pauses.LONGEST_SLEEP)
 
 
 def test_foreign_errors_are_backend_errors_and_interrupts_revoke():

@@ -25,7 +25,7 @@ from gpucoll.progress.operations import Operation
 
 TOKEN = 1  # bytes sent for a message of a barrier, which has no data
 PROGRAMS = 1024  # the most plans whose nodes are kept
-PIECE = 1 << 26  # elements of at most 16 bytes
+MAX_ELEMENTS = 1 << 26  # elements of at most 16 bytes
 
 
 @dataclass
@@ -127,7 +127,7 @@ class NcclExecutor:
     def _enqueue(self, task: Task, stream: Stream, source: Any, target: Any) -> Operation:
         assert task.plan is not None
         addresses = self._addresses(task, task.plan, source, target, stream)
-        run = _Run(self._device, task, addresses)
+        run = _GroupedRounds(self._device, task, addresses)
         if task.plan.copy_input:
             self._device.kernels.copy(address(source), addresses["input"], source.size, task.dtype.itemsize, stream)
         for number, node in enumerate(self._program(task.plan)):
@@ -195,7 +195,7 @@ class NcclExecutor:
         return self._events[number]
 
 
-class _Run:
+class _GroupedRounds:
     """One task under way: the buffers by name, as addresses."""
 
     def __init__(self, device: Device, task: Task, addresses: dict[str, int]) -> None:
@@ -292,5 +292,6 @@ def _groups(steps: Sequence[Step]) -> Iterator[Node]:
 def _cut(message: Message) -> list[Message]:
     """Return `message` in pieces: on the emulated device MPI counts bytes in 31 bits."""
     span = message.span
-    starts = range(span.start, span.stop, PIECE) or [span.start]
-    return [message._replace(span=span._replace(start=start, stop=min(start + PIECE, span.stop))) for start in starts]
+    starts = range(span.start, span.stop, MAX_ELEMENTS) or [span.start]
+    return [message._replace(span=span._replace(start=start, stop=min(start + MAX_ELEMENTS, span.stop)))
+            for start in starts]

@@ -47,22 +47,22 @@ from gpucoll.executors.shared.tables import ALL, COUNTER, FAILURE, OFF, PEERS, R
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, keep_for_ever
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import cancel
-from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
+from gpucoll.transport.tags import BYTES, MAX_MESSAGE, tag_of_call
 
 # Failures shown beside the counter, for the ranks that wait for this one. LATE: the deadline has passed. ASTRAY: calls
 # differ. FAILED - r: rank r has failed. LATE_FOR - r: the deadline has passed in a wait for rank r. The counter stays:
 # peers may still read data shown before the failure.
 LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
-# Seconds for which ranks with different calls wait for the others' words: PATIENCE if all ranks come to `differ`, SHORT
-# if some may not. NAP is the pause between two looks.
-PATIENCE, SHORT, NAP = 5.0, 0.25, 1e-4
+# Seconds for which ranks with different calls wait for the others' words: MISMATCH_TIMEOUT if all ranks come to
+# `differ`, SHORT_TIMEOUT if some may not. POLL_INTERVAL is the pause between two looks.
+MISMATCH_TIMEOUT, SHORT_TIMEOUT, POLL_INTERVAL = 5.0, 0.25, 1e-4
 # The counter of a rank that has shown the place of its call. One less than the engine's SETTLED, and above all rounds.
 TOLD = (1 << ROUNDS) - 2
 MESSAGES = "mpi"  # the name of the executor that exchanges messages with all ranks
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
 
 
-class _Message(NamedTuple):
+class _PostedMessage(NamedTuple):
     """A message to or from another node: the other rank, and the requests of the pieces."""
 
     peer: int
@@ -133,7 +133,7 @@ class SharedExecutor:
         self.cause: Callable[[], GpucollError | None] = lambda: None  # the error that explains memory out of reach
         self.comparison: Any = None  # compares calls by messages, if the engine does not
         self._asked: int | None = None  # the rank whose next call is awaited: see `next_call`
-        self._under_way: dict[int, _Message] = {}  # by their numbers in the plan
+        self._under_way: dict[int, _PostedMessage] = {}  # by their numbers in the plan
         # MPI forbids two threads to test one request: a watching thread takes this lock or keeps its last answer.
         self._testing = threading.Lock()
         self._awaited = set[int]()
@@ -232,9 +232,9 @@ class SharedExecutor:
         else:
             words[self._node_ranks.rank][FAILURE] = ASTRAY
         counter = number << ROUNDS | (TOLD if settles else 0)
-        deadline = time.monotonic() + min(self._timeout, PATIENCE if settles else SHORT)
+        deadline = time.monotonic() + min(self._timeout, MISMATCH_TIMEOUT if settles else SHORT_TIMEOUT)
         while any(words[rank][COUNTER] < counter for rank in node_ranks) and time.monotonic() < deadline:
-            time.sleep(NAP)
+            time.sleep(POLL_INTERVAL)
         if settles and all(words[rank][COUNTER] >= counter for rank in node_ranks):
             calls = [self.engine.words(rank, number) for rank in node_ranks]
             self.engine.settle()
@@ -404,8 +404,8 @@ class SharedExecutor:
         """Begin message `number` to or from memory at `place`, in pieces small enough for MPI's counts."""
         row, tag = at(place, nbytes), tag_of_call(self.engine.call_count)
         begin = self._wire.Isend if sends else self._receive
-        self._under_way[number] = _Message(peer, sends, [begin([row[start:start + PIECE], BYTES], peer, tag)
-                                                         for start in range(0, nbytes, PIECE) or [0]])
+        self._under_way[number] = _PostedMessage(peer, sends, [begin([row[start:start + MAX_MESSAGE], BYTES], peer, tag)
+                                                         for start in range(0, nbytes, MAX_MESSAGE) or [0]])
 
     def _has_come(self, number: int) -> bool:
         # The engine asks again: do not wait for the watching thread.

@@ -29,7 +29,7 @@ from gpucoll.core.dtypes import Dtype
 from gpucoll.core.ops import Op
 from gpucoll.executors import Task
 from gpucoll.executors.shared.neighbours import BUFFERS
-from gpucoll.executors.shared.tables import ASIDE, CALL, GIVEN, INPUT, LINE, OUTPUT, PUBLISH, REDUCE, RESULT, WAIT
+from gpucoll.executors.shared.tables import ASIDE, CACHE_LINE, CALL, GIVEN, INPUT, OUTPUT, PUBLISH, REDUCE, RESULT, WAIT
 from gpucoll.plan import HALVES, PEER, Message, Plan, Reduction, Span
 
 Part = tuple[int, int, int]  # rank, buffer, offset in bytes (or a block's number, where blocks differ in length)
@@ -169,7 +169,7 @@ class Writer:
             if source[0] != self._rank:
                 here[-1] = self._rank, ASIDE, used
                 yield REDUCE, 0, 0, here[-1], nbytes, (source,), ()
-                used += -(-nbytes // LINE) * LINE
+                used += -(-nbytes // CACHE_LINE) * CACHE_LINE
         self.aside = max(self.aside, used)
         some = self._task.output if self._task.output is not None else self._task.input
         yield self._called(_combining(op, self._task.dtype, some.dtype, nbytes), where, nbytes, tuple(here))

@@ -18,7 +18,7 @@ import numpy
 from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Copier, Segment, attach
 from gpucoll.errors import BackendError
-from gpucoll.executors.shared.tables import HEAD, LINE, PAGE, SLOT_BYTES, SLOTS, TOKEN
+from gpucoll.executors.shared.tables import CACHE_LINE, HEAD, PAGE, SLOT_BYTES, SLOTS, TOKEN
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
 
@@ -32,7 +32,7 @@ BUFFERS = ("input", "output", "scratch")
 
 def head_bytes(size: int) -> int:
     """Return the size of a control segment up to the workspaces."""
-    starts = -(-4 * (size + 1) * 8 // LINE) * LINE
+    starts = -(-4 * (size + 1) * 8 // CACHE_LINE) * CACHE_LINE
     return -(-(HEAD + starts + SLOTS * SLOT_BYTES) // PAGE) * PAGE
 
 

@@ -25,13 +25,13 @@ TEXT = 256  # bytes of the words of a call
 ROUNDS = 20  # bits of a counter for the progress in a call; the bits above are the call's number
 SHOWN = 3  # buffers of a rank readable by others
 SLOTS, SLOT = 64, 1 << 14  # slots for eager calls of a rank, and bytes of input in a slot
-PAGE, LINE = 4096, 64  # bytes
+PAGE, CACHE_LINE = 4096, 64  # bytes
 # The head of a control segment: its bytes, and the places of three of its 64-bit words. Then the bytes of a slot.
 HEAD, COUNTER, FAILURE, TOKEN = 704, 0, 4, 5
 SLOT_BYTES = SLOT + 320
 # The numbers in the header, by type in C++.
 NUMBERS = {"int": ("TEXT", "ROUNDS"), "uint32_t": ("SHOWN",), "int64_t": ("SLOTS",),
-           "uint64_t": ("SLOT", "PAGE", "LINE", "HEAD", "COUNTER", "FAILURE", "TOKEN", "SLOT_BYTES")}
+           "uint64_t": ("SLOT", "PAGE", "CACHE_LINE", "HEAD", "COUNTER", "FAILURE", "TOKEN", "SLOT_BYTES")}
 _KINDS = "biufc"  # kinds of NumPy's own dtypes
 _ROWS = {"bool": "whole_row", "int": "whole_row", "float": "real_row", "complex": "complex_row"}
 
