@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpucoll.algorithms import schedule
 from gpucoll.arrays import Cut, address
@@ -43,11 +43,6 @@ class Backend(Protocol):
 
     @property
     def executors(self) -> tuple[Executor, ...]: ...
-
-
-def is_on_engine(executor: Executor) -> bool:
-    """Return whether the engine runs an executor's calls: compares, records and completes them."""
-    return getattr(executor, "on_engine", False)
 
 
 def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
@@ -88,18 +83,18 @@ def choose(backend: Backend, task: Task, tuner: Tuner, place: RankTopology, cut:
            executors: tuple[str, ...]) -> Executor:
     """Complete `task` by algorithm and plan; return its executor, one of `executors`.
 
-    `task.algorithm` is the algorithm asked for, or "auto". `Executor.serves` prepares the resources of the call. Raises
-    ArgumentError with the executor's reason for a refusal.
+    `task.algorithm` is the algorithm asked for, or "auto". Raises ArgumentError with the executor's reason for a
+    refusal of the plan.
     """
     choice = tuner.choose(task.collective, task.algorithm, task.nbytes, executors, task.device)
     task.algorithm = choice.algorithm
     if choice.algorithm != NATIVE:
         task.plan = make_plan(task.collective, choice, place, task.root, cut, task.in_place)
-    for executor in backend.executors:
-        reason = executor.serves(task) if executor.name == choice.executor else ""
-        if reason is None:
-            return executor
-    raise ArgumentError(f"{task.collective}: executor {choice.executor} cannot serve: {reason}", code="GC-ALGO")
+    chosen = next(one for one in backend.executors if one.name == choice.executor)
+    reason = chosen.prepare(task)
+    if reason is not None:
+        raise ArgumentError(f"{task.collective}: executor {choice.executor} cannot serve: {reason}", code="GC-ALGO")
+    return chosen
 
 
 class HostBackend:
@@ -112,12 +107,13 @@ class HostBackend:
 
     def __init__(self, link: Link, timeout: float, asked: str | None, check: str | None) -> None:
         self.heap = Heap(link.place.size)
-        self.executors: tuple[Executor, ...] = tuple(_made(link, self.heap, timeout, asked, check))
-        first = self.executors[0]
-        self._shared = cast("SharedExecutor", first) if is_on_engine(first) else None
-        self._messages = [one for one in self.executors if isinstance(one, MpiExecutor)]
-        self._waiting: list[Any] = [one for one in self.executors if hasattr(one, "awaited")]
-        self._native = cast("NativeExecutor | None", next((one for one in self.executors if one.name == NATIVE), None))
+        shared, messages, self._native = _made(link, self.heap, timeout, asked, check)
+        there = (shared, messages, self._native)
+        self.executors: tuple[Executor, ...] = tuple(one for one in there if one is not None)
+        # The executor whose engine is the communicator's.
+        self._shared = shared if shared is not None else \
+            messages if not isinstance(messages, MpiExecutor) and messages.on_engine else None
+        self._walker = messages if isinstance(messages, MpiExecutor) else None
         self._is_observed = False
         self._comparison: Comparison | None = None
 
@@ -136,7 +132,7 @@ class HostBackend:
                 self._shared.record(flight.memory, LAST, HEAD, CALLS)
         # The engine compares and records its own calls; all other executors need a wrapper for both.
         self.executors = tuple(
-            observed(one, observers) if is_on_engine(one) else
+            observed(one, observers) if one.on_engine else
             observed(one, [*recorded, *observers], self) for one in self.executors)
 
     def meeting(self) -> Operation:
@@ -173,7 +169,7 @@ class HostBackend:
 
     def awaited(self) -> set[int] | None:
         """Return the ranks awaited by the call under way, None if unknown."""
-        known = (one.awaited() for one in self._waiting)
+        known = (one.awaited() for one in self.executors)
         return next((ranks for ranks in known if ranks is not None), None)
 
     def progress(self) -> dict[int, tuple[int, str]]:
@@ -197,10 +193,9 @@ class HostBackend:
         """Compare a call with the other ranks' calls, before data move."""
         if self._shared is not None and self._shared.engine is not None:
             return self._shared.compare(words)
-        if self._comparison is not None or is_refusal(words):
-            # The tag of a call follows this count: messages of the next call must not match messages of another call.
-            for one in self._messages:
-                one.count_call()
+        # The tag of a call follows this count: messages of the next call must not match messages of another call.
+        if self._walker is not None and (self._comparison is not None or is_refusal(words)):
+            self._walker.count_call()
         return iter(()) if self._comparison is None else self._comparison.compare(words)
 
     def explain_by(self, cause: Callable[[], GpucollError | None]) -> None:
@@ -250,8 +245,7 @@ def output_of(task: Task, result: Any, row: Any) -> Output | None:
 
 def plan_of(executor: Executor, task: Task) -> Any:
     """Return the engine's plan for calls like `task`; None if the engine does not run the whole call."""
-    on_engine = cast("SharedExecutor | NativeExecutor", executor)
-    return on_engine.plan(task) if is_on_engine(executor) and on_engine.finishes(task) else None
+    return executor.plan(task) if executor.on_engine and executor.finishes(task) else None
 
 
 def not_known(*_: Any) -> Any:
@@ -272,12 +266,13 @@ def make_plan(collective: str, choice: Choice, place: RankTopology, root: int, c
     return Plan(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place, schedules=of)
 
 
-def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str | None) -> Iterator[Executor]:
-    """Yield the executors for host arrays; a collective call between processes."""
+def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str | None
+          ) -> tuple[SharedExecutor | None, SharedExecutor | MpiExecutor, NativeExecutor | None]:
+    """Return the executors for host arrays: of shared memory, of messages, of MPI. A collective call of processes."""
     from gpucoll.executors.shared import SharedExecutor, library
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
-    shared = None
+    shared = native = None
     if asked in (None, name):
         shared = SharedExecutor(link, heap, timeout, check, name)
         # Threads meet in `init_local`: one thread may make all communicators.
@@ -285,15 +280,15 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
             # The communicator's guard does not exist yet: this one ends the meeting if a rank dies.
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
             shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.aborted, lambda: began).check)
-        yield shared
+    messages: SharedExecutor | MpiExecutor
     if library() is None:
-        yield MpiExecutor(link.wire, check)
+        messages = MpiExecutor(link.wire, check)
     else:
         messages = SharedExecutor(link, heap, timeout, check, "mpi", on_engine=asked == "mpi")
         if messages.on_engine:
             messages.meet()  # without a wait: each rank is a node of its own
-        yield messages
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor
 
-        yield NativeExecutor(link.wire, shared, timeout)
+        native = NativeExecutor(link.wire, shared, timeout)
+    return shared, messages, native

@@ -60,8 +60,7 @@ def is_finished_by(executor: Executor, task: Task) -> bool:
         return True
     if task.op.name == "avg" and task.op.factor is not None:
         return False
-    finishes = getattr(executor, "finishes", None)
-    return (finishes is not None and finishes(task)) \
+    return executor.finishes(task) \
         or (task.collective != "exscan" and task.op.name not in ("avg", *LOGICAL))
 
 
@@ -90,7 +89,7 @@ def compiled(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | 
     made = (out.shape, out.dtype) if is_new and out is not None else None
     return CompiledCall(executor, again, seconds, task.input is not None, task.output is not None,
                         is_finished_by(executor, task), made, is_bound=not is_new,
-                        minds_blocking=getattr(executor, "minds_blocking", False),
+                        minds_blocking=executor.minds_blocking,
                         output=output_of(task, out, task.output) if keeps else None)
 
 
@@ -158,7 +157,7 @@ class CallTable:
         key = key_of(cache_key, x, out) if cache_key[0] == task.collective else ()  # no key for a step of another call
         # Not repeatable: calls that may not be captured must ask the stream each time, and on a device the first rank
         # of an exscan fills its result through CuPy.
-        is_asked = not known.is_bound and not getattr(executor, "captures", True)
+        is_asked = not known.is_bound and not executor.captures
         is_filled = task.collective == "exscan" and task.device != "cpu"
         if plan is None and key and not (task.header or task.collective == "scatter" or is_asked or is_filled):
             # Rare: a program with more kinds of calls pays for resolving them again.
@@ -206,6 +205,6 @@ class CallTable:
             return result
         space, kept = DeviceSpace(gpu, on, output=call.output), NOTHING._replace(given=x, result=result)
         self._comm._waits.run(self._comm._operation(executor, task, space, kept), task.collective)
-        if call.launch is None and call.is_whole and hasattr(executor, "launcher"):
+        if call.launch is None and call.is_whole:
             call.launch = executor.launcher(task)
         return result

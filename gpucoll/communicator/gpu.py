@@ -340,14 +340,19 @@ def _emulated(link: Link) -> Gpu:
     return gpu
 
 
-class _AfterKernels:
+class _AfterKernels(Executor):
     """MPI's own collectives on the emulated device, after all work enqueued before."""
 
     name = "native"
 
     def __init__(self, executor: Executor, device: Device) -> None:
         self._executor, self._device = executor, device
-        self.serves, self.close = executor.serves, executor.close
+
+    def serves(self, task: Task) -> str | None:
+        return self._executor.serves(task)
+
+    def close(self) -> None:
+        self._executor.close()
 
     def run(self, task: Task) -> Operation:
         # MPI reads the memory on the host: kernels enqueued before must have written it.

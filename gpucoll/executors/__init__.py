@@ -96,30 +96,63 @@ class Meets(Protocol):
         """Carry out a plan on these arrays."""
 
 
-class Executor(Protocol):
-    """An executor of tasks, made for a communicator and closed with it.
+Launcher: TypeAlias = Callable[[Any], None]  # enqueues a call on the stream
 
-    An executor on a GPU may also have `launcher`, which returns a function that enqueues calls like a task on the same
-    memory, and never waits.
-    """
+
+class Executor:
+    """An executor of tasks, made for a communicator and closed with it; by default without the engine."""
 
     name: str
 
-    def serves(self, task: Task) -> str | None:
-        """Return None if this executor can run `task`, else the reason why not.
+    @property
+    def on_engine(self) -> bool:
+        """Whether the communicator's engine runs the calls: compares, records and completes each call."""
+        return False
 
-        Called before the task has a plan, and again with the plan. The second call prepares the executor (loads
-        kernels, meets the other ranks), and is made alike on every rank.
+    @property
+    def captures(self) -> bool:
+        """Whether calls can become part of a CUDA graph."""
+        return True
+
+    @property
+    def minds_blocking(self) -> bool:
+        """Whether calls on blocking streams are refused."""
+        return False
+
+    def serves(self, task: Task) -> str | None:
+        """Return None if this executor can run `task`, which has no plan yet, else the reason why not."""
+        return None
+
+    def prepare(self, task: Task) -> str | None:
+        """Load kernels for `task`, now with its plan; return None, or the reason why the plan cannot run.
+
+        Called on every rank alike, for the executor chosen among those that serve the task.
         """
+        return None
 
     def run(self, task: Task) -> Operation:
         """Carry out `task`; yield a predicate whenever the task must wait."""
+        raise NotImplementedError
+
+    def finishes(self, task: Task) -> bool:
+        """Return whether the engine leaves nothing to be done after the call, such as the division of an average."""
+        return False
+
+    def plan(self, task: Task) -> Any:
+        """Return the engine's plan for calls like `task`, None without an engine."""
+        return None
+
+    def launcher(self, task: Task) -> Launcher | None:
+        """Return a function that enqueues calls like `task` on the same memory, and never waits; None if there is none.
+        """
+        return None
+
+    def awaited(self) -> set[int] | None:
+        """Return the ranks awaited by the call under way; None if unknown, or if no call is under way."""
+        return None
 
     def close(self) -> None:
         """Release all resources; idempotent."""
-
-
-Launcher: TypeAlias = Callable[[Any], None]  # enqueues a call on the stream
 
 
 @functools.lru_cache(1024)

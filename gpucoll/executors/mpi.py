@@ -19,14 +19,14 @@ import numpy
 
 from gpucoll.arrays import Array, combiner
 from gpucoll.device.messages import receiver
-from gpucoll.executors import Task
+from gpucoll.executors import Executor, Task
 from gpucoll.plan import Message, Plan, Reduction, Span, Step
 from gpucoll.progress.operations import Operation
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, MAX_MESSAGE, tag_of_call
 
 
-class MpiExecutor:
+class MpiExecutor(Executor):
     """An executor of schedules by messages over `comm`, used by nothing else; `check` is the communicator's option.
 
     The number of a call gives the tag of the messages. Calls are counted at their comparison, like the engine's calls,
@@ -41,10 +41,6 @@ class MpiExecutor:
         self._calls, self._is_compared = 0, check != "off"
         self._workspace: dict[str, Array] = {}
         self._run: _Walk | None = None
-
-    def serves(self, task: Task) -> str | None:
-        """Return None: every schedule on host arrays is served."""
-        return None
 
     def run(self, task: Task) -> Operation:
         """Carry out `task` round by round."""

@@ -21,7 +21,7 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.core.ops import LOGICAL, Op
 from gpucoll.errors import CollectiveTimeout
-from gpucoll.executors import IN_PLACE, WAITS, Meets, Task
+from gpucoll.executors import IN_PLACE, WAITS, Executor, Meets, Task
 from gpucoll.progress.operations import Operation, keep_for_ever
 
 # The threads of a process share the datatypes, of which each must be made once.
@@ -38,7 +38,7 @@ ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND
            "land": "LAND", "bxor": "LXOR", "lxor": "LXOR"}
 
 
-class NativeExecutor:
+class NativeExecutor(Executor):
     """An executor of MPI's collectives over `comm`, a communicator used by nothing else.
 
     If the engine of `node` compares calls, ranks first meet in the engine, and MPI's call follows. The blocking

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy
@@ -40,7 +39,7 @@ class Comparison(Protocol):
         """Wait until all ranks are known to make this call; else raise MismatchError or PeerError, on all ranks."""
 
 
-class Observed:
+class Observed(Executor):
     """An executor that reports each call to `observers`, after ranks have compared the call by `comparison`, if given.
 
     Repeated GPU calls take a shorter path (`launcher`) without observers, if the comparison is deferred.
@@ -50,19 +49,42 @@ class Observed:
         self.name, self._executor = executor.name, executor
         self._observers, self._comparison = observers, comparison
 
-    def __getattr__(self, name: str) -> Any:
-        # Hide the short path of GPU calls (callers test `hasattr`): observers and a full comparison need `run`.
-        if name == "launcher":
-            if self._observers or not isinstance(self._comparison, Deferred):
-                raise AttributeError(name)
-            return functools.partial(self._launcher, getattr(self._executor, name), self._comparison.begin)
-        return getattr(self._executor, name)
+    @property
+    def on_engine(self) -> bool:
+        return self._executor.on_engine
 
-    @staticmethod
-    def _launcher(inner: Callable[[Task], Launcher | None], begin: Callable[[str], None],
-                  task: Task) -> Launcher | None:
-        """Return a function that begins to compare a call and enqueues it; None if the executor has no short path."""
-        enqueue, words = inner(task), task.words
+    @property
+    def captures(self) -> bool:
+        return self._executor.captures
+
+    @property
+    def minds_blocking(self) -> bool:
+        return self._executor.minds_blocking
+
+    def serves(self, task: Task) -> str | None:
+        return self._executor.serves(task)
+
+    def prepare(self, task: Task) -> str | None:
+        return self._executor.prepare(task)
+
+    def finishes(self, task: Task) -> bool:
+        return self._executor.finishes(task)
+
+    def plan(self, task: Task) -> Any:
+        return self._executor.plan(task)
+
+    def awaited(self) -> set[int] | None:
+        return self._executor.awaited()
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def launcher(self, task: Task) -> Launcher | None:
+        """Return a function that begins to compare a call and enqueues it; None if the call needs `run`."""
+        # Observers and a full comparison have their place in `run`.
+        if self._observers or not isinstance(self._comparison, Deferred):
+            return None
+        enqueue, words, begin = self._executor.launcher(task), task.words, self._comparison.begin
         if enqueue is None:
             return None
 

@@ -18,7 +18,7 @@ from gpucoll.arrays import address
 from gpucoll.device import NO_CAPTURE, Device, Event, Part, Stream, Transport
 from gpucoll.device.sources import UNITS, instance, reducing
 from gpucoll.device.streams import StreamOrder, Workspace
-from gpucoll.executors import Launcher, Task
+from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.nccl.replay import Graphs, Replay, place_of
 from gpucoll.plan import HALVES, Message, Plan, Reduction, Span, Step
 from gpucoll.progress.operations import Operation
@@ -50,7 +50,7 @@ class Node:
         return any(not step.after.isdisjoint(formed) for step in steps)
 
 
-class NcclExecutor:
+class NcclExecutor(Executor):
     """An executor of schedules on `device` by `transport`; operations run in order, over all streams."""
 
     name = "nccl"
@@ -71,16 +71,20 @@ class NcclExecutor:
         return self._transport.capturable
 
     def serves(self, task: Task) -> str | None:
-        """Return None: every schedule is served. With a plan, also load the kernels, before data move.
+        """Return None for every schedule, outside captures if the transport cannot be captured."""
+        if not self._transport.capturable and self._device.asynchronous and task.stream.is_capturing():
+            return NO_CAPTURE
+        return None
+
+    def prepare(self, task: Task) -> str | None:
+        """Load the kernels, before data move.
 
         Loading a kernel may block until the GPU is idle, so kernels for a later replay are loaded here, too.
         """
-        if not self._transport.capturable and self._device.asynchronous and task.stream.is_capturing():
-            return NO_CAPTURE
-        if task.plan is not None and self._transport.capturable:
+        if self._transport.capturable:
             for width in UNITS:
                 self._device.kernels.launcher(instance("copy", width))
-        if task.plan is not None and task.op is not None:
+        if task.op is not None:
             kernel = reducing("reduce", task.op, task.dtype)
             self._device.kernels.load(kernel, task.collective, task.op, task.dtype)
         return None

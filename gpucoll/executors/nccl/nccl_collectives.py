@@ -14,7 +14,7 @@ from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Waiting, nccl
 from gpucoll.device.nccl import Nccl
 from gpucoll.device.streams import StreamOrder
-from gpucoll.executors import Launcher, Task
+from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.progress.operations import Operation
 
 ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min", "min": "min", "band": "min",
@@ -22,7 +22,7 @@ ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min"
 REDUCES = ("all_reduce", "reduce", "reduce_scatter")
 
 
-class NcclNative:
+class NcclNative(Executor):
     """An executor of NCCL's collectives on `device`."""
 
     name = "native"

@@ -19,7 +19,7 @@ from gpucoll.device import Device
 from gpucoll.device.peer import WAITS
 from gpucoll.device.streams import StreamOrder
 from gpucoll.errors import CollectiveTimeout, UsageError
-from gpucoll.executors import Launcher, Task
+from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.peer.binding import PeerBinder
 from gpucoll.executors.peer.handshake import Handshake
 from gpucoll.executors.peer.memory import SymmetricMemory
@@ -29,7 +29,7 @@ BLOCKING = ("kernels of ranks that share a GPU wait for each other, and on a blo
             "would not run side by side: pass stream=cupy.cuda.Stream(non_blocking=True), or be in one")
 
 
-class PeerExecutor:
+class PeerExecutor(Executor):
     """An executor of schedules on `device`, made by all ranks together in at most `timeout` seconds.
 
     `link` joins the ranks; `order` is the order of the communicator's operations over all streams. Arrays in
@@ -51,13 +51,16 @@ class PeerExecutor:
         return self._handshake.on_one_gpu
 
     def serves(self, task: Task) -> str | None:
-        """Return None for a schedule whose ranks are on one node; with a plan, also compile the kernels."""
+        """Return None for ranks on one node, on a stream allowed there."""
         if self._handshake.unavailable_reason:
             return self._handshake.unavailable_reason
         if self._handshake.on_one_gpu and self._device.is_blocking(task.stream):
             return BLOCKING
-        if task.plan is None:
-            return None
+        return None
+
+    def prepare(self, task: Task) -> str | None:
+        """Compile the kernels of a plan made of schedules of all ranks."""
+        assert task.plan is not None
         if task.plan.schedules is None:
             return f"{task.algorithm} has no schedule"
         self._binder.load(task)

@@ -38,7 +38,7 @@ from gpucoll.errors import (
     RankFailedError,
     is_settled,
 )
-from gpucoll.executors import Called, Task, call_site, disagreement, shortened
+from gpucoll.executors import Called, Executor, Task, call_site, disagreement, shortened
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.instructions import Messages
 from gpucoll.executors.shared.neighbours import SMALL, NodeRanks
@@ -102,7 +102,7 @@ class _Comparing:
         return False
 
 
-class SharedExecutor:
+class SharedExecutor(Executor):
     """An executor of schedules in the node's shared memory; `heap` is the ranks' symmetric memory.
 
     Ranks `meet` before or in their first call, all ranks in the same call, for at most `timeout` seconds. `check` is
@@ -117,7 +117,7 @@ class SharedExecutor:
 
     def __init__(self, link: Any, heap: Heap, timeout: float, check: str | None, name: str = "shared", *,
                  on_engine: bool = True) -> None:
-        self.name, self.on_engine = name, on_engine
+        self.name, self._is_on_engine = name, on_engine
         self._check = LEVELS[check] if name == "shared" else OFF
         self._link, self._heap, self._timeout = link, heap, timeout
         self._size, self._wire = link.place.size, link.wire
@@ -147,7 +147,16 @@ class SharedExecutor:
             return "the system does not let these ranks map each other's memory"
         if self.engine is None:
             return "not every rank's gpucoll was installed with the engine"
-        return None if task.plan is None or task.plan.schedules is not None else f"{task.algorithm} has no schedule"
+        return None
+
+    @property
+    def on_engine(self) -> bool:
+        return self._is_on_engine
+
+    def prepare(self, task: Task) -> str | None:
+        """Return None for a plan made of schedules of all ranks."""
+        assert task.plan is not None
+        return None if task.plan.schedules is not None else f"{task.algorithm} has no schedule"
 
     def finishes(self, task: Task) -> bool:
         """Return whether the executor leaves nothing to be done: the engine forms means, and fills an exscan."""
