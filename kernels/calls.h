@@ -6,7 +6,7 @@
 // thread.
 //
 // A call made here honours the rules of `Progress.gate`: it holds the lock `acquire`/`release`, and `queue` must be
-// empty. Python's lock is released while waiting for other ranks (`Unlocked`). Private names: a `ArraySignature` is the key
+// empty. Python's lock is released while waiting for other ranks (`Unlocked`). Private names: an `ArraySignature` is the key
 // part of an array, `slow_wait` waits on in Python, `mark_failed` reports a broken call.
 #pragma once
 #include <cstddef>
@@ -79,7 +79,7 @@ struct Engine {
     Entry entries[SETS * WAYS];
 };
 
-static PyObject *failure_name, *owner_name, *slow_wait_name, *broken_name, *watch_name, *attach_name, *differ_name,
+static PyObject *failure_name, *owner_name, *slow_wait_name, *broken_name, *check_failures_name, *attach_name, *differ_name,
     *out_of_reach_name, *cancel_name, *exchange_name;
 
 // Return whether two options are equal. Only exact strings and integers are compared by value: comparing other
@@ -310,7 +310,7 @@ static int step(Engine* self, bool patient, bool asks_again = false) {
 // Return whether an awaited rank has failed, with the error set.
 static bool has_failed(Engine* self) {
     const int64_t culprit = self->walker.culprit(self->node);
-    return culprit >= 0 && !ask(self, watch_name, Py_NewRef(Py_None), PyLong_FromLongLong(culprit));
+    return culprit >= 0 && !ask(self, check_failures_name, PyLong_FromLongLong(culprit));
 }
 
 // Continue the call as `step`, and check the awaited rank for failure. Progress shown before the failure counts:
@@ -545,7 +545,7 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
     return out;
 }
 
-// Set a `ArraySignature` to an array, or to None.
+// Set an `ArraySignature` to an array, or to None.
 static void look_at(ArraySignature* look, PyObject* object) {
     if (!is_array(object)) {
         Py_CLEAR(look->dtype);
@@ -576,7 +576,7 @@ static Entry* entry_for(Engine* self, PyObject* const* options, PyObject* x, PyO
     return unused != nullptr ? unused : set + self->turn++ % WAYS;
 }
 
-// Return whether a `ArraySignature` can describe an object.
+// Return whether an `ArraySignature` can describe an object.
 static bool has_look(PyObject* x) { return x == Py_None || (is_array(x) && PyArray_NDIM(array_of(x)) <= MOST_AXES); }
 
 // Write the entry of a call; `out` is the result, `given` the `out` of the caller.
@@ -593,7 +593,7 @@ static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* 
     Py_XSETREF(entry->seconds, reinterpret_cast<PyArrayObject*>(Py_NewRef(seconds)));
 }
 
-// learn(name, op, root, algorithm, x, result, the caller's out, plan, seconds): do similar calls here from now on.
+// cache_call(name, op, root, algorithm, x, result, the caller's out, plan, seconds): do similar calls here from now on.
 static PyObject* cache_call(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     PyObject *options[4], *x, *out, *callers, *planned, *seconds;

@@ -334,7 +334,7 @@ PyMODINIT_FUNC PyInit__engine() {
     owner_name = PyUnicode_InternFromString("_owner");
     slow_wait_name = PyUnicode_InternFromString("slow_wait");
     broken_name = PyUnicode_InternFromString("broken");
-    watch_name = PyUnicode_InternFromString("watch");
+    check_failures_name = PyUnicode_InternFromString("check_failures");
     attach_name = PyUnicode_InternFromString("attach");
     differ_name = PyUnicode_InternFromString("differ");
     out_of_reach_name = PyUnicode_InternFromString("out_of_reach");

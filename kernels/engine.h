@@ -22,7 +22,7 @@
 //
 // Two calls in a row. Call n uses descriptor, workspaces and `ways` of half n % 2, so call n + 1 overwrites nothing
 // of call n. Before call n + 2 uses the half again, the rank waits until every reader of call n has shown the counter
-// noted in `Node::unread`. Comparing with ALL needs no entry: the ranks meet in call n + 1, and so have left call n.
+// noted in `Node::unread`. Comparing with ALL notes no counter: the ranks meet in call n + 1, and so have left call n.
 // User arrays and staging buffers have no second half: for these the rank waits at the end of the call (stage
 // ENDING). Short repeated calls are eager: the rank shows a `Slot`, out of SLOTS in turn, and may be SLOTS - 1 calls
 // ahead.
@@ -712,14 +712,14 @@ struct Walker {
     }
 
     // Return whether a rank, already in this call, shows the same call on its descriptor. Relaxed: read after the counter.
-    bool is_on_board(const Node& node, uint32_t rank) const {
+    bool is_described(const Node& node, uint32_t rank) const {
         return node.heads[rank]->signatures[half].load(std::memory_order_relaxed) == signature;
     }
 
     // Return whether a rank, already in this call, makes the same call. Each rank decides alone about eager calls, so
     // look at the descriptor and at the slot.
     bool agrees(const Node& node, uint32_t rank) const {
-        return is_on_board(node, rank) || (node.is_eager(rank, node.call_count)
+        return is_described(node, rank) || (node.is_eager(rank, node.call_count)
                                            && node.slot(rank, node.call_count)->signature.load(std::memory_order_relaxed) == signature);
     }
 
@@ -817,14 +817,14 @@ struct Walker {
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
             Base& theirs = bases[rank * SHOWN + buffer];
             if (plan->in_control) {
-                const bool in_slot = buffer == INPUT && !is_on_board(node, rank) && node.is_eager(rank, node.call_count);
+                const bool in_slot = buffer == INPUT && !is_described(node, rank) && node.is_eager(rank, node.call_count);
                 theirs = {in_slot ? node.slot(rank, node.call_count)->data : node.workspace(rank, half, buffer), 0};
                 continue;
             }
             const int64_t key = descriptor.places[buffer][0], offset = descriptor.places[buffer][1];
             if (key == HERE) {
-                const bool same_node = node.processes[rank] == node.process;  // ranks may be threads of the same process
-                theirs = {reinterpret_cast<char*>(static_cast<intptr_t>(offset)), same_node ? 0 : node.processes[rank]};
+                const bool same_process = node.processes[rank] == node.process;  // ranks may be threads of the same process
+                theirs = {reinterpret_cast<char*>(static_cast<intptr_t>(offset)), same_process ? 0 : node.processes[rank]};
             } else if (key == node.keys[rank]) {
                 theirs = {reinterpret_cast<char*>(node.heads[rank]) + offset, 0};
             } else if (node.others.of(rank, key, &found)) {

@@ -206,7 +206,7 @@ class HostBackend:
     def fail(self, error: BaseException) -> None:
         """Tell the ranks of this node that this rank has failed."""
         if self._shared is not None:
-            self._shared.watch(error)
+            self._shared.publish_failure(error)
 
     def close(self) -> None:
         """Release the executors and the heap."""

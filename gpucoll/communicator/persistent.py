@@ -28,8 +28,8 @@ class PersistentCall:
     """
 
     def __init__(self, call: Callable[[], Any], result: Any, executor: str | None, algorithm: str | None,
-                 express: Callable[[], Any] = not_known, *, keep: object = None) -> None:
-        self._call, self._fast_path, self._kept = call, express, keep
+                 fast_path: Callable[[], Any] = not_known, *, keep: object = None) -> None:
+        self._call, self._fast_path, self._kept = call, fast_path, keep
         self.result, self.executor, self.algorithm = result, executor, algorithm
 
     def __call__(self) -> Any:
@@ -102,10 +102,10 @@ class Persistent(Collectives, PointToPoint):
         # On a device the compiled call has the addresses itself.
         source, target = (task.input, task.output) if task.device == "cpu" else (None, None)
         again = functools.partial(self._calls.repeat, cached, source, target, stream)
-        express: Callable[[], Any] = not_known
+        fast_path: Callable[[], Any] = not_known
         if planned is not None and self._host_engine() is not None:
-            express = self._engine.bind(row.name, x, call.result, planned, cached.seconds)
-        return PersistentCall(again, call.result, executor.name, task.algorithm, express, keep=x)
+            fast_path = self._engine.bind(row.name, x, call.result, planned, cached.seconds)
+        return PersistentCall(again, call.result, executor.name, task.algorithm, fast_path, keep=x)
 
 
 def _outs(row: Collective, out: Any) -> dict[str, Any]:

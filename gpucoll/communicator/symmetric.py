@@ -25,10 +25,11 @@ class Symmetric(MetadataExchange):
     def empty(self, shape: Any, dtype: Any, device: str | None = None) -> Any:
         """Return an array in memory mapped by all ranks of this node; its elements are undefined. A collective call.
 
-        `shape` and `dtype` are the same on all ranks, `device` is "cpu" or "cuda" (None: "cpu"). The memory belongs to
-        the communicator, and `close` frees it. A later call reuses a block once every rank has dropped its array; on a
-        GPU, as with CuPy's pool, work on the new array must follow on the stream of the old one. Raises ArgumentError,
-        DtypeError, MismatchError (ranks differ), PeerError (another rank refuses), BackendError (no memory, no GPU).
+        `shape` and `dtype` are the same on all ranks, `device` is "cpu" or "cuda" (None: "cpu"). A later call reuses a
+        block once every rank has dropped its array; on a GPU, as with CuPy's pool, work on the new array must follow on
+        the stream of the old one. After `close` the system gets the memory back with the last array. Raises
+        ArgumentError, DtypeError, MismatchError (ranks differ), PeerError (another rank refuses), BackendError (no
+        memory, no GPU).
         """
         return self._symmetric("empty", shape, dtype, device)
 

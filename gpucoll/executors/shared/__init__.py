@@ -198,18 +198,19 @@ class SharedExecutor(Executor):
             memory, *places = self._flight
             self.engine.record(address(memory), *places)
 
-    def watch(self, error: BaseException | None = None, awaited: int | None = None) -> None:
-        """Raise a failure shown by another rank, or by `awaited` alone; with `error`, show this rank's own instead."""
-        words = self._node_ranks.words
-        if error is not None and not is_settled(error):
+    def publish_failure(self, error: BaseException) -> None:
+        """Show the other ranks of this node that this rank has failed, unless the error has settled the call."""
+        if not is_settled(error):
             named = error.ranks[:1] if isinstance(error, RankFailedError | CollectiveTimeout) else ()
-            words[self._node_ranks.rank][FAILURE] = (
+            self._node_ranks.words[self._node_ranks.rank][FAILURE] = (
                 ASTRAY if isinstance(error, MismatchError | PeerError) else
                 FAILED - (*named, self._node_ranks.rank)[0] if not isinstance(error, CollectiveTimeout) else
                 LATE_FOR - named[0] if named else LATE)
-        looked_at = () if error is not None else self._node_ranks.all if awaited is None else (awaited,)
-        for rank in looked_at:
-            failure = words[rank][FAILURE]
+
+    def check_failures(self, awaited: int | None = None) -> None:
+        """Raise the failure shown by another rank of this node, or by `awaited` alone."""
+        for rank in self._node_ranks.all if awaited is None else (awaited,):
+            failure = self._node_ranks.words[rank][FAILURE]
             if failure == LATE or failure <= LATE_FOR:
                 # Without a name in the failure, blame the ranks that have not reached this call.
                 behind = (LATE_FOR - failure,) if failure <= LATE_FOR else tuple(
@@ -307,12 +308,12 @@ class SharedExecutor(Executor):
     def next_call(self, rank: int) -> str | None:
         """Return the words of the call of `rank` numbered as this rank's next; None if `rank` is not so far.
 
-        "" means that `rank`, too, waits for the root of the call. Raises as `watch` does.
+        "" means that `rank`, too, waits for the root of the call. Raises as `check_failures` does.
         """
         words: str | None = self.engine.next_call(rank)
         self._asked = None if words is not None else rank
         if words is None:
-            self.watch(awaited=rank)
+            self.check_failures(rank)
         return words
 
     def out_of_reach(self, number: int) -> None:
@@ -403,7 +404,7 @@ class SharedExecutor(Executor):
     def cancel(self, error: BaseException, x: Any, out: Any) -> None:
         """Show an error to the other ranks, and keep alive all memory still accessible to the ranks or MPI."""
         if not is_settled(error):
-            self.watch(error)
+            self.publish_failure(error)
             # Peers and MPI cannot be stopped, and would go on using freed memory.
             keep_for_ever((x, out, self._plans, self.engine))
             messages = [*self._under_way.values()]

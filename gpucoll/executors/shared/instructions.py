@@ -8,8 +8,8 @@ A rank's progress counter, the counter, is one number visible to all ranks of th
 A receive becomes a wait for the sender's counter and a result formed from the sender's memory. A result that overwrites
 a chunk sent in the round waits for the readers' counters. The engine has four instructions:
 
-    WAIT peer counter        wait until `peer` shows `counter`
-    PUBLISH counter            show `counter`
+    WAIT peer counter      wait until `peer` shows `counter`
+    PUBLISH counter        show `counter`
     REDUCE to sources copies write op(sources) to `to` and to each of `copies`
     CALL i to sources      call Python's function i with addresses, again and again while the result is False
 
@@ -140,9 +140,9 @@ class Writer:
         """Await the counters and messages needed by `form`, unless awaited before."""
         # Every peer has entered round 0 before the first instruction, so a wait for counter 0 is left out.
         after = sorted(form.after, reverse=True)
-        node_ranks = [(span.start, 2 * span.stop) for span in form.sources if span.buffer == PEER]
-        self.peers.update((peer, None) for peer, _ in node_ranks)
-        for peer, counter in (*node_ranks, *(self._counters[number] for number in after if number in self._counters)):
+        sources = [(span.start, 2 * span.stop) for span in form.sources if span.buffer == PEER]
+        self.peers.update((peer, None) for peer, _ in sources)
+        for peer, counter in (*sources, *(self._counters[number] for number in after if number in self._counters)):
             if counter > self._passed.get(peer, 0):
                 self._passed[peer] = counter
                 yield _counter_row(WAIT, counter, peer)
