@@ -74,10 +74,9 @@ def ordered(program: XmlProgram, *, local_source: bool) -> Order:
     for receipt, sent in sender.items():
         before[receipt].append(sent)
     turns = in_order(before)
-    # Events in a cycle of waits never happen, nor do events waiting for the cycle. Name the first by number.
+    # Events in a cycle of waits never happen, nor do events waiting for the cycle. Name the first of the cycle.
     if len(turns) < len(events):
-        stuck = min({*range(len(events))} - {*turns})
-        raise refused(events[stuck].step, "it waits for ever: what it waits for waits for it")
+        raise refused(events[min(_cycle(before))].step, "it waits for ever: what it waits for waits for it")
     _check_races(events, before, turns)
     place = {index: turn for turn, index in enumerate(turns)}
     return Order([events[index] for index in turns], {place[one]: place[other] for one, other in sender.items()})
@@ -98,6 +97,19 @@ def in_order(before: Sequence[Iterable[int]]) -> list[int]:
         turns += ready
         sorter.done(*ready)
     return turns
+
+
+def _cycle(before: Sequence[Iterable[int]]) -> list[int]:
+    """Return the numbers of a cycle; there is one.
+
+    >>> _cycle([[2], [2], [1]])
+    [2, 1, 2]
+    """
+    try:
+        graphlib.TopologicalSorter(dict(enumerate(before))).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    raise AssertionError("no cycle")
 
 
 def _events(program: XmlProgram, step: XmlStep, local_source: bool) -> Iterable[XmlEvent]:
