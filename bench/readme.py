@@ -26,9 +26,9 @@ def newest(folder: Path = FOLDER) -> list[Path]:
 def block(paths: Iterable[Path]) -> str:
     """Return the section between the markers, markers included: a table for each file."""
     explained = (
-        "The figures are MPI's time over gpucoll's, each on the slowest rank: above 1, gpucoll is faster. MPI's time is "
-        "that of its own blocking call by mpi4py, measured in turn in the same run. The first figure of a pair is the "
-        "geometric mean, the second the least. `share` is the busbw of the largest size over the bound set by the "
+        "The figures are MPI's time over gpucoll's, each on the slowest rank: above 1, gpucoll is faster. MPI's time "
+        "is that of its own blocking call by mpi4py, measured in turn in the same run. The first figure of a pair is "
+        "the geometric mean, the second the least. `share` is the busbw of the largest size over the bound set by the "
         "machine's copy bandwidth.")
     return "\n\n".join([BEGIN, explained, *map(_table, paths), END, ""])
 
