@@ -6,8 +6,8 @@
 // thread.
 //
 // A call made here honours the rules of `Progress.gate`: it holds the lock `acquire`/`release`, and `queue` must be
-// empty. Python's lock is released while waiting for other ranks (`Unlocked`). Private names: an `ArraySignature` is the key
-// part of an array, `slow_wait` waits on in Python, `mark_failed` reports a broken call.
+// empty. Python's lock is released while waiting for other ranks (`Unlocked`). A call that lasts goes on in
+// `slow_wait`, in Python; `mark_failed` reports a broken call.
 #pragma once
 #include <cstddef>
 

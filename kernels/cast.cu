@@ -64,14 +64,15 @@ GC_DEV void cast_edge(const CastArguments& a, const Edges<S>& source, const Edge
     store<D>(address_of(a.dst) + target(i), stored);
 }
 
-// Return the number of elements before the first group, or `count` if src and dst are never aligned together.
+// Return the number of elements before the first group, or `count` if src and dst are never aligned together or
+// no group follows.
 template <class S, class D> GC_DEV u64 head_of(u64 src, u64 dst, u64 count) {
     const u64 head = (0 - (sizeof(S) < sizeof(D) ? src : dst)) % sizeof(Word) * Group<S, D>::SIZE / sizeof(Word);
     const u64 past = (src + head * sizeof(S)) | (dst + head * sizeof(D));
     return past % sizeof(Word) == 0 && head < count ? head : count;
 }
 
-// A grid of a single thread (training on a CPU): a plain loop, vectorised by the compiler.
+// The plain loop for a grid of a single thread (training on a CPU), vectorised by the compiler.
 template <class S, class D> GC_DEV void cast_all(const S* src, D* __restrict dst, u64 count) {
     for (u64 i = 0; i < count; ++i) down(dst[i], Between<S, D>::of(up(src[i])));
 }

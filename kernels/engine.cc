@@ -161,8 +161,8 @@ static PyObject* settle(PyObject* object, PyObject*) {
     Py_RETURN_NONE;
 }
 
-// follow(acquire, release, queue, messages under way, waits, errors): set the rules honoured by calls made here, a
-// lock and two queues (see `Progress.gate`), and the class of the executor's errors.
+// bind_progress(acquire, release, queue, messages under way, waits, errors): set the rules honoured by calls made here,
+// a lock and two queues (see `Progress.gate`), and the class of the executor's errors.
 static PyObject* bind_progress(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     PyObject *acquire, *release, *queue, *alone, *waits, *errors;
@@ -176,8 +176,8 @@ static PyObject* bind_progress(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// Engine(executor, errors, rank, check, process, spins, copies, first, workspace_bytes, rings, heads, keys,
-// processes). `check` says with which ranks calls are compared. `first` and `rings` are the offsets of workspaces and
+// Engine(executor, errors, rank, check, process, spins, copies, first, workspace_bytes, boxes, heads, keys,
+// processes). `check` says with which ranks calls are compared. `first` and `boxes` are the offsets of workspaces and
 // mailboxes in a control segment. `heads`, `keys` and `processes` are by rank: addresses of control segments (0 for
 // remote ranks), keys of these segments, process numbers.
 static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
@@ -211,7 +211,7 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     node.workspace_bytes = workspace_bytes;
     self->executor = Py_NewRef(executor);
     self->errors = Py_NewRef(errors);
-    for (std::vector<int64_t>& marks : node.unread) marks.resize(node.ranks);
+    for (std::vector<int64_t>& counters : node.unread) counters.resize(node.ranks);
     for_each(heads, [&](PyObject* one) {
         node.heads.push_back(static_cast<Head*>(PyLong_AsVoidPtr(one)));
         return !PyErr_Occurred();

@@ -4,7 +4,7 @@
 // (progress counter, two call descriptors, failure word), then block starts, slots for eager calls, workspaces for
 // small buffers, and the mailboxes of `mail.h`. A rank stores only to its own segment, with three exceptions:
 // `Head::sleepers`, counted by waiting ranks; buffers written through the copies of an `Instruction`; the
-// acknowledgements in a mailbox.
+// fields `pulled` and `ends` of a mailbox.
 //
 // Progress counter (`Head::counter`). A number that never decreases: the number of the rank's call, shifted left by
 // ROUNDS bits, plus a position in the call. The positions are chosen by executors/shared/instructions.py:
@@ -22,7 +22,8 @@
 //
 // Two calls in a row. Call n uses descriptor, workspaces and `ways` of half n % 2, so call n + 1 overwrites nothing
 // of call n. Before call n + 2 uses the half again, the rank waits until every reader of call n has shown the counter
-// noted in `Node::unread`. Comparing with ALL notes no counter: the ranks meet in call n + 1, and so have left call n.
+// noted in `Node::unread`. The comparison with ALL needs no counter: the ranks meet in call n + 1, and so have left
+// call n.
 // User arrays and staging buffers have no second half: for these the rank waits at the end of the call (stage
 // ENDING). Short repeated calls are eager: the rank shows a `Slot`, out of SLOTS in turn, and may be SLOTS - 1 calls
 // ahead.
@@ -69,7 +70,7 @@
 
 // A sleep ends after this many nanoseconds: Python must check deadline, signals and dead ranks now and then.
 static const uint64_t MAX_WAIT = 300000;
-// A waiting rank spins, then yields, in nanoseconds: a sleep and its wake-up cost 10 to 50 us, more than a short
+// Nanoseconds for which a waiting rank spins, then yields: a sleep and its wake-up cost 10 to 50 us, more than a short
 // wait. A yield longer than DEAR has handed the core to a process outside the job.
 static const uint64_t SPIN = 100000, YIELD = 300000, DEAR = 500000;
 // After dear yields at most this many waits sleep without a yield. Then a yield is tried again: the load may have
@@ -94,7 +95,7 @@ struct CallDescriptor {
 
 // The beginning of a control segment. Fields read in every call share the first cache line: a single transfer.
 struct alignas(64) Head {
-    std::atomic<int64_t> counter;           // the progress counter
+    std::atomic<int64_t> counter;        // the progress counter
     std::atomic<int64_t> signatures[2];  // of the call in each half
     std::atomic<uint32_t> sleepers;      // ranks asleep until the progress counter changes
     std::atomic<int32_t> core;           // processor of the last store: spinning on the same core is useless
@@ -189,10 +190,10 @@ struct Node {
     std::vector<Head*> heads;      // by rank; null for remote ranks
     std::vector<int64_t> keys;     // of the control segments
     std::vector<int32_t> processes;
-    std::vector<uint32_t> same_node;    // the other same-node ranks
+    std::vector<uint32_t> same_node;  // the other same-node ranks
     std::atomic<const Segment*> staging[SHOWN];  // this rank's staging buffers, for arrays unreachable for the peers
     std::deque<Segment> all_staging;             // all of them: a call under way may still use an outgrown buffer
-    uint64_t call_count;                // number of the current or last call
+    uint64_t call_count;           // number of the current or last call
     int64_t history = 0;           // a hash of all calls so far, part of the next signature
     // By half and rank: the counter to be shown by that rank before this rank may overwrite the half.
     std::vector<int64_t> unread[2];
@@ -200,7 +201,7 @@ struct Node {
     int64_t last = 0;              // the signature of the last plan
     uint32_t alike = 0;            // consecutive earlier calls with this signature, at most ALIKE
     bool was_eager = false;        // the last call was eager
-    int64_t reached = 0;           // a counter shown by all same-node ranks, as far as known
+    int64_t reached = 0;           // a counter known to be shown by all same-node ranks
     Flight flight;
     Segments others;               // of other ranks
     Segments symmetric;            // this rank's symmetric memory, laid out alike on all ranks
@@ -407,7 +408,7 @@ struct Instruction {
 
     Opcode opcode;
     uint32_t peer, first, count, copies;  // `count` sources at `Plan::parts[first]`, followed by the copies
-    int64_t counter;                         // of a CALL: the index of the function
+    int64_t counter;                      // of a CALL: the index of the function
     Part to;
     uint64_t nbytes;
 };
@@ -553,7 +554,7 @@ struct Walker {
                     if (node.heads[at] != nullptr && !sees(node, at, awaited_of(node, at), patient)) return WAITING;
                 if (eager && at == node.ranks) node.reached = reached(node);
                 present(node);
-                // A refusing rank shows the refusal in place of a call and waits for no rank.
+                // A refusing rank shows the refusal in place of a call, and does not meet the other ranks.
                 if (plan->refuses) {
                     settle(node);
                     return DONE;
@@ -711,7 +712,8 @@ struct Walker {
         return (may_wait ? WAITS : 0) | (in_place ? IN_PLACE : 0);
     }
 
-    // Return whether a rank, already in this call, shows the same call on its descriptor. Relaxed: read after the counter.
+    // Return whether a rank, already in this call, shows the same call in its descriptor. Relaxed: read after the
+    // counter.
     bool is_described(const Node& node, uint32_t rank) const {
         return node.heads[rank]->signatures[half].load(std::memory_order_relaxed) == signature;
     }
@@ -774,8 +776,8 @@ struct Walker {
         place.kind = plan->signature;
     }
 
-    // Decide where a buffer of this rank is during the call, and tell the peers on the descriptor. In order of cost: the
-    // caller's array if no peer reads it, workspace or slot, symmetric memory, process_vm_readv, a staging buffer.
+    // Decide where a buffer of this rank is during the call, and note the place in the descriptor. In order of cost:
+    // the caller's array if no peer reads it, workspace or slot, symmetric memory, process_vm_readv, a staging buffer.
     void lay(const Node& node, CallDescriptor& descriptor, uint32_t buffer, char* row, uint64_t nbytes) {
         Base& mine = bases[node.rank * SHOWN + buffer];
         int64_t key = HERE, offset = 0;

@@ -9,7 +9,7 @@
 // Eager messages, at most SHORT bytes, are copied to the slot: the send completes at once. Rendezvous messages are
 // longer: the slot says where the sender's buffer is, the receiver reads the buffer in place, then acknowledges in
 // `Ring::ends`. The send completes with the acknowledgement. Each rendezvous message has a ticket, counted from 1, and
-// acknowledges at place ticket % LONG_ONES: receivers match tags in any order, so a counter of finished messages
+// is acknowledged at place ticket % LONG_ONES: receivers match tags in any order, so a counter of finished messages
 // would not do.
 //
 // Matching. A receive takes the first message of its peer with the same tag. Receives without a message wait in the
@@ -18,17 +18,18 @@
 // `outgoing`.
 //
 // Progress. All calls return at once; `go_on` empties the rings and fills free slots. `Mailbox` has no lock of its own:
-// `Progress.gate` admits a single thread at a time. Private names: "slot" is a message header, "asked for" means a
-// receive is posted.
+// `Progress.gate` admits a single thread at a time. Private names: a `letter` is a message header, an `Unasked`
+// an unexpected message.
 #pragma once
 #include <deque>
 #include <memory>
 
 #include "engine.h"
 
-static const uint64_t MAIL_SLOTS = 8;      // slots of a ring
+static const uint64_t MAIL_SLOTS = 8;   // slots of a ring
 static const uint64_t SHORT = 1 << 13;  // most bytes of an eager message
-// Rendezvous messages under way between two ranks: a further message waits for the acknowledgement in its place.
+// The most rendezvous messages under way from a rank to another: a further message waits for the acknowledgement in
+// its place.
 static const uint64_t LONG_ONES = 512;
 static const uint16_t BYTES = 0;        // dtype code: matches any dtype
 static const int64_t ANYBODY = -1, ANYTHING = -1;  // wildcards for rank and tag
@@ -101,8 +102,8 @@ struct Connection {
     // Messages written to `out`, taken from `in`, and a lower bound for those taken from `out` by the peer.
     uint64_t written = 0, pulled = 0, known = 0;
     std::deque<std::shared_ptr<Transfer>> outgoing, posted;  // sends without a slot; posted receives
-    std::deque<Unasked> unexpected;                               // the unexpected queue
-    uint64_t tickets = 0;                                      // rendezvous messages written so far
+    std::deque<Unasked> unexpected;                          // the unexpected queue
+    uint64_t tickets = 0;                                    // rendezvous messages written so far
 };
 
 // All messages of a rank, by peer.
@@ -199,7 +200,7 @@ struct Mailbox {
     void take(Node& node, Connection& one, Ring::Place& place) {
         const MailSlot& letter = place.letter;
         Connection::Unasked copy = {letter.kind, letter.dtype, letter.tag, letter.nbytes, letter.key, letter.offset,
-                                        letter.ticket, nullptr};
+                                    letter.ticket, nullptr};
         for (auto found = one.posted.begin(); found != one.posted.end(); ++found) {
             if ((*found)->tag != letter.tag) continue;
             const std::shared_ptr<Transfer> transfer = *found;

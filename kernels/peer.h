@@ -1,7 +1,7 @@
 // Memory shared by the ranks of a node, and waiting for other ranks.
 //
 // Each rank has a slab of memory, accessible to all ranks. Block b of a rank communicates only with block b of each
-// other rank. Every word of a slab has a single writing rank, and counters only grow; so no atomic operation is needed
+// other rank. Every progress counter has a single writing rank, and only grows; so no atomic operation is needed
 // between GPUs, and a late reader loses nothing. Every wait is bounded: the wait ends with the event, with a failure of
 // another block of this rank, with an abort by the host, or at the deadline. Private names: `channel` is the number of
 // a block, `Line` a record of progress counters, `epoch` the number of an operation, `patience` the deadline.
@@ -20,11 +20,11 @@ struct Heap {
     u64 patience;           // the deadline of a wait in nanoseconds
     u32 rank, ranks, depth;
     u64 lines, books, packets, slots, staging;
-    u64 packet_room, slot_bytes, staging_bytes;  // bytes for one writing rank
+    u64 packet_room, slot_bytes, staging_bytes;  // bytes: packets of one writing rank, a slot, a section
 };
 
-// The failure of this rank. `aborted` is set by a failed wait or by the host. The other fields are valid if `where` is
-// not 0.
+// The failure of this rank. `aborted` is set by a failed wait or by the host; `failures` counts failed waits. The other
+// fields are valid if `where` is not 0.
 struct Control {
     u64 aborted, failures, where, peer, wanted, seen;
 };
@@ -38,9 +38,9 @@ struct State {
 // The progress counters of a block, written by the same block of another rank. The record takes 128 bytes: two writers
 // never share a cache line.
 struct Line {
-    u64 met;       // meetings reached by the writer
+    u64 met;       // number of the last meeting reached by the writer
     u64 arrived;   // pieces put by the writer into the slots of this slab
-    u64 consumed;  // pieces taken by the writer from the slots of its own slab
+    u64 consumed;  // pieces of this rank, taken by the writer from its own slots
     u64 told[2];   // values compared between all ranks, see `is_alike`
     u64 unused[11];
 };
@@ -84,8 +84,8 @@ GC_DEV bool is_aborted(const Heap& heap) {
 
 // Wait until `come(seen)` is true; return false after an abort or at the deadline. `come` sets `seen` to the progress
 // of `peer`. `peer` is a reference because `come` may change the awaited rank. All waiting between ranks goes through
-// this function, so every wait has a deadline. The clock starts with the first long wait: short waits never read the
-// clock.
+// this function, so every wait has a deadline. The clock is read after SPINS tests at the earliest: short waits
+// never read the clock.
 template <class Come> GC_DEV bool wait(const Heap& heap, Wanted what, const u32& peer, u64 wanted, const Come& come) {
     u64 seen = 0, deadline = 0;
     for (u32 spins = 1; !come(seen); ++spins) {

@@ -17,7 +17,7 @@ struct ShotsArguments {
     u64 results[MOST_RANKS];       // addresses of the ranks' results, for writing
 };
 
-constexpr u64 MEETINGS = 3;  // the most meetings over a section
+constexpr u64 MEETINGS = 3;  // the most meetings for a section
 
 // The elements handled by all ranks at a time, and whether inputs and results are accessed directly. The elements are
 // always divided as if there were `room` of them, even in a shorter last section. Then a block stages the next section
@@ -90,7 +90,7 @@ GC_DEV void for_sections(const ShotsArguments& a, u32 channel, const Stage& stag
         if (!section.sources) stage_section(next);
         together = meet(a.heap, channel, MEETINGS * epoch + 2);
         if (together) collect(section);
-        __syncthreads();  // the section after the next is staged into this half, while slow threads still collect
+        __syncthreads();  // the section after the next would else overwrite this half, which slow threads still copy
         if (next.count == 0) break;
         section = next;
         ++epoch;
@@ -128,7 +128,7 @@ template <class T, class Op> GC_DEV void fold_all(const ShotsArguments& a) {
                     [](const Section&) {});
 }
 
-// Return the elements of the section reduced by `rank`, and of these the part of block `channel`.
+// Return block `channel`'s part of the elements of the section reduced by `rank`.
 template <class T> GC_DEV Range share_of(const ShotsArguments& a, const Section& section, u32 rank, u32 channel) {
     return part_there(section, part_of<T>(part_of<T>({0, section.room}, a.heap.ranks, rank), gridDim.x, channel));
 }

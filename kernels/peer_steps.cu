@@ -9,7 +9,7 @@
 // other rank and back.
 #include "peer_fold.h"
 
-// A range of elements of a message; `combine`: combine the received elements with the present elements.
+// A range of elements of a message or of a local write; `combine`: combine the received elements with the present ones.
 struct Part {
     u64 start, count;
     u32 buffer;
@@ -119,7 +119,7 @@ GC_DEV u64 slot_of(const Heap& heap, u32 owner, u32 channel, u32 writer, u64 num
     return heap.slabs[owner] + heap.slots + slot * heap.slot_bytes;
 }
 
-// Return the address of this rank's own count of the lane's pieces. The next launch continues from the count.
+// Return the address of this rank's own count of the lane's pieces. The next round or launch continues from the count.
 GC_DEV u64 counter_of(const Heap& heap, u32 channel, const Lane& lane) {
     Book* const book = book_of(heap, channel, lane.peer);
     return address_of(lane.receives ? &book->received : &book->sent);
@@ -196,8 +196,8 @@ GC_DEV void move(const StepsArguments& a, u32 channel, const Lane& lane, const C
 }
 
 // Tell the peer about a moved piece: the piece has arrived, or the slot is free. Call after a barrier following the
-// move: the release store then publishes the accesses of all movers. The own count is read by the next launch only, so
-// relaxed is enough.
+// move: the release store then publishes the accesses of all movers. The own count is read by this block
+// only, in later rounds after a barrier and in later launches, so relaxed is enough.
 GC_DEV void post(const StepsArguments& a, u32 channel, const Round& round, const Claim& moved) {
     const Lane& lane = a.lanes[round.first_lane + moved.lane];
     Line* const there = line_of(a.heap, lane.peer, channel, a.heap.rank);
@@ -253,7 +253,6 @@ template <class T, class Op> GC_DEV void steps(const StepsArguments& a) {
     GC_ROLLED
     for (u64 r = 0; together && r < a.round_count; ++r) {
         const Round round = a.rounds[r];
-        // The barrier separates two rounds.
         __syncthreads();  // what one thread has written, another one reads
         write<T, Op>(a, channel, round.first_write, round.before);
         together = exchange<T, Op>(a, channel, round);

@@ -4,7 +4,7 @@ On the hypercube of P = 2^m ranks, partners at a distance of 1, 2, 4, ... exchan
 
     all_reduce    0 ◄► 1   2 ◄► 3    then   0 ◄► 2   1 ◄► 3        4 ranks
     all_gather    the same ways; the blocks exchanged double in number
-    scan          0 ──► 1 ──► 2 ──► 3, then 0 ──► 2, 1 ──► 3       each rank keeps what is below it
+    scan          0 ──► 1 ──► 2 ──► 3, then 0 ──► 2, 1 ──► 3       data move to higher ranks only
 
 Cost: log2 P rounds. An all-reduce moves N bytes per round: good for short arrays. An all-gather moves (P - 1) N / P
 bytes in all: good for all lengths on 2^m ranks. Ranks beyond a power of two hand over to a neighbour and receive the

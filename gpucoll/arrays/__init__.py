@@ -42,7 +42,7 @@ from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.core.dtypes import Dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 
-__all__ = ["HOST", "NOTHING", "Array", "BlockRoom", "Cut", "Prepared", "Sizes", "Space", "Target", "address",
+__all__ = ["HOST", "NOTHING", "Array", "BlockRoom", "Cut", "Prepared", "RankInfo", "Space", "Target", "address",
            "as_array", "block_shape", "bounds", "carried_dtype", "check_blocks", "check_input", "check_op",
            "check_rows", "check_writable", "combiner", "flat", "form_blocks", "is_borrowed", "joined", "kind_of",
            "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter", "room_for", "same_memory",

@@ -193,8 +193,8 @@ def init(**options: Unpack[bootstrap.GivenOptions]) -> Communicator:
     host arrays and "deferred" on devices. `deterministic`: reduce in rank order only, so that the bits of a result
     depend on the inputs alone. `device`: "emulated", or the CUDA ordinal of this rank's GPU (default: the rank's number
     on its host). GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR, GPUCOLL_CHECK and GPUCOLL_DEVICE supply options not given. Raises
-    ArgumentError for a wrong option. Raises UsageError if options differ from an earlier call or between ranks, or if
-    the launcher belongs to another MPI.
+    ArgumentError for a wrong option. Raises UsageError if options differ from an earlier call or between ranks
+    (`timeout` and the CUDA ordinal may differ between ranks), or if the launcher belongs to another MPI.
     """
     global _world
     wanted = bootstrap.options(options)

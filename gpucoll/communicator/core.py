@@ -106,7 +106,7 @@ class Core:
         self._is_forked = False  # whether this is a fork's child: the links then belong to the parent
 
     rank = property(lambda self: self._link.place.rank, doc="This rank, 0 .. size - 1.")
-    size = property(lambda self: self._link.place.size, doc="How many ranks there are.")
+    size = property(lambda self: self._link.place.size, doc="The number of ranks.")
     local_rank = property(lambda self: self._link.place.local_rank, doc="This rank's number on its node.")
     local_size = property(lambda self: self._link.place.local_size, doc="How many ranks this node has.")
     node = property(lambda self: self._link.place.nodes[self.rank], doc="This rank's node, 0 .. nodes - 1.")
@@ -196,7 +196,7 @@ class Core:
 
     def _run(self, name: str, call: Prepared, options: CallOptions, op: Op | None = None, root: int = 0,
              cache_key: Key = (), x: Any = None, out: Any = None) -> Any:
-        """Resolve and run a prepared call: the first call of every kind of collective passes here.
+        """Resolve and run a prepared call. Scatter and the v-variants call `_resolve` and `_begin` themselves.
 
         A call with a `cache_key` is kept for repetition, with the user's arrays `x` and `out`. A call without arrays (a
         host barrier) uses the executor asked for only if that executor serves the host.

@@ -182,7 +182,8 @@ class DeviceSpace(Space):
         """End an operation: the next operation of the communicator follows it on the device.
 
         `keep`, the task and the call, lives until the end of an operation on the side stream, or on memory not from
-        CuPy. Any other operation needs no `keep`: CuPy's pool reuses freed memory later in the same stream only.
+        CuPy. In a capture `keep` lives as long as the communicator, for the launches of the user's graph. Any other
+        operation needs no `keep`: CuPy's pool reuses freed memory later in the same stream only.
         """
         # An event costs time: make one only if a `Work` or freed memory must wait for the end.
         event = None
@@ -314,8 +315,8 @@ def beside(call: Prepared) -> Prepared:
 def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer: bool) -> Gpu:
     """Return the device of a communicator: "emulated", or "cuda" with its ordinal; `link` joins the ranks.
 
-    With `peer` the device also has the peer executor. A collective call on "cuda". Raises on every rank BackendError if
-    a rank has no GPU, UsageError if ranks share a GPU.
+    With `peer` the device also has the peer executor. A collective call on "cuda". Raises BackendError if a rank has no
+    GPU. Raises UsageError if processes share a GPU (without GPUCOLL_SHARE_GPU=1), or if threads use different GPUs.
     """
     if name == "emulated":
         gpu = _emulated(link)

@@ -231,7 +231,7 @@ class Lifecycle(Core):
         return error is None
 
     def _release(self, failed: bool) -> None:
-        """Release all memory. If a rank has `failed`, keep the link and any device memory still in use by ranks."""
+        """Release all memory. If a rank has `failed`, keep the link and the devices' memory: ranks may use both."""
         self._host.close()
         for gpu in self._gpus.values():
             gpu.close(failed=failed)

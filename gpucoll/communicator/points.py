@@ -83,12 +83,15 @@ class PointToPoint(MetadataExchange):
     def recv(self, out: Any, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *, async_op: bool = False) -> Any:
         """Receive a message from rank `src` into `out` (shape s) and return `out`. MPI-5.0, 3.2.
 
-        Raises MismatchError for a message of another length, or on the host of another dtype; `out` is unchanged then.
+        Raises MismatchError for a message of another length, or on the host of another dtype. `out` is unchanged then,
+        with one exception: a message of another length, carried by MPI, by a store or between threads, may fill the
+        first part of `out`.
 
         On the host `src` may be ``gpucoll.ANY_SOURCE`` and `tag` ``gpucoll.ANY_TAG``, or mpi4py's. NCCL has neither:
-        such a receive into a GPU array raises UsageError. The receive takes the first message available, and messages
-        of one rank in sending order. A receive from a named rank has precedence if it begins before the message is
-        available. `status`, a `Status` or mpi4py's, is set to source, tag and bytes of the message.
+        such a receive into a GPU array raises UsageError. So does ``ANY_TAG`` if messages travel through a store.
+        The receive takes the first message available, and messages of one rank in sending order. A receive from a named
+        rank has precedence if it begins before the message is available. `status`, a `Status` or mpi4py's, is set to
+        source, tag and bytes of the message.
         """
         if status is None and not async_op and self._group is None and out is not None:
             begun = self._exchange_here(None, -1, out, src, tag)
@@ -169,7 +172,7 @@ class PointToPoint(MetadataExchange):
         return self._point(self._message("sendrecv", tag, x, dst, out, src), async_op)
 
     def _is_plain(self, array: Any, peer: Any, tag: Any) -> bool:
-        """Return whether MPI may work on an array itself, and no earlier message must come first."""
+        """Return whether MPI or a store may work on `array` itself, and no earlier message must come first."""
         return type(array) is numpy.ndarray and type(peer) is type(tag) is int and 0 <= peer < self.size \
             and 0 <= tag < TAGS and array.dtype.char in PLAIN and array.dtype.isnative and array.flags.c_contiguous \
             and array.nbytes <= MAX_MESSAGE and self._link.mpi is not None and self._group is None \

@@ -95,9 +95,9 @@ class VectorVariants(MetadataExchange):
     @shaped(ScatteringBlocks)
     def scatter_v(self, xs: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
-        """Return array `rank` of the root's list `xs` of arrays (shape (n_i, \\*s)); None elsewhere. MPI-5.0, 6.6.
+        """Return array `rank` (shape (n_i, \\*s)) of the list `xs` of arrays on the root. MPI-5.0, 6.6.
 
-        `out` (n_i, \\*s) receives the array and is returned.
+        Other ranks pass None for `xs`. `out` (n_i, \\*s) receives the array and is returned.
         """
         rank_info = self._checked_sizes("scatter_v", root)
         arrays, mine = None, None
@@ -166,7 +166,7 @@ class VectorVariants(MetadataExchange):
     @counted
     def _run_blocks(self, blocks: Blocks, source: Any, given: Any, options: CallOptions, x: Any, *, space: Any = None,
                     out: Any = None, op: Any = None, root: int = 0, kind: Any = None) -> Any:
-        """Run a call on `source`: an array, a list of arrays to join, or None; `given` is kept as long.
+        """Run a call on `source`: an array, a list of arrays to join, or None; `given` stays alive until the end.
 
         `x` is the user's argument: the library of its arrays decides the current stream.
         """

@@ -58,10 +58,11 @@ def tell(status: Any, seen: ProbeResult) -> None:
 
 
 class PointMessage(NamedTuple):
-    """The checked arguments of `send`, `recv` or `sendrecv`; ranks count only together with an array.
+    """The checked arguments of `send`, `recv` or `sendrecv`.
 
-    `given` is the array to send to rank `to`, `taken` the array to receive from rank `came_from`. `came_from` None
-    means any rank, `tag` None any tag; `status` is then set to source and tag.
+    `given` is the array to send to rank `to`, `taken` the array to receive from rank `came_from`. If an array is None,
+    its rank has no meaning. `came_from` None means any rank, `tag` None any tag; `status` is then set to source and
+    tag.
     """
 
     name: str

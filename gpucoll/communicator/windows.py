@@ -30,7 +30,7 @@ class Windows:
 
     @classmethod
     def promised(cls, device: Any, nccl: Nccl) -> Windows | None:
-        """Return the memory if the program promises equal use on all ranks, else None; BackendError by old NCCL."""
+        """Return the memory if the program promises equal use on all ranks, else None. Old NCCL: BackendError."""
         if os.environ.get("GPUCOLL_NCCL_WINDOWS") != "1":
             return None
         if version() < WINDOWS_SINCE:

@@ -45,7 +45,7 @@ class EmulatedDevice(Device):
         self.captured: EmulatedGraph | None = None  # the graph being captured, which receives all enqueued actions
         self._main = self.new_stream()
 
-    current = contextlib.nullcontext()  # a process has one emulated device, which is always current
+    current = contextlib.nullcontext()  # host memory: no device must be made current
 
     def channels(self, ranks: int) -> int:
         return CHANNELS

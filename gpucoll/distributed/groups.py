@@ -132,12 +132,12 @@ def get_rank(group: Any = None) -> int:
 
 
 def get_world_size(group: Any = None) -> int:
-    """Return the number of ranks in `group`, -1 on other ranks. Raises UsageError before initialization."""
+    """Return the number of ranks in `group`, -1 outside the group. Raises UsageError before initialization."""
     return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_world_size", group).size()
 
 
 def get_backend(group: Any = None) -> str:
-    """Return "nccl" after a call of the group on GPU arrays, else "mpi"; raise ArgumentError on other ranks."""
+    """Return "nccl" after a call of the group on GPU arrays, else "mpi"; raise ArgumentError outside the group."""
     return "nccl" if _checked("get_backend", group).uses_gpu else "mpi"
 
 

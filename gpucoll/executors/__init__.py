@@ -126,7 +126,7 @@ class Executor:
     def prepare(self, task: Task) -> str | None:
         """Load kernels for `task`, now with its plan; return None, or the reason why the plan cannot run.
 
-        Called on every rank alike, for the executor chosen among those that serve the task.
+        Called on every rank alike, for the executor chosen among the executors that serve the task.
         """
         return None
 
@@ -135,7 +135,7 @@ class Executor:
         raise NotImplementedError
 
     def finishes(self, task: Task) -> bool:
-        """Return whether the engine leaves nothing to be done after the call, such as the division of an average."""
+        """Return whether the engine does the whole call, a last step such as the division of an average included."""
         return False
 
     def plan(self, task: Task) -> Any:
@@ -157,7 +157,7 @@ class Executor:
 
 @functools.lru_cache(1024)
 def fingerprint(text: str) -> int:
-    """Return a hash of 60 bits of the text."""
+    """Return a hash of the text, below 2**60: 56 bits, then four zeros."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little") << 4
 
 

@@ -224,7 +224,7 @@ class _Call:
 
 @functools.cache
 def _datatype(dtype: Dtype) -> MPI.Datatype:
-    """Return MPI's datatype; for a dtype unknown to MPI, a duplicate of an integer type, known to callbacks."""
+    """Return MPI's datatype; for a dtype unknown to MPI, a duplicate of an integer type, recognized by callbacks."""
     return getattr(MPI, dtype.mpi) if dtype.mpi else getattr(MPI, f"UINT{8 * dtype.itemsize}_T").Dup()
 
 

@@ -74,7 +74,7 @@ def ordered(program: XmlProgram, *, local_source: bool) -> Order:
     for receipt, sent in sender.items():
         before[receipt].append(sent)
     turns = in_order(before)
-    # Events in a cycle of waits never happen, nor do events waiting for the cycle. Name the first of the cycle.
+    # Events in a cycle of waits never happen, nor do events waiting for the cycle. Name the first event of the cycle.
     if len(turns) < len(events):
         raise refused(events[min(_cycle(before))].step, "it waits for ever: what it waits for waits for it")
     _check_races(events, before, turns)
@@ -100,7 +100,7 @@ def in_order(before: Sequence[Iterable[int]]) -> list[int]:
 
 
 def _cycle(before: Sequence[Iterable[int]]) -> list[int]:
-    """Return the numbers of a cycle; there is one.
+    """Return the numbers of a cycle in `before`, which must have a cycle.
 
     >>> _cycle([[2], [2], [1]])
     [2, 1, 2]

@@ -5,9 +5,9 @@ which receives land in their destinations, and which land aside, in the workspac
 a step of the round still reads the destination. The plan also decides which earlier steps each step must follow: spans
 conflict where they share a chunk.
 
-Near ranks read each other's memory, as same-node ranks do in the `shared` executor. From a same-node peer nothing is
-received: the sender's memory is a source of the result. A send to a same-node peer moves no data: the step stands for
-the peer's read, and ends when the peer has read the span.
+With `same_node`, as in the `shared` executor, the ranks of a node read each other's memory. From a same-node peer
+nothing is received: the sender's memory is a source of the result. A send to a same-node peer moves no data: the step
+stands for the peer's read, and ends when the peer has read the span.
 
 The module is pure: code here computes with spans and never touches memory.
 """
@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Return the keys by which spans conflict; a part aside has a single key, and overlaps no other."""
+        """Return the keys by which spans conflict; a part aside has a single key, as parts of a round never overlap."""
         if self.buffer in HALVES:
             return [(self.buffer, self.start)]
         return [(self.buffer, self.like.first + index) for index in range(self.like.count)]
@@ -156,7 +156,7 @@ class Plan:
 
 
 def _ends(peer: int, rank: int, theirs: Iterable[Round]) -> _Ends:
-    """Return the parts that same-node `peer` sends to `rank`, as `PEER` spans, and the rounds in which `peer` receives.
+    """Return the parts that same-node `peer` sends to `rank`, as `PEER` spans, and the rounds of its receives.
 
     Both follow the order of the schedule `theirs`: the k-th send meets the k-th receive.
     """

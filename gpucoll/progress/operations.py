@@ -86,7 +86,7 @@ class Work:
         self._finished = False
 
     def step(self, late: Callable[[str], GpucollError]) -> bool:
-        """Advance as far as possible without waiting; return whether at the end; raise `late(...)` at the deadline."""
+        """Advance as far as possible without waiting; return whether ended; raise `late(...)` at the deadline."""
         # The deadline counts from the first step: a queued operation must not pay for those before.
         if self._deadline is None:
             self._deadline = time.monotonic() + self._waits.timeout

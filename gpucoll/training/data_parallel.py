@@ -31,8 +31,9 @@ class DataParallel:
     `parameters` maps names to arrays, alike on all ranks; rank 0's values are broadcast to all. An asynchronous
     all-reduce of a bucket starts after the bucket's last gradient and after all earlier buckets. Give gradients in the
     reverse order of `parameters` for the best overlap. Without spare processors on a node (`has_room_beside`), `finish`
-    makes all the collectives. Buckets are allocated by `comm.empty`. The constructor is a collective call, and raises
-    the errors of `opened`.
+    makes all the collectives. Buckets are allocated by `comm.empty`. The constructor is a collective call. Raises
+    ArgumentError and DtypeError for wrong arguments of this rank, PeerError for wrong arguments of another rank, and
+    MismatchError if names, shapes, dtypes or memories (host, GPU) of the parameters differ between ranks.
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, bucket_bytes: int = BUCKET_BYTES,

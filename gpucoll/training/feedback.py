@@ -46,7 +46,7 @@ class Compression:
         return [self]
 
     def remember(self) -> dict[str, dict[str, Array]]:
-        """Return the attributes to restore after a failed step. A step replaces their arrays, and changes none."""
+        """Return the attributes to restore after a failed step. A step takes other arrays and writes none of these."""
         return {"lost": dict(self.lost)}
 
     @property

@@ -25,8 +25,8 @@ class ShardedArray:
         self.local, self.mesh, self.shape, self.spec = local, mesh, shape, spec
         self.partial = tuple(name for name in mesh.names if name in set(partial))
 
-    ndim = property(lambda self: len(self.shape), doc="How many axes it has.")
-    dtype = property(lambda self: self.local.dtype, doc="That of its elements.")
+    ndim = property(lambda self: len(self.shape), doc="The number of axes.")
+    dtype = property(lambda self: self.local.dtype, doc="The dtype of the elements.")
 
     @property
     def T(self) -> ShardedArray:

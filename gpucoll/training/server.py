@@ -34,9 +34,11 @@ class ParameterServer:
     `parameters` maps names to arrays, alike on all ranks; rank 0's values are broadcast. Each server keeps an equal
     part of the bytes, in host memory, and the optimizer's state of this part. A worker can be `staleness` pushes ahead
     of the slowest worker. With 0 a step takes the mean of one push of every worker. Above 0 every push is a step at
-    once. With None no worker waits. With `may_lose_workers` the servers drop a worker that fails or is silent for half
-    the communicator's timeout, while the other workers wait; otherwise the server raises the error. The constructor is
-    a collective call. Raises ArgumentError and the errors of `opened`.
+    once. With None likewise, and no worker waits. With `may_lose_workers` the servers drop a worker that fails or is
+    silent for half the communicator's timeout; the other workers may wait for as long. Otherwise the server raises the
+    error. The constructor is a collective call. Raises ArgumentError and DtypeError for wrong arguments of this rank,
+    PeerError for wrong arguments of another rank, and MismatchError if names, shapes, dtypes or memories (host, GPU) of
+    the parameters differ between ranks.
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, servers: int = 1, optimizer: Any = None,

@@ -79,8 +79,9 @@ class ZeRO:
 
     `parameters` maps names to contiguous arrays, alike on all ranks; rank 0's values are broadcast. In stages 1 and 2 a
     step updates the arrays in place. Stage 3 copies its shards and keeps no reference to the arrays, so a program can
-    free the arrays, and read values by `layer`. The constructor is a collective call. Raises ArgumentError and the
-    errors of `opened`.
+    free the arrays, and read values by `layer`. The constructor is a collective call. Raises ArgumentError and
+    DtypeError for wrong arguments of this rank, PeerError for wrong arguments of another rank, and MismatchError if
+    names, shapes, dtypes or memories (host, GPU) of the parameters differ between ranks.
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int = 1,

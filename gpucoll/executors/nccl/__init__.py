@@ -25,15 +25,15 @@ from gpucoll.progress.operations import Operation
 
 TOKEN = 1  # bytes sent for a message of a barrier, which has no data
 PROGRAMS = 1024  # the most plans whose nodes are kept
-MAX_ELEMENTS = 1 << 26  # elements of at most 16 bytes
+MAX_ELEMENTS = 1 << 26  # the most elements of a message, at most 16 bytes each: see `_cut`
 
 
 @dataclass
 class Node:
     """One thing to enqueue: messages in one group, or results.
 
-    With `side` on the side stream. `after` is the node of the other stream to be awaited first; `awaited` says that a
-    node of the other stream awaits this node.
+    A node with `side` goes to the side stream. `after` is the node of the other stream to be awaited first; `awaited`
+    says that a node of the other stream awaits this node.
     """
 
     sends: Sequence[Message] = ()
@@ -71,7 +71,7 @@ class NcclExecutor(Executor):
         return self._transport.capturable
 
     def serves(self, task: Task) -> str | None:
-        """Return None for every schedule, outside captures if the transport cannot be captured."""
+        """Return None for every schedule, except in a capture by a transport that cannot be captured."""
         if not self._transport.capturable and self._device.asynchronous and task.stream.is_capturing():
             return NO_CAPTURE
         return None
@@ -161,7 +161,8 @@ class NcclExecutor(Executor):
         if source is not None:
             kernels.copy(address(source), kept.source, source.size, width, task.stream)
         kept.launch(task.stream)
-        if target is not None and not (task.collective == "broadcast" and source is not None):  # a root's broadcast
+        # The root of a broadcast keeps its own data.
+        if target is not None and not (task.collective == "broadcast" and source is not None):
             kernels.copy(kept.target, address(target), target.size, width, task.stream)
 
     def _capture(self, task: Task, source: Any, target: Any, stream: Stream | None = None) -> Any:
@@ -265,7 +266,7 @@ def nodes_of(plan: Plan) -> list[Node]:
 
 
 def _groups(steps: Sequence[Step]) -> Iterator[Node]:
-    """Yield the nodes of a round: results formed aside first, then each group of messages with the results after.
+    """Yield the nodes of a round: results formed in staging before, then each group of messages, and the results after.
 
     If all sends go to one peer and all receives come from one peer, as in a ring, the groups are pairs of a send and a
     receive: every rank of a ring forms the same pairs.

@@ -59,7 +59,7 @@ class PeerExecutor(Executor):
         return None
 
     def prepare(self, task: Task) -> str | None:
-        """Compile the kernels of a plan made of schedules of all ranks."""
+        """Compile the kernels; refuse a plan without the schedules of all ranks."""
         assert task.plan is not None
         if task.plan.schedules is None:
             return f"{task.algorithm} has no schedule"

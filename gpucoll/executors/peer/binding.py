@@ -143,7 +143,7 @@ class PeerBinder:
         """Return the addresses of input and output for the kernel: of the arrays, or of buffers in place of arrays.
 
         Buffers are used if the plan needs a copy of the input, or if arrays are not aligned to the element size: a
-        kernel that only moves data moves whole elements, and complex elements need not be aligned as such.
+        kernel that only moves data moves whole elements, but a complex array need only be aligned to the real parts.
         """
         misaligned = task.op is None and (source | target) % task.dtype.itemsize != 0
         there = self._room("output", task.output.nbytes, task) if misaligned and target else target

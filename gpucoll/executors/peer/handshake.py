@@ -19,7 +19,7 @@ WORDS = 16  # of a message: enough for a CUDA handle, or for a word on each of M
 
 
 class Handshake:
-    """This rank's access to the other ranks' slabs; None, or why ranks cannot share memory, is `unavailable_reason`."""
+    """This rank's access to the other ranks' slabs; `unavailable_reason` says why there is none, or is None."""
 
     heap: PeerHeap
 

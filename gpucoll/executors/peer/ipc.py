@@ -43,7 +43,7 @@ class CudaSlab:
 
 
 def array_on(device: CudaDevice, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
-    """Return a CuPy array on a block. Like memory of CuPy's pool, only for streams after the last use."""
+    """Return a CuPy array on a block. Like memory of CuPy's pool, for streams behind the block's last use."""
     memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, device.ordinal)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 

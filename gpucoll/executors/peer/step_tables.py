@@ -54,7 +54,7 @@ class Program(NamedTuple):
 def program(plan: Plan, layouts: Layouts, channels: int, itemsize: int, *, empty: bool = False) -> Program:
     """Return the program of `plan` for `channels` blocks; messages without data are left out unless `empty`.
 
-    The span of a part in staging starts at the place of its share in a block's region.
+    The span of a part in staging starts at the offset of the part's share in a block's region.
     """
     steppers = [_Stepper(planned, layouts, channels, itemsize, empty) for planned in plan.rounds]
     steps = tuple(step for step in (stepper.step() for stepper in steppers) if any(step))
@@ -191,7 +191,7 @@ def _exchanged(programs: Sequence[Program], share: tuple[int, int], depth: int, 
 
 def _walk(rank: int, made: Program, share: tuple[int, int], depth: int, slot: int,
           slots: dict[tuple[int, int], collections.deque[int]]) -> Iterator[tuple[int, str]]:
-    """Move all pieces that are ready, repeatedly; yield the number moved, and in words the first lane left."""
+    """Move all pieces that are ready, repeatedly; yield the number moved, and words on the first unfinished lane."""
     for number, step in enumerate(made.steps):
         lanes = [(lane, collections.deque(_pieces(lane, share, slot))) for lane in step.lanes]
         while lanes:

@@ -1,12 +1,12 @@
 """The `shared` executor: same-node ranks read each other's memory, and reduce from there, in place.
 
 The executor runs every schedule. Inside a node nothing is sent: a receiving rank reads the sender's memory, once the
-sender's progress counter (its counter: see `instructions`) has reached the round. A rank waits only for ranks to be
-read from, and for readers of memory to be overwritten. On several nodes the executor is named `hybrid`, and sends
-messages between nodes. Under the name `mpi` every rank counts as a node of its own.
+sender's progress counter (see `instructions`) has reached the round. A rank waits only for ranks to be read from, and
+for readers of memory to be overwritten. On several nodes the executor is named `hybrid`, and sends messages between
+nodes. Under the name `mpi` every rank counts as a node of its own.
 
     plans         the engine's plans, found by call, and staging buffers
-    instructions  one plan in bytes of the ranks' buffers: counters to await, operands to combine, counters to show
+    instructions  one plan in bytes of the ranks' buffers: counters to await, operands to combine, counters to publish
     engine        loads the C++ engine that carries out plans; digest identifies the engine's sources
     neighbours    the same-node ranks, and access to their memory
     tables        numbers shared by Python and C++
@@ -139,7 +139,7 @@ class SharedExecutor(Executor):
         self._awaited = set[int]()
 
     def serves(self, task: Task) -> str | None:
-        """Return None for any schedule on host arrays whose same-node ranks can map each other's memory."""
+        """Return None if same-node ranks can map each other's memory, and every rank has the engine."""
         if self.name == "shared" and len(self._node_ranks.all) < self._size:
             return "the ranks are on several nodes"
         self.meet()
@@ -154,7 +154,7 @@ class SharedExecutor(Executor):
         return self._is_on_engine
 
     def prepare(self, task: Task) -> str | None:
-        """Return None for a plan made of schedules of all ranks."""
+        """Return None for a plan with the schedules of all ranks."""
         assert task.plan is not None
         return None if task.plan.schedules is not None else f"{task.algorithm} has no schedule"
 
@@ -170,7 +170,7 @@ class SharedExecutor(Executor):
             waits.run(self.meeting(), "the first call over shared memory")
 
     def meeting(self) -> Operation:
-        """Do the same as an operation."""
+        """Return the work of `meet` as an operation."""
         node_ranks = self._node_ranks
         yield from node_ranks.meet(self._wire)
         self._has_met = True
@@ -306,7 +306,7 @@ class SharedExecutor(Executor):
                 for rank, number in numbers.items()}
 
     def next_call(self, rank: int) -> str | None:
-        """Return the words of the call of `rank` numbered as this rank's next; None if `rank` is not so far.
+        """Return the words of the call of `rank` numbered as this rank's next; None if `rank` has not come there.
 
         "" means that `rank`, too, waits for the root of the call. Raises as `check_failures` does.
         """
@@ -415,7 +415,7 @@ class SharedExecutor(Executor):
         row, tag = at(place, nbytes), tag_of_call(self.engine.call_count)
         begin = self._wire.Isend if sends else self._receive
         self._under_way[number] = _PostedMessage(peer, sends, [begin([row[start:start + MAX_MESSAGE], BYTES], peer, tag)
-                                                         for start in range(0, nbytes, MAX_MESSAGE) or [0]])
+                                                               for start in range(0, nbytes, MAX_MESSAGE) or [0]])
 
     def _has_come(self, number: int) -> bool:
         # The engine asks again: do not wait for the watching thread.

@@ -1,4 +1,4 @@
-"""The loader of the engine, the C++ module to carry out plans (kernels/engine.h)."""
+"""The loader of the engine, the C++ module that carries out plans (kernels/engine.h)."""
 
 from __future__ import annotations
 

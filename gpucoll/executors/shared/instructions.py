@@ -1,6 +1,6 @@
 """Translation of one plan into the engine's instructions, in bytes of the ranks' buffers, independent of addresses.
 
-A rank's progress counter, the counter, is one number visible to all ranks of the node. In a call with rounds 0, 1, ...:
+A rank's progress counter is one number, visible to all ranks of the node. In a call with rounds 0, 1, ...:
 
     2 k      the rank has entered round k: all data written before are ready to be read
     2 k + 1  the rank has also finished all reads of round k: data read there may be overwritten
@@ -8,10 +8,10 @@ A rank's progress counter, the counter, is one number visible to all ranks of th
 A receive becomes a wait for the sender's counter and a result formed from the sender's memory. A result that overwrites
 a chunk sent in the round waits for the readers' counters. The engine has four instructions:
 
-    WAIT peer counter      wait until `peer` shows `counter`
-    PUBLISH counter        show `counter`
-    REDUCE to sources copies write op(sources) to `to` and to each of `copies`
-    CALL i to sources      call Python's function i with addresses, again and again while the result is False
+    WAIT peer counter         wait until `peer` shows `counter`
+    PUBLISH counter           show `counter`
+    REDUCE to sources copies  write op(sources) to `to` and to each of `copies`
+    CALL i to sources         call Python's function i with addresses, again and again while the result is False
 
 A part is (rank, buffer, offset in bytes). The engine looks up the base address of each rank's buffer in each call.
 """
@@ -219,7 +219,7 @@ def _chunks(span: Span) -> range:
 
 
 def _shown_and_used(plan: Plan) -> tuple[set[int], set[int], bool]:
-    """Return the input chunks read by peers, the output chunks read by any rank, and whether output has other chunks.
+    """Return the input chunks shown to other ranks, the output chunks read by any rank, and whether others are left.
 
     A span is accessed as a whole: chunks in one span with a chunk read by any rank count as read.
     """

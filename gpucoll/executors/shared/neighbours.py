@@ -1,9 +1,9 @@
 """The ranks of one node, and access to their memory.
 
-Every rank has a control segment, memory mapped by all ranks of the node. The segment holds the rank's counter, two
-descriptors for its latest calls (words, and places of buffers), slots for the inputs of eager calls, workspaces for the
-buffers of small calls, and mailboxes for messages. Calls use descriptors, slots and workspaces in turn, so that a rank
-may begin a call while peers still read from the call before.
+Every rank has a control segment, memory mapped by all ranks of the node. The segment holds the rank's progress
+counter, two descriptors for its latest calls (words, and places of buffers), slots for the inputs of eager calls,
+workspaces for the buffers of small calls, and mailboxes for messages. Calls use descriptors, slots and workspaces in
+turn, so that a rank may begin a call while peers still read from the call before.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class NodeRanks:
 
         Raises BackendError, on all ranks, if the system gives some rank no mappable memory.
         """
-        # A random token shows that a mapping, or a copy, is from the right process: in
-        # another container the same process number may mean another process.
+        # A random token shows that a mapping, or a copy, is from the right process: in another container the same
+        # process number may mean another process.
         token = numpy.array([secrets.randbits(62)], numpy.int64)
         self.words[self.rank][TOKEN] = int(token[0])
         told = yield from self._exchange(wire, [os.getpid(), self.keys[self.rank], int(token[0]), address(token),

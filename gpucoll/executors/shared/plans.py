@@ -44,7 +44,7 @@ class Plans:
         """Return the engine's plan for calls like `task`."""
         plan, symmetric, node_ranks = task.plan, self._is_symmetric(task), self._node_ranks
         assert plan is not None
-        # A rank alone on its node has no readers.
+        # A rank alone on its node, among several nodes, has no readers.
         is_read = len(node_ranks.all) > 1 or node_ranks.size == 1
         small = is_read and (task.nbytes <= TINY or (task.nbytes <= SMALL and not symmetric))
         # An input with several readers is copied once to mapped memory: process_vm_readv takes twice as long per read.
@@ -96,8 +96,8 @@ class Plans:
                  task.in_place and task.collective == "broadcast", task.collective == "broadcast", False,
                  self._is_announced(task), False)
         return self._shown_plan(task.words, (*sizes, writer.aside, task.dtype.itemsize),
-                                 self._reduction(task), flags, task.root,
-                                 (*writer.peers,), tuple(readers), starts, instructions, (*writer.calls,))
+                                self._reduction(task), flags, task.root,
+                                (*writer.peers,), tuple(readers), starts, instructions, (*writer.calls,))
 
     def by_calls(self, task: Task, key: Any, made: Callable[[], Called]) -> Any:
         """Return the plan of a call compared by the engine and then done by the function that `made()` returns.
