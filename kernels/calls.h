@@ -378,8 +378,8 @@ static PyObject* result_of(Engine* self, const Entry* entry, PyObject* x, PyObje
     return Py_NewRef(may_write(self, entry, x, out) ? out : Py_NotImplemented);
 }
 
-// Return whether a call may run Python functions, and so a signal handler. A prepared call runs none.
-static bool runs_python(const PlanObject* planned) { return PyTuple_GET_SIZE(planned->calls) > 0 && planned->prepared == nullptr; }
+// Return whether a call may run Python functions, and so a signal handler.
+static bool runs_python(const PlanObject* planned) { return PyTuple_GET_SIZE(planned->calls) > 0; }
 
 // Note this thread as the owner of a call, or of none. Return false with an error set. A signal handler calling the
 // same communicator then gets an error.

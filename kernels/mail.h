@@ -1,10 +1,10 @@
 // Messages between two ranks of a node, through rings in the control segments.
 //
-// Mailbox (`Ring`). The sender's control segment holds a mailbox for each receiver: a ring of MAIL_SLOTS slots (`Place`),
-// each with a header (`MailSlot`) and room for SHORT bytes. The sender fills slots, the receiver empties them: with a
-// single writer and a single reader no lock is needed. Message n, counted from 1, uses slot (n - 1) % MAIL_SLOTS. The
-// sender publishes a slot by storing n to `MailSlot::number`. The receiver frees the slot by storing n to
-// `Ring::pulled`.
+// Mailbox (`Ring`). The sender's control segment holds a mailbox for each receiver: a ring of MAIL_SLOTS slots
+// (`MailSlot`), each with a header (`MessageHeader`) and room for SHORT bytes. The sender fills slots, the receiver
+// empties them: with a single writer and a single reader no lock is needed. Message n, counted from 1, uses slot
+// (n - 1) % MAIL_SLOTS. The sender publishes a slot by storing n to `MessageHeader::number`. The receiver frees the
+// slot by storing n to `Ring::pulled`.
 //
 // Eager messages, at most SHORT bytes, are copied to the slot: the send completes at once. Rendezvous messages are
 // longer: the slot says where the sender's buffer is, the receiver reads the buffer in place, then acknowledges in
@@ -18,8 +18,7 @@
 // `outgoing`.
 //
 // Progress. All calls return at once; `go_on` empties the rings and fills free slots. `Mailbox` has no lock of its own:
-// `Progress.gate` admits a single thread at a time. Private names: a `letter` is a message header, an `Unasked`
-// an unexpected message.
+// `Progress.gate` admits a single thread at a time.
 #pragma once
 #include <deque>
 #include <memory>
@@ -35,7 +34,7 @@ static const uint16_t BYTES = 0;        // dtype code: matches any dtype
 static const int64_t ANYBODY = -1, ANYTHING = -1;  // wildcards for rank and tag
 
 // The header of a message in a slot. A cache line of its own: the receiver polls `number`.
-struct alignas(64) MailSlot {
+struct alignas(64) MessageHeader {
     enum Kind : uint16_t { SHORT_ONE, LONG_ONE };  // eager, rendezvous
 
     std::atomic<uint64_t> number;  // of the last message in this slot, counted from 1; stored after everything else
@@ -48,8 +47,8 @@ struct alignas(64) MailSlot {
 
 // The mailbox of a sender and a receiver, in the sender's control segment.
 struct Ring {
-    struct alignas(64) Place {
-        MailSlot letter;
+    struct alignas(64) MailSlot {
+        MessageHeader header;
         char content[SHORT];
     };
 
@@ -57,7 +56,7 @@ struct Ring {
     // needlessly.
     alignas(64) std::atomic<uint64_t> pulled;           // messages taken from the ring so far
     alignas(64) std::atomic<uint64_t> ends[LONG_ONES];  // ticket of the last message read, by ticket % LONG_ONES
-    Place places[MAIL_SLOTS];
+    MailSlot slots[MAIL_SLOTS];
 };
 
 // A send or a receive under way on this rank.
@@ -89,7 +88,7 @@ struct Transfer {
 struct Connection {
     // A message of the unexpected queue. `content` is a copy if eager; a rendezvous message stays in the sender's
     // buffer.
-    struct Unasked {
+    struct UnexpectedMessage {
         uint16_t kind, dtype;
         uint32_t tag;
         uint64_t nbytes;
@@ -102,7 +101,7 @@ struct Connection {
     // Messages written to `out`, taken from `in`, and a lower bound for those taken from `out` by the peer.
     uint64_t written = 0, pulled = 0, known = 0;
     std::deque<std::shared_ptr<Transfer>> outgoing, posted;  // sends without a slot; posted receives
-    std::deque<Unasked> unexpected;                          // the unexpected queue
+    std::deque<UnexpectedMessage> unexpected;                          // the unexpected queue
     uint64_t tickets = 0;                                    // rendezvous messages written so far
 };
 
@@ -136,9 +135,9 @@ struct Mailbox {
         // The unexpected queue first: those messages were sent before any message still in the ring.
         for (auto found = one.unexpected.begin(); found != one.unexpected.end(); ++found) {
             if (found->tag != transfer->tag) continue;
-            const Connection::Unasked letter = std::move(*found);
+            const Connection::UnexpectedMessage header = std::move(*found);
             one.unexpected.erase(found);
-            deliver(node, one, *transfer, letter, letter.content.get());
+            deliver(node, one, *transfer, header, header.content.get());
             return;
         }
         one.posted.push_back(transfer);
@@ -151,11 +150,11 @@ struct Mailbox {
 
     // Return the first unexpected message from `source` with `tag`, or null. ANYBODY and ANYTHING match all.
     // Store the sender in `source`.
-    const Connection::Unasked* seen(Node& node, int64_t* source, int64_t tag) {
+    const Connection::UnexpectedMessage* seen(Node& node, int64_t* source, int64_t tag) {
         go_on(node);
         for (uint32_t peer = 0; peer < with.size(); peer++) {
             if (*source != ANYBODY && *source != peer) continue;
-            for (const Connection::Unasked& one : with[peer].unexpected)
+            for (const Connection::UnexpectedMessage& one : with[peer].unexpected)
                 if (tag == ANYTHING || one.tag == tag) {
                     *source = peer;
                     return &one;
@@ -178,10 +177,10 @@ struct Mailbox {
     void go_on(Node& node, uint32_t peer) {
         Connection& one = with[peer];
         for (;;) {
-            Ring::Place& place = one.in->places[one.pulled % MAIL_SLOTS];
+            Ring::MailSlot& place = one.in->slots[one.pulled % MAIL_SLOTS];
             // Acquire pairs with `post`: header and content are complete. An old message in the slot has a smaller
             // number.
-            if (place.letter.number.load(std::memory_order_acquire) != one.pulled + 1) break;
+            if (place.header.number.load(std::memory_order_acquire) != one.pulled + 1) break;
             // Store `pulled` after taking, with release: the reads of the slot are over before the sender may
             // overwrite it.
             take(node, one, place);
@@ -197,57 +196,57 @@ struct Mailbox {
 
   private:
     // Deliver the message in a slot to the first matching posted receive, or append it to the unexpected queue.
-    void take(Node& node, Connection& one, Ring::Place& place) {
-        const MailSlot& letter = place.letter;
-        Connection::Unasked copy = {letter.kind, letter.dtype, letter.tag, letter.nbytes, letter.key, letter.offset,
-                                    letter.ticket, nullptr};
+    void take(Node& node, Connection& one, Ring::MailSlot& place) {
+        const MessageHeader& header = place.header;
+        Connection::UnexpectedMessage copy = {header.kind, header.dtype,  header.tag,    header.nbytes,
+                                              header.key,  header.offset, header.ticket, nullptr};
         for (auto found = one.posted.begin(); found != one.posted.end(); ++found) {
-            if ((*found)->tag != letter.tag) continue;
+            if ((*found)->tag != header.tag) continue;
             const std::shared_ptr<Transfer> transfer = *found;
             one.posted.erase(found);
             deliver(node, one, *transfer, copy, place.content);
             return;
         }
-        if (letter.kind == MailSlot::SHORT_ONE) {
-            copy.content.reset(new char[letter.nbytes + 1]);  // messages may be empty
-            std::memcpy(copy.content.get(), place.content, letter.nbytes);
+        if (header.kind == MessageHeader::SHORT_ONE) {
+            copy.content.reset(new char[header.nbytes + 1]);  // messages may be empty
+            std::memcpy(copy.content.get(), place.content, header.nbytes);
         }
         one.unexpected.push_back(std::move(copy));
     }
 
     // Complete a receive. A message of another length or dtype writes nothing, so the caller's array stays intact; a
     // rendezvous message is acknowledged all the same, or the sender would wait for ever.
-    void deliver(Node& node, Connection& one, Transfer& transfer, const Connection::Unasked& letter,
+    void deliver(Node& node, Connection& one, Transfer& transfer, const Connection::UnexpectedMessage& header,
                  const char* content) {
-        transfer.length = letter.nbytes;
-        transfer.came = letter.dtype;
+        transfer.length = header.nbytes;
+        transfer.came = header.dtype;
         const bool fits = transfer.fits();
-        if (letter.kind == MailSlot::SHORT_ONE) {
-            if (fits) std::memcpy(transfer.row, content, letter.nbytes);
+        if (header.kind == MessageHeader::SHORT_ONE) {
+            if (fits) std::memcpy(transfer.row, content, header.nbytes);
         } else {
-            if (fits) transfer.error = read(node, transfer, letter);
+            if (fits) transfer.error = read(node, transfer, header);
             // Release: all reads of the sender's buffer happen before the sender sees the acknowledgement.
-            one.in->ends[letter.ticket % LONG_ONES].store(letter.ticket, std::memory_order_release);
+            one.in->ends[header.ticket % LONG_ONES].store(header.ticket, std::memory_order_release);
         }
         transfer.done = true;
     }
 
     // Copy a rendezvous message from the sender's buffer: mapped symmetric memory, the same process, or another
     // process through process_vm_readv. Return 0, or the system's error.
-    static int read(const Node& node, const Transfer& transfer, const Connection::Unasked& letter) {
-        if (letter.key != HERE) {
+    static int read(const Node& node, const Transfer& transfer, const Connection::UnexpectedMessage& header) {
+        if (header.key != HERE) {
             Segment segment;
             const Segments& known = transfer.peer == node.rank ? node.symmetric : node.others;
-            if (!known.of(transfer.peer, letter.key, &segment)) return EFAULT;
-            copy(transfer.row, segment.start + letter.offset, letter.nbytes);
+            if (!known.of(transfer.peer, header.key, &segment)) return EFAULT;
+            copy(transfer.row, segment.start + header.offset, header.nbytes);
             return 0;
         }
-        char* there = reinterpret_cast<char*>(static_cast<intptr_t>(letter.offset));
+        char* there = reinterpret_cast<char*>(static_cast<intptr_t>(header.offset));
         if (node.processes[transfer.peer] == node.process) {
-            copy(transfer.row, there, letter.nbytes);
+            copy(transfer.row, there, header.nbytes);
             return 0;
         }
-        return transfer_from(node.processes[transfer.peer], transfer.row, there, letter.nbytes);
+        return transfer_from(node.processes[transfer.peer], transfer.row, there, header.nbytes);
     }
 
     static int transfer_from(int32_t process, char* here, char* there, uint64_t nbytes) {
@@ -255,11 +254,11 @@ struct Mailbox {
     }
 
     // Return the next free slot, or null if the ring is full.
-    static Ring::Place* next(Connection& one) {
+    static Ring::MailSlot* next(Connection& one) {
         // Load `pulled` only if the ring seems full: the line belongs to the receiver, and loading costs a transfer.
         // Acquire: the receiver's reads of the slot are over before this rank overwrites the slot.
         if (one.written - one.known == MAIL_SLOTS) one.known = one.out->pulled.load(std::memory_order_acquire);
-        return one.written - one.known == MAIL_SLOTS ? nullptr : &one.out->places[one.written % MAIL_SLOTS];
+        return one.written - one.known == MAIL_SLOTS ? nullptr : &one.out->slots[one.written % MAIL_SLOTS];
     }
 
     // Return whether the first waiting send may be written: always if eager; a rendezvous message must wait until the
@@ -271,13 +270,13 @@ struct Mailbox {
     }
 
     // Publish a slot. Release: header and content are written before the number.
-    static void post(Connection& one, Ring::Place* place) {
-        place->letter.number.store(++one.written, std::memory_order_release);
+    static void post(Connection& one, Ring::MailSlot* place) {
+        place->header.number.store(++one.written, std::memory_order_release);
     }
 
     // Write waiting sends to free slots, in order: messages with the same tag must not overtake each other.
     void write_all(Node& node, Connection& one) {
-        Ring::Place* place;
+        Ring::MailSlot* place;
         while (!one.outgoing.empty() && may_write(one) && (place = next(one)) != nullptr) {
             write(node, one, *one.outgoing.front(), *place);
             one.outgoing.pop_front();
@@ -286,23 +285,23 @@ struct Mailbox {
     }
 
     // Fill a slot for a send; an eager send is complete then.
-    static void write(const Node& node, Connection& one, Transfer& transfer, Ring::Place& place) {
-        MailSlot& letter = place.letter;
-        letter.tag = transfer.tag;
-        letter.dtype = transfer.dtype;
-        letter.nbytes = transfer.nbytes;
+    static void write(const Node& node, Connection& one, Transfer& transfer, Ring::MailSlot& place) {
+        MessageHeader& header = place.header;
+        header.tag = transfer.tag;
+        header.dtype = transfer.dtype;
+        header.nbytes = transfer.nbytes;
         if (transfer.nbytes <= SHORT) {
-            letter.kind = MailSlot::SHORT_ONE;
+            header.kind = MessageHeader::SHORT_ONE;
             if (transfer.nbytes > 0) std::memcpy(place.content, transfer.row, transfer.nbytes);
             transfer.done = true;
             return;
         }
         Segment slab;
         const bool mapped = node.symmetric.holding(transfer.row, transfer.nbytes, &slab);
-        letter.kind = MailSlot::LONG_ONE;
-        letter.key = mapped ? slab.key : HERE;
-        letter.offset = mapped ? transfer.row - slab.start
+        header.kind = MessageHeader::LONG_ONE;
+        header.key = mapped ? slab.key : HERE;
+        header.offset = mapped ? transfer.row - slab.start
                                : static_cast<int64_t>(reinterpret_cast<intptr_t>(transfer.row));
-        letter.ticket = transfer.ticket = ++one.tickets;
+        header.ticket = transfer.ticket = ++one.tickets;
     }
 };

@@ -151,7 +151,7 @@ static PyObject* probe(PyObject* object, PyObject* given) {
     long long from, tag;
     if (!PyArg_ParseTuple(given, "LL", &from, &tag)) return nullptr;
     int64_t source = from;
-    const Connection::Unasked* found = self->under_way > 0 ? nullptr : self->mail.seen(self->node, &source, tag);
+    const Connection::UnexpectedMessage* found = self->under_way > 0 ? nullptr : self->mail.seen(self->node, &source, tag);
     if (found == nullptr) return Py_NewRef(Py_None);
     return Py_BuildValue("LkK", static_cast<long long>(source), static_cast<unsigned long>(found->tag),
                          static_cast<unsigned long long>(found->nbytes));

@@ -99,9 +99,9 @@ MAIL = {
         "dropped", ranks=2),
     "the collector does not know what requests hold": Mutant(
         (("    Py_VISIT(reinterpret_cast<Request*>(object)->kept);\n", ""),), "collected", ranks=2),
-    "any tag": Mutant((("if ((*found)->tag != letter.tag) continue;", ""),), "backwards"),
+    "any tag": Mutant((("if ((*found)->tag != header.tag) continue;", ""),), "backwards"),
     "of any length": Mutant((("const bool fits = transfer.fits();",
-                              "const bool fits = letter.nbytes <= transfer.nbytes;"),), "lengths", ranks=2),
+                              "const bool fits = header.nbytes <= transfer.nbytes;"),), "lengths", ranks=2),
 }
 # Incomplete plans (engine/test_plans.py) crash the process with these faults.
 PLANS = {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from unittest import mock
@@ -11,7 +12,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.communicator import core
-from gpucoll.executors.native import NativeExecutor
+from gpucoll.executors.native import NativeExecutor, _Call
 from pace import seconds
 
 COUNTS = (3, 70_000)  # elements of a block: eager and rendezvous messages of MPI
@@ -197,3 +198,32 @@ def refused_inside(mpi, algorithm, op):
 @pytest.mark.parametrize(("algorithm", "op"), [("native", "sum"), ("ring", gc.elementwise_op("a + b - a * b", 0))])
 def test_ranks_that_differ_where_python_has_a_part_go_on(ranks, algorithm, op):
     ranks(refused_inside, 2, algorithm, op, timeout=seconds(60))
+
+
+def a_signal_between_mpis_calls(mpi):
+    """The arguments for other arrays are made in Python, where a signal's handler may call the communicator."""
+    found, made = [], _Call._made
+
+    def rings(*_):
+        with pytest.raises(gc.UsageError, match="inside another call") as refused:
+            comm.barrier()
+        found.append(refused.value.code)
+
+    def interrupted(call, *arguments):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return made(call, *arguments)
+
+    before = signal.signal(signal.SIGUSR1, rings)
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        arrays = [numpy.ones(9) for _ in range(2)]
+        for _ in range(3):
+            comm.all_reduce(arrays[0], **native)
+        with mock.patch.object(_Call, "_made", interrupted):
+            comm.all_reduce(arrays[1], **native)
+        assert (comm.all_reduce(arrays[1], **native) == comm.size).all()
+    signal.signal(signal.SIGUSR1, before)
+    assert found == ["GC-USAGE"]
+
+
+def test_a_handler_that_calls_between_mpis_calls_is_refused(ranks):
+    ranks(a_signal_between_mpis_calls, 2)
