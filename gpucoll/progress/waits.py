@@ -373,7 +373,11 @@ class Progress:
                 raise
         except GpucollError as error:
             work.error = error
-            return True
+        except Exception:
+            # An error of another kind, such as MemoryError, must not end the progress thread: `_failed` has made it a
+            # BackendError, raised by the thread that waits for the work.
+            work.error = self.failure
+        return True
 
     def _start_thread(self) -> None:
         if self._thread is None:

@@ -104,6 +104,25 @@ def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
 
 
 @pytest.mark.parametrize("threads", [True, False])
+def test_an_error_of_another_kind_does_not_end_the_progress_thread(threads):
+    """The thread waiting for the operation raises it, as a BackendError."""
+    waits, ready = Progress(PATIENCE, threads=threads), threading.Event()
+
+    def pending():
+        if ready.is_set():
+            raise MemoryError("no more")
+        return False
+
+    work = waits.start(Work(waits, iter([pending]), "test", None))
+    ready.set()
+    with pytest.raises(BackendError, match="MemoryError"):
+        work.wait()
+    with pytest.raises(RevokedError):
+        waits.check()
+    waits.close()
+
+
+@pytest.mark.parametrize("threads", [True, False])
 def test_seconds_under_way_are_those_of_at_least_one_operation(threads):
     """Overlapping operations count once, queued or lone; blocking calls do not count; failed operations count."""
     now, waits = [0.0], Progress(PATIENCE, threads=threads)
