@@ -117,4 +117,4 @@ def replayed(comm, algorithm):
             same(comm.broadcast(cupy.full(31, comm.rank), root), numpy.full(31, root))
             comm.barrier()
     gpu = comm._gpus["cuda"]
-    return len(gpu.executors[0]._graphs.buffered)
+    return len(gpu.made[0]._graphs.buffered)

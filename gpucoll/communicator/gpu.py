@@ -54,13 +54,22 @@ class Gpu:
         self.comparison: Comparison | None = None
 
     @property
-    def executors(self) -> tuple[Executor, ...]:
-        """All executors, the native one last. The first access is a collective call if `make_peer` is set."""
+    def peer(self) -> PeerExecutor | None:
+        """The peer executor, if any. The first access is a collective call if `make_peer` is set."""
+        self._make_peer()
+        return self._peer
+
+    def _make_peer(self) -> None:
         if self.make_peer is not None:
             # Cleared first: the other ranks would not join a second attempt.
             make, self.make_peer = self.make_peer, None
             self._peer = make()
             self.made.insert(0, self._peer)
+
+    @property
+    def executors(self) -> tuple[Executor, ...]:
+        """All executors: the peer executor first, if any, the native one last. The first access makes `peer`."""
+        self._make_peer()
         return tuple(observed(one, self.observers, self.comparison) for one in self.made)
 
     def space(self, stream: Any) -> DeviceSpace:

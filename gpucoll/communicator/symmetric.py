@@ -134,11 +134,10 @@ class Symmetric(MetadataExchange):
         """Return the peer executor's symmetric memory, else NCCL's windows, else None."""
         try:
             gpu = self._gpu(where)
-            executors = gpu.executors
+            peer = gpu.peer
         except (CollectiveTimeout, BackendError) as error:
             self._waits.failure = error
             raise
-        peer: Any = next((one for one in executors if one.name == "peer"), None)
         if peer is not None:
             return peer.symmetric
         if gpu.windows is not None:

@@ -108,7 +108,7 @@ class Watch:
             port = mpi.bcast(self._listen(address))
             if self._rank and port and tries and self._connection is None:
                 try:
-                    self._connect(address, port, mpi.size, token, CONNECT / len(where))
+                    self._connects(address, port, mpi.size, token, CONNECT / len(where))
                 except TimeoutError:
                     # No second try: rank 0 may have admitted this rank late, and then counts it as dead.
                     tries = False
@@ -128,14 +128,14 @@ class Watch:
                 return int(listener.getsockname()[1])
         return 0
 
-    def _connect(self, address: str, port: int, size: int, token: str, patience: float) -> None:
-        """Try to connect to rank 0 at an address; TimeoutError for an unanswered greeting."""
+    def _connects(self, address: str, port: int, size: int, token: str, patience: float) -> bool:
+        """Connect to rank 0 at an address and return whether it succeeded; TimeoutError for an unanswered greeting."""
         give_up = time.monotonic() + patience
         while (left := give_up - time.monotonic()) > 0:
             try:
                 connected = socket.create_connection((address, port), left)
             except OSError:
-                return
+                return False
             # Close the socket on every path except success.
             with contextlib.ExitStack() as stack:
                 stack.enter_context(connected)
@@ -143,7 +143,7 @@ class Watch:
                 try:
                     self._take(connection.join(self._rank, size, token, GREETING))
                 except StoreError:
-                    return
+                    return False
                 except TimeoutError:
                     raise
                 except (EOFError, OSError):  # rank 0 hung up, for example because strangers filled its places: retry
@@ -152,7 +152,8 @@ class Watch:
                 connected.setblocking(False)
                 self._connection = connection
                 stack.pop_all()
-                return
+                return True
+        return False
 
     def _hear(self, rank: int, frame: Frame) -> Frame | None:
         """On rank 0, record a rank's report of a wait; return the answer if the rank has asked which ranks wait."""

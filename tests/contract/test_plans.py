@@ -48,7 +48,7 @@ def replayed(comm):
             comm.barrier()
     if comm.executor == "nccl":
         (gpu,) = comm._gpus.values()
-        assert len(gpu.executors[0]._graphs.buffered) >= 3
+        assert len(gpu.made[0]._graphs.buffered) >= 3
 
 
 def content(comm, turn, shape):

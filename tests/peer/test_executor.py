@@ -29,7 +29,7 @@ def on_threads(size, program):
 
 
 def executor(comm):
-    return comm._gpus["emulated"].executors[0]
+    return comm._gpus["emulated"].made[0]
 
 
 def values(comm, count):
