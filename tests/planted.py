@@ -73,7 +73,7 @@ PLANTED = [
     ("native", "nobody looks after MPI's blocking calls", "gpucoll/executors/native.py",
      "raise self.late(\"MPI's own collective\")", "pass"),
     ("native", "a thread that is told of a mismatch stays in its call", "kernels/calls.h",
-     "if (owned) {  // whatever has been raised", "if (owned && out != nullptr) {"),
+     "if (owned) {  // whatever has been raised", "if (owned && out != nullptr) {  // whatever has been raised"),
     ("native", "a handler may call while MPI's arguments are made", "kernels/calls.h",
      "{ return PyTuple_GET_SIZE(planned->calls) > 0; }",
      "{ return PyTuple_GET_SIZE(planned->calls) > 0 && planned->prepared == nullptr; }"),
