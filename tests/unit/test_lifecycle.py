@@ -12,7 +12,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.arrays.segments import SLAB
-from gpucoll.health import processes
+from gpucoll.health import guard, processes
 from gpucoll.health.processes import Processes
 from pace import seconds
 from thread_ranks import all_on_threads
@@ -115,3 +115,13 @@ def test_a_process_that_has_the_number_of_an_ended_one_is_alive(monkeypatch):
     assert before.ended() == (0,)
     for descriptor in (ends[0][0], *ends[1]):
         os.close(descriptor)
+
+
+@pytest.mark.parametrize(("reason", "named"), [(guard.FAILED_BY + 2, (2,)), (guard.FAILED, (1,)), (guard.ENDS, (1,))])
+def test_a_rank_that_aborts_for_another_ranks_failure_names_that_rank(monkeypatch, reason, named):
+    """Rank 0 awaits rank 1, which has aborted: because rank 2 failed, because it failed itself, or by its end."""
+    monkeypatch.setattr(guard, "GRACE", -1.0)
+    watching = guard.Guard(0, Processes({}), lambda: {1}, dict, lambda: {1: reason}, lambda: 0.0)
+    with pytest.raises(gc.RankFailedError) as failed:
+        watching.check()
+    assert failed.value.ranks == named
