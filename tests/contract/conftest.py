@@ -1,6 +1,8 @@
 """The executors under the contract, with ranks as threads of this process."""
 
+import contextlib
 import dataclasses
+from unittest import mock
 
 import pytest
 
@@ -18,10 +20,12 @@ class Executor:
     device: str
     pairs: list  # pairs of op and dtype
     sizes: tuple  # numbers of ranks; repeated numbers are drawn more often
+    engine: bool = True  # False: as on ranks installed without the engine, whose plans are walked in Python
 
     def run(self, size, program, *arguments, **options):
         """Return the results of `program(comm, *arguments)`, by rank."""
-        return on_threads(size, program, *arguments, **{"executor": self.name, **options})
+        with contextlib.nullcontext() if self.engine else mock.patch("gpucoll.executors.shared.library", return_value=None):
+            return on_threads(size, program, *arguments, **{"executor": self.name, **options})
 
     def algorithms(self, collective):
         """Return the names of all usable algorithms: threads have no native collectives."""
@@ -30,10 +34,11 @@ class Executor:
 
 FEW, MORE = (1, 2, 2, 2, 3, 3, 4), (1, 2, 2, 3, 3, 4, 5, 8)
 EXECUTORS = {"mpi": Executor("mpi", "cpu", PAIRS, MORE), "shared": Executor("shared", "cpu", PAIRS, MORE),
+             "walker": Executor("mpi", "cpu", PAIRS, FEW, engine=False),
              "nccl": Executor("nccl", "emulated", PAIRS, FEW), "peer": Executor("peer", "emulated", PEER, FEW)}
 
 
-@pytest.fixture(params=["mpi", "shared",
+@pytest.fixture(params=["mpi", "shared", "walker",
                         *(pytest.param(name, marks=pytest.mark.emulated) for name in ("nccl", "peer"))])
 def executor(request):
     return prepared(request, EXECUTORS[request.param])
