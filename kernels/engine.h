@@ -16,9 +16,9 @@
 // A plan awaits a peer's counter before reading the peer's bytes, and before overwriting bytes read by the peer.
 //
 // Call descriptor (`Head::descriptors`, `Head::signatures`). Plans contain no addresses: a part of a plan is a rank, a
-// buffer and an offset. The descriptor of a rank says where the buffers are in this call: a segment and an offset, or an
-// address for process_vm_readv. The descriptor also holds the call in words, for error messages. The signature identifies
-// the call.
+// buffer and an offset. The descriptor of a rank says where the buffers are in this call: a segment and an offset, or
+// an address for process_vm_readv. The descriptor also holds the call in words, for error messages. The signature
+// identifies the call.
 //
 // Two calls in a row. Call n uses descriptor, workspaces and `ways` of half n % 2, so call n + 1 overwrites nothing
 // of call n. Before call n + 2 uses the half again, the rank waits until every reader of call n has shown the counter

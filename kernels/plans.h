@@ -104,7 +104,7 @@ static bool whole(bool is_whole) {
 static const uint64_t MOST_SOURCES = COPY_BYTES / 64;
 
 // Return whether a position lies within a call: a larger one would announce later calls.
-static bool is_mark(long long counter) { return counter >= 0 && counter < 1LL << ROUNDS; }
+static bool is_position(long long counter) { return counter >= 0 && counter < 1LL << ROUNDS; }
 
 // Reads a plan and checks all numbers against the node.
 struct Reading {
@@ -200,8 +200,8 @@ struct Reading {
         // Leading instructions run before the rank shows the call, when only the caller's array may be read.
         const bool is_lead = plan->lead == plan->instructions.size();
         switch (opcode) {
-            case Instruction::WAIT: return whole(is_near(peer) && is_mark(counter));
-            case Instruction::PUBLISH: return whole(is_mark(counter));
+            case Instruction::WAIT: return whole(is_same_node(peer) && is_position(counter));
+            case Instruction::PUBLISH: return whole(is_position(counter));
             case Instruction::CALL:
                 // Own parts only: Python gets addresses, and another rank's memory need not be mapped.
                 return whole(counter > 0 && counter < calls && one.to.rank == node->rank && are_own(one.first, true));
@@ -220,14 +220,14 @@ struct Reading {
         unsigned long long buffer, peer;
         long long counter;
         if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "KKL", &buffer, &peer, &counter)) return whole(false);
-        if (!whole(buffer < SHOWN && is_near(peer) && is_mark(counter))) return false;
+        if (!whole(buffer < SHOWN && is_same_node(peer) && is_position(counter))) return false;
         plan->readers.push_back({static_cast<uint32_t>(buffer), static_cast<uint32_t>(peer), counter});
         plan->read[buffer] = true;
         return true;
     }
 
     // Return whether a rank is a same-node rank (this one included).
-    bool is_near(uint64_t rank) const { return rank < node->ranks && node->heads[rank] != nullptr; }
+    bool is_same_node(uint64_t rank) const { return rank < node->ranks && node->heads[rank] != nullptr; }
 };
 
 // Read a tuple of integers.
@@ -280,7 +280,7 @@ static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** 
     const Reading reading = {plan, &node, PyTuple_GET_SIZE(*called)};
     return take_numbers(peers, &plan->peers) && take_numbers(starts, &plan->starts)
         && whole(std::all_of(plan->peers.begin(), plan->peers.end(),
-                             [&](uint32_t peer) { return reading.is_near(peer) && peer != node.rank; }))
+                             [&](uint32_t peer) { return reading.is_same_node(peer) && peer != node.rank; }))
         && for_each(readers, [&](PyObject* one) { return reading.take_reader(one); })
         && for_each(instructions, [&](PyObject* one) { return reading.take_instruction(one); })
         && whole(reading.has_staging() && reading.has_blocks());

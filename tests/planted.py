@@ -202,6 +202,8 @@ PLANTED = [
      "aside = formed is not None and", "aside = False and"),
     ("product", "ranks compare layouts", "gpucoll/arrays/__init__.py",
      "return call._replace(shape=_without_ones(shape)) if row.input.blocks else call", "return call"),
+    ("product", "an explanation makes the peer executor", "gpucoll/communicator/advice.py",
+     " or self._gpus[where].make_peer is not None)", ")"),
     ("guard", "an error of another kind ends the progress thread", "gpucoll/progress/waits.py",
      "        except Exception:\n            # An error of another kind,",
      "        except ArithmeticError:\n            # An error of another kind,"),

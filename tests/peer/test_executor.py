@@ -95,3 +95,15 @@ def test_a_slab_that_one_rank_cannot_reach_is_read_by_none():
         assert processes.staged(comm).any()
 
     on_threads(2, program)
+
+
+def explained_alone(comm):
+    """Rank 0 asks alone: making the peer executor would wait for the other rank."""
+    comm._gpu("emulated")
+    if comm.rank == 0:
+        assert comm.explain("all_reduce", 1024, device="emulated")
+    return comm._gpus["emulated"].make_peer is not None
+
+
+def test_an_explanation_waits_for_no_rank():
+    assert on_threads(2, explained_alone) == [True, True]
