@@ -44,6 +44,7 @@ class CudaDevice(Device):
         self._arch = f"sm_{device.compute_capability}"
         self._processors = device.attributes["MultiProcessorCount"]
         self.kernels = Kernels(self._load, self._processors)
+        self._filling = _filling_stream(ordinal)
 
     def channels(self, ranks: int) -> int:
         return max(1, min(MOST_CHANNELS, self._processors // ranks))
@@ -124,15 +125,14 @@ class CudaDevice(Device):
     def fill_with_nan(self, places: Iterable[tuple[int, int]]) -> None:
         """Set all bits of the memory `places`, pairs of address and bytes, by CUDA's memset; wait at most a second.
 
-        No kernel is used, because loading a kernel may wait for all running kernels. The wait is bounded, because the
-        stream may share a hardware queue with a stream blocked for ever.
+        No kernel is used, because loading a kernel may wait for all running kernels. The stream is used for nothing
+        else, because the failed call blocks the other streams. The wait is bounded, because the stream may share a
+        hardware queue with a stream blocked for ever.
         """
         with self.current:
-            # A new stream, because the existing streams may be blocked by the failed call.
-            stream = cupy.cuda.Stream(non_blocking=True)
             for address, nbytes in places:
-                cupy.cuda.runtime.memsetAsync(address, 255, nbytes, stream.ptr)
-            becomes(lambda: bool(stream.done), MOMENT)
+                cupy.cuda.runtime.memsetAsync(address, 255, nbytes, self._filling.ptr)
+            becomes(lambda: bool(self._filling.done), MOMENT)
 
     def _load(self, instance: Instance) -> Launch:
         source = text(instance)
@@ -153,6 +153,16 @@ class CudaDevice(Device):
             function((blocks,), (threads,), (arguments,), 0, stream)
 
         return launch
+
+
+@functools.cache
+def _filling_stream(ordinal: int) -> Any:
+    """Return the stream of `fill_with_nan` on a GPU, made before any call.
+
+    While a thread copies to ordinary host memory, CUDA makes no stream until the end of the copy.
+    """
+    with CurrentDevice(ordinal):
+        return cupy.cuda.Stream(non_blocking=True)
 
 
 class CurrentDevice(threading.local):

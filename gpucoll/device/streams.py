@@ -65,6 +65,7 @@ class StreamOrder:
         # Memory used by the user's CUDA graphs. The time of the last launch is unknown, so nothing is ever released.
         self._captured: list[object] = []
         self.is_watched = False  # whether a watchdog monitors the operations
+        self._look: Event | None = None  # the watchdog's own event, see `watch`
         # The watchdog's batches: the event at the end of at most EVERY operations, and the results of the operations.
         self._batches: collections.deque[tuple[Event, list[Output]]] = collections.deque()
         self._outputs: list[Output] = []  # results of the operations after the last batch
@@ -136,6 +137,15 @@ class StreamOrder:
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
 
+    def watch(self) -> None:
+        """Start to keep the batches for a watchdog.
+
+        The watchdog's event is made here. While a thread copies to ordinary host memory, CUDA makes no event until the
+        end of the copy; and the watchdog is there to end a copy waiting in vain.
+        """
+        self._look = self._look or self._device.new_event()
+        self.is_watched = True
+
     def noted(self, stream: Stream, output: Output | None = None, event: Event | None = None) -> None:
         """Report an operation enqueued on `stream`, and its result, to the watchdog.
 
@@ -172,8 +182,14 @@ class StreamOrder:
         # later work on the stream. A thread enqueuing more operations closes the batch in `noted`.
         before, self._asked = self._asked, self._unmarked
         if self._unmarked and self._unmarked == before and self._last is not None and not self._last.is_capturing():
-            self._cut(self._device.mark(self._last) if self._event is None else self._event)
-            return self._batches[0]
+            event = self._event
+            # No batch is under way, so no batch uses the watchdog's event.
+            if event is None and self._look is not None:
+                event = self._look
+                event.record(self._last)
+            if event is not None:
+                self._cut(event)
+                return self._batches[0]
         return None
 
     def unfinished(self) -> list[Output]:

@@ -88,7 +88,7 @@ ON_PEER = [("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring")
     [*ANYWHERE, *WITH_NCCL],
     slow="missing-ring missing_in kept_from_the_collector lifetimes many_calls aborted asynchronous mirrored-copies "
          "captured-auto bytes_apart",
-    sample=[("streams", "ring"), ("captured", "native")]))
+    sample=[("streams", "ring"), ("captured", "native"), ("missing", "native")]))
 def test_programs(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
 

@@ -88,7 +88,8 @@ class ndarray:
             check(queue.capture is None, 900, "a copy to the host in a capture")
             found, host = numpy.empty(self.shape, self.dtype, order), self._host
             MACHINE.submit(queue, lambda: lambda: numpy.copyto(found, host) is None)
-            stream.synchronize()
+            with MACHINE.copying():
+                stream.synchronize()
         return found
 
     def set(self, arr, stream=None):

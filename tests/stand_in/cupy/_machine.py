@@ -92,6 +92,7 @@ class Machine:
         self.due = collections.deque()  # deferred work on freed memory, done by `settle`
         self.queues = [Queue(device, True, 0) for device in range(self.devices)]  # the null streams come first
         self.current = threading.local()
+        self.copies = 0  # number of threads copying to ordinary host memory
         self.claims = {}  # by device: a socket with a name unique among processes
         self.thread = None
 
@@ -125,6 +126,7 @@ class Machine:
 
     def new_queue(self, blocking):
         device = self.use()
+        self.until_copied()
         with self.news:
             self.made[device] += 1
             queue = Queue(device, blocking, channel=self.made[device] % connections())
@@ -265,6 +267,23 @@ class Machine:
                 self.news.notify_all()
                 self.news.wait(0.1)
         self.check()
+
+    @contextlib.contextmanager
+    def copying(self):
+        """Count a copy to ordinary host memory within the `with` block."""
+        with self.news:
+            self.copies += 1
+        try:
+            yield
+        finally:
+            with self.news:
+                self.copies -= 1
+                self.news.notify_all()
+
+    def until_copied(self):
+        """By the rule `copies`, wait until no thread copies to ordinary host memory. Finalizers do not come here."""
+        with self.news:
+            self.news.wait_for(lambda: not self.copies or not on("copies") or self.fault is not None)
 
     def until_idle(self, device):
         """Wait until no kernel of the device runs."""

@@ -138,6 +138,7 @@ def streamIsCapturing(stream):
 
 
 def eventCreateWithFlags(flags):
+    MACHINE.until_copied()
     return MACHINE.keep(Event(MACHINE.use(), timed=not flags & eventDisableTiming))
 
 
