@@ -19,30 +19,42 @@ struct PacketsArguments {
 // Return word `index` of the input. The array may end within the word and need not be aligned to words.
 template <class T> GC_DEV Word gather(const PacketsArguments& a, u64 index) {
     constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
+    const u64 here = address_of(a.src) + index * sizeof(Word);
+    if (here % sizeof(Word) == 0 && (index + 1) * PER_WORD <= a.count) return load<Word>(here);
     Items<T, Word> items;
     items.unit = {0, 0, 0, 0};
     GC_UNROLL
     for (u32 i = 0; i < PER_WORD; ++i)
         if (index * PER_WORD + i < a.count)
-            items.item[i] = load<T>(address_of(a.src) + (index * PER_WORD + i) * sizeof(T));
+            items.item[i] = load<T>(here + i * sizeof(T));
     return items.unit;
 }
 // Store word `index` of the result, with the same freedoms.
 template <class T> GC_DEV void scatter(const PacketsArguments& a, u64 index, Word word) {
     constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
+    const u64 there = address_of(a.dst) + index * sizeof(Word);
+    if (there % sizeof(Word) == 0 && (index + 1) * PER_WORD <= a.count) {
+        store<Word>(there, word);
+        return;
+    }
     Items<T, Word> items;
     items.unit = word;
     GC_UNROLL
     for (u32 i = 0; i < PER_WORD; ++i)
         if (index * PER_WORD + i < a.count)
-            store<T>(address_of(a.dst) + (index * PER_WORD + i) * sizeof(T), items.item[i]);
+            store<T>(there + i * sizeof(T), items.item[i]);
 }
 
-// Return the address, in the owner's slab, of the two packets with word `index` from `writer`.
+// The words whose packets lie together: the first packets of all words, then the second ones. The threads of a warp then
+// write and read whole cache lines.
+constexpr u32 TILE = 32;
+
+// Return the address, in the owner's slab, of the first packet with word `index` from `writer`; the second packet
+// follows TILE packets later.
 GC_DEV u64 packets_of(const Heap& heap, u32 owner, u32 writer, u64 epoch, u64 index) {
     const u64 buffer = epoch % 2;
     const u64 room = heap.slabs[owner] + heap.packets + (buffer * heap.ranks + writer) * heap.packet_room;
-    return room + index * 2 * sizeof(Word);
+    return room + (index / TILE * 2 * TILE + index % TILE) * sizeof(Word);
 }
 
 // Write a word to all other ranks, as two packets.
@@ -52,7 +64,7 @@ GC_DEV void push(const Heap& heap, u64 epoch, u64 index, Word word) {
     for (u32 k = 1; k < heap.ranks; ++k) {
         const u64 there = packets_of(heap, (heap.rank + k) % heap.ranks, heap.rank, epoch, index);
         store_packet(there, {word.x, number, word.y, number});
-        store_packet(there + sizeof(Word), {word.z, number, word.w, number});
+        store_packet(there + TILE * sizeof(Word), {word.z, number, word.w, number});
     }
 }
 
@@ -73,7 +85,7 @@ GC_DEV bool pull(const Heap& heap, u32 first, u64 epoch, u64 index, Word (&words
         for (u32 k = 0; k < AT_ONCE; ++k) {
             const u64 here = packets_of(heap, heap.rank, writers[k], epoch, index);
             low[k] = load_packet(here);
-            high[k] = load_packet(here + sizeof(Word));
+            high[k] = load_packet(here + TILE * sizeof(Word));
         }
         bool all = true;
         GC_UNROLL
@@ -115,7 +127,8 @@ template <class T, class Op> GC_DEV bool reduce_word(const PacketsArguments& a, 
 template <class T, class Op> GC_DEV void packets(const PacketsArguments& a) {
     constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
     const u64 words = (a.count + PER_WORD - 1) / PER_WORD, step = gridDim.x * blockDim.x;
-    const u64 first = take_channel(a.heap) * blockDim.x + threadIdx.x, epoch = epoch_of(a.heap);
+    // The number before the channel: the two loads overlap.
+    const u64 epoch = epoch_of(a.heap), first = take_channel(a.heap) * blockDim.x + threadIdx.x;
     // Push everything before the first wait: two ranks waiting first would wait for ever.
     for (u64 index = first; index < words; index += step) push(a.heap, epoch, index, gather<T>(a, index));
     bool came = true;

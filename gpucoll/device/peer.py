@@ -17,6 +17,7 @@ from gpucoll.device.launch import Arguments, opaque
 # Constants and structs of the kernels: peer.h, peer_packets.cu, peer_shots.cu, peer_steps.cu.
 MOST_RANKS, BUFFERS = 16, 4
 PROGRESS_BYTES = 128  # bytes of a progress record of two blocks, so that no two records share a cache line
+TILE_BYTES = 32 * 16  # data of the packets lying together (TILE in peer_packets.cu)
 STATE = numpy.dtype([("epoch", "u8"), ("started", "u4"), ("ended", "u4")])
 BOOK = numpy.dtype([("sent", "u8"), ("received", "u8")])
 CONTROL = numpy.dtype([(name, "u8") for name in ("aborted", "failures", "where", "peer", "wanted", "seen")])
@@ -55,6 +56,11 @@ class Room(NamedTuple):
     staging: int = 1 << 22
 
     @property
+    def packet_room(self) -> int:
+        """The number of bytes for the packets of one writing rank: whole tiles of 32 words, two packets a word."""
+        return -(-self.packets // TILE_BYTES) * 2 * TILE_BYTES
+
+    @property
     def offsets(self) -> dict[str, int]:
         """The offset of each part in bytes, a multiple of 128; "end" is the size of the slab.
 
@@ -63,7 +69,7 @@ class Room(NamedTuple):
         """
         lines, begins, end = self.channels * self.ranks, {}, 0
         parts = {"state": STATE.itemsize, "lines": lines * PROGRESS_BYTES, "books": lines * BOOK.itemsize,
-                 "packets": 2 * self.ranks * 2 * self.packets, "slots": lines * self.depth * self.slot,
+                 "packets": 2 * self.ranks * self.packet_room, "slots": lines * self.depth * self.slot,
                  "staging": 2 * self.staging}
         for name, nbytes in parts.items():
             begins[name] = end
@@ -96,7 +102,7 @@ class PeerHeap:
         self.room, self.rank = room, rank
         offsets = {name: room.offsets[name] for name in ("lines", "books", "packets", "slots", "staging")}
         values = {"slabs": _filled(slabs), "control": control, "patience": int(min(patience, 1e9) * 1e9), "rank": rank,
-                  "ranks": room.ranks, "depth": room.depth, **offsets, "packet_room": 2 * room.packets,
+                  "ranks": room.ranks, "depth": room.depth, **offsets, "packet_room": room.packet_room,
                   "slot_bytes": room.slot, "staging_bytes": room.staging}
         self._heap = numpy.zeros((), HEAP)
         for name, value in values.items():

@@ -90,6 +90,12 @@ def check_between(libraries, seed=0):
                     between=lambda world, rank: ONE_WAY_RANKS[rank].launch(world, ONE_WAY, rank, 2, 4))
 
 
+def check_tiles(libraries, seed=0):
+    """All-reduces in packets of more words than a tile holds."""
+    packets = [(kernel, src, dst, shared) for kernel, src, dst, shared in direct.SCRIPT if kernel == "packets"]
+    direct.run(libraries, OP, NAME, ranks=3, count=300, seed=seed, script=packets)
+
+
 GONE = 2**64 - 1
 
 
@@ -166,6 +172,9 @@ MUTANTS = {
         "u64 wanted) {\n    __syncthreads();\n    for (u32 peer", "u64 wanted) {\n    for (u32 peer", check_direct),
     "half a packet": Mutant("low[k].y != number || low[k].w != number ||", "low[k].y != number ||", check_direct),
     "a single buffer for packets": Mutant("const u64 buffer = epoch % 2;", "const u64 buffer = 0;", check_direct),
+    "the tiles of packets overlap": Mutant("index / TILE * 2 * TILE", "index / TILE * TILE", check_tiles),
+    "the second packets lie on the first ones": Mutant(
+        "there + TILE * sizeof(Word)", "there + TILE / 2 * sizeof(Word)", check_tiles),
     "sums in another order on some ranks": Mutant(IN_ORDER, SWAPPED, check_order),
     "operations are not counted": Mutant(
         "        store_relaxed(address_of(&state_of(heap)->epoch), epoch);", "        ;", check_direct),

@@ -26,6 +26,8 @@ from gpucoll.plan import Plan
 KEPT = 256  # calls
 # Bytes of a message for one block. Small calls are bound by latency, and a GPU has many SMs, so a block gets little.
 SHARE = 1 << 13
+# Threads of a block for packets, at least: blocks on several SMs issue the packets faster than a single block.
+FEWEST_THREADS = 128
 STEPS, PACKETS = "steps", "packets"  # kernels for any schedule, and for short messages
 ALL, SHARE_OF_ALL = "fold_all", "fold_share"  # kernels: a rank reduces all elements, or its share
 # Places equal on every rank, and never used: in kernel `ALL` no rank reads another rank's result.
@@ -102,8 +104,10 @@ class PeerBinder:
         if not count:
             return []
         kernel = self._kernel(task)
+        blocks, threads = self._blocks(task.nbytes), self._device.most_threads
         if kernel == PACKETS:
             arguments = heap.packets(source, target, count, nan_bytes)
+            blocks, threads = packet_grid(-(-task.nbytes // WORD), self._handshake.room.channels, threads)
         elif kernel == SHARE_OF_ALL:
             places = self._places(source, task), self._places(target, task)
             arguments = heap.shots(source, target, count, *places, nan_bytes)
@@ -111,7 +115,7 @@ class PeerBinder:
         else:
             inputs = NOWHERE if source == target else self._places(source, task)
             arguments = heap.shots(source, target, count, inputs, NO_MATTER, nan_bytes)
-        return [self._launch(task, self._blocks(task.nbytes), self._device.most_threads, arguments)]
+        return [self._launch(task, blocks, threads, arguments)]
 
     def _places(self, start: int, task: Task) -> Places:
         return self._symmetric.places(start, task.nbytes) if self._symmetric is not None else NOWHERE
@@ -173,6 +177,17 @@ class PeerBinder:
 
     def _room(self, name: str, nbytes: int, task: Task) -> int:
         return address(self._workspace.row(name, nbytes, task.stream))
+
+
+def packet_grid(words: int, channels: int, most_threads: int) -> tuple[int, int]:
+    """Return the numbers of blocks and threads for `words` words in packets: a thread for each word, if possible.
+
+    >>> packet_grid(1, 16, 512), packet_grid(512, 16, 512), packet_grid(4096, 16, 512)
+    ((1, 128), (4, 128), (16, 256))
+    """
+    fewest = min(FEWEST_THREADS, most_threads)
+    blocks = min(channels, -(-words // fewest))
+    return blocks, min(most_threads, max(fewest, 1 << (-(-words // blocks) - 1).bit_length()))
 
 
 def _nan_bytes(task: Task) -> int:
