@@ -1,6 +1,7 @@
 """A backend of torch.distributed: ``import gpucoll.torch``, then ``torch.distributed.init_process_group("gpucoll")``.
 
     group       a torch process group; every method is a call of a communicator
+    names       the names and capabilities of a group, as torch asks for them
     handles     handles of calls under way, and the thread making asynchronous calls
     tensors     tensors as a communicator's arrays, torch's ops as a communicator's ops
     checks      checks of a call's tensors, with errors in PyTorch's words
@@ -9,7 +10,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import torch.distributed
 
@@ -19,6 +23,22 @@ from gpucoll.torch.membership import set_variables
 
 __all__ = ["TorchProcessGroup"]
 
+_batch = torch.distributed.batch_isend_irecv
+
+
+@functools.wraps(_batch)
+def batch_isend_irecv(p2p_op_list: Sequence[Any]) -> list[Any]:
+    # torch starts the messages of a batch together only for groups written in C++. On a GPU, messages started singly
+    # run one after the other, so that two ranks sending to each other would wait for ever.
+    first = p2p_op_list[0] if p2p_op_list else None
+    if isinstance(first, torch.distributed.P2POp) and first.tensor.is_cuda:
+        group = first.group or torch.distributed.group.WORLD
+        if isinstance(group, TorchProcessGroup):
+            return [group.batch(functools.partial(_batch, p2p_op_list))]
+    return list(_batch(p2p_op_list))
+
+
+torch.distributed.batch_isend_irecv = torch.distributed.distributed_c10d.batch_isend_irecv = batch_isend_irecv
 torch.distributed.Backend.register_backend("gpucoll", TorchProcessGroup, devices=["cpu", "cuda"])
 # From PyTorch 2.15 on torch attaches a flight recorder to a group's C++ backend. A group written in Python has no C++
 # backend, and gpucoll has a recorder already: add gpucoll to torch's set of backends recording by themselves.

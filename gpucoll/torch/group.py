@@ -5,67 +5,24 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch._C._distributed_c10d import Backend
-from torch.distributed import DistBackendError, ProcessGroup, Store
+from torch.distributed import DistBackendError, Store
 
 from gpucoll.communicator import internal
 from gpucoll.torch import checks, membership
 from gpucoll.torch.handles import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
+from gpucoll.torch.names import Names
 from gpucoll.torch.tensors import apart, combined, deliver, fill, moved, op_of, reduced, room, row
 
 Tensor: TypeAlias = torch.Tensor
 Tensors: TypeAlias = Sequence[Tensor]
 
 
-class _Names(ProcessGroup):
-    """The names, capabilities and no-ops required by torch besides communication."""
-
-    supports_splitting = supports_coalescing = False
-    _name = _desc = ""
-
-    def getBackendName(self) -> str:
-        """Return "gpucoll"."""
-        return "gpucoll"
-
-    name = _get_backend_name = getBackendName
-
-    def getGroupName(self) -> str:
-        """Return the name given to this group by torch."""
-        return self._name
-
-    def setGroupName(self, name: str) -> None:
-        """Set the name given by torch."""
-        self._name = name
-
-    def getGroupDesc(self) -> str:
-        """Return torch's description of the group's purpose."""
-        return self._desc
-
-    def setGroupDesc(self, desc: str) -> None:
-        """Set torch's description of the group's purpose."""
-        self._desc = desc
-
-    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
-    group_name = property(getGroupName)
-    group_desc = property(getGroupDesc)
-    _device_types = property(lambda self: [torch.device(kind) for kind in ("cpu", "cuda")[:1 + self._has_cuda]])
-    _has_cuda = property(lambda self: torch.cuda.is_available())
-
-    def _get_backend(self, device: torch.device) -> Any:
-        return self
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: every group counts calls from the first call."""
-
-    def eager_connect_single_device(self, device: torch.device) -> None:
-        """Do nothing: the first call on a device connects the device."""
-
-
-class TorchProcessGroup(_Names):
+class TorchProcessGroup(Names):
     """The backend "gpucoll": ranks meeting at `store`, with `timeout` as the deadline of every call.
 
     Results are written into the caller's tensors. A thread makes calls with ``async_op=True`` in order, while the
@@ -81,7 +38,8 @@ class TorchProcessGroup(_Names):
             self._comm, self._points = membership.communicators(store, rank, size, timeout)
         self._caller = Caller()
         self._streams: dict[torch.device, Any] = {}
-        self._together: list[TorchWork] | None = None
+        self._together: list[TorchWork] | None = None  # the calls since `_start_coalescing`
+        self._messages: list[tuple[Tensor, Call]] = []  # GPU messages among these calls
         self._count = 0
 
     def _make(self, call: Call, tensors: Tensors, options: Any, outputs: Sequence[Any] | None = None) -> TorchWork:
@@ -384,9 +342,10 @@ class TorchProcessGroup(_Names):
         self._count += 1
         array = moved(tensors[0])
         if tensors[0].is_cuda:
-            begun: list[Any] = []
-            stream = self._enqueue(lambda: begun.append(begin(array)), tensors)
-            return StreamWork(tensors, stream)
+            if self._together is None:
+                return StreamWork(tensors, self._enqueue(lambda: begin(array), tensors))
+            self._messages.append((tensors[0], lambda: begin(array)))
+            return TorchWork(tensors)
         with as_torch_raises():
             work = MessageWork(tensors, lambda: begin(array), self._points.timeout)
         if self._together is not None:
@@ -400,7 +359,30 @@ class TorchProcessGroup(_Names):
 
     def _end_coalescing(self, device: Any = None) -> TorchWork:
         works, self._together = self._together or [], None
+        messages, self._messages = self._messages, []
+        if messages:
+            tensors = [tensor for tensor, _ in messages]
+            works.append(StreamWork(tensors, self._enqueue(lambda: self._exchange(messages), tensors)))
+        if works and all(isinstance(work, StreamWork) for work in works):
+            # An event recorded now follows all calls, since the group has one stream.
+            return StreamWork([tensor for work in works for tensor in work.result()], works[-1].stream)
         return JoinedWork(works)
+
+    def batch(self, begin: Callable[[], object]) -> TorchWork:
+        """Start the messages begun by `begin` together, and return one handle for all."""
+        self._start_coalescing()
+        try:
+            begin()
+        except BaseException:
+            self._together, self._messages = None, []
+            raise
+        return self._end_coalescing()
+
+    def _exchange(self, messages: Sequence[tuple[Tensor, Call]]) -> None:
+        # In a group of NCCL no message waits for another message.
+        with self._points.group():
+            for _, begin in messages:
+                begin()
 
     def get_group_store(self) -> Store:
         """Return the store of this group."""

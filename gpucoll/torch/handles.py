@@ -185,21 +185,21 @@ class StreamWork(TorchWork):
 
     def __init__(self, outputs: Sequence[Any], stream: Any) -> None:
         super().__init__(outputs)
-        self._stream, self._event = stream, stream.record_event()
+        self.stream, self._event = stream, stream.record_event()
 
     def _ends(self, patience: float) -> bool:
         if patience == 0:
             return bool(self._event.query())
         # The host never waits, so a timeout has no effect here.
-        torch.cuda.current_stream(self._stream.device).wait_event(self._event)
+        torch.cuda.current_stream(self.stream.device).wait_event(self._event)
         return True
 
     def get_future(self) -> Any:
         """Return the future of `result`; waiting on the future makes the current stream wait."""
         if self._future is None:
-            self._future = torch.futures.Future(devices=[self._stream.device])
+            self._future = torch.futures.Future(devices=[self.stream.device])
             # torch records the current stream's event at completion: complete the future in the side stream.
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self.stream):
                 self._complete()
         return self._future
 

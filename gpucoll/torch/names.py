@@ -1,0 +1,52 @@
+"""The names and capabilities of a process group, as torch asks for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+
+class Names(ProcessGroup):
+    """The names, capabilities and no-ops required by torch besides communication."""
+
+    supports_splitting = supports_coalescing = False
+    _name = _desc = ""
+
+    def getBackendName(self) -> str:
+        """Return "gpucoll"."""
+        return "gpucoll"
+
+    name = _get_backend_name = getBackendName
+
+    def getGroupName(self) -> str:
+        """Return the name given to this group by torch."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Set the name given by torch."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """Return torch's description of the group's purpose."""
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        """Set torch's description of the group's purpose."""
+        self._desc = desc
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _device_types = property(lambda self: [torch.device(kind) for kind in ("cpu", "cuda")[:1 + self._has_cuda]])
+    _has_cuda = property(lambda self: torch.cuda.is_available())
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: every group counts calls from the first call."""
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Do nothing: the first call on a device connects the device."""
