@@ -70,7 +70,7 @@ PARTS = (
     Part("threads", 600, "ranks that are threads on one GPU"),
     Part("two communicators", 120, "calls of two communicators side by side"),
     Part("a killed rank", 180, "one of two ranks is killed, or does not come; the other one is told"),
-    Part("PyTorch", 60, "PyTorch's tensors, and its streams"),
+    Part("PyTorch", 180, "PyTorch's tensors and streams, and torch.distributed on GPU tensors"),
     Part("strategies", 300, "data parallel, ZeRO, parameter servers, compression and layouts, on one GPU and on all"),
     Part("compute-sanitizer", 400, "the kernels under NVIDIA's memcheck"),
     Part("benchmark", 400, "all-reduces by size: over NCCL's messages, NCCL's own, and the peer executor's"),
@@ -224,11 +224,15 @@ def on_every_gpu(left: float, name: str, gpus: int, megabytes: int) -> list[Find
 
 
 def host_time(left: float, gpus: int) -> list[Finding]:
-    """Measure the host's time of a single rank, then of two ranks, on separate GPUs if possible."""
+    """Measure the host's time of a single rank, then of two ranks, on separate GPUs if possible.
+
+    Processes taking turns on a GPU would fill the queues of the GPU, and the host would wait.
+    """
     alone = _own(left / 2, "host time")
     try:
         _need(gpus, "mpi4py")
-        together = _own(left / 2, "host time", start=_mpiexec(2), **(SHARED if gpus == 1 else {}))
+        with side_by_side(gpus) as variables:
+            together = _own(left / 2, "host time", start=_mpiexec(2), **variables)
     except Absent as error:
         together = [finding("two ranks", MISSING, reason=str(error))]
     if gpus == 1:  # NCCL before 2.30 refuses two ranks on one GPU
@@ -266,8 +270,8 @@ def benchmark(left: float, gpus: int, megabytes: int) -> list[Finding]:
     _need(gpus, "mpi4py")
     if gpus > 1:
         return _benched(gpus, left, "all_reduce", megabytes, CONTESTANTS)
-    with side_by_side() as variables:
-        found = _benched(2, left / 2, "all_reduce", megabytes, CONTESTANTS, **SHARED | variables)
+    with side_by_side(gpus) as variables:
+        found = _benched(2, left / 2, "all_reduce", megabytes, CONTESTANTS, **variables)
     if all(one["status"] != PASSED for one in found):  # two ranks on one GPU may be refused: then a single rank counts
         found = [one | {"status": MISSING} for one in found]
         found += _benched(1, left / 2, "all_reduce", megabytes, CONTESTANTS)
@@ -298,11 +302,14 @@ def _benched(ranks: int, left: float, test: str, megabytes: int, contestants: di
 
 
 @contextlib.contextmanager
-def side_by_side() -> Iterator[dict[str, str]]:
-    """Let processes use one GPU at the same time, by NVIDIA's MPS; without MPS, the processes take turns."""
+def side_by_side(gpus: int) -> Iterator[dict[str, str]]:
+    """Let processes use a single GPU at the same time, by NVIDIA's MPS; without MPS, the processes take turns."""
+    if gpus > 1:
+        yield {}
+        return
     program = shutil.which("nvidia-cuda-mps-control", path=os.pathsep.join([os.environ.get("PATH", ""), *DRIVER]))
     if program is None:
-        yield {}
+        yield SHARED
         return
     with tempfile.TemporaryDirectory() as folder:
         variables = {f"CUDA_MPS_{what.upper()}_DIRECTORY": f"{folder}/{what}" for what in ("pipe", "log")}
@@ -311,7 +318,7 @@ def side_by_side() -> Iterator[dict[str, str]]:
         told = functools.partial(subprocess.run, env={**os.environ, **variables}, check=False, capture_output=True)
         told([program, "-d"])
         try:
-            yield variables
+            yield SHARED | variables
         finally:
             told([program], input=b"quit\n")
 

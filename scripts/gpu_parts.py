@@ -6,6 +6,7 @@ findings so far.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -169,8 +170,13 @@ def peer_bandwidth(megabytes: str) -> Iterator[Finding]:
 
 
 def peer_latency(_: str) -> Iterator[Finding]:
-    """Measure the microseconds of a small all-reduce in a captured graph."""
+    """Measure the microseconds of a small all-reduce in a captured graph, and of a kernel that waits for no rank.
+
+    A GPU starts the kernels of all its ranks one after the other, so the second figure is a limit of the first.
+    """
     for ranks in RANKS:
+        alone = _on_threads(ranks, lambda comm, met: _small(comm, met, 0))
+        yield finding(f"{ranks} ranks, a copy of 4 bytes", PASSED, microseconds=round(alone, 2))
         for nbytes in SMALL:
             taken = _on_threads(ranks, lambda comm, met, nbytes=nbytes: _small(comm, met, nbytes))  # type: ignore[misc]
             yield finding(f"{ranks} ranks, {nbytes} bytes", PASSED, microseconds=round(taken, 2))
@@ -220,15 +226,21 @@ def _large(comm: Any, met: threading.Barrier, nbytes: int) -> dict[str, float]:
 
 
 def _small(comm: Any, met: threading.Barrier, nbytes: int) -> float:
+    """Return the microseconds of an all-reduce of `nbytes` bytes in a graph, or of this rank's own copy for 0 bytes."""
     import cupy
 
-    x = cupy.ones(nbytes // 4, "float32")
-    plan = comm.plan("all_reduce", x, cupy.empty_like(x), algorithm="one_shot")
+    from gpucoll.communicator import internal
+
+    x, stream = cupy.ones(max(nbytes // 4, 1), "float32"), cupy.cuda.get_current_stream()
+    out = cupy.empty_like(x)
+    plan = comm.plan("all_reduce", x, out, algorithm="one_shot")
+    kernels = internal.gpu_of(comm, "cuda").device.kernels
+    call = plan if nbytes else functools.partial(kernels.copy, x.data.ptr, out.data.ptr, 1, 4, stream)
     plan()
-    stream = cupy.cuda.get_current_stream()
+    call()
     stream.begin_capture()
     for _ in range(GRAPH):
-        plan()
+        call()
     graph = stream.end_capture()
     return statistics.median([_together(met, stream, graph.launch) for _ in range(REPEATS + 2)][2:]) / GRAPH * 1e6
 

@@ -88,14 +88,16 @@ CASTS = [("cast", *pair) for name in NARROW for other in ("float32", "float64", 
          for pair in ((name, other), (other, name))]
 
 
-def memcheck(command, seconds, variables=None):
+def memcheck(command, seconds, variables=None, start=()):
+    """Run Python under memcheck. Errors of CUDA's functions do not count: NCCL tries functions until one succeeds."""
     program = next(filter(None, map(shutil.which, SANITIZER)), None)
     if program is None:
         raise Skipped("compute-sanitizer is not installed")
-    job = run([program, "--tool=memcheck", "--error-exitcode=9", sys.executable, *command], seconds, variables)
+    job = run([*start, program, "--tool=memcheck", "--report-api-errors=no", "--error-exitcode=9", sys.executable,
+               *command], seconds, variables)
     if job.returncode not in (0, 9) and "ERROR SUMMARY" not in job.stdout:
         raise Skipped(f"compute-sanitizer does not run here: {reason(job.stdout + job.stderr)}")
-    assert job.returncode == 0, job.stdout[-4000:]
+    assert job.returncode == 0, (job.stdout + job.stderr)[-4000:]
 
 
 def sanitized():
@@ -176,6 +178,7 @@ PEER = [("streams", "two_shot"), ("launched", "two_shot"), ("asynchronous", "one
         ("mirrored", "shapes_and_strides", "one_shot"), ("mirrored", "special_values", "ring"),
         ("mirrored", "carriers", "two_shot"), ("mirrored", "digests", "all_reduce", "two_shot", "float32")]
 PROCESSES = ("current_device", "missed", "without_nccl", "float8_below_hopper")  # programs with communicators of MPI
+WINDOWS = {"GPUCOLL_NCCL_WINDOWS": "1"}
 ON_PEER = {"GPUCOLL_EXECUTOR": "peer"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on a GPU: no streams in a common hardware queue
 THREADS = [*(program for program in TOGETHER if program[0] not in PROCESSES), ("of_threads",)]
@@ -229,9 +232,13 @@ def taken(ranks):
 
 
 def peer_sanitized():
-    """Run peer kernels of two threads under memcheck, on arrays inside and outside of symmetric memory."""
-    which = json.dumps([("threads", 2, "planned"), ("threads", 2, "mirrored", "every_count", "all_reduce", "two_shot")])
-    memcheck([TESTS / "gpu_programs.py", which], 240, {**ON_PEER, **CONNECTIONS})
+    """Run peer kernels of two processes under memcheck, on arrays inside and outside of symmetric memory.
+
+    memcheck runs the kernels of one process one after the other, so that threads would wait for each other for ever.
+    """
+    taken(2)
+    which = json.dumps([("planned",), ("symmetric",)])
+    memcheck([TESTS / "gpu_programs.py", which], 240, {**SHARED, **ON_PEER, **CONNECTIONS}, mpiexec(2))
 
 
 def alone():
@@ -269,6 +276,24 @@ def torch_tensors():
     """Run programs on PyTorch's tensors: tensors requiring grad, float8, and side streams of PyTorch."""
     needs("torch")
     programs([], [("torch_tensors",)], LIMIT)
+
+
+def torch_backend():
+    """Run PyTorch's calls on GPU tensors by the backend "gpucoll": a rank on every GPU, or two on a single GPU."""
+    needs("torch")
+    ranks, variables = gpu_count(), {}
+    if ranks < 2:
+        taken(2)
+        ranks, variables = 2, SHARED
+    job = run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
+               TESTS / "torch_gpu_job.py"], LIMIT, variables)
+    assert job.stdout.count("all right") == ranks, (job.stdout + job.stderr)[-4000:]
+
+
+def windows(ranks):
+    """Run NCCL's collectives on arrays in windows of NCCL."""
+    taken(ranks)
+    programs(mpiexec(ranks), [("windows",)], LIMIT, SHARED | WINDOWS)
 
 
 def across(which, minutes, variables=None):
@@ -315,7 +340,9 @@ PARTS = {
     "kernels": KERNELS,
     "NCCL": {"NCCL's binding": binding,
              "native, a rank on every GPU": functools.partial(across, NATIVE, 2),
-             "native, one rank": functools.partial(programs, [], NATIVE, LIMIT)},
+             "native, one rank": functools.partial(programs, [], NATIVE, LIMIT),
+             "windows, a rank on every GPU": functools.partial(across, [("windows",)], 1, WINDOWS),
+             "windows, 2 processes on one GPU": functools.partial(windows, 2)},
     "schedules": {"a rank on every GPU": functools.partial(across, TOGETHER, 2),
                   "one rank": alone,
                   **{f"{ranks} processes on one GPU": functools.partial(shared, ranks) for ranks in (2, 4)}},
@@ -332,7 +359,7 @@ PARTS = {
     "two communicators": {"two communicators, a rank on every GPU": functools.partial(across, [("two",)], 1),
                           "two communicators, one rank": functools.partial(programs, [], [("two",)], LIMIT)},
     "a killed rank": {"a rank that does not come": late, "a killed rank": killed},
-    "PyTorch": {"PyTorch's tensors": torch_tensors},
+    "PyTorch": {"PyTorch's tensors": torch_tensors, "PyTorch's backend": torch_backend},
     "compute-sanitizer": {"memcheck": sanitized, "peer, memcheck": peer_sanitized},
 }
 CASES = {name: case for part in PARTS.values() for name, case in part.items()}
