@@ -1,8 +1,8 @@
-"""Preflight: ranks compare their calls by messages before data move.
+"""Preflight: ranks compare their calls before data move, by messages or by memory mapped by all ranks of a node.
 
-Each rank sends a description of each call, the call's words, to all other ranks. A rank holding the words of all ranks
+Each rank shows a description of each call, the call's words, to all other ranks. A rank holding the words of all ranks
 decides alone whether the calls agree, and all ranks raise the same error. A rank that refuses the arguments of a call
-sends the refusal instead of the words. For host arrays on one node the engine compares calls, without messages.
+shows the refusal instead of the words. For host arrays on one node the engine compares calls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any
 
 import numpy
@@ -20,12 +20,14 @@ from gpucoll.core.signature import is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import call_site, disagreement, shortened
 from gpucoll.health.guard import LOOK
+from gpucoll.health.mapped import OFFER, MappedWords
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.tags import BYTES, Tag
 
 WORDS = 512  # bytes of a message: the words of a call, and the call site in the user's code; longer text is shortened
+NO_OFFER = numpy.zeros(OFFER, numpy.int64)
 # Seconds to wait, after a transport error, for the words of all ranks: the real cause may be a call that differs.
 EXPLAINS = 1.0
 
@@ -33,11 +35,65 @@ EXPLAINS = 1.0
 class Exchange:
     """The exchange of one call's words between all ranks, for any thread; with `moves`, data move in the meantime."""
 
-    def __init__(self, wire: Any, rank: int, size: int, text: str, *, moves: bool) -> None:
-        self.moves, self.is_judged = moves, False
+    def __init__(self, rows: Sequence[Array], text: str, *, moves: bool) -> None:
+        self.text, self.moves, self.is_judged = text, moves, False
+        self.rows = rows  # the words of each rank, valid once arrived
+
+    def missing(self) -> Set[int]:
+        """Return the ranks from which no words are known to have arrived."""
+        raise NotImplementedError
+
+    def has_ended(self) -> bool:
+        """Return whether the words of all ranks have arrived; never waits."""
+        return not self.missing()
+
+    def words(self, rank: int) -> str:
+        """Return the words of a rank's call, without the call site; only once the words have arrived."""
+        return _text(self.rows[rank].tobytes()).partition("\n")[0]
+
+    def judge(self) -> None:
+        """Raise the error of ranks that make different calls, if any."""
+        # A difference found after data have moved stays unjudged, so that every later check raises again.
+        error = self.difference()
+        self.is_judged = error is None or not self.moves
+        if error is not None:
+            raise error
+
+    def difference(self) -> GpucollError | None:
+        """Return the error to raise on all ranks if calls differ, else None; None as well if every rank refuses."""
+        rows = [row.tobytes() for row in self.rows]
+        if rows.count(rows[0]) == len(rows):
+            return None
+        calls = [_text(row) for row in rows]
+        are_alike = len({call.partition("\n")[0] for call in calls}) == 1  # the call sites may differ
+        # If every rank refuses the arguments, each rank raises its own refusal.
+        if are_alike or all(map(is_refusal, calls)):
+            return None
+        return disagreement(range(len(calls)), calls, moved=self.moves)
+
+
+class MappedExchange(Exchange):
+    """The exchange of call `number` by memory mapped by all ranks."""
+
+    def __init__(self, mapped: MappedWords, number: int, text: str, *, moves: bool) -> None:
+        super().__init__(mapped.rows[number % 2], text, moves=moves)
+        self._mapped, self._number, self._missing = mapped, number, mapped.others
+        mapped.publish(number, _row(text))
+
+    def missing(self) -> Set[int]:
+        if self._missing:
+            self._missing = self._mapped.later(self._missing, self._number)
+        return self._missing
+
+
+class MessageExchange(Exchange):
+    """The exchange by messages of `wire`; an `offer` goes with the words (see `MappedWords`)."""
+
+    def __init__(self, wire: Any, rank: int, size: int, text: str, offer: Array = NO_OFFER, *, moves: bool) -> None:
         self._testing = threading.Lock()  # MPI forbids two threads to test one request at the same time
-        self._rows = numpy.empty((size, WORDS), numpy.uint8)
-        self._rows[rank] = _row(text)
+        self._rows = numpy.empty((size, WORDS + offer.nbytes), numpy.uint8)
+        super().__init__(self._rows[:, :WORDS], text, moves=moves)  # type: ignore[arg-type] # a sequence of rows
+        self._rows[rank, :WORDS], self._rows[rank, WORDS:] = _row(text), offer.view(numpy.uint8)
         others = [other for other in range(size) if other != rank]
         # Note each request once posted: if a later one raises, `__del__` keeps the memory of the earlier ones.
         self._receives: dict[int, Any] = {}
@@ -68,33 +124,16 @@ class Exchange:
         if self._receives or self._sends:
             keep_for_ever((self._rows, self._receives, self._sends))
 
-    def words(self, rank: int) -> str:
-        """Return the words of a rank's call, without the call site; only once the words have arrived."""
-        return _text(self._rows[rank].tobytes()).partition("\n")[0]
-
-    def judge(self) -> None:
-        """Raise the error of ranks that make different calls, if any."""
-        # A difference found after data have moved stays unjudged, so that every later check raises again.
-        error = self.difference()
-        self.is_judged = error is None or not self.moves
-        if error is not None:
-            raise error
-
-    def difference(self) -> GpucollError | None:
-        """Return the error to raise on all ranks if calls differ, else None; None as well if every rank refuses."""
-        rows = [row.tobytes() for row in self._rows]
-        if rows.count(rows[0]) == len(rows):
-            return None
-        calls = [_text(row) for row in rows]
-        are_alike = len({call.partition("\n")[0] for call in calls}) == 1  # the call sites may differ
-        # If every rank refuses the arguments, each rank raises its own refusal.
-        if are_alike or all(map(is_refusal, calls)):
-            return None
-        return disagreement(range(len(calls)), calls, moved=self.moves)
+    def offers(self) -> Array:
+        """Return the offers of all ranks, once the messages have arrived."""
+        return self._rows[:, WORDS:].copy().view(numpy.int64)
 
 
 class Preflight:
-    """The comparison of one communicator's calls, by messages of `link` with a tag of their own.
+    """The comparison of one communicator's calls, by messages of `link` with a tag of their own, or by mapped memory.
+
+    The first two exchanges are messages. The first one carries the ranks' offers of memory, the second one whether each
+    rank can map the memory of all ranks; if so, all later exchanges go through this memory.
 
     `elsewhere` describes a call in progress on the host, compared by the engine: the awaited ranks and the call's
     words. If an awaited rank makes a call compared here instead, this rank joins that comparison with its own words.
@@ -108,6 +147,9 @@ class Preflight:
         self._elsewhere = elsewhere
         self._calls, self._agreed = 0, ""  # the number of compared calls, and the words of the call before the last
         self._exchange: Exchange | None = None  # the exchange of the last compared call
+        self._nodes = link.place.nodes
+        self._mapped: MappedWords | None = None  # made for the first exchange
+        self._is_mapped = False  # whether the next exchange goes through mapped memory
         self._looked = 0.0
         self._missed = set[int]()  # awaited ranks with a comparison message pending at the last `_look`
         waits.hooks.append(self.check)
@@ -116,8 +158,9 @@ class Preflight:
         if link.has_collectives:
             from mpi4py import MPI
 
-            self._is_seen = functools.partial(link.wire.Iprobe, tag=Tag.COMPARISON)
+            self._probe = functools.partial(link.wire.Iprobe, tag=Tag.COMPARISON)
             self._anybody = MPI.ANY_SOURCE
+            self._is_seen = self._has_begun
             waits.hooks.append(self._look)
 
     def compare(self, words: str) -> Operation:
@@ -141,12 +184,33 @@ class Preflight:
         self._begin(words, moves=True)
 
     def _begin(self, text: str, *, moves: bool) -> Exchange:
+        mapped = self._mapped = self._mapped or MappedWords(self._rank, self._nodes, WORDS)
+        self._use_offers(mapped)
         self._calls += 1
         # Keep the words of the call before: the last known call of a rank that has not come to this call.
         if self._exchange is not None:
-            self._agreed = self._exchange.words(self._rank)
-        self._exchange = Exchange(self._wire, self._rank, self._size, text, moves=moves)
+            self._agreed = self._exchange.text
+        self._exchange = MappedExchange(mapped, self._calls, text, moves=moves) if self._is_mapped else \
+            MessageExchange(self._wire, self._rank, self._size, text, mapped.offer, moves=moves)
         return self._exchange
+
+    def _use_offers(self, mapped: MappedWords) -> None:
+        """Take from the first two exchanges, once complete, whether the next exchange goes through mapped memory."""
+        last = self._exchange
+        if isinstance(last, MessageExchange) and self._calls == 1 and not mapped.rows:
+            mapped.accept(last.offers())
+        elif isinstance(last, MessageExchange) and self._calls == 2:
+            self._is_mapped = bool(last.offers()[:, -1].all())
+
+    def _has_begun(self, rank: int) -> bool:
+        """Return whether a rank, or with `_anybody` some rank, has begun a comparison not joined by this rank."""
+        mapped = self._mapped
+        if mapped is not None:
+            self._use_offers(mapped)
+        if mapped is None or not self._is_mapped:
+            return bool(self._probe(rank))
+        ranks = range(self._size) if rank == self._anybody else (rank,)
+        return len(mapped.later(ranks, self._calls + 1)) < len(ranks)
 
     @property
     def _under_way(self) -> Exchange | None:
@@ -208,15 +272,15 @@ class Preflight:
     def missing(self) -> set[int]:
         """Return the ranks whose words for the current comparison have not arrived."""
         exchange = self._under_way
-        return set() if exchange is None else exchange.missing()
+        return set() if exchange is None else set(exchange.missing())
 
     def progress(self) -> dict[int, tuple[int, str]]:
         """Return the number and the words of the last call of each rank, as far as known."""
         last, missing = self._exchange, self.missing()
         if last is None:
             return dict.fromkeys(range(self._size), (0, ""))
-        return {rank: (self._calls - 1, self._agreed) if rank in missing else (self._calls, last.words(rank))
-                for rank in range(self._size)}
+        before = self._calls - 1, _text(_row(self._agreed).tobytes()).partition("\n")[0]
+        return {rank: before if rank in missing else (self._calls, last.words(rank)) for rank in range(self._size)}
 
 
 class Deferred:

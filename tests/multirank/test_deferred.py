@@ -3,12 +3,14 @@
 import sys
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.health.preflight import Exchange
+from gpucoll.health import mapped
+from gpucoll.health.preflight import MessageExchange
 from multirank.deferred import TOLD, cells, check_cells, outcomes
 from pace import seconds
 
@@ -109,10 +111,30 @@ def test_one_thread_at_a_time_tests_the_requests_of_a_comparison():
 
     request, found = SimpleNamespace(Test=test), []
     wire = SimpleNamespace(Irecv=lambda buffer, source, tag: request, Isend=lambda buffer, dest, tag: request)
-    exchange = Exchange(wire, 0, 3, "a call", moves=True)
+    exchange = MessageExchange(wire, 0, 3, "a call", moves=True)
     assert exchange.has_ended()
     assert found == [{1, 2}]
     assert len(set(entered)) == 1
+
+
+def unmapped(mpi):
+    """A rank cannot map the memory of the others: all ranks go on by messages, and find what differs."""
+    refused = mock.Mock(side_effect=OSError("refused")) if mpi.rank == 1 else mapped.attach
+    with mock.patch.object(mapped, "attach", refused), \
+            gc.Communicator.from_mpi(mpi, check="deferred", timeout=seconds(20)) as comm:
+        x = numpy.ones(4)
+        for _ in range(4):
+            assert (comm.all_reduce(x) == comm.size).all()
+        found = outcomes(comm, [lambda: comm.all_reduce(x, op="max" if comm.rank == 2 else "sum"),
+                                lambda: comm.all_reduce(x)])
+        told = [error for error in found if error is not None]
+        assert told, found
+        assert all(isinstance(error, TOLD) and error.ranks == (2,) for error in told), found
+    mpi.Barrier()
+
+
+def test_a_rank_that_maps_no_memory_compares_by_messages(ranks):
+    ranks(unmapped)
 
 
 def test_a_mismatch_names_the_first_failure_in_later_calls(ranks):

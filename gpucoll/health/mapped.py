@@ -1,0 +1,73 @@
+"""The words of calls in memory mapped by all ranks of a node: quicker than messages, 3 us and not 11 for two ranks.
+
+Each rank has a segment with two rows for the words of its calls, used in turn, and the number of its last call. A row
+is written again two calls later: by then all ranks have published the call in between, and had judged the call before.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+from collections.abc import Collection
+from typing import Any
+
+import numpy
+
+from gpucoll.arrays import Array
+from gpucoll.arrays.segments import Segment, attach
+
+PAGE = 4096
+NUMBER, TOKEN, FIRST = 0, 1, 64  # the words of 8 bytes with the number and the token, and the byte of the first row
+# The words of a call are stored before the number. Only these processors keep the order of two stores of Python.
+ORDERED = {"x86_64", "AMD64"}
+OFFER = 4  # numbers of 8 bytes in an offer: process, key and token of a segment, and whether the rank maps all segments
+
+
+class MappedWords:
+    """The segments of all ranks, at first only this rank's; `nbytes` is the size of a row.
+
+    `offer` goes to all other ranks, `accept` takes the offers of all ranks.
+    """
+
+    def __init__(self, rank: int, nodes: tuple[int, ...], nbytes: int) -> None:
+        self._rank, self._nbytes = rank, nbytes
+        self.others: frozenset[int] = frozenset()
+        self.numbers: list[Any] = []  # by rank: a view of the number of the last call
+        self.rows: tuple[list[Array], ...] = ()  # by the parity of the call: the rows of all ranks
+        self.offer = numpy.zeros(OFFER, numpy.int64)
+        if len(set(nodes)) == 1 and platform.machine() in ORDERED:
+            try:
+                self._own = Segment(PAGE)
+            except OSError:  # the ranks go on by messages
+                return
+            token = secrets.randbits(62)
+            self._own.row[:FIRST].view(numpy.int64)[TOKEN] = token
+            self.offer[:] = os.getpid(), self._own.key, token, 0
+
+    def accept(self, offers: Array) -> None:
+        """Map the segments of all ranks; say in the own `offer` whether this has succeeded."""
+        try:
+            segments = [attach(int(process), int(key)) for process, key, _, _ in offers if key]
+        # Another container, other rights, or a process that has ended
+        except (OSError, ValueError):
+            return
+        heads = [segment[:FIRST].view(numpy.int64) for segment in segments]
+        # In another container a process number, or a file, may mean another one: the token tells.
+        if [int(head[TOKEN]) for head in heads] != offers[:, 2].tolist():
+            return
+        self.numbers = [head.data for head in heads]
+        self.rows = tuple([segment[start:start + self._nbytes] for segment in segments]
+                          for start in (FIRST, FIRST + self._nbytes))
+        self.others = frozenset(range(len(segments))) - {self._rank}
+        self.offer[3] = 1
+
+    def publish(self, number: int, row: Array) -> None:
+        """Show the words of this rank's call `number` to all ranks."""
+        self.rows[number % 2][self._rank][:] = row
+        self.numbers[self._rank][NUMBER] = number
+
+    def later(self, ranks: Collection[int], number: int) -> frozenset[int]:
+        """Return the ranks, among these, that have not published their call `number` yet."""
+        numbers = self.numbers
+        return frozenset([rank for rank in ranks if numbers[rank][NUMBER] < number])
