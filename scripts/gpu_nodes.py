@@ -85,10 +85,11 @@ def pairs(megabytes: str) -> Iterator[Finding]:
         cupy.cuda.Device(comm.device).use()
         count = min(int(megabytes), MOST) << 18
         mine = comm.zeros(count, "uint32", device="cuda")
-        peer: Any = next(one for one in internal.gpu_of(comm, "cuda").executors if one.name == "peer")
+        peer = internal.gpu_of(comm, "cuda").peer
+        assert peer is not None, "the communicator asks for the peer executor"
         if peer.symmetric is None:
             if comm.rank == 0:
-                yield finding("peer memory", FAILED, reason=peer.serves(None))
+                yield finding("peer memory", FAILED, reason=peer.unavailable_reason)
             return
         places = peer.symmetric.places(mine.data.ptr, mine.nbytes).addresses
         kernels, stream = internal.gpu_of(comm, "cuda").device.kernels, cupy.cuda.Stream(non_blocking=True)

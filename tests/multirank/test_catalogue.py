@@ -64,13 +64,13 @@ def crosswise(mpi):
 
     Another thread may wait for a call's handle, more than once.
     """
-    comms = [gc.Communicator.from_mpi(mpi, timeout=seconds(10)) for _ in range(2)]
+    comms = [gc.Communicator.from_mpi(mpi, timeout=seconds(60)) for _ in range(2)]
     first, waits = mpi.rank % 2, threading.Event()
     comms[first]._waits.hooks.append(waits.set)
 
     def calls(number):
         if number != first:  # until the first thread waits: the other rank starts with the other call
-            assert waits.wait(seconds(10))
+            assert waits.wait(seconds(60))
         for turn, algorithm in itertools.product(range(20), ("auto", "ring")):
             x = numpy.full(1000 * number + 3, turn + mpi.rank + 7 * number)
             total = comms[number].all_reduce(x, algorithm=algorithm)

@@ -103,6 +103,12 @@ def test_when_time_is_up_the_rest_is_missing(tmp_path):
     assert [one["reason"] for part in found.values() for one in part.values()] == ["time is up"] * len(PARTS)
 
 
+def test_two_gpus_write_into_the_memory_of_each_other(tmp_path, emulated_kernels, launcher):
+    _, printed, found = check(tmp_path, "--only", "pairs", "--megabytes", "1", **ON_STAND_IN | {"STAND_IN_GPUS": "2"})
+    assert {name: one["status"] for name, one in found["pairs"].items()} == {
+        "rank 0 writes": "passed", "rank 1 writes": "passed"}, printed
+
+
 @pytest.mark.nightly
 def test_four_gpus(tmp_path, emulated_kernels, launcher):
     """Parts for several GPUs pass; training is left out, since the stand-in's NCCL needs MPI."""
@@ -137,5 +143,6 @@ def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
     job = subprocess.run([sys.executable, "-c", quick], capture_output=True, text=True, timeout=seconds(600),
                          check=True, env={**os.environ, **ON_STAND_IN, "PYTHONPATH": path})
     measured = {one["name"]: one for one in json.loads(job.stdout)}
-    assert set(measured) == {f"2 ranks, {name}" for name in ("device copy", "one_shot", "two_shot", "8 bytes")}
+    assert set(measured) == {f"2 ranks, {name}" for name in (
+        "device copy", "one_shot", "two_shot", "a copy of 4 bytes", "8 bytes")}
     assert measured["2 ranks, two_shot"]["share_of_copy"] > 0

@@ -41,7 +41,7 @@ class PeerExecutor(Executor):
     def __init__(self, device: Device, order: StreamOrder, link: Any, timeout: float) -> None:
         self._device, self._order, self._timeout = device, order, timeout
         self._handshake = Handshake(device, link, timeout)
-        self.symmetric = None if self._handshake.unavailable_reason else \
+        self.symmetric = None if self.unavailable_reason else \
             SymmetricMemory(link.place.size, self._handshake.memory)
         self._binder = PeerBinder(device, order, self._handshake, self.symmetric)
 
@@ -50,10 +50,15 @@ class PeerExecutor(Executor):
         """Whether calls on blocking streams are refused, because several ranks share a GPU."""
         return self._handshake.on_one_gpu
 
+    @property
+    def unavailable_reason(self) -> str | None:
+        """The reason why the ranks cannot share memory; None if all ranks can."""
+        return self._handshake.unavailable_reason
+
     def serves(self, task: Task) -> str | None:
         """Return None for ranks on one node, on a stream allowed there."""
-        if self._handshake.unavailable_reason:
-            return self._handshake.unavailable_reason
+        if self.unavailable_reason:
+            return self.unavailable_reason
         if self._handshake.on_one_gpu and self._device.is_blocking(task.stream):
             return BLOCKING
         return None
