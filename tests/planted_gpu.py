@@ -37,8 +37,7 @@ PLANTED_GPU = [
     ("gpu", "what is not complete is not told when all is closed", "gpucoll/communicator/lifecycle.py",
      "        if unreported is not None and kind_of(unreported) != reported:\n", "        if False:\n"),
     ("gpu", "the watchdog makes an event while a copy waits", "gpucoll/device/streams.py",
-     "                event = self._look\n                event.record(self._last)\n",
-     "                event = self._device.mark(self._last)\n"),
+     'threading.Thread(target=self._record, name="gpucoll event", daemon=True).start()', "self._record()"),
     ("gpu", "NaN are written in a stream made while a copy waits", "gpucoll/device/cuda.py",
      "        with self.current:\n            for address, nbytes in places:",
      "        with self.current:\n            self._filling = cupy.cuda.Stream(non_blocking=True)\n"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy
 from gpucoll.device import Device, Event, Stream
 from gpucoll.errors import GpucollError
 
+MOMENT = 0.1  # seconds for recording an event, unless CUDA lets the thread wait
 EVERY = 16  # operations per event of the watchdog: an event for every operation would slow down short calls
 
 
@@ -65,7 +67,7 @@ class StreamOrder:
         # Memory used by the user's CUDA graphs. The time of the last launch is unknown, so nothing is ever released.
         self._captured: list[object] = []
         self.is_watched = False  # whether a watchdog monitors the operations
-        self._look: Event | None = None  # the watchdog's own event, see `watch`
+        self._recording: _Recording | None = None  # the watchdog's own batch
         # The watchdog's batches: the event at the end of at most EVERY operations, and the results of the operations.
         self._batches: collections.deque[tuple[Event, list[Output]]] = collections.deque()
         self._outputs: list[Output] = []  # results of the operations after the last batch
@@ -137,15 +139,6 @@ class StreamOrder:
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
 
-    def watch(self) -> None:
-        """Start to keep the batches for a watchdog.
-
-        The watchdog's event is made here. While a thread copies to ordinary host memory, CUDA makes no event until the
-        end of the copy; and the watchdog is there to end a copy waiting in vain.
-        """
-        self._look = self._look or self._device.new_event()
-        self.is_watched = True
-
     def noted(self, stream: Stream, output: Output | None = None, event: Event | None = None) -> None:
         """Report an operation enqueued on `stream`, and its result, to the watchdog.
 
@@ -174,6 +167,10 @@ class StreamOrder:
 
         Only the watchdog calls this method.
         """
+        recording, self._recording = self._recording, None
+        if recording is not None and not self._is_recorded(recording):
+            self._recording = recording
+            return recording
         while self._batches and self._batches[0][0].done:
             self._batches.popleft()
         if self._batches:
@@ -182,21 +179,29 @@ class StreamOrder:
         # later work on the stream. A thread enqueuing more operations closes the batch in `noted`.
         before, self._asked = self._asked, self._unmarked
         if self._unmarked and self._unmarked == before and self._last is not None and not self._last.is_capturing():
-            event = self._event
-            # No batch is under way, so no batch uses the watchdog's event.
-            if event is None and self._look is not None:
-                event = self._look
-                event.record(self._last)
-            if event is not None:
-                self._cut(event)
+            if self._event is not None:
+                self._cut(self._event)
                 return self._batches[0]
+            outputs, self._outputs, self._unmarked = self._outputs, [], 0
+            self._recording = _Recording(self._device, self._last, outputs)
+            return self._recording
         return None
+
+    def _is_recorded(self, recording: _Recording) -> bool:
+        try:
+            return recording.done
+        # CUDA refuses, for example during a capture: the next look tries again.
+        except Exception:
+            self._outputs[:0] = recording.outputs
+            self._unmarked += 1
+            raise
 
     def unfinished(self) -> list[Output]:
         """Return the results of all operations not known to be complete."""
         # Iterate over a copy, because the watchdog's thread calls this method while another thread may add batches.
         batches = [outputs for event, outputs in list(self._batches) if not _is_done(event)]
-        return [output for outputs in (*batches, self._outputs) for output in outputs]
+        recording = [] if self._recording is None else self._recording.outputs
+        return [output for outputs in (recording, *batches, self._outputs) for output in outputs]
 
     def awaited(self) -> list[Event]:
         """Return the events of all operations and messages under way; all are complete when every event is."""
@@ -205,6 +210,37 @@ class StreamOrder:
             with self._device.current:
                 self._event = self._device.mark(self._last)
         return [event for event, _ in self._flying] + ([self._event] if self._event else [])
+
+
+class _Recording:
+    """A batch ending with the present work of `stream`, and an event made there by a thread of the batch.
+
+    While a thread of the program copies to ordinary host memory, CUDA makes no event until the end of the copy. The
+    watchdog must not wait for that: the watchdog is there to end a copy waiting in vain.
+    """
+
+    def __init__(self, device: Device, stream: Stream, outputs: list[Output]) -> None:
+        self._device, self._stream, self.outputs = device, stream, outputs
+        self._has_ended = threading.Event()
+        self._event: Event | None = None
+        self._error: Exception | None = None
+        threading.Thread(target=self._record, name="gpucoll event", daemon=True).start()
+        self._has_ended.wait(MOMENT)
+
+    def _record(self) -> None:
+        try:
+            with self._device.relaxed:
+                self._event = self._device.mark(self._stream)
+        except Exception as error:
+            self._error = error
+        self._has_ended.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether the operations of the batch have completed; raises an error of CUDA."""
+        if self._error is not None:
+            raise self._error
+        return self._event is not None and self._event.done
 
 
 def _is_done(event: Event) -> bool:

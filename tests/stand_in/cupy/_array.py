@@ -88,7 +88,7 @@ class ndarray:
             check(queue.capture is None, 900, "a copy to the host in a capture")
             found, host = numpy.empty(self.shape, self.dtype, order), self._host
             MACHINE.submit(queue, lambda: lambda: numpy.copyto(found, host) is None)
-            with MACHINE.copying():
+            with MACHINE.copying(queue):
                 stream.synchronize()
         return found
 

@@ -92,7 +92,7 @@ class Machine:
         self.due = collections.deque()  # deferred work on freed memory, done by `settle`
         self.queues = [Queue(device, True, 0) for device in range(self.devices)]  # the null streams come first
         self.current = threading.local()
-        self.copies = 0  # number of threads copying to ordinary host memory
+        self.copies = []  # streams of the threads copying to ordinary host memory
         self.claims = {}  # by device: a socket with a name unique among processes
         self.thread = None
 
@@ -269,21 +269,22 @@ class Machine:
         self.check()
 
     @contextlib.contextmanager
-    def copying(self):
-        """Count a copy to ordinary host memory within the `with` block."""
+    def copying(self, queue):
+        """Note a copy to ordinary host memory in a stream within the `with` block."""
         with self.news:
-            self.copies += 1
+            self.copies.append(queue)
         try:
             yield
         finally:
             with self.news:
-                self.copies -= 1
+                self.copies.remove(queue)
                 self.news.notify_all()
 
-    def until_copied(self):
-        """By the rule `copies`, wait until no thread copies to ordinary host memory. Finalizers do not come here."""
+    def until_copied(self, queue=None):
+        """By the rule `copies`, wait until no thread copies to ordinary host memory: in a stream, or in any stream."""
         with self.news:
-            self.news.wait_for(lambda: not self.copies or not on("copies") or self.fault is not None)
+            self.news.wait_for(lambda: not (self.copies if queue is None else queue in self.copies)
+                               or not on("copies") or self.fault is not None)
 
     def until_idle(self, device):
         """Wait until no kernel of the device runs."""

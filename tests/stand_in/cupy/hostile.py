@@ -24,7 +24,8 @@ RULES = {
     "rounding": "NCCL rounds to the dtype after every hop around the ring, which begins behind the rank that ends it",
     # _machine.py, after the CUDA programming guide: implicit synchronization, lazy loading, streams
     "synchronising": "malloc, free, pinned memory, modules that come and go: the host waits while a kernel runs",
-    "copies": "a copy to ordinary host memory: no thread makes a stream or an event before its end",
+    "copies": "a copy to ordinary host memory: before its end no thread makes a stream or an event, nor records in its "
+              "stream",
     "queues": "streams share a few hardware queues, and what stands in one goes in the order it was given in",
     "null_stream": "cudaMemset is work of the null stream, which all blocking streams follow and are followed by",
     "handles": "the handle of a destroyed stream, event or graph is the next one's",

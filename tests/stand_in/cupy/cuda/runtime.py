@@ -149,6 +149,7 @@ def eventDestroy(event):
 def eventRecord(event, stream):
     """Make the event stand for all work given to the stream so far."""
     event, queue = MACHINE.find(event, Event), MACHINE.queue(stream)
+    MACHINE.until_copied(queue)
     check(event.device == queue.device, 400, "event and stream are of different devices")
     if queue.capture is not None:
         event.mark = queue.capture.mark(queue)
