@@ -72,7 +72,7 @@ PARTS = (
     Part("a killed rank", 180, "one of two ranks is killed, or does not come; the other one is told"),
     Part("PyTorch", 180, "PyTorch's tensors and streams, and torch.distributed on GPU tensors"),
     Part("strategies", 300, "data parallel, ZeRO, parameter servers, compression and layouts, on one GPU and on all"),
-    Part("compute-sanitizer", 400, "the kernels under NVIDIA's memcheck"),
+    Part("compute-sanitizer", 450, "the kernels under NVIDIA's memcheck"),
     Part("benchmark", 400, "all-reduces by size: over NCCL's messages, NCCL's own, and the peer executor's"),
     Part("host time", 120, "how long the host is busy with one call, of a lone rank and of two"),
     Part("peer bandwidth", 90, "all-reduces by kernels of ranks on one GPU, against its own copy"),

@@ -95,6 +95,8 @@ PLANTED = [
      "self.rows[number % 2][self._rank][:] = row", "self.rows[1][self._rank][:] = row"),
     ("guard", "a segment of any process is taken for the rank's", "gpucoll/health/mapped.py",
      "if [int(head[TOKEN]) for head in heads] != offers[:, 2].tolist():", "if len(heads) != len(offers):"),
+    ("guard", "a thread judges a call by the words of later calls", "gpucoll/health/preflight.py",
+     "return error if self._mapped.is_last(self._number) else None", "return error"),
     ("guard", "one rank that maps all segments speaks for all ranks", "gpucoll/health/preflight.py",
      "bool(last.offers()[:, -1].all())", "bool(last.offers()[:, -1].any())"),
     ("guard", "two threads test one request", "gpucoll/health/preflight.py",

@@ -204,6 +204,8 @@ class Lifecycle(Core):
                 self._flight.ended()
             self._waits.close()
             self._release(not together)
+            if self._preflight is not None:
+                self._preflight.close()
         unreported = unreported or (self._unfinished if was_well else None)
         # Another thread may have raised the same failure already: report it once.
         if unreported is not None and kind_of(unreported) != reported:

@@ -195,7 +195,7 @@ class CurrentDevice(threading.local):
             cupy.cuda.runtime.setDevice(before)
 
 
-class RelaxedCapture:
+class RelaxedCapture(threading.local):
     """A context manager making a GPU the thread's current device and setting the thread's capture mode to relaxed.
 
     A capture in CUDA's default mode becomes invalid when any thread queries an event. Calls of a thread in relaxed mode

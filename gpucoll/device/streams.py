@@ -67,7 +67,8 @@ class StreamOrder:
         # Memory used by the user's CUDA graphs. The time of the last launch is unknown, so nothing is ever released.
         self._captured: list[object] = []
         self.is_watched = False  # whether a watchdog monitors the operations
-        self._recording: _Recording | None = None  # the watchdog's own batch
+        self._look: Event | None = None  # the watchdog's event, see `watch`
+        self._recording: _Recording | None = None  # the batch ending with this event, until completion
         # The watchdog's batches: the event at the end of at most EVERY operations, and the results of the operations.
         self._batches: collections.deque[tuple[Event, list[Output]]] = collections.deque()
         self._outputs: list[Output] = []  # results of the operations after the last batch
@@ -139,6 +140,15 @@ class StreamOrder:
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
 
+    def watch(self) -> None:
+        """Start to keep the batches for a watchdog.
+
+        The watchdog's event is made here. While a thread copies to ordinary host memory, CUDA makes no event until the
+        end of the copy, and the watchdog is there to end a copy waiting in vain.
+        """
+        self._look = self._look or self._device.new_event()
+        self.is_watched = True
+
     def noted(self, stream: Stream, output: Output | None = None, event: Event | None = None) -> None:
         """Report an operation enqueued on `stream`, and its result, to the watchdog.
 
@@ -150,7 +160,7 @@ class StreamOrder:
         if output is not None:
             self._outputs.append(output)
         self._unmarked += 1
-        if event is not None or self._unmarked == EVERY:
+        if event is not None or self._unmarked >= EVERY:
             self._cut(self._device.mark(stream) if event is None else event)
 
     def noted_message(self, event: Event) -> None:
@@ -182,9 +192,10 @@ class StreamOrder:
             if self._event is not None:
                 self._cut(self._event)
                 return self._batches[0]
-            outputs, self._outputs, self._unmarked = self._outputs, [], 0
-            self._recording = _Recording(self._device, self._last, outputs)
-            return self._recording
+            if self._look is not None:
+                outputs, self._outputs, self._unmarked = self._outputs, [], 0
+                self._recording = _Recording(self._device, self._look, self._last, outputs)
+                return self._recording
         return None
 
     def _is_recorded(self, recording: _Recording) -> bool:
@@ -213,16 +224,14 @@ class StreamOrder:
 
 
 class _Recording:
-    """A batch ending with the present work of `stream`, and an event made there by a thread of the batch.
+    """A batch ending with the present work of `stream`, where a thread of the batch records `event`.
 
-    While a thread of the program copies to ordinary host memory, CUDA makes no event until the end of the copy. The
-    watchdog must not wait for that: the watchdog is there to end a copy waiting in vain.
+    CUDA may let the thread wait until the end of a copy in the same stream; the watchdog must not wait for that.
     """
 
-    def __init__(self, device: Device, stream: Stream, outputs: list[Output]) -> None:
-        self._device, self._stream, self.outputs = device, stream, outputs
+    def __init__(self, device: Device, event: Event, stream: Stream, outputs: list[Output]) -> None:
+        self._device, self._event, self._stream, self.outputs = device, event, stream, outputs
         self._has_ended = threading.Event()
-        self._event: Event | None = None
         self._error: Exception | None = None
         threading.Thread(target=self._record, name="gpucoll event", daemon=True).start()
         self._has_ended.wait(MOMENT)
@@ -230,7 +239,7 @@ class _Recording:
     def _record(self) -> None:
         try:
             with self._device.relaxed:
-                self._event = self._device.mark(self._stream)
+                self._event.record(self._stream)
         except Exception as error:
             self._error = error
         self._has_ended.set()
@@ -240,7 +249,7 @@ class _Recording:
         """Whether the operations of the batch have completed; raises an error of CUDA."""
         if self._error is not None:
             raise self._error
-        return self._event is not None and self._event.done
+        return self._has_ended.is_set() and self._event.done
 
 
 def _is_done(event: Event) -> bool:

@@ -44,7 +44,7 @@ class DeviceWatch:
         # this watch itself.
         self._looking = threading.RLock()
         self.period = min(PERIOD, waits.timeout / LOOKS)
-        gpu.order.is_watched = True
+        gpu.order.watch()
         global _thread
         with _changes:
             _watched.add(self)

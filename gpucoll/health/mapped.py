@@ -52,6 +52,8 @@ class MappedWords:
         # Another container, other rights, or a process that has ended
         except (OSError, ValueError):
             return
+        if any(len(segment) != PAGE for segment in segments):
+            return
         heads = [segment[:FIRST].view(numpy.int64) for segment in segments]
         # In another container a process number, or a file, may mean another one: the token tells.
         if [int(head[TOKEN]) for head in heads] != offers[:, 2].tolist():
@@ -66,6 +68,10 @@ class MappedWords:
         """Show the words of this rank's call `number` to all ranks."""
         self.rows[number % 2][self._rank][:] = row
         self.numbers[self._rank][NUMBER] = number
+
+    def is_last(self, number: int) -> bool:
+        """Return whether this rank's last published call is call `number`."""
+        return bool(self.numbers[self._rank][NUMBER] == number)
 
     def later(self, ranks: Collection[int], number: int) -> frozenset[int]:
         """Return the ranks, among these, that have not published their call `number` yet."""

@@ -85,6 +85,11 @@ class MappedExchange(Exchange):
             self._missing = self._mapped.later(self._missing, self._number)
         return self._missing
 
+    def difference(self) -> GpucollError | None:
+        error = super().difference()
+        # Another thread of this rank has judged this call, and begun the next: the rows may hold later calls.
+        return error if self._mapped.is_last(self._number) else None
+
 
 class MessageExchange(Exchange):
     """The exchange by messages of `wire`; an `offer` goes with the words (see `MappedWords`)."""
@@ -197,9 +202,11 @@ class Preflight:
     def _use_offers(self, mapped: MappedWords) -> None:
         """Take from the first two exchanges, once complete, whether the next exchange goes through mapped memory."""
         last = self._exchange
-        if isinstance(last, MessageExchange) and self._calls == 1 and not mapped.rows:
+        if not isinstance(last, MessageExchange) or not last.is_judged:
+            return
+        if self._calls == 1 and not mapped.rows:
             mapped.accept(last.offers())
-        elif isinstance(last, MessageExchange) and self._calls == 2:
+        elif self._calls == 2:
             self._is_mapped = bool(last.offers()[:, -1].all())
 
     def _has_begun(self, rank: int) -> bool:
@@ -262,6 +269,12 @@ class Preflight:
         if missed & self._missed:
             self._begin(words, moves=True)
         self._missed = missed
+
+    def close(self) -> None:
+        """Let go of the mapped memory; no comparison may follow."""
+        self._mapped = None
+        if isinstance(self._exchange, MappedExchange):
+            self._exchange = None
 
     @property
     def is_comparing(self) -> bool:

@@ -30,9 +30,9 @@ _batch = torch.distributed.batch_isend_irecv
 def batch_isend_irecv(p2p_op_list: Sequence[Any]) -> list[Any]:
     # torch starts the messages of a batch together only for groups written in C++. On a GPU, messages started singly
     # run one after the other, so that two ranks sending to each other would wait for ever.
-    first = p2p_op_list[0] if p2p_op_list else None
-    if isinstance(first, torch.distributed.P2POp) and first.tensor.is_cuda:
-        group = first.group or torch.distributed.group.WORLD
+    ops = [one for one in p2p_op_list if isinstance(one, torch.distributed.P2POp)]
+    if any(one.tensor.is_cuda for one in ops):
+        group = ops[0].group or torch.distributed.group.WORLD
         if isinstance(group, TorchProcessGroup):
             return [group.batch(functools.partial(_batch, p2p_op_list))]
     return list(_batch(p2p_op_list))

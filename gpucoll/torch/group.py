@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import DistBackendError, Store
 
 from gpucoll.communicator import internal
-from gpucoll.torch import checks, membership
+from gpucoll.torch import checks, handles, membership
 from gpucoll.torch.handles import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
 from gpucoll.torch.names import Names
 from gpucoll.torch.tensors import apart, combined, deliver, fill, moved, op_of, reduced, room, row
@@ -39,7 +39,7 @@ class TorchProcessGroup(Names):
         self._caller = Caller()
         self._streams: dict[torch.device, Any] = {}
         self._together: list[TorchWork] | None = None  # the calls since `_start_coalescing`
-        self._messages: list[tuple[Tensor, Call]] = []  # GPU messages among these calls
+        self._messages: list[tuple[handles.DeferredWork, Call]] = []  # GPU messages among these calls
         self._count = 0
 
     def _make(self, call: Call, tensors: Tensors, options: Any, outputs: Sequence[Any] | None = None) -> TorchWork:
@@ -344,8 +344,8 @@ class TorchProcessGroup(Names):
         if tensors[0].is_cuda:
             if self._together is None:
                 return StreamWork(tensors, self._enqueue(lambda: begin(array), tensors))
-            self._messages.append((tensors[0], lambda: begin(array)))
-            return TorchWork(tensors)
+            self._messages.append((handles.DeferredWork(tensors), lambda: begin(array)))
+            return self._messages[-1][0]
         with as_torch_raises():
             work = MessageWork(tensors, lambda: begin(array), self._points.timeout)
         if self._together is not None:
@@ -355,14 +355,16 @@ class TorchProcessGroup(Names):
     # ------------------------------------------------------------ the group itself
 
     def _start_coalescing(self, device: Any = None) -> None:
-        self._together = []
+        self._together, self._messages = [], []
 
     def _end_coalescing(self, device: Any = None) -> TorchWork:
         works, self._together = self._together or [], None
         messages, self._messages = self._messages, []
         if messages:
-            tensors = [tensor for tensor, _ in messages]
+            tensors = [tensor for work, _ in messages for tensor in work.result()]
             works.append(StreamWork(tensors, self._enqueue(lambda: self._exchange(messages), tensors)))
+            for work, _ in messages:
+                work.batch = works[-1]
         if works and all(isinstance(work, StreamWork) for work in works):
             # An event recorded now follows all calls, since the group has one stream.
             return StreamWork([tensor for work in works for tensor in work.result()], works[-1].stream)
@@ -370,15 +372,15 @@ class TorchProcessGroup(Names):
 
     def batch(self, begin: Callable[[], object]) -> TorchWork:
         """Start the messages begun by `begin` together, and return one handle for all."""
+        outer = self._together, self._messages
         self._start_coalescing()
         try:
             begin()
-        except BaseException:
-            self._together, self._messages = None, []
-            raise
-        return self._end_coalescing()
+            return self._end_coalescing()
+        finally:
+            self._together, self._messages = outer
 
-    def _exchange(self, messages: Sequence[tuple[Tensor, Call]]) -> None:
+    def _exchange(self, messages: Sequence[tuple[handles.DeferredWork, Call]]) -> None:
         # In a group of NCCL no message waits for another message.
         with self._points.group():
             for _, begin in messages:

@@ -204,6 +204,31 @@ class StreamWork(TorchWork):
         return self._future
 
 
+EARLY = "a message of a coalescing block begins at the end of the block: wait afterwards"
+
+
+class DeferredWork(TorchWork):
+    """A GPU message of a coalescing block, begun with the other messages at the end of the block.
+
+    From then on `batch` is the handle of all these messages.
+    """
+
+    batch: StreamWork | None = None
+
+    def get_future(self) -> Any:
+        """Return the future of all messages of the block; only after the block."""
+        if self.batch is None:
+            raise DistBackendError(EARLY)
+        return self.batch.get_future()
+
+    def _ends(self, patience: float) -> bool:
+        if self.batch is not None:
+            return self.batch._ends(patience)
+        if patience > 0:
+            raise DistBackendError(EARLY)
+        return False
+
+
 class JoinedWork(TorchWork):
     """Several calls, joined into one handle; the error is the first call's error."""
 

@@ -5,6 +5,7 @@ import pytest
 
 from gpucoll.health import mapped
 from gpucoll.health.mapped import MappedWords
+from gpucoll.health.preflight import WORDS, MappedExchange
 
 NBYTES = 8
 
@@ -52,6 +53,29 @@ def test_a_segment_with_another_token_is_not_used():
     everyone[0].accept(offers)
     assert not everyone[0].rows
     assert everyone[0].offer[3] == 0
+
+
+@pytest.mark.parametrize("nbytes", [0, 8, 12, 2 * mapped.PAGE])
+def test_a_file_of_another_size_is_not_used(monkeypatch, nbytes):
+    everyone = ranks()
+    monkeypatch.setattr(mapped, "attach", lambda process, key: numpy.zeros(nbytes, numpy.uint8))
+    assert not met(everyone)[0].rows
+
+
+def test_a_thread_with_an_earlier_call_judges_no_rows_of_later_calls():
+    everyone = met([MappedWords(rank, (0, 0), WORDS) for rank in range(2)])
+
+    def begun(rank, number, text):
+        return MappedExchange(everyone[rank], number, text, moves=True)
+
+    stale = begun(0, 3, "one")
+    begun(1, 3, "one")
+    assert stale.has_ended()
+    begun(0, 4, "two")
+    begun(1, 4, "two")
+    begun(1, 5, "three")
+    assert stale.difference() is None
+    assert begun(0, 5, "four").difference() is not None
 
 
 def test_a_rank_without_memory_is_not_used(monkeypatch):

@@ -182,12 +182,13 @@ class PeerBinder:
 def packet_grid(words: int, channels: int, most_threads: int) -> tuple[int, int]:
     """Return the numbers of blocks and threads for `words` words in packets: a thread for each word, if possible.
 
-    >>> packet_grid(1, 16, 512), packet_grid(512, 16, 512), packet_grid(4096, 16, 512)
-    ((1, 128), (4, 128), (16, 256))
+    >>> packet_grid(1, 16, 512), packet_grid(512, 16, 512), packet_grid(2100, 16, 512), packet_grid(4096, 16, 512)
+    ((1, 128), (4, 128), (9, 256), (16, 256))
     """
     fewest = min(FEWEST_THREADS, most_threads)
     blocks = min(channels, -(-words // fewest))
-    return blocks, min(most_threads, max(fewest, 1 << (-(-words // blocks) - 1).bit_length()))
+    threads = min(most_threads, max(fewest, 1 << (-(-words // blocks) - 1).bit_length()))
+    return min(blocks, -(-words // threads)), threads
 
 
 def _nan_bytes(task: Task) -> int:
