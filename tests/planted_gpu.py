@@ -42,6 +42,8 @@ PLANTED_GPU = [
      "        with self.current:\n            for address, nbytes in places:",
      "        with self.current:\n            self._filling = cupy.cuda.Stream(non_blocking=True)\n"
      "            for address, nbytes in places:"),
+    ("gpu", "a killed command leaves its compilers behind", "gpucoll/device/command.py",
+     "    threading.Thread(target=_end_with_parent, daemon=True).start()\n", ""),
     ("gpu", "a short message in packets has one block", "gpucoll/executors/peer/binding.py",
      "-(-words // fewest))", "1)"),
     ("gpu", "CuPy's stream waits for a call on tensors", "gpucoll/communicator/gpu.py",

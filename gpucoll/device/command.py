@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -112,8 +113,17 @@ def compile_all(tasks: Sequence[CompileJob], jobs: int, library: str = "") -> It
 def _begin(library: str) -> None:
     # The parent process handles the interrupt and ends the pool.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A killed parent ends no worker: the workers hold the other ends of each other's pipes.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if library:
         nvrtc.use(library)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def compile_one(task: CompileJob) -> Compiled:
