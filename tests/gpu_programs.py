@@ -38,7 +38,7 @@ SEVERAL_GPUS = {"current_device", "refusals"}  # programs using other GPUs than 
 def on_mpi(mpi, name, *arguments, **options):
     """Run a program; on the stand-in, check for misuse, and for use of other ranks' GPUs by threads of the process."""
     hostile = getattr(cupy, "hostile", None)  # only the stand-in has this module
-    misuse, contexts = (hostile.reported, hostile.contexts) if hostile else ([], set())
+    misuse, contexts = (hostile.reported, hostile.contexts) if hostile else ([], {})
     misuse.clear()
     contexts.clear()
     with restless(gc.Communicator.from_mpi(mpi, timeout=PATIENCE)) as comm:
@@ -46,7 +46,7 @@ def on_mpi(mpi, name, *arguments, **options):
         own = comm.device
     assert not misuse, misuse
     may_use_others = name in SEVERAL_GPUS or (hostile is not None and hostile.on("device_changes"))
-    assert contexts <= {own} or may_use_others, f"contexts on GPUs {contexts}, of which {own} is the rank's"
+    assert contexts.keys() <= {own} or may_use_others, f"of these GPUs {own} is the rank's: {contexts}"
     return found
 
 

@@ -39,9 +39,9 @@ PLANTED_GPU = [
     ("gpu", "the watchdog makes an event while a copy waits", "gpucoll/device/streams.py",
      'threading.Thread(target=self._record, name="gpucoll event", daemon=True).start()', "self._record()"),
     ("gpu", "NaN are written in a stream made while a copy waits", "gpucoll/device/cuda.py",
-     "        with self.current:\n            for address, nbytes in places:",
-     "        with self.current:\n            self._filling = cupy.cuda.Stream(non_blocking=True)\n"
-     "            for address, nbytes in places:"),
+     "        with self.current:\n            for one in self._filling:",
+     "        with self.current:\n            self._filling = [cupy.cuda.Stream(non_blocking=True)]\n"
+     "            for one in self._filling:"),
     ("gpu", "a killed command leaves its compilers behind", "gpucoll/device/command.py",
      "    threading.Thread(target=_end_with_parent, daemon=True).start()\n", ""),
     ("gpu", "a short message in packets has one block", "gpucoll/executors/peer/binding.py",

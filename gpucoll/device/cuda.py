@@ -22,6 +22,7 @@ from gpucoll.transport.rendezvous import becomes
 NULL_STREAM, PER_THREAD = (0, 1), 2
 NOT_READY, CAPTURED = 600, 907  # cudaErrorNotReady for an incomplete event, cudaErrorCapturedEvent for a captured event
 MOST_CHANNELS = 32
+FILLING = 4  # streams of `fill_with_nan`
 MOMENT = 1.0  # upper bound in seconds for the wait in `fill_with_nan`
 _loading = threading.Lock()
 # Loaded kernels of all communicators, never unloaded: unloading code may wait for all work on the GPU.
@@ -44,7 +45,7 @@ class CudaDevice(Device):
         self._arch = f"sm_{device.compute_capability}"
         self._processors = device.attributes["MultiProcessorCount"]
         self.kernels = Kernels(self._load, self._processors)
-        self._filling = _filling_stream(ordinal)
+        self._filling, self._probe = _filling_streams(ordinal)
 
     def channels(self, ranks: int) -> int:
         return max(1, min(MOST_CHANNELS, self._processors // ranks))
@@ -125,14 +126,19 @@ class CudaDevice(Device):
     def fill_with_nan(self, places: Iterable[tuple[int, int]]) -> None:
         """Set all bits of the memory `places`, pairs of address and bytes, by CUDA's memset; wait at most a second.
 
-        No kernel is used, because loading a kernel may wait for all running kernels. The stream is used for nothing
-        else, because the failed call blocks the other streams. The wait is bounded, because the stream may share a
-        hardware queue with a stream blocked for ever.
+        No kernel is used, because loading a kernel may wait for all running kernels. A stream may share a hardware
+        queue with a stream blocked by the failed call, so a stream is used that completes work now. The wait is
+        bounded, because all queues may be blocked.
         """
+        memset = cupy.cuda.runtime.memsetAsync
         with self.current:
+            for one in self._filling:
+                memset(self._probe.data.ptr, 255, self._probe.nbytes, one.ptr)
+            becomes(lambda: any(one.done for one in self._filling), MOMENT)
+            stream = next((one for one in self._filling if one.done), self._filling[0])
             for address, nbytes in places:
-                cupy.cuda.runtime.memsetAsync(address, 255, nbytes, self._filling.ptr)
-            becomes(lambda: bool(self._filling.done), MOMENT)
+                memset(address, 255, nbytes, stream.ptr)
+            becomes(lambda: bool(stream.done), MOMENT)
 
     def _load(self, instance: Instance) -> Launch:
         source = text(instance)
@@ -156,13 +162,14 @@ class CudaDevice(Device):
 
 
 @functools.cache
-def _filling_stream(ordinal: int) -> Any:
-    """Return the stream of `fill_with_nan` on a GPU, made before any call.
+def _filling_streams(ordinal: int) -> tuple[list[Any], Any]:
+    """Return the streams of `fill_with_nan` on a GPU, made before any call, and memory for probes of these streams.
 
-    While a thread copies to ordinary host memory, CUDA makes no stream until the end of the copy.
+    While a thread copies to ordinary host memory, CUDA makes no stream until the end of the copy. CUDA deals out its
+    hardware queues to streams in turn, so streams made one after the other have several queues.
     """
     with CurrentDevice(ordinal):
-        return cupy.cuda.Stream(non_blocking=True)
+        return [cupy.cuda.Stream(non_blocking=True) for _ in range(FILLING)], cupy.empty(16, numpy.uint8)
 
 
 class CurrentDevice(threading.local):

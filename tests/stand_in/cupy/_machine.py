@@ -13,6 +13,7 @@ import random
 import socket
 import threading
 import time
+import traceback
 
 from .hostile import connections, contexts, on
 
@@ -148,7 +149,8 @@ class Machine:
         device = self.device() if device is None else device
         if os.environ.get("STAND_IN_EXCLUSIVE") and device not in self.claims:
             self.claims[device] = self.claim(device)
-        contexts.add(device)
+        if device not in contexts:
+            contexts[device] = "".join(traceback.format_stack())
         self.current.device = device
         return device
 

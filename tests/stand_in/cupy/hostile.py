@@ -42,7 +42,7 @@ RULES = {
 }
 
 reported = []  # misuses that a real machine does not report and may not survive
-contexts = set()  # devices used by threads of this process
+contexts = {}  # devices used by threads of this process, each with the stack of the first use
 
 
 @functools.cache
