@@ -165,7 +165,7 @@ def stop(calling):
         pass
     os.kill(os.getpid(), signal.SIGSTOP)  # where MPI has much to do yet, and rank 0 nothing without this one
 
-with gc.init(timeout=float(sys.argv[1])) as comm:
+with gc.init(timeout=60) as world, gc.Communicator.from_mpi(world.mpi, timeout=float(sys.argv[1])) as comm:
     x, out = numpy.ones(8 << 20), numpy.zeros(8 << 20)
     for turn in range(4):
         if (comm.rank, turn) == (1, 3):
@@ -175,7 +175,7 @@ with gc.init(timeout=float(sys.argv[1])) as comm:
 
 
 def test_a_rank_that_stops_in_mpis_blocking_call_ends_the_job_at_the_deadline(mpiexec):
-    job = mpiexec(2, sys.executable, "-c", STOPS, str(seconds(1.0)))
+    job = mpiexec(2, sys.executable, "-c", STOPS, str(seconds(4.0)))
     assert job.returncode != 0
     assert "CollectiveTimeout: [GC-TIMEOUT] MPI's own collective: waited" in job.stderr, job.stderr
     assert "is stopped in its call 4, all_reduce by native" in job.stderr, job.stderr
