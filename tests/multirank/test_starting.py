@@ -29,7 +29,7 @@ gc.init(timeout=timeout)
 def test_who_does_not_come_to_mpis_start_is_named(mpiexec, how, why):
     """The job ends and names the missing rank. Without the deadline, nothing would wake a process in MPI_Init."""
     options = require_launcher().vendor.keep_survivors if how == "exit" else ()  # Open MPI's ends the job otherwise
-    job = mpiexec(3, sys.executable, "-c", NEVER_STARTS, how, str(seconds(2)), timeout=seconds(40), options=options)
+    job = mpiexec(3, sys.executable, "-c", NEVER_STARTS, how, str(seconds(2)), timeout=seconds(20), options=options)
     assert job.returncode != 0
     told = [line for line in job.stderr.splitlines() if "[GC-TIMEOUT] init" in line]
     assert told, job.stderr
