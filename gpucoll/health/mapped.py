@@ -49,13 +49,13 @@ class MappedWords:
         """Map the segments of all ranks; say in the own `offer` whether this has succeeded."""
         try:
             segments = [attach(int(process), int(key)) for process, key, _, _ in offers if key]
-        # Another container, other rights, or a process that has ended
+        # The process is in another container, has other rights, or has ended.
         except (OSError, ValueError):
             return
         if any(len(segment) != PAGE for segment in segments):
             return
         heads = [segment[:FIRST].view(numpy.int64) for segment in segments]
-        # In another container a process number, or a file, may mean another one: the token tells.
+        # In another container the same process number may mean another process: then the token differs.
         if [int(head[TOKEN]) for head in heads] != offers[:, 2].tolist():
             return
         self.numbers = [head.data for head in heads]
