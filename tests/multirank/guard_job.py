@@ -25,6 +25,8 @@ from gpucoll.launch import bootstrap
 
 TIMEOUT = 3.0
 PHASES = ("before", "after_send", "after")  # the phases of a call at which GPUCOLL_FAULT can act
+# Asked before the fault: the first question makes and deletes a file, which a rank killed in between would leave behind
+TEMPORARY = tempfile.gettempdir()
 
 
 def end(number):
@@ -86,7 +88,7 @@ def named_memory():
     """Return the paths of the named shared-memory files mapped by this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     shared = {line.split(maxsplit=5)[-1] for line in lines if line.split()[1].endswith("s")}
-    return sorted(name for name in shared if name.startswith(("/dev/shm", "/tmp", tempfile.gettempdir())))
+    return sorted(name for name in shared if name.startswith(("/dev/shm", "/tmp", TEMPORARY)))
 
 
 def pretend_two_hosts():
