@@ -89,8 +89,8 @@ def foretold(level: Level, servers: int, workers: int, nbytes: int) -> float:
 
     In each, the busiest link carries the larger of a worker's b bytes and a server's (P - N) / N b, one way.
     """
-    beside = max(servers, workers) - 1
-    seconds = 2 * (level.alpha + beside * level.gap + max(1, workers / servers) * nbytes * level.beta)
+    gaps = max(servers, workers) - 1
+    seconds = 2 * (level.alpha + gaps * level.gap + max(1, workers / servers) * nbytes * level.beta)
     return (seconds + workers / servers * nbytes * level.gamma) * 1e3
 
 

@@ -89,12 +89,12 @@ static bool take_call(const Node& node, PyObject* given, uint32_t* rank, uint64_
     return false;
 }
 
-// words(rank, number): return a rank's call in words; after `tell`, with the place in the program in a second line.
-static PyObject* words_method(PyObject* object, PyObject* given) {
+// description(rank, number): describe a rank's call; after `add_call_site`, with a second line: the call site.
+static PyObject* description(PyObject* object, PyObject* given) {
     const Node& node = reinterpret_cast<Engine*>(object)->node;
     uint32_t rank;
     uint64_t number;
-    return take_call(node, given, &rank, &number) ? text_of(node.words(rank, number)) : nullptr;
+    return take_call(node, given, &rank, &number) ? text_of(node.description(rank, number)) : nullptr;
 }
 
 // is_eager(rank, number): return whether a call was eager on a same-node rank.
@@ -116,7 +116,7 @@ static PyObject* next_call(PyObject* object, PyObject* given) {
     // Store before loading, seq_cst: of two ranks waiting for each other at least one notices (`is_listening`).
     node.heads[node.rank]->listens.store(base, std::memory_order_seq_cst);
     if (node.heads[rank]->counter.load(std::memory_order_acquire) >= base) {
-        return text_of(node.words(static_cast<uint32_t>(rank), node.call_count + 1));
+        return text_of(node.description(static_cast<uint32_t>(rank), node.call_count + 1));
     }
     return is_listening(node, static_cast<uint32_t>(rank), base) ? PyUnicode_FromString("") : Py_NewRef(Py_None);
 }
@@ -140,12 +140,12 @@ static PyObject* awaited(PyObject* object, PyObject*) {
     return walker.plan == nullptr ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(walker.awaited);
 }
 
-// tell(where): after a mismatch, show the other ranks where in the program this rank makes its call.
-static PyObject* tell(PyObject* object, PyObject* where) {
+// add_call_site(where): after a mismatch, show the other ranks where in the program this rank makes its call.
+static PyObject* add_call_site(PyObject* object, PyObject* where) {
     Engine* self = reinterpret_cast<Engine*>(object);
     const char* text = PyUnicode_AsUTF8(where);
     if (text == nullptr) return nullptr;
-    if (self->walker.plan != nullptr) self->walker.tell(self->node, text);
+    if (self->walker.plan != nullptr) self->walker.add_call_site(self->node, text);
     Py_RETURN_NONE;
 }
 
@@ -318,8 +318,8 @@ static PyMethodDef methods[] = {{"attach", bordered<attach_method>, METH_VARARGS
                                 {"staging", bordered<staging_method>, METH_VARARGS, nullptr},
                                 {"settle", bordered<settle>, METH_NOARGS, nullptr},
                                 {"symmetric", bordered<symmetric_method>, METH_VARARGS, nullptr},
-                                {"tell", bordered<tell>, METH_O, nullptr},
-                                {"words", bordered<words_method>, METH_VARARGS, nullptr},
+                                {"add_call_site", bordered<add_call_site>, METH_O, nullptr},
+                                {"description", bordered<description>, METH_VARARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"thread", thread_of, nullptr, nullptr, nullptr},
                                 {"call_count", call_count, nullptr, nullptr, nullptr},

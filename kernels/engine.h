@@ -177,7 +177,7 @@ class Segments {
 };
 
 // A rank's view of the node, kept from call to call. Private names: `same_node` are the other same-node ranks,
-// `call_count` the number of calls, `aside` private memory of plans, `alike` a count of repeated calls.
+// `call_count` the number of calls, `alike` a count of repeated calls.
 struct Node {
     uint32_t rank, ranks;
     Check check;
@@ -197,7 +197,7 @@ struct Node {
     int64_t history = 0;           // a hash of all calls so far, part of the next signature
     // By half and rank: the counter to be shown by that rank before this rank may overwrite the half.
     std::vector<int64_t> unread[2];
-    std::vector<char> aside, fetched;  // private memory of plans; pieces copied from other processes
+    std::vector<char> private_memory, fetched;  // private memory of plans; pieces copied from other processes
     int64_t last = 0;              // the signature of the last plan
     uint32_t alike = 0;            // consecutive earlier calls with this signature, at most ALIKE
     bool was_eager = false;        // the last call was eager
@@ -224,8 +224,8 @@ struct Node {
         char* slots = reinterpret_cast<char*>(heads[of] + 1) + (blocks + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
         return reinterpret_cast<Slot*>(slots) + number % SLOTS;
     }
-    // Return the words of call `number` on rank `of`. The caller has seen the rank's counter in the call.
-    const char* words(uint32_t of, uint64_t number) const {
+    // Return the description of call `number` on rank `of`. The caller has seen the rank's counter in the call.
+    const char* description(uint32_t of, uint64_t number) const {
         return is_eager(of, number) ? slot(of, number)->text : heads[of]->descriptors[number & 1].text;
     }
     // Return whether call `number` is eager on rank `of`, already in the call. Relaxed: read after the rank's
@@ -422,8 +422,8 @@ struct Reader {
 // All that a call does, independent of the arrays: made once (plans.h), used for every similar call.
 struct Plan {
     int64_t signature;  // equal on all ranks making the same call
-    char text[TEXT];    // the call in words
-    uint64_t given, taken, scratch, aside;  // bytes of input, output, shared scratch and private memory
+    char text[TEXT];    // the description of the call
+    uint64_t given, taken, scratch, private_bytes;  // bytes of input, output, shared scratch and private memory
     uint64_t itemsize;
     Combine combine;                        // null if nothing is reduced
     Finish finish;                          // last step on the result (mean, truth value), or null
@@ -505,7 +505,7 @@ struct Walker {
     // by a thread that does the whole call: an announced call first waits for the root's descriptor.
     void begin(Node& node, const Plan* walked, const char* x, char* out, bool listens) {
         bases.resize(node.ranks * SHOWN);
-        if (node.aside.size() < walked->aside) node.aside.resize(walked->aside);
+        if (node.private_memory.size() < walked->private_bytes) node.private_memory.resize(walked->private_bytes);
         plan = walked;
         from = x;
         to = out;
@@ -613,13 +613,13 @@ struct Walker {
     }
 
     // After a mismatch, add this rank's place in the program to the descriptor, and show position SETTLED - 1.
-    void tell(Node& node, const char* where) {
+    void add_call_site(Node& node, const char* where) {
         Head* head = node.heads[node.rank];
         CallDescriptor& descriptor = head->descriptors[half];
         const size_t length = strnlen(descriptor.text, TEXT - 2);
         descriptor.text[length] = '\n';
         std::strncpy(descriptor.text + length + 1, where, TEXT - length - 2);
-        // The text no longer matches the plan: the next call must write the words again.
+        // The text no longer matches the plan: the next call must write the description again.
         descriptor.kind = 0;
         show(head, base + SETTLED - 1);
     }
@@ -748,9 +748,9 @@ struct Walker {
         for (size_t i = 0; i < plan->lead; i++) form(node, plan->instructions[i]);
         if (!plan->starts.empty()) std::copy(plan->starts.begin(), plan->starts.end(), node.starts(node.rank, half));
         if (eager) {
-            tell_words(*node.slot(node.rank, node.call_count));
+            write_description(*node.slot(node.rank, node.call_count));
         } else {
-            tell_words(descriptor);
+            write_description(descriptor);
         }
         // Mix this call into `history`: a mismatch missed now is detected at the next common call.
         // The factor (2^64 divided by the golden ratio) and the shift spread every bit over the whole number.
@@ -769,8 +769,8 @@ struct Walker {
         show(head, base);
     }
 
-    // Write the words of the call to a descriptor or slot, unless present: a repeated call saves the copy.
-    template <class Place> void tell_words(Place& place) const {
+    // Write the description of the call to a descriptor or slot, unless present: a repeated call saves the copy.
+    template <class Place> void write_description(Place& place) const {
         if (place.kind == plan->signature) return;
         std::memcpy(place.text, plan->text, TEXT);
         place.kind = plan->signature;
@@ -842,7 +842,7 @@ struct Walker {
 
     // Return the address of a part. `starts` translates the block number of another rank to an offset.
     Base place(const Node& node, const Part& part) const {
-        if (part.buffer == ASIDE) return {const_cast<char*>(node.aside.data()) + part.offset, 0};
+        if (part.buffer == PRIVATE) return {const_cast<char*>(node.private_memory.data()) + part.offset, 0};
         if (part.buffer == GIVEN) return {const_cast<char*>(from) + part.offset, 0};
         if (part.buffer == RESULT) return {to + part.offset, 0};
         const Base& found = bases[part.rank * SHOWN + part.buffer];

@@ -8,14 +8,14 @@
 #include <cstring>
 #include <ctime>
 
-static const int SPOKEN = 224;  // bytes for the words: fills up a record of 256 bytes
+static const int DESCRIPTION_BYTES = 224;  // fills up a record of 256 bytes
 
 // The layout is shared with gpucoll/health/flight.py.
 struct FlightRecord {
     std::atomic<uint64_t> number;  // of the call, counted from 1; 0 while the record is being written
     int64_t began, ended;          // nanoseconds of CLOCK_MONOTONIC; `ended` is 0 while the call is under way
     uint64_t nbytes;
-    char words[SPOKEN];
+    char description[DESCRIPTION_BYTES];
 };
 
 static_assert(sizeof(FlightRecord) == 256, "records are read by Python, too");
@@ -33,7 +33,7 @@ struct Flight {
     }
 
     // Note the beginning of a call.
-    void began(const char* words, uint64_t length, uint64_t nbytes) {
+    void began(const char* description, uint64_t length, uint64_t nbytes) {
         if (records == nullptr) return;
         // Relaxed: only this rank stores `last`.
         const uint64_t number = last->load(std::memory_order_relaxed) + 1;
@@ -44,8 +44,8 @@ struct Flight {
         one.began = now();
         one.ended = 0;
         one.nbytes = nbytes;
-        std::memset(one.words, 0, SPOKEN);
-        std::memcpy(one.words, words, length < SPOKEN ? length : SPOKEN);
+        std::memset(one.description, 0, DESCRIPTION_BYTES);
+        std::memcpy(one.description, description, length < DESCRIPTION_BYTES ? length : DESCRIPTION_BYTES);
         // Release: the fields are complete for a reader of the number, the record for a reader of `last`.
         one.number.store(number, std::memory_order_release);
         last->store(number, std::memory_order_release);

@@ -41,7 +41,7 @@ struct Line {
     u64 met;       // number of the last meeting reached by the writer
     u64 arrived;   // pieces put by the writer into the slots of this slab
     u64 consumed;  // pieces of this rank, taken by the writer from its own slots
-    u64 told[2];   // values compared between all ranks, see `is_alike`
+    u64 compared[2];  // values compared between all ranks, see `is_alike`
     u64 unused[11];
 };
 
@@ -161,11 +161,11 @@ GC_DEV void leave(const Heap& heap, u32 channel) {
 
 // Send two values to the same block of all ranks, to be compared after the next meeting. Relaxed: the meeting orders
 // the stores.
-GC_DEV void tell(const Heap& heap, u32 channel, u64 first, u64 second) {
+GC_DEV void send_values(const Heap& heap, u32 channel, u64 first, u64 second) {
     for (u32 peer = threadIdx.x; peer < heap.ranks; peer += blockDim.x) {
         Line* const there = line_of(heap, peer, channel, heap.rank);
-        store_relaxed(address_of(&there->told[0]), first);
-        store_relaxed(address_of(&there->told[1]), second);
+        store_relaxed(address_of(&there->compared[0]), first);
+        store_relaxed(address_of(&there->compared[1]), second);
     }
 }
 // Return whether all ranks have sent the value `mine` in place `what`. All threads get the same answer. Call between
@@ -173,7 +173,7 @@ GC_DEV void tell(const Heap& heap, u32 channel, u64 first, u64 second) {
 GC_DEV bool is_alike(const Heap& heap, u32 channel, u32 what, u64 mine) {
     bool alike = true;
     for (u32 peer = 0; peer < heap.ranks; ++peer)
-        alike = alike && load_relaxed(address_of(&line_of(heap, heap.rank, channel, peer)->told[what])) == mine;
+        alike = alike && load_relaxed(address_of(&line_of(heap, heap.rank, channel, peer)->compared[what])) == mine;
     return alike;
 }
 

@@ -61,7 +61,7 @@ template <class T> GC_DEV void stage(const ShotsArguments& a, const Section& sec
 // Meet all ranks with the first section, and decide about direct access. Return false if a rank is missing.
 template <class Stage>
 GC_DEV bool agree(const ShotsArguments& a, u32 channel, u64 epoch, Section& section, const Stage& stage_section) {
-    tell(a.heap, channel, a.source_mark, a.result_mark);
+    send_values(a.heap, channel, a.source_mark, a.result_mark);
     if (a.source_mark == 0) stage_section(section);
     if (!meet(a.heap, channel, MEETINGS * epoch)) return false;
     const bool alike = is_alike(a.heap, channel, 0, a.source_mark);

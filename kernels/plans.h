@@ -118,7 +118,7 @@ struct Reading {
 
     // Return the bytes of a buffer. GIVEN and RESULT are the caller's arrays, as long as INPUT and OUTPUT.
     uint64_t bytes_of(uint32_t buffer) const {
-        const uint64_t bytes[] = {plan->given, plan->taken, plan->scratch, plan->aside, plan->given, plan->taken};
+        const uint64_t bytes[] = {plan->given, plan->taken, plan->scratch, plan->private_bytes, plan->given, plan->taken};
         return bytes[buffer];
     }
 
@@ -258,7 +258,7 @@ static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** 
     plan->given = sizes[0];
     plan->taken = sizes[1];
     plan->scratch = sizes[2];
-    plan->aside = sizes[3];
+    plan->private_bytes = sizes[3];
     plan->itemsize = itemsize;
     plan->combine = op < 0 ? nullptr : combine_of(dtype, op);
     plan->contributions = contributions;

@@ -16,7 +16,7 @@ static const uint64_t TOKEN = 5;
 static const uint64_t SLOT_BYTES = 16704;
 
 #define GC_OPCODES WAIT, PUBLISH, REDUCE, CALL
-enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT };
+enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, PRIVATE, GIVEN, RESULT };
 enum Check : uint32_t { OFF, PEERS, ALL };
 enum Way : uint32_t { WAITS = 1, IN_PLACE = 2 };
 enum OpPlace { SUM, PROD, MIN, MAX, AVG, BAND, BOR, BXOR, LAND, LOR, LXOR };

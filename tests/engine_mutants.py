@@ -52,7 +52,7 @@ RACES = {
 }
 # AddressSanitizer finds these in the same driver.
 BEYOND = {
-    "half of what is aside": Mutant((("resize(walked->aside)", "resize(walked->aside / 2)"),)),
+    "half of the private memory": Mutant((("resize(walked->private_bytes)", "resize(walked->private_bytes / 2)"),)),
     "a result of a byte too many": Mutant((("(to, result, plan->taken);", "(to, result, plan->taken + 1);"),)),
 }
 # multirank/test_engine.py finds these.

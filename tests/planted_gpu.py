@@ -6,7 +6,7 @@ PLANTED_GPU = [
     ("gpu", "a call that needs a stream which does not block is repeated on any", "gpucoll/communicator/calls.py",
      "known.minds_blocking and ", "False and "),
     ("gpu", "a captured all_to_all in place lets its copy go", "gpucoll/executors/nccl/nccl_collectives.py",
-     "        self._order.keep_captured(task.stream, aside)\n", ""),
+     "        self._order.keep_captured(task.stream, staging)\n", ""),
     ("gpu", "a plan lets its input go", "gpucoll/communicator/persistent.py", ", keep=x)", ")"),
     ("gpu", "tables are let go of while kernels read them", "gpucoll/executors/peer/binding.py",
      "                self._order.hold(task.stream, self._walks)\n", ""),

@@ -67,7 +67,7 @@ class Cost(NamedTuple):
     received: str  # most bytes received by a rank
     reduced: str  # most bytes combined by a rank: the factor of gamma
     # Peers of rank 0 beyond the first in each round, sends and receives counted apart, in one segment: factor of gap.
-    beside: str = "0"
+    gaps: str = "0"
 
     def price(self, size: int, nbytes: float | Fraction, segments: int = 1,
               nodes: Sequence[int] | None = None) -> dict[str, float]:
@@ -158,7 +158,7 @@ class Algorithm(NamedTuple):
         if size == 1:
             return dict.fromkeys(Cost._fields, 0)
         counts = counted(self.claim(size, 0, segments, None if nodes is None else tuple(nodes)))
-        alone = ("rounds", "beside")
+        alone = ("rounds", "gaps")
         return {name: float(count if name in alone else count * nbytes) for name, count in counts.items()}
 
     def given(self, root: int, segments: int, nodes: Nodes) -> dict[str, Any]:
@@ -183,7 +183,7 @@ _PHASES: dict[tuple[str, str], Make] = {}
 
 
 def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = "", sent: str = "", received: str = "",
-              reduced: str = "0", beside: str = "0", chunks: str | int = "P * S", alike: str = "0", bind: Any = None,
+              reduced: str = "0", gaps: str = "0", chunks: str | int = "P * S", alike: str = "0", bind: Any = None,
               variants: Any = None, unfit: Any = None, in_rank_order: str = "0",
               traits: Any = PLAIN) -> Callable[[Make], Make]:
     """Register the decorated generator of rounds for `collective`; see `Algorithm` and `Cost`.
@@ -201,7 +201,7 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
     """
     collective_row(collective)
     sent = sent or path
-    cost = Cost(rounds, path, sent, received or sent, reduced, beside) if rounds or sent else COUNTED
+    cost = Cost(rounds, path, sent, received or sent, reduced, gaps) if rounds or sent else COUNTED
 
     def register(make: Make) -> Make:
         module, _, file = getattr(make, "__module__", "").rpartition(".")

@@ -20,7 +20,7 @@ from gpucoll.core.schedule import Copy, Recv, Rounds, Send, Slice, in_rank_order
 # A single round of P - 1 messages of N / P bytes, sent and received.
 EXCHANGE: dict[str, Any] = {
     "chunks": "P", "alike": "1", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P",
-    "sent": "(P - 1) * N / P", "beside": "max(0, P - 2)", "traits": Traits(at_source=True)}
+    "sent": "(P - 1) * N / P", "gaps": "max(0, P - 2)", "traits": Traits(at_source=True)}
 ALIKE = EXCHANGE | {"traits": Traits(at_source=True, barriers=1)}  # for blocks of equal length
 
 

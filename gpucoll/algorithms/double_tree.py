@@ -29,7 +29,7 @@ Traffic: TypeAlias = Callable[[TreeNode, int], Rounds]
 
 @algorithm("all_reduce", chunks="2 * S", rounds="(P > 1) * (2 * lg(2 * P - 1) + S - 1)",
            path="(P > 1) * (2 * lg(2 * P - 1) + S - 1 + (2 < P < 5) * max(S - 3, 0)) * N / (2 * S) * (1 + (P == 2))",
-           sent="(2 * (P > 1) + (P > 2) + (P > 3)) * N / 2", reduced="(P > 1) * N", beside="2 * (P > 2)",
+           sent="(2 * (P > 1) + (P > 2) + (P > 3)) * N / 2", reduced="(P > 1) * N", gaps="2 * (P > 2)",
            traits=LAYOUT)
 def double_tree_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on every rank: up to rank 0 in both trees, and down again.
@@ -42,7 +42,7 @@ def double_tree_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
 
 @algorithm("reduce", chunks="2 * S", rounds="(P > 1) * (lg(2 * P - 1) + S - 1)",
            path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
-           reduced="(P > 1) * N", beside="1 * (P > 2)", traits=LAYOUT)
+           reduced="(P > 1) * N", gaps="1 * (P > 2)", traits=LAYOUT)
 def double_tree_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on rank 0, the root; inner nodes form sums in scratch."""
     return _both(up, rank, size, segments)
@@ -50,7 +50,7 @@ def double_tree_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
 
 @algorithm("broadcast", chunks="2 * S", rounds="(P > 1) * (lg(2 * P - 1) + S - 1)",
            path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
-           beside="1 * (P > 2)", traits=LAYOUT)
+           gaps="1 * (P > 2)", traits=LAYOUT)
 def double_tree_broadcast(rank: int, size: int, segments: int = 1) -> Rounds:
     return _both(down, rank, size, segments)
 

@@ -219,7 +219,7 @@ def _by_number(place: Grid) -> list[int]:
 
 
 @algorithm("all_to_all", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="min(1, G - 1) + min(1, M - 1)",
-           path="min(1, G - 1) * N / G + min(1, M - 1) * N / M", sent=EXCHANGED, beside="max(0, G - 2) + max(0, M - 2)",
+           path="min(1, G - 1) * N / G + min(1, M - 1) * N / M", sent=EXCHANGED, gaps="max(0, G - 2) + max(0, M - 2)",
            traits=TRAITS)
 def hierarchical_all_to_all(rank: int, size: int, nodes: Nodes = None, inner: str = "direct",
                             outer: str = "direct") -> Rounds:

@@ -19,7 +19,7 @@ AT_SOURCE = Traits(at_source=True)
 
 
 @algorithm("broadcast", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="(P - 1) * N",
-           received="min(1, P - 1) * N", beside="max(0, P - 2)", traits=Traits(at_source=True, barriers=1))
+           received="min(1, P - 1) * N", gaps="max(0, P - 2)", traits=Traits(at_source=True, barriers=1))
 def linear_broadcast(rank: int, size: int, root: int = 0) -> Rounds:
     own, result = Slice("input", 0), Slice("output", 0)
     if rank != root:
@@ -29,7 +29,7 @@ def linear_broadcast(rank: int, size: int, root: int = 0) -> Rounds:
 
 
 @algorithm("reduce", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N",
-           received="(P - 1) * N", reduced="(P - 1) * N", beside="max(0, P - 2)", traits=AT_SOURCE)
+           received="(P - 1) * N", reduced="(P - 1) * N", gaps="max(0, P - 2)", traits=AT_SOURCE)
 def linear_reduce(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave the reduction of all inputs, in rank order, on `root`."""
     own, result = Slice("input", 0), Slice("output", 0)
@@ -40,7 +40,7 @@ def linear_reduce(rank: int, size: int, root: int = 0) -> Rounds:
 
 
 @algorithm("gather", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", received="(P - 1) * N / P",
-           beside="max(0, P - 2)", traits=AT_SOURCE)
+           gaps="max(0, P - 2)", traits=AT_SOURCE)
 def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
     own = Slice("input", 0, segments)
     if rank != root:
@@ -51,7 +51,7 @@ def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Rou
 
 
 @algorithm("scatter", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="(P - 1) * N / P",
-           received="min(1, P - 1) * N / P", beside="max(0, P - 2)", traits=AT_SOURCE)
+           received="min(1, P - 1) * N / P", gaps="max(0, P - 2)", traits=AT_SOURCE)
 def linear_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
     own = Slice("output", 0, segments)
     if rank != root:

@@ -18,7 +18,7 @@ ALL = "(P - 1) * N"
 
 
 @algorithm("all_reduce", in_rank_order="1", chunks="1", alike="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N",
-           sent=ALL, reduced=ALL, beside="max(0, P - 2)", traits=Traits(at_source=True, barriers=1, kernel="fold_all"))
+           sent=ALL, reduced=ALL, gaps="max(0, P - 2)", traits=Traits(at_source=True, barriers=1, kernel="fold_all"))
 def one_shot_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs, in rank order, on every rank.
 
@@ -32,7 +32,7 @@ def one_shot_all_reduce(rank: int, size: int) -> Rounds:
 
 
 @algorithm("scan", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=ALL,
-           received=ALL, reduced=ALL, beside="max(0, P - 2)", traits=Traits(at_source=True))
+           received=ALL, reduced=ALL, gaps="max(0, P - 2)", traits=Traits(at_source=True))
 def one_shot_scan(rank: int, size: int) -> Rounds:
     """Leave the reduction of the inputs of ranks 0 to `rank`, in rank order, on every rank."""
     own, total = Slice("input", 0), Slice("output", 0)
@@ -40,7 +40,7 @@ def one_shot_scan(rank: int, size: int) -> Rounds:
 
 
 @algorithm("exscan", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=ALL,
-           received=ALL, reduced="max(0, P - 2) * N", beside="max(0, P - 2)", traits=Traits(at_source=True))
+           received=ALL, reduced="max(0, P - 2) * N", gaps="max(0, P - 2)", traits=Traits(at_source=True))
 def one_shot_exscan(rank: int, size: int) -> Rounds:
     """Leave the reduction of the inputs of ranks 0 to `rank` - 1, in rank order, on every rank but rank 0."""
     own, total = Slice("input", 0), Slice("output", 0)

@@ -15,7 +15,7 @@ MASTER = 0
 
 
 @algorithm("all_reduce", in_rank_order="1", chunks="S", rounds="(P > 1) * (S + 1)", path="(P > 1) * (S + 1) * N / S",
-           sent="(P - 1) * N", reduced="(P - 1) * N", beside="2 * max(0, P - 2)")
+           sent="(P - 1) * N", reduced="(P - 1) * N", gaps="2 * max(0, P - 2)")
 def star_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs, in rank order, on every rank; a result leaves while the next segment comes in.
 

@@ -21,7 +21,7 @@ from gpucoll.core.topology import binary_tree, down, up, up_and_down
 
 @algorithm("all_reduce", chunks="S", rounds="(P > 1) * (2 * lg(P) + S - 1)",
            path="(P > 1) * (2 * lg(P) + S - 1) * N / S", sent="((P > 1) + (P > 2) + (P > 5)) * N",
-           reduced="min(2, P - 1) * N", beside="2 * (P > 2)")
+           reduced="min(2, P - 1) * N", gaps="2 * (P > 2)")
 def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on every rank: up to rank 0, and down again.
 
@@ -36,13 +36,13 @@ def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
 
 
 @algorithm("reduce", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
-           sent="(P > 1) * N", received="min(2, P - 1) * N", reduced="min(2, P - 1) * N", beside="1 * (P > 2)")
+           sent="(P > 1) * N", received="min(2, P - 1) * N", reduced="min(2, P - 1) * N", gaps="1 * (P > 2)")
 def tree_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on rank 0, the root; inner nodes form sums in scratch."""
     yield from filter(None, up(binary_tree(rank, size), segments))
 
 
 @algorithm("broadcast", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
-           sent="min(2, P - 1) * N", received="(P > 1) * N", beside="1 * (P > 2)")
+           sent="min(2, P - 1) * N", received="(P > 1) * N", gaps="1 * (P > 2)")
 def tree_broadcast(rank: int, size: int, segments: int = 1) -> Rounds:
     yield from filter(None, down(binary_tree(rank, size), segments))

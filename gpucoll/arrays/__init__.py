@@ -161,8 +161,8 @@ def prepare(row: Collective, x: object, out: object, rank_info: RankInfo, dtype:
     shapes = _result_shapes(row, source.shape, shape, rank_info.size)
     formed, result = _prepare_output(row, source, out, shapes, rank_info, space)
     # Device executors do not recognize an input inside `out`: copy it, or peers may read the block after its overwrite.
-    aside = formed is not None and space is not HOST and _is_own_block(row, source, formed.out, rank_info)
-    given = space.read_as(joined([source], space) if aside else flat(source, space), kind)
+    copies = formed is not None and space is not HOST and _is_own_block(row, source, formed.out, rank_info)
+    given = space.read_as(joined([source], space) if copies else flat(source, space), kind)
     if formed is not None:
         formed = Target(formed.out, space.read_as(formed.row, kind))
     call = _prepared(row, given, formed, kind, shape, rank_info.size, result, space)._replace(given=source)

@@ -216,7 +216,7 @@ def _probes(comm: Communicator, device: str, rows: Sequence[tuple[str, str, int]
         call = functools.partial(call_of(comm, collective, nbytes, device), algorithm)
         seconds = statistics.median(samples(comm, [call], PROBE_SECONDS, device)[0])
         cost = find(collective, algorithm).price(comm.size, nbytes)
-        yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], cost["beside"], seconds)
+        yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], cost["gaps"], seconds)
 
 
 def serves(comm: Communicator, device: str) -> bool:

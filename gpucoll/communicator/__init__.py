@@ -39,7 +39,7 @@ from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
 from gpucoll.health.guard import FAILED_BY
 from gpucoll.launch import bootstrap
-from gpucoll.progress.operations import beside
+from gpucoll.progress.operations import in_thread
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import abort
 
@@ -90,8 +90,8 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
             lengths, wraps = checked_grid(dims, periods, self.size)
         except ArgumentError as error:
             mine = error
-        told: Any = {"error": str(mine)} if mine else {"dims": lengths, "periods": wraps}
-        everyone = self._all_gather_metadata(told, "cart", mine)
+        facts: Any = {"error": str(mine)} if mine else {"dims": lengths, "periods": wraps}
+        everyone = self._all_gather_metadata(facts, "cart", mine)
         for what in ("dims", "periods"):
             check_alike("cart", everyone, what, "GC-CART")
         # A rank interrupted in the first exchange never comes to the second. All other ranks then stop here, and not in
@@ -116,7 +116,7 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
             return self.mpi.Shrink()
 
         try:
-            rest = beside(Progress(self.timeout).run, shrunk, "shrink")
+            rest = in_thread(Progress(self.timeout).run, shrunk, "shrink")
         except GpucollError:
             raise
         except Exception as error:  # of MPI, or an mpi4py without these calls

@@ -62,12 +62,12 @@ def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
     if not served:
         raise ArgumentError(f"{task.collective}: executor {asked[-1].name} cannot serve: {reasons[-1]}", code="GC-ALGO")
     # Only a choice by the library leaves executors out: the user may still name them.
-    aside = set[str]()
+    excluded = set[str]()
     if allowed is None and task.device == "emulated" and task.algorithm == "auto" and len(served) > 1:
-        aside.add(NATIVE)
+        excluded.add(NATIVE)
     if allowed is None and HYBRID in served:
-        aside.add("mpi")
-    return tuple(name for name in served if name not in aside)
+        excluded.add("mpi")
+    return tuple(name for name in served if name not in excluded)
 
 
 def _refused(task: Task, there: list[Executor], allowed: str | None) -> ArgumentError:
@@ -189,14 +189,14 @@ class HostBackend:
         """Whether the engine compares the calls of all ranks."""
         return self._shared is not None and self._shared.compares_calls
 
-    def compare(self, words: str) -> Operation:
+    def compare(self, description: str) -> Operation:
         """Compare a call with the other ranks' calls, before data move."""
         if self._shared is not None and self._shared.engine is not None:
-            return self._shared.compare(words)
+            return self._shared.compare(description)
         # The tag of a call follows this count: messages of the next call must not match messages of another call.
-        if self._walker is not None and (self._comparison is not None or is_refusal(words)):
+        if self._walker is not None and (self._comparison is not None or is_refusal(description)):
             self._walker.count_call()
-        return iter(()) if self._comparison is None else self._comparison.compare(words)
+        return iter(()) if self._comparison is None else self._comparison.compare(description)
 
     def explain_by(self, cause: Callable[[], GpucollError | None]) -> None:
         """Set the function that returns the cause if another rank's memory is out of reach."""

@@ -85,7 +85,7 @@ def compiled(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | 
     keeps = on_device and not is_new
     rows = [DeviceRow(row) if keeps and row is not None else None for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=keeps or not on_device)
-    vars(again)["words"] = task.words
+    vars(again)["description"] = task.description
     made = (out.shape, out.dtype) if is_new and out is not None else None
     return CompiledCall(executor, again, seconds, task.input is not None, task.output is not None,
                         is_finished_by(executor, task), made, is_bound=not is_new,

@@ -39,7 +39,7 @@ from gpucoll.communicator.backends import (
     not_known,
 )
 from gpucoll.communicator.calls import CallTable, is_finished_by
-from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, make_gpu, nothing_given
+from gpucoll.communicator.gpu import DeviceSpace, Gpu, is_on_device, make_gpu, nothing_given, on_side_stream
 from gpucoll.communicator.links import Link
 from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.core.dtypes import is_whole
@@ -201,7 +201,7 @@ class Core:
         A call with a `cache_key` is kept for repetition, with the user's arrays `x` and `out`. A call without arrays (a
         host barrier) uses the executor asked for only if that executor serves the host.
         """
-        call = beside(call) if options.async_op else call
+        call = on_side_stream(call) if options.async_op else call
         allowed = self._host_executor() if call is NOTHING else self.executor
         executor, task = self._resolve(COLLECTIVES[name], call, options, allowed, op, root)
         return self._begin(executor, task, call, options, cache_key, x, out)

@@ -77,8 +77,8 @@ class Gpu:
         return DeviceSpace(self, self.device.stream(stream))
 
     @functools.cached_property
-    def beside(self) -> Stream:
-        """The side stream: asynchronous calls (``async_op=True``) run on it, beside the caller's own work."""
+    def side_stream(self) -> Stream:
+        """The stream of asynchronous calls (``async_op=True``), which overlap with the caller's own work."""
         return self.device.new_stream()
 
     def check(self) -> None:
@@ -160,9 +160,9 @@ class DeviceSpace(Space):
     def current(self) -> AbstractContextManager[object]:
         return self.gpu.device.within(self.stream)
 
-    def beside(self, stream: Stream | None = None) -> DeviceSpace:
+    def on_side_stream(self, stream: Stream | None = None) -> DeviceSpace:
         """Return the space on `stream` (default: the side stream), ordered after the work of this space so far."""
-        stream = stream or self.gpu.beside
+        stream = stream or self.gpu.side_stream
         self.lead(stream)
         space = DeviceSpace(self.gpu, stream, self._preparations)
         space.borrows, space.current_stream = self.borrows, self.current_stream
@@ -316,9 +316,9 @@ def nothing_given() -> None:
     """Return None: a device then uses its own current stream."""
 
 
-def beside(call: Prepared) -> Prepared:
+def on_side_stream(call: Prepared) -> Prepared:
     """Return a call moved to the side stream of its GPU, so that the caller's stream need not wait."""
-    return call._replace(space=call.space.beside()) if isinstance(call.space, DeviceSpace) else call
+    return call._replace(space=call.space.on_side_stream()) if isinstance(call.space, DeviceSpace) else call
 
 
 def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer: bool) -> Gpu:
@@ -372,7 +372,7 @@ class _AfterKernels(Executor):
 
 def _same_ordinal(link: Link, ordinal: int) -> Operation:
     """Exchange the GPU ordinals of the threads; raise UsageError on all threads if they differ."""
-    ordinals = [words[0] for words in (yield from exchange(link.place, link.wire, [ordinal]))]
+    ordinals = [place[0] for place in (yield from exchange(link.place, link.wire, [ordinal]))]
     if len(set(ordinals)) > 1:
         raise UsageError(f"threads are on GPUs {', '.join(map(str, ordinals))}, and reach each other's memory on one "
                          "only; cupy.cuda.Device(n).use() in each of them, or start processes by mpiexec",

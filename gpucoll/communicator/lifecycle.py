@@ -118,9 +118,9 @@ class Lifecycle(Core):
 
     def _refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
         """Tell the other ranks, once for each error, that this rank refuses a call; `call` has its known fields."""
-        if hasattr(error, "is_told"):
+        if hasattr(error, "is_reported"):
             return
-        error.is_told = True  # type: ignore[attr-defined] # a mark of ours
+        error.is_reported = True  # type: ignore[attr-defined] # a mark of ours
         comparison = self._of_devices() if on_device else self._host
         refused = (call or Signature(""))._replace(refusal=str(error))
         # The caller raises the refusal itself: an error in telling others must not replace it.

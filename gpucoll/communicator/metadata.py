@@ -83,8 +83,8 @@ class MetadataExchange(Lifecycle):
         # Every rank has the same rows, so all ranks raise for the same rank.
         refused = {first + rank: one["error"] for rank, one in enumerate(metadata) if "error" in one}
         if refused:
-            rank, words = next(iter(refused.items()))
-            raise PeerError(f"{name}: rank {rank} refused its arguments: {words}", ranks=tuple(refused))
+            rank, reason = next(iter(refused.items()))
+            raise PeerError(f"{name}: rank {rank} refused its arguments: {reason}", ranks=tuple(refused))
         return metadata
 
 

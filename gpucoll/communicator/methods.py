@@ -18,7 +18,7 @@ from gpucoll.arrays import (
     prepare_scatter,
 )
 from gpucoll.communicator.core import CallOptions, Key, counted
-from gpucoll.communicator.gpu import beside
+from gpucoll.communicator.gpu import on_side_stream
 from gpucoll.communicator.metadata import Metadata, MetadataExchange, metadata_of
 from gpucoll.communicator.overloads import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.core.collectives import COLLECTIVES
@@ -125,7 +125,7 @@ class Collectives(MetadataExchange):
             self._refuse(error, Signature("scatter" if known else "", root=rank_info.root, **known))
             raise
         # The call descriptor replaces the message only if the executor shows it, and its text fits.
-        if made and getattr(made[0], "shows_calls", made[0]) is shows and len(made[1].words) < TEXT:
+        if made and getattr(made[0], "shows_calls", made[0]) is shows and len(made[1].description) < TEXT:
             return self._begin(*made, options, cache_key, source, out)
         self._broadcast_metadata(self.rank, metadata, "scatter")
         # Without a key: each call needs the message.
@@ -146,7 +146,7 @@ class Collectives(MetadataExchange):
                     metadata: Metadata) -> tuple[Executor, Task, Prepared]:
         space = self._metadata_space("scatter", metadata, x, out, options.stream)
         call = prepare_scatter(source, out, tuple(metadata["shape"]), numpy_dtype(metadata["dtype"]), rank_info, space)
-        call = beside(call) if options.async_op else call
+        call = on_side_stream(call) if options.async_op else call
         executor, task = self._resolve(COLLECTIVES["scatter"], call, options, self.executor, root=rank_info.root)
         return executor, task, call
 
@@ -155,15 +155,15 @@ class Collectives(MetadataExchange):
 
         If the root refuses its arguments, an error in this rank's own arguments comes first, else PeerError.
         """
-        shows, words = self._host.shows_calls, ""
+        shows, description = self._host.shows_calls, ""
         if shows is None:
             return None
 
         def shown() -> bool:
-            nonlocal words
+            nonlocal description
             self._check_usable()
-            words = shows.next_call(rank_info.root)
-            return words is not None
+            description = shows.next_call(rank_info.root)
+            return description is not None
 
         # `look` polls the root's call descriptor.
         def look() -> Operation:
@@ -176,7 +176,7 @@ class Collectives(MetadataExchange):
                 raise
 
         self._waits.run(look(), "scatter")
-        call = Signature.decode(words)
+        call = Signature.decode(description)
         metadata: Metadata | None = None
         if (call.collective, call.root, call.where, call.header) == ("scatter", rank_info.root, "", "") and call.dtype:
             metadata = {"shape": [self.size, *call.shape], "dtype": call.dtype, "gpu": False}

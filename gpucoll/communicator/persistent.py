@@ -77,8 +77,8 @@ class Persistent(Collectives, PointToPoint):
             raise TypeError(f"plan: {name} has no {foreign[0]}, only {', '.join(ENDS[name])} and tag")
         ends = {what: given[what] for what in ENDS[name] if what != "status"}
         self._message(name, tag, **ends, wildcards=name == "recv")
-        told = {} if status is None else {"status": status}
-        return PersistentCall(functools.partial(getattr(self, name), **ends, tag=tag, **told), None, None, None)
+        options = {} if status is None else {"status": status}
+        return PersistentCall(functools.partial(getattr(self, name), **ends, tag=tag, **options), None, None, None)
 
     @counted
     def _planned(self, row: Collective, x: Any, out: Any, *, op: Any = "sum", root: Any = 0, dtype: Any = None,

@@ -24,15 +24,15 @@ from gpucoll.communicator.wildcards import (
     Status,
     end_of,
     ends,
+    fill_status,
     pieces_of,
-    tell,
     together,
 )
 from gpucoll.core.dtypes import code_of, is_whole
 from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
-from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work, beside
+from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work, in_thread
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, MAX_MESSAGE, TAGS
 
@@ -103,9 +103,9 @@ class PointToPoint(MetadataExchange):
             return self._soon("recv", None, -1, out, src, tag)
         message = self._message("recv", tag, out=out, src=src, wildcards=True)._replace(status=status)
         if message.taken is None:
-            tell(status, ProbeResult(PROC_NULL, ANY_TAG, 0))
+            fill_status(status, ProbeResult(PROC_NULL, ANY_TAG, 0))
         elif message.came_from is not None and message.tag is not None:
-            tell(status, ProbeResult(message.came_from, message.tag, message.taken.nbytes))
+            fill_status(status, ProbeResult(message.came_from, message.tag, message.taken.nbytes))
         return self._point(message, async_op)
 
     @shaped(Probing)
@@ -118,7 +118,7 @@ class PointToPoint(MetadataExchange):
         status = Status() if status is None else status
         pattern = self._pattern("probe", src, tag)
         if pattern is None:
-            tell(status, ProbeResult(PROC_NULL, ANY_TAG, 0))
+            fill_status(status, ProbeResult(PROC_NULL, ANY_TAG, 0))
             return status
         work = self._waits.soon(self._found(*pattern, status), "probe", status)
         return status if work is None else work.wait()
@@ -130,7 +130,7 @@ class PointToPoint(MetadataExchange):
         self._waits.advance()
         seen = ProbeResult(PROC_NULL, ANY_TAG, 0) if pattern is None else self._seen(*pattern)
         if seen is not None:
-            tell(status, seen)
+            fill_status(status, seen)
         return None if seen is None else status
 
     def _pattern(self, name: str, src: Any, tag: Any) -> tuple[int | None, int | None] | None:
@@ -155,7 +155,7 @@ class PointToPoint(MetadataExchange):
         if not is_here():
             yield is_here
         assert found is not None
-        tell(status, found)
+        fill_status(status, found)
         return found
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
@@ -235,7 +235,7 @@ class PointToPoint(MetadataExchange):
         if self._group is not None:
             work = self._in_group(message, self._group)
             return work if async_op else message.result
-        (work,) = self._start_together([message], beside=async_op)
+        (work,) = self._start_together([message], overlaps=async_op)
         return work if async_op else work.wait()
 
     def _in_group(self, message: PointMessage, group: list[Work]) -> Work:
@@ -253,8 +253,8 @@ class PointToPoint(MetadataExchange):
         group.append(work)
         return work
 
-    def _start_together(self, messages: Sequence[PointMessage], *, beside: bool = True) -> list[Work]:
-        """Start messages side by side; on a GPU `beside` the current stream instead of in it."""
+    def _start_together(self, messages: Sequence[PointMessage], *, overlaps: bool = True) -> list[Work]:
+        """Start messages together; if they overlap with the current stream of a GPU, in a stream of their own."""
         if not messages:
             return []
         space = messages[0].space
@@ -264,7 +264,7 @@ class PointToPoint(MetadataExchange):
         if not isinstance(space, DeviceSpace):
             return [self._waits.start(Work(self._waits, self._host_operation(one), one.name, one.result))
                     for one in messages]
-        batch = Batch(space.beside(space.gpu.device.new_stream()) if beside else space)
+        batch = Batch(space.on_side_stream(space.gpu.device.new_stream()) if overlaps else space)
         for message in messages:
             batch.add(message)
         works = [Work(self._waits, iter(()), one.name, one.result, batch.completion) for one in messages]
@@ -351,7 +351,7 @@ class PointToPoint(MetadataExchange):
     def _part(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of `color`; wait with a deadline, if threads may call the link."""
         part = functools.partial(self._link.split, color, key)
-        link: Link | None = beside(self._waits.run, part, "split") if self._link.threads else part()
+        link: Link | None = in_thread(self._waits.run, part, "split") if self._link.threads else part()
         return link
 
     def _over(self, link: Link) -> Any:

@@ -28,7 +28,7 @@ from gpucoll.arrays import (
 )
 from gpucoll.communicator.backends import plan_of
 from gpucoll.communicator.core import CallOptions, Key, counted
-from gpucoll.communicator.gpu import beside
+from gpucoll.communicator.gpu import on_side_stream
 from gpucoll.communicator.metadata import KEPT, Metadata, MetadataExchange, check_alike, row_with
 from gpucoll.communicator.overloads import (
     ExchangingBlocks,
@@ -190,7 +190,7 @@ class VectorVariants(MetadataExchange):
             return result
         call = prepare_blocks(source, (blocks.given, blocks.taken), blocks.most, blocks.tail, kind, space, formed,
                               result, given)
-        call = beside(call) if options.async_op else call
+        call = on_side_stream(call) if options.async_op else call
         checked = self._check_op(blocks.name, op, call) if row.reduces else None
         executor, task = self._resolve(row, call, options, self.executor, checked, root)
         if task.input is call.input:  # no copy scaled by an op

@@ -65,7 +65,7 @@ class Symmetric(MetadataExchange):
         for key, code in (("shape", "GC-SHAPE"), ("dtype", "GC-DTYPE"), ("device", "GC-DEVICE")):
             check_alike(name, everyone, key, code)
         heap, shared = self._memory(where)
-        # Heaps must stay alike: a block is free once all ranks have told of its drop, in the same call.
+        # Heaps must stay alike: a block is free once all ranks have reported its drop, in the same call.
         heap.reclaim(number for one in everyone for number in one["dropped"])
         length = tuple(wanted["shape"]), numpy_dtype(wanted["dtype"])
         if heap.must_grow(*length):
@@ -75,17 +75,17 @@ class Symmetric(MetadataExchange):
     def _grow(self, name: str, heap: Heap, shared: Any, shape: tuple[int, ...], dtype: numpy.dtype) -> None:
         """Add a slab for an array; if a rank has no memory, no rank gets a slab."""
         slab: Any = None
-        told: Metadata = {}
+        facts: Metadata = {}
         error = None
         try:
             slab = heap.grow(shape, dtype)
-            told = {"slab": shared.told(slab) if shared is not None else slab.key}
+            facts = {"slab": shared.export(slab) if shared is not None else slab.key}
         except (OSError, ValueError, OverflowError) as reason:
             error = BackendError(f"{name}: the system gives this rank no memory for {shape} {dtype}: {reason}",
                                  code="GC-MEMORY")
-            told = {"error": str(error)}
+            facts = {"error": str(error)}
         try:
-            everyone = self._all_gather_metadata(told, name, error)
+            everyone = self._all_gather_metadata(facts, name, error)
         except GpucollError:
             # Another rank has no memory: undo, so that all heaps stay alike.
             if slab is not None:
@@ -103,14 +103,14 @@ class Symmetric(MetadataExchange):
     def _reach_on_host(self, name: str, slab: Any, keys: list[int]) -> None:
         """Map the other ranks' new slabs; if a rank cannot, all ranks raise, and the communicator has failed."""
         failure: BackendError | None = None
-        told: Metadata = {}
+        facts: Metadata = {}
         try:
             self._host.reach(slab, keys)
         except (BackendError, OSError, ValueError) as error:
             failure = BackendError(f"{name}: another rank's memory is out of reach: {error}", code="GC-MEMORY")
-            told = {"error": str(failure)}
+            facts = {"error": str(failure)}
         try:
-            self._all_gather_metadata(told, name, failure)
+            self._all_gather_metadata(facts, name, failure)
         except GpucollError as error:
             self._waits.failure = error
             raise

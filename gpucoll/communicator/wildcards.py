@@ -46,7 +46,7 @@ class Status:
         return f"Status(source={self.source}, tag={self.tag}, count={self.count})"
 
 
-def tell(status: Any, seen: ProbeResult) -> None:
+def fill_status(status: Any, seen: ProbeResult) -> None:
     """Write source, tag and bytes of a message into `status`: a `Status`, mpi4py's, or None."""
     if status is None:
         return

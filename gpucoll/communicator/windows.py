@@ -38,7 +38,7 @@ class Windows:
                                code="GC-NCCL")
         return cls(device, nccl)
 
-    def told(self, slab: Slab) -> list[int]:
+    def export(self, slab: Slab) -> list[int]:
         """Return the key of a new slab; `reach` makes the slab a window once every rank has one."""
         self._slab = slab
         return [slab.key]

@@ -304,5 +304,5 @@ def _reported(what: str) -> Iterator[None]:
 
 
 def _ours(what: str, error: Exception) -> BackendError:
-    words = f"error code {error}" if isinstance(error, KeyError) else str(error)
-    return BackendError(f"NCCL {what}: {words}: {last_error()}", code="GC-NCCL")
+    reason = f"error code {error}" if isinstance(error, KeyError) else str(error)
+    return BackendError(f"NCCL {what}: {reason}: {last_error()}", code="GC-NCCL")

@@ -2,7 +2,7 @@
 
 An executor runs schedules over one transport. `Executor.run` returns an operation of `gpucoll.progress.waits`: a
 generator yielding a predicate at each wait. An executor for devices enqueues work on the task's stream and yields
-nothing. `Task.words` is the signature compared among ranks before data move.
+nothing. `Task.description` is the signature compared among ranks before data move.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Task:
     header: str = ""
 
     @functools.cached_property
-    def words(self) -> str:
+    def description(self) -> str:
         """The signature of the call, compared with the other ranks' signatures."""
         algorithm = self.algorithm
         # A user's algorithm: ranks may have different code under one name.
@@ -168,9 +168,9 @@ def shortened(text: str, nbytes: int) -> str:
     """
     if len(text.encode()) <= nbytes:
         return text
-    words, newline, site = text.partition("\n")
-    end = f"... {fingerprint(words):x}{newline}{site}"
-    return words.encode()[:max(0, nbytes - len(end.encode()))].decode(errors="ignore") + end
+    call, newline, site = text.partition("\n")
+    end = f"... {fingerprint(call):x}{newline}{site}"
+    return call.encode()[:max(0, nbytes - len(end.encode()))].decode(errors="ignore") + end
 
 
 def call_site() -> str:
@@ -191,12 +191,12 @@ def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = Fa
     groups: dict[str, list[int]] = collections.defaultdict(list)
     sites: dict[str, dict[str, None]] = collections.defaultdict(dict)
     for rank, text in zip(ranks, calls, strict=True):
-        words, _, site = text.partition("\n")
-        groups[words].append(rank)
-        sites[words].update({site: None} if site else {})
-    table = "; ".join(f"ranks {', '.join(map(str, members))}: {described(words)}"
-                      + (f" ({', '.join(sites[words])})" if sites[words] else "") for words, members in groups.items())
-    refused = tuple(rank for words, members in groups.items() if is_refusal(words) for rank in members)
+        call, _, site = text.partition("\n")
+        groups[call].append(rank)
+        sites[call].update({site: None} if site else {})
+    table = "; ".join(f"ranks {', '.join(map(str, members))}: {described(call)}"
+                      + (f" ({', '.join(sites[call])})" if sites[call] else "") for call, members in groups.items())
+    refused = tuple(rank for call, members in groups.items() if is_refusal(call) for rank in members)
     nothing = "" if moved else ", and nothing was moved"
     if refused:
         named = listed(refused)

@@ -87,7 +87,7 @@ class NativeExecutor(Executor):
         if self._node is None:
             return None
         sizes = [None if row is None else row.nbytes for row in (task.input, task.output)]
-        key = task.words, task.lengths, task.in_place, *sizes
+        key = task.description, task.lengths, task.in_place, *sizes
         return self._node.plan_by_calls(task, key, lambda: _Call(self, self._comm, task))
 
     def run(self, task: Task) -> Operation:

@@ -7,7 +7,7 @@
     report       `gpucoll report DIR`: compares the flight recorder files of all ranks
     guard        the hook of every wait: raises an error when an awaited rank has died or aborted
     preflight    compares the calls of ranks before data move
-    mapped       the words of calls in memory mapped by all ranks of a node
+    mapped       the descriptions of calls in memory mapped by all ranks of a node
     observed     executors wrapped with the recorder, the log and faults for tests
     termination  callbacks that run at SIGTERM
 """

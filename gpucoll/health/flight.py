@@ -25,8 +25,9 @@ MAGIC = b"gpucoll flight 1"
 HEAD, CALLS = 4096, 1024  # bytes, records
 LAST = 16
 FACTS = 24
-RECORD = numpy.dtype([("number", "<u8"), ("began", "<i8"), ("ended", "<i8"), ("nbytes", "<u8"), ("words", "S224")])
-CLOSED = "closed"  # the words of the last record of a communicator that all ranks closed without a failure
+RECORD = numpy.dtype([("number", "<u8"), ("began", "<i8"), ("ended", "<i8"), ("nbytes", "<u8"),
+                      ("description", "S224")])
+CLOSED = "closed"  # the description of the last record of a communicator that all ranks closed without a failure
 
 
 class Flight:
@@ -55,14 +56,14 @@ class Flight:
         self._last = self.memory[LAST:LAST + 8].view("<u8")
         self._records = self.memory[HEAD:].view(RECORD)
 
-    def began(self, words: str, nbytes: int = 0) -> None:
+    def began(self, description: str, nbytes: int = 0) -> None:
         """Record that a call begins."""
         number = int(self._last[0]) + 1
         one = self._records[number % CALLS]
         # Number 0 marks a record in the middle of a write: after a crash, `read` skips the half-written record.
         one["number"] = 0
         one["began"], one["ended"], one["nbytes"] = time.monotonic_ns(), 0, nbytes
-        one["words"] = words.encode()[:224]
+        one["description"] = description.encode()[:224]
         one["number"] = number
         self._last[0] = number
 
@@ -78,7 +79,7 @@ class Call(NamedTuple):
     began: int
     ended: int | None
     nbytes: int
-    words: str
+    description: str
 
 
 class Story(NamedTuple):
@@ -120,6 +121,6 @@ def _kind(value: Any, kind: type) -> Any:
 def _calls(records: Any, wall: int) -> list[Call]:
     """Return the recorded calls in order, without records whose write was interrupted."""
     found = [Call(int(one["number"]), int(one["began"]) + wall, int(one["ended"]) + wall if one["ended"] else None,
-                  int(one["nbytes"]), described(one["words"].decode(errors="replace")))
+                  int(one["nbytes"]), described(one["description"].decode(errors="replace")))
              for one in records if one["number"]]
     return sorted(found)

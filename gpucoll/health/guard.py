@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from gpucoll.core.signature import described
 from gpucoll.errors import CollectiveTimeout, RankFailedError
 from gpucoll.health.processes import WAITS, Processes
-from gpucoll.health.remote import TELL
+from gpucoll.health.remote import REPORT_INTERVAL
 
 # Reasons of an abort, sent as one integer: the process ENDS, the rank has FAILED, its wait was LATE. FAILED_BY + r says
 # that rank r's failure was the reason. Numbers below 0 name the rank awaited in vain: see `late_for`.
@@ -36,9 +36,9 @@ class Guard:
     """The guard of one communicator. Its `check` is a hook, called between the polls of every wait.
 
     `awaited` returns the ranks awaited by the current call, or None if the executor cannot tell. `progress` returns the
-    number and the words of each rank's last call, as far as known. `aborted` returns the ranks that will take part in
-    no further call without having closed the communicator, each with the reason (see ENDS). `since` returns the start
-    time of the current wait.
+    number and the description of each rank's last call, as far as known. `aborted` returns the ranks that will take
+    part in no further call without having closed the communicator, each with the reason (see ENDS). `since` returns
+    the start time of the current wait.
     """
 
     def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],
@@ -62,8 +62,8 @@ class Guard:
             self._began = self._warned = began
         # Report long waits to rank 0. At a deadline, the ranks without a report are the culprits.
         watch = self._processes.watch
-        if watch is not None and now > began + TELL:
-            watch.tell(self._mine())
+        if watch is not None and now > began + REPORT_INTERVAL:
+            watch.report(self._mine())
         ended = self._processes.ended()
         self._gone.update(self._aborted())
         if not ended and not self._gone:
@@ -82,15 +82,15 @@ class Guard:
             # the ranks whose failure made the late ranks abort (FAILED_BY), or else the late ranks themselves.
             reasons = {self._gone.get(rank, ENDS) for rank in late}
             if any(why == LATE or why < 0 for why in reasons):
-                words = "; ".join(map(self.describe, late))
-                raise CollectiveTimeout(f"ranks {late} have waited until their deadlines: {words}",
+                stories = "; ".join(map(self.describe, late))
+                raise CollectiveTimeout(f"ranks {late} have waited until their deadlines: {stories}",
                                         ranks=tuple(sorted(late_for(why) for why in reasons if why < 0))
                                         or self.blame()[1])
             raise self._failed({max(self._gone.get(rank, 0) - FAILED_BY, -1) for rank in late} - {-1} or late)
 
     def _failed(self, ranks: Collection[int]) -> RankFailedError:
-        words = "; ".join(map(self.describe, sorted(ranks)))
-        return RankFailedError(f"{words}; close this communicator", ranks=tuple(sorted(ranks)))
+        stories = "; ".join(map(self.describe, sorted(ranks)))
+        return RankFailedError(f"{stories}; close this communicator", ranks=tuple(sorted(ranks)))
 
     def cause(self) -> RankFailedError | None:
         """Return the error to raise instead of a transport error if processes have died without an abort message.
@@ -103,8 +103,9 @@ class Guard:
     def _warn(self, now: float) -> None:
         if now > self._warned + SLOW:
             self._warned = now
-            words, _ = self.blame()
-            log.warning("rank %d has waited for %.0f s%s", self._rank, now - self._began, f": {words}" if words else "")
+            reasons, _ = self.blame()
+            log.warning("rank %d has waited for %.0f s%s", self._rank, now - self._began,
+                        f": {reasons}" if reasons else "")
 
     def _mine(self) -> int:
         """Return the number of this rank's last call, 0 before the first."""
@@ -120,12 +121,12 @@ class Guard:
         unknown = "has left" if rank in self._gone else "is silent" if process is None else "runs"
         parts.append({"dead": "has ended", "": unknown}.get(state, f"is {state}"))
         if last is not None:
-            number, words = last
-            parts.append(f"in its call {number}, {described(words)}" if number else "before its first call")
+            number, description = last
+            parts.append(f"in its call {number}, {described(description)}" if number else "before its first call")
         return " ".join(parts)
 
     def blame(self) -> tuple[str, tuple[int, ...]]:
-        """Return the ranks to blame for a late wait, described in words and as numbers.
+        """Return the ranks to blame for a late wait: a sentence, and the numbers of the ranks.
 
         These are the ranks that have made fewer calls than this rank, or else the awaited ranks. Stopped processes are
         always blamed. For ranks on several hosts, ranks that report no wait to rank 0 count as behind.

@@ -1,7 +1,8 @@
-"""The words of calls in memory mapped by all ranks of a node: quicker than messages, 3 us and not 11 for two ranks.
+"""Descriptions of calls in memory mapped by all ranks of a node: quicker than messages, 3 us and not 11 for two ranks.
 
-Each rank has a segment with two rows for the words of its calls, used in turn, and the number of its last call. A row
-is written again two calls later: by then all ranks have published the call in between, and had judged the call before.
+Each rank has a segment with two rows for the descriptions of its calls, used in turn, and the number of its last call.
+A row is written again two calls later: by then all ranks have published the call in between, and had judged the call
+before.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from gpucoll.arrays.segments import Segment, attach
 
 PAGE = 4096
 NUMBER, TOKEN, FIRST = 0, 1, 64  # the words of 8 bytes with the number and the token, and the byte of the first row
-# The words of a call are stored before the number. Only these processors keep the order of two stores of Python.
+# The description of a call is stored before the number. Only these processors keep the order of two stores of Python.
 ORDERED = {"x86_64", "AMD64"}
 OFFER = 4  # numbers of 8 bytes in an offer: process, key and token of a segment, and whether the rank maps all segments
 
 
-class MappedWords:
+class MappedDescriptions:
     """The segments of all ranks, at first only this rank's; `nbytes` is the size of a row.
 
     `offer` goes to all other ranks, `accept` takes the offers of all ranks.
@@ -65,7 +66,7 @@ class MappedWords:
         self.offer[3] = 1
 
     def publish(self, number: int, row: Array) -> None:
-        """Show the words of this rank's call `number` to all ranks."""
+        """Show the description of this rank's call `number` to all ranks."""
         self.rows[number % 2][self._rank][:] = row
         self.numbers[self._rank][NUMBER] = number
 

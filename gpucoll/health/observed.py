@@ -26,16 +26,16 @@ DELAY = 1.0  # seconds of the fault "delay": long enough that the other ranks ha
 
 
 class CallObserver(Protocol):
-    """An observer of calls. `told` is called in each phase of a call."""
+    """An observer of calls. A call runs `on_phase` in each of its phases."""
 
     # "before": the call begins; "after_send": it first waits for other ranks; "after": it has ended without an error.
-    def told(self, phase: str, task: Task) -> None: ...
+    def on_phase(self, phase: str, task: Task) -> None: ...
 
 
 class Comparison(Protocol):
     """A check that all ranks make the same call."""
 
-    def compare(self, words: str) -> Operation:
+    def compare(self, description: str) -> Operation:
         """Wait until all ranks are known to make this call; else raise MismatchError or PeerError, on all ranks."""
 
 
@@ -84,13 +84,13 @@ class Observed(Executor):
         # Observers and a full comparison have their place in `run`.
         if self._observers or not isinstance(self._comparison, Deferred):
             return None
-        enqueue, words, begin = self._executor.launcher(task), task.words, self._comparison.begin
+        enqueue, description, begin = self._executor.launcher(task), task.description, self._comparison.begin
         if enqueue is None:
             return None
 
         def launch(stream: Any) -> None:
             # The comparison first: its error keeps the call from being enqueued.
-            begin(words)
+            begin(description)
             enqueue(stream)
 
         return launch
@@ -98,15 +98,15 @@ class Observed(Executor):
     def run(self, task: Task) -> Operation:
         """Carry out `task`: compare, report, execute, report."""
         if self._comparison is not None:
-            yield from self._comparison.compare(task.words)
-        self._tell("before", task)
+            yield from self._comparison.compare(task.description)
+        self._notify("before", task)
         waits = False
         operation = self._executor.run(task)
         try:
             for pending in operation:
                 if not waits:
                     waits = True
-                    self._tell("after_send", task)
+                    self._notify("after_send", task)
                 yield pending
         except BaseException as error:
             # Pass the error in: a generator that is merely dropped would not cancel its messages.
@@ -114,12 +114,12 @@ class Observed(Executor):
             raise
         # A call that never waited has all phases as well: faults and logs rely on them.
         if not waits:
-            self._tell("after_send", task)
-        self._tell("after", task)
+            self._notify("after_send", task)
+        self._notify("after", task)
 
-    def _tell(self, phase: str, task: Task) -> None:
+    def _notify(self, phase: str, task: Task) -> None:
         for one in self._observers:
-            one.told(phase, task)
+            one.on_phase(phase, task)
 
 
 class Recorded:
@@ -128,10 +128,10 @@ class Recorded:
     def __init__(self, flight: Flight) -> None:
         self._flight = flight
 
-    def told(self, phase: str, task: Task) -> None:
+    def on_phase(self, phase: str, task: Task) -> None:
         """Record the begin or the end of a call."""
         if phase == "before":
-            self._flight.began(task.words, task.nbytes)
+            self._flight.began(task.description, task.nbytes)
         elif phase == "after":
             self._flight.ended()
 
@@ -144,16 +144,17 @@ class Log:
         self._known: set[str] = set()
         self._began = 0.0
 
-    def told(self, phase: str, task: Task) -> None:
+    def on_phase(self, phase: str, task: Task) -> None:
         """Write a log line if the level asks for one in this phase."""
-        words = described(task.words)
+        description = described(task.description)
         if phase == "before":
             self._began = time.perf_counter()
-            if self._level == "info" and words not in self._known:
-                self._known.add(words)
-                self._logger.info("rank %d: %s on %s", self._rank, words, task.device)
+            if self._level == "info" and description not in self._known:
+                self._known.add(description)
+                self._logger.info("rank %d: %s on %s", self._rank, description, task.device)
         elif phase == "after" and self._level == "detail":
-            self._logger.info("rank %d: %s took %.1f us", self._rank, words, 1e6 * (time.perf_counter() - self._began))
+            self._logger.info("rank %d: %s took %.1f us", self._rank, description,
+                              1e6 * (time.perf_counter() - self._began))
 
 
 def logger() -> logging.Logger:
@@ -200,7 +201,7 @@ class Faults:
     def __init__(self, fault: Fault) -> None:
         self._fault, self._calls = fault, 0
 
-    def told(self, phase: str, task: Task) -> None:
+    def on_phase(self, phase: str, task: Task) -> None:
         """Trigger the fault if this is the chosen call and phase."""
         self._calls += phase == "before"
         if (self._calls, phase) != (self._fault.seq, self._fault.phase):

@@ -1,8 +1,8 @@
 """Preflight: ranks compare their calls before data move, by messages or by memory mapped by all ranks of a node.
 
-Each rank shows a description of each call, the call's words, to all other ranks. A rank holding the words of all ranks
+Each rank shows a description of each call to all other ranks. A rank holding the descriptions of all ranks
 decides alone whether the calls agree, and all ranks raise the same error. A rank that refuses the arguments of a call
-shows the refusal instead of the words. For host arrays on one node the engine compares calls.
+shows the refusal instead of the description. For host arrays on one node the engine compares calls.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from gpucoll.core.signature import is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import call_site, disagreement, shortened
 from gpucoll.health.guard import LOOK
-from gpucoll.health.mapped import OFFER, MappedWords
+from gpucoll.health.mapped import OFFER, MappedDescriptions
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.tags import BYTES, Tag
 
-WORDS = 512  # bytes of a message: the words of a call, and the call site in the user's code; longer text is shortened
+# A message has the description of a call, and the call site in the user's code; longer text is shortened.
+MESSAGE_BYTES = 512
 NO_OFFER = numpy.zeros(OFFER, numpy.int64)
-# Seconds to wait, after a transport error, for the words of all ranks: the real cause may be a call that differs.
+# Seconds to wait, after a transport error, for all descriptions: the real cause may be a call that differs.
 EXPLAINS = 1.0
 
 
 class Exchange:
-    """The exchange of one call's words between all ranks, for any thread; with `moves`, data move in the meantime."""
+    """The exchange of one call's descriptions between all ranks, for any thread; if it `moves`, data move meanwhile."""
 
     def __init__(self, rows: Sequence[Array], text: str, *, moves: bool) -> None:
         self.text, self.moves, self.is_judged = text, moves, False
-        self.rows = rows  # the words of each rank, valid once arrived
+        self.rows = rows  # the descriptions of all ranks, valid once arrived
 
     def missing(self) -> Set[int]:
-        """Return the ranks from which no words are known to have arrived."""
+        """Return the ranks from which no description is known to have arrived."""
         raise NotImplementedError
 
     def has_ended(self) -> bool:
-        """Return whether the words of all ranks have arrived; never waits."""
+        """Return whether the descriptions of all ranks have arrived; never waits."""
         return not self.missing()
 
-    def words(self, rank: int) -> str:
-        """Return the words of a rank's call, without the call site; only once the words have arrived."""
+    def description(self, rank: int) -> str:
+        """Return the description of a rank's call, without the call site; only once this description has arrived."""
         return _text(self.rows[rank].tobytes()).partition("\n")[0]
 
     def judge(self) -> None:
@@ -75,7 +76,7 @@ class Exchange:
 class MappedExchange(Exchange):
     """The exchange of call `number` by memory mapped by all ranks."""
 
-    def __init__(self, mapped: MappedWords, number: int, text: str, *, moves: bool) -> None:
+    def __init__(self, mapped: MappedDescriptions, number: int, text: str, *, moves: bool) -> None:
         super().__init__(mapped.rows[number % 2], text, moves=moves)
         self._mapped, self._number, self._missing = mapped, number, mapped.others
         mapped.publish(number, _row(text))
@@ -92,13 +93,14 @@ class MappedExchange(Exchange):
 
 
 class MessageExchange(Exchange):
-    """The exchange by messages of `wire`; an `offer` goes with the words (see `MappedWords`)."""
+    """The exchange by messages of `wire`; an `offer` goes with the description (see `MappedDescriptions`)."""
 
     def __init__(self, wire: Any, rank: int, size: int, text: str, offer: Array = NO_OFFER, *, moves: bool) -> None:
         self._testing = threading.Lock()  # MPI forbids two threads to test one request at the same time
-        self._rows = numpy.empty((size, WORDS + offer.nbytes), numpy.uint8)
-        super().__init__(self._rows[:, :WORDS], text, moves=moves)  # type: ignore[arg-type] # a sequence of rows
-        self._rows[rank, :WORDS], self._rows[rank, WORDS:] = _row(text), offer.view(numpy.uint8)
+        self._rows = numpy.empty((size, MESSAGE_BYTES + offer.nbytes), numpy.uint8)
+        rows = self._rows[:, :MESSAGE_BYTES]
+        super().__init__(rows, text, moves=moves)  # type: ignore[arg-type] # a sequence of rows
+        self._rows[rank, :MESSAGE_BYTES], self._rows[rank, MESSAGE_BYTES:] = _row(text), offer.view(numpy.uint8)
         others = [other for other in range(size) if other != rank]
         # Note each request once posted: if a later one raises, `__del__` keeps the memory of the earlier ones.
         self._receives: dict[int, Any] = {}
@@ -109,7 +111,7 @@ class MessageExchange(Exchange):
             self._sends.append(wire.Isend([self._rows[rank], BYTES], other, Tag.COMPARISON))
 
     def missing(self) -> set[int]:
-        """Return the ranks from which no words are known to have arrived."""
+        """Return the ranks from which no description is known to have arrived."""
         self.has_ended()
         return set(self._receives)
 
@@ -131,7 +133,7 @@ class MessageExchange(Exchange):
 
     def offers(self) -> Array:
         """Return the offers of all ranks, once the messages have arrived."""
-        return self._rows[:, WORDS:].copy().view(numpy.int64)
+        return self._rows[:, MESSAGE_BYTES:].copy().view(numpy.int64)
 
 
 class Preflight:
@@ -141,7 +143,8 @@ class Preflight:
     rank can map the memory of all ranks; if so, all later exchanges go through this memory.
 
     `elsewhere` describes a call in progress on the host, compared by the engine: the awaited ranks and the call's
-    words. If an awaited rank makes a call compared here instead, this rank joins that comparison with its own words.
+    description. If an awaited rank makes a call compared here instead, this rank joins that comparison with its own
+    description.
 
     `compare` waits for the result. `begin` does not: the result is judged during later waits and by the next call. A
     difference is raised then, after data have moved, so the communicator has failed.
@@ -150,10 +153,10 @@ class Preflight:
     def __init__(self, link: Any, waits: Progress, elsewhere: Callable[[], tuple[Collection[int], str]]) -> None:
         self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
         self._elsewhere = elsewhere
-        self._calls, self._agreed = 0, ""  # the number of compared calls, and the words of the call before the last
+        self._calls, self._agreed = 0, ""  # the number of compared calls, and the call before the last
         self._exchange: Exchange | None = None  # the exchange of the last compared call
         self._nodes = link.place.nodes
-        self._mapped: MappedWords | None = None  # made for the first exchange
+        self._mapped: MappedDescriptions | None = None  # made for the first exchange
         self._is_mapped = False  # whether the next exchange goes through mapped memory
         self._looked = 0.0
         self._missed = set[int]()  # awaited ranks with a comparison message pending at the last `_look`
@@ -168,10 +171,10 @@ class Preflight:
             self._is_seen = self._has_begun
             waits.hooks.append(self._look)
 
-    def compare(self, words: str) -> Operation:
+    def compare(self, description: str) -> Operation:
         """Wait until all ranks are known to make this call; else raise MismatchError or PeerError, on all ranks."""
         yield from self.settled()
-        exchange = self._begin(f"{words}\n{call_site()}", moves=False)
+        exchange = self._begin(f"{description}\n{call_site()}", moves=False)
         while not exchange.has_ended():
             yield exchange.has_ended
         exchange.judge()
@@ -181,25 +184,25 @@ class Preflight:
         while not self._has_settled():
             yield self._has_settled
 
-    def begin(self, words: str) -> None:
+    def begin(self, description: str) -> None:
         """Begin to compare a call, after waiting for the previous comparison; raise the previous call's difference."""
         # At most one exchange is in flight: `_exchange` holds a single one.
         if not self._has_settled():
             self._waits.until(self._has_settled, "comparing calls", self._waits.deadline())
-        self._begin(words, moves=True)
+        self._begin(description, moves=True)
 
     def _begin(self, text: str, *, moves: bool) -> Exchange:
-        mapped = self._mapped = self._mapped or MappedWords(self._rank, self._nodes, WORDS)
+        mapped = self._mapped = self._mapped or MappedDescriptions(self._rank, self._nodes, MESSAGE_BYTES)
         self._use_offers(mapped)
         self._calls += 1
-        # Keep the words of the call before: the last known call of a rank that has not come to this call.
+        # Keep the description of the call before: the last known call of a rank that has not come to this call.
         if self._exchange is not None:
             self._agreed = self._exchange.text
         self._exchange = MappedExchange(mapped, self._calls, text, moves=moves) if self._is_mapped else \
             MessageExchange(self._wire, self._rank, self._size, text, mapped.offer, moves=moves)
         return self._exchange
 
-    def _use_offers(self, mapped: MappedWords) -> None:
+    def _use_offers(self, mapped: MappedDescriptions) -> None:
         """Take from the first two exchanges, once complete, whether the next exchange goes through mapped memory."""
         last = self._exchange
         if not isinstance(last, MessageExchange) or not last.is_judged:
@@ -221,7 +224,7 @@ class Preflight:
 
     @property
     def _under_way(self) -> Exchange | None:
-        # An exchange counts until its result is judged without an error, not only until the words have arrived.
+        # An exchange counts until its result is judged without an error, not only until the descriptions have arrived.
         exchange = self._exchange
         return None if exchange is None or exchange.is_judged else exchange
 
@@ -242,7 +245,7 @@ class Preflight:
         """
         exchange = self._under_way
         # This rank is in a call compared by the engine, another rank in a call compared by messages: send this rank's
-        # words, so that both ranks learn of both calls.
+        # description, so that both ranks learn of both calls.
         if exchange is None and differ and self._is_seen is not None and self._is_seen(self._anybody):
             exchange = self._begin(self._elsewhere()[1], moves=True)
         if exchange is None or not exchange.moves:
@@ -262,12 +265,12 @@ class Preflight:
         self._looked = now
         is_seen = self._is_seen
         assert is_seen is not None
-        awaited, words = self._elsewhere() if is_seen(self._anybody) else ((), "")
+        awaited, description = self._elsewhere() if is_seen(self._anybody) else ((), "")
         # Require the message at two looks in a row: between reading `awaited` and the probe, the rank may have
         # completed the common call and begun the next.
         missed = {rank for rank in awaited if is_seen(rank)}
         if missed & self._missed:
-            self._begin(words, moves=True)
+            self._begin(description, moves=True)
         self._missed = missed
 
     def close(self) -> None:
@@ -278,22 +281,23 @@ class Preflight:
 
     @property
     def is_comparing(self) -> bool:
-        """Whether a call is waiting for the words of all ranks."""
+        """Whether a call is waiting for the descriptions of all ranks."""
         exchange = self._under_way
         return exchange is not None and not exchange.moves
 
     def missing(self) -> set[int]:
-        """Return the ranks whose words for the current comparison have not arrived."""
+        """Return the ranks whose descriptions for the current comparison have not arrived."""
         exchange = self._under_way
         return set() if exchange is None else set(exchange.missing())
 
     def progress(self) -> dict[int, tuple[int, str]]:
-        """Return the number and the words of the last call of each rank, as far as known."""
+        """Return the number and the description of the last call of each rank, as far as known."""
         last, missing = self._exchange, self.missing()
         if last is None:
             return dict.fromkeys(range(self._size), (0, ""))
         before = self._calls - 1, _text(_row(self._agreed).tobytes()).partition("\n")[0]
-        return {rank: before if rank in missing else (self._calls, last.words(rank)) for rank in range(self._size)}
+        return {rank: before if rank in missing else (self._calls, last.description(rank))
+                for rank in range(self._size)}
 
 
 class Deferred:
@@ -302,17 +306,17 @@ class Deferred:
     def __init__(self, preflight: Preflight) -> None:
         self.begin, self._settled = preflight.begin, preflight.settled
 
-    def compare(self, words: str) -> Operation:
+    def compare(self, description: str) -> Operation:
         """Begin to compare this call, once the previous call is known to agree."""
         yield from self._settled()
-        self.begin(words)
+        self.begin(description)
 
 
 # Cached: a training loop repeats the same few calls.
 @functools.lru_cache(256)
 def _row(text: str) -> Array:
-    row = numpy.zeros(WORDS, numpy.uint8)
-    kept = shortened(text, WORDS).encode()
+    row = numpy.zeros(MESSAGE_BYTES, numpy.uint8)
+    kept = shortened(text, MESSAGE_BYTES).encode()
     row[:len(kept)] = numpy.frombuffer(kept, numpy.uint8)
     return row
 

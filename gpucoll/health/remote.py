@@ -26,8 +26,8 @@ from gpucoll.transport.rendezvous import becomes
 
 # Seconds to connect, for all of rank 0's addresses together: an unreachable address must not delay the start for long.
 CONNECT = 2.0
-TELL = 0.5  # seconds of a wait before a rank reports the wait, and between two reports
-SILENT = 4 * TELL  # seconds after which a report of a waiting rank expires: longer than TELL, for delayed reports
+REPORT_INTERVAL = 0.5  # seconds of a wait before a rank reports the wait, and between two reports
+SILENT = 4 * REPORT_INTERVAL  # seconds after which a rank's report expires: longer, since reports may be delayed
 # Seconds for rank 0 to answer which ranks wait: long, so that no living rank on a busy host is blamed.
 ANSWER = SILENT
 SIOCGIFADDR = 0x8915  # Linux's ioctl for the address of a network interface
@@ -56,9 +56,9 @@ def reachable(mine: Sequence[str], everyone: Sequence[Sequence[str]]) -> list[st
     """
     others = {address for addresses in everyone for address in addresses if not address.startswith("127.")}
     routes = Counter(filter(None, map(_route, others - {*mine})))
-    told = sorted(routes, key=lambda address: (-routes[address], address))
-    rest = sorted({*mine} - {*told}, key=lambda address: (not address.startswith("127."), address))
-    return [*told, *(address for address in rest if not told or not address.startswith("127."))]
+    routed = sorted(routes, key=lambda address: (-routes[address], address))
+    rest = sorted({*mine} - {*routed}, key=lambda address: (not address.startswith("127."), address))
+    return [*routed, *(address for address in rest if not routed or not address.startswith("127."))]
 
 
 def _route(address: str) -> str | None:
@@ -78,16 +78,16 @@ class Watch:
     def __init__(self, mpi: Any, nodes: tuple[int, ...]) -> None:
         self._rank, self._nodes = mpi.rank, nodes
         self._gone: set[int] = set()
-        self._told: dict[int, tuple[int, float]] = {}  # rank 0: the call in which a rank waits, and the report's time
+        self._reported: dict[int, tuple[int, float]] = {}  # rank 0: a waiting rank's call, and the report's time
         self._heard: dict[int, int] = {}  # other ranks: the waiting ranks and their calls, as rank 0 answered last
         self._asked = self._answered = 0  # numbers of the last question to rank 0, and of the last answer
-        self._tells = 0.0  # the time of this rank's last report
+        self._last_report = 0.0  # the time of this rank's last report
         self._lock = threading.Lock()  # one reader of the connection at a time
         self._hub: Hub | None = None
         self._connection: Connection | None = None
         everyone = mpi.allgather(addresses())
         if self._rank == 0:
-            self._hub = Hub(mpi.size, secrets.token_hex(16), self._hear, self._tell_gone)
+            self._hub = Hub(mpi.size, secrets.token_hex(16), self._answer, self._broadcast_gone)
         # The token travels by MPI, out of reach of strangers. By the token, a connection proves to come from a rank.
         where, token = mpi.bcast((reachable(everyone[0], everyone), self._hub.token) if self._hub else None)
         self._watched = self._meet(mpi, where, token)
@@ -155,22 +155,23 @@ class Watch:
                 return True
         return False
 
-    def _hear(self, rank: int, frame: Frame) -> Frame | None:
+    def _answer(self, rank: int, frame: Frame) -> Frame | None:
         """On rank 0, record a rank's report of a wait; return the answer if the rank has asked which ranks wait."""
         head, _ = frame
         if type(head.get("waits")) is int:
-            self._told[rank] = head["waits"], time.monotonic()
+            self._reported[rank] = head["waits"], time.monotonic()
         asks = type(head.get("ask")) is int
         return ({"heard": [*self.heard().items()], "ask": head["ask"]}, b"") if asks else None
 
     def heard(self) -> dict[int, int]:
         """On rank 0, return the ranks with an unexpired report of a wait, and the numbers of their calls."""
         # `list` copies in one step: the connections' threads add reports meanwhile.
-        return {rank: number for rank, (number, when) in list(self._told.items()) if time.monotonic() < when + SILENT}
+        return {rank: number for rank, (number, when) in list(self._reported.items())
+                if time.monotonic() < when + SILENT}
 
-    def _tell_gone(self) -> None:
+    def _broadcast_gone(self) -> None:
         if self._hub is not None:
-            self._hub.tell({"gone": sorted(self._hub.gone)})
+            self._hub.broadcast({"gone": sorted(self._hub.gone)})
 
     def fileno(self) -> int | None:
         """Return the file descriptor that becomes readable with news; None on rank 0 and without a connection."""
@@ -203,16 +204,16 @@ class Watch:
         if "bye" in head:
             self.drop()
 
-    def tell(self, number: int) -> None:
-        """Report to rank 0, at most every TELL seconds, that this rank waits in its call `number`."""
-        if time.monotonic() > self._tells + TELL:
-            self._tells = time.monotonic()
+    def report(self, number: int) -> None:
+        """Report to rank 0, at most every REPORT_INTERVAL seconds, that this rank waits in its call `number`."""
+        if time.monotonic() > self._last_report + REPORT_INTERVAL:
+            self._last_report = time.monotonic()
             self._send({"waits": number})
 
     def _send(self, head: dict[str, Any]) -> None:
         # Rank 0 has no connection to itself. A failed send is no error here: `gone` detects the lost connection.
         if self._hub is not None:
-            self._hear(0, (head, b""))
+            self._answer(0, (head, b""))
         elif self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.send(head)
@@ -249,7 +250,7 @@ class Watch:
         """Leave in order: say goodbye, so that the closed connection is not taken for a death."""
         # Rank 0 tells all ranks before closing: none of them takes the closed connection for rank 0's death.
         if self._hub is not None:
-            self._hub.tell({"bye": True}, last=True)
+            self._hub.broadcast({"bye": True}, last=True)
             self._hub.close()
         self._send({"bye": True})
         self.drop()

@@ -1,7 +1,8 @@
 """`gpucoll report DIR`: the last state of every rank, from the files of the flight recorder.
 
-Calls of a communicator are compared by number: ranks in the same call have recorded the same words. The report names
-the first call in which ranks differ, the last call of each rank, the missing ranks, and the ranks awaited the longest.
+Calls of a communicator are compared by number: ranks in the same call have recorded the same description. The report
+names the first call in which ranks differ, the last call of each rank, the missing ranks, and the ranks awaited the
+longest.
 Times of several hosts are comparable only as far as the clocks of the hosts agree.
 """
 
@@ -40,20 +41,20 @@ def summary(group: str, ranks: Sequence[Story]) -> dict[str, Any]:
     furthest = max((call.number for call in ends.values() if call is not None), default=0)
     return {"communicator": group, "ranks": size, "unheard": sorted(set(range(size)) - set(ends)),
             "calls": furthest, "divergence": divergence(ranks),
-            "last": {rank: {"call": call.number, "words": call.words, "state": _state(call)} if call else
+            "last": {rank: {"call": call.number, "words": call.description, "state": _state(call)} if call else
                      {"call": 0, "words": "", "state": "has made no call"} for rank, call in ends.items()},
             # Behind the furthest call, except ranks that have closed the communicator.
             "missing": sorted(rank for rank, call in ends.items()
-                              if call is None or (call.number < furthest and call.words != CLOSED)),
+                              if call is None or (call.number < furthest and call.description != CLOSED)),
             "stragglers": stragglers(ranks)}
 
 
 def divergence(ranks: Sequence[Story]) -> dict[str, Any] | None:
-    """Return the first recorded call in which ranks differ, and the ranks by the words of their calls; else None."""
+    """Return the first recorded call in which ranks differ, with the ranks by description; None without such a call."""
     by_number: dict[int, dict[str, list[int]]] = collections.defaultdict(lambda: collections.defaultdict(list))
     for story in ranks:
         for call in story.calls:
-            by_number[call.number][call.words].append(story.rank)
+            by_number[call.number][call.description].append(story.rank)
     for number in sorted(by_number):
         if len(by_number[number]) > 1:
             return {"call": number, "who": dict(by_number[number])}
@@ -87,8 +88,8 @@ def timeline(groups: dict[str, list[Story]]) -> dict[str, Any]:
             events.append({"ph": "M", "name": "process_name", "pid": story.rank,
                            "args": {"name": f"rank {story.rank} on {story.host}"}})
             for call in story.calls:
-                shared = {"name": call.words.partition(",")[0], "cat": group, "pid": story.rank, "tid": group,
-                          "ts": call.began / 1e3, "args": {"call": call.number, "words": call.words}}
+                shared = {"name": call.description.partition(",")[0], "cat": group, "pid": story.rank, "tid": group,
+                          "ts": call.began / 1e3, "args": {"call": call.number, "words": call.description}}
                 events.append(shared | ({"ph": "B"} if call.ended is None else
                                         {"ph": "X", "dur": (call.ended - call.began) / 1e3}))
     return {"traceEvents": events, "displayTimeUnit": "ns"}
@@ -102,7 +103,7 @@ def lines(found: dict[str, Any]) -> Iterable[str]:
     if found["unheard"]:
         yield f"  no file of ranks {listed(found['unheard'])}"
     if found["divergence"]:
-        who = "; ".join(f"ranks {listed(ranks)}: {words}" for words, ranks in found["divergence"]["who"].items())
+        who = "; ".join(f"ranks {listed(ranks)}: {call}" for call, ranks in found["divergence"]["who"].items())
         yield f"  first divergence in call {found['divergence']['call']}: {who}"
     if found["missing"]:
         yield f"  missing in call {found['calls']}: ranks {listed(found['missing'])}"

@@ -24,7 +24,7 @@ from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed, nearest
 from gpucoll.launch.launchers import SLURM, SRUN, TOKEN, free_port, local_rank, started, torchrun_variables, vendor_of
 from gpucoll.launch.watchdog import starting
-from gpucoll.progress.operations import beside
+from gpucoll.progress.operations import in_thread
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.rendezvous import RollCall, wait_for_all
 from gpucoll.version import __version__
@@ -259,7 +259,7 @@ def meet(comm: Any, timeout: float, call: Callable[[], T]) -> T:
         return call()
     waits.hooks.append(roll.answer)
     waits.blame = blame
-    return beside(waits.run, call, "init")
+    return in_thread(waits.run, call, "init")
 
 
 FINALIZE = 5.0  # seconds for MPI's end after a rank has failed: the rank may still come to MPI's end

@@ -164,8 +164,8 @@ def free_port() -> int:
 def find_mpiexec() -> str | None:
     """Return the path of the mpiexec in this Python's folder, or else on the PATH, or else None."""
     # An mpiexec in this Python's folder belongs to the MPI used by this Python's mpi4py.
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
+    installed = Path(sys.executable).with_name("mpiexec")
+    return str(installed) if installed.exists() else shutil.which("mpiexec")
 
 
 def mpiexec_options(vendor: Vendor | None, *, per_host: int = 1, hosts: Sequence[str] = (), oversubscribe: bool = True,

@@ -85,17 +85,17 @@ class Job:
 
     def _start(self) -> list[threading.Thread]:
         """Start all ranks; return the threads that copy the ranks' output."""
-        told, tell = os.pipe()
-        self._loop.add_reader(told, self._told, told)
+        reports, report = os.pipe()
+        self._loop.add_reader(reports, self._take_reports, reports)
         ticket, give = os.pipe()
         os.write(give, b"1")
-        parent, outputs = f"{os.getpid()}:{tell}:{ticket}", subprocess.PIPE if self._tag else None
+        parent, outputs = f"{os.getpid()}:{report}:{ticket}", subprocess.PIPE if self._tag else None
         threads = []
         try:
             for rank, own in enumerate(self._variables):
                 process = subprocess.Popen(self._command(parent), env={**os.environ, **own}, start_new_session=True,
                                            stdin=None if rank == 0 else subprocess.DEVNULL, stdout=outputs,
-                                           stderr=outputs, pass_fds=[tell, ticket])
+                                           stderr=outputs, pass_fds=[report, ticket])
                 self._ranks[rank] = process
                 # The event loop watches a process descriptor: no polling, and no handler of SIGCHLD.
                 handle = os.pidfd_open(process.pid)
@@ -109,8 +109,8 @@ class Job:
             self._signal(signal.SIGKILL)
             raise
         finally:
-            # Only ranks keep these ends: `told` then ends with the last rank, and an empty `ticket` reads as its end.
-            for end in (tell, ticket, give):
+            # Only ranks keep these ends: `reports` ends with the last rank, and an empty `ticket` reads as its end.
+            for end in (report, ticket, give):
                 os.close(end)
         return threads
 
@@ -136,7 +136,7 @@ class Job:
         if not self._ranks:
             self._loop.stop()
 
-    def _told(self, pipe: int) -> None:
+    def _take_reports(self, pipe: int) -> None:
         words = os.read(pipe, 4096)
         if not words:
             self._loop.remove_reader(pipe)  # all ranks have ended
@@ -193,7 +193,7 @@ def follow(words: str, rank: int) -> None:
         os.set_inheritable(pipe, False)
     mine = os.getpid()
 
-    def tell(number: int) -> None:
+    def report(number: int) -> None:
         with contextlib.suppress(OSError):
             os.write(parent.pipe, array("i", [number]).tobytes())
             time.sleep(SELF_EXIT)  # killed meanwhile: ending now would cause errors in the ranks waiting for this rank
@@ -206,12 +206,12 @@ def follow(words: str, rank: int) -> None:
         if isinstance(error, RankFailedError | RevokedError):
             time.sleep(BLAMED)
         if not os.read(parent.ticket, 1):
-            tell(~rank)
+            report(~rank)
         yield
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        tell(rank)
+        report(rank)
         os._exit(1)
 
     bootstrap.on_abort.append(alone)

@@ -118,10 +118,10 @@ class _Rounds:
             operands = self._where.read(event, event.operand)
             classes = [self._where.kind(part) for part in came]
             targets = self._where.write(event, classes)
-            # `aside` are the slices receiving the message: scratch for a landing message, else the targets.
-            aside = [self._where.fresh(gpu, kind) for kind in classes] if index in landing else targets
+            # `landed` are the slices receiving the message: scratch for a landing message, else the targets.
+            landed = [self._where.fresh(gpu, kind) for kind in classes] if index in landing else targets
             is_local = event.kind == "local" or index in landing
-            for part, lands, operand, dst in _joined(came, aside, operands or came, targets):
+            for part, lands, operand, dst in _joined(came, landed, operands or came, targets):
                 if event.kind == "receive":
                     source, moved = self._events[self._sender[index]].step, levels["move", index]
                     kind = RecvReduce if operands and not is_local else Recv

@@ -74,17 +74,17 @@ class _Gpu:
         turns = _sorted(steps)
         stuck = {*range(len(steps))} - {*turns}
         # No order exists if, for example, two chunks change places. Only the source of a copy or a reduction can close
-        # a cycle, so `aside`, copies of these sources into scratch in a round before, breaks all cycles.
+        # a cycle, so `copies`, copies of these sources into scratch in a round before, breaks all cycles.
         if stuck:
-            aside = list[Step]()
+            copies = list[Step]()
             whole = list(steps)
             for index in sorted(stuck):
                 step = whole[index]
                 if isinstance(step, Copy | Reduce):
-                    aside.append(Copy(step.src, Slice("scratch", self.scratch, step.src.count)))
-                    whole[index] = type(step)(aside[-1].dst, step.dst)  # type: ignore[union-attr] # it is a Copy
+                    copies.append(Copy(step.src, Slice("scratch", self.scratch, step.src.count)))
+                    whole[index] = type(step)(copies[-1].dst, step.dst)  # type: ignore[union-attr] # it is a Copy
                     self.scratch += step.src.count
-            self.round(tuple(aside))
+            self.round(tuple(copies))
             steps = tuple(whole)
             turns = _sorted(steps)
         for index in turns:

@@ -1,7 +1,7 @@
 """One rank's schedule laid out on buffers of given lengths: messages, local results, and the order among them.
 
 A `Plan` lowers a schedule of chunks to steps on spans, ranges of elements, and serves all executors. The plan decides
-which receives land in their destinations, and which land aside, in the workspace, because the data must be combined or
+which receives land in their destinations, and which land in the workspace, because the data must be combined or
 a step of the round still reads the destination. The plan also decides which earlier steps each step must follow: spans
 conflict where they share a chunk.
 
@@ -25,11 +25,11 @@ from gpucoll.core.chunks import Layout, Ragged
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
 
-# Parts of the workspace for data aside. Rounds use the halves in turn, so that a round may begin while the results of
+# Rounds use the halves in turn, so that a round may begin while the results of
 # the round before still read the other half.
 HALVES = ("even", "odd")
 PEER = "peer"  # the buffer of a span in a same-node peer's memory; see `Span` for its other fields
-CACHE_LINE = 64  # elements: parts aside begin at multiples, so that no two share a cache line
+CACHE_LINE = 64  # elements: parts of the workspace begin at multiples, so that no two share a cache line
 Chunk: TypeAlias = tuple[str, int]
 
 
@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Return the keys by which spans conflict; a part aside has a single key, as parts of a round never overlap."""
+        """Return the keys by which spans conflict. A part of the workspace has one key: its parts do not overlap."""
         if self.buffer in HALVES:
             return [(self.buffer, self.start)]
         return [(self.buffer, self.like.first + index) for index in range(self.like.count)]
@@ -132,7 +132,7 @@ class Plan:
         """The steps of each round: receives, then sends, then results.
 
         The results stand in an order in which none overwrites a source of a later result. Receives, and results formed
-        aside, follow no send of their own round: all of them can begin at once.
+        in the workspace, follow no send of their own round: all of them can begin at once.
         """
         return self._resolved[0]
 
@@ -190,8 +190,8 @@ class _Resolver:
     """The state of lowering rounds in order: readers and last writer of each chunk, and use of the workspace.
 
     With `alias` the input lies in the output from chunk `alias` on; `ends` has the results of `_ends` by same-node
-    peer. If there are same-node peers, every receive lands aside: posting a receive does not wait for same-node peers,
-    and some peer may still be reading the destination.
+    peer. If there are same-node peers, every receive lands in the workspace: posting a receive does not wait for
+    same-node peers, and some peer may still be reading the destination.
     """
 
     def __init__(self, layouts: Layouts, alias: int | None, ends: dict[int, _Ends] | None) -> None:
@@ -209,12 +209,13 @@ class _Resolver:
     def round(self, half: str, steps: Round) -> tuple[Step, ...]:
         """Return the steps of the next round; all moves to one destination become one result."""
         self._half, self._used = half, 0
-        # The round before uses the other half: data aside wait only for readers from two rounds ago.
+        # The round before uses the other half: data in the workspace wait only for readers from two rounds ago.
         self._before, self._users[half] = self._users[half], set()
         moves = [step for step in steps if not isinstance(step, Send)
                  and not (isinstance(step, Copy) and self._span(step.src) == self._span(step.dst))]
         sends = [step for step in steps if isinstance(step, Send)]
-        # A round reads everything before writing anything. So a write to one of these chunks must wait, or land aside.
+        # A round reads everything before writing anything. So a write to one of these chunks must wait, or land in the
+        # workspace.
         sent, read = ({chunk for step in some for chunk in self._span(step.src).chunks}
                       for some in (sends, [step for step in moves if isinstance(step, Copy | Reduce)]))
         receives, results = list[tuple[int, Span]](), dict[Span, list[Span]]()
@@ -226,22 +227,23 @@ class _Resolver:
                 operand = next(self._ends[step.peer][0])
             else:
                 is_direct = self._is_direct and isinstance(step, Recv) and sent.union(read).isdisjoint(dst.chunks)
-                operand = dst if is_direct else self._aside(dst)
+                operand = dst if is_direct else self._in_workspace(dst)
                 receives.append((step.peer, operand))
             # A combining step adds an operand to the result so far, at first the destination itself; any other step
             # starts anew.
             results[dst] = [*results.get(dst, [dst]), operand] if isinstance(step, RecvReduce | Reduce) else [operand]
         # Results are ordered by their first number. 0: the result overwrites no chunk read in this round. 1: the result
-        # overwrites a chunk that is sent. 2: a result formed aside is copied to its destination, after all reads.
+        # overwrites a chunk that is sent. 2: a result formed in the workspace is copied to its destination,
+        # after all reads.
         forms = list[tuple[int, Span, list[Span]]]()
         for dst, sources in results.items():
             is_sent, buffers = not sent.isdisjoint(dst.chunks), [source.buffer for source in sources]
-            # A result that overwrites a local operand of the round is formed aside first. So is a result that reads one
-            # same-node peer and overwrites a chunk sent to another: each of the two ranks might wait for the other's
-            # read.
+            # A result that overwrites a local operand of the round is formed in the workspace first. So is a result
+            # that reads one same-node peer and overwrites a chunk sent to another: each of the two ranks might wait for
+            # the other's read.
             if not read.isdisjoint(dst.chunks) or (is_sent and PEER in buffers):
                 if len(sources) > 1 or buffers[0] not in HALVES:
-                    forms.append((0, self._aside(dst), sources))
+                    forms.append((0, self._in_workspace(dst), sources))
                     sources = [forms[-1][1]]
                 forms.append((2, dst, sources))
             elif sources != [dst]:
@@ -260,7 +262,7 @@ class _Resolver:
                 self.workspace["scratch"] = max(self.workspace["scratch"], span.stop)
         return span
 
-    def _aside(self, span: Span) -> Span:
+    def _in_workspace(self, span: Span) -> Span:
         # Parts begin at cache lines, so that two of them never share a line written by one rank and read by another.
         start, stop = self._used, self._used + span.stop - span.start
         self._used = -(-stop // CACHE_LINE) * CACHE_LINE

@@ -34,7 +34,7 @@ def throw(operation: Operation, error: BaseException) -> None:
             operation.throw(error)
 
 
-def beside(run: Callable[[Operation, str], None], call: Callable[[], T], name: str) -> T:
+def in_thread(run: Callable[[Operation, str], None], call: Callable[[], T], name: str) -> T:
     """Return the result of `call`, a blocking call without a deadline, made in a helper thread.
 
     `run` waits for the thread, with a deadline; after a failed wait the daemon thread stays blocked in `call`.

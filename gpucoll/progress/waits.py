@@ -88,7 +88,7 @@ class Progress:
         self.name, self.waits_since = "", 0.0  # the operation of the last wait, and the start time (`time.monotonic`)
         self.went_on = 0.0  # the time of the last progress of any operation (`time.monotonic`)
         self.on_failure: Callable[[], None] = lambda: None  # tells the other ranks, once
-        # Returns the ranks to blame for a late wait, described in words and as numbers.
+        # Returns the ranks to blame for a late wait: a sentence, and the numbers of the ranks.
         self.blame: Callable[[], tuple[str, tuple[int, ...]]] = lambda: ("", ())
         # Returns the cause of an error of the transport or of another rank, if more is known than the error says.
         self.explain: Callable[[BaseException], GpucollError | None] = lambda error: None
@@ -251,8 +251,8 @@ class Progress:
 
     def late(self, name: str) -> CollectiveTimeout:
         """Return the CollectiveTimeout of a wait at its deadline, naming the ranks to blame."""
-        words, ranks = self.blame()
-        late = f"the other ranks: {words}" if words else "the other ranks"
+        reasons, ranks = self.blame()
+        late = f"the other ranks: {reasons}" if reasons else "the other ranks"
         return CollectiveTimeout(f"{name}: waited {self.timeout:g} s for {late}; is every rank in the same call, with "
                                  "the same shape, dtype and algorithm? timeout= sets the deadline", ranks=ranks)
 
@@ -332,14 +332,14 @@ class Progress:
         """Run `work` concurrently with all other work, in no order: for messages between two ranks."""
         return self._begin(work, self._alone)
 
-    def _begin(self, work: Work, beside: MutableSequence[Work]) -> Work:
+    def _begin(self, work: Work, works: MutableSequence[Work]) -> Work:
         self.check()
         self.thread = threading.get_native_id()
         self.under_way.began()
-        beside.append(work)
+        works.append(work)
         # Take the first steps here: the messages leave at once, and short operations end without the progress thread.
         self.advance()
-        if self._threads and beside:
+        if self._threads and works:
             self._start_thread()
         return work
 

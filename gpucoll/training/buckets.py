@@ -99,11 +99,11 @@ class Pipeline:
 
     Starting a reduction advances every earlier unfinished reduction by one collective. The order of the collectives
     depends only on the order of `start` calls, never on the duration of a message, so the order is equal on all ranks.
-    With `beside` the collectives are asynchronous and overlap with the caller's work; otherwise each is blocking.
+    If it `overlaps`, the collectives are asynchronous and overlap with the caller's work; otherwise each is blocking.
     """
 
-    def __init__(self, *, beside: bool) -> None:
-        self._beside = beside
+    def __init__(self, *, overlaps: bool) -> None:
+        self._overlaps = overlaps
         # Each reduction, the wait for the result of its latest collective, and the number of collectives to come
         self._under_way: list[tuple[Phases, Callable[[], Any], int]] = []
 
@@ -123,7 +123,7 @@ class Pipeline:
             call = phases.send(came)
         except StopIteration:
             return
-        wait = call(async_op=True).wait if self._beside else functools.partial(_given, call())
+        wait = call(async_op=True).wait if self._overlaps else functools.partial(_given, call())
         self._under_way.append((phases, wait, left - 1))
 
     def finish(self, *, most: int = 0) -> None:
@@ -137,7 +137,7 @@ def _given(result: Any) -> Any:
     return result
 
 
-def has_room_beside(comm: Communicator, arrays: Iterable[Like]) -> bool:
+def can_overlap(comm: Communicator, arrays: Iterable[Like]) -> bool:
     """Return whether overlapping collectives of `arrays` with computation can gain time. A collective call.
 
     Inside a node, collectives of host arrays use processor time. On a node without spare processors a communicating

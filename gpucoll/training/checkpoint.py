@@ -65,8 +65,8 @@ class Saving:
         self._optimizer = {"steps": optimizer.steps, "optimizer": type(optimizer).__name__,
                            "state": list(optimizer.state_names)}
         # A token common to all ranks makes the file names new: files of the checkpoint in the folder stay untouched.
-        told = internal.broadcast_metadata(comm, 0, {"token": os.urandom(6).hex()}, "save")
-        self._token = told["token"]
+        sent = internal.broadcast_metadata(comm, 0, {"token": os.urandom(6).hex()}, "save")
+        self._token = sent["token"]
         self._name = f"rank-{comm.rank}-{self._token}.npz"
         # Copies, since training goes on and changes the arrays while the thread writes.
         self._rows = {f"{kind}/{name}": numpy.array(on_host(row)) for name, state in states.items()

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpucoll.arrays import address, same_memory
 from gpucoll.communicator import Communicator, internal
-from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, cut, has_room_beside
+from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, can_overlap, cut
 from gpucoll.training.compression import (
     Compression,
     Exact,
@@ -30,7 +30,7 @@ class DataParallel:
 
     `parameters` maps names to arrays, alike on all ranks; rank 0's values are broadcast to all. An asynchronous
     all-reduce of a bucket starts after the bucket's last gradient and after all earlier buckets. Give gradients in the
-    reverse order of `parameters` for the best overlap. Without spare processors on a node (`has_room_beside`), `finish`
+    reverse order of `parameters` for the best overlap. Without spare processors on a node (`can_overlap`), `finish`
     makes all the collectives. Buckets are allocated by `comm.empty`. The constructor is a collective call. Raises
     ArgumentError and DtypeError for wrong arguments of this rank, PeerError for wrong arguments of another rank, and
     MismatchError if names, shapes, dtypes or memories (host, GPU) of the parameters differ between ranks.
@@ -47,8 +47,8 @@ class DataParallel:
         check_dtypes("DataParallel", self._like, self._compression)
         names = cut(self._like, bucket_bytes, self._compression.of)
         self._arrivals = Arrivals(names)
-        self._is_beside = has_room_beside(comm, self._like.values())
-        self._pipeline = Pipeline(beside=self._is_beside)
+        self._overlaps = can_overlap(comm, self._like.values())
+        self._pipeline = Pipeline(overlaps=self._overlaps)
         self._is_synchronised = True
         self._before = remembered(self._compression)
         self._buckets = [self._bucket(some) for some in names]
@@ -80,7 +80,7 @@ class DataParallel:
             self._arrivals.held.add(name)
             if self._is_synchronised:
                 self._arrivals.came(name)
-                if self._is_beside:
+                if self._overlaps:
                     self._start(self._arrivals.startable())
 
     def _start(self, numbers: Iterable[int]) -> None:

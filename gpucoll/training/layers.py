@@ -16,8 +16,8 @@ class Layers:
     The next layer is predicted from the order of layers in the step before, and gathered in advance.
     """
 
-    def __init__(self, shards: Parameters, like: dict[str, Like], comm: Communicator, *, beside: bool) -> None:
-        self._shards, self._like, self._comm, self._beside = shards, like, comm, beside
+    def __init__(self, shards: Parameters, like: dict[str, Like], comm: Communicator, *, overlaps: bool) -> None:
+        self._shards, self._like, self._comm, self._overlaps = shards, like, comm, overlaps
         self._used: list[Names] = []  # in this step
         self._before: list[Names] = []  # in the last step
         self._coming: tuple[Names, Parameters, Pipeline] | None = None
@@ -56,7 +56,7 @@ class Layers:
 
     def _begin(self, names: Names) -> tuple[Names, Parameters, Pipeline]:
         found = {name: self._like[name].new(self._like[name].shape) for name in names}
-        pipeline = Pipeline(beside=self._beside)
+        pipeline = Pipeline(overlaps=self._overlaps)
         for dtype in dict.fromkeys(self._like[name].dtype for name in names):
             like = {name: self._like[name] for name in names if self._like[name].dtype == dtype}
             some = Shards(like, self._comm.rank, self._comm.size)

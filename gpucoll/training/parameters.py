@@ -54,27 +54,27 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: 
         if error is None else []
     # Exchange a fingerprint, the number of parameters and a CRC-32: the full list may exceed a message of metadata.
     sign = [len(rows), zlib.crc32(json.dumps(rows).encode())]
-    told = {"sign": sign} if error is None else {"error": str(error)}
-    everyone = internal.all_gather_metadata(comm, told, name, error)
+    mine = {"sign": sign} if error is None else {"error": str(error)}
+    everyone = internal.all_gather_metadata(comm, mine, name, error)
     if any(one["sign"] != everyone[0]["sign"] for one in everyone):
-        _tell_first_difference(name, rows, comm)
+        _refuse_first_difference(name, rows, comm)
     return found
 
 
-def _tell_first_difference(name: str, rows: Sequence[Any], comm: Communicator) -> None:
+def _refuse_first_difference(name: str, rows: Sequence[Any], comm: Communicator) -> None:
     """Raise the MismatchError, the same on all ranks, by comparing one parameter after another."""
     for index in range(1 + len(rows)):
         mine = [rows[index][0][:NAME], *rows[index][1:]] if index < len(rows) else None
         everyone = [one["row"] for one in internal.all_gather_metadata(comm, {"row": mine}, name)]
         differ = tuple(rank for rank, row in enumerate(everyone) if row != everyone[0])
         if differ:
-            raise MismatchError(f"{name}: parameter {index} is {_words(everyone[0])} on rank 0 and "
-                                f"{_words(everyone[differ[0]])} on ranks {', '.join(map(str, differ))}; all ranks need "
-                                "the same parameters in the same order", code="GC-NAME", ranks=differ)
+            raise MismatchError(f"{name}: parameter {index} is {_described(everyone[0])} on rank 0 and "
+                                f"{_described(everyone[differ[0]])} on ranks {', '.join(map(str, differ))}; all ranks "
+                                "need the same parameters in the same order", code="GC-NAME", ranks=differ)
     raise MismatchError(f"{name}: ranks have parameters whose names differ beyond {NAME} characters", code="GC-NAME")
 
 
-def _words(row: Any) -> str:
+def _described(row: Any) -> str:
     return "missing" if row is None else f"{row[0]} {tuple(row[1])} {row[2]}{' on a GPU' if row[3] else ''}"
 
 

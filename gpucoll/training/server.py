@@ -87,7 +87,7 @@ class ParameterServer:
         self._only_workers("pull")
         # Ask all servers before the first answer: the servers prepare their answers at the same time.
         for pair in self._pairs:
-            self._tell(pair, PULL)
+            self._request(pair, PULL)
         for server, pair in enumerate(self._pairs):
             for part in self._parts(server):
                 pair.recv(part, src=1, tag=DATA)
@@ -108,7 +108,7 @@ class ParameterServer:
         self._pushes += 1
         # Each header directly before its data: a server that has received the header blocks until the data has come.
         for server, pair in enumerate(self._pairs):
-            self._tell(pair, PUSH)
+            self._request(pair, PUSH)
             for part in self._parts(server):
                 pair.send(part, dst=1, tag=DATA)
                 self.traffic["out"] += part.nbytes
@@ -117,9 +117,9 @@ class ParameterServer:
         """Tell the servers that this worker makes no more calls."""
         self._only_workers("done")
         for pair in self._pairs:
-            self._tell(pair, DONE)
+            self._request(pair, DONE)
 
-    def _tell(self, pair: Communicator, what: int) -> None:
+    def _request(self, pair: Communicator, what: int) -> None:
         pair.send(numpy.array([what, self._pushes]), dst=1, tag=HEADER)
 
     def _only_workers(self, call: str) -> None:
@@ -156,7 +156,7 @@ class _Shard:
             waits.until(self._has_news, "serve", float("inf"))
             for worker in list(self._live):
                 if worker in self._asked and self._asked[worker][1].is_completed():
-                    self._with(worker, self._hear)
+                    self._with(worker, self._serve)
             self._go_on()
 
     def _has_news(self) -> bool:
@@ -183,7 +183,7 @@ class _Shard:
         room = numpy.zeros(2, numpy.int64)
         self._asked[worker] = room, self._live[worker].recv(room, src=0, tag=HEADER, async_op=True)
 
-    def _hear(self, worker: int) -> None:
+    def _serve(self, worker: int) -> None:
         room, work = self._asked.pop(worker)
         work.wait()
         what, pushes = room.tolist()

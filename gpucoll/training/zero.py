@@ -19,7 +19,7 @@ from typing import Any
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator, internal
 from gpucoll.errors import ArgumentError, nearest
-from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Phases, Pipeline, cut, has_room_beside
+from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Phases, Pipeline, can_overlap, cut
 from gpucoll.training.checkpoint import PARAMETER, Checkpoint, Saving
 from gpucoll.training.compression import (
     Compression,
@@ -111,9 +111,9 @@ class ZeRO:
         self._bucket_of = {name: number for number, some in enumerate(names) for name in some}
         self._open: dict[int, _Sharded | _Compressed] = {}  # the buckets with memory allocated, by number
         self._gradients: Parameters = {}
-        beside = has_room_beside(comm, self._like.values())
-        self._pipeline = Pipeline(beside=beside)
-        self._layers = Layers(self._own, self._like, comm, beside=beside)
+        overlaps = can_overlap(comm, self._like.values())
+        self._pipeline = Pipeline(overlaps=overlaps)
+        self._layers = Layers(self._own, self._like, comm, overlaps=overlaps)
         self._saving: Saving | None = None
         self._before = remembered(self._compression)
 

@@ -160,15 +160,15 @@ def _same(given: object, right: str) -> bool:
 class Hub:
     """Rank 0's end of all connections, with a thread per connection. `gone` holds the ranks with a broken connection.
 
-    `hear` handles a frame of a rank (at most `most` bytes besides the JSON) and returns the answer, or None. `lost` is
+    `answer` takes a frame of a rank (at most `most` bytes besides the JSON) and returns the answer, or None. `lost` is
     called after a rank was added to `gone`. Other threads call both.
     """
 
-    def __init__(self, size: int, token: str, hear: Callable[[int, Frame], Frame | None],
+    def __init__(self, size: int, token: str, answer: Callable[[int, Frame], Frame | None],
                  lost: Callable[[], None] = lambda: None, most: int = 0) -> None:
         self.gone: set[int] = set()
         self._size, self.token = size, token
-        self._hear, self._lost, self._most = hear, lost, most
+        self._answer, self._lost, self._most = answer, lost, most
         self._here: dict[int, Connection] = {}  # the connected ranks
         self._unproved: dict[Connection, float] = {}  # greetings in progress, and their start times; the oldest first
         # Guards `gone`, `_here`, `_unproved` and `_listener`; notified when any of them changes. Reentrant.
@@ -177,7 +177,7 @@ class Hub:
         self._accepts = threading.Thread()
 
     def serve(self, listener: socket.socket) -> None:
-        """Accept ranks from a listener until `shut`; from now on other threads call `hear` and `lost`."""
+        """Accept ranks from a listener until `shut`; from now on other threads call `answer` and `lost`."""
         # The queue of the kernel must hold all ranks at once: a rank that finds it full has to try again.
         listener.listen(self._size + STRANGERS)
         self._listener = listener
@@ -238,7 +238,7 @@ class Hub:
             while not said_bye:
                 frame = connection.read(self._most)
                 said_bye = "bye" in frame[0]
-                answer = None if said_bye else self._hear(rank, frame)
+                answer = None if said_bye else self._answer(rank, frame)
                 if answer is not None:
                     connection.send(*answer)
         except (OSError, EOFError):  # the connection broke off: `_leaves` counts the rank as gone
@@ -251,7 +251,7 @@ class Hub:
         self._leaves(connection, rank, said_bye)
 
     def _leaves(self, connection: Connection, rank: int, said_bye: bool) -> None:
-        # A rank is lost if its connection ends without a goodbye from either end; `tell` and `close` clear `_here`.
+        # A rank is lost if its connection ends without a goodbye of either end; `broadcast` and `close` clear `_here`.
         with self._changed:
             is_lost = self._here.get(rank) is connection and not said_bye
             self.gone.update([rank] if is_lost else [])
@@ -285,7 +285,7 @@ class Hub:
         if head.get("version") != __version__ or size != self._size:
             raise StoreError(f"rank {rank} says that there are {size} ranks of gpucoll {head.get('version')}, rank 0 "
                              f"that there are {self._size} of {__version__}; start all ranks alike")
-        # Welcome the rank under the lock: a concurrent `tell` must not come before the welcome, nor miss this rank.
+        # Welcome the rank under the lock: a concurrent `broadcast` must neither precede the welcome nor miss this rank.
         with self._changed:
             if rank in self._here:
                 raise unfit
@@ -297,7 +297,7 @@ class Hub:
             self._changed.notify_all()
         return rank
 
-    def tell(self, head: dict[str, Any], *, last: bool = False) -> None:
+    def broadcast(self, head: dict[str, Any], *, last: bool = False) -> None:
         """Send a frame to all connected ranks; after the `last` frame, broken connections no longer count as deaths."""
         with self._changed:
             for connection in self._here.values():

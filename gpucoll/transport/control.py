@@ -51,11 +51,11 @@ def came(comm: Any, tag: int) -> dict[int, int]:
     """Receive all pending messages with this tag; return the last number sent by each rank. Never waits."""
     from mpi4py import MPI
 
-    told, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.int64)
+    reported, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.int64)
     while comm.Iprobe(MPI.ANY_SOURCE, tag, status):
         comm.Recv([said.view(numpy.uint8), BYTES], status.source, tag)
-        told[status.source] = int(said[0])
-    return told
+        reported[status.source] = int(said[0])
+    return reported
 
 
 def cancel(receives: list[Any], owner: Any) -> None:

@@ -185,10 +185,10 @@ def _predicted(collective: str, name: str, nbytes: int, topology: Topology, worl
     entry = find(collective, name)
     pieces = 1 if barriers else entry.pieces(pieces)
     cost = entry.price(world.size, nbytes, pieces, world.nodes)
-    rounds, beside, taken = cost["rounds"], cost["beside"], moved(cost, topology.name)
+    rounds, gaps, taken = cost["rounds"], cost["gaps"], moved(cost, topology.name)
     if barriers:
-        rounds, beside, taken = barriers, barriers * max(0, world.size - 2), cost["received"]
-    parts = rounds * level.alpha + beside * level.gap, taken * level.beta, cost["reduced"] * level.gamma
+        rounds, gaps, taken = barriers, barriers * max(0, world.size - 2), cost["received"]
+    parts = rounds * level.alpha + gaps * level.gap, taken * level.beta, cost["reduced"] * level.gamma
     return Candidate(topology.name, name, pieces, sum(parts), *parts, False)
 
 

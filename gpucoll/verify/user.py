@@ -165,7 +165,7 @@ class Ledger:
     """
 
     def __init__(self, size: int) -> None:
-        self.rounds, self.beside = 0, 0
+        self.rounds, self.gaps = 0, 0
         self.length, self._ends = [0] * size, [0] * size  # of the longest chain: before, and in, the round
         self.moved = [[0, 0, 0] for _ in range(size)]  # chunks sent, received, reduced
         self._steps: list[Round] = [()] * size
@@ -174,7 +174,7 @@ class Ledger:
         """Return the fields of `Cost`; bytes are shares of the larger of input and output, of `chunks` chunks."""
         sent, received, reduced = (Fraction(max(column), chunks) for column in zip(*self.moved, strict=True))
         return {"rounds": Fraction(self.rounds), "path": Fraction(max(self.length), chunks), "sent": sent,
-                "received": received, "reduced": reduced, "beside": Fraction(self.beside)}
+                "received": received, "reduced": reduced, "gaps": Fraction(self.gaps)}
 
     def begin(self, rank: int, steps: Round) -> None:
         self._steps[rank], self._ends[rank] = steps, self.length[rank]
@@ -184,7 +184,7 @@ class Ledger:
             self.moved[rank][2] += step.dst.count if isinstance(step, Reduce | RecvReduce) else 0
         if rank == 0:
             for kinds in (Send, Recv | RecvReduce):
-                self.beside += max(0, len({step[1] for step in steps if isinstance(step, kinds)}) - 1)
+                self.gaps += max(0, len({step[1] for step in steps if isinstance(step, kinds)}) - 1)
 
     def meet(self, turn: Turn, sender: int, sent: int, receiver: int, received: int) -> None:
         chunks = sum(step.src.count for step in self._steps[sender] if isinstance(step, Send) and step.peer == receiver)

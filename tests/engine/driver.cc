@@ -58,7 +58,7 @@ static void take_part(Words& words, std::vector<Part>& parts) {
 
 static void take_plan(Words& words, Plan& plan, uint32_t rank) {
     plan.signature = words.number();
-    for (uint64_t* one : {&plan.given, &plan.taken, &plan.scratch, &plan.aside, &plan.itemsize})
+    for (uint64_t* one : {&plan.given, &plan.taken, &plan.scratch, &plan.private_bytes, &plan.itemsize})
         *one = words.size();
     const long dtype = words.number(), op = words.number();
     plan.combine = op < 0 ? nullptr : combine_of(dtype, op);

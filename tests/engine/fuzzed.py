@@ -171,8 +171,8 @@ def main(module, seed, count):
                 raise
             came[type(error).__name__] += 1
             continue
-        x, out, _, aside, *_ = (size & (1 << 64) - 1 for size in map(int, given[2]))
-        is_long = max(x, out) > MOST or MOST < aside < NEVER
+        x, out, _, private_bytes, *_ = (size & (1 << 64) - 1 for size in map(int, given[2]))
+        is_long = max(x, out) > MOST or MOST < private_bytes < NEVER
         came["too long" if is_long else world.carry_out(plan, x, out)] += 1
     print(dict(came))
 

@@ -165,7 +165,7 @@ def test_an_operation_behind_an_observer_is_told_its_error():
                 raise
 
     task = Task("barrier", "auto", None, None, None, None)
-    seen = type("Observer", (), {"told": lambda self, phase, task: None})()
+    seen = type("Observer", (), {"on_phase": lambda self, phase, task: None})()
     operation, error = Observed(Inner(), [seen], None).run(task), gc.MismatchError("unlike")
     next(operation)
     with pytest.raises(gc.MismatchError):

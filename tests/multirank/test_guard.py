@@ -188,7 +188,7 @@ def test_every_executor_is_recorded(ranks, tmp_path):  # noqa: F811
         found = summary(name, files)
         assert (found["unheard"], found["divergence"], found["missing"]) == ([], None, [])
         for story in files:
-            words = [call.words.split()[0] for call in story.calls]
+            words = [call.description.split()[0] for call in story.calls]
             assert words[:7] == ["all_reduce"] * 7
             assert words[-1] == "closed"
             assert all(call.ended >= call.began for call in story.calls)

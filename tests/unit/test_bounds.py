@@ -26,18 +26,18 @@ def test_counted_costs_equal_the_formulas(sizes):
 
 
 def same(counts, cost):
-    return counts._asdict() | {"beside": cost["beside"]} == cost
+    return counts._asdict() | {"gaps": cost["gaps"]} == cost
 
 
 def test_messages_beside_others_of_rank_0_are_counted():
     for row, size in itertools.product(ROWS, range(1, 20)):
         with naming((*row, size)):
-            beside = 0
+            gaps = 0
             for steps in schedule(*row, rank=0, size=size):
                 peers = [len({step.peer for step in steps if isinstance(step, kind)})
                          for kind in (Send, Recv | RecvReduce)]
-                beside += max(0, *(number - 1 for number in peers))
-            assert registry()[row].cost.price(size, ONE)["beside"] == beside
+                gaps += max(0, *(number - 1 for number in peers))
+            assert registry()[row].cost.price(size, ONE)["gaps"] == gaps
 
 
 def check_costs(rows, sizes):

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from gpucoll.training.buckets import Pipeline, has_room_beside
+from gpucoll.training.buckets import Pipeline, can_overlap
 from gpucoll.training.parameters import Like
 
 HOST, GPU = (Like((2,), numpy.dtype("f4"), is_gpu) for is_gpu in (False, True))
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_every_pipeline_makes_the_same_collectives_in_one_order(beside):
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_every_pipeline_makes_the_same_collectives_in_one_order(overlaps):
     made, asked, came = [], [], []
 
     def collective(name, *, async_op=False):
@@ -26,13 +26,13 @@ def test_every_pipeline_makes_the_same_collectives_in_one_order(beside):
         for number in range(collectives):
             came.append((yield functools.partial(collective, f"{name}{number}")))
 
-    pipeline = Pipeline(beside=beside)
+    pipeline = Pipeline(overlaps=overlaps)
     for name, collectives in (("a", 2), ("b", 1), ("c", 3), ("d", 0), ("e", 2)):
         pipeline.start(reduction(name, collectives), collectives)
     pipeline.finish()
     assert made == ["a0", "b0", "a1", "c0", "c1", "e0", "c2", "e1"]
     assert sorted(came) == sorted(made)  # each result was sent back to the reduction
-    assert asked == [beside] * len(made)
+    assert asked == [overlaps] * len(made)
 
 
 @pytest.mark.parametrize(("own", "all_", "ranks", "room"), [
@@ -43,10 +43,10 @@ def test_collectives_go_on_beside_computing_where_a_rank_has_two_processors(own,
     monkeypatch.setattr(os, "cpu_count", lambda: all_)
 
     def decided(other, arrays=(HOST,), nodes=1):
-        def told_by_all(mine, call, error):
+        def gathered(mine, call, error):
             return [mine, {"room": other}]
 
-        return has_room_beside(SimpleNamespace(local_size=ranks, nodes=nodes, _all_gather_metadata=told_by_all), arrays)
+        return can_overlap(SimpleNamespace(local_size=ranks, nodes=nodes, _all_gather_metadata=gathered), arrays)
 
     assert decided(True) == room
     assert not decided(False)  # all ranks of a call decide alike: a rank without room decides for all

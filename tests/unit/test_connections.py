@@ -53,10 +53,10 @@ def sockets():
 
 
 @contextlib.contextmanager
-def listening(size=3, hear=lambda rank, frame: None, listener=None):
+def listening(size=3, answer=lambda rank, frame: None, listener=None):
     """Yield a hub and a function connecting to the hub."""
     listener = listener or socket.create_server(("127.0.0.1", 0))
-    hub = Hub(size, TOKEN, hear)
+    hub = Hub(size, TOKEN, answer)
     hub.serve(listener)
     try:
         yield hub, connected_to(socket.AF_INET, listener.getsockname())
@@ -160,10 +160,10 @@ def test_a_hub_goes_on_without_threads_and_descriptors(monkeypatch):
 
 
 def test_an_error_of_a_connections_thread_ends_that_connection(caplog):
-    def hear(rank, frame):
+    def answer(rank, frame):
         raise KeyError("\ud800")
 
-    with listening(hear=hear) as (hub, connect):
+    with listening(answer=answer) as (hub, connect):
         first, second = comes(connect), comes(connect, 2)
         first.send({})
         with pytest.raises(EOFError):
@@ -303,7 +303,7 @@ def test_strangers_at_the_watch_of_several_hosts(count, monkeypatch):
     ranks.siege = siege
     watches = made(ranks, (0, 1, 2, 3))
     assert [watch._watched for watch in watches] == [{0, 1, 2, 3}] * 4
-    watches[3].tell(7)
+    watches[3].report(7)
     assert becomes(lambda: watches[0].heard() == {3: 7})
     assert [watch.silent(7) for watch in watches] == [{1, 2}, {0, 2}, {0, 1}, {0, 1, 2}]
     assert [watch.gone() for watch in watches] == [set()] * 4

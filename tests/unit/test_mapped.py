@@ -4,14 +4,14 @@ import numpy
 import pytest
 
 from gpucoll.health import mapped
-from gpucoll.health.mapped import MappedWords
-from gpucoll.health.preflight import WORDS, MappedExchange
+from gpucoll.health.mapped import MappedDescriptions
+from gpucoll.health.preflight import MESSAGE_BYTES, MappedExchange
 
 NBYTES = 8
 
 
 def ranks(size=3, nodes=None):
-    return [MappedWords(rank, nodes or (0,) * size, NBYTES) for rank in range(size)]
+    return [MappedDescriptions(rank, nodes or (0,) * size, NBYTES) for rank in range(size)]
 
 
 def met(everyone):
@@ -63,7 +63,7 @@ def test_a_file_of_another_size_is_not_used(monkeypatch, nbytes):
 
 
 def test_a_thread_with_an_earlier_call_judges_no_rows_of_later_calls():
-    everyone = met([MappedWords(rank, (0, 0), WORDS) for rank in range(2)])
+    everyone = met([MappedDescriptions(rank, (0, 0), MESSAGE_BYTES) for rank in range(2)])
 
     def begun(rank, number, text):
         return MappedExchange(everyone[rank], number, text, moves=True)
@@ -84,7 +84,7 @@ def test_a_rank_without_memory_is_not_used(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(mapped, "Segment", refused)
-        poor = MappedWords(1, (0, 0), NBYTES)
+        poor = MappedDescriptions(1, (0, 0), NBYTES)
     everyone = met([ranks(2)[0], poor])
     assert [one.offer[3] for one in everyone] == [0, 0]
 

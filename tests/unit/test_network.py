@@ -62,7 +62,7 @@ def test_who_leaves_in_order_has_not_died(watches):
 
 def test_who_does_not_wait_is_told(watches):
     for rank, number in ((0, 5), (2, 4), (3, 6)):
-        watches[rank].tell(number)
+        watches[rank].report(number)
     assert grows_to({0: 5, 2: 4, 3: 6}, watches[0].heard)
     assert [watches[rank].silent(5) for rank in (0, 2, 3)] == [{1, 2}, {1}, {1, 2}]
     assert watches[1].silent(4) == set()

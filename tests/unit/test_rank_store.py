@@ -79,7 +79,7 @@ def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
     call = {"call": "delete", "key": ""}, b""
 
     def serve(hub, listener):
-        heard.append(hub._hear(1, call))
+        heard.append(hub._answer(1, call))
         listener.close()
 
     monkeypatch.setattr(Hub, "serve", serve)

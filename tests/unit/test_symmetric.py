@@ -97,7 +97,7 @@ def test_a_segment_is_mapped_by_its_key():
 def test_memory_that_another_thread_points_to_stays():
     mine, theirs = (HostMemory(4096) for _ in range(2))
     there, start = weakref.ref(theirs.slab), theirs.slab.start
-    assert mine.reach(theirs.told(theirs.slab)) == start
+    assert mine.reach(theirs.export(theirs.slab)) == start
     del theirs
     collector.collect()
     assert there() is not None

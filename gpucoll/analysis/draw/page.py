@@ -42,9 +42,9 @@ def _lanes(view: View) -> dict[str, str]:
     size, rounds = view.size, view.rounds
     lane = 20.0 if size <= 16 else 11.0 if size <= 32 else 7.0
     shown = range(0, size, 1 if size <= 16 else 2)
-    beside = (f'<li style="height:{number(lane * shown.step)}px"><b>{rank}</b></li>' for rank in shown)
+    labels = (f'<li style="height:{number(lane * shown.step)}px"><b>{rank}</b></li>' for rank in shown)
     idle = (f'<li style="height:{number(lane * shown.step)}px">{view.rank_idle[rank]:.0%}</li>' for rank in shown)
-    return {"ranks": "".join(beside), "idles": "".join(idle), "lane": number(lane),
+    return {"ranks": "".join(labels), "idles": "".join(idle), "lane": number(lane),
             "lanes": _stretched(size * lane, (shape for rank in range(size) for shape in _lane(view, rank, lane))),
             "load": _stretched(24, _bars(view.busiest, rounds, "axis")),
             "idle": _stretched(24, _bars(view.idle, rounds, "idle"))}

@@ -118,11 +118,11 @@ class Still:
                                for role, colour in palette.items()) for palette in (LIGHT, DARK))
         style = f"{light}{ranks(self.view.size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
         title, *details = self.view.title.split(" · ")
-        beside = f'<tspan font-size="14" font-weight="400" class="muted" dx="12">{escape(" · ".join(details))}</tspan>'
+        note = f'<tspan font-size="14" font-weight="400" class="muted" dx="12">{escape(" · ".join(details))}</tspan>'
         shapes = [
             f"<style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>", rect(0, 0, width, height, "paper"),
             f"<defs>{''.join(self.used.values())}</defs>",
-            f'<text x="24" y="38" font-size="22" font-weight="650" class="ink">{escape(title)}{beside}</text>',
+            f'<text x="24" y="38" font-size="22" font-weight="650" class="ink">{escape(title)}{note}</text>',
             words(24, 60, key(self.view), "muted", size=12), *body, "</svg>\n"]
         return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
                 f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}">'

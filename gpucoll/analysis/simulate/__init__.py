@@ -122,7 +122,7 @@ def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[flo
     """Return the parts by the registry's formulas, valid for equal links: all ranks end each round together."""
     count, segments = case.schedule(0).chunks, case.options.get("segments", 1)
     cost, level = case.entry.price(case.size, count, segments), routes.levels[0]
-    latency = cost["rounds"] * level.alpha + cost["beside"] * level.gap
+    latency = cost["rounds"] * level.alpha + cost["gaps"] * level.gap
     moved = max(cost["sent"], cost["received"])
     return [[latency, moved * level.beta * chunk, cost["reduced"] * level.gamma * chunk] for chunk in chunks]
 

@@ -56,7 +56,7 @@ class Routes:
         reached = self.reach(src, dst)
         alpha, beta = self._alphas[reached], numpy.zeros(len(src))
         if self._gaps.any():
-            alpha += self._gaps[reached] * self._beside(src, dst)
+            alpha += self._gaps[reached] * self._concurrent(src, dst)
         for index, level in enumerate(self.levels):
             crossing, passing = numpy.flatnonzero(reached == index), numpy.flatnonzero(reached > index)
             uses = [*self._uses(index, src, dst, crossing, passing)]
@@ -70,7 +70,7 @@ class Routes:
             alpha[crossing] -= level.hop
         return alpha, beta
 
-    def _beside(self, src: Array, dst: Array) -> Array:
+    def _concurrent(self, src: Array, dst: Array) -> Array:
         """Return for each message the number of gaps: further receivers of the sender, or senders to the receiver.
 
         The larger of both numbers counts.

@@ -72,11 +72,11 @@ class NcclNative(Executor):
 
     def _from_copy(self, task: Task) -> Waiting:
         """Let NCCL read a copy, kept until all is enqueued, or for good in a capture."""
-        aside = self._device.empty(task.input.size, task.input.dtype, task.stream)
-        self._order.keep_captured(task.stream, aside)
-        self._device.kernels.copy(address(task.input), address(aside), task.input.size, task.dtype.itemsize,
+        staging = self._device.empty(task.input.size, task.input.dtype, task.stream)
+        self._order.keep_captured(task.stream, staging)
+        self._device.kernels.copy(address(task.input), address(staging), task.input.size, task.dtype.itemsize,
                                   task.stream)
-        yield from self._transport.call(self._call(task, address(aside), address(task.output)), task.stream)
+        yield from self._transport.call(self._call(task, address(staging), address(task.output)), task.stream)
 
 
 def _reads_what_it_writes(task: Task) -> bool:

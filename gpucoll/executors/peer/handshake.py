@@ -61,33 +61,33 @@ class Handshake:
     def _meet(self) -> Iterator[Pending]:
         # All ranks must cut their slabs alike: use the smallest number of channels proposed.
         proposed = yield from exchange(self._place, self._wire, [self._device.channels(self._place.size)])
-        self.room = Room(self._place.size, min(words[0] for words in proposed), staging=self._device.staging)
+        self.room = Room(self._place.size, min(row[0] for row in proposed), staging=self._device.staging)
         # After a failure go on with the exchanges: the other ranks wait for this one, and all must agree on the
         # outcome.
-        told: list[int] = []
+        exported: list[int] = []
         try:
             self.memory = _memory(self._device, self.room.offsets["end"])
-            told = self.memory.told(self.memory.slab)
+            exported = self.memory.export(self.memory.slab)
         except OSError as error:
             self.unavailable_reason = f"there is no memory that ranks could share: {error}"
-        everybody = yield from exchange(self._place, self._wire, [bool(told), *told])
-        reached = all(words[0] for words in everybody)
+        everybody = yield from exchange(self._place, self._wire, [bool(exported), *exported])
+        reached = all(row[0] for row in everybody)
         if reached:
             try:
-                slabs = [self.memory.reach(words[1:]) for words in everybody]
+                slabs = [self.memory.reach(row[1:]) for row in everybody]
                 control = self.memory.control.ctypes.data
                 self.heap = PeerHeap(self.room, self._place.rank, slabs, control, self._timeout)
             except OSError as error:
                 reached, self.unavailable_reason = False, f"this rank cannot reach the memory of another one: {error}"
         everybody = yield from exchange(self._place, self._wire, [reached])
-        failed = [rank for rank, words in enumerate(everybody) if not words[0]]
+        failed = [rank for rank, row in enumerate(everybody) if not row[0]]
         if failed:
             self.unavailable_reason = self.unavailable_reason or \
                 f"rank {failed[0]} cannot reach the memory of every other rank"
         elif self._between_processes and self._device.asynchronous:
             everybody = yield from exchange(self._place, self._wire, (yield from self._lost(slabs)))
-            lost = sorted(sorted((rank, other)) for rank, words in enumerate(everybody)
-                          for other in range(self._place.size) if words[other])
+            lost = sorted(sorted((rank, other)) for rank, row in enumerate(everybody)
+                          for other in range(self._place.size) if row[other])
             if lost:
                 self.unavailable_reason = (
                     f"data that ranks {lost[0][0]} and {lost[0][1]} exchange in each other's memory do not arrive, "

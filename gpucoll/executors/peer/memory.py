@@ -49,14 +49,14 @@ class PeerMemory:
         """Return the bytes in memory readable by the host; no enqueued kernel may still write them."""
         return numpy.asarray(row)
 
-    def told(self, slab: Any) -> list[int]:
+    def export(self, slab: Any) -> list[int]:
         """Return the words by which another rank reaches a slab (see `reach`); raise OSError if that is impossible."""
         _slabs[slab.start] = slab
         return [PROCESS, os.getpid(), slab.start, *self._handle(slab)]
 
-    def reach(self, told: Sequence[int]) -> int:
-        """Return the address of another rank's slab, given the result of `told`; raise OSError if out of reach."""
-        process, number, start, *handle = told
+    def reach(self, exported: Sequence[int]) -> int:
+        """Return the address of another rank's slab, given the result of `export`; raise OSError if out of reach."""
+        process, number, start, *handle = exported
         # A rank of this process: a thread. CUDA does not open a handle in the process of its origin; the address is
         # valid as it is. Keep a reference, since the other rank may release its slab sooner.
         if (process, number) == (PROCESS, os.getpid()):
@@ -108,7 +108,7 @@ class HostMemory(PeerMemory):
 class SymmetricMemory:
     """Arrays at the same place in the slabs of all ranks, readable by all ranks' kernels.
 
-    `heap` allocates on this rank; the addresses of the other ranks' slabs are kept beside. `size` is the number of
+    `heap` allocates on this rank; the addresses of the other ranks' slabs are kept, too. `size` is the number of
     ranks.
     """
 
@@ -118,15 +118,15 @@ class SymmetricMemory:
         self._slabs = 0
         self.heap = Heap(size, memory.new_slab, memory.array)
 
-    def told(self, slab: Slab) -> list[int]:
+    def export(self, slab: Slab) -> list[int]:
         """Return the words by which other ranks reach a slab; no words if the system forbids access."""
         try:
-            return self._memory.told(slab)
+            return self._memory.export(slab)
         except OSError:
             return []
 
     def reach(self, key: int, everybody: Sequence[list[int]]) -> None:
-        """Gain access to the new slabs of all ranks, given each rank's `told`; `key` is the key of this rank's slab.
+        """Gain access to the new slabs of all ranks, given each rank's result of `export`; `key`: the key of this slab.
 
         If this rank fails, its arrays on the slab get no mark (see `places`), and no rank reads the others' arrays in
         place.
@@ -136,7 +136,7 @@ class SymmetricMemory:
         if not all(everybody):
             return
         try:
-            self._starts[key] = self._slabs, [self._memory.reach(told) for told in everybody]
+            self._starts[key] = self._slabs, [self._memory.reach(exported) for exported in everybody]
         except OSError:
             return
 

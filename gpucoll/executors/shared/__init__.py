@@ -53,7 +53,7 @@ from gpucoll.transport.tags import BYTES, MAX_MESSAGE, tag_of_call
 # differ. FAILED - r: rank r has failed. LATE_FOR - r: the deadline has passed in a wait for rank r. The counter stays:
 # peers may still read data shown before the failure.
 LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
-# Seconds for which ranks with different calls wait for the others' words: MISMATCH_TIMEOUT if all ranks come to
+# Seconds for which ranks with different calls wait for the others' descriptions: MISMATCH_TIMEOUT if all ranks come to
 # `differ`, SHORT_TIMEOUT if some may not. POLL_INTERVAL is the pause between two looks.
 MISMATCH_TIMEOUT, SHORT_TIMEOUT, POLL_INTERVAL = 5.0, 0.25, 1e-4
 # The counter of a rank that has shown the place of its call. One less than the engine's SETTLED, and above all rounds.
@@ -76,8 +76,8 @@ class _PostedMessage(NamedTuple):
 class _Comparing:
     """The comparison of a call by messages between nodes, as an instruction of the call's plan."""
 
-    def __init__(self, executor: SharedExecutor, words: str) -> None:
-        self._executor, self._words = executor, words
+    def __init__(self, executor: SharedExecutor, description: str) -> None:
+        self._executor, self._description = executor, description
         self._operation: Operation | None = None  # of the call under way
         self._pending: Pending | None = None
 
@@ -87,7 +87,7 @@ class _Comparing:
         Raises MismatchError or PeerError if they do not; the engine then leaves the call, and no data have moved.
         """
         if self._operation is None:
-            self._operation = self._executor.comparison.compare(self._words)
+            self._operation = self._executor.comparison.compare(self._description)
         try:
             while self._pending is None or self._pending():
                 self._pending = next(self._operation, None)
@@ -235,10 +235,10 @@ class SharedExecutor(Executor):
         """
         number, node_ranks, words = self.engine.call_count, sorted(self._node_ranks.all), self._node_ranks.words
         settles = meet and self._check == ALL and not any(self.engine.is_eager(rank, number) for rank in node_ranks)
-        # Wait until all ranks have shown their words. After `settle` the next use of the same descriptor waits for all
-        # counters, so that no rank can miss the words.
+        # Wait until all ranks have shown their descriptions. After `settle` the next use of the same descriptor waits
+        # for all counters, so that no rank can miss the descriptions.
         if settles:
-            self.engine.tell(call_site())
+            self.engine.add_call_site(call_site())
         else:
             words[self._node_ranks.rank][FAILURE] = ASTRAY
         counter = number << ROUNDS | (TOLD if settles else 0)
@@ -246,13 +246,13 @@ class SharedExecutor(Executor):
         while any(words[rank][COUNTER] < counter for rank in node_ranks) and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)
         if settles and all(words[rank][COUNTER] >= counter for rank in node_ranks):
-            calls = [self.engine.words(rank, number) for rank in node_ranks]
+            calls = [self.engine.description(rank, number) for rank in node_ranks]
             self.engine.settle()
             raise disagreement(node_ranks, calls)
         # A mismatch can be found one or two calls late, by ranks that did not meet in the differing call itself. Search
-        # back for the first call whose words differ.
+        # back for the first call whose descriptions differ.
         for earlier in range(3):
-            shown = {rank: self.engine.words(rank, number - earlier) for rank in node_ranks
+            shown = {rank: self.engine.description(rank, number - earlier) for rank in node_ranks
                      if self.engine.is_eager(rank, number - earlier)
                      or number - earlier <= words[rank][COUNTER] >> ROUNDS <= number - earlier + 1}
             if len(set(shown.values())) > 1:
@@ -264,17 +264,17 @@ class SharedExecutor(Executor):
             raise MismatchError("another rank of this node has found out that ranks make different calls")
         raise disagreement([*shown], [*shown.values()], moved=True)
 
-    def compare(self, words: str) -> Operation:
+    def compare(self, description: str) -> Operation:
         """Compare a call made elsewhere, or not at all, with the other ranks; a refusal waits for no rank."""
-        if self._check == OFF and self.comparison is None and not is_refusal(words):
+        if self._check == OFF and self.comparison is None and not is_refusal(description):
             return iter(())
-        if is_refusal(words) and self.comparison is None:
-            words = shortened(f"{words}\n{call_site()}", TEXT - 1)
-        return self.walk(lambda: self._plans.without_data(words), None, None)
+        if is_refusal(description) and self.comparison is None:
+            description = shortened(f"{description}\n{call_site()}", TEXT - 1)
+        return self.walk(lambda: self._plans.without_data(description), None, None)
 
-    def _comparing(self, words: str) -> Callable[[], bool] | None:
-        """Return an instruction comparing calls of these `words` by messages; None if the engine compares calls."""
-        return None if self.comparison is None else _Comparing(self, words).go_on
+    def _comparing(self, description: str) -> Callable[[], bool] | None:
+        """Return an instruction that compares this call by messages; None if the engine compares calls."""
+        return None if self.comparison is None else _Comparing(self, description).go_on
 
     def awaited(self) -> set[int] | None:
         """Return the ranks awaited by the call under way; None if no call is under way."""
@@ -294,27 +294,27 @@ class SharedExecutor(Executor):
         return self._awaited
 
     def under_way(self) -> str:
-        """Return the call under way in words, or ""."""
+        """Return the description of the call under way, or ""."""
         return self.progress()[self._node_ranks.rank][1] if self.engine is not None and self.engine.is_walking() else ""
 
     def progress(self) -> dict[int, tuple[int, str]]:
-        """Return the number and the words of the last call of each rank of this node."""
+        """Return the number and the description of the last call of each rank of this node."""
         if self.engine is None:
             return {}
         numbers = {rank: self._node_ranks.words[rank][COUNTER] >> ROUNDS for rank in self._node_ranks.all}
-        return {rank: (number, self.engine.words(rank, number).partition("\n")[0] if number else "")
+        return {rank: (number, self.engine.description(rank, number).partition("\n")[0] if number else "")
                 for rank, number in numbers.items()}
 
     def next_call(self, rank: int) -> str | None:
-        """Return the words of the call of `rank` numbered as this rank's next; None if `rank` has not come there.
+        """Return the description of the call of `rank` numbered as this rank's next; None if `rank` has not come there.
 
         "" means that `rank`, too, waits for the root of the call. Raises as `check_failures` does.
         """
-        words: str | None = self.engine.next_call(rank)
-        self._asked = None if words is not None else rank
-        if words is None:
+        description: str | None = self.engine.next_call(rank)
+        self._asked = None if description is not None else rank
+        if description is None:
             self.check_failures(rank)
-        return words
+        return description
 
     def out_of_reach(self, number: int) -> None:
         """Raise the cause of the system's error `number`: BackendError unless some rank is known to have ended."""
@@ -395,10 +395,10 @@ class SharedExecutor(Executor):
                 raise
             # Some errors of the library (a time-out) are OSErrors, too, and need no explanation.
             is_system = isinstance(error, OSError) and not isinstance(error, GpucollError)
-            told = self._unreachable(error) if is_system else error
-            self.cancel(told, x, out)
-            if told is not error:
-                raise told from error
+            raised = self._unreachable(error) if is_system else error
+            self.cancel(raised, x, out)
+            if raised is not error:
+                raise raised from error
             raise
 
     def cancel(self, error: BaseException, x: Any, out: Any) -> None:

@@ -29,7 +29,18 @@ from gpucoll.core.dtypes import Dtype
 from gpucoll.core.ops import Op
 from gpucoll.executors import Task
 from gpucoll.executors.shared.neighbours import BUFFERS
-from gpucoll.executors.shared.tables import ASIDE, CACHE_LINE, CALL, GIVEN, INPUT, OUTPUT, PUBLISH, REDUCE, RESULT, WAIT
+from gpucoll.executors.shared.tables import (
+    CACHE_LINE,
+    CALL,
+    GIVEN,
+    INPUT,
+    OUTPUT,
+    PRIVATE,
+    PUBLISH,
+    REDUCE,
+    RESULT,
+    WAIT,
+)
 from gpucoll.plan import HALVES, PEER, Message, Plan, Reduction, Span
 
 Part = tuple[int, int, int]  # rank, buffer, offset in bytes (or a block's number, where blocks differ in length)
@@ -62,7 +73,7 @@ class Writer:
         self._width = task.dtype.itemsize
         # Both halves of the plan share one piece of memory: the engine carries out instructions in order, so that a
         # round begins when all results of the round before have been formed.
-        self.aside = self._kept = max(plan.workspace[half] for half in HALVES) * self._width
+        self.private_bytes = self._kept = max(plan.workspace[half] for half in HALVES) * self._width
         self._counters: dict[int, tuple[int, int]] = {}  # by number of a send to a same-node peer: peer and counter
         self._under_way: dict[int, None] = {}  # messages between nodes not yet awaited, by number
         self._passed: dict[int, int] = {}  # the highest counter awaited of each peer
@@ -167,10 +178,10 @@ class Writer:
             here.append(source)
             # Python's functions read only this rank's memory: have the engine fetch a peer's part first.
             if source[0] != self._rank:
-                here[-1] = self._rank, ASIDE, used
+                here[-1] = self._rank, PRIVATE, used
                 yield REDUCE, 0, 0, here[-1], nbytes, (source,), ()
                 used += -(-nbytes // CACHE_LINE) * CACHE_LINE
-        self.aside = max(self.aside, used)
+        self.private_bytes = max(self.private_bytes, used)
         some = self._task.output if self._task.output is not None else self._task.input
         yield self._called(_combining(op, self._task.dtype, some.dtype, nbytes), where, nbytes, tuple(here))
 
@@ -200,7 +211,7 @@ class Writer:
 
     def _part(self, span: Span, is_read: bool = False) -> Part:
         if span.buffer in HALVES:
-            return self._rank, ASIDE, span.start * self._width
+            return self._rank, PRIVATE, span.start * self._width
         if span.buffer == "input" and is_read and self._reads_given:
             return self._rank, GIVEN, span.start * self._width
         if span.buffer == "output" and self._places and self._used.isdisjoint(_chunks(span)):

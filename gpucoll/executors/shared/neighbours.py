@@ -74,11 +74,11 @@ class NodeRanks:
         # process number may mean another process.
         token = numpy.array([secrets.randbits(62)], numpy.int64)
         self.words[self.rank][TOKEN] = int(token[0])
-        told = yield from self._exchange(wire, [os.getpid(), self.keys[self.rank], int(token[0]), address(token),
+        received = yield from self._exchange(wire, [os.getpid(), self.keys[self.rank], int(token[0]), address(token),
                                                 self._refused])
-        refused = {self.rank: self._refused, **{other: words.pop() for other, words in told.items()}}
+        refused = {self.rank: self._refused, **{other: words.pop() for other, words in received.items()}}
         _raise_refusals(refused)
-        able = [self._try(other, *words) for other, words in told.items()]
+        able = [self._try(other, *words) for other, words in received.items()]
         mine = [*([int(all(column)) for column in zip(*able, strict=True)] or [1, 1]), int(self._able)]
         everyone = yield from self._exchange(wire, mine)
         self.maps, self.copies, self.all_able = (all(column) for column in zip(mine, *everyone.values(), strict=True))

@@ -27,12 +27,12 @@ NOTHING = -1  # the number of no op
 class Plans:
     """The plans of one communicator's engine.
 
-    `comparing(words)` returns a function to compare a call by messages with the other ranks' calls, or None if the
-    engine compares calls.
+    `comparing(description)` returns a function to compare a call by messages with the other ranks' calls. It returns
+    None if the engine compares calls.
     """
 
     def __init__(self, node_ranks: NodeRanks, heap: Heap, engine: Any, messages: Messages,
-                 comparing: Callable[[str], Callable[[], bool] | None] = lambda words: None) -> None:
+                 comparing: Callable[[str], Callable[[], bool] | None] = lambda description: None) -> None:
         self._node_ranks, self._heap, self._engine, self._messages = node_ranks, heap, engine, messages
         self._comparing = comparing
         self._kept: dict[Any, tuple[Any, Any, Any]] = {}
@@ -81,7 +81,7 @@ class Plans:
         for buffer, wanted in enumerate((copies or not node_ranks.copies, not node_ranks.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._stage(buffer, sizes[buffer])
-        writer = Writer(task, node_ranks.rank, by_node, self._messages, self._comparing(task.words), apart=small)
+        writer = Writer(task, node_ranks.rank, by_node, self._messages, self._comparing(task.description), apart=small)
         instructions = (*(writer.fused() if one_pass else writer.rows()),)
         readers = [(BUFFERS.index(name), peer, counter) for (name, peer), counter in writer.readers.items()]
         readers += [(INPUT, peer, 0) for peer in self._readers_of_call(task)]
@@ -95,7 +95,7 @@ class Plans:
         flags = (in_control, small, copies,
                  task.in_place and task.collective == "broadcast", task.collective == "broadcast", False,
                  self._is_announced(task), False)
-        return self._shown_plan(task.words, (*sizes, writer.aside, task.dtype.itemsize),
+        return self._shown_plan(task.description, (*sizes, writer.private_bytes, task.dtype.itemsize),
                                 self._reduction(task), flags, task.root,
                                 (*writer.peers,), tuple(readers), starts, instructions, (*writer.calls,))
 
@@ -113,7 +113,8 @@ class Plans:
             call = CALL, 0, 1, (self._node_ranks.rank, RESULT, 0), 0, ((self._node_ranks.rank, GIVEN, 0),), ()
             readers = [(INPUT, peer, 0) for peer in self._readers_of_call(task)]
             flags = False, False, False, False, is_broadcast, False, self._is_announced(task), False
-            plan = self._shown_plan(task.words, (0 if is_broadcast else sizes[0], sizes[1], 0, 0, task.dtype.itemsize),
+            plan = self._shown_plan(task.description,
+                                    (0 if is_broadcast else sizes[0], sizes[1], 0, 0, task.dtype.itemsize),
                                     self._reduction(task), flags, task.root, (), (*readers,), (), (call,),
                                     (self._messages.idle, made()))
             found = self._kept[key] = (plan, None, None)
@@ -138,22 +139,22 @@ class Plans:
             "sum" if task.op.factor is not None else task.op.name)
         return list(DTYPES).index(task.dtype.name), place, self._finish(task)
 
-    def _shown_plan(self, words: str, *more: Any) -> Any:
-        return self._engine.plan(shortened(words, TEXT - 1), fingerprint(words), *more)
+    def _shown_plan(self, description: str, *more: Any) -> Any:
+        return self._engine.plan(shortened(description, TEXT - 1), fingerprint(description), *more)
 
-    def without_data(self, words: str) -> Any:
+    def without_data(self, description: str) -> Any:
         """Return the plan of a call without data: only a comparison, or a refusal."""
-        if words not in self._bare:
+        if description not in self._bare:
             if len(self._bare) == KEPT:
                 self._bare.clear()
-            comparing = self._comparing(words)
+            comparing = self._comparing(description)
             rows, calls = ((), ()) if comparing is None else (
                 ((CALL, 0, 1, None, 0, (), ()),), (self._messages.idle, lambda _: comparing()))
-            refuses = is_refusal(words)
+            refuses = is_refusal(description)
             flags = (True, True, False, False, False, comparing is None and refuses, False, not refuses)
-            self._bare[words] = self._shown_plan(words, (0, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0, (), (), (), rows,
-                                                 calls)
-        return self._bare[words]
+            self._bare[description] = self._shown_plan(description, (0, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0, (), (),
+                                                       (), rows, calls)
+        return self._bare[description]
 
     def _finish(self, task: Task) -> int:
         """Return the number of contributions for the engine's final step (mean or truth value); 0 for no step."""

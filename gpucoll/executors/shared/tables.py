@@ -15,13 +15,13 @@ from gpucoll.executors import IN_PLACE, WAITS
 OPCODES = ("WAIT", "PUBLISH", "REDUCE", "CALL")
 # Buffers of a rank. Peers may read the first three. GIVEN and RESULT are the caller's arrays; INPUT and OUTPUT may lie
 # elsewhere, as in a workspace.
-PLACES = ("INPUT", "OUTPUT", "SCRATCH", "ASIDE", "GIVEN", "RESULT")
+PLACES = ("INPUT", "OUTPUT", "SCRATCH", "PRIVATE", "GIVEN", "RESULT")
 CHECKS = ("OFF", "PEERS", "ALL")  # a rank compares its call with no rank, the ranks to be read from, or all
 WAIT, PUBLISH, REDUCE, CALL = map(OPCODES.index, OPCODES)
-INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT = map(PLACES.index, PLACES)
+INPUT, OUTPUT, SCRATCH, PRIVATE, GIVEN, RESULT = map(PLACES.index, PLACES)
 OFF, PEERS, ALL = map(CHECKS.index, CHECKS)
 
-TEXT = 256  # bytes of the words of a call
+TEXT = 256  # bytes of the description of a call
 ROUNDS = 20  # bits of a progress counter for the position in a call; the bits above are the call's number
 SHOWN = 3  # buffers of a rank readable by others
 SLOTS, SLOT = 64, 1 << 14  # slots for eager calls of a rank, and bytes of input in a slot
