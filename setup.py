@@ -8,7 +8,7 @@ import numpy
 from setuptools import Extension, setup
 
 ROOT = Path(__file__).parent
-engine = SimpleNamespace(**runpy.run_path(str(ROOT / "gpucoll" / "executors" / "shared" / "digest.py")))
+engine = SimpleNamespace(**runpy.run_path(str(ROOT / "gpucoll" / "executors" / "engine" / "digest.py")))
 names = [f"kernels/{name}" for name in engine.sources(ROOT / "kernels")]
 # The options of the device's kernels for the CPU (gpucoll/device/gxx.py): bits as on a GPU, on every processor.
 OPTIONS = ["-O3", "-g0", "-std=c++17", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing",

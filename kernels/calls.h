@@ -64,7 +64,7 @@ struct Engine {
     PlanObject* current;                          // the plan of the call under way, or null
     PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.progress.waits`, see `bind_progress`
     PyObject* alone;                              // messages under way in Python: messages here must not overtake them
-    PyObject* executor;                           // the `SharedExecutor`, the owner of this engine
+    PyObject* executor;                           // the `EngineExecutor`, the owner of this engine
     PyObject* errors;                             // the base class of the executor's errors
     bool is_made;  // the C++ members are constructed: false after a lack of memory
     bool closed;

@@ -7,7 +7,7 @@
 // fields `pulled` and `ends` of a mailbox.
 //
 // Progress counter (`Head::counter`). A number that never decreases: the number of the rank's call, shifted left by
-// ROUNDS bits, plus a position in the call. The positions are chosen by executors/shared/instructions.py:
+// ROUNDS bits, plus a position in the call. The positions are chosen by executors/engine/instructions.py:
 //     0            the rank is in the call: the descriptor and the input laid out for the peers may be read
 //     2k           the rank has entered round k: all bytes written earlier may be read
 //     2k + 1       moreover, the rank has finished all reads of round k: the peers may overwrite the sources

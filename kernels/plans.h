@@ -1,4 +1,4 @@
-// Reads the plans made by Python, tuples of numbers (executors/shared/plans.py, instructions.py), and checks them
+// Reads the plans made by Python, tuples of numbers (executors/engine/plans.py, instructions.py), and checks them
 // once.
 //
 // The engine carries out plans without checks, and a wrong offset would overwrite another rank's memory. So each

@@ -1,4 +1,4 @@
-// Printed by gpucoll/executors/shared/tables.py, which has the tables for both sides: not to be edited.
+// Printed by gpucoll/executors/engine/tables.py, which has the tables for both sides: not to be edited.
 #pragma once
 #include <cstdint>
 

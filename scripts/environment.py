@@ -28,7 +28,7 @@ OUR_MPIS = {"mpich", "openmpi"}  # extras of the same names
 SITE_LIBRARIES = os.pathsep.join([f"{sys.base_exec_prefix}/lib", "libmpi.so", "libmpi.so.12", "libmpi.so.40"])
 # Imported by path: nothing is installed yet.
 launchers, engine = (types.SimpleNamespace(**runpy.run_path(f"{ROOT}/gpucoll/{name}.py"))
-                     for name in ("launch/launchers", "executors/shared/digest"))
+                     for name in ("launch/launchers", "executors/engine/digest"))
 
 
 def cores() -> int:

@@ -12,8 +12,8 @@ import numpy
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.sources import folder, inlined
 from gpucoll.device.store import user_store
-from gpucoll.executors import shared
-from gpucoll.executors.shared.digest import FIRST, MACRO, MODULE, digest
+from gpucoll.executors import engine
+from gpucoll.executors.engine.digest import FIRST, MACRO, MODULE, digest
 
 # One version of each function: choosing between versions would happen before the sanitizers are loaded.
 FOLDERS = ["-DGC_ONE_VERSION", *[f"-I{place}" for place in (sysconfig.get_paths()["include"], numpy.get_include())]]
@@ -42,7 +42,7 @@ def built(source, *options):
 
 def install(tree):
     """Give a copied tree an engine of its own sources: a copy of the installed engine if the sources are equal."""
-    here, place = shared.library(), tree / "kernels"
+    here, place = engine.library(), tree / "kernels"
     name = MODULE.replace(".", "/") + sysconfig.get_config_var("EXT_SUFFIX")
     if here is not None and here.sources == digest(place):
         shutil.copy(here.__file__, tree / name)
@@ -53,9 +53,9 @@ def install(tree):
 @contextlib.contextmanager
 def serving(module):
     """Let communicators created in the block use this engine."""
-    before = shared.library
-    shared.library = lambda: module
+    before = engine.library
+    engine.library = lambda: module
     try:
         yield
     finally:
-        shared.library = before
+        engine.library = before

@@ -1,6 +1,6 @@
 """Faults named by rows of the catalogue (tests/catalogue.py), in the form of `planted`; the row's tests catch them."""
 
-SHARED = "gpucoll/executors/shared/__init__.py"
+SHARED = "gpucoll/executors/engine/__init__.py"
 CALL = "gpucoll/executors/__init__.py"
 WAITS = "gpucoll/progress/waits.py"
 PLANTED_ROWS = [("row", *fault) for fault in (
@@ -93,7 +93,7 @@ PLANTED_ROWS = [("row", *fault) for fault in (
      'os.memfd_create("gpucoll") if shared',
      "os.open(f\"{__file__}.{os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK'))}.{next(_SERIALS)}\", "
      "os.O_RDWR | os.O_CREAT) if shared"),
-    ("who gets no memory to share tells nobody", "gpucoll/executors/shared/neighbours.py",
+    ("who gets no memory to share tells nobody", "gpucoll/executors/engine/neighbours.py",
      "        _raise_refusals(refused)\n", "        _raise_refusals({self.rank: self._refused})\n"),
     ("another launcher's ranks are worlds of one", "gpucoll/launch/bootstrap.py",
      "    if MPI.COMM_WORLD.size == 1 and process is not None and process.size > 1:", "    if False:"),

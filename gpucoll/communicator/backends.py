@@ -29,8 +29,8 @@ from gpucoll.progress.waits import Progress
 from gpucoll.tuner import Choice, Tuner
 
 if TYPE_CHECKING:
+    from gpucoll.executors.engine import EngineExecutor
     from gpucoll.executors.native import NativeExecutor
-    from gpucoll.executors.shared import SharedExecutor
 
 NATIVE = "native"
 PLANS = 1024  # resolved schedules in the cache
@@ -267,24 +267,24 @@ def make_plan(collective: str, choice: Choice, place: RankTopology, root: int, c
 
 
 def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str | None
-          ) -> tuple[SharedExecutor | None, SharedExecutor | MpiExecutor, NativeExecutor | None]:
+          ) -> tuple[EngineExecutor | None, EngineExecutor | MpiExecutor, NativeExecutor | None]:
     """Return the executors for host arrays: of shared memory, of messages, of MPI. A collective call of processes."""
-    from gpucoll.executors.shared import SharedExecutor, library
+    from gpucoll.executors.engine import EngineExecutor, library
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
     shared = native = None
     if asked in (None, name):
-        shared = SharedExecutor(link, heap, timeout, check, name)
+        shared = EngineExecutor(link, heap, timeout, check, name)
         # Threads meet in `init_local`: one thread may make all communicators.
         if link.mpi is not None:
             # The communicator's guard does not exist yet: this one ends the meeting if a rank dies.
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
             shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.aborted, lambda: began).check)
-    messages: SharedExecutor | MpiExecutor
+    messages: EngineExecutor | MpiExecutor
     if library() is None:
         messages = MpiExecutor(link.wire, check)
     else:
-        messages = SharedExecutor(link, heap, timeout, check, "mpi", on_engine=asked == "mpi")
+        messages = EngineExecutor(link, heap, timeout, check, "mpi", on_engine=asked == "mpi")
         if messages.on_engine:
             messages.meet()  # without a wait: each rank is a node of its own
     if link.has_collectives:

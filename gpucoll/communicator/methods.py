@@ -26,7 +26,7 @@ from gpucoll.core.dtypes import numpy_dtype, row_of
 from gpucoll.core.signature import Signature
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError
 from gpucoll.executors import Executor, Task
-from gpucoll.executors.shared.tables import TEXT
+from gpucoll.executors.engine.tables import TEXT
 from gpucoll.progress.operations import Operation
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from gpucoll.device import nvrtc
 from gpucoll.errors import GpucollError
-from gpucoll.executors.shared import engine
+from gpucoll.executors.engine import extension
 from gpucoll.launch.launchers import find_mpiexec, library_name, started, vendor_of
 
 REMEDIES = {"cupy": "pip install 'gpucoll[cuda13]' or 'gpucoll[cuda12]'", "pynvml": "pip install 'gpucoll[nvml]'",
@@ -139,7 +139,7 @@ READ, BY_NVLINK = 0, 2
 
 def host() -> Findings:
     """Return the free bytes of shared memory on this host, the presence of the engine, and the GPUs found by NVML."""
-    return look(shm_free=lambda: shutil.disk_usage("/dev/shm").free, engine=lambda: engine.built() and "installed",
+    return look(shm_free=lambda: shutil.disk_usage("/dev/shm").free, engine=lambda: extension.built() and "installed",
                 gpus=_gpus)
 
 

@@ -24,7 +24,7 @@ class Executor:
 
     def run(self, size, program, *arguments, **options):
         """Return the results of `program(comm, *arguments)`, by rank."""
-        lacking = mock.patch("gpucoll.executors.shared.library", return_value=None)
+        lacking = mock.patch("gpucoll.executors.engine.library", return_value=None)
         with contextlib.nullcontext() if self.engine else lacking:
             return on_threads(size, program, *arguments, **{"executor": self.name, **options})
 

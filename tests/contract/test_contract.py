@@ -113,7 +113,7 @@ def test_the_bits_are_those_of_messages(executor, size, name, monkeypatch):
     """Sums of random floats, sensitive to order and rounding, equal the sums of Python's walker."""
     found = executor.run(size, programs.rounded, name)
     monkeypatch.delenv("GPUCOLL_DEVICE", raising=False)
-    with mock.patch("gpucoll.executors.shared.library", return_value=None):
+    with mock.patch("gpucoll.executors.engine.library", return_value=None):
         assert found == on_threads(size, programs.rounded, name, executor="mpi")
 
 

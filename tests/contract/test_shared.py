@@ -10,7 +10,7 @@ import blocks
 import mixture
 import programs
 from gpucoll.arrays.segments import Copier
-from gpucoll.executors.shared import plans
+from gpucoll.executors.engine import plans
 from grids import generator, sampled
 from programs import MOVEMENTS, REDUCTIONS
 from thread_ranks import on_threads
@@ -60,7 +60,7 @@ def test_bits_are_those_of_messages_and_calls_follow_each_other(name, size):
     with way(name):
         found = on_threads(size, programs.rounded, "float16", executor="shared")
         on_threads(size, mixture.run, mixture.draw(generator(f"mixture/{name}"), size), executor="shared")
-    with mock.patch("gpucoll.executors.shared.library", return_value=None):
+    with mock.patch("gpucoll.executors.engine.library", return_value=None):
         assert found == on_threads(size, programs.rounded, "float16", executor="mpi")
 
 

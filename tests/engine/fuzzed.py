@@ -19,9 +19,9 @@ import numpy
 
 from engine import written
 from gpucoll.errors import GpucollError
-from gpucoll.executors.shared.engine import library
-from gpucoll.executors.shared.neighbours import head_bytes
-from gpucoll.executors.shared.tables import CALL
+from gpucoll.executors.engine.extension import library
+from gpucoll.executors.engine.neighbours import head_bytes
+from gpucoll.executors.engine.tables import CALL
 
 PAGE, NOTHING, UNTOUCHED = mmap.PAGESIZE, 0, 0x5a  # NOTHING: mprotect's rights of a protected page
 NOBODY = (1 << 31) - 1  # no process has this number

@@ -13,7 +13,7 @@ import allocations
 import engine_mutants
 from gpucoll.device.gxx import recipe
 from gpucoll.device.store import user_store
-from gpucoll.executors.shared import library
+from gpucoll.executors.engine import library
 from grids import sampled
 from jobs import launch, run_job
 

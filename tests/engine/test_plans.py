@@ -12,9 +12,9 @@ import engine_mutants
 import gpucoll as gc
 from engine import written
 from gpucoll.algorithms import find, registry, schedule
-from gpucoll.executors.shared.engine import library
-from gpucoll.executors.shared.neighbours import SMALL, TINY, head_bytes
-from gpucoll.executors.shared.tables import CALL, PUBLISH, REDUCE, WAIT
+from gpucoll.executors.engine.extension import library
+from gpucoll.executors.engine.neighbours import SMALL, TINY, head_bytes
+from gpucoll.executors.engine.tables import CALL, PUBLISH, REDUCE, WAIT
 from grids import generator
 from jobs import run_job
 

@@ -11,7 +11,7 @@ import oracle
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device.sources import folder
-from gpucoll.executors.shared import plans, tables
+from gpucoll.executors.engine import plans, tables
 from thread_ranks import on_threads
 
 HEADER = "tables.h"

@@ -14,9 +14,9 @@ from gpucoll.core import dtypes
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import OPS
 from gpucoll.executors import Task
-from gpucoll.executors.shared import plans, tables
-from gpucoll.executors.shared.instructions import Messages
-from gpucoll.executors.shared.neighbours import head_bytes
+from gpucoll.executors.engine import plans, tables
+from gpucoll.executors.engine.instructions import Messages
+from gpucoll.executors.engine.neighbours import head_bytes
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.tuner.choice import Choice
 

@@ -120,7 +120,7 @@ def test_a_call_by_messages_that_differs_is_over(ranks):  # noqa: F811
 
 @pytest.mark.parametrize("executor", [None, "mpi"])
 def test_threads_that_differ_are_told_without_the_engine_too(executor, monkeypatch):
-    monkeypatch.setattr("gpucoll.executors.shared.library", lambda: None)
+    monkeypatch.setattr("gpucoll.executors.engine.library", lambda: None)
     on_threads(3, drawn_ways, "mpi", PARTS[0], 0.1, executor=executor, timeout=seconds(9))
 
 

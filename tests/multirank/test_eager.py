@@ -7,7 +7,7 @@ import pytest
 
 import engine_mutants
 import gpucoll as gc
-from gpucoll.executors.shared.tables import SLOTS
+from gpucoll.executors.engine.tables import SLOTS
 from multirank.deferred import outcomes
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds

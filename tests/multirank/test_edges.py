@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.executors.shared import neighbours
+from gpucoll.executors.engine import neighbours
 from pace import Patience, seconds
 from programs import check, program
 from thread_ranks import on_threads

@@ -15,8 +15,8 @@ import oracle
 import programs
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
-from gpucoll.executors.shared.neighbours import TINY
-from gpucoll.executors.shared.tables import FAILURE
+from gpucoll.executors.engine.neighbours import TINY
+from gpucoll.executors.engine.tables import FAILURE
 from gpucoll.health import guard
 from multirank.test_metadata import roots_of_scatter_that_differ, scattered  # noqa: F401 (mutants are planted into them)
 from multirank.test_one_pass import (  # noqa: F401 (a fixture, and what mutants are planted into)
@@ -143,7 +143,7 @@ def beside_python(comm):
 def the_bits_of_messages(comm):
     """Engine and Python give the same bits: rounding depends on the schedule's order of additions."""
     random = numpy.random.default_rng(comm.rank)
-    with mock.patch("gpucoll.executors.shared.library", return_value=None), \
+    with mock.patch("gpucoll.executors.engine.library", return_value=None), \
             gc.Communicator.from_mpi(comm.mpi, executor="mpi") as messages:  # Python's walker, not the engine
         for algorithm in gc.algorithms("all_reduce", size=comm.size):
             x = random.standard_normal(301).astype("f4") * 10.0 ** random.integers(-20, 20, 301).astype("f4")

@@ -11,7 +11,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.communicator import core
-from gpucoll.executors.shared.neighbours import SMALL, TINY
+from gpucoll.executors.engine.neighbours import SMALL, TINY
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds
 

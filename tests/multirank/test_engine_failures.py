@@ -9,8 +9,8 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.executors.shared.digest import MODULE
-from gpucoll.executors.shared.engine import built, library
+from gpucoll.executors.engine.digest import MODULE
+from gpucoll.executors.engine.extension import built, library
 from gpucoll.health import guard
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds
@@ -98,7 +98,7 @@ def a_failed_rank_closes(comm):
 def one_cannot(mpi, what):
     """All ranks take another way if one rank has no engine, or cannot map the memory of other ranks."""
     name, lacking = {"engine": ("library", lambda: None), "memory": ("neighbours.attach", refuse)}[what]
-    patch = mock.patch(f"gpucoll.executors.shared.{name}", lacking) if mpi.rank == 1 else contextlib.nullcontext()
+    patch = mock.patch(f"gpucoll.executors.engine.{name}", lacking) if mpi.rank == 1 else contextlib.nullcontext()
     with patch, gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
         total = comm.size * (comm.size + 1) // 2
         assert comm.all_reduce(numpy.full(3, comm.rank + 1)).tolist() == [total] * 3

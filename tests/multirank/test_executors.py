@@ -15,7 +15,7 @@ import oracle
 import programs
 from gpucoll.arrays.segments import Copier
 from gpucoll.communicator.links import MpiLink
-from gpucoll.executors.shared import plans
+from gpucoll.executors.engine import plans
 from gpucoll.tuner import model
 from grids import generator
 from pace import seconds
@@ -126,7 +126,7 @@ def several_nodes(mpi):
 
 def one_without_the_engine(mpi, check):
     """Rank 1 runs plans in Python and exchanges messages with the engines of the other ranks, also after a refusal."""
-    lacking = mock.patch("gpucoll.executors.shared.library", return_value=None)
+    lacking = mock.patch("gpucoll.executors.engine.library", return_value=None)
     with lacking if mpi.rank == 1 else contextlib.nullcontext(), \
             gc.Communicator.from_mpi(mpi, executor="mpi", check=check, timeout=seconds(60)) as comm:
         for number, length in enumerate((1, 703, 300_000)):

@@ -13,8 +13,8 @@ import oracle
 import programs
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
-from gpucoll.executors.shared.engine import library
-from gpucoll.executors.shared.neighbours import SMALL, TINY
+from gpucoll.executors.engine.extension import library
+from gpucoll.executors.engine.neighbours import SMALL, TINY
 from pace import seconds
 
 SHOTS = ("one_shot", "two_shot")
@@ -121,7 +121,7 @@ def memory_changes_at_once(comm):
 def the_bits_of_messages(comm):
     """Results have the bits of messages, since the order of rounding is the same; NaN wins from any rank."""
     random, size = numpy.random.default_rng(comm.rank), comm.size
-    with mock.patch("gpucoll.executors.shared.library", return_value=None), \
+    with mock.patch("gpucoll.executors.engine.library", return_value=None), \
             gc.Communicator.from_mpi(comm.mpi, executor="mpi") as messages:  # Python's walker, not the engine
         for name in ("float32", "float64"):
             x = random.standard_normal(301).astype(name) * 10.0 ** random.integers(-20, 20, 301)

@@ -18,7 +18,7 @@ import pytest
 import environment
 import packages
 import processes
-from gpucoll.executors.shared import engine
+from gpucoll.executors.engine import extension
 from jobs import run_job
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def test_only_the_command_imports_the_benchmarks():
 
 def test_the_engine_is_there_wherever_it_can_be_built():
     if shutil.which("g++") and os.path.exists(f"{sysconfig.get_paths()['include']}/Python.h"):
-        engine.built()  # a failed build raises with the reason
+        extension.built()  # a failed build raises with the reason
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ sys.meta_path = [one for one in sys.meta_path if not getattr(one, "__module__", 
 """
 SUMS = ALONE + """
 import numpy, gpucoll
-from gpucoll.executors.shared.engine import library
+from gpucoll.executors.engine.extension import library
 assert gpucoll.__file__.startswith(sys.argv[1])
 for executor in ("shared", "mpi", None) if sys.argv[2] == "with" else ("mpi", None):
     with gpucoll.init(executor=executor) as comm:

@@ -11,9 +11,9 @@ from gpucoll.core.chunks import Layout
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.schedule import Recv, RecvReduce, Schedule, Send, Slice
+from gpucoll.executors.engine.instructions import Writer
+from gpucoll.executors.engine.tables import CALL, PUBLISH, WAIT
 from gpucoll.executors.nccl import Node, nodes_of
-from gpucoll.executors.shared.instructions import Writer
-from gpucoll.executors.shared.tables import CALL, PUBLISH, WAIT
 from gpucoll.plan import Layouts, Plan, Reduction
 from gpucoll.verify.symbolic import replay
 from grids import generator, naming

@@ -21,7 +21,7 @@ HARD = [*(f"kernels/{name}" for name in (
             "engine.h", "engine.cc", "calls.h", "plans.h", "walk.h", "mail.h", "messages.h", "peer.h",
             "peer_packets.cu", "peer_shots.cu", "peer_steps.cu")),
         *(f"gpucoll/{name}.py" for name in (
-            "plan/__init__", "executors/shared/instructions", "executors/shared/plans", "executors/shared/neighbours",
+            "plan/__init__", "executors/engine/instructions", "executors/engine/plans", "executors/engine/neighbours",
             "progress/waits", "health/guard", "health/preflight", "health/remote", "transport/connections",
             "communicator/lifecycle"))]
 EXAMPLES = re.compile(r"```.*?```|^\s*(?:>>>|\.\.\.).*?$|\]\([^)]*\)", re.DOTALL | re.MULTILINE)

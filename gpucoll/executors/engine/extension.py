@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from gpucoll.device.sources import folder
-from gpucoll.executors.shared.digest import MODULE, digest
+from gpucoll.executors.engine.digest import MODULE, digest
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import numpy
 from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Copier, Segment, attach
 from gpucoll.errors import BackendError
-from gpucoll.executors.shared.tables import CACHE_LINE, HEAD, PAGE, SLOT_BYTES, SLOTS, TOKEN
+from gpucoll.executors.engine.tables import CACHE_LINE, HEAD, PAGE, SLOT_BYTES, SLOTS, TOKEN
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
 

@@ -28,8 +28,8 @@ from gpucoll.arrays.segments import at
 from gpucoll.core.dtypes import Dtype
 from gpucoll.core.ops import Op
 from gpucoll.executors import Task
-from gpucoll.executors.shared.neighbours import BUFFERS
-from gpucoll.executors.shared.tables import (
+from gpucoll.executors.engine.neighbours import BUFFERS
+from gpucoll.executors.engine.tables import (
     CACHE_LINE,
     CALL,
     GIVEN,

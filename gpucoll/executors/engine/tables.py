@@ -60,7 +60,7 @@ def header(dtypes: Mapping[str, Dtype] = DTYPES, ops: Mapping[str, object] = OPS
     made = [f"{_ROWS[one.kind]}<{one.cuda}>()" for one in dtypes.values()]
     numbers = [f"static const {kind} {name} = {globals()[name]};" for kind, names in NUMBERS.items() for name in names]
     lines = [
-        "// Printed by gpucoll/executors/shared/tables.py, which has the tables for both sides: not to be edited.",
+        "// Printed by gpucoll/executors/engine/tables.py, which has the tables for both sides: not to be edited.",
         "#pragma once", "#include <cstdint>", "", *numbers, "",
         f"#define GC_OPCODES {', '.join(OPCODES)}",
         f"enum Buffer : uint32_t {{ {', '.join(PLACES)} }};",

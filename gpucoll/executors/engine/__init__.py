@@ -7,7 +7,7 @@ nodes. Under the name `mpi` every rank counts as a node of its own.
 
     plans         the engine's plans, found by call, and staging buffers
     instructions  one plan in bytes of the ranks' buffers: counters to await, operands to combine, counters to publish
-    engine        loads the C++ engine that carries out plans; digest identifies the engine's sources
+    extension     loads the C++ engine that carries out plans; digest identifies the engine's sources
     neighbours    the same-node ranks, and access to their memory
     tables        numbers shared by Python and C++
 
@@ -39,11 +39,11 @@ from gpucoll.errors import (
     is_settled,
 )
 from gpucoll.executors import Called, Executor, Task, call_site, disagreement, shortened
-from gpucoll.executors.shared.engine import library
-from gpucoll.executors.shared.instructions import Messages
-from gpucoll.executors.shared.neighbours import SMALL, NodeRanks
-from gpucoll.executors.shared.plans import Plans
-from gpucoll.executors.shared.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
+from gpucoll.executors.engine.extension import library
+from gpucoll.executors.engine.instructions import Messages
+from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
+from gpucoll.executors.engine.plans import Plans
+from gpucoll.executors.engine.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, keep_for_ever
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import cancel
@@ -57,7 +57,7 @@ LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
 # `differ`, SHORT_TIMEOUT if some may not. POLL_INTERVAL is the pause between two looks.
 MISMATCH_TIMEOUT, SHORT_TIMEOUT, POLL_INTERVAL = 5.0, 0.25, 1e-4
 # The counter of a rank that has shown the place of its call. One less than the engine's SETTLED, and above all rounds.
-TOLD = (1 << ROUNDS) - 2
+SITE_SHOWN = (1 << ROUNDS) - 2
 MESSAGES = "mpi"  # the name of the executor that exchanges messages with all ranks
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
 
@@ -76,7 +76,7 @@ class _PostedMessage(NamedTuple):
 class _Comparing:
     """The comparison of a call by messages between nodes, as an instruction of the call's plan."""
 
-    def __init__(self, executor: SharedExecutor, description: str) -> None:
+    def __init__(self, executor: EngineExecutor, description: str) -> None:
         self._executor, self._description = executor, description
         self._operation: Operation | None = None  # of the call under way
         self._pending: Pending | None = None
@@ -102,7 +102,7 @@ class _Comparing:
         return False
 
 
-class SharedExecutor(Executor):
+class EngineExecutor(Executor):
     """An executor of schedules in the node's shared memory; `heap` is the ranks' symmetric memory.
 
     Ranks `meet` before or in their first call, all ranks in the same call, for at most `timeout` seconds. `check` is
@@ -241,7 +241,7 @@ class SharedExecutor(Executor):
             self.engine.add_call_site(call_site())
         else:
             words[self._node_ranks.rank][FAILURE] = ASTRAY
-        counter = number << ROUNDS | (TOLD if settles else 0)
+        counter = number << ROUNDS | (SITE_SHOWN if settles else 0)
         deadline = time.monotonic() + min(self._timeout, MISMATCH_TIMEOUT if settles else SHORT_TIMEOUT)
         while any(words[rank][COUNTER] < counter for rank in node_ranks) and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)

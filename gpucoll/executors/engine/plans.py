@@ -13,9 +13,9 @@ from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import LOGICAL, OPS
 from gpucoll.core.signature import is_refusal
 from gpucoll.executors import Called, Task, fingerprint, shortened
-from gpucoll.executors.shared.instructions import Messages, Writer
-from gpucoll.executors.shared.neighbours import BUFFERS, SMALL, TINY, NodeRanks
-from gpucoll.executors.shared.tables import CALL, GIVEN, INPUT, RESULT, TEXT
+from gpucoll.executors.engine.instructions import Messages, Writer
+from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
+from gpucoll.executors.engine.tables import CALL, GIVEN, INPUT, RESULT, TEXT
 from gpucoll.plan import Plan
 
 KEPT = 256  # plans of each kind
