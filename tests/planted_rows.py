@@ -62,7 +62,7 @@ PLANTED_ROWS = [("row", *fault) for fault in (
     ("an exception ends its own rank alone", "gpucoll/launch/bootstrap.py",
      "        sys.excepthook = _abort_all\n", ""),
     ("who leaves the block by an error waits for the others", "gpucoll/communicator/lifecycle.py",
-     '            self._waits.failure = UsageError(f"the block', '            UsageError(f"the block'),
+     '            self._waits.failure = UsageError(f"its', '            UsageError(f"its'),
     ("an interrupt is no failure", WAITS,
      "        except BaseException as error:\n            self.note_reported(error)\n",
      "        except Exception as error:\n            self.note_reported(error)\n"),

@@ -229,30 +229,30 @@ def _own(entry: Algorithm) -> Algorithm:
     except (TypeError, ValueError):
         needed = []
     if needed[:2] != ["rank", "size"] or len(needed) > 2:
-        raise ArgumentError(f"{entry.make!r} is no generator f(rank, size, ...) of rounds; what it may take beside is "
-                            f"{', '.join(sorted(OPTIONS))}, and what has a default", code="GC-ALGO")
+        raise ArgumentError(f"{entry.make!r} is no generator f(rank, size, ...) of rounds; further parameters are "
+                            f"{', '.join(sorted(OPTIONS))}, and parameters with a default", code="GC-ALGO")
     taken = {name for (_, name), other in registry().items() if not other.own} | {"auto", "native", "all"}
     if entry.name in taken or not entry.name.isidentifier():
-        raise ArgumentError(f"an algorithm of your own cannot be named {entry.name!r}: "
-                            f"{'that is one of ours' if entry.name in taken else 'a name is letters and digits'}; "
-                            'give another, as in @algorithm("all_reduce", "mine")', code="GC-ALGO")
+        raise ArgumentError(f"a user's algorithm cannot be named {entry.name!r}: "
+                            f"{'the library has this' if entry.name in taken else 'a name is letters and digits'}; "
+                            'give another name, as in @algorithm("all_reduce", "mine")', code="GC-ALGO")
     if (entry.collective, entry.name) in _USED:
-        raise ArgumentError(f"{entry.collective}: {entry.name} is in use, and stays what it is; give the new one "
-                            'another name, as in @algorithm("all_reduce", "mine")', code="GC-ALGO")
+        raise ArgumentError(f"{entry.collective}: {entry.name} is in use and cannot be replaced; give the new "
+                            'algorithm another name, as in @algorithm("all_reduce", "mine")', code="GC-ALGO")
     if entry.alike != "0":
-        raise ArgumentError(f"{entry.collective}: {entry.name}: each rank of an algorithm of your own is made alone; "
+        raise ArgumentError(f"{entry.collective}: {entry.name}: a user's algorithm is made for each rank alone; "
                             "leave out alike", code="GC-ALGO")
     if entry.traits != PLAIN:
-        raise ArgumentError(f"{entry.collective}: {entry.name}: traits are those of the library's own algorithms; "
+        raise ArgumentError(f"{entry.collective}: {entry.name}: traits are for the library's own algorithms; "
                             "leave out traits", code="GC-ALGO")
     if entry.cost is not COUNTED:
         try:
             values = [*entry.cost.price(3, 3.0).values()]
         except Exception as error:
-            raise ArgumentError(f"{entry.collective}: {entry.name}: a formula of its cost has no value: {error}",
+            raise ArgumentError(f"{entry.collective}: {entry.name}: a cost formula has no value: {error}",
                                 code="GC-ALGO") from None
         if not all(isinstance(value, int | float) for value in values):
-            raise ArgumentError(f"{entry.collective}: {entry.name}: a formula of its cost is no number",
+            raise ArgumentError(f"{entry.collective}: {entry.name}: a cost formula is no number",
                                 code="GC-ALGO")
     return entry
 

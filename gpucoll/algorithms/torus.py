@@ -27,7 +27,7 @@ from gpucoll.errors import ArgumentError
 
 def _bind(entry: Algorithm, text: str) -> Algorithm:
     if not re.fullmatch(r"[1-9]\d{0,9}(x[1-9]\d{0,9}){0,2}", text):
-        raise ArgumentError(f"torus({text}): its sides are one to three whole numbers, as in torus(4x2) or "
+        raise ArgumentError(f"torus({text}): the sides are up to three whole numbers, as in torus(4x2) or "
                             "torus(2x2x2)", code="GC-ALGO")
     sides = tuple(map(int, text.split("x")))
     ranks, steps = math.prod(sides), sum(sides) - len(sides)

@@ -182,8 +182,8 @@ def block_shape(name: str, x: Array, size: int) -> tuple[int, ...]:
     Raises ArgumentError where the first axis of `x` is no multiple of `size`.
     """
     if x.ndim == 0 or x.shape[0] % size:
-        raise ArgumentError(f"{name}: x has shape {x.shape}; its first axis must be {size}, a block for each rank, or "
-                            f"a multiple of it: (size, *s) or (size * s[0], *s[1:])", code="GC-SHAPE")
+        raise ArgumentError(f"{name}: x has shape {x.shape}; the first axis must be {size}, a block for each rank, or "
+                            f"a multiple of {size}: (size, *s) or (size * s[0], *s[1:])", code="GC-SHAPE")
     return x.shape[1:] if x.shape[0] == size else (x.shape[0] // size, *x.shape[1:])
 
 

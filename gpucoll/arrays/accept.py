@@ -137,7 +137,7 @@ def as_array(name: str, what: str, x: object) -> Array:
     """
     if isinstance(x, numpy.ndarray):
         if isinstance(x, numpy.ma.MaskedArray):
-            raise ArgumentError(f"{name}: {what} is a masked array, whose mask would be lost; pass x.filled(value)",
+            raise ArgumentError(f"{name}: {what} is a masked array, and the mask would be lost; pass x.filled(value)",
                                 code="GC-ARRAY")
         return x if type(x) is numpy.ndarray else x.view(numpy.ndarray)  # numpy.matrix stays 2-D when reshaped
     if on_gpu(x):
@@ -177,7 +177,7 @@ def _gpu_array(name: str, what: str, x: Any) -> Array:
     try:
         import cupy
     except ImportError as error:
-        raise ArgumentError(f"{name}: {what} is a GPU array ({type(x).__module__}), which needs CuPy: {error}",
+        raise ArgumentError(f"{name}: {what} is a GPU array ({type(x).__module__}) and needs CuPy: {error}",
                             code="GC-ARRAY") from error
     if isinstance(x, cupy.ndarray):
         return x
@@ -194,7 +194,7 @@ def _opened(name: str, what: str, x: Any, library: str, of_tensor: Callable[[Any
         return of_others(x)
     # A foreign object may raise any error.
     except Exception as error:
-        raise ArgumentError(f"{name}: {what}, a {type(x).__name__}, gives {library} no access to its memory: {error}",
+        raise ArgumentError(f"{name}: {what}, a {type(x).__name__}, gives {library} no access to the memory: {error}",
                             code="GC-ARRAY") from error
 
 
@@ -257,7 +257,7 @@ def check_apart(name: str, given: Sequence[Array], outs: Sequence[Array]) -> boo
             if not (writes or wrote) or not overlap(other, array):
                 continue
             if writes and wrote:
-                raise ArgumentError(f"{name}: out has arrays that overlap; each must have memory of its own",
+                raise ArgumentError(f"{name}: arrays of out overlap; each array needs separate memory",
                                     code="GC-OVERLAP")
             if not same_memory(other, array):
                 raise ArgumentError(f"{name}: input and out overlap in part; pass the same array for in place, or a "
@@ -303,6 +303,6 @@ def check_rows(name: str, x: object) -> Array:
     """Return `x` as an array with a first axis, the axis allowed to differ between ranks; raise ArgumentError."""
     array = check_input(name, x)
     if array.ndim == 0:
-        raise ArgumentError(f"{name}: x is 0-dimensional; its first axis is what may differ from rank to rank",
+        raise ArgumentError(f"{name}: x is 0-dimensional; ranks may differ in the first axis only, so x needs an axis",
                             code="GC-SHAPE")
     return array

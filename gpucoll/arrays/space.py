@@ -139,8 +139,8 @@ class Space:
     def check(self, name: str, what: str, array: Array) -> None:
         """Raise ArgumentError for an array in another memory."""
         if on_gpu(array):
-            raise ArgumentError(f"{name}: {what} is on a GPU, other arrays of the call are on the host; pass all of "
-                                "them there or here", code="GC-DEVICE")
+            raise ArgumentError(f"{name}: {what} is on a GPU, other arrays of the call are on the host; pass all "
+                                "arrays on the GPU or all on the host", code="GC-DEVICE")
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
         """Return a new array."""

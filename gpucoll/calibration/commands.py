@@ -53,7 +53,8 @@ def tune(options: Any) -> int:
 
 def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[int]) -> int:
     if comm.size == 1:
-        raise ArgumentError("one rank has nothing to choose: mpiexec -n 8 gpucoll tune", code="GC-RANKS")
+        raise ArgumentError("a single rank has no algorithm to choose; start several: mpiexec -n 8 gpucoll tune",
+                            code="GC-RANKS")
     if options.device == "cuda" and None in comm.mpi.allgather(comm.device):
         raise BackendError("--device cuda: a rank has no CUDA device; CuPy and a driver are needed on each",
                            code="GC-NO-GPU")

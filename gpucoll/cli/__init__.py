@@ -63,7 +63,7 @@ def _check_launcher(verb: str = "", part: str = "") -> None:
         by_store = True
     if by_store or (verb != "doctor" and importlib.util.find_spec("mpi4py") is None):
         refuse(f"gpucoll {verb}",
-               f"it works by MPI: pip install mpi4py 'gpucoll[mpich]', then mpiexec -n 4 gpucoll {verb}")
+               f"this command needs MPI: pip install mpi4py 'gpucoll[mpich]', then mpiexec -n 4 gpucoll {verb}")
 
 
 def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[Parser, Mapping[str, Parser]]:

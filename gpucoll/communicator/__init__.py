@@ -109,7 +109,7 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         revoke, then shrink.
         """
         if self.mpi is None:
-            raise UsageError("shrink: only ranks that MPI has started outlive each other", code="GC-SHRINK")
+            raise UsageError("shrink: only ranks started by MPI outlive each other", code="GC-SHRINK")
 
         def shrunk() -> Any:
             self.mpi.Revoke()
@@ -122,7 +122,7 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         except Exception as error:  # of MPI, or an mpi4py without these calls
             raise UsageError("shrink: this MPI does not go on after a process has failed; Open MPI does under mpiexec "
                              f"--with-ft ulfm ({error!r})", code="GC-SHRINK") from error
-        self._waits.failure = self._waits.failure or RankFailedError("it was shrunk")
+        self._waits.failure = self._waits.failure or RankFailedError("shrink() has replaced this communicator")
         with contextlib.suppress(GpucollError):  # a call on a GPU may have no complete result
             self.close()
         link = MpiLink(rest, self.timeout)  # never free `rest`: MPI_Finalize of Open MPI would hang
@@ -202,7 +202,7 @@ def init(**options: Unpack[bootstrap.GivenOptions]) -> Communicator:
         _world = new_world(wanted)
     elif any(options.get(name) is not None and getattr(_world.options, name) != getattr(wanted, name)
              for name in bootstrap.GivenOptions.__annotations__):
-        raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close it first, "
+        raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close that world first, "
                          "or use Communicator.from_mpi for a second communicator", code="GC-INIT")
     return _world
 

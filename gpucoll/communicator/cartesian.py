@@ -86,7 +86,7 @@ class RankGrid(PointToPoint):
             source = check_input("neighbor_all_to_all", x)
         many = 2 * len(self.dims)
         if source.shape[:1] != (many,):
-            raise ArgumentError(f"neighbor_all_to_all: x has shape {source.shape}; its first axis must be {many}, a "
+            raise ArgumentError(f"neighbor_all_to_all: x has shape {source.shape}; the first axis must be {many}, a "
                                 "block for each neighbour", code="GC-SHAPE")
         with self._current(None, [x]):
             return self._exchange_blocks("neighbor_all_to_all", x, source, list(source), source.shape[1:], out)
@@ -127,13 +127,14 @@ class RankGrid(PointToPoint):
 def checked_grid(dims: Any, periods: Any, size: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """Return the lengths of a grid for at most `size` ranks and its ring flags; raise ArgumentError."""
     if not are_whole(dims) or any(one < 1 for one in dims):
-        raise ArgumentError(f"cart: dims {dims!r} is not a list of positive numbers; gpucoll.dims_create makes one",
+        raise ArgumentError(f"cart: dims {dims!r} is not a list of positive numbers, as made by gpucoll.dims_create",
                             code="GC-CART")
     if math.prod(dims) > size:
         raise ArgumentError(f"cart: a grid {tuple(dims)} has {math.prod(dims)} places for {size} ranks", code="GC-CART")
     wraps = [bool(periods)] * len(dims) if periods is None or isinstance(periods, bool) else periods
     if not isinstance(wraps, Sequence | numpy.ndarray) or not all(one in (False, True) for one in wraps):
-        raise ArgumentError(f"cart: periods {periods!r} are neither True or False nor a list of these", code="GC-CART")
+        raise ArgumentError(f"cart: periods {periods!r} are neither a truth value nor a list of truth values",
+                            code="GC-CART")
     if len(wraps) != len(dims):
         raise ArgumentError(f"cart: {len(wraps)} periods for {len(dims)} dimensions", code="GC-CART")
     return tuple(map(int, dims)), tuple(map(bool, wraps))

@@ -307,18 +307,18 @@ class Core:
 
     def _check_apart(self, name: str) -> None:
         if self._group is not None:
-            raise UsageError(f"{name}: its second step needs the result of its first, which a group has at its end; "
-                             "call it outside of the group", code="GC-GROUP")
+            raise UsageError(f"{name}: the second step needs the result of the first step, and a group has results "
+                             "at its end only; make this call outside of the group", code="GC-GROUP")
 
     def _check_usable(self) -> None:
         if self._is_forked:
-            raise UsageError("this communicator is the parent process'; a forked child cannot take part in its calls: "
-                             "start ranks by mpiexec, or children by spawn, before there is a communicator",
+            raise UsageError("this communicator belongs to the parent process; a forked child cannot use it: "
+                             "start ranks by mpiexec, or children by spawn, before making a communicator",
                              code="GC-FORK")
         if self.closed:
-            raise ClosedError("this communicator was closed; gpucoll.init() makes a new one")
+            raise ClosedError("this communicator was closed; gpucoll.init() makes a new communicator")
         if self._link.has_ended():
-            raise ClosedError("MPI has been finalized, and no call is possible any more; let it end with the process, "
+            raise ClosedError("MPI has been finalized, and no call is possible any more; let MPI end with the process, "
                               "or close communicators before")
         self._waits.check()
 

@@ -120,7 +120,7 @@ class Gpu:
         except GpucollError as error:
             return error
         return None if has_ended else CollectiveTimeout(
-            "a call on the GPU has not ended, and its result is not complete; does every rank make the same calls? "
+            "a call on the GPU has not ended, and the result is incomplete; does every rank make the same calls? "
             "timeout= sets the deadline")
 
     def close(self, *, failed: bool) -> None:
@@ -232,7 +232,7 @@ class DeviceSpace(Space):
     def check(self, name: str, what: str, array: Array) -> None:
         elsewhere = self.gpu.device.owns(array)
         if elsewhere is not None:
-            raise ArgumentError(f"{name}: {what} is {elsewhere}, which is not the device of this call; all arrays of a "
+            raise ArgumentError(f"{name}: {what} is {elsewhere}, not on the device of this call; all arrays of a "
                                 "call live on comm.device, or all on the host", code="GC-DEVICE")
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
@@ -374,8 +374,8 @@ def _same_ordinal(link: Link, ordinal: int) -> Operation:
     """Exchange the GPU ordinals of the threads; raise UsageError on all threads if they differ."""
     ordinals = [place[0] for place in (yield from exchange(link.place, link.wire, [ordinal]))]
     if len(set(ordinals)) > 1:
-        raise UsageError(f"threads are on GPUs {', '.join(map(str, ordinals))}, and reach each other's memory on one "
-                         "only; cupy.cuda.Device(n).use() in each of them, or start processes by mpiexec",
+        raise UsageError(f"threads are on GPUs {', '.join(map(str, ordinals))}, and reach each other's memory on a "
+                         "single GPU only; in each thread call cupy.cuda.Device(n).use(), or use mpiexec",
                          code="GC-DEVICE")
 
 

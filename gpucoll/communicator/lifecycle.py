@@ -271,7 +271,7 @@ class Lifecycle(Core):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         if kind is not None and self._waits.failure is None:  # the other ranks may be elsewhere: do not wait for them
-            self._waits.failure = UsageError(f"the block that used it was left by {kind.__name__}")
+            self._waits.failure = UsageError(f"its `with` block was left by {kind.__name__}")
         self.close()
 
 

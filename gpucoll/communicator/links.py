@@ -221,8 +221,8 @@ def _made(make: Callable[[], T]) -> T:
     try:
         return make()
     except MPI.Exception as error:
-        raise BackendError(f"MPI makes no further communicator: {error}; close() those that are no longer used: MPI "
-                           "keeps its part of those that are only dropped", code="GC-COMM") from error
+        raise BackendError(f"MPI makes no further communicator: {error}; close() unused communicators: MPI "
+                           "keeps the resources of communicators dropped without close()", code="GC-COMM") from error
 
 
 class StoreLink(Link):
@@ -261,7 +261,7 @@ class StoreLink(Link):
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         if tag is None:
-            raise UsageError("recv: ranks that a store joins name the tag of a message", code="GC-WILDCARD")
+            raise UsageError("recv: ranks joined by a store must name the tag of a message", code="GC-WILDCARD")
         ranks = range(self.place.size) if source is None else [source]
         return next((ProbeResult(rank, tag, length) for rank in ranks
                      if (length := self.points.length(rank, tag)) is not None), None)

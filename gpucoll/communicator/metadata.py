@@ -70,7 +70,7 @@ class MetadataExchange(Lifecycle):
         here = [array for array in (source, out) if array is not None]
         # The executor must be the same on all ranks: the root's arrays decide.
         if any(on_gpu(array) != metadata["gpu"] for array in here):
-            raise ArgumentError(f"{name}: out is not where the root's array is, which is "
+            raise ArgumentError(f"{name}: out must be on the same device as the root's array, which is "
                                 f"{'on a GPU' if metadata['gpu'] else 'on the host'}", code="GC-DEVICE")
         if not here and metadata["gpu"]:
             return self._gpu("cuda").space(stream)
@@ -119,4 +119,4 @@ def check_alike(name: str, metadata: Sequence[Metadata], key: str, code: str) ->
         differ = minority(values)
         like = next(rank for rank in range(len(metadata)) if rank not in differ)
         raise MismatchError(f"{name}: rank {like} has {key} {values[like]}, ranks {', '.join(map(str, differ))} have "
-                            f"{values[differ[0]]}; it must be the same on all ranks", code=code, ranks=differ)
+                            f"{values[differ[0]]}; pass the same value on all ranks", code=code, ranks=differ)

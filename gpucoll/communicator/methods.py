@@ -258,7 +258,7 @@ class Collectives(MetadataExchange):
         self._space(name, x).check(name, "index", indices)
         if row_of(indices.dtype).kind != "int" or carried_dtype(x):
             raise DtypeError(f"{name}: x is an array of {x.dtype}, index of {indices.dtype}; index must be integers, "
-                             "and x of a dtype that CuPy has, which float8 is not")
+                             "and x of a dtype known to CuPy, so not float8")
         if indices.shape != source.shape:
             raise ArgumentError(f"{name}: index has shape {indices.shape}, expected {source.shape}, one for each "
                                 "element of x", code="GC-SHAPE")

@@ -260,7 +260,7 @@ class PointToPoint(MetadataExchange):
         space = messages[0].space
         if any(one.space.device != space.device for one in messages):
             raise ArgumentError("messages between GPU arrays and between arrays on the host do not go together; pass "
-                                "them in two calls", code="GC-DEVICE")
+                                "GPU arrays in a call of their own", code="GC-DEVICE")
         if not isinstance(space, DeviceSpace):
             return [self._waits.start(Work(self._waits, self._host_operation(one), one.name, one.result))
                     for one in messages]
@@ -367,7 +367,7 @@ def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
         if not -1 << 31 <= value < 1 << 31:
             return ArgumentError(f"split: {what} {value} has more than 31 bits", code="GC-SPLIT")
     if color is not None and color < 0:
-        return ArgumentError(f"split: color {color} is negative; pass None on the ranks that join nobody",
+        return ArgumentError(f"split: color {color} is negative; pass None on ranks outside of all new communicators",
                              code="GC-SPLIT")
     return None
 

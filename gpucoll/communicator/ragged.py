@@ -207,7 +207,7 @@ class VectorVariants(MetadataExchange):
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
         whole = are_whole(counts) and all(one >= 0 for one in counts)
         if not whole or len(counts) != self.size or sum(counts) != rows:
-            raise ArgumentError(f"{name}: counts {counts!r} must be {self.size} numbers whose sum is {rows}, the "
+            raise ArgumentError(f"{name}: counts {counts!r} must be {self.size} numbers with the sum {rows}, the "
                                 "length of x's first axis", code="GC-COUNTS")
         return tuple(int(count) for count in counts)
 

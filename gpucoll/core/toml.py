@@ -59,7 +59,7 @@ class TomlFile(NamedTuple):
             document = tomllib.loads(content.decode())
         # ValueError: malformed, not UTF-8, or a number too long. RecursionError: nested too deeply.
         except (ValueError, RecursionError) as error:
-            raise self.error(f"it is no TOML: {error}") from None
+            raise self.error(f"not TOML: {error}") from None
         self._check_keys(document, known)
         return document
 

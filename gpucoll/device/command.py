@@ -104,7 +104,7 @@ def compile_all(tasks: Sequence[CompileJob], jobs: int, library: str = "") -> It
     try:
         yield from pool.map(compile_one, tasks)
     except concurrent.futures.BrokenExecutor as error:
-        raise BackendError(f"a process that compiles has died, perhaps for want of memory; fewer need less: {error}",
+        raise BackendError(f"a compiling process has died, perhaps for want of memory; try a smaller -j: {error}",
                            code="GC-COMPILE") from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -173,7 +173,7 @@ def usage(log: str) -> tuple[int | None, int | None]:
 def main(options: Any) -> int:
     """Compile the requested kernels and print a table or a JSON object; return 0, or 1 if a kernel failed."""
     if options.jobs is not None and options.jobs < 1:
-        raise ArgumentError(f"-j {options.jobs}: it takes one process at least")
+        raise ArgumentError(f"-j {options.jobs}: give at least 1 process")
     jobs = options.jobs or len(os.sched_getaffinity(0))
     cupys_major, cupys_archs = (None, []) if options.nvrtc and options.arch else _cupys()
     major, library = (cupys_major, "") if options.nvrtc is None else _nvrtc(options.nvrtc)
@@ -204,7 +204,7 @@ def _nvrtc(given: str) -> tuple[int, str]:
         return int(given), ""
     if not os.path.exists(given):
         majors = " nor ".join(map(str, sorted(nvrtc.MAJORS)))
-        raise ArgumentError(f"--nvrtc {given}: neither {majors} nor a library that is there")
+        raise ArgumentError(f"--nvrtc {given}: neither {majors} nor an existing library")
     return nvrtc.use(given), os.path.abspath(given)
 
 
@@ -225,7 +225,7 @@ def _cupys() -> tuple[int | None, list[str]]:
 def _archs(names: Sequence[str], major: int | None) -> list[str]:
     """Return `names` without duplicates; raise an error for no names or for an unsupported architecture."""
     if not names:
-        raise ArgumentError("there is no GPU here that CuPy can use: say for which ones to compile, as in "
+        raise ArgumentError("CuPy finds no usable GPU here: name the architectures to compile for, as in "
                             "--arch sm_80,sm_90 (A100, H100)")
     archs = list(dict.fromkeys(name.strip() for name in names))
     for name in archs:

@@ -38,7 +38,7 @@ def device_of(index: int | None, ordinal: int | None = None) -> int | None:
     count = gpu_count()
     if ordinal is not None and ordinal >= count:
         raise ArgumentError(f"device {ordinal} was asked for, and this process has {count} GPUs; the first is 0, and "
-                            "CUDA_VISIBLE_DEVICES says which GPUs a process has", code="GC-DEVICE")
+                            "CUDA_VISIBLE_DEVICES names the GPUs of a process", code="GC-DEVICE")
     if not count or ordinal is not None:
         return ordinal
     if index is None:
@@ -107,12 +107,12 @@ def check_gpus(everyone: Sequence[tuple[str, ClaimedGpu | None]], *, share: bool
             in_parts.setdefault((host, gpu.pci), []).append(rank)
     for ranks in owners.values():
         if len(ranks) > 1 and not share:
-            raise _shared(ranks, everyone[ranks[0]], "share the", "set GPUCOLL_SHARE_GPU=1 if they shall, or start no "
-                          "more ranks than there are GPUs")
+            raise _shared(ranks, everyone[ranks[0]], "share the", "set GPUCOLL_SHARE_GPU=1 to allow sharing, or start "
+                          "at most as many ranks as GPUs")
     for ranks in in_parts.values():
         if not share and len(ranks) > 1:
-            raise _shared(ranks, everyone[ranks[0]], "have parts (MIG) of the", "NCCL takes one rank for each GPU, "
-                          "2.30 and newer several by NCCL_MULTI_RANK_GPU_ENABLE=1, with GPUCOLL_SHARE_GPU=1")
+            raise _shared(ranks, everyone[ranks[0]], "have parts (MIG) of the", "NCCL takes one rank for each GPU; "
+                          "NCCL 2.30 takes several with NCCL_MULTI_RANK_GPU_ENABLE=1 and GPUCOLL_SHARE_GPU=1")
 
 
 def _shared(ranks: Sequence[int], where: tuple[str, ClaimedGpu | None], how: str, advice: str) -> UsageError:

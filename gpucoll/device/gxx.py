@@ -63,8 +63,8 @@ def _run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run([*words, *arguments], input=text, capture_output=True, encoding="utf-8",
                               errors="replace", env={**os.environ, "LC_ALL": "C"}, timeout=COMPILER_TIMEOUT)
     except subprocess.TimeoutExpired as error:
-        raise BackendError(f"{words[0]} has not ended within {COMPILER_TIMEOUT:g} s; is it the compiler that CXX "
-                           "means?") from error
+        raise BackendError(f"{words[0]} has not ended within {COMPILER_TIMEOUT:g} s; does CXX name the intended "
+                           "compiler?") from error
     except OSError as error:
         raise BackendError(f"the kernels need a C++ compiler on the CPU, and {words[0]} cannot be run "
                            f"({error.strerror}); install g++, or name a compiler in CXX") from error

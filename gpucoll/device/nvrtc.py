@@ -84,7 +84,7 @@ def check_arch(arch: str, major: int | None) -> None:
     if arch not in (f"sm_{number}" for number in known):
         release = ".".join(map(str, version(major)))
         raise BackendError(f"NVRTC {release} does not compile for {arch}, only for sm_{known[0]} to sm_{known[-1]} "
-                           f"({', '.join(map(str, known))}); a newer GPU needs a newer NVRTC, an older one CUDA 12's")
+                           f"({', '.join(map(str, known))}); a newer GPU needs a newer NVRTC, an older GPU CUDA 12's")
 
 
 def _read(library: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:

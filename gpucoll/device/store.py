@@ -111,7 +111,7 @@ class Store:
         make_private(self.folder)
         status = self.folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise PermissionError(f"{self.folder} is not a folder that only this user may write to")
+            raise PermissionError(f"{self.folder} is not a folder writable by this user alone")
         check_way(self.folder)
 
     def _or_retreat(self, act: Callable[[], T]) -> T:
@@ -181,7 +181,7 @@ def check_way(place: Path) -> None:
         # In a sticky folder such as /tmp only the owner of an entry may rename or delete the entry.
         others = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
         if others or status.st_uid not in (0, os.geteuid()):
-            raise PermissionError(f"others than this user may change what is in {folder}")
+            raise PermissionError(f"other users may change the content of {folder}")
 
 
 def read_trusted(place: Path) -> bytes:

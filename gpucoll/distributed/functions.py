@@ -213,8 +213,8 @@ def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, i
     taken = shapes.splits_of(name, "output_split_sizes", output_split_sizes, out, pg.size())
     if input_split_sizes is None and output_split_sizes is None:
         if out.size != x.size:
-            raise ArgumentError(f"{name}: output has shape {out.shape}, input {x.shape}; without split sizes they must "
-                                "be of one length", code="GC-SHAPE")
+            raise ArgumentError(f"{name}: output has shape {out.shape}, input {x.shape}; without split sizes both must "
+                                "have the same length", code="GC-SHAPE")
         shape = pg.size(), x.size // pg.size()
         blocks = out.reshape(shape) if out.flags.c_contiguous else None  # an output with gaps is filled afterwards
         done = pg.communicator.all_to_all(shapes.apart(x, out).reshape(shape), blocks, async_op=async_op)
@@ -269,7 +269,7 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
     came = pg.communicator.broadcast_object(given, root)
     if pg.rank() != root:
         if len(shapes.check_list(name, "object_list", object_list, len(came))) != len(came):
-            raise ArgumentError(f"{name}: object_list has {len(object_list)} objects, that of rank {src} has "
+            raise ArgumentError(f"{name}: object_list has {len(object_list)} objects, the list of rank {src} "
                                 f"{len(came)}", code="GC-COUNTS")
         object_list[:] = came
 

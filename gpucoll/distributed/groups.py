@@ -49,7 +49,7 @@ class ProcessGroup:
                                     code="GC-ROOT")
             return int(group_rank)
         if not is_whole(rank) or rank not in self.ranks:
-            raise ArgumentError(f"{name}: {what} {rank!r} is not one of the group's ranks, "
+            raise ArgumentError(f"{name}: {what} {rank!r} is not in the group of ranks "
                                 f"{', '.join(map(str, self.ranks))}", code="GC-ROOT")
         return self.ranks.index(rank)
 
@@ -87,7 +87,7 @@ group = GroupMember
 
 def _get_default_group() -> ProcessGroup:
     if not groups:
-        raise UsageError("there is no process group yet; call gpucoll.distributed.init_process_group() first",
+        raise UsageError("no process group exists yet; call gpucoll.distributed.init_process_group() first",
                          code="GC-INIT")
     return groups[0]
 
@@ -111,7 +111,7 @@ def member(name: str, group: Any, *arrays: Any) -> ProcessGroup | None:
 def _checked(name: str, group: Any) -> ProcessGroup:
     world = _get_default_group()
     if group is not None and not isinstance(group, ProcessGroup):
-        raise ArgumentError(f"{name}: group is a {type(group).__name__}; pass what new_group returned, or None for all "
+        raise ArgumentError(f"{name}: group is a {type(group).__name__}; pass the result of new_group, or None for all "
                             "ranks", code="GC-GROUP")
     return group or world
 

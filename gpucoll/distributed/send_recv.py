@@ -85,7 +85,7 @@ def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, g
     if (pg := member("send", group, tensor)) is not None:
         number = pg.number_of("send", "dst", dst, group_dst)
         if number == pg.rank():
-            raise ArgumentError(f"send: rank {pg.ranks[number]} is this rank; isend and irecv may talk to it",
+            raise ArgumentError(f"send: rank {pg.ranks[number]} is this rank; use isend and irecv within a rank",
                                 code="GC-ROOT")
         pg.communicator.send(tensor, number, tag)
 
@@ -129,7 +129,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[DistributedWork]:
     if not isinstance(p2p_op_list, list | tuple) or not all(isinstance(one, P2POp) for one in p2p_op_list):
         raise ArgumentError("batch_isend_irecv: expected a list of P2POp", code="GC-OP")
     if any(one.group is not p2p_op_list[0].group for one in p2p_op_list):
-        raise ArgumentError("batch_isend_irecv: all messages must be of one group", code="GC-GROUP")
+        raise ArgumentError("batch_isend_irecv: all messages must belong to the same group", code="GC-GROUP")
     mine = [one for one in p2p_op_list if member(one.op.__name__, one.group, one.tensor) is not None]
     if not mine:
         return []

@@ -54,7 +54,7 @@ def check_list(name: str, what: str, values: Any, least: int) -> list[Any]:
 def check_absent(name: str, what: str, root: str, given: Any) -> None:
     """Raise ArgumentError for a list passed on a rank other than the root; None and empty lists are accepted."""
     if given is not None and not (isinstance(given, list | tuple) and not given):
-        raise ArgumentError(f"{name}: {what} was given on a rank that is not {root}; pass it there only",
+        raise ArgumentError(f"{name}: {what} was given on another rank than {root}; pass {what} on rank {root} only",
                             code="GC-ROOT")
 
 
@@ -85,8 +85,8 @@ def check_apart(name: str, what: str, arrays: Sequence[Array]) -> None:
         before = [(end, other) for end, other in before if end > low]
         for _, other in before:
             if overlap(arrays[other], arrays[index]):
-                raise ArgumentError(f"{name}: {what}[{other}] and {what}[{index}] share memory: one result would "
-                                    "overwrite the other; pass an array for each rank", code="GC-OVERLAP")
+                raise ArgumentError(f"{name}: {what}[{other}] and {what}[{index}] share memory: results would "
+                                    "overwrite each other; pass an array for each rank", code="GC-OVERLAP")
         before.append((high, index))
 
 
@@ -103,7 +103,7 @@ def alike(arrays: Sequence[Array]) -> bool:
 def check_shape(name: str, what: str, array: Array, other: str, shape: tuple[int, ...]) -> None:
     """Raise ArgumentError unless `array` has `shape`, the shape of the argument named `other`."""
     if array.shape != shape:
-        raise ArgumentError(f"{name}: {what} has shape {array.shape}, {other} has {shape}; they must be alike",
+        raise ArgumentError(f"{name}: {what} has shape {array.shape}, {other} has {shape}; the shapes must be equal",
                             code="GC-SHAPE")
 
 
@@ -119,15 +119,15 @@ def check_blocks(name: str, what: str, whole: Array, other: str, block: Array, s
 def splits_of(name: str, what: str, sizes: Any, array: Array, size: int) -> list[Array]:
     """Return `size` pieces of `array` along the first axis, with lengths `sizes`; None means equal lengths."""
     if not array.ndim:
-        raise ArgumentError(f"{name}: an array without axes has none to be cut along; reshape it to (1,)",
+        raise ArgumentError(f"{name}: a 0-dimensional array cannot be divided; reshape the array to (1,)",
                             code="GC-SHAPE")
     rows = array.shape[0]
     if sizes is None and rows % size == 0:
         sizes = [rows // size] * size
     given = list(sizes) if isinstance(sizes, Sequence | numpy.ndarray) else []
     if not all(is_whole(one) and one >= 0 for one in given) or len(given) != size or sum(given) != rows:
-        raise ArgumentError(f"{name}: {what} {sizes!r} must be {size} whole numbers whose sum is {rows}, the length of "
-                            "the array's first axis; None stands for parts alike", code="GC-COUNTS")
+        raise ArgumentError(f"{name}: {what} {sizes!r} must be {size} whole numbers with the sum {rows}, the length of "
+                            "the array's first axis; None stands for equal parts", code="GC-COUNTS")
     ends = numpy.cumsum([0, *given])
     return [array[first:last] for first, last in itertools.pairwise(ends)]
 

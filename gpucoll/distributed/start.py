@@ -149,8 +149,8 @@ def _check_agreed(world: ProcessGroup, members: list[int]) -> None:
     mark = zlib.crc32(repr(members).encode())
     least, most = -world.communicator.all_reduce(numpy.array([-mark, mark]), op="max") * [1, -1]
     if least != most:
-        raise MismatchError(f"new_group: this rank was told of ranks {members}, another one of others; every rank of "
-                            "the world must pass the same", code="GC-GROUP")
+        raise MismatchError(f"new_group: this rank passed ranks {members}, another rank passed others; every rank of "
+                            "the world must pass the same ranks", code="GC-GROUP")
 
 
 def destroy_process_group(group: Any = None) -> None:

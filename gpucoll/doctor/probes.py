@@ -109,7 +109,7 @@ def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout:
     mine = []
     for together in [*rounds(pairs, hosts), []]:
         if not wait_for_all(mpi, 2 * timeout, interval=1e-3):
-            raise CollectiveTimeout(f"link test: waited {2 * timeout:g} s for the pairs that measure")
+            raise CollectiveTimeout(f"link test: waited {2 * timeout:g} s for the measuring pairs")
         for pair in together:
             if mpi.rank in pair:
                 # Both ranks of a pair have the same figures and so the same numbers of round trips.

@@ -116,7 +116,7 @@ def written(folder: Path, trace: Path | None, as_json: bool) -> str:
     groups, damaged = stories(folder)
     if not groups:
         raise ArgumentError(f"{folder} has no file of the flight recorder{': ' if damaged else ''}"
-                            f"{'; '.join(damaged)}; GPUCOLL_DUMP_DIR names the folder where ranks write them",
+                            f"{'; '.join(damaged)}; GPUCOLL_DUMP_DIR names the folder for these files",
                             code="GC-DUMP")
     found = [summary(group, ranks) for group, ranks in groups.items()]
     if trace is not None:

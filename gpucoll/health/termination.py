@@ -21,7 +21,7 @@ def on_terminate(save: Callable[[], None]) -> None:
     Raises UsageError outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
-        raise UsageError("on_terminate: only the main thread may say what a signal does", code="GC-THREAD")
+        raise UsageError("on_terminate: only the main thread may set the effect of a signal", code="GC-THREAD")
     if not _saves:
         signal.signal(signal.SIGTERM, _terminate)
     _saves.append(save)

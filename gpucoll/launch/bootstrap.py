@@ -167,8 +167,8 @@ def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | Non
         raise UsageError(f"init: {local} of {size} ranks are on this host, and ranks of several hosts meet by MPI: "
                          "launch with mpiexec, or gpucoll run --hosts a,b", code="GC-LAUNCHER")
     if token is None and not environment.get("MASTER_PORT"):
-        raise UsageError(f"init: this is to be one of {size} ranks (WORLD_SIZE), but MASTER_PORT does not say where "
-                         f"they meet; launch with mpiexec, torchrun, or gpucoll run --standalone -n {size}",
+        raise UsageError(f"init: WORLD_SIZE announces {size} ranks, but MASTER_PORT names no place for the ranks to "
+                         f"meet; launch with mpiexec, torchrun, or gpucoll run --standalone -n {size}",
                          code="GC-LAUNCHER")
     # torchrun restarts a job with the same port: its run and restart number keep the old and the new ranks apart.
     meeting = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT')}"
@@ -221,7 +221,7 @@ def world() -> MPI.Intracomm:
         vendor = vendor_of(version)
         cure = f"srun {SRUN[vendor.family]}, or with " if vendor and process.launcher is SLURM else ""
         raise UsageError(f"{process.launcher.name} started {process.size} ranks, but mpi4py uses "
-                         f"{version.splitlines()[0].strip()}, which sees only itself; launch with {cure}that library's "
+                         f"{version.splitlines()[0].strip()}, and sees a single rank; launch with {cure}that library's "
                          "own mpiexec, or install the launcher's MPI", code="GC-LAUNCHER")
     return MPI.COMM_WORLD
 
@@ -305,7 +305,7 @@ def check_process() -> None:
     global _process
     _process = _process or os.getpid()
     if _process != os.getpid():
-        raise UsageError("MPI was started by the parent of this process; a forked child cannot use it: start ranks by "
+        raise UsageError("MPI was started by the parent of this process; a forked child cannot use MPI: start ranks by "
                          "mpiexec, or children by spawn", code="GC-FORK")
 
 

@@ -65,7 +65,7 @@ def parser() -> Parser:
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser().parse_args(list(arguments))
     if options.standalone and options.hosts:
-        refuse(PROGRAM, "--standalone is for this host, and --hosts for MPI: give one of them")
+        refuse(PROGRAM, "--standalone is for this host, and --hosts for MPI: give only one option")
     if options.module and not _is_module(options.script):
         refuse(PROGRAM, f"there is no module {options.script!r}")
     if not options.module and not Path(options.script).is_file():
@@ -94,7 +94,7 @@ def _count(text: str) -> int:
     """Return the number of ranks per host for a number, gpu, cpu or auto, as torchrun does; ArgumentTypeError else."""
     gpus = gpu_count() if text in ("gpu", "auto") else 0
     if text == "gpu" and not gpus:
-        raise argparse.ArgumentTypeError("'gpu' is as many ranks as there are GPUs, and CuPy finds none here")
+        raise argparse.ArgumentTypeError("'gpu' starts a rank for each GPU, and CuPy finds no GPU here")
     if text in ("gpu", "cpu", "auto"):
         return gpus or len(os.sched_getaffinity(0))
     if not text.isdecimal() or int(text) < 1:

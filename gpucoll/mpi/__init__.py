@@ -409,7 +409,7 @@ class Comm(metaclass=_Kept):
 
     def _received(self, out: Any, source: int, tag: int, status: Any) -> None:
         if source == MPI.ANY_SOURCE:
-            raise ArgumentError("Recv: an array on a GPU is received from one rank; name it", code="GC-ROOT")
+            raise ArgumentError("Recv: an array on a GPU needs a source rank; pass source=", code="GC-ROOT")
         self.comm.recv(out, source, max(tag, 0))
         if status is not None:
             status.Set_source(source)

@@ -223,7 +223,8 @@ def is_on_gpu(*specs: Any) -> bool:
 def blocks_of(x: Array, given: int, taken: int, size: int) -> Array:
     """Return the first `given` elements of each of `size` blocks of `taken` elements, for use as `out`."""
     if given > taken:
-        raise ArgumentError(f"{given} elements come from each rank, but there is room for {taken}", code="GC-COUNTS")
+        raise ArgumentError(f"{given} elements come from each rank, but the buffer has room for {taken}",
+                            code="GC-COUNTS")
     return x if given == taken else x.reshape(size, taken)[:, :given]
 
 
@@ -231,6 +232,6 @@ def fill(places: Sequence[Array], came: Sequence[Array]) -> None:
     """Copy the block received from each rank to the start of the rank's place; raise ArgumentError if too long."""
     for rank, (place, block) in enumerate(zip(places, came, strict=True)):
         if len(block) > len(place):
-            raise ArgumentError(f"{len(block)} elements came from rank {rank}, but there is room for {len(place)}",
+            raise ArgumentError(f"{len(block)} elements came from rank {rank}; the buffer has room for {len(place)}",
                                 code="GC-COUNTS")
         place[:len(block)] = block

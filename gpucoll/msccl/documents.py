@@ -124,8 +124,8 @@ def parsed(content: bytes, file: str) -> XmlProgram:
     size = head.number("ngpus", 1, MOST_GPUS)
     kind = algo.get("coll", "").replace("_", "").lower()
     if kind == "custom":
-        raise head.wrong("coll='custom' does not say what its ranks are to have in the end, and no file is run that is "
-                         f"not proved; name the collective, if it is one of {', '.join(NAMES)}")
+        raise head.wrong("coll='custom' names no collective to be proved, and no file runs without a proof; "
+                         f"if the file makes a known collective, name {', '.join(NAMES)}")
     if kind not in NAMES:
         raise head.wrong(f"coll={algo.get('coll', '')[:40]!r} is none of {', '.join(NAMES)}")
     row = COLLECTIVES[NAMES[kind]]
@@ -135,18 +135,18 @@ def parsed(content: bytes, file: str) -> XmlProgram:
         fields = Fields(file, "gpu", element)
         gpu = fields.number("id", 0, size - 1)
         if gpu in ids:
-            raise fields.wrong(f"there are two of id {gpu}")
+            raise fields.wrong(f"two elements have id {gpu}")
         ids.add(gpu)
         widest = max(widest, *(fields.number(name, 0, MOST_CHUNKS, 0) for name in ("i_chunks", "o_chunks")))
         scratch = max(scratch, fields.number("s_chunks", 0, MOST_CHUNKS, 0))
         steps += _blocks(file, gpu, size, element)
     if len(ids) != size:
-        raise head.wrong(f"ngpus={size}, but there are {len(ids)} of element gpu")
+        raise head.wrong(f"ngpus={size}, but the file has {len(ids)} elements gpu")
     chunks = head.number("nchunksperloop", 1, MOST_CHUNKS, widest)
     if row.blocks and chunks % size:
         raise head.wrong(f"nchunksperloop={chunks} is no multiple of {size} GPUs, as {row.name} needs")
     if sum(step.count for step in steps) > MOST_MOVED:
-        raise head.wrong(f"more than {MOST_MOVED} chunks are moved: that is too much to be read")
+        raise head.wrong(f"the file moves more than {MOST_MOVED} chunks, the limit")
     name = re.sub(r"\W", "_", algo.get("name", ""), flags=re.ASCII)[:80] or "xml"
     return XmlProgram(name if name[0].isalpha() or name[0] == "_" else f"_{name}", row, in_place, size, chunks, scratch,
                       tuple(sorted(steps, key=lambda step: step[:3])))
@@ -160,7 +160,7 @@ def _blocks(file: str, gpu: int, size: int, blocks: ElementTree.Element) -> list
         send, recv = (fields.number(name, -1, size - 1) for name in ("send", "recv"))
         channel = fields.number("chan", -1, MOST_CHUNKS, 0)
         if block in ids or gpu in (send, recv):
-            raise fields.wrong("there are two of this id" if block in ids else "its peer is itself")
+            raise fields.wrong("two thread blocks have this id" if block in ids else "the peer is the GPU of the block")
         ids.add(block)
         for number, row in enumerate(element):
             where = Fields(file, f"gpu {gpu}, tb {block}, step {number}", row)
@@ -179,7 +179,7 @@ def _step(fields: Fields, gpu: int, block: int, number: int, peers: tuple[int, i
     waited, on = fields.number("depid", -1, MOST_CHUNKS, -1), fields.number("deps", -1, MOST_CHUNKS, -1)
     for side, kinds, peer in (("send", SENDS, peers[0]), ("recv", RECEIVES, peers[1])):
         if kind in kinds and peer < 0:
-            raise fields.wrong(f"type {kind}, but its thread block has no {side}")
+            raise fields.wrong(f"type {kind}, but the thread block has no {side}")
     return XmlStep(gpu, block, number, kind, places[0], places[1],
                    fields.number("cnt", 0 if kind == "nop" else 1, MOST_CHUNKS, 1), *peers,
                    None if waited < 0 or on < 0 else (waited, on))

@@ -104,5 +104,5 @@ def _run(path: Path, content: bytes) -> None:
         del sys.modules[name]
         if isinstance(error, Exception | SystemExit):
             code = error.code if isinstance(error, ArgumentError) else "GC-FILE"
-            raise ArgumentError(f"{path}: running it raised {type(error).__name__}: {error}", code=code) from error
+            raise ArgumentError(f"{path}: the program raised {type(error).__name__}: {error}", code=code) from error
         raise

@@ -67,7 +67,7 @@ def ordered(program: XmlProgram, *, local_source: bool) -> Order:
         if step.after is not None:
             waited = last.get((step.gpu, *step.after))
             if waited is None:
-                raise refused(step, f"it waits for tb {step.after[0]}, step {step.after[1]}, which is not there")
+                raise refused(step, f"waits for tb {step.after[0]}, step {step.after[1]}, a step missing in the file")
             before[index].append(waited)
     # A receive follows its send. The send follows nothing of the receiver's: MSCCL buffers messages.
     sender = _matched(events)
@@ -76,7 +76,7 @@ def ordered(program: XmlProgram, *, local_source: bool) -> Order:
     turns = in_order(before)
     # Events in a cycle of waits never happen, nor do events waiting for the cycle. Name the first event of the cycle.
     if len(turns) < len(events):
-        raise refused(events[min(_cycle(before))].step, "it waits for ever: what it waits for waits for it")
+        raise refused(events[min(_cycle(before))].step, "waits for ever, in a circle of waiting steps")
     _check_races(events, before, turns)
     place = {index: turn for turn, index in enumerate(turns)}
     return Order([events[index] for index in turns], {place[one]: place[other] for one, other in sender.items()})
@@ -154,18 +154,18 @@ def _matched(events: list[XmlEvent]) -> dict[int, int]:
             posts = ends[*way, step.channel, event.kind]
             # Messages are matched by order, and only steps of one thread block have an order.
             if posts and events[posts[-1]].step.block != step.block:
-                raise refused(step, f"tb {events[posts[-1]].step.block} uses that channel of that peer, too")
+                raise refused(step, f"tb {events[posts[-1]].step.block} uses the same channel of the same peer")
             posts.append(index)
     sender = dict[int, int]()
     for (source, target, channel, kind), posts in ends.items():
         others = ends.get((source, target, channel, "receive" if kind == "send" else "send"), [])
         if len(posts) > len(others):
-            raise refused(events[posts[len(others)]].step, "it waits for ever: its partner has no such step")
+            raise refused(events[posts[len(others)]].step, "waits for ever: the partner has no matching step")
         # Pairs are noted in the turn of the receives; surplus sends are refused in the turn of the sends.
         for one, other in zip(posts, others, strict=False) if kind == "receive" else ():
             sender[one] = other
             if events[one].step.count != events[other].step.count:
-                raise refused(events[one].step, f"it takes {events[one].step.count} chunks of the "
+                raise refused(events[one].step, f"takes {events[one].step.count} chunks of the "
                                                 f"{events[other].step.count} of {events[other].step}")
     return sender
 
@@ -240,5 +240,5 @@ class _Clocks:
             self._whole.add(gpu)
             self._follow(gpu)
         if self._known[other].get(step.block, -1) < one:
-            raise refused(self._events[other].step, f"it touches {place[0]}[{place[1]}] as {step} does, and does not "
-                                                    "wait for it: either may come first")
+            raise refused(self._events[other].step, f"touches {place[0]}[{place[1]}] like {step}, and does not "
+                                                    "wait for that step: either may come first")

@@ -196,7 +196,7 @@ class _Where:
         now = self._now[event.step.gpu]
         for place in places:
             if place not in now:
-                raise refused(event.step, f"it reads {place[0]}[{place[1]}], which nobody has written")
+                raise refused(event.step, f"reads {place[0]}[{place[1]}], written by no step")
         return [now[place] for place in places]
 
     def write(self, event: XmlEvent, kinds: list[int]) -> list[Slice]:

@@ -35,7 +35,7 @@ def xml(schedules: list[Schedule]) -> str:
     one = schedules[0]
     names = {ours: theirs for theirs, ours in NAMES.items()}
     if one.collective not in names:
-        raise ArgumentError(f"MSCCL has no {one.collective}; it has {', '.join(names)}", code="GC-XML")
+        raise ArgumentError(f"MSCCL has no {one.collective}, only {', '.join(names)}", code="GC-XML")
     row = COLLECTIVES[one.collective]
     per_block = one.chunks // one.size if row.blocks else one.chunks
     extents = [one.chunks if side.blocks else per_block for side in (row.input, row.output)]

@@ -138,7 +138,7 @@ def _check_kinds(manifest: Mapping[str, Any]) -> None:
     numbers = [manifest["steps"], *(side for one in manifest["parameters"].values() for side in one["shape"])]
     if not all(isinstance(name, str) and Path(name).name == name for name in names) \
             or not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise ValueError("it is not of a checkpoint's form")
+        raise ValueError("not in the form of a checkpoint")
 
 
 def _digest_of(text: str) -> str:
@@ -191,7 +191,7 @@ class Checkpoint:
             content = (folder / MANIFEST).read_text()
             text, _, last = content.rpartition(",\n ")
             if last != f"{_digest_of(text + chr(10) + '}')}\n}}":
-                raise ValueError("it is damaged: its SHA-256 is not that of its content")
+                raise ValueError("damaged: the SHA-256 differs from the content")
             found.update(json.loads(content))
             if found["format"] != FORMAT:
                 raise ValueError(f"format {found['format']} is not {FORMAT}")
@@ -207,11 +207,11 @@ class Checkpoint:
                 held = sum((stop - start) * self.like[name].dtype.itemsize
                            for name, (start, stop) in file["elements"].items())
                 if held > (folder / file["name"]).stat().st_size:
-                    raise ValueError("it is shorter than its elements")
+                    raise ValueError("shorter than its elements")
                 missing -= held
             self._reading = MANIFEST
             if missing > 0:
-                raise ValueError("its files hold fewer elements than its parameters have")
+                raise ValueError("the files hold fewer elements than the parameters need")
 
         self._reading = MANIFEST
         self._together(read)
@@ -240,7 +240,7 @@ class Checkpoint:
         # Read the file once: the arrays must be parsed from the same bytes as checked by the digest.
         content = (self._folder / file["name"]).read_bytes()
         if hashlib.sha256(content).hexdigest() != file["sha256"]:
-            raise ValueError("it is damaged: its SHA-256 is not the manifest's")
+            raise ValueError("damaged: the SHA-256 differs from the manifest")
         return parsing.arrays_of(content)
 
     def _read_file(self, file: Mapping[str, Any], states: States, wanted: Mapping[str, slice]) -> None:

@@ -304,7 +304,7 @@ class Policy:
 def check_kind(call: str, compression: object, kinds: Any = Compression | Policy | None) -> None:
     """Raise ArgumentError if `compression` is none of `kinds`."""
     if not isinstance(compression, kinds):
-        raise ArgumentError(f"{call}: {compression!r} is no compression; pass one such as Cast(\"bfloat16\")",
+        raise ArgumentError(f"{call}: {compression!r} is no compression; pass for example Cast(\"bfloat16\")",
                             code="GC-COMPRESSION")
 
 
@@ -313,8 +313,8 @@ def check_dtypes(call: str, parameters: Mapping[str, Like], compression: Compres
     for name, like in parameters.items():
         kind = row_of(like.dtype).kind
         if kind != "float" and not (kind == "complex" and isinstance(compression.of(name), Exact)):
-            raise DtypeError(f"{call}: {name} is {like.dtype}, of which {compression.of(name)!r} forms no mean; take "
-                             "floating-point numbers, or complex ones without compression")
+            raise DtypeError(f"{call}: {name} is {like.dtype}, and {compression.of(name)!r} forms no mean of it; "
+                             "take floating-point numbers, or complex numbers without compression")
 
 
 def remembered(compression: Compression | Policy) -> Memory:

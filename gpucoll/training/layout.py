@@ -52,7 +52,7 @@ def shard(x: Any, mesh: Mesh, spec: Any) -> ShardedArray:
 def _check_sharded(call: str, **arrays: Any) -> None:
     for name, array in arrays.items():
         if not isinstance(array, ShardedArray):
-            raise ArgumentError(f"{call}: {name} is {type(array).__name__}, no ShardedArray; shard(...) makes one",
+            raise ArgumentError(f"{call}: {name} is {type(array).__name__}, not a ShardedArray as made by shard(...)",
                                 code="GC-SPEC")
 
 
@@ -93,9 +93,9 @@ def matmul(a: ShardedArray, b: ShardedArray) -> ShardedArray:
         raise ArgumentError(f"matmul: shapes {a.shape} and {b.shape} do not fit", code="GC-SHAPE")
     if a.mesh is not b.mesh or a.spec[-1] != b.spec[0]:
         raise ArgumentError(f"matmul: the inner axis is divided by {a.spec[-1]} in a and by {b.spec[0]} in b; "
-                            "redistribute one of them", code="GC-SPEC")
+                            "redistribute one factor", code="GC-SPEC")
     if a.partial or b.partial:
-        raise ArgumentError("matmul: a factor is partial; redistribute it first", code="GC-SPEC")
+        raise ArgumentError("matmul: a factor is partial; redistribute the factor first", code="GC-SPEC")
     spec = (*a.spec[:-1], b.spec[1])
     named = [name for entry in spec for name in entry]
     if len(set(named)) < len(named) or set(named) & set(a.spec[-1]):
@@ -124,7 +124,7 @@ class Linear:
         """Return the gradients of x and of the weight, given the gradient of the product. A collective call."""
         x = self._x
         if x is None:
-            raise ArgumentError("backward: there has been no forward", code="GC-SPEC")
+            raise ArgumentError("backward: call forward first", code="GC-SPEC")
         rows = math.prod(x.local.shape[:-1])
         flat_x = x.local.reshape(rows, x.local.shape[-1])  # not -1: a rank may have no row
         flat_gradient = gradient.local.reshape(rows, gradient.local.shape[-1])

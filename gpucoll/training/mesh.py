@@ -25,7 +25,7 @@ class Mesh:
 
     def __init__(self, comm: Communicator, shape: Sequence[int], names: Sequence[str]) -> None:
         if not are_whole(shape) or not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
-            raise ArgumentError(f"Mesh: shape {shape!r} must be a list of whole numbers, names {names!r} one of words",
+            raise ArgumentError(f"Mesh: shape {shape!r} must be a list of integers, names {names!r} a list of words",
                                 code="GC-MESH")
         self.comm, self.shape, self.names = comm, tuple(map(int, shape)), tuple(names)
         if len(self.shape) != len(self.names) or len(set(self.names)) < len(self.names):

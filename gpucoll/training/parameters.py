@@ -45,7 +45,7 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: 
                                         "numpy.ascontiguousarray(...)", code="GC-ARRAY")
                 row_of(found[key].dtype)
         if not found:
-            raise ArgumentError(f"{name}: there are no parameters", code="GC-NAME")
+            raise ArgumentError(f"{name}: no parameters were given", code="GC-NAME")
         if len({on_gpu(array) for array in found.values()}) > 1:
             raise ArgumentError(f"{name}: some parameters are on a GPU, others on the host", code="GC-DEVICE")
     except (ArgumentError, DtypeError) as refused:
@@ -71,7 +71,7 @@ def _refuse_first_difference(name: str, rows: Sequence[Any], comm: Communicator)
             raise MismatchError(f"{name}: parameter {index} is {_described(everyone[0])} on rank 0 and "
                                 f"{_described(everyone[differ[0]])} on ranks {', '.join(map(str, differ))}; all ranks "
                                 "need the same parameters in the same order", code="GC-NAME", ranks=differ)
-    raise MismatchError(f"{name}: ranks have parameters whose names differ beyond {NAME} characters", code="GC-NAME")
+    raise MismatchError(f"{name}: parameter names differ between ranks, beyond {NAME} characters", code="GC-NAME")
 
 
 def _described(row: Any) -> str:

@@ -124,12 +124,12 @@ class ParameterServer:
 
     def _only_workers(self, call: str) -> None:
         if self.is_server:
-            raise UsageError(f"{call}: this rank is a server, whose call is serve()")
+            raise UsageError(f"{call}: this rank is a server and calls serve() only")
 
     def serve(self) -> Parameters:
         """Serve until every worker is done or lost; return this server's part. Raises UsageError on a worker."""
         if not self.is_server:
-            raise UsageError("serve: this rank is a worker, whose calls are pull(), push() and done()")
+            raise UsageError("serve: this rank is a worker and calls pull(), push() and done() only")
         self._shard.serve()
         return self._part
 

@@ -252,7 +252,7 @@ class ZeRO:
         saved, here = ({name: (one.shape, one.dtype) for name, one in like.items()}
                        for like in (found.like, zero._like))
         if saved != here:
-            raise ArgumentError(f"load: {folder} was saved with other parameters than these", code="GC-CHECKPOINT")
+            raise ArgumentError(f"load: {folder} was saved with other parameters", code="GC-CHECKPOINT")
         found.read(zero._states())
         optimizer.steps = found.steps
         kept = found.read_kept()

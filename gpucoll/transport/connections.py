@@ -73,7 +73,7 @@ class Connection:
         self._fill(LENGTHS.size, deadline)
         length, count = LENGTHS.unpack_from(self._came)
         if length > MOST_JSON or count > most:
-            raise StoreError(f"what came is no frame of gpucoll's store: it would be {length} and {count} bytes long")
+            raise StoreError(f"the data received are no frame of gpucoll's store: lengths {length} and {count}")
         self._fill(LENGTHS.size + length + count, deadline)
         text = bytes(self._came[LENGTHS.size:LENGTHS.size + length])
         body = bytes(self._came[LENGTHS.size + length:LENGTHS.size + length + count])
@@ -83,7 +83,7 @@ class Connection:
         except (ValueError, RecursionError):
             head = None
         if not isinstance(head, dict):
-            raise StoreError(f"what came is no frame of gpucoll's store: {text[:40]!r} is no JSON object")
+            raise StoreError(f"the data received are no frame of gpucoll's store: {text[:40]!r} is no JSON object")
         return head, body
 
     def _fill(self, count: int, deadline: float | None) -> None:
@@ -121,7 +121,7 @@ class Connection:
             raise StoreError("init: another user's process has taken the place where the ranks of this job meet")
         asked = self.read(0, deadline)[0].get("nonce")
         if not _is_nonce(asked):
-            raise StoreError("init: what answers in the place of rank 0 is no rank 0 of gpucoll's: it sends no nonce")
+            raise StoreError("init: the process at the address of rank 0 is not gpucoll's rank 0: no nonce came")
         nonces = asked, secrets.token_hex(16)
         self.send({"rank": rank, "size": size, "version": __version__, "nonce": nonces[1],
                    "proof": proof(token, "rank", rank, nonces)})
@@ -129,7 +129,7 @@ class Connection:
         if "error" in welcome:
             raise refused(welcome)
         if not _same(welcome.get("proof"), proof(token, "hub", rank, nonces)):
-            raise StoreError("init: what answers in the place of rank 0 does not know the token of this job")
+            raise StoreError("init: the process at the address of rank 0 does not know the token of this job")
         return welcome
 
 
@@ -272,19 +272,19 @@ class Hub:
         rank, size, answered = head.get("rank"), head.get("size"), head.get("nonce")
         # `type` and not `isinstance`, for which True is an integer.
         if type(rank) is not int or not _is_nonce(answered):
-            raise StoreError("its greeting is none of this version of gpucoll: it has no rank, or no nonce; start all "
-                             "ranks alike")
+            raise StoreError("the greeting is not of this version of gpucoll: the rank or the nonce is missing; start "
+                             "all ranks alike")
         nonces = nonce, answered
         # Check the proof first: the errors below name versions and sizes, and so go to ranks of this job only.
         if not _same(head.get("proof"), proof(self.token, "rank", rank, nonces)):
-            raise StoreError("this process does not belong to the job: it has another token")
-        unfit = StoreError(f"its rank is not in 1..{self._size - 1}, or is there already; RANK must be another one in "
-                           "each process, and WORLD_SIZE how many there are")
+            raise StoreError("this process has another token, and so belongs to another job")
+        unfit = StoreError(f"its rank is not in 1..{self._size - 1}, or is taken; RANK must differ between "
+                           "processes, and WORLD_SIZE must be the number of processes")
         if not 0 < rank < self._size:
             raise unfit
         if head.get("version") != __version__ or size != self._size:
-            raise StoreError(f"rank {rank} says that there are {size} ranks of gpucoll {head.get('version')}, rank 0 "
-                             f"that there are {self._size} of {__version__}; start all ranks alike")
+            raise StoreError(f"rank {rank} counts {size} ranks of gpucoll {head.get('version')}, rank 0 "
+                             f"counts {self._size} of {__version__}; start all ranks alike")
         # Welcome the rank under the lock: a concurrent `broadcast` must neither precede the welcome nor miss this rank.
         with self._changed:
             if rank in self._here:

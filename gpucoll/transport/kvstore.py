@@ -99,8 +99,8 @@ class StoreServer(MemoryStore):
         except OSError as error:
             listener.close()
             raise StoreError(f"init: rank 0 cannot open the place where ranks meet ({error}): another job, or another "
-                             "process that says it is rank 0, has the same MASTER_ADDR and MASTER_PORT; give each job "
-                             "a port of its own") from error
+                             "process with RANK=0, has the same MASTER_ADDR and MASTER_PORT; give each job a separate "
+                             "port") from error
         self.hub = Hub(size, token, self._answer, most=MOST_BYTES)
         self.drop = self.hub.drop
         # Last: from here on, other threads call `_answer`, which needs `hub`.
@@ -120,7 +120,7 @@ class StoreServer(MemoryStore):
             case {"call": "delete", "key": str(key)}:
                 self.delete(key)
             case _:
-                raise StoreError(f"what came is no call of gpucoll's store: {str(head)[:80]}")
+                raise StoreError(f"the data received are no call of gpucoll's store: {str(head)[:80]}")
         return answer, b""
 
     def gone(self) -> Collection[int]:
@@ -172,7 +172,7 @@ class StoreClient(KeyStore):
             except TimeoutError:
                 if patience is not None:
                     return {}, b""
-                raise StoreError("rank 0, which keeps the store of this job, did not answer within "
+                raise StoreError("the store of this job, on rank 0, did not answer within "
                                  f"{self._timeout:g} s") from None
             except (OSError, EOFError) as error:
                 raise _unreachable(error) from None
@@ -205,7 +205,7 @@ class StoreClient(KeyStore):
 
 
 def _unreachable(error: Exception) -> StoreError:
-    return StoreError(f"rank 0, which keeps the store of this job, is not to be reached: {error!r}")
+    return StoreError(f"the store of this job, on rank 0, cannot be reached: {error!r}")
 
 
 def _connected(name: str, timeout: float) -> Connection:
@@ -224,7 +224,7 @@ def _connected(name: str, timeout: float) -> Connection:
 
     # Poll: a socket of an abstract name gives no notice of its creation.
     if not becomes(connects, timeout, POLL_INTERVAL):
-        raise CollectiveTimeout(f"init: waited {timeout:g} s for rank 0 to come to where ranks meet; has it been "
+        raise CollectiveTimeout(f"init: waited {timeout:g} s for rank 0 at the place where ranks meet; was rank 0 "
                                 "started on this host, with the same MASTER_ADDR and MASTER_PORT?", ranks=(0,))
     return Connection(found[0])
 

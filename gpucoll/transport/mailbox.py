@@ -43,7 +43,7 @@ def decode(text: bytes) -> Any:
     try:
         return json.loads(text, object_hook=_unmarked)
     except (ValueError, TypeError, RecursionError) as error:
-        raise StoreError(f"another rank told {text[:40]!r}, which is nothing of ours: {error}") from None
+        raise StoreError(f"another rank sent {text[:40]!r}, not written by gpucoll: {error}") from None
 
 
 def _marked(value: Any) -> Any:

@@ -131,8 +131,9 @@ class Tuner:
         if self._deterministic and algorithm != "auto" and not self._is_deterministic(collective, algorithm):
             others = [name for name in algorithms(collective, size=len(self._nodes))
                       if self._is_deterministic(collective, name)]
-            raise ArgumentError(f"{collective}: {algorithm} does not reduce in rank order, which deterministic=True "
-                                f"promises; take auto, or one of {', '.join(others)}", code="GC-DETERMINISTIC")
+            raise ArgumentError(f"{collective}: {algorithm} does not reduce in rank order, as promised by "
+                                f"deterministic=True; take auto, or one of {', '.join(others)}",
+                                code="GC-DETERMINISTIC")
         key = (collective, algorithm, nbytes.bit_length(), executors, device)
         kept = self._kept.get(key)
         if kept is None:
@@ -179,7 +180,7 @@ class Tuner:
         if self._deterministic:
             names = [name for name in names if self._is_deterministic(collective, name)]
         if not names:
-            raise ArgumentError(f"{collective}: nothing can run it", code="GC-ALGO")
+            raise ArgumentError(f"{collective}: no executor can run this call", code="GC-ALGO")
         return names
 
     @staticmethod

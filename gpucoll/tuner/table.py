@@ -114,7 +114,7 @@ def parse(source: str, content: bytes) -> Table:
     file = toml.TomlFile(f"tuning table {source}", CODE, "; `gpucoll tune` makes a new one")
     document = file.read(content, ("format", "host", "shape"))
     if document.get("format") != FORMAT:
-        raise file.error(f"its format is {document.get('format')!r}, not {FORMAT}")
+        raise file.error(f"format {document.get('format')!r}, not {FORMAT}")
     host = document.get("host", {})
     if not isinstance(host, dict):
         raise file.error("host is no [host]")
@@ -202,7 +202,7 @@ def read(path: Path, host: Mapping[str, Any]) -> Table | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise ArgumentError(f"tuning table {path}: it cannot be read: {error}", code=CODE) from None
+        raise ArgumentError(f"tuning table {path} cannot be read: {error}", code=CODE) from None
     for key, value in host.items():
         if table.host.get(key) != value:
             raise ArgumentError(f"tuning table {path}: it was measured with {key} {table.host.get(key)!r}, and here it "

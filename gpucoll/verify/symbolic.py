@@ -103,8 +103,8 @@ def replay(schedules: Iterable[Iterable[Round]], observer: Any) -> int:
     # No rank is ready, so an end left over never meets its partner.
     for rank, index in (post for posts in waiting.values() for post in posts):
         step = steps[rank][index]
-        error = ScheduleError(f"rank {rank}, round {number[rank]}, {place_of(step)}: {step} waits for ever: its "
-                              "partner has no such step, or waits as well", ranks=(rank,))
+        error = ScheduleError(f"rank {rank}, round {number[rank]}, {place_of(step)}: {step} waits for ever: the "
+                              "partner has no matching step, or waits as well", ranks=(rank,))
         error.step = rank, number[rank] - 1, index
         raise error
     return messages
@@ -144,7 +144,7 @@ class SymbolicMemory:
         source, target = self.ranks[sender], self.ranks[receiver]
         src, dst = source.steps[sent].src, target.steps[received].dst  # type: ignore[union-attr]
         if source.lengths(src) != target.lengths(dst):
-            raise target.error(target.steps[received], f"its length differs from that of {src} of rank {sender}")
+            raise target.error(target.steps[received], f"the length differs from the length of {src} of rank {sender}")
         target.came[received] = source.came[sent]
 
     def finish(self, turn: Turn, rank: int) -> None:
@@ -198,7 +198,7 @@ class _Rank:
                 if part.first < 0 or part.count < 0 or part.first + part.count > limit:
                     raise self.error(step, f"{part} is not in the {limit} chunks of this rank's {part.buffer}")
                 if part.buffer == "scratch" and self.row.ragged:
-                    raise self.error(step, "there is no scratch where blocks are not alike")
+                    raise self.error(step, "schedules for blocks of unequal length have no scratch")
         if isinstance(step, Copy | Reduce) and self.lengths(step.src) != self.lengths(step.dst):
             raise self.error(step, "the lengths of source and destination differ")
 
@@ -208,7 +208,7 @@ class _Rank:
             return
         target = step.dst
         if target.buffer == "input":
-            raise self.error(step, "it writes to input")
+            raise self.error(step, "writes to input")
         for chunk in _chunks(target):
             key = target.buffer, chunk
             if key in written and (isinstance(step, STORING) or written[key] != target):
@@ -240,7 +240,7 @@ class _Rank:
         try:
             return list(map(self.content[part.buffer].__getitem__, _chunks(part)))
         except KeyError as missing:
-            raise self.error(step, f"reads {(part.buffer, missing.args[0])}, which nobody has written") from None
+            raise self.error(step, f"reads {(part.buffer, missing.args[0])}, written by no step") from None
 
     def finish(self) -> None:
         """Apply the writes of the round, in listed order."""

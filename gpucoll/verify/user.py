@@ -75,12 +75,12 @@ def _step(where: str, step: Any, rank: int, size: int) -> Step:
     except TypeError:
         same = False
     if not same:
-        raise refused(f"{where}, no chunk: {step!r:.200} is none: its slices are Slice(buffer, first, count) of input, "
-                      "output or scratch, its peer is a rank")
+        raise refused(f"{where}, no chunk: {step!r:.200} is no step: slices are Slice(buffer, first, count) of "
+                      "input, output or scratch, and the peer is a rank")
     made: Step = type(step)(*parts)
     if not isinstance(made, Copy | Reduce) and (not 0 <= made.peer < size or made.peer == rank):
         place = made.src if isinstance(made, Send) else made.dst
-        raise refused(f"{where}, {place.buffer} chunk {place.first}: {made}: its peer must be another rank of "
+        raise refused(f"{where}, {place.buffer} chunk {place.first}: {made}: the peer must be another rank of "
                       f"0..{size - 1}")
     return made
 
@@ -123,8 +123,8 @@ def as_proved(claim: Claim, rank: int) -> Rounds:
     rounds = [*claim.rounds(rank)]
     digest = hashlib.blake2b("".join(map(repr, rounds)).encode(), digest_size=4).hexdigest()
     if digest != proved(claim)[rank]:
-        raise refused(f"{claim.collective} by {claim.name}: rank {rank} does not yield the rounds that were proved; a "
-                      "generator may go by its arguments only")
+        raise refused(f"{claim.collective} by {claim.name}: rank {rank} does not yield the proved rounds; a "
+                      "generator must depend on its arguments only")
     return iter(rounds)
 
 

@@ -39,7 +39,7 @@ def in_groups(mpi):
         assert found == members
         dist.monitored_barrier(odd, timeout=seconds(60))
         for call in (dist.broadcast, dist.gather, dist.scatter, dist.reduce):  # with root 0, outside the group
-            with pytest.raises(gc.ArgumentError, match="not one of the group's ranks"):
+            with pytest.raises(gc.ArgumentError, match="is not in the group"):
                 call(x, group=odd)
         dist.destroy_process_group(odd)
         for error, call in ((gc.ClosedError, dist.barrier), (gc.ArgumentError, dist.destroy_process_group)):
@@ -90,7 +90,7 @@ def many_groups(mpi):
             assert refused.value.code == "GC-GROUP"
         with pytest.raises(gc.ArgumentError):
             dist.new_group([0], use_local_synchronization=True)
-        with pytest.raises(gc.ArgumentError, match="pass what new_group returned"):
+        with pytest.raises(gc.ArgumentError, match="pass the result of new_group"):
             dist.all_reduce(x, group=[0])
         with pytest.raises(gc.MismatchError, match="must pass the same"):
             dist.new_group([0, 1] if rank == 0 else [0, 1, 2])

@@ -116,8 +116,8 @@ def test_failures(ranks, body, arguments):  # noqa: F811 (the fixture)
 
 
 @pytest.mark.parametrize(("lacking", "said"), [
-    (None, "it was not built when gpucoll was installed"),
-    (SimpleNamespace(sources="others"), "it was built from other sources than these")])
+    (None, "the engine was not built when gpucoll was installed"),
+    (SimpleNamespace(sources="others"), "the engine was built from other sources")])
 def test_an_engine_that_is_missing_or_does_not_fit_is_none(monkeypatch, lacking, said):
     monkeypatch.setitem(sys.modules, MODULE, lacking)
     library.cache_clear()

@@ -154,7 +154,7 @@ def test_what_works_by_mpi_says_so(tmp_path, capsys, monkeypatch):
     for name, value in launchers.rank_variables(2)[0].items():
         monkeypatch.setenv(name, value)
     for words in (["bench", "all_reduce"], ["tune"], ["doctor"]):
-        assert "mpiexec -n 4 gpucoll" in refused(capsys, cli.main, words, f"gpucoll {words[0]}: it works by MPI")
+        assert "mpiexec -n 4 gpucoll" in refused(capsys, cli.main, words, f"gpucoll {words[0]}: this command needs MPI")
 
 
 # ---------------------------------------------------------------- the end of a job

@@ -198,7 +198,7 @@ def test_a_stranger_that_is_heard_out_is_no_rank():
 
 
 @pytest.mark.parametrize(("answers", "words"), [
-    ([{"nonce": "\ud800"}], "sends no nonce"), ([{"nonce": [[["0"]]]}], "sends no nonce"), ([{}], "sends no nonce"),
+    ([{"nonce": "\ud800"}], "no nonce came"), ([{"nonce": [[["0"]]]}], "no nonce came"), ([{}], "no nonce came"),
     ([{"nonce": NONCES[0]}, {"proof": proof("guessed", "hub", 1, NONCES)}], "does not know the token"),
     ([{"nonce": NONCES[0]}, {"proof": proof(TOKEN, "hub", 1, NONCES)}], "does not know the token"),
     ([{"nonce": NONCES[0]}, {}], "does not know the token"),
@@ -248,7 +248,7 @@ def test_a_store_that_accepts_nobody_is_given_up():
         listener.bind(kvstore.socket_name(token))
         listener.listen(0)
         stack.enter_context(socket.socket(socket.AF_UNIX)).connect(kvstore.socket_name(token))
-        with pytest.raises(gc.CollectiveTimeout, match="rank 0 to come"):
+        with pytest.raises(gc.CollectiveTimeout, match="for rank 0 at the place"):
             kvstore.StoreClient(1, 3, token, 0.05)
 
 

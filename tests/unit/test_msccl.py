@@ -153,10 +153,10 @@ FAULTS = {  # fault: a text of a right file, the replacement, and the words of t
     "another type": (('s="3" type="rrcs"', 's="3" type="rcs"'), "output chunk"),
     "more chunks than came": (('s="1" type="rrs" srcbuf="i" srcoff="3" dstbuf="i" dstoff="3" cnt="1"',
                                's="1" type="rrs" srcbuf="i" srcoff="2" dstbuf="i" dstoff="2" cnt="2"'),
-                              r"gpu 0, tb 0, step 1 \(rrs\).*it takes 2 chunks of the 1"),
+                              r"gpu 0, tb 0, step 1 \(rrs\).*takes 2 chunks of the 1"),
     "a wait for nothing": (('depid="-1" deps="-1"', 'depid="0" deps="77"'), r"waits for tb 0, step 77"),
     "a wait for itself": (('cnt="1" depid="-1" deps="-1"', 'cnt="1" depid="0" deps="6"'), "gpu 0, tb 0.*for ever"),
-    "nobody has written": (('type="s" srcbuf="i"', 'type="s" srcbuf="s"'), r"gpu 0, tb 0, step 0 \(s\): it reads s"),
+    "nobody has written": (('type="s" srcbuf="i"', 'type="s" srcbuf="s"'), r"gpu 0, tb 0, step 0 \(s\): reads s"),
 }
 
 
@@ -182,7 +182,7 @@ def test_steps_that_do_not_wait_are_a_race_or_needless(kind, size):
         except gc.ArgumentError as error:
             refusals.append(str(error))
     assert refusals
-    said = re.compile(r"\[GC-PROOF\] gpu \d+, tb \d+, step \d+ \(\w+\): it (touches|reads) ")
+    said = re.compile(r"\[GC-PROOF\] gpu \d+, tb \d+, step \d+ \(\w+\): (touches|reads) ")
     assert [text for text in refusals if not said.match(text)] == []
 
 
@@ -195,9 +195,9 @@ BLOCK = HEAD + '<gpu id="0"><tb id="0" send="-1" recv="-1" chan="0">'
 @pytest.mark.parametrize(("text", "words"), [
     (BOMB, "document types"), ("", "no XML"), ("<algo", "no XML"), ("\0\0", "no XML"), ("<a/>", "'a' at depth 0"),
     ('<?xml version="1.0" encoding="klingon"?><algo/>', "no XML"), ("<algo/>", "ngpus=''"),
-    (HEAD.replace('"1"', '"99999999999999999999"', 1), "no XML|ngpus"), (HEAD + "</algo>", "0 of element gpu"),
-    (HEAD + '<gpu id="1"/></algo>', "id='1'"), (HEAD + '<gpu id="0"/><gpu id="0"/></algo>', "two of id 0"),
-    (HEAD.replace("allreduce", "custom") + "</algo>", "coll='custom' does not say what"),
+    (HEAD.replace('"1"', '"99999999999999999999"', 1), "no XML|ngpus"), (HEAD + "</algo>", "0 elements gpu"),
+    (HEAD + '<gpu id="1"/></algo>', "id='1'"), (HEAD + '<gpu id="0"/><gpu id="0"/></algo>', "two elements have id 0"),
+    (HEAD.replace("allreduce", "custom") + "</algo>", "coll='custom' names no collective"),
     (HEAD.replace("allreduce", "allred") + "</algo>", "coll='allred' is none of"),
     (HEAD + "<tb/></algo>", "'tb' at depth 1"),
     (HEAD.replace('loop="1"', 'loop="0"') + '<gpu id="0"/></algo>', "nchunksperloop"),
@@ -207,13 +207,13 @@ BLOCK = HEAD + '<gpu id="0"><tb id="0" send="-1" recv="-1" chan="0">'
     (BLOCK + '<step s="0" type="s" srcbuf="i" srcoff="0" cnt="1"/></tb></gpu></algo>', "has no send"),
     (BLOCK + '<step s="0" type="cpy" srcbuf="q" srcoff="0" cnt="1"/></tb></gpu></algo>', "srcbuf='q'"),
     (BLOCK + '<step s="0" type="cpy" srcbuf="i" srcoff="-1" cnt="1"/></tb></gpu></algo>', "srcoff='-1'"),
-    (BLOCK.replace('send="-1"', 'send="0"') + "</tb></gpu></algo>", "its peer is itself"),
-    (BLOCK + '</tb><tb id="0" send="-1" recv="-1" chan="0"/></gpu></algo>', "two of this id"),
+    (BLOCK.replace('send="-1"', 'send="0"') + "</tb></gpu></algo>", "the peer is the GPU of the block"),
+    (BLOCK + '</tb><tb id="0" send="-1" recv="-1" chan="0"/></gpu></algo>', "two thread blocks have this id"),
     ("<algo>" * 10000, "at depth 1"), (HEAD.replace("allreduce", "alltoall").replace('gpus="1"', 'gpus="2"')
                                       + '<gpu id="0"/><gpu id="1"/></algo>', "no multiple"),
     (BLOCK + '<step s="0" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="60000"/>' + "".join(
         f'<step s="{number}" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="60000"/>'
-        for number in range(1, 80)) + "</tb></gpu></algo>", "too much to be read"),
+        for number in range(1, 80)) + "</tb></gpu></algo>", "moves more than"),
 ])
 def test_what_is_no_such_xml_is_refused(text, words, tmp_path):
     path = tmp_path / "algorithm.xml"

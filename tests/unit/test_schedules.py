@@ -75,7 +75,7 @@ IN = Slice("input", 0)
     ([[(Copy(Slice("input", 2), ONE),)], []], "not in the 2 chunks"),
     ([[(Copy(IN, ONE), RecvReduce(ONE, 1), Recv(ONE, 1))], [(Send(IN, 0), Send(IN, 0))]],
      "earlier step of the round"),
-    ([[(Send(Slice("scratch", 0), 1),)], [(Recv(ONE, 0),)]], "nobody has written"),
+    ([[(Send(Slice("scratch", 0), 1),)], [(Recv(ONE, 0),)]], "written by no step"),
     ([[(RecvReduce(ONE, 1),)], [(Send(IN, 0),)]], "combines chunk 0 into nothing"),
     ([[(Recv(ONE, 1),), (Send(ONE, 1),)], [(Recv(ONE, 0),), (Send(ONE, 0),)]], "waits for ever"),
     ([[(Copy(Slice("input", 0, 2), Slice("output", 0, 2)),)]] * 2, r"chunk 0 with contributions \[1, 0\], not"),
@@ -110,8 +110,8 @@ def test_wrong_parameters_are_refused():
             ("torus(4x2)", "4 x 2 is 8"), ("torus(4x)", "whole numbers"), ("torus()", "whole numbers"),
             ("torus(0x8)", "whole numbers"), ("torus(2x2x2x1)", "whole numbers"), ("torus(4x2", "no algorithm"),
             ("ring(4)", "takes no parameters"), ("hierarchical(ring)", "two names"),
-            ("hierarchical(rng,tree)", "cannot be part of it"), ("hierarchical(ring,rng)", "no algorithm 'rng'"),
-            ("hierarchical(ring,hierarchical)", "part of itself"), ("hierarchical(ring,torus(2x2))", "2 x 2 is 4")):
+            ("hierarchical(rng,tree)", "cannot be a part here"), ("hierarchical(ring,rng)", "no algorithm 'rng'"),
+            ("hierarchical(ring,hierarchical)", "can be a part"), ("hierarchical(ring,torus(2x2))", "2 x 2 is 4")):
         with naming(name), pytest.raises(ArgumentError, match=words) as refused:
             schedule("all_reduce", name, rank=0, size=9)
         assert refused.value.code == "GC-ALGO"

@@ -91,7 +91,7 @@ def _case(collective: str, algorithm: str, size: int, topology: Topology | None,
           segments: int) -> tuple[Case, Routes]:
     topology = shipped(DEFAULT) if topology is None else checked(topology)
     if size > MOST_RANKS:
-        raise ArgumentError(f"{size} ranks are more than the {MOST_RANKS} that are simulated", code="GC-RANKS")
+        raise ArgumentError(f"at most {MOST_RANKS} ranks are simulated, not {size}", code="GC-RANKS")
     entry, nodes = find(collective, algorithm), topology.nodes(size)
     case = Case(entry, algorithm, size, entry.given(root, segments, nodes))
     return case, Routes(topology, size)

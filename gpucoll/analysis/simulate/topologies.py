@@ -123,7 +123,7 @@ def checked(topology: Topology) -> Topology:
     """Return `topology` after checking all values; raise ArgumentError naming the level and the key."""
     file = toml.TomlFile(f"topology {topology.name}", CODE)
     if not topology.levels:
-        raise file.error("it has no level: no [[level]]")
+        raise file.error("the file has no [[level]]")
     for index, level in enumerate(topology.levels, 1):
         file.check(level._asdict(), CHECKS, f"level {index}")
         for medium, keys in MEDIA.items():  # refuse keys without a meaning for the level's medium

@@ -261,7 +261,7 @@ class EngineExecutor(Executor):
         if len(set(shown.values())) < 2 and self._check != OFF:
             shown = {rank: last for rank, (_, last) in self.progress().items()}
         if len(set(shown.values())) < 2:
-            raise MismatchError("another rank of this node has found out that ranks make different calls")
+            raise MismatchError("another rank of this node has found different calls on the ranks")
         raise disagreement([*shown], [*shown.values()], moved=True)
 
     def compare(self, description: str) -> Operation:

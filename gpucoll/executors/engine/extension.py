@@ -24,7 +24,7 @@ def built() -> Any:
     try:
         found = importlib.import_module(MODULE)
     except ModuleNotFoundError as error:
-        raise ImportError("it was not built when gpucoll was installed") from error
+        raise ImportError("the engine was not built when gpucoll was installed") from error
     if found.sources != digest(folder()):
-        raise ImportError("it was built from other sources than these")
+        raise ImportError("the engine was built from other sources")
     return found

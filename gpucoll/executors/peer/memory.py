@@ -68,7 +68,7 @@ class PeerMemory:
         return ()
 
     def _map(self, process: int, handle: Sequence[int]) -> int:
-        raise OSError("there is none")
+        raise OSError("no such memory exists")
 
     def close(self) -> None:
         """Unmap the others' slabs; before any slab is freed."""

@@ -185,7 +185,7 @@ def _exchanged(programs: Sequence[Program], share: tuple[int, int], depth: int, 
             raise ScheduleError(f"rank {rank}, {found[1] if found else ''}", ranks=(rank,))
         walks = {rank: walks[rank] for rank, found in ahead.items() if found is not None}
     if any(slots.values()):
-        raise ScheduleError("something was sent that no rank receives")
+        raise ScheduleError("no rank receives a sent piece")
     return total
 
 
@@ -203,8 +203,8 @@ def _walk(rank: int, made: Program, share: tuple[int, int], depth: int, slot: in
                     if not lane.receives:
                         way.append(count)
                     elif way.popleft() != count:
-                        raise ScheduleError(f"rank {rank} expects {count} elements from rank {lane.peer}, which sends "
-                                            "others", ranks=(rank, lane.peer))
+                        raise ScheduleError(f"rank {rank} expects {count} elements from rank {lane.peer}, but others "
+                                            "come", ranks=(rank, lane.peer))
             lanes = [(lane, pieces) for lane, pieces in lanes if pieces]
             yield moved, "".join(f"round {number}: rank {lane.peer} never {'sends' if lane.receives else 'takes'} what "
                                  "it should" for lane, _ in lanes[:1])
