@@ -134,7 +134,7 @@ def kinds(comm):
         training.Mesh(comm, (3, 2), ("data", "model"))
     for shape, names in ((comm.size, ("data",)), ((float(comm.size),), ("data",)), ((comm.size,), None),
                          ((comm.size,), (3,))):
-        with pytest.raises(gc.ArgumentError, match="whole numbers"):
+        with pytest.raises(gc.ArgumentError, match="list of integers"):
             training.Mesh(comm, shape, names)
     for call in (mesh.along, mesh.size):
         with pytest.raises(gc.ArgumentError, match="did you mean model"):

@@ -237,7 +237,8 @@ def test_the_digest_is_that_of_all_ranks():
     ("", "registers no algorithm 'mine', but none", "GC-FILE"), ("\xff = 1", "Error", "GC-FILE"),
     ("import gpucoll\n@gpucoll.algorithm('all_reduce', 'mind', chunks=1)\ndef f(rank, size):\n    yield ()",
      "did you mean mind", "GC-FILE"),
-    ("import gpucoll\n@gpucoll.algorithm('all_reduce', 'ring')\ndef f(rank, size):\n    yield ()", "library has this", "GC-ALGO")])
+    ("import gpucoll\n@gpucoll.algorithm('all_reduce', 'ring')\ndef f(rank, size):\n    yield ()",
+     "library has this", "GC-ALGO")])
 def test_files_that_are_none_are_refused(text, words, code, tmp_path):
     file = tmp_path / "mine.py"
     file.write_bytes(text.encode("latin-1"))
