@@ -1,5 +1,9 @@
-"""The engine, an extension module for pyproject.toml's package, skipped by installations without a C++ compiler."""
+"""The extension modules of pyproject.toml's package: the engine, and the binding of UCX.
 
+Installations without a C++ compiler skip both, and installations without UCX's headers skip the binding.
+"""
+
+import importlib.util
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +18,31 @@ names = [f"kernels/{name}" for name in engine.sources(ROOT / "kernels")]
 OPTIONS = ["-O3", "-g0", "-std=c++17", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing",
            "-fno-trapping-math"]
 
+
+
+def ucx() -> "list[Extension]":
+    """Return the binding of UCX, if the headers are there: of the package `libucx`, else the system's."""
+    spec = importlib.util.find_spec("libucx")
+    places = [Path(folder, "include") for folder in spec.submodule_search_locations or ()] if spec else []
+    places.append(Path("/usr/include"))
+    headers = next((place for place in places if (place / "ucp" / "api" / "ucp.h").exists()), None)
+    if headers is None or importlib.util.find_spec("nanobind") is None:
+        return []
+    import nanobind
+
+    source = Path(nanobind.source_dir())
+    return [Extension("gpucoll._ucx", ["kernels/ucx.cc", str(source / "nb_combined.cpp")],
+                      include_dirs=[nanobind.include_dir(), str(source.parent / "ext" / "robin_map" / "include"),
+                                    str(headers)],
+                      extra_compile_args=["-O2", "-g0", "-std=c++17", "-fvisibility=hidden", "-fno-strict-aliasing"],
+                      language="c++", optional=True)]
+
+
 setup(
     ext_modules=[Extension(engine.MODULE, names[:1], include_dirs=["kernels", numpy.get_include()], depends=names,
                            define_macros=[(engine.MACRO, f'"{engine.digest(ROOT / "kernels")}"')],
-                           extra_compile_args=OPTIONS, language="c++", optional=True)],
+                           extra_compile_args=OPTIONS, language="c++", optional=True), *ucx()],
     # Always rebuild: copied files may be older than the build of other sources, so times are no proof.
-    options={"build_ext": {"force": True}},
+    # In parallel: either extension takes half a minute.
+    options={"build_ext": {"force": True, "parallel": True}},
 )

@@ -39,6 +39,7 @@ from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
 from gpucoll.health.guard import FAILED_BY
 from gpucoll.launch import bootstrap
+from gpucoll.launch.places import StorePlace, named_place
 from gpucoll.progress.operations import in_thread
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import abort
@@ -166,27 +167,31 @@ def _link(link: Link, wanted: bootstrap.Options) -> Link:
 _world: Communicator | None = None
 
 
-def new_world(wanted: bootstrap.Options) -> Communicator:
+def new_world(wanted: bootstrap.Options, place: StorePlace | None = None) -> Communicator:
     """Return a new communicator of all ranks; `init` explains how ranks meet. A collective call."""
-    job = bootstrap.job(wanted.timeout)
-    if not isinstance(job, bootstrap.StorePlace):
+    job = bootstrap.job(wanted.timeout, place)
+    if not isinstance(job, StorePlace):
         return Communicator(_link(MpiLink(job, wanted.timeout), wanted), wanted)
     if wanted.executor == "native":
         raise ArgumentError("init: without MPI there is no native executor on the host; leave executor= open, or "
                             "launch with mpiexec", code="GC-EXECUTOR")
     if job.size > 1:
         bootstrap.end_together()
-    return Communicator(_link(StoreLink.world(*job, wanted.timeout), wanted), wanted)
+    return Communicator(_link(StoreLink.world(job, wanted.timeout), wanted), wanted)
 
 
-def init(**options: Unpack[bootstrap.GivenOptions]) -> Communicator:
+def init(*, store: str | None = None, rank: int | None = None, size: int | None = None,
+         **options: Unpack[bootstrap.GivenOptions]) -> Communicator:
     """Return the communicator of all ranks; a second call returns the same object.
 
     A collective call. Ranks started by a launcher of MPI (`mpiexec`, `srun`, ``gpucoll run``) are the ranks of MPI's
-    COMM_WORLD, which is duplicated. Ranks of one host can also meet without MPI, by the environment variables RANK,
-    WORLD_SIZE, MASTER_ADDR and MASTER_PORT. `torchrun` and ``gpucoll run --standalone`` set these variables;
-    `gpucoll.launch.rank_variables` returns values for processes started by hand. MPI need not be installed then, and
-    ``mpi`` is None. A single process is a world of one rank.
+    COMM_WORLD, which is duplicated. Ranks can also meet without MPI, by the environment variables RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT, set by `torchrun`, ``gpucoll run --standalone`` and ``gpucoll run --nnodes``;
+    `gpucoll.launch.rank_variables` returns values for processes started by hand. Or `store`, "tcp://host:port", names
+    the place where rank 0 listens, with this rank's number `rank` among `size` ranks (by default GPUCOLL_STORE,
+    GPUCOLL_RANK, GPUCOLL_SIZE, or the launcher's numbers). Ranks of several hosts prove themselves by GPUCOLL_SECRET,
+    and UCX carries their messages. MPI need not be installed then, and ``mpi`` is None. A single process is a world of
+    one rank.
 
     Options: `timeout`: seconds, the deadline of every wait (default 300). `executor`: a name, or None for any. `check`:
     "full" compares the ranks' calls before data move, "deferred" while data move, "off" never; None means "full" on
@@ -198,8 +203,14 @@ def init(**options: Unpack[bootstrap.GivenOptions]) -> Communicator:
     """
     global _world
     wanted = bootstrap.options(options)
+    if store is None and (rank, size) != (None, None):
+        raise UsageError("init: rank= and size= go with store=", code="GC-STORE")
+    place = None if store is None else named_place(store, rank, size)
     if _world is None or _world.closed:
-        _world = new_world(wanted)
+        _world = new_world(wanted, place)
+    elif place is not None and place[:2] != (_world.rank, _world.size):
+        raise UsageError(f"init was called before, for rank {_world.rank} of {_world.size}; close that world first",
+                         code="GC-INIT")
     elif any(options.get(name) is not None and getattr(_world.options, name) != getattr(wanted, name)
              for name in bootstrap.GivenOptions.__annotations__):
         raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close that world first, "

@@ -49,8 +49,8 @@ def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
     """Return the names of executors able to serve `task`; its algorithm may be "auto". `allowed` is the user's choice.
 
     Raises ArgumentError if there is no executor. With "auto" the emulated device avoids MPI's own collectives, as it
-    exists to test the code for GPUs. `mpi` is left out if `hybrid` serves: `hybrid` sends the same messages between
-    nodes and none inside a node.
+    exists to test the code for GPUs. `mpi` and `ucx` are left out if `hybrid` serves: `hybrid` sends the same messages
+    between nodes and none inside a node.
     """
     there = [one for one in backend.executors if task.algorithm == "auto" or (one.name == NATIVE)
              == (task.algorithm == NATIVE)]
@@ -66,7 +66,7 @@ def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
     if allowed is None and task.device == "emulated" and task.algorithm == "auto" and len(served) > 1:
         excluded.add(NATIVE)
     if allowed is None and HYBRID in served:
-        excluded.add("mpi")
+        excluded |= {"mpi", "ucx"}
     return tuple(name for name in served if name not in excluded)
 
 
@@ -283,8 +283,9 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
     messages: EngineExecutor | MpiExecutor
     if library() is None:
         messages = MpiExecutor(link.wire, check)
+        messages.name = link.carrier
     else:
-        messages = EngineExecutor(link, heap, timeout, check, "mpi", on_engine=asked == "mpi")
+        messages = EngineExecutor(link, heap, timeout, check, link.carrier, on_engine=asked == link.carrier)
         if messages.on_engine:
             messages.meet()  # without a wait: each rank is a node of its own
     if link.has_collectives:

@@ -324,7 +324,7 @@ class Core:
 
     def _host_executor(self) -> str | None:
         """Return the executor for calls without user arrays: the one asked for if it serves the host, else None."""
-        return self.executor if self.executor in ("mpi", "shared", "hybrid", "native") else None
+        return self.executor if self.executor in ("mpi", "ucx", "shared", "hybrid", "native") else None
 
     def __repr__(self) -> str:
         return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"

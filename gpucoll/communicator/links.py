@@ -14,17 +14,19 @@ import numpy
 from gpucoll.core.dtypes import CODES
 from gpucoll.device.gpus import device_of
 from gpucoll.device.messages import Found, MatchedReceives, receiver
-from gpucoll.errors import ArgumentError, BackendError, UsageError
+from gpucoll.errors import ArgumentError, BackendError, UsageError, listed
 from gpucoll.health.processes import Processes, RankThreads, process_namespace, visible
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.progress.operations import ProbeResult
+from gpucoll.transport import ucx
 from gpucoll.transport.control import came
 from gpucoll.transport.kvstore import KeyStore, MemoryStore, open_store
 from gpucoll.transport.mailbox import Mailbox, StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.transport.rendezvous import by_first_rank
 from gpucoll.transport.tags import TAGS, Tag
+from gpucoll.transport.ucx import UcxMessages
 from gpucoll.tuner import Table, built_in
 from gpucoll.tuner.table import load
 
@@ -52,6 +54,7 @@ class Link:
     foreign: tuple[type[Exception], ...] = ()  # exceptions of the layer below
     processes: Processes  # of the ranks of this host, this rank included
     table: Table  # tuning table for "auto", the same on every rank
+    carrier = "mpi"  # the name of the executor by messages of `wire`
     gpu_index: int | None = None  # number for dealing out a host's GPUs; None: threads use the current GPU
     device: int | None = None  # the CUDA ordinal, once `own_gpu` was called
     _ranks: StoreRanks  # gathers the colors of a split without MPI
@@ -226,45 +229,64 @@ def _made(make: Callable[[], T]) -> T:
 
 
 class StoreLink(Link):
-    """The link of ranks that are processes joined by a key store; only its own keys begin with `name`."""
+    """The link of ranks that are processes joined by a key store; only its own keys begin with `name`.
 
-    def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float) -> None:
-        self._store, self._name, self._timeout = store, name, timeout
+    Between hosts UCX carries the messages. If a rank has no UCX, the store carries them, or with `needs_ucx` every rank
+    raises UsageError.
+    """
+
+    def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float, *,
+                 needs_ucx: bool = False) -> None:
+        self._store, self._name, self._timeout, self._needs_ucx = store, name, timeout, needs_ucx
         self.foreign = store.foreign
         self.mpi = self._ranks = StoreRanks(store, f"{name}/ranks", rank, size, timeout)
-        self.wire, self.points = (StoreMessages(store, f"{name}/{what}", rank) for what in ("wire", "points"))
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname()))
         self.place = RankTopology.of(rank, [namespace or host for _, namespace, host in everyone])
         self.gpu_index = bootstrap.gpu_index(self.place)
-        self.processes = Processes(visible((process, namespace) for process, namespace, _ in everyone))
+        seen = visible((process, namespace) for process, namespace, _ in everyone)
+        # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
+        self.processes = Processes(seen, None if len(seen) == size else Watch(self.mpi, self.place.nodes))
         self.table = built_in()  # a machine's own is measured under its MPI
         self._aborted: dict[int, int] = {}
+        self.wire, self.points = self._carriers()
+
+    def _carriers(self) -> tuple[StoreMessages, StoreMessages] | tuple[UcxMessages, UcxMessages]:
+        """Return what carries the library's and the users' messages. A collective call."""
+        if max(self.place.nodes) > 0:
+            carriers = ucx.messages(self.mpi)
+            if not isinstance(carriers, dict):
+                self.carrier = "ucx"
+                self.foreign = (*self._store.foreign, ucx.library()[0].UcxError)
+                return carriers
+            if self._needs_ucx:
+                (rank, reason), *_ = carriers.items()
+                raise UsageError(f"init: ranks of several hosts without MPI need UCX; ranks {listed([*carriers])} have "
+                                 f"none, rank {rank} for example: {reason}", code="GC-UCX", ranks=tuple(carriers))
+        wire, points = (StoreMessages(self._store, f"{self._name}/{what}", self.place.rank, self.place.size)
+                        for what in ("wire", "points"))
+        return wire, points
 
     @classmethod
-    def world(cls, rank: int, size: int, token: str, timeout: float) -> StoreLink:
-        """Return the link of all ranks with the same `token`. A collective call."""
-        store = open_store(rank, size, token, timeout) if size > 1 else MemoryStore()
-        return cls(store, f"world {next(_worlds)}", rank, size, timeout)
+    def world(cls, place: bootstrap.StorePlace, timeout: float) -> StoreLink:
+        """Return the link of all ranks with the same token. A collective call."""
+        rank, size, token, address = place
+        store = open_store(rank, size, token, timeout, address) if size > 1 else MemoryStore()
+        return cls(store, f"world {next(_worlds)}", rank, size, timeout, needs_ucx=True)
 
     def _part(self, name: str, rank: int, size: int) -> StoreLink:
-        return StoreLink(self._store, f"{self._name}/{name}", rank, size, self._timeout)
+        return StoreLink(self._store, f"{self._name}/{name}", rank, size, self._timeout, needs_ucx=self._needs_ucx)
 
     def aborted(self) -> Mapping[int, int]:
-        # This is asked in every wait: one request to the store, and more only after an abort.
-        others = {*range(self.place.size)} - {self.place.rank, *self._aborted} if self.wire.any_aborted() else ()
-        for other in others:
-            if self.wire.length(other, Tag.ABORT) is not None:
-                said = numpy.zeros(1, numpy.int64)
-                self.wire.Irecv([said.view(numpy.uint8), "B"], other, Tag.ABORT).Test()
-                self._aborted[other] = int(said[0])
+        self._aborted |= self.wire.aborted({*range(self.place.size)} - {self.place.rank, *self._aborted})
         return self._aborted
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
-        if tag is None:
-            raise UsageError("recv: ranks joined by a store must name the tag of a message", code="GC-WILDCARD")
-        ranks = range(self.place.size) if source is None else [source]
-        return next((ProbeResult(rank, tag, length) for rank in ranks
-                     if (length := self.points.length(rank, tag)) is not None), None)
+        found: ProbeResult | None = self.points.seen(source, tag)
+        return found
+
+    def free(self) -> None:
+        if self.processes.watch is not None:
+            self.processes.watch.close()
 
 
 class LocalLink(Link):

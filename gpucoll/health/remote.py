@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpucoll.transport.connections import GREETING, POLL_INTERVAL, Connection, Frame, Hub, StoreError
-from gpucoll.transport.rendezvous import becomes
+from gpucoll.transport.rendezvous import becomes, route
 
 # Seconds to connect, for all of rank 0's addresses together: an unreachable address must not delay the start for long.
 CONNECT = 2.0
@@ -55,18 +55,10 @@ def reachable(mine: Sequence[str], everyone: Sequence[Sequence[str]]) -> list[st
     address comes first; otherwise loopback addresses are left out.
     """
     others = {address for addresses in everyone for address in addresses if not address.startswith("127.")}
-    routes = Counter(filter(None, map(_route, others - {*mine})))
+    routes = Counter(filter(None, map(route, others - {*mine})))
     routed = sorted(routes, key=lambda address: (-routes[address], address))
     rest = sorted({*mine} - {*routed}, key=lambda address: (not address.startswith("127."), address))
     return [*routed, *(address for address in rest if not routed or not address.startswith("127."))]
-
-
-def _route(address: str) -> str | None:
-    """Return the local address used to send to another host's address; None without a route."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        asked.connect((address, 9))  # a UDP socket only looks up the route: nothing is sent
-        return str(asked.getsockname()[0])
-    return None
 
 
 class Watch:

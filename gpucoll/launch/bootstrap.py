@@ -22,7 +22,8 @@ import numpy
 from gpucoll.core import parsing
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed, nearest
-from gpucoll.launch.launchers import SLURM, SRUN, TOKEN, free_port, local_rank, started, torchrun_variables, vendor_of
+from gpucoll.launch.launchers import SLURM, SRUN, free_port, local_rank, started, torchrun_variables, vendor_of
+from gpucoll.launch.places import StorePlace, announced, store_place
 from gpucoll.launch.watchdog import starting
 from gpucoll.progress.operations import in_thread
 from gpucoll.progress.waits import Progress
@@ -36,7 +37,7 @@ T = TypeVar("T")
 # Seconds before an abort, so that the launcher forwards the rank's last output: an abort overtakes the output.
 FORWARDING = 0.2
 CHOICES = {"check": ("GC-CHECK", ("full", "deferred", "off")),
-           "executor": ("GC-EXECUTOR", ("mpi", "shared", "nccl", "peer", "native"))}
+           "executor": ("GC-EXECUTOR", ("mpi", "ucx", "shared", "nccl", "peer", "native"))}
 
 
 class GivenOptions(TypedDict, total=False):
@@ -137,45 +138,6 @@ class RankTopology(NamedTuple):
         return cls(rank, len(hosts), nodes[:rank].count(nodes[rank]), nodes.count(nodes[rank]), nodes)
 
 
-class StorePlace(NamedTuple):
-    """This process' place among ranks that meet without MPI; `token` identifies the job."""
-
-    rank: int
-    size: int
-    token: str
-
-
-def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | None:
-    """Return this rank's place among ranks of one host that meet by a store: torchrun's variables are set, without MPI.
-
-    None for a lone process, and for a process started by MPI's launcher. Raises UsageError if the ranks cannot meet.
-
-    >>> store_place({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"})
-    StorePlace(rank=1, size=2, token='a:29500  ')
-    """
-    rank, size, local = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    token, process = environment.get(TOKEN), started(environment)
-    # torchrun, or our own token, decides for the store even inside an MPI job; MPI's launcher decides otherwise.
-    by_torchrun = "TORCHELASTIC_RUN_ID" in environment
-    by_mpi = process.size > 1 if process else any(name.startswith(("PMI_", "PMIX_")) for name in environment)
-    if not rank or not size or (size == "1" and rank == "0") or (by_mpi and not by_torchrun and token is None):
-        return None
-    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
-        raise UsageError(f"init: RANK={rank!r} is not one of the WORLD_SIZE={size!r} ranks; set both, or neither",
-                         code="GC-LAUNCHER")
-    if local not in ("", size):
-        raise UsageError(f"init: {local} of {size} ranks are on this host, and ranks of several hosts meet by MPI: "
-                         "launch with mpiexec, or gpucoll run --hosts a,b", code="GC-LAUNCHER")
-    if token is None and not environment.get("MASTER_PORT"):
-        raise UsageError(f"init: WORLD_SIZE announces {size} ranks, but MASTER_PORT names no place for the ranks to "
-                         f"meet; launch with mpiexec, torchrun, or gpucoll run --standalone -n {size}",
-                         code="GC-LAUNCHER")
-    # torchrun restarts a job with the same port: its run and restart number keep the old and the new ranks apart.
-    meeting = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT')}"
-    run = (environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
-    return StorePlace(int(rank), int(size), token or " ".join([meeting, *run]))
-
-
 def start_mpi(timeout: float) -> None:
     """Start MPI, unless mpi4py has already; raise ImportError or RuntimeError without an MPI.
 
@@ -190,15 +152,16 @@ def start_mpi(timeout: float) -> None:
         from mpi4py import MPI  # noqa: F401
 
 
-def job(timeout: float, environment: Mapping[str, str] = os.environ) -> StorePlace | MPI.Intracomm:
-    """Return where the ranks of `gpucoll.init` meet: a place in a store, or else COMM_WORLD.
+def job(timeout: float, given: StorePlace | None = None,
+        environment: Mapping[str, str] = os.environ) -> StorePlace | MPI.Intracomm:
+    """Return where the ranks of `gpucoll.init` meet: the `given` place, or a place in a store, or else COMM_WORLD.
 
     A lone process without MPI gets a store of its own. MPI starts within `timeout` seconds, or the process ends. Raises
     UsageError if several ranks were started and have no way to meet.
     """
-    place = store_place(environment)
+    place = given or store_place(environment)
     if place is not None:
-        return place
+        return announced(place, timeout, environment)
     try:
         start_mpi(timeout)
     except (ImportError, RuntimeError) as error:  # RuntimeError if mpi4py finds no MPI library
@@ -322,7 +285,7 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
     """Print an uncaught exception and end the whole job: the other ranks would wait for this rank."""
     MPI = sys.modules.get("mpi4py.MPI")  # not imported here: ranks of another launcher run without MPI
     lives = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
-    rank = MPI.COMM_WORLD.rank if MPI and lives and not on_abort else os.environ.get("RANK", "0")
+    rank = MPI.COMM_WORLD.rank if MPI and lives and not on_abort else os.environ.get("GPUCOLL_RANK", os.environ.get("RANK", "0"))
     stream = sys.__stderr__ or sys.stderr  # torch's own hook, around this hook, captures `sys.stderr`
     with contextlib.ExitStack() as launcher:
         for enter in on_abort:

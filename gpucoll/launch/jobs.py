@@ -6,7 +6,10 @@ becomes ``mpiexec -n 4 python -m gpucoll.launch.jobs 127.0.0.1:29500 train.py --
 The module translates mpiexec's variables to RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT, and then runs the program as ``python train.py`` does, or with ``-m`` a module as ``python -m`` does. MPI
 is started by the program, not here. With ``--standalone``, `gpucoll.launch.standalone` starts and watches the ranks
-without MPI, and the ranks meet by a store.
+without MPI, and the ranks meet by a store. With ``--nnodes``, one such launcher on each host starts the ranks of this
+host, and the ranks of all hosts meet at a store of rank 0, on the host of node 0:
+
+    gpucoll run --nnodes 2 --node-rank 1 --rendezvous a:29400 -n 4 train.py
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpucoll.device.gpus import gpu_count
+from gpucoll.errors import UsageError
 from gpucoll.launch import launchers, standalone
 from gpucoll.launch.arguments import Parser, refuse
+from gpucoll.launch.places import named_place
 
 PROGRAM = "gpucoll run"
 
@@ -31,9 +36,15 @@ def main(arguments: Sequence[str]) -> int:
     """Launch a job and return the job's exit code; wrong arguments end with a line of error and exit code 2."""
     job = _parsed(arguments)
     sys.stdout.flush()
-    if job.standalone:
-        return standalone.Job(lambda parent: _rank_command(job, f"--parent={parent}", ""),
-                              launchers.rank_variables(job.nproc_per_node), tag=job.tag_output).run()
+    if job.standalone or job.nnodes:
+        own = launchers.rank_variables(job.nproc_per_node) if job.standalone else \
+            launchers.node_variables(job.nnodes, job.node_rank, job.nproc_per_node, *job.rendezvous)
+        if job.nnodes and job.node_rank == 0 and not os.environ.get(launchers.SECRET):
+            host, port = job.rendezvous
+            sys.stderr.write(f"{PROGRAM}: {launchers.SECRET} is not set, so any process that reaches {host}:{port} may "
+                             "join the job; set the same secret on all hosts\n")
+        return standalone.Job(lambda parent: _rank_command(job, f"--parent={parent}", ""), own,
+                              tag=job.tag_output).run()
     mpiexec = launchers.find_mpiexec()
     if mpiexec is None:
         sys.stderr.write(f"{PROGRAM}: no mpiexec beside this Python or on the PATH: pip install 'gpucoll[mpich]', or "
@@ -52,6 +63,11 @@ def parser() -> Parser:
                              "where it has one, else cpu")
     flags.add_argument("--hosts", type=_hosts, default=(), metavar="a,b", help="where to run; without it, here")
     flags.add_argument("--standalone", action="store_true", help="on this host without MPI")
+    flags.add_argument("--nnodes", type=_whole, metavar="N",
+                        help="on N hosts without MPI: start this command on each host, with the same -n")
+    flags.add_argument("--node-rank", "--node_rank", type=_whole, metavar="K", help="this host's number, from 0")
+    flags.add_argument("--rendezvous", type=_place, metavar="HOST:PORT",
+                        help="where ranks meet: an address of host 0, and a free port there")
     outputs = flags.add_mutually_exclusive_group()
     outputs.add_argument("--tag-output", action="store_true", help="begin each line of output with its rank")
     outputs.add_argument("--redirect", metavar="DIR", help="write what rank 0 prints to DIR/rank0.out and rank0.err, "
@@ -66,6 +82,11 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser().parse_args(list(arguments))
     if options.standalone and options.hosts:
         refuse(PROGRAM, "--standalone is for this host, and --hosts for MPI: give only one option")
+    several = [options.nnodes, options.node_rank, options.rendezvous]
+    if several != [None] * 3 and (None in several or options.standalone or options.hosts):
+        refuse(PROGRAM, "--nnodes, --node-rank and --rendezvous go together, without --standalone and --hosts")
+    if options.nnodes is not None and not options.node_rank < options.nnodes:
+        refuse(PROGRAM, f"--node-rank {options.node_rank} is not below --nnodes {options.nnodes}")
     if options.module and not _is_module(options.script):
         refuse(PROGRAM, f"there is no module {options.script!r}")
     if not options.module and not Path(options.script).is_file():
@@ -100,6 +121,22 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of ranks, nor auto, gpu or cpu")
     return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _place(text: str) -> tuple[str, int]:
+    try:
+        place = named_place(f"tcp://{text}", 0, 1).address
+    except UsageError:
+        place = None
+    if place is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form host:port")
+    return place
 
 
 def _hosts(text: str) -> tuple[str, ...]:

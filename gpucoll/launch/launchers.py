@@ -81,6 +81,7 @@ SLURM = LAUNCHERS[-1]
 # MPICH's variables, and torchrun sets the last.
 LOCAL_RANKS = ("PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "PMI_LOCAL_RANK", "LOCAL_RANK")
 PORT = 29500  # torchrun's default port
+SECRET = "GPUCOLL_SECRET"  # the variable with the user's secret by which ranks of several hosts recognize each other
 TOKEN = "GPUCOLL_TOKEN"  # the variable with the secret by which ranks of a job recognize each other without MPI
 
 
@@ -147,6 +148,20 @@ def rank_variables(size: int) -> list[dict[str, str]]:
     """
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), TOKEN: secrets.token_hex(16)}
     return [{**torchrun_variables(rank, size, rank, size), **job} for rank in range(size)]
+
+
+def node_variables(nodes: int, node: int, per_node: int, host: str, port: int) -> list[dict[str, str]]:
+    """Return the environment variables of the `per_node` ranks of host `node` among `nodes`; rank 0 listens at `host`.
+
+    The store takes `port`. torch.distributed, in the same program, finds the next port free.
+
+    >>> [one["RANK"] for one in node_variables(2, 1, 4, "a", 29400)]
+    ['4', '5', '6', '7']
+    """
+    job = {"MASTER_ADDR": host, "MASTER_PORT": str(port + 1),
+           "GPUCOLL_STORE": f"tcp://{f'[{host}]' if ':' in host else host}:{port}"}
+    return [{**torchrun_variables(node * per_node + rank, nodes * per_node, rank, per_node), **job}
+            for rank in range(per_node)]
 
 
 def free_port() -> int:

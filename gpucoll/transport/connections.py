@@ -52,6 +52,9 @@ class Connection:
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
+        if connected.family != socket.AF_UNIX:
+            # Frames are sent in two parts: without this option the second waits for the other end's acknowledgement.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._came = bytearray()  # bytes received of the next frame
         self._sending = threading.Lock()  # frames of several threads must not interleave
 

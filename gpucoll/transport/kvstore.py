@@ -1,15 +1,17 @@
-"""The key-value store by which ranks of a host meet without MPI: keys and bytes, held by rank 0.
+"""The key-value store by which ranks meet without MPI: keys and bytes, held by rank 0.
 
-The other ranks connect to a Unix socket with an abstract name, derived from the job's token. No file is left behind,
-and the kernel identifies the user at the other end, so other users' processes are refused. Greeting and frames are
-defined in `gpucoll.transport.connections`. The store carries only the few small messages by which ranks meet and part;
-arrays go through shared memory.
+Ranks of one host connect to a Unix socket with an abstract name, derived from the job's token. No file is left behind,
+and the kernel identifies the user at the other end, so other users' processes are refused. Ranks of several hosts
+connect to rank 0's address, a host and a TCP port. Greeting and frames are defined in `gpucoll.transport.connections`.
+The store carries only the few small messages by which ranks meet and part; arrays go through shared memory, and between
+hosts by UCX.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import hashlib
 import os
 import socket
@@ -88,16 +90,36 @@ def socket_name(token: str) -> str:
     return "\0gpucoll-" + hashlib.sha256(f"{os.geteuid()} {token}".encode()).hexdigest()[:32]
 
 
-class StoreServer(MemoryStore):
-    """The store of `size` ranks, held and used by rank 0."""
+Address = tuple[str, int]  # a host's name or number, and a TCP port
 
-    def __init__(self, size: int, token: str) -> None:
-        super().__init__()
+
+def _listener(token: str, address: Address | None) -> socket.socket:
+    """Return a socket bound to rank 0's `address`, or without an address to the abstract name of the job."""
+    if address is None:
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(socket_name(token))
-        except OSError as error:
+        except OSError:
             listener.close()
+            raise
+        return listener
+    try:
+        return socket.create_server(address)
+    except OSError as error:
+        # The other hosts may reach this host by an address that no interface here has, as behind a Kubernetes service.
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return socket.create_server(("", address[1]))
+
+
+class StoreServer(MemoryStore):
+    """The store of `size` ranks, held and used by rank 0."""
+
+    def __init__(self, size: int, token: str, address: Address | None = None) -> None:
+        super().__init__()
+        try:
+            listener = _listener(token, address)
+        except OSError as error:
             raise StoreError(f"init: rank 0 cannot open the place where ranks meet ({error}): another job, or another "
                              "process with RANK=0, has the same MASTER_ADDR and MASTER_PORT; give each job a separate "
                              "port") from error
@@ -134,10 +156,10 @@ class StoreServer(MemoryStore):
 class StoreClient(KeyStore):
     """Another rank's access to the store held by rank 0; any thread may call."""
 
-    def __init__(self, rank: int, size: int, token: str, timeout: float) -> None:
+    def __init__(self, rank: int, size: int, token: str, timeout: float, address: Address | None = None) -> None:
         self._timeout, self._numbers, self._gone = timeout, 0, list[int]()
         self._lock = threading.Lock()  # held from a request to its answer: one request at a time on the connection
-        self._connection = _connected(socket_name(token), timeout)
+        self._connection = _connected(socket_name(token) if address is None else address, timeout)
         # Close the connection if the greeting fails.
         with contextlib.ExitStack() as undo:
             undo.callback(self.drop)
@@ -208,15 +230,25 @@ def _unreachable(error: Exception) -> StoreError:
     return StoreError(f"the store of this job, on rank 0, cannot be reached: {error!r}")
 
 
-def _connected(name: str, timeout: float) -> Connection:
+def _connected(place: str | Address, timeout: float) -> Connection:
     """Return a connection to rank 0, trying until rank 0 has opened the store; CollectiveTimeout at the deadline."""
     found: list[socket.socket] = []
+    reason = ""
 
     def connects() -> bool:
+        nonlocal reason
+        try:
+            if isinstance(place, tuple):
+                # A host may be unknown, or out of reach, until the job's network is complete.
+                found.append(socket.create_connection(place, timeout))
+                return True
+        except OSError as error:
+            reason = f" ({error})"
+            return False
         connected = socket.socket(socket.AF_UNIX)
         connected.settimeout(timeout)  # `connect` would block for ever if the listener's queue stays full
         try:
-            connected.connect(name)
+            connected.connect(place)
             found.append(connected)
         except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
             connected.close()
@@ -224,8 +256,9 @@ def _connected(name: str, timeout: float) -> Connection:
 
     # Poll: a socket of an abstract name gives no notice of its creation.
     if not becomes(connects, timeout, POLL_INTERVAL):
+        where = "on this host" if isinstance(place, str) else f"at {place[0]}:{place[1]}{reason}"
         raise CollectiveTimeout(f"init: waited {timeout:g} s for rank 0 at the place where ranks meet; was rank 0 "
-                                "started on this host, with the same MASTER_ADDR and MASTER_PORT?", ranks=(0,))
+                                f"started {where}, with the same MASTER_ADDR and MASTER_PORT?", ranks=(0,))
     return Connection(found[0])
 
 
@@ -233,10 +266,13 @@ _open: dict[str, StoreServer | StoreClient] = {}  # by token; open as long as th
 _patience = [LINGER]  # limits on rank 0's wait at exit; the least counts
 
 
-def open_store(rank: int, size: int, token: str, timeout: float) -> KeyStore:
-    """Return the store of the job with this token, opened at the first call in this process."""
+def open_store(rank: int, size: int, token: str, timeout: float, address: Address | None = None) -> KeyStore:
+    """Return the store of the job with this token, opened at the first call in this process.
+
+    `address` is where rank 0 listens for ranks of several hosts; None: on this host.
+    """
     if token not in _open:
-        _open[token] = StoreClient(rank, size, token, timeout) if rank else StoreServer(size, token)
+        _open[token] = StoreClient(rank, size, token, timeout, address) if rank else StoreServer(size, token, address)
     return _open[token]
 
 

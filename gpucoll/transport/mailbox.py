@@ -11,12 +11,12 @@ import collections
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy
 
-from gpucoll.errors import CollectiveTimeout, RankFailedError
+from gpucoll.errors import CollectiveTimeout, RankFailedError, UsageError
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport.connections import StoreError
 from gpucoll.transport.kvstore import KeyStore
@@ -110,8 +110,8 @@ class StoreMessages:
     and a count, so the k-th send with a tag meets the k-th receive, and messages never overtake each other.
     """
 
-    def __init__(self, store: KeyStore, name: str, rank: int) -> None:
-        self._store, self._name, self._rank = store, name, rank
+    def __init__(self, store: KeyStore, name: str, rank: int, size: int) -> None:
+        self._store, self._name, self._rank, self._size = store, name, rank, size
         # Counts by the other rank and the tag. Two counters, because a message of a rank to itself counts in both.
         self._sent: collections.Counter[tuple[int, int]] = collections.Counter()
         self._received: collections.Counter[tuple[int, int]] = collections.Counter()
@@ -132,14 +132,25 @@ class StoreMessages:
         self._received[source, tag] += 1
         return StoredMessage(self._store, key, buffer[0].reshape(-1).view(numpy.uint8), dtype)
 
-    def length(self, source: int, tag: int) -> int | None:
-        """Return the length in bytes of the message from `source` that could be received now, else None."""
-        found = self._store.get(self._key(source, self._rank, tag, self._received[source, tag]))
-        return None if found is None else len(found) - 1
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
+        """Return a message that could be received now, or None; `source` None: of any rank. UsageError without tag."""
+        if tag is None:
+            raise UsageError("recv: ranks joined by a store must name the tag of a message", code="GC-WILDCARD")
+        for rank in range(self._size) if source is None else [source]:
+            found = self._store.get(self._key(rank, self._rank, tag, self._received[rank, tag]))
+            if found is not None:
+                return ProbeResult(rank, tag, len(found) - 1)
+        return None
 
-    def any_aborted(self) -> bool:
-        """Return whether any rank has sent an abort message."""
-        return self._store.get(f"{self._name}/aborted") is not None
+    def aborted(self, others: Collection[int]) -> dict[int, int]:
+        """Receive the abort messages that have arrived from `others`; return the reason of each rank."""
+        reasons, reason = dict[int, int](), numpy.zeros(1, numpy.int64)
+        # This is asked in every wait: one request to the store, and more only after an abort.
+        for other in others if self._store.get(f"{self._name}/aborted") is not None else ():
+            if self.seen(other, Tag.ABORT) is not None:
+                self.Irecv([reason.view(numpy.uint8), "B"], other, Tag.ABORT).Test()
+                reasons[other] = int(reason[0])
+        return reasons
 
     def _key(self, source: int, dest: int, tag: int, number: int) -> str:
         return f"{self._name}/{source} {dest} {tag} {number}"

@@ -1,7 +1,12 @@
-"""Meetings of the ranks of an mpi4py communicator: a barrier with a deadline, a roll call, an action by rank 0."""
+"""Meetings of the ranks of an mpi4py communicator: a barrier with a deadline, a roll call, an action by rank 0.
+
+And the address by which other hosts reach this host.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -86,3 +91,11 @@ def by_first_rank(mpi: Any, do: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return result
+
+
+def route(address: str) -> str | None:
+    """Return the local address used to send to another host's address; None without a route."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect((address, 9))  # a UDP socket only looks up the route: nothing is sent
+        return str(asked.getsockname()[0])
+    return None

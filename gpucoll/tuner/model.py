@@ -168,6 +168,8 @@ class Model:
             executor = STANDS_FOR.get(executor, executor)
         if executor == "hybrid":
             executor = "shared" if name == "node" else "mpi"
+        if executor == "ucx":  # the library under MPI's messages
+            executor = "mpi"
         return next((link for shape in self._shapes for link in shape.links if link[:2] == (executor, name)), None)
 
 

@@ -177,8 +177,8 @@ def test_a_rank_that_is_not_watched_is_neither_dead_nor_silent(monkeypatch, capl
 def test_where_other_hosts_reach_rank_0(monkeypatch):
     mine = ["127.0.0.1", "172.17.0.1", "10.1.0.1", "10.2.0.1"]
     assert reachable(mine, [mine, mine]) == ["127.0.0.1", "10.1.0.1", "10.2.0.1", "172.17.0.1"]  # all on one host
-    assert remote._route("127.0.0.9") == "127.0.0.1"
+    assert remote.route("127.0.0.9") == "127.0.0.1"
     networks = {"10.1": "10.1.0.1", "10.2": "10.2.0.1", "10.9": "10.2.0.1"}
-    monkeypatch.setattr(remote, "_route", lambda other: networks.get(other[:4]))
+    monkeypatch.setattr(remote, "route", lambda other: networks.get(other[:4]))
     theirs = ["127.0.0.1", "127.0.1.1", "172.17.0.1", "10.1.0.2", "10.2.0.2", "10.9.0.2", "192.168.0.2"]
     assert reachable(mine, [mine, theirs]) == ["10.2.0.1", "10.1.0.1", "172.17.0.1"]

@@ -12,7 +12,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.communicator.links import StoreLink
-from gpucoll.launch import bootstrap, launchers
+from gpucoll.launch import launchers, places
 from gpucoll.transport import kvstore
 from gpucoll.transport.connections import LENGTHS, Connection, Hub, proof
 from gpucoll.transport.mailbox import StoreRanks, decode, encode
@@ -172,7 +172,7 @@ def test_a_rank_that_does_not_come_is_named():
 
 
 def test_a_link_of_one_needs_no_other_process():
-    link = StoreLink.world(0, 1, "", 60.0)
+    link = StoreLink.world(places.StorePlace(0, 1, ""), 60.0)
     assert link.place == (0, 1, 0, 1, (0,))
     assert link.split(0, 0).place.size == 1
 
@@ -181,21 +181,21 @@ PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR":
 
 
 def test_who_meets_without_mpi():
-    assert bootstrap.store_place(PLACE)[:2] == (1, 4)
+    assert places.store_place(PLACE)[:2] == (1, 4)
     torchrun = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"}
-    names = {bootstrap.store_place({**PLACE, **more}).token for more in (
+    names = {places.store_place({**PLACE, **more}).token for more in (
         {}, {"MASTER_PORT": "6"}, torchrun, {**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"}, {launchers.TOKEN: "t"})}
     assert len(names) == 5  # no attempt meets the leftovers of another attempt
     mpi = {"PMI_RANK": "1", "PMI_SIZE": "4"}
-    assert bootstrap.store_place({**PLACE, **mpi}) is None
-    assert bootstrap.store_place({**PLACE, "PMIX_RANK": "1"}) is None  # an unknown launcher
-    assert bootstrap.store_place({**PLACE, "PMI_RANK": "0", "PMI_SIZE": "1", "PMIX_RANK": "0"}) is not None  # srun -n 1
-    assert bootstrap.store_place({**PLACE, **mpi, launchers.TOKEN: "t"}) == (1, 4, "t")
+    assert places.store_place({**PLACE, **mpi}) is None
+    assert places.store_place({**PLACE, "PMIX_RANK": "1"}) is None  # an unknown launcher
+    assert places.store_place({**PLACE, "PMI_RANK": "0", "PMI_SIZE": "1", "PMIX_RANK": "0"}) is not None  # srun -n 1
+    assert places.store_place({**PLACE, **mpi, launchers.TOKEN: "t"}) == (1, 4, "t", None)
     for lone in ({}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "4"}):
-        assert bootstrap.store_place(lone) is None
+        assert places.store_place(lone) is None
     for wrong, words in (({"RANK": "4"}, "RANK='4' is not one of"), ({"RANK": "x"}, "set both, or neither"),
                          ({"LOCAL_WORLD_SIZE": "2"}, "gpucoll run --hosts"),
                          ({"MASTER_PORT": ""}, "gpucoll run --standalone -n 4")):
         with pytest.raises(gc.UsageError, match=words):
-            bootstrap.store_place({**PLACE, **wrong})
-    assert [bootstrap.store_place(one)[:2] for one in launchers.rank_variables(3)] == [(0, 3), (1, 3), (2, 3)]
+            places.store_place({**PLACE, **wrong})
+    assert [places.store_place(one)[:2] for one in launchers.rank_variables(3)] == [(0, 3), (1, 3), (2, 3)]

@@ -58,7 +58,7 @@ LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
 MISMATCH_TIMEOUT, SHORT_TIMEOUT, POLL_INTERVAL = 5.0, 0.25, 1e-4
 # The counter of a rank that has shown the place of its call. One less than the engine's SETTLED, and above all rounds.
 SITE_SHOWN = (1 << ROUNDS) - 2
-MESSAGES = "mpi"  # the name of the executor that exchanges messages with all ranks
+MESSAGES = ("mpi", "ucx")  # the names of the executor that exchanges messages with all ranks
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
 
 
@@ -107,8 +107,9 @@ class EngineExecutor(Executor):
 
     Ranks `meet` before or in their first call, all ranks in the same call, for at most `timeout` seconds. `check` is
     the extent of comparing calls inside the node: "full" with all ranks before data move, "deferred" with the ranks to
-    be read from, "off" with none. The `name` is "shared" on one node and "hybrid" on several; "mpi" works on any
-    number. The latter two send messages between nodes, and compare calls by messages. `on_engine` says whether this
+    be read from, "off" with none. The `name` is "shared" on one node and "hybrid" on several; "mpi" and
+    "ucx", named after the link, work on any number. All but "shared" send messages between nodes, and compare calls by
+    messages. `on_engine` says whether this
     engine is the communicator's own, with its flight records and its table of known calls.
 
     Every call has a number, `engine.call_count`, equal on all ranks. A rank's progress counter is the call number and
@@ -123,7 +124,7 @@ class EngineExecutor(Executor):
         self._size, self._wire = link.place.size, link.wire
         self._receive = (link.wire if check in (None, "full") else receiver(link.wire)).Irecv
         found, place = library(), link.place
-        if name == MESSAGES:
+        if name in MESSAGES:
             place = place._replace(nodes=tuple(range(self._size)))
         self._node_ranks = NodeRanks(place, found is not None, 0 if found is None else found.BOX)
         self._has_met = False
@@ -341,7 +342,7 @@ class EngineExecutor(Executor):
     @property
     def carries(self) -> bool:
         """Whether the engine carries messages between same-node ranks; equal on all ranks after `meet`."""
-        return self.engine is not None and self._node_ranks.copies and self.name != MESSAGES
+        return self.engine is not None and self._node_ranks.copies and self.name not in MESSAGES
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
         """Begin to send ``[bytes, "B"]`` with a dtype code, as mpi4py's method does."""

@@ -1,0 +1,110 @@
+"""Where ranks meet without MPI: at a store on rank 0, found by the variables of a launcher or named by the user."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpucoll.core.dtypes import is_whole
+from gpucoll.errors import UsageError
+from gpucoll.launch.launchers import SECRET, TOKEN, free_port, started
+from gpucoll.transport.rendezvous import route
+
+MOST_PORT = 65535
+
+
+class StorePlace(NamedTuple):
+    """This process' place among ranks that meet without MPI, by a store on rank 0.
+
+    `token` is the job's secret. `address`, a host and a port, is where rank 0 listens for ranks of several hosts.
+    """
+
+    rank: int
+    size: int
+    token: str
+    address: tuple[str, int] | None = None
+
+
+def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | None:
+    """Return this rank's place among ranks that meet by a store: GPUCOLL_STORE or torchrun's variables, without MPI.
+
+    None for a lone process, and for a process started by MPI's launcher. Raises UsageError if the ranks cannot meet.
+
+    >>> store_place({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"})
+    StorePlace(rank=1, size=2, token='a:29500  ')
+    """
+    if environment.get("GPUCOLL_STORE"):
+        return named_place(environment["GPUCOLL_STORE"], None, None, environment)
+    rank, size, local = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    token, process = environment.get(TOKEN), started(environment)
+    # torchrun, or our own token, decides for the store even inside an MPI job; MPI's launcher decides otherwise.
+    by_torchrun = "TORCHELASTIC_RUN_ID" in environment
+    by_mpi = process.size > 1 if process else any(name.startswith(("PMI_", "PMIX_")) for name in environment)
+    if not rank or not size or (size == "1" and rank == "0") or (by_mpi and not by_torchrun and token is None):
+        return None
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise UsageError(f"init: RANK={rank!r} is not one of the WORLD_SIZE={size!r} ranks; set both, or neither",
+                         code="GC-LAUNCHER")
+    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    if (token is None and not port) or (local not in ("", size) and not (host and port.isdecimal())):
+        raise UsageError(f"init: WORLD_SIZE announces {size} ranks, but MASTER_ADDR and MASTER_PORT name no place for "
+                         f"the ranks to meet; launch with mpiexec, torchrun, or gpucoll run --standalone -n {size}",
+                         code="GC-LAUNCHER")
+    # torchrun restarts a job with the same port: its run and restart number keep the old and the new ranks apart.
+    run = (environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
+    token = token or environment.get(SECRET) or " ".join([f"{host}:{port}", *run])
+    return StorePlace(int(rank), int(size), token, None if local in ("", size) else (host, int(port)))
+
+
+def named_place(store: str, rank: int | None, size: int | None,
+                environment: Mapping[str, str] = os.environ) -> StorePlace:
+    """Return this rank's place among ranks that meet at `store`, "tcp://host:port" of rank 0; UsageError if incomplete.
+
+    `rank` and `size` default to GPUCOLL_RANK and GPUCOLL_SIZE, to torchrun's variables, and to the launcher's.
+
+    >>> named_place("tcp://a:29400", 1, 4, {"GPUCOLL_SECRET": "s"})
+    StorePlace(rank=1, size=4, token='s', address=('a', 29400))
+    """
+    found = re.fullmatch(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^/:\[\]]+):(\d{1,5})", store)
+    if found is None or int(found[2]) > MOST_PORT:
+        raise UsageError(f"init: store={store!r} is not of the form tcp://host:port", code="GC-STORE")
+    process = started(environment)
+    numbers = []
+    for what, given, names, by in (("rank", rank, ("GPUCOLL_RANK", "RANK"), process and process.rank),
+                                   ("size", size, ("GPUCOLL_SIZE", "WORLD_SIZE"), process and process.size)):
+        text = next((environment[name] for name in names if environment.get(name)), "" if by is None else str(by))
+        number = given if given is not None else int(text) if text.isdecimal() else None
+        if number is None or not is_whole(number):
+            raise UsageError(f"init: with store={store!r} this rank needs its {what}: pass {what}= or set {names[0]}",
+                             code="GC-STORE")
+        numbers.append(int(number))
+    if not 0 <= numbers[0] < numbers[1]:
+        raise UsageError(f"init: rank {numbers[0]} is not one of {numbers[1]} ranks", code="GC-STORE")
+    return StorePlace(numbers[0], numbers[1], environment.get(SECRET) or store,
+                      (found[1].strip("[]"), int(found[2])))
+
+
+def announced(place: StorePlace, timeout: float, environment: Mapping[str, str]) -> StorePlace:
+    """Return `place`; for ranks of torchrun on several hosts, with the address announced by rank 0 in torchrun's store.
+
+    A collective call of such ranks: torchrun's own store listens at MASTER_PORT, so rank 0 takes another port.
+    """
+    if place.address is None or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return place
+    from torch.distributed import TCPStore
+
+    patience = datetime.timedelta(seconds=timeout)
+    store = TCPStore(*place.address, is_master=False, wait_for_workers=False, timeout=patience)
+    key = f"gpucoll {place.token}"
+    if place.rank == 0:
+        # Rank 0 may be on another host than torchrun's store. The address on the way to this store is in its network.
+        address = route(place.address[0]) or place.address[0]
+        store.set(key, json.dumps([address, free_port(), secrets.token_hex(16)]))
+    store.wait([key], patience)
+    host, port, token = json.loads(store.get(key))
+    return place._replace(token=environment.get(SECRET) or token, address=(host, port))
