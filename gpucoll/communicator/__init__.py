@@ -177,7 +177,7 @@ def new_world(wanted: bootstrap.Options, place: StorePlace | None = None) -> Com
                             "launch with mpiexec", code="GC-EXECUTOR")
     if job.size > 1:
         bootstrap.end_together()
-    return Communicator(_link(StoreLink.world(job, wanted.timeout), wanted), wanted)
+    return Communicator(_link(StoreLink.world(job, wanted.timeout, by_ucx=wanted.executor == "ucx"), wanted), wanted)
 
 
 def init(*, store: str | None = None, rank: int | None = None, size: int | None = None,

@@ -231,13 +231,13 @@ def _made(make: Callable[[], T]) -> T:
 class StoreLink(Link):
     """The link of ranks that are processes joined by a key store; only its own keys begin with `name`.
 
-    Between hosts UCX carries the messages. If a rank has no UCX, the store carries them, or with `needs_ucx` every rank
-    raises UsageError.
+    Between hosts UCX carries the messages, and with `by_ucx` also inside a host. If a rank has no UCX, the store
+    carries them, or with `needs_ucx` every rank raises UsageError.
     """
 
     def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float, *,
-                 needs_ucx: bool = False) -> None:
-        self._store, self._name, self._timeout, self._needs_ucx = store, name, timeout, needs_ucx
+                 needs_ucx: bool = False, by_ucx: bool = False) -> None:
+        self._store, self._name, self._timeout, self._needs_ucx, self._by_ucx = store, name, timeout, needs_ucx, by_ucx
         self.foreign = store.foreign
         self.mpi = self._ranks = StoreRanks(store, f"{name}/ranks", rank, size, timeout)
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname()))
@@ -252,29 +252,31 @@ class StoreLink(Link):
 
     def _carriers(self) -> tuple[StoreMessages, StoreMessages] | tuple[UcxMessages, UcxMessages]:
         """Return what carries the library's and the users' messages. A collective call."""
-        if max(self.place.nodes) > 0:
+        if max(self.place.nodes) > 0 or self._by_ucx:
             carriers = ucx.messages(self.mpi)
             if not isinstance(carriers, dict):
-                self.carrier = "ucx"
+                # A part of the ranks uses the same carrier, also on one host.
+                self.carrier, self._by_ucx = "ucx", True
                 self.foreign = (*self._store.foreign, ucx.library()[0].UcxError)
                 return carriers
             if self._needs_ucx:
                 (rank, reason), *_ = carriers.items()
-                raise UsageError(f"init: ranks of several hosts without MPI need UCX; ranks {listed([*carriers])} have "
-                                 f"none, rank {rank} for example: {reason}", code="GC-UCX", ranks=tuple(carriers))
+                raise UsageError(f"init: without MPI, ranks of several hosts need UCX; ranks {listed([*carriers])} "
+                                 f"have none, rank {rank} for example: {reason}", code="GC-UCX", ranks=tuple(carriers))
         wire, points = (StoreMessages(self._store, f"{self._name}/{what}", self.place.rank, self.place.size)
                         for what in ("wire", "points"))
         return wire, points
 
     @classmethod
-    def world(cls, place: bootstrap.StorePlace, timeout: float) -> StoreLink:
+    def world(cls, place: bootstrap.StorePlace, timeout: float, *, by_ucx: bool = False) -> StoreLink:
         """Return the link of all ranks with the same token. A collective call."""
         rank, size, token, address = place
         store = open_store(rank, size, token, timeout, address) if size > 1 else MemoryStore()
-        return cls(store, f"world {next(_worlds)}", rank, size, timeout, needs_ucx=True)
+        return cls(store, f"world {next(_worlds)}", rank, size, timeout, needs_ucx=True, by_ucx=by_ucx)
 
     def _part(self, name: str, rank: int, size: int) -> StoreLink:
-        return StoreLink(self._store, f"{self._name}/{name}", rank, size, self._timeout, needs_ucx=self._needs_ucx)
+        return StoreLink(self._store, f"{self._name}/{name}", rank, size, self._timeout, needs_ucx=self._needs_ucx,
+                         by_ucx=self._by_ucx)
 
     def aborted(self) -> Mapping[int, int]:
         self._aborted |= self.wire.aborted({*range(self.place.size)} - {self.place.rank, *self._aborted})

@@ -285,7 +285,8 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
     """Print an uncaught exception and end the whole job: the other ranks would wait for this rank."""
     MPI = sys.modules.get("mpi4py.MPI")  # not imported here: ranks of another launcher run without MPI
     lives = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
-    rank = MPI.COMM_WORLD.rank if MPI and lives and not on_abort else os.environ.get("GPUCOLL_RANK", os.environ.get("RANK", "0"))
+    given = os.environ.get("GPUCOLL_RANK") or os.environ.get("RANK", "0")
+    rank = MPI.COMM_WORLD.rank if MPI and lives and not on_abort else given
     stream = sys.__stderr__ or sys.stderr  # torch's own hook, around this hook, captures `sys.stderr`
     with contextlib.ExitStack() as launcher:
         for enter in on_abort:

@@ -194,7 +194,7 @@ def test_who_meets_without_mpi():
     for lone in ({}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "4"}):
         assert places.store_place(lone) is None
     for wrong, words in (({"RANK": "4"}, "RANK='4' is not one of"), ({"RANK": "x"}, "set both, or neither"),
-                         ({"LOCAL_WORLD_SIZE": "2"}, "gpucoll run --hosts"),
+                         ({"LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "x"}, "name no place"),
                          ({"MASTER_PORT": ""}, "gpucoll run --standalone -n 4")):
         with pytest.raises(gc.UsageError, match=words):
             places.store_place({**PLACE, **wrong})

@@ -1,0 +1,190 @@
+"""Ranks of several hosts without MPI: a store joins the ranks, and UCX carries the messages between hosts."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.launch import launchers, places
+from gpucoll.transport import ucx
+from gpucoll.transport.tags import Tag
+from jobs import run_job, same_gpucoll
+from pace import seconds
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+JOB = os.path.join(ROOT, "multirank", "ucx_job.py")
+MODULE, REASON = ucx.library()
+# TCP alone, as between hosts: UCX would detect that these hosts share memory.
+ENVIRONMENT = {**same_gpucoll(), "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "UCX_TLS": "tcp,self"}
+pytestmark = pytest.mark.skipif(MODULE is None, reason=f"UCX is not installed: {REASON}")
+
+
+def on_two_hosts(ranks, *argv, secrets=("s", "s")):
+    """Run a rank's program by one launcher for each host; return the outputs and the exit codes of both launchers."""
+    place = f"127.0.0.1:{launchers.free_port()}"
+    commands = [[sys.executable, "-m", "gpucoll", "run", "--nnodes", "2", "--node-rank", str(node),
+                 "--rendezvous", place, "-n", str(ranks), JOB, *argv] for node in range(2)]
+    first = subprocess.Popen(commands[0], env={**os.environ, **ENVIRONMENT, "GPUCOLL_SECRET": secrets[0]},
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        second = run_job(commands[1], seconds(120), {**ENVIRONMENT, "GPUCOLL_SECRET": secrets[1]})
+        output, _ = first.communicate(timeout=seconds(60))
+    finally:
+        first.kill()
+        first.wait()
+    return (output, second.stdout + second.stderr), (first.returncode, second.returncode)
+
+
+@pytest.mark.parametrize(("ranks", "program"), [
+    (2, ["calls"]), (1, ["points"]), pytest.param(2, ["calls", "ucx"], marks=pytest.mark.slow),
+    pytest.param(1, ["calls"], marks=pytest.mark.slow), pytest.param(2, ["points"], marks=pytest.mark.slow)])
+def test_calls_and_messages(ranks, program):
+    outputs, codes = on_two_hosts(ranks, *program)
+    assert codes == (0, 0), outputs
+
+
+@pytest.mark.parametrize(("how", "error"), [
+    ("kill", "RankFailedError"), pytest.param("idle", "CollectiveTimeout", marks=pytest.mark.slow)])
+def test_a_rank_that_is_lost_is_named_on_both_hosts(how, error):
+    """Started by hand: a launcher would end the other ranks of its host at once."""
+    port, jobs = launchers.free_port(), []
+    for node in range(2):
+        for own in launchers.node_variables(2, node, 2, "127.0.0.1", port):
+            jobs.append(subprocess.Popen([sys.executable, JOB, "lost", how], stdout=subprocess.PIPE, text=True,
+                                         stderr=subprocess.STDOUT, env={**os.environ, **ENVIRONMENT, **own}))
+    try:
+        outputs = [job.communicate(timeout=seconds(60))[0] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+    assert [f"{error} (3,)" in output for output in outputs[:3]] == [True] * 3, outputs
+
+
+def test_every_rank_names_the_rank_without_ucx():
+    outputs, codes = on_two_hosts(1, "without_ucx")
+    assert codes == (0, 0), outputs
+    assert ["GC-UCX (1,)" in output for output in outputs] == [True, True], outputs
+
+
+def test_a_host_with_another_secret_is_refused():
+    outputs, codes = on_two_hosts(1, "meets", secrets=("s", "t"))
+    assert codes[1] == 1
+    assert "another token" in outputs[1]
+
+
+class Ranks:
+    """The ranks of a communicator, one after the other in one process; `values` are those of all ranks."""
+
+    def __init__(self, rank, values):
+        self.rank, self.size, self._values = rank, len(values), values
+
+    def allgather(self, value):
+        return self._values
+
+
+@pytest.fixture
+def pair():
+    """Return the carriers of users' messages of two ranks, each with a worker of its own."""
+    processes = [ucx._Process() for _ in range(2)]
+    everyone = [one.address for one in processes]
+    user = 1 << MODULE.USER_SHIFT
+    yield [ucx.UcxMessages(one, user, rank, everyone, matches=True) for rank, one in enumerate(processes)]
+    for one in processes:
+        one.worker.close(1.0)
+
+
+def until(condition, pair):
+    """Let both workers move data until the condition holds."""
+    for _ in range(1_000_000):
+        for one in pair:
+            one._worker.progress()
+        if condition():
+            return
+    raise AssertionError("nothing has arrived")
+
+
+def test_receives_take_messages_in_order_and_leave_other_tags(pair):
+    rows = [numpy.zeros(4, numpy.uint8) for _ in range(3)]
+    receives = [pair[1].Irecv([row, "B"], 0, tag) for row, tag in zip(rows, (5, 5, 6), strict=True)]
+    sends = [pair[0].Isend([numpy.full(4, value, numpy.uint8), "B"], 1, tag) for value, tag in ((1, 6), (2, 5), (3, 5))]
+    until(lambda: all([one.Test() for one in (*receives, *sends)]), pair)
+    assert [row.tolist() for row in rows] == [[2] * 4, [3] * 4, [1] * 4]
+
+
+@pytest.mark.parametrize(("nbytes", "dtype"), [(8, 3), (4, 2)])
+def test_a_message_that_does_not_fit_is_received_and_not_written(pair, nbytes, dtype):
+    row = numpy.full(4, 9, numpy.uint8)
+    receive = pair[1].Irecv([row, "B"], 0, 5, 3)
+    pair[0].Isend([numpy.ones(nbytes, numpy.uint8), "B"], 1, 5, dtype)
+    until(receive.Test, pair)
+    assert (receive.length, receive.came, row.tolist()) == (nbytes, dtype, [9] * 4)
+    assert pair[1].seen(0, 5) is None
+
+
+def test_a_probe_sees_the_message_that_no_receive_waits_for(pair):
+    row = numpy.zeros(1, numpy.uint8)
+    receive = pair[1].Irecv([row, "B"], 0, 5)
+    for tag in (5, 7):
+        pair[0].Isend([numpy.full(tag, tag, numpy.uint8)[:tag - 4], "B"], 1, tag)
+    until(lambda: pair[1].seen(None, 7) is not None, pair)
+    assert [pair[1].seen(*key) for key in ((0, None), (None, None), (0, 5), (1, 7))] == [
+        (0, 7, 3), (0, 7, 3), None, None]
+    until(receive.Test, pair)
+    assert row.tolist() == [5]
+
+
+def test_a_cancelled_receive_takes_no_message(pair):
+    row = numpy.zeros(1, numpy.uint8)
+    pair[1].Irecv([row, "B"], 0, 5).Cancel()
+    pair[0].Isend([numpy.ones(1, numpy.uint8), "B"], 1, 5)
+    until(lambda: pair[1].seen(0, 5) is not None, pair)
+    assert row.tolist() == [0]
+
+
+def test_abort_messages_come_with_their_reasons(pair):
+    pair[0].Isend([numpy.full(1, -7).view(numpy.uint8), "B"], 1, Tag.ABORT)
+    until(lambda: pair[1].seen(0, Tag.ABORT) is not None, pair)
+    assert pair[1].aborted({0}) == {0: -7}
+    assert pair[1].aborted({0}) == {}
+
+
+def test_communicators_have_contexts_of_their_own(monkeypatch):
+    """The next context is free on all ranks, though some have made more communicators than others."""
+    here = SimpleNamespace(address=b"here", contexts=3, reason="", worker=None)
+    monkeypatch.setattr(ucx, "_process", lambda number: here)
+    wire, points = ucx.messages(Ranks(0, [(here.address, 3, ""), (here.address, 11, "")]))
+    assert {one._base >> MODULE.CONTEXT_SHIFT for one in (wire, points)} == {11}
+    assert (here.contexts, wire._base == points._base) == (12, False)
+    with pytest.raises(gc.BackendError, match="UCX's tags have room"):
+        ucx.messages(Ranks(0, [(here.address, 1 << 16, "")] * 2))
+
+
+PLACE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+
+
+def test_the_place_of_ranks_on_several_hosts():
+    assert places.store_place(PLACE) == (5, 8, "a:29500  ", ("a", 29500))
+    assert places.store_place({**PLACE, "GPUCOLL_SECRET": "s"}).token == "s"
+    named = {"GPUCOLL_STORE": "tcp://[::1]:7", "GPUCOLL_RANK": "1", "GPUCOLL_SIZE": "2"}
+    assert places.store_place({**PLACE, **named}) == (1, 2, "tcp://[::1]:7", ("::1", 7))
+    slurm = {"GPUCOLL_STORE": "tcp://b:7", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}
+    assert places.store_place(slurm)[:2] == (3, 4)
+    assert [one["GPUCOLL_STORE"] for one in launchers.node_variables(2, 1, 1, "::1", 7)] == ["tcp://[::1]:7"]
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (dict(store="udp://a:1"), "tcp://host:port"), (dict(store="tcp://a:65536"), "tcp://host:port"),
+    (dict(store="tcp://a:1"), "needs its rank"), (dict(store="tcp://a:1", rank=0), "needs its size"),
+    (dict(store="tcp://a:1", rank=2, size=2), "not one of 2"), (dict(rank=0, size=2), "go with store=")])
+def test_incomplete_places_are_refused(options, said, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "GPUCOLL_RANK", "GPUCOLL_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(places, "started", lambda environment: None)
+    with pytest.raises(gc.UsageError, match=said) as refused:
+        gc.init(**options)
+    assert refused.value.code == "GC-STORE"

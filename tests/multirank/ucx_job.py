@@ -1,0 +1,83 @@
+"""A rank of a job on two pretended hosts, joined without MPI: `python ucx_job.py PROGRAM [ARGUMENT]`.
+
+The hosts are the launchers' nodes. Ranks of different hosts see neither each other's processes nor memory, and send
+their messages by UCX.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import numpy
+
+import gpucoll as gc
+import mixture
+from gpucoll.communicator import links
+from gpucoll.health import processes
+from gpucoll.transport import ucx
+from grids import generator
+from multirank import test_points, test_wildcards
+from pace import seconds
+
+NODE = int(os.environ["RANK"]) // int(os.environ["LOCAL_WORLD_SIZE"])
+links.process_namespace = processes.process_namespace = lambda: f"host {NODE}"
+
+
+def calls(executor=None):
+    """Random calls of all kinds, against the oracle; with the executor `ucx`, ranks of a host send messages, too."""
+    with gc.init(timeout=seconds(60), executor=executor) as comm:
+        assert (comm.nodes, comm.node, comm.mpi) == (2, NODE, None)
+        assert comm.explain("all_reduce", 4 << 20)["executor"] == (executor or "hybrid")
+        mixture.run(comm, mixture.draw(generator("ucx"), comm.size))
+        for count in (1, 1 << 16, (1 << 20) + 3):  # eager messages, and by rendezvous
+            x = numpy.arange(count) % 1009 + comm.rank
+            expected = comm.size * (numpy.arange(count) % 1009) + sum(range(comm.size))
+            assert (comm.all_reduce(x) == expected).all()
+
+
+def points():
+    """Messages between two ranks, also of other lengths and dtypes than awaited, and from any rank."""
+    with gc.init(timeout=seconds(60)) as comm:
+        test_points.all_programs(comm)
+        for program in test_wildcards.PROGRAMS[:-1]:  # the last one needs an emulated device
+            program(comm)
+
+
+def lost(how):
+    """Rank 1 of the last host ends or stays away; the others print the error's name and the culprits."""
+    comm = gc.init(timeout=seconds(2) if how == "idle" else seconds(60))
+    x = numpy.ones(1000)
+    comm.all_reduce(x)
+    comm.barrier()
+    if comm.rank == comm.size - 1:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(seconds(4))
+        os._exit(0)
+    try:
+        while True:
+            comm.all_reduce(x)
+    except gc.GpucollError as error:
+        sys.stdout.write(f"{type(error).__name__} {error.ranks}\n")
+    comm.close()
+
+
+def meets():
+    """Nothing but the meeting, with a short deadline."""
+    gc.init(timeout=seconds(3)).close()
+
+
+def without_ucx():
+    """A rank without UCX: every rank names it."""
+    if os.environ["RANK"] == "1":
+        ucx._path = lambda: "/dev/null"
+    try:
+        gc.init(timeout=seconds(60))
+    except gc.UsageError as error:
+        sys.stdout.write(f"{error.code} {error.ranks}\n")
+
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv[1:]
+    {program.__name__: program for program in (calls, points, lost, meets, without_ucx)}[name](*arguments)
