@@ -4,6 +4,7 @@
     control      messages that end a communicator, in order or after a failure
     rendezvous   waits for all ranks of an MPI communicator, with a deadline
     connections  authenticated socket connections of ranks to rank 0
-    kvstore      the key-value store by which ranks of a host meet without MPI
+    kvstore      the key-value store by which ranks meet without MPI
     mailbox      objects and messages over the store, and messages between threads
+    ucx          messages between hosts without MPI
 """

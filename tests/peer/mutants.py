@@ -229,8 +229,8 @@ MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.p
           ("credits.pml -DONE_WAY", True), ("credits.pml -DONE_WAY -DNO_CREDIT", False),
           ("credits.pml -DIN_ORDER", False), ("tickets.pml", True), ("tickets.pml -DBY_INDEX", False),
           ("tickets.pml -DSTALE", False)]
-NEEDED = {check_direct: DIRECT, check_late: DIRECT, check_sections: DIRECT, check_askew: DIRECT, check_groups: DIRECT,
-          check_few_blocks: DIRECT, check_order: FLOATS,
+NEEDED = {check_direct: DIRECT, check_tiles: DIRECT, check_late: DIRECT, check_sections: DIRECT, check_askew: DIRECT,
+          check_groups: DIRECT, check_few_blocks: DIRECT, check_order: FLOATS,
           check_between: (*DIRECT, *STEPS), check_steps: STEPS, check_one_way: STEPS, check_local: STEPS}
 
 

@@ -15,6 +15,10 @@ def test_all_faults_can_be_planted():
     assert list(faults.misplaced(faults.faults())) == []
 
 
+def test_the_sources_of_every_check_of_peer_kernels_are_known():
+    assert {mutant.check for mutant in mutants.MUTANTS.values()} <= mutants.NEEDED.keys()
+
+
 def test_no_two_faults_of_a_kind_have_one_name():
     names = [(fault.kind, fault.name) for fault in faults.faults()]
     assert len({*names}) == len(names) > 280
