@@ -36,7 +36,7 @@ def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | Non
     None for a lone process, and for a process started by MPI's launcher. Raises UsageError if the ranks cannot meet.
 
     >>> store_place({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"})
-    StorePlace(rank=1, size=2, token='a:29500  ')
+    StorePlace(rank=1, size=2, token='a:29500  ', address=None)
     """
     if environment.get("GPUCOLL_STORE"):
         return named_place(environment["GPUCOLL_STORE"], None, None, environment)

@@ -51,7 +51,7 @@ def _path() -> Path:
                 Path("libucp.so.0"))
 
 
-class _Process:
+class UcxProcess:
     """UCX's worker of this process, and the endpoints by the address of the other process."""
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class _Process:
 
 
 @functools.cache
-def _process(number: int) -> _Process:
-    return _Process()
+def _process(number: int) -> UcxProcess:
+    return UcxProcess()
 
 
 def messages(ranks: Any) -> tuple[UcxMessages, UcxMessages] | dict[int, str]:
@@ -106,7 +106,7 @@ class UcxMessages:
     array unwritten. Without `matches` they are posted to UCX, and data arrive with fewer copies.
     """
 
-    def __init__(self, process: _Process, base: int, rank: int, addresses: Sequence[bytes], *,
+    def __init__(self, process: UcxProcess, base: int, rank: int, addresses: Sequence[bytes], *,
                  matches: bool = False) -> None:
         module, _ = library()
         self._process, self._worker, self._base, self._addresses = process, process.worker, base, addresses
@@ -118,7 +118,7 @@ class UcxMessages:
         self._any_source = self._mask & ~(self._sources << self._source_shift)
         self._matches, self._matching = matches, threading.Lock()
         # Receives without a message yet, in order, by source and tag.
-        self._waiting: dict[tuple[int, int], collections.deque[MatchedReceive]] = {}
+        self._waiting: dict[tuple[int, int], collections.deque[ProbedReceive]] = {}
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0, *, synchronous: bool = False) -> Any:
         """Begin to send ``[array, "B"]`` with the dtype code `dtype` to rank `dest`; return the request."""
@@ -133,7 +133,7 @@ class UcxMessages:
         """Begin to receive from rank `source` into ``[array, "B"]``, C-ordered, with the dtype code `dtype`."""
         if not self._matches:
             return self._worker.receive(self._tag(source, tag), self._mask, _bytes(buffer[0]))
-        request = MatchedReceive(self, (source, tag), _bytes(buffer[0]), dtype)
+        request = ProbedReceive(self, (source, tag), _bytes(buffer[0]), dtype)
         with self._matching:
             self._waiting.setdefault((source, tag), collections.deque()).append(request)
         return request
@@ -150,7 +150,7 @@ class UcxMessages:
                 waiting.popleft().take(self._worker, message, nbytes, tag >> self._dtype_shift & self._dtypes)
             self._waiting.pop(key, None)
 
-    def forget(self, request: MatchedReceive, key: tuple[int, int]) -> None:
+    def forget(self, request: ProbedReceive, key: tuple[int, int]) -> None:
         """Take a receive without a message out of the order; do nothing if it has a message."""
         with self._matching:
             waiting = self._waiting.get(key, collections.deque())
@@ -187,7 +187,7 @@ def _bytes(array: Any) -> Any:
     return array if array.dtype == numpy.uint8 else array.reshape(-1).view(numpy.uint8)
 
 
-class MatchedReceive:
+class ProbedReceive:
     """The request of a receive; `length` and `came` as of `mailbox.StoredMessage`."""
 
     def __init__(self, carrier: UcxMessages, key: tuple[int, int], row: Any, dtype: int) -> None:

@@ -90,7 +90,7 @@ class Ranks:
 @pytest.fixture
 def pair():
     """Return the carriers of users' messages of two ranks, each with a worker of its own."""
-    processes = [ucx._Process() for _ in range(2)]
+    processes = [ucx.UcxProcess() for _ in range(2)]
     everyone = [one.address for one in processes]
     user = 1 << MODULE.USER_SHIFT
     yield [ucx.UcxMessages(one, user, rank, everyone, matches=True) for rank, one in enumerate(processes)]

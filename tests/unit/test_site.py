@@ -69,8 +69,9 @@ def check(words):
         assert rest[1].isdecimal()
         check(rest[2:])
     elif program == "torchrun":
-        assert rest[0] == "--nproc-per-node"
-        check(["python", *rest[2:]])
+        while rest[0] in ("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"):
+            rest = rest[2:]
+        check(["python", *rest])
     elif program == "gpucoll":
         verb, *options = rest
         check_options(options[:1] if verb == "run" else options, help_of("gpucoll", verb))
