@@ -41,7 +41,10 @@ def built(source, *options):
 
 
 def install(tree):
-    """Give a copied tree an engine of its own sources: a copy of the installed engine if the sources are equal."""
+    """Give a copied tree an engine of its own sources, a copy if the sources are equal, and the binding of UCX."""
+    binding = importlib.util.find_spec("gpucoll._ucx")
+    if binding is not None:
+        shutil.copy(binding.origin, tree / "gpucoll")
     here, place = engine.library(), tree / "kernels"
     name = MODULE.replace(".", "/") + sysconfig.get_config_var("EXT_SUFFIX")
     if here is not None and here.sources == digest(place):

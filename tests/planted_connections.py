@@ -1,7 +1,7 @@
 """Faults in the messages of ranks and strangers to rank 0 by sockets, in the form of `planted`."""
 
 CONNECTIONS, STORE = "gpucoll/transport/connections.py", "gpucoll/transport/kvstore.py"
-NETWORK = "gpucoll/health/remote.py"
+NETWORK, UCX = "gpucoll/health/remote.py", "gpucoll/transport/ucx.py"
 PLANTED_CONNECTIONS = [
     ("store", "a connection that breaks off is no death", CONNECTIONS,
      "self.gone.update([rank] if is_lost else [])", "pass"),
@@ -62,5 +62,15 @@ PLANTED_CONNECTIONS = [
      "return set(self._hub.gone)"),
     ("store", "a rank that is not watched is taken for silent", NETWORK, "everyone = self._watched - {self._rank}",
      "everyone = {*range(len(self._nodes))} - {self._rank}"),
+    ("ucx", "a message of another dtype is written", UCX,
+     "nbytes <= len(self._row) and (", "nbytes <= len(self._row) or ("),
+    ("ucx", "a later receive takes the first message", UCX, "waiting.popleft().take", "waiting.pop().take"),
+    ("ucx", "each rank takes a context of its own", UCX, "context = max(used", "context = min(used"),
+    ("ucx", "a probe for one tag sees any", UCX, "& ~(0 if tag is not None else self._tags)", "& ~self._tags"),
+    ("ucx", "a cancelled receive takes a message", UCX, "            self._carrier.forget(self, self._key)\n", ""),
+    ("ucx", "the dtype of a message is lost", UCX,
+     "self.came = worker.take(message, row), came", "self.came = worker.take(message, row), 0"),
+    ("ucx", "the secret is no part of the proof", "gpucoll/launch/places.py",
+     "environment.get(SECRET) or store", "store"),
     ("store", "routes do not tell where rank 0 is reached", NETWORK, "(-routes[address], address)", "address"),
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import numbers
 import os
 import socket
@@ -291,11 +292,21 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
     with contextlib.ExitStack() as launcher:
         for enter in on_abort:
             launcher.enter_context(enter(error))
+        _write_error_file(kind, error, trace)
         stream.write(f"rank {rank} has ended by an exception that nobody caught, and all ranks with it:\n"
                      + parsing.text_of(kind, error, trace))
         stream.flush()
     if MPI and lives:
         abort(MPI)
+
+
+def _write_error_file(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write an uncaught exception to torchrun's file, for torchrun's report, unless the program has written one."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    more = {"py_callstack": parsing.text_of(kind, error, trace), "timestamp": str(int(time.time()))}
+    if path:
+        with contextlib.suppress(OSError), open(path, "x") as file:
+            json.dump({"message": {"message": f"{kind.__name__}: {error}", "extraInfo": more}}, file)
 
 
 # Contexts around the printing of an uncaught exception, set by a launcher other than MPI's. On entry they wait until
