@@ -23,28 +23,30 @@ ENVIRONMENT = {**same_gpucoll(), "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]
 pytestmark = pytest.mark.skipif(MODULE is None, reason=f"UCX is not installed: {REASON}")
 
 
-def on_two_hosts(ranks, *argv, secrets=("s", "s")):
-    """Run a rank's program by one launcher for each host; return the outputs and the exit codes of both launchers."""
+def on_hosts(ranks, *argv, secrets=("s", "s")):
+    """Run a rank's program by one launcher for each host, `ranks` ranks on each; return the outputs and exit codes."""
     place = f"127.0.0.1:{launchers.free_port()}"
-    commands = [[sys.executable, "-m", "gpucoll", "run", "--nnodes", "2", "--node-rank", str(node),
-                 "--rendezvous", place, "-n", str(ranks), JOB, *argv] for node in range(2)]
-    first = subprocess.Popen(commands[0], env={**os.environ, **ENVIRONMENT, "GPUCOLL_SECRET": secrets[0]},
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    *others, last = [[sys.executable, "-m", "gpucoll", "run", "--nnodes", str(len(secrets)), "--node-rank", str(node),
+                      "--rendezvous", place, "-n", str(ranks), JOB, *argv] for node in range(len(secrets))]
+    jobs = [subprocess.Popen(command, env={**os.environ, **ENVIRONMENT, "GPUCOLL_SECRET": secret}, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            for command, secret in zip(others, secrets, strict=False)]
     try:
-        second = run_job(commands[1], seconds(120), {**ENVIRONMENT, "GPUCOLL_SECRET": secrets[1]})
-        output, _ = first.communicate(timeout=seconds(60))
+        ended = run_job(last, seconds(120), {**ENVIRONMENT, "GPUCOLL_SECRET": secrets[-1]})
+        outputs = [job.communicate(timeout=seconds(60))[0] for job in jobs]
     finally:
-        first.kill()
-        first.wait()
-    return (output, second.stdout + second.stderr), (first.returncode, second.returncode)
+        for job in jobs:
+            job.kill()
+            job.wait()
+    return [*outputs, ended.stdout + ended.stderr], [*(job.returncode for job in jobs), ended.returncode]
 
 
-@pytest.mark.parametrize(("ranks", "program"), [
-    (2, ["calls"]), (1, ["points"]), pytest.param(2, ["calls", "ucx"], marks=pytest.mark.slow),
-    pytest.param(1, ["calls"], marks=pytest.mark.slow), pytest.param(2, ["points"], marks=pytest.mark.slow)])
-def test_calls_and_messages(ranks, program):
-    outputs, codes = on_two_hosts(ranks, *program)
-    assert codes == (0, 0), outputs
+@pytest.mark.parametrize(("hosts", "ranks", "program"), [
+    (2, 2, ["calls"]), (2, 1, ["points"]), *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        (2, 2, ["calls", "ucx"]), (2, 1, ["calls"]), (2, 2, ["points"]), (4, 1, ["calls"])])])
+def test_calls_and_messages(hosts, ranks, program):
+    outputs, codes = on_hosts(ranks, *program, secrets=["s"] * hosts)
+    assert codes == [0] * hosts, outputs
 
 
 @pytest.mark.parametrize(("how", "error"), [
@@ -66,13 +68,13 @@ def test_a_rank_that_is_lost_is_named_on_both_hosts(how, error):
 
 
 def test_every_rank_names_the_rank_without_ucx():
-    outputs, codes = on_two_hosts(1, "without_ucx")
-    assert codes == (0, 0), outputs
+    outputs, codes = on_hosts(1, "without_ucx")
+    assert codes == [0, 0], outputs
     assert ["GC-UCX (1,)" in output for output in outputs] == [True, True], outputs
 
 
 def test_a_host_with_another_secret_is_refused():
-    outputs, codes = on_two_hosts(1, "meets", secrets=("s", "t"))
+    outputs, codes = on_hosts(1, "meets", secrets=("s", "t"))
     assert codes[1] == 1
     assert "another token" in outputs[1]
 

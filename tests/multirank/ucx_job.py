@@ -1,4 +1,4 @@
-"""A rank of a job on two pretended hosts, joined without MPI: `python ucx_job.py PROGRAM [ARGUMENT]`.
+"""A rank of a job on pretended hosts, joined without MPI: `python ucx_job.py PROGRAM [ARGUMENT]`.
 
 The hosts are the launchers' nodes. Ranks of different hosts see neither each other's processes nor memory, and send
 their messages by UCX.
@@ -20,14 +20,15 @@ from grids import generator
 from multirank import test_points, test_wildcards
 from pace import seconds
 
-NODE = int(os.environ["RANK"]) // int(os.environ["LOCAL_WORLD_SIZE"])
+EACH = int(os.environ["LOCAL_WORLD_SIZE"])
+NODE, NODES = int(os.environ["RANK"]) // EACH, int(os.environ["WORLD_SIZE"]) // EACH
 links.process_namespace = processes.process_namespace = lambda: f"host {NODE}"
 
 
 def calls(executor=None):
     """Random calls of all kinds, against the oracle; with the executor `ucx`, ranks of a host send messages, too."""
     with gc.init(timeout=seconds(60), executor=executor) as comm:
-        assert (comm.nodes, comm.node, comm.mpi) == (2, NODE, None)
+        assert (comm.nodes, comm.node, comm.mpi) == (NODES, NODE, None)
         assert comm.explain("all_reduce", 4 << 20)["executor"] == (executor or "hybrid")
         mixture.run(comm, mixture.draw(generator("ucx"), comm.size))
         for count in (1, 1 << 16, (1 << 20) + 3):  # eager messages, and by rendezvous
