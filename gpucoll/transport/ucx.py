@@ -22,7 +22,7 @@ from typing import Any
 import numpy
 
 from gpucoll.errors import BackendError
-from gpucoll.progress.operations import ProbeResult
+from gpucoll.progress.operations import ProbeResult, keep_for_ever
 from gpucoll.transport.tags import Tag
 
 # UCX's settings, unless the user has set them. The program's own handlers of signals stay, and so does this library's
@@ -51,6 +51,18 @@ def _path() -> Path:
                 Path("libucp.so.0"))
 
 
+_made: list[UcxProcess] = []
+
+
+def _after_fork() -> None:
+    # Never closed in the child: UCX would shut down the connections of the parent.
+    keep_for_ever([one.worker for one in _made])
+    _made.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class UcxProcess:
     """UCX's worker of this process, and the endpoints by the address of the other process."""
 
@@ -61,7 +73,12 @@ class UcxProcess:
         self.contexts = 0  # the number of contexts used by communicators of this process
         self._endpoints: dict[bytes, int] = {}
         if self.worker:
-            atexit.register(self.worker.close, LEAVES)
+            _made.append(self)
+            atexit.register(self._close, os.getpid())
+
+    def _close(self, number: int) -> None:
+        if os.getpid() == number:  # not in the child of a fork: the connections belong to the parent
+            self.worker.close(LEAVES)
 
     def endpoint(self, address: bytes) -> int:
         """Return the number of the endpoint that leads to the process with this address."""

@@ -1,8 +1,12 @@
 """Ranks of several hosts without MPI: a store joins the ranks, and UCX carries the messages between hosts."""
 
+import contextlib
+import json
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy
@@ -11,6 +15,7 @@ import pytest
 import gpucoll as gc
 from gpucoll.launch import launchers, places
 from gpucoll.transport import ucx
+from gpucoll.transport.rendezvous import becomes
 from gpucoll.transport.tags import Tag
 from jobs import run_job, same_gpucoll
 from pace import seconds
@@ -65,6 +70,32 @@ def test_a_rank_that_is_lost_is_named_on_both_hosts(how, error):
             job.kill()
             job.wait()
     assert [f"{error} (3,)" in output for output in outputs[:3]] == [True] * 3, outputs
+
+
+GARBAGE = [b"", b"\0" * 3, b"\xff" * 64, bytes(range(256)) * 20, b"GET / HTTP/1.0\r\n\r\n",
+           (1 << 62).to_bytes(8, "little") + b"\xff" * 2000]
+HELD = 200  # connections kept open by the stranger at each port
+
+
+@pytest.mark.slow
+def test_strangers_at_the_ports_of_store_and_ucx_disturb_no_call(tmp_path):
+    def attack():
+        came = becomes(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), seconds(60))
+        places = {tuple(place) for rank in range(2 * came) for place in json.loads((tmp_path / str(rank)).read_text())}
+        with contextlib.ExitStack() as held:
+            for place in places:
+                for number in range(HELD):
+                    with contextlib.suppress(OSError):  # a place without room for a stranger refuses or is silent
+                        stranger = held.enter_context(socket.create_connection(place, 0.2))
+                        stranger.sendall(GARBAGE[number % len(GARBAGE)])
+            (tmp_path / "done").touch()
+        return len(places)
+
+    with ThreadPoolExecutor(1) as threads:
+        attacked = threads.submit(attack)
+        outputs, codes = on_hosts(1, "attacked", str(tmp_path))
+    assert codes == [0, 0], outputs
+    assert attacked.result() >= 3  # the store's port, and UCX's of each rank
 
 
 def test_every_rank_names_the_rank_without_ucx():

@@ -4,10 +4,13 @@ The hosts are the launchers' nodes. Ranks of different hosts see neither each ot
 their messages by UCX.
 """
 
+import json
 import os
 import signal
+import socket
 import sys
 import time
+from pathlib import Path
 
 import numpy
 
@@ -31,6 +34,9 @@ def calls(executor=None):
         assert (comm.nodes, comm.node, comm.mpi) == (NODES, NODE, None)
         assert comm.explain("all_reduce", 4 << 20)["executor"] == (executor or "hybrid")
         mixture.run(comm, mixture.draw(generator("ucx"), comm.size))
+        if not os.fork():
+            sys.exit(0)  # the connections belong to the parent, also at the end of this child
+        os.wait()
         for count in (1, 1 << 16, (1 << 20) + 3):  # eager messages, and by rendezvous
             x = numpy.arange(count) % 1009 + comm.rank
             expected = comm.size * (numpy.arange(count) % 1009) + sum(range(comm.size))
@@ -64,6 +70,32 @@ def lost(how):
     comm.close()
 
 
+def open_ports():
+    """Return address and port of every socket at which this process listens."""
+    links = [os.readlink(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd") if
+             os.path.islink(f"/proc/self/fd/{one}")]
+    own = {link[8:-1] for link in links if link.startswith("socket:[")}
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    listening = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in own]
+    return [(socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)) for address, port in listening]
+
+
+def attacked(folder):
+    """Call after call, right each time, until the file FOLDER/done is there."""
+    with gc.init(timeout=seconds(30)) as comm:
+        x = numpy.arange(1000) + comm.rank
+        expected = comm.size * numpy.arange(1000) + sum(range(comm.size))
+        comm.all_reduce(x)
+        draft = Path(folder, f"draft {comm.rank}")
+        draft.write_text(json.dumps(open_ports()))
+        draft.rename(Path(folder, str(comm.rank)))
+        is_done = numpy.zeros(1)
+        while not is_done[0]:
+            assert (comm.all_reduce(x) == expected).all()
+            is_done[0] = Path(folder, "done").exists()
+            comm.all_reduce(is_done, is_done, op="max")
+
+
 def meets():
     """Nothing but the meeting, with a short deadline."""
     gc.init(timeout=seconds(3)).close()
@@ -81,4 +113,4 @@ def without_ucx():
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
-    {program.__name__: program for program in (calls, points, lost, meets, without_ucx)}[name](*arguments)
+    {program.__name__: program for program in (attacked, calls, lost, meets, points, without_ucx)}[name](*arguments)
