@@ -146,7 +146,7 @@ def place(tmp_path, monkeypatch):
         path.chmod(0o755)
     (tmp_path / "kernels").mkdir()
     for name, text in (("pyproject.toml", "[project]"), ("setup.py", ""), ("kernels/engine.cc", '#include "calls.h"'),
-                       ("kernels/calls.h", "")):
+                       ("kernels/calls.h", ""), ("kernels/ucx.cc", "")):
         (tmp_path / name).write_text(text)
     asked = []
     monkeypatch.setattr(environment, "ROOT", str(tmp_path))
@@ -167,7 +167,7 @@ def test_an_environment_is_made_once_and_whatever_changes_is_noticed(place):
     assert not is_made()
     assert is_made(["plot"])
     assert asked[-1][-1] == f"{folder}[mpich,plot,train]"
-    for name in ("pyproject.toml", "setup.py", "kernels/calls.h"):
+    for name in ("pyproject.toml", "setup.py", "kernels/calls.h", "kernels/ucx.cc"):
         with open(folder / name, "a") as file:
             file.write("\n")
         assert is_made()
