@@ -32,6 +32,9 @@ constexpr int SOURCE_SHIFT = TAG_BITS, DTYPE_SHIFT = SOURCE_SHIFT + SOURCE_BITS,
               CONTEXT_SHIFT = USER_SHIFT + USER_BITS;
 static_assert(CONTEXT_SHIFT + CONTEXT_BITS == 64, "the fields fill a tag");
 
+// The first version with all functions used here.
+constexpr unsigned UCX_MAJOR = 1, UCX_MINOR = 10;
+
 constexpr uint64_t field(uint64_t tag, int shift, int bits) { return tag >> shift & ((uint64_t{1} << bits) - 1); }
 
 struct UcxError : std::runtime_error {
@@ -59,9 +62,11 @@ static void* found(void* library, const char* name) {
     return function;
 }
 
-// Open the library with UCX's protocols at `path`; return the version of UCX.
+// Open the library with UCX's protocols, the one of this process if there is one, else at `path`; return its version.
 static std::string open(const std::string& path) {
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    // An MPI may have loaded its own UCX. A second one in the process would get half of its libraries from the first.
+    void* library = dlopen("libucp.so.0", RTLD_NOW | RTLD_NOLOAD);
+    if (library == nullptr) library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw UcxError(dlerror());
 #define GC_UCX(name) ucp.name = reinterpret_cast<decltype(ucp.name)>(found(library, "ucp_" #name));
     GC_UCX_FUNCTIONS
@@ -125,7 +130,7 @@ class Worker {
         ucp_params_t wanted = {};
         wanted.field_mask = UCP_PARAM_FIELD_FEATURES;
         wanted.features = UCP_FEATURE_TAG;
-        const ucs_status_t status = ucp.init_version(UCP_API_MAJOR, UCP_API_MINOR, &wanted, config, &context);
+        const ucs_status_t status = ucp.init_version(UCX_MAJOR, UCX_MINOR, &wanted, config, &context);
         ucp.config_release(config);
         check(status, "start");
         ucp_worker_params_t own = {};

@@ -51,7 +51,12 @@ def _path() -> Path:
                 Path("libucp.so.0"))
 
 
-_made: list[UcxProcess] = []
+_made: list[UcxProcess] = []  # those with connections, of this process alone
+
+
+def _at_exit() -> None:
+    while _made:
+        _made.pop().close(LEAVES)
 
 
 def _after_fork() -> None:
@@ -61,6 +66,8 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+# Runs after the communicators' last messages: exit handlers run in reverse order, and theirs is registered later.
+atexit.register(_at_exit)
 
 
 class UcxProcess:
@@ -74,11 +81,12 @@ class UcxProcess:
         self._endpoints: dict[bytes, int] = {}
         if self.worker:
             _made.append(self)
-            atexit.register(self._close, os.getpid())
 
-    def _close(self, number: int) -> None:
-        if os.getpid() == number:  # not in the child of a fork: the connections belong to the parent
-            self.worker.close(LEAVES)
+    def close(self, patience: float) -> None:
+        """Close all connections; the last messages leave before, within `patience` seconds."""
+        self.worker.close(patience)
+        if self in _made:
+            _made.remove(self)
 
     def endpoint(self, address: bytes) -> int:
         """Return the number of the endpoint that leads to the process with this address."""

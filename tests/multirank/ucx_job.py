@@ -4,6 +4,7 @@ The hosts are the launchers' nodes. Ranks of different hosts see neither each ot
 their messages by UCX.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -30,13 +31,16 @@ links.process_namespace = processes.process_namespace = lambda: f"host {NODE}"
 
 def calls(executor=None):
     """Random calls of all kinds, against the oracle; with the executor `ucx`, ranks of a host send messages, too."""
+    if executor == "ucx":
+        importlib.import_module("mpi4py.MPI")  # may load a UCX of its own, to be shared then
     with gc.init(timeout=seconds(60), executor=executor) as comm:
         assert (comm.nodes, comm.node, comm.mpi) == (NODES, NODE, None)
         assert comm.explain("all_reduce", 4 << 20)["executor"] == (executor or "hybrid")
         mixture.run(comm, mixture.draw(generator("ucx"), comm.size))
-        if not os.fork():
+        if executor is None and not os.fork():
             sys.exit(0)  # the connections belong to the parent, also at the end of this child
-        os.wait()
+        if executor is None:
+            os.wait()
         for count in (1, 1 << 16, (1 << 20) + 3):  # eager messages, and by rendezvous
             x = numpy.arange(count) % 1009 + comm.rank
             expected = comm.size * (numpy.arange(count) % 1009) + sum(range(comm.size))
