@@ -60,7 +60,7 @@ def check_order(libraries, seed=0):
 
 
 def check_few_blocks(libraries, seed=0):
-    """Not all blocks of a rank under way at once, in an unknown order: the last ones begin after the first ones' end."""
+    """Not all blocks of a rank under way at once, in an unknown order: the last begin after the end of the first."""
     for blocks, residency in ((3, 1), (5, 2), (16, 14)):
         check_direct(libraries, seed, blocks=blocks, residency=residency)
 
