@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpucoll.core.dtypes import is_whole
-from gpucoll.errors import UsageError
+from gpucoll.errors import CollectiveTimeout, UsageError
 from gpucoll.launch.launchers import SECRET, TOKEN, free_port, started
 from gpucoll.transport.rendezvous import route
 
@@ -57,7 +57,8 @@ def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | Non
                          code="GC-LAUNCHER")
     # torchrun restarts a job with the same port: its run and restart number keep the old and the new ranks apart.
     run = (environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
-    token = token or environment.get(SECRET) or " ".join([f"{host}:{port}", *run])
+    # The user's secret alone would not do: two jobs of a host may have the same one.
+    token = token or " ".join([*filter(None, [environment.get(SECRET)]), f"{host}:{port}", *run])
     return StorePlace(int(rank), int(size), token, None if local in ("", size) else (host, int(port)))
 
 
@@ -96,15 +97,32 @@ def announced(place: StorePlace, timeout: float, environment: Mapping[str, str])
     """
     if place.address is None or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return place
+    run = [environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
+    # Once in a process' life: rank 0's store stays open, and serves the next world, too.
+    if tuple(run) not in _announcements:
+        _announcements[tuple(run)] = _announcement(place, timeout, " ".join(["gpucoll", *run]))
+    host, port, token = _announcements[tuple(run)]
+    return place._replace(token=environment.get(SECRET) or token, address=(host, port))
+
+
+_announcements: dict[tuple[str, ...], tuple[str, int, str]] = {}  # host, port and token, by run and restart of a job
+
+
+def _announcement(place: StorePlace, timeout: float, key: str) -> tuple[str, int, str]:
+    """Return host, port and token of rank 0's store, through torchrun's store; rank 0 chooses them."""
     from torch.distributed import TCPStore
 
+    assert place.address is not None
+    host, port = place.address
     patience = datetime.timedelta(seconds=timeout)
-    store = TCPStore(*place.address, is_master=False, wait_for_workers=False, timeout=patience)
-    key = f"gpucoll {place.token}"
-    if place.rank == 0:
-        # Rank 0 may be on another host than torchrun's store. The address on the way to this store is in its network.
-        address = route(place.address[0]) or place.address[0]
-        store.set(key, json.dumps([address, free_port(), secrets.token_hex(16)]))
-    store.wait([key], patience)
-    host, port, token = json.loads(store.get(key))
-    return place._replace(token=environment.get(SECRET) or token, address=(host, port))
+    try:
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+        if place.rank == 0:
+            # Rank 0 may be on another host than torchrun's store. Its address on the way there is in their network.
+            store.set(key, json.dumps([route(host) or host, free_port(), secrets.token_hex(16)]))
+        store.wait([key], patience)
+        own_host, own_port, token = json.loads(store.get(key))
+    except RuntimeError as error:  # torch's errors, of a lost connection and of the deadline
+        raise CollectiveTimeout(f"init: waited {timeout:g} s for rank 0 in torchrun's store at {host}:{port}: {error}",
+                                ranks=(0,)) from error
+    return own_host, own_port, token

@@ -262,7 +262,8 @@ def _connected(place: str | Address, timeout: float) -> Connection:
     return Connection(found[0])
 
 
-_open: dict[str, StoreServer | StoreClient] = {}  # by token; open as long as the process lives
+# By token and address; open as long as the process lives.
+_open: dict[tuple[str, Address | None], StoreServer | StoreClient] = {}
 _patience = [LINGER]  # limits on rank 0's wait at exit; the least counts
 
 
@@ -271,9 +272,10 @@ def open_store(rank: int, size: int, token: str, timeout: float, address: Addres
 
     `address` is where rank 0 listens for ranks of several hosts; None: on this host.
     """
-    if token not in _open:
-        _open[token] = StoreClient(rank, size, token, timeout, address) if rank else StoreServer(size, token, address)
-    return _open[token]
+    key = token, address
+    if key not in _open:
+        _open[key] = StoreClient(rank, size, token, timeout, address) if rank else StoreServer(size, token, address)
+    return _open[key]
 
 
 def linger_at_most(seconds: float) -> None:

@@ -202,7 +202,7 @@ PLACE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR":
 
 def test_the_place_of_ranks_on_several_hosts():
     assert places.store_place(PLACE) == (5, 8, "a:29500  ", ("a", 29500))
-    assert places.store_place({**PLACE, "GPUCOLL_SECRET": "s"}).token == "s"
+    assert places.store_place({**PLACE, "GPUCOLL_SECRET": "s"}).token == "s a:29500  "
     named = {"GPUCOLL_STORE": "tcp://[::1]:7", "GPUCOLL_RANK": "1", "GPUCOLL_SIZE": "2"}
     assert places.store_place({**PLACE, **named}) == (1, 2, "tcp://[::1]:7", ("::1", 7))
     slurm = {"GPUCOLL_STORE": "tcp://b:7", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}
