@@ -253,7 +253,7 @@ class StoreLink(Link):
     def _carriers(self) -> tuple[StoreMessages, StoreMessages] | tuple[UcxMessages, UcxMessages]:
         """Return what carries the library's and the users' messages. A collective call."""
         if max(self.place.nodes) > 0 or self._by_ucx:
-            carriers = ucx.messages(self.mpi)
+            carriers = ucx.messages(self.mpi, self._name)
             if not isinstance(carriers, dict):
                 # A part of the ranks uses the same carrier, also on one host.
                 self.carrier, self._by_ucx = "ucx", True
@@ -261,7 +261,7 @@ class StoreLink(Link):
                 return carriers
             if self._needs_ucx:
                 (rank, reason), *_ = carriers.items()
-                raise UsageError(f"init: without MPI, ranks of several hosts need UCX; ranks {listed([*carriers])} "
+                raise UsageError(f"init: these ranks need UCX for their messages; ranks {listed([*carriers])} "
                                  f"have none, rank {rank} for example: {reason}", code="GC-UCX", ranks=tuple(carriers))
         wire, points = (StoreMessages(self._store, f"{self._name}/{what}", self.place.rank, self.place.size)
                         for what in ("wire", "points"))

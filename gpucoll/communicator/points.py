@@ -84,7 +84,7 @@ class PointToPoint(MetadataExchange):
         """Receive a message from rank `src` into `out` (shape s) and return `out`. MPI-5.0, 3.2.
 
         Raises MismatchError for a message of another length, or on the host of another dtype. `out` is unchanged then,
-        with one exception: a message of another length, carried by MPI, by a store or between threads, may fill the
+        with one exception: a message of another length, carried by MPI, UCX, a store or between threads, may fill the
         first part of `out`.
 
         On the host `src` may be ``gpucoll.ANY_SOURCE`` and `tag` ``gpucoll.ANY_TAG``, or mpi4py's. NCCL has neither:

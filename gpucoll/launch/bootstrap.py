@@ -162,7 +162,8 @@ def job(timeout: float, given: StorePlace | None = None,
     """
     place = given or store_place(environment)
     if place is not None:
-        return announced(place, timeout, environment)
+        is_named = given is not None or bool(environment.get("GPUCOLL_STORE"))
+        return place if is_named else announced(place, timeout, environment)
     try:
         start_mpi(timeout)
     except (ImportError, RuntimeError) as error:  # RuntimeError if mpi4py finds no MPI library

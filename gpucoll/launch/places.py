@@ -118,8 +118,11 @@ def _announcement(place: StorePlace, timeout: float, key: str) -> tuple[str, int
     try:
         store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
         if place.rank == 0:
-            # Rank 0 may be on another host than torchrun's store. Its address on the way there is in their network.
-            store.set(key, json.dumps([route(host) or host, free_port(), secrets.token_hex(16)]))
+            # Rank 0 may be on another host than torchrun's store. Its address on the way there is in their network,
+            # unless this host calls itself by a loopback address.
+            address = route(host) or host
+            own = host if address.startswith("127.") else address
+            store.set(key, json.dumps([own, free_port(), secrets.token_hex(16)]))
         store.wait([key], patience)
         own_host, own_port, token = json.loads(store.get(key))
     except RuntimeError as error:  # torch's errors, of a lost connection and of the deadline

@@ -325,11 +325,15 @@ class Hub:
             self._accepts.join()
             listener.close()
 
-    def close(self, patience: float = 0.0) -> None:
-        """Shut the hub once all connected ranks have left, or after `patience` seconds."""
+    def is_left(self, patience: float = POLL_INTERVAL) -> bool:
+        """Return whether all connected ranks leave within `patience` seconds."""
         # Ranks leave by a goodbye; their threads then notify `_changed`.
         with self._changed:
-            self._changed.wait_for(lambda: not self._here, patience)
+            return self._changed.wait_for(lambda: not self._here, patience)
+
+    def close(self) -> None:
+        """Shut the hub, and hang up on the ranks still connected."""
+        with self._changed:
             for connection in self._here.values():
                 connection.hang_up()
             self._here.clear()

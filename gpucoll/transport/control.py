@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from typing import Any
 
@@ -62,10 +63,12 @@ def cancel(receives: list[Any], owner: Any) -> None:
     """Cancel pending receives; keep `owner`, the memory that MPI may still read or write, for ever."""
     keep_for_ever((owner, receives))
     for request in receives:
-        if not request.Test():
-            request.Cancel()
-            # No `Wait`: a message half sent by a rank that died neither arrives nor can be cancelled.
-            request.Test()
+        # A failed request may raise its error at each question: the caller has an error already.
+        with contextlib.suppress(Exception):
+            if not request.Test():
+                request.Cancel()
+                # No `Wait`: a message half sent by a rank that died neither arrives nor can be cancelled.
+                request.Test()
 
 
 def _all(requests: list[Any]) -> Operation:

@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from gpucoll.errors import CollectiveTimeout
@@ -103,13 +103,18 @@ def _listener(token: str, address: Address | None) -> socket.socket:
             listener.close()
             raise
         return listener
+    family, *_, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     try:
-        return socket.create_server(address)
+        # A host may call itself by a loopback address, in its own file of names alone.
+        if not str(found[0]).startswith("127.") or address[0] in ("localhost", found[0]):
+            return socket.create_server(address, family=family)
     except OSError as error:
         # The other hosts may reach this host by an address that no interface here has, as behind a Kubernetes service.
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-        return socket.create_server(("", address[1]))
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", address[1]), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", address[1]))
 
 
 class StoreServer(MemoryStore):
@@ -120,9 +125,10 @@ class StoreServer(MemoryStore):
         try:
             listener = _listener(token, address)
         except OSError as error:
-            raise StoreError(f"init: rank 0 cannot open the place where ranks meet ({error}): another job, or another "
-                             "process with RANK=0, has the same MASTER_ADDR and MASTER_PORT; give each job a separate "
-                             "port") from error
+            where = "of this host" if address is None else f"{address[0]}:{address[1]}"
+            why = ": another job, or another process with RANK=0, has the same place; give each job a separate port" \
+                if error.errno == errno.EADDRINUSE else ""
+            raise StoreError(f"init: rank 0 cannot open the place {where} where ranks meet ({error}){why}") from error
         self.hub = Hub(size, token, self._answer, most=MOST_BYTES)
         self.drop = self.hub.drop
         # Last: from here on, other threads call `_answer`, which needs `hub`.
@@ -150,7 +156,11 @@ class StoreServer(MemoryStore):
 
     def close(self) -> None:
         """Wait for the ranks still connected, by the least limit set, and shut the store."""
-        self.hub.close(min(_patience))
+        late = time.monotonic() + min(_patience)
+        while not self.hub.is_left() and time.monotonic() < late:
+            for go_on in while_lingering:
+                go_on()
+        self.hub.close()
 
 
 class StoreClient(KeyStore):
@@ -240,8 +250,13 @@ def _connected(place: str | Address, timeout: float) -> Connection:
         try:
             if isinstance(place, tuple):
                 # A host may be unknown, or out of reach, until the job's network is complete.
-                found.append(socket.create_connection(place, timeout))
-                return True
+                connected = socket.create_connection(place, timeout)
+                # The system may have chosen rank 0's port for this end: the socket is then connected to itself.
+                if connected.getsockname() != connected.getpeername():
+                    found.append(connected)
+                    return True
+                connected.close()
+                return False
         except OSError as error:
             reason = f" ({error})"
             return False
@@ -258,12 +273,14 @@ def _connected(place: str | Address, timeout: float) -> Connection:
     if not becomes(connects, timeout, POLL_INTERVAL):
         where = "on this host" if isinstance(place, str) else f"at {place[0]}:{place[1]}{reason}"
         raise CollectiveTimeout(f"init: waited {timeout:g} s for rank 0 at the place where ranks meet; was rank 0 "
-                                f"started {where}, with the same MASTER_ADDR and MASTER_PORT?", ranks=(0,))
+                                f"started {where}, with the same MASTER_ADDR and MASTER_PORT? Ranks of several hosts "
+                                "need LOCAL_WORLD_SIZE, or GPUCOLL_STORE", ranks=(0,))
     return Connection(found[0])
 
 
 # By token and address; open as long as the process lives.
 _open: dict[tuple[str, Address | None], StoreServer | StoreClient] = {}
+while_lingering: list[Callable[[], None]] = []  # called while rank 0 waits at exit
 _patience = [LINGER]  # limits on rank 0's wait at exit; the least counts
 
 

@@ -15,7 +15,8 @@ import importlib
 import importlib.util
 import os
 import threading
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ import numpy
 
 from gpucoll.errors import BackendError
 from gpucoll.progress.operations import ProbeResult, keep_for_ever
-from gpucoll.transport.tags import Tag
+from gpucoll.transport.kvstore import while_lingering
+from gpucoll.transport.tags import TAGS, Tag
 
 # UCX's settings, unless the user has set them. The program's own handlers of signals stay, and so does this library's
 # report of a lost rank: UCX would print its own in addition.
 SETTINGS = {"UCX_ERROR_SIGNALS": "", "UCX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
 LEAVES = 1.0  # seconds at exit for the last messages to leave
+RETRY = 1e-3  # seconds between two tries to agree on a number
 
 
 @functools.cache
@@ -59,14 +62,29 @@ def _at_exit() -> None:
         _made.pop().close(LEAVES)
 
 
+_is_forked = False  # whether the parent has used UCX: UCX's threads are missing in the child
+
+
 def _after_fork() -> None:
+    global _is_forked
+    _is_forked = _is_forked or bool(_made)
     # Never closed in the child: UCX would shut down the connections of the parent.
     keep_for_ever([one.worker for one in _made])
     _made.clear()
 
 
+def _progress() -> None:
+    """Move data: rank 0 waits for the others at exit, and its last messages may not have left."""
+    for one in _made:
+        one.worker.progress()
+
+
+while_lingering.append(_progress)
+
+
 os.register_at_fork(after_in_child=_after_fork)
-# Runs after the communicators' last messages: exit handlers run in reverse order, and theirs is registered later.
+# Runs after the communicators' last messages, and after rank 0's wait for the others: exit handlers run in reverse
+# order, and theirs are registered later.
 atexit.register(_at_exit)
 
 
@@ -75,12 +93,47 @@ class UcxProcess:
 
     def __init__(self) -> None:
         module, self.reason = library()
-        self.worker: Any = module and module.Worker()
-        self.address: bytes = self.worker.address() if self.worker else b""
-        self.contexts = 0  # the number of contexts used by communicators of this process
+        self.worker: Any = None
+        self.address = b""
+        self.contexts = 0  # the next number for a communicator of this process
         self._endpoints: dict[bytes, int] = {}
-        if self.worker:
-            _made.append(self)
+        # The names of the communicators that agree on a number now. The least name comes first.
+        self._agreeing: set[str] = set()
+        self._lock = threading.Lock()  # guards both
+        if _is_forked:
+            self.reason = "the parent of this process has used UCX; start ranks by spawn"
+        elif module is not None:
+            try:
+                self.worker = module.Worker()
+                self.address = self.worker.address()
+                _made.append(self)
+            except RuntimeError as error:  # UCX's settings fit no network of this host, for example
+                self.reason = str(error)
+
+    def context(self, name: str, everyone: Callable[[int], Sequence[int]]) -> int:
+        """Return a number for the communicator `name`, free on all its ranks; `everyone` gathers a number of each rank.
+
+        A collective call of these ranks. Several threads may make communicators at once, in different orders on
+        different ranks. So a rank takes part for one name at a time, the least of those under way, and all begin again
+        until every rank takes part for the same name.
+        """
+        with self._lock:
+            self._agreeing.add(name)
+        highest = -1
+        try:
+            while True:
+                with self._lock:
+                    mine = self.contexts if min(self._agreeing) == name else -1
+                numbers = everyone(mine)
+                highest = max(numbers)
+                if min(numbers) >= 0:
+                    return highest
+                time.sleep(RETRY)
+        finally:
+            with self._lock:
+                # Also after an error: other ranks may have taken the number.
+                self.contexts = max(self.contexts, highest + 1)
+                self._agreeing.discard(name)
 
     def close(self, patience: float) -> None:
         """Close all connections; the last messages leave before, within `patience` seconds."""
@@ -100,20 +153,18 @@ def _process(number: int) -> UcxProcess:
     return UcxProcess()
 
 
-def messages(ranks: Any) -> tuple[UcxMessages, UcxMessages] | dict[int, str]:
+def messages(ranks: Any, name: str) -> tuple[UcxMessages, UcxMessages] | dict[int, str]:
     """Return the carriers of a communicator's own and of its users' messages; or the reasons of ranks without UCX.
 
-    A collective call of `ranks`, a `mailbox.StoreRanks`.
+    A collective call of `ranks`, a `mailbox.StoreRanks`; `name` is the communicator's, the same on all ranks.
     """
-    # By process number: the child of a fork needs a worker of its own.
     here = _process(os.getpid())
-    everyone = ranks.allgather((here.address, here.contexts, here.reason))
-    lacking = {rank: reason for rank, (address, _, reason) in enumerate(everyone) if not address}
+    everyone = ranks.allgather((here.address, here.reason))
+    lacking = {rank: reason for rank, (address, reason) in enumerate(everyone) if not address}
     if lacking:
         return lacking
-    # All ranks use the same number, and no rank has used it before: late messages of a closed communicator stay apart.
-    context = max(used for _, used, _ in everyone)
-    here.contexts = context + 1
+    # No rank has used the number before: late messages of a closed communicator stay apart.
+    context = here.context(name, ranks.allgather)
     module, _ = library()
     if context >> module.CONTEXT_BITS or ranks.size >> module.SOURCE_BITS:
         raise BackendError(f"UCX's tags have room for {1 << module.CONTEXT_BITS} communicators in a process' life, and "
@@ -142,6 +193,7 @@ class UcxMessages:
         self._mask = (1 << 64) - 1 & ~(self._dtypes << self._dtype_shift)
         self._any_source = self._mask & ~(self._sources << self._source_shift)
         self._matches, self._matching = matches, threading.Lock()
+        self._removed: Any = None  # a message taken out of UCX's queue, and not yet begun to be received
         # Receives without a message yet, in order, by source and tag.
         self._waiting: dict[tuple[int, int], collections.deque[ProbedReceive]] = {}
 
@@ -159,21 +211,27 @@ class UcxMessages:
         if not self._matches:
             return self._worker.receive(self._tag(source, tag), self._mask, _bytes(buffer[0]))
         request = ProbedReceive(self, (source, tag), _bytes(buffer[0]), dtype)
-        with self._matching:
-            self._waiting.setdefault((source, tag), collections.deque()).append(request)
+        self._waiting.setdefault((source, tag), collections.deque()).append(request)
         return request
 
     def match(self, key: tuple[int, int]) -> None:
         """Give the arrived messages of a sender with a tag to the receives that wait for them, in order."""
-        with self._matching:
+        # Without blocking: the thread that holds the lock does the same work, perhaps below this one's signal handler.
+        if not self._matching.acquire(blocking=False):
+            return
+        try:
             waiting = self._waiting.get(key, ())
             while waiting:
-                found = self._worker.probe(self._tag(*key), self._mask, True)
-                if found is None:
+                # A removed message is kept until it is received, also if an exception comes in between.
+                self._removed = self._removed or self._worker.probe(self._tag(*key), self._mask, True)
+                if self._removed is None:
                     return
-                tag, nbytes, message = found
-                waiting.popleft().take(self._worker, message, nbytes, tag >> self._dtype_shift & self._dtypes)
-            self._waiting.pop(key, None)
+                tag, nbytes, message = self._removed
+                waiting[0].take(self._worker, message, nbytes, tag >> self._dtype_shift & self._dtypes)
+                self._removed = None
+                waiting.popleft()
+        finally:
+            self._matching.release()
 
     def forget(self, request: ProbedReceive, key: tuple[int, int]) -> None:
         """Take a receive without a message out of the order; do nothing if it has a message."""
@@ -185,9 +243,11 @@ class UcxMessages:
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message that could be received now, or None; `source` and `tag` None match any."""
         # Messages that a posted receive waits for belong to this receive.
-        for key in list(self._waiting):
-            self.match(key)
-        mask = (self._mask if source is not None else self._any_source) & ~(0 if tag is not None else self._tags)
+        for key, waiting in list(self._waiting.items()):
+            if waiting:
+                self.match(key)
+        # Tags from TAGS on are the library's own, and no user's receive with any tag takes them.
+        mask = (self._mask if source is not None else self._any_source) & ~(0 if tag is not None else TAGS - 1)
         found = self._worker.probe(self._tag(source or 0, tag or 0), mask)
         if found is None:
             return None
@@ -197,11 +257,12 @@ class UcxMessages:
     def aborted(self, others: Collection[int]) -> dict[int, int]:
         """Receive the abort messages that have arrived from `others`; return the reason of each rank."""
         reasons, reason = dict[int, int](), numpy.zeros(1, numpy.int64)
-        while (found := self.seen(None, Tag.ABORT)) is not None:
-            request = self._worker.receive(self._tag(found.source, Tag.ABORT), self._mask, reason.view(numpy.uint8))
+        while (found := self._worker.probe(self._tag(0, Tag.ABORT), self._any_source, True)) is not None:
+            its_tag, _, message = found
+            request = self._worker.take(message, reason.view(numpy.uint8))
             while not request.Test():  # short: the message has arrived
                 pass
-            reasons[found.source] = int(reason[0])
+            reasons[its_tag >> self._source_shift & self._sources] = int(reason[0])
         return {rank: why for rank, why in reasons.items() if rank in others}
 
     def _tag(self, source: int, tag: int) -> int:
@@ -209,7 +270,8 @@ class UcxMessages:
 
 
 def _bytes(array: Any) -> Any:
-    return array if array.dtype == numpy.uint8 else array.reshape(-1).view(numpy.uint8)
+    """Return the bytes of a C-ordered array as one row."""
+    return array.reshape(-1).view(numpy.uint8)
 
 
 class ProbedReceive:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -15,8 +16,10 @@ import pytest
 import gpucoll as gc
 from gpucoll.launch import launchers, places
 from gpucoll.transport import ucx
+from gpucoll.transport.kvstore import MemoryStore
+from gpucoll.transport.mailbox import StoreRanks
 from gpucoll.transport.rendezvous import becomes
-from gpucoll.transport.tags import Tag
+from gpucoll.transport.tags import TAGS, Tag
 from jobs import run_job, same_gpucoll
 from pace import seconds
 
@@ -110,16 +113,6 @@ def test_a_host_with_another_secret_is_refused():
     assert "another token" in outputs[1]
 
 
-class Ranks:
-    """The ranks of a communicator, one after the other in one process; `values` are those of all ranks."""
-
-    def __init__(self, rank, values):
-        self.rank, self.size, self._values = rank, len(values), values
-
-    def allgather(self, value):
-        return self._values
-
-
 @pytest.fixture
 def pair():
     """Return the carriers of users' messages of two ranks, each with a worker of its own."""
@@ -149,6 +142,16 @@ def test_receives_take_messages_in_order_and_leave_other_tags(pair):
     assert [row.tolist() for row in rows] == [[2] * 4, [3] * 4, [1] * 4]
 
 
+@pytest.mark.parametrize("shape", [(4, 5), (), (0, 3)])
+def test_arrays_of_any_shape_are_received(pair, shape):
+    row = numpy.zeros(shape, numpy.uint8)
+    receive = pair[1].Irecv([row, "B"], 0, 5)
+    pair[0].Isend([numpy.full(shape, 7, numpy.uint8), "B"], 1, 5)
+    until(receive.Test, pair)
+    assert (row == 7).all()
+    assert receive.length == row.nbytes
+
+
 @pytest.mark.parametrize(("nbytes", "dtype"), [(8, 3), (4, 2)])
 def test_a_message_that_does_not_fit_is_received_and_not_written(pair, nbytes, dtype):
     row = numpy.full(4, 9, numpy.uint8)
@@ -171,6 +174,12 @@ def test_a_probe_sees_the_message_that_no_receive_waits_for(pair):
     assert row.tolist() == [5]
 
 
+def test_any_tag_is_a_tag_of_users(pair):
+    pair[0].Isend([numpy.ones(1, numpy.uint8), "B"], 1, TAGS)
+    until(lambda: pair[1].seen(None, TAGS) is not None, pair)
+    assert pair[1].seen(None, None) is None
+
+
 def test_a_cancelled_receive_takes_no_message(pair):
     row = numpy.zeros(1, numpy.uint8)
     pair[1].Irecv([row, "B"], 0, 5).Cancel()
@@ -181,20 +190,54 @@ def test_a_cancelled_receive_takes_no_message(pair):
 
 def test_abort_messages_come_with_their_reasons(pair):
     pair[0].Isend([numpy.full(1, -7).view(numpy.uint8), "B"], 1, Tag.ABORT)
-    until(lambda: pair[1].seen(0, Tag.ABORT) is not None, pair)
-    assert pair[1].aborted({0}) == {0: -7}
+    found = {}
+    until(lambda: found.update(pair[1].aborted({0})) or found, pair)
+    assert found == {0: -7}
     assert pair[1].aborted({0}) == {}
 
 
-def test_communicators_have_contexts_of_their_own(monkeypatch):
-    """The next context is free on all ranks, though some have made more communicators than others."""
-    here = SimpleNamespace(address=b"here", contexts=3, reason="", worker=None)
-    monkeypatch.setattr(ucx, "_process", lambda number: here)
-    wire, points = ucx.messages(Ranks(0, [(here.address, 3, ""), (here.address, 11, "")]))
-    assert {one._base >> MODULE.CONTEXT_SHIFT for one in (wire, points)} == {11}
-    assert (here.contexts, wire._base == points._base) == (12, False)
-    with pytest.raises(gc.BackendError, match="UCX's tags have room"):
-        ucx.messages(Ranks(0, [(here.address, 1 << 16, "")] * 2))
+@pytest.fixture
+def unconnected(monkeypatch):
+    """Return a function making a process without a worker; UCX itself is left out."""
+    monkeypatch.setattr(ucx, "library", lambda: (None, "left out"))
+    return ucx.UcxProcess
+
+
+def test_communicators_made_by_threads_have_numbers_of_their_own(unconnected):
+    """Two threads of each rank make two communicators, in any order, and ranks have made others before."""
+    processes, store, wave = [unconnected() for _ in range(2)], MemoryStore(), threading.Barrier(4)
+    processes[1].contexts = 11
+
+    def agreed(rank, name):
+        wave.wait()
+        return processes[rank].context(name, StoreRanks(store, name, rank, 2, seconds(60)).allgather)
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(agreed, (0, 0, 1, 1), "abba"))
+    assert found[0] == found[3]
+    assert found[1] == found[2]
+    assert {found[0], found[1]} == {11, 12}
+    assert [one.contexts for one in processes] == [13, 13]
+
+
+def test_a_number_that_others_may_have_taken_is_not_used_again(unconnected):
+    here = unconnected()
+    here.contexts = 3
+    with pytest.raises(KeyError):
+        here.context("a", lambda mine: {}[mine])
+    assert here.context("b", lambda mine: [mine, 2]) == 3
+    assert here.context("c", lambda mine: [mine, 8]) == 8
+    assert here.context("d", lambda mine: [mine]) == 9
+
+
+def test_a_process_without_a_network_or_below_one_with_ucx_says_so(monkeypatch):
+    def fails():
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(ucx, "library", lambda: (SimpleNamespace(Worker=fails), ""))
+    assert (ucx.UcxProcess().address, ucx.UcxProcess().reason) == (b"", "no network")
+    monkeypatch.setattr(ucx, "_is_forked", True)
+    assert "by spawn" in ucx.UcxProcess().reason
 
 
 PLACE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}

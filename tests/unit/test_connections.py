@@ -340,7 +340,8 @@ def test_strangers_at_the_store(count, monkeypatch):
     strangers.leave()
     for client in clients:
         client.close()
-    server.hub.close(seconds(60))
+    assert server.hub.is_left(seconds(60))
+    server.hub.close()
 
 
 def within(hub):

@@ -70,7 +70,8 @@ def test_ranks_see_what_others_have_set(server, token, monkeypatch):
     assert second.get("key") is None
     assert second.gone() == [1]
     second.close()
-    server.hub.close(60.0)
+    assert server.hub.is_left(60.0)
+    server.hub.close()
     assert server.gone() == {1}
 
 
