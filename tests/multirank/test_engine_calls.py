@@ -183,11 +183,11 @@ def calls_by_messages_pass_few_files(mpi):
 
 
 def calls_by_mpi_pass_few_files(mpi):
-    """Repeated calls by MPI pass few files: method, compiled call, waits and pauses, executor, comparison."""
+    """Repeated calls by MPI pass few files: method, compiled call, waits and pauses, executor, mapped comparison."""
     with gc.Communicator.from_mpi(mpi, executor="native", timeout=seconds(60)) as comm:
         call = functools.partial(comm.all_reduce, numpy.ones(9), numpy.empty(9))
         call()
-        assert min(passed(call)[0] for _ in range(3)) <= 12
+        assert min(passed(call)[0] for _ in range(5)) <= 13  # the first of these by messages, without `mapped`
 
 
 @pytest.mark.parametrize("body", [
