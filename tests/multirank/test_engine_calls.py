@@ -131,8 +131,12 @@ def long_arrays_are_not_staged(comm):
     assert set(comm._host._shared._plans._staging) <= {2}  # buffer 2 is scratch
 
 
+# The files of a wait for another rank: how late the other rank is decides whether a call passes them.
+WAITING = ("progress/waits.py", "progress/pauses.py", "health/guard.py", "health/processes.py")
+
+
 def passed(call):
-    """Return the number of gpucoll's Python files passed by a call, and the number of lines."""
+    """Return the number of gpucoll's Python files passed by a call, but for WAITING, and the number of lines."""
     lines = []
 
     def trace(frame, event, _):
@@ -147,7 +151,7 @@ def passed(call):
         call()
     finally:
         sys.settrace(before)
-    return len(set(lines)), len(lines)
+    return len({file for file in lines if not file.endswith(WAITING)}), len(lines)
 
 
 @on_shared
@@ -179,15 +183,15 @@ def calls_by_messages_pass_few_files(mpi):
             call()
             call()
             files, _ = min(passed(call) for _ in range(20))  # the minimum: polls of a late message run in Python
-            assert files <= 10, (name, files)
+            assert files <= 9, (name, files)
 
 
 def calls_by_mpi_pass_few_files(mpi):
-    """Repeated calls by MPI pass few files: method, compiled call, waits and pauses, executor, mapped comparison."""
+    """Repeated calls by MPI pass few files: method, compiled call, executor, mapped comparison, call site."""
     with gc.Communicator.from_mpi(mpi, executor="native", timeout=seconds(60)) as comm:
         call = functools.partial(comm.all_reduce, numpy.ones(9), numpy.empty(9))
         call()
-        assert min(passed(call)[0] for _ in range(5)) <= 13  # the first of these by messages, without `mapped`
+        assert min(passed(call)[0] for _ in range(5)) <= 10
 
 
 @pytest.mark.parametrize("body", [
