@@ -171,8 +171,8 @@ def job(timeout: float, given: StorePlace | None = None,
         if process is None or process.size == 1:
             return StorePlace(0, 1, "")
         raise UsageError(f"{process.launcher.name} started {process.size} ranks, which meet by MPI, but here is "
-                         f"none ({error}): pip install mpi4py 'gpucoll[mpich]', or on one host without MPI gpucoll "
-                         f"run --standalone -n {process.size}", code="GC-LAUNCHER") from None
+                         f"none ({error}): pip install mpi4py 'gpucoll[mpich]', or without MPI set GPUCOLL_STORE, or "
+                         f"on one host gpucoll run --standalone -n {process.size}", code="GC-LAUNCHER") from None
     return world()
 
 

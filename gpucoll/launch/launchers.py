@@ -82,6 +82,7 @@ SLURM = LAUNCHERS[-1]
 LOCAL_RANKS = ("PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "PMI_LOCAL_RANK", "LOCAL_RANK")
 PORT = 29500  # torchrun's default port
 SECRET = "GPUCOLL_SECRET"  # the variable with the user's secret by which ranks of several hosts recognize each other
+STORE = "GPUCOLL_STORE"  # the variable with the place where ranks of several hosts meet without MPI
 TOKEN = "GPUCOLL_TOKEN"  # the variable with the secret by which ranks of a job recognize each other without MPI
 
 
@@ -116,6 +117,10 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
     1
     """
     process = started(environment)
+    # Below srun, for example, a launcher without MPI numbers the ranks of a host anew.
+    if any(name in environment for name in (TOKEN, STORE, "TORCHELASTIC_RUN_ID")) and \
+            environment.get("LOCAL_RANK", "").isdecimal():
+        return int(environment["LOCAL_RANK"])
     if process is not None and process.local_rank is not None:
         return process.local_rank
     return next((int(environment[name]) for name in LOCAL_RANKS if environment.get(name, "").isdecimal()), None)
@@ -159,7 +164,7 @@ def node_variables(nodes: int, node: int, per_node: int, host: str, port: int) -
     ['4', '5', '6', '7']
     """
     job = {"MASTER_ADDR": host, "MASTER_PORT": str(port + 1),
-           "GPUCOLL_STORE": f"tcp://{f'[{host}]' if ':' in host else host}:{port}"}
+           STORE: f"tcp://{f'[{host}]' if ':' in host else host}:{port}"}
     return [{**torchrun_variables(node * per_node + rank, nodes * per_node, rank, per_node), **job}
             for rank in range(per_node)]
 

@@ -92,7 +92,8 @@ class Job:
         parent, outputs = f"{os.getpid()}:{report}:{ticket}", subprocess.PIPE if self._tag else None
         threads = []
         try:
-            for rank, own in enumerate(self._variables):
+            for own in self._variables:
+                rank = int(own["RANK"])  # among the ranks of all hosts
                 process = subprocess.Popen(self._command(parent), env={**os.environ, **own}, start_new_session=True,
                                            stdin=None if rank == 0 else subprocess.DEVNULL, stdout=outputs,
                                            stderr=outputs, pass_fds=[report, ticket])

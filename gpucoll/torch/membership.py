@@ -74,7 +74,10 @@ def _number() -> int | None:
     process = started()
     if process is None:
         return None
-    from mpi4py import MPI
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):  # started by srun, for example, without any MPI
+        return None
 
     return MPI.COMM_WORLD.rank if MPI.COMM_WORLD.size == process.size else None
 

@@ -103,14 +103,15 @@ def _listener(token: str, address: Address | None) -> socket.socket:
             listener.close()
             raise
         return listener
-    family, *_, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     try:
+        family, *_, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
         # A host may call itself by a loopback address, in its own file of names alone.
         if not str(found[0]).startswith("127.") or address[0] in ("localhost", found[0]):
             return socket.create_server(address, family=family)
     except OSError as error:
-        # The other hosts may reach this host by an address that no interface here has, as behind a Kubernetes service.
-        if error.errno != errno.EADDRNOTAVAIL:
+        # The other hosts may reach this host by an address that no interface here has, as behind a Kubernetes service,
+        # or by a name not yet known here.
+        if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
             raise
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", address[1]), family=socket.AF_INET6, dualstack_ipv6=True)

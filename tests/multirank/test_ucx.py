@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -73,6 +74,13 @@ def test_a_rank_that_is_lost_is_named_on_both_hosts(how, error):
             job.kill()
             job.wait()
     assert [f"{error} (3,)" in output for output in outputs[:3]] == [True] * 3, outputs
+
+
+def test_a_launcher_names_its_rank_among_those_of_all_hosts():
+    outputs, codes = on_hosts(1, "fails")
+    assert codes == [1, 1]
+    assert re.search(r"gpucoll run: rank 1 \(process [1-9]\d*\) was ended by an exception", outputs[1]), outputs
+    assert "KeyError: 'planted'" in outputs[1]
 
 
 GARBAGE = [b"", b"\0" * 3, b"\xff" * 64, bytes(range(256)) * 20, b"GET / HTTP/1.0\r\n\r\n",

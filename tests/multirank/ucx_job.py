@@ -100,6 +100,15 @@ def attacked(folder):
             comm.all_reduce(is_done, is_done, op="max")
 
 
+def fails():
+    """The last rank raises an exception."""
+    with gc.init(timeout=seconds(30)) as comm:
+        comm.barrier()
+        if comm.rank == comm.size - 1:
+            raise KeyError("planted")
+        comm.barrier()
+
+
 def meets():
     """Nothing but the meeting, with a short deadline."""
     gc.init(timeout=seconds(3)).close()
@@ -117,4 +126,5 @@ def without_ucx():
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
-    {program.__name__: program for program in (attacked, calls, lost, meets, points, without_ucx)}[name](*arguments)
+    programs = (attacked, calls, fails, lost, meets, points, without_ucx)
+    {program.__name__: program for program in programs}[name](*arguments)
