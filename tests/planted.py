@@ -83,8 +83,6 @@ PLANTED = [
      "        self._all_gather_metadata({}, \"split\")", "        #"),
     ("product", "ranks meet once before a communicator is made", "gpucoll/launch/bootstrap.py",
      "for _ in range(2):  # the second time", "for _ in range(1):  # the second time"),
-    ("guard", "a rank that has come to a call is elsewhere", "gpucoll/communicator/lifecycle.py",
-     "rank not in numbers or numbers[rank][0] < number}", "True}"),
     ("guard", "who waits on another host tells nobody", "gpucoll/health/guard.py",
      "watch.report(self._mine())", "pass"),
     ("guard", "a rank that waits in the same call is a culprit", "gpucoll/communicator/lifecycle.py",

@@ -79,15 +79,9 @@ class Lifecycle(Core):
         return self._host.awaited()
 
     def _elsewhere(self) -> tuple[set[int], str]:
-        """Return the ranks that have not come to this rank's call on the host, and the descriptor of the call."""
-        under_way, numbers = self._host.under_way(), self._host.progress()
-        call = Signature.decode(under_way or self._waits.name)
-        # Another thread may make the call, and be without a processor: the engine then still names the rank waited for
-        # last, although this rank has come to the call since, and gone on to the next one. Without a call under way,
-        # the root's next call is awaited.
-        number = numbers.get(self.rank, (0, ""))[0] + (not under_way)
-        absent = {rank for rank in self._host.awaited() or () if rank not in numbers or numbers[rank][0] < number}
-        return absent, call._replace(where="on the host").encode()
+        """Return the ranks awaited by a call on the host, and the descriptor of the call."""
+        call = Signature.decode(self._host.under_way() or self._waits.name)
+        return self._host.awaited() or set(), call._replace(where="on the host").encode()
 
     def _explain(self, error: BaseException) -> GpucollError | None:
         """Return the cause of an error of the transport or of another rank: calls that differ, or a dead rank."""

@@ -28,21 +28,6 @@ def slabs():
     return sum(int(end, 16) - int(start, 16) == SLAB for start, end in ends)
 
 
-@pytest.mark.parametrize(("under_way", "number", "absent"), [
-    ("all_reduce", 6, {1}), ("all_reduce", 7, set()), ("all_reduce", 8, set()), ("", 7, {1}), ("", 8, set())])
-def test_a_rank_that_has_come_to_a_call_is_not_elsewhere(monkeypatch, under_way, number, absent):
-    """The rank waited for last may have come since, while the waiting thread had no processor."""
-    comms = gc.init_local(2, timeout=NEVER)
-    host = comms[0]._host
-    monkeypatch.setattr(host, "awaited", lambda: {1})
-    monkeypatch.setattr(host, "under_way", lambda: under_way)
-    monkeypatch.setattr(host, "progress", lambda: {0: (7, ""), 1: (number, "")})
-    assert comms[0]._elsewhere()[0] == absent
-    monkeypatch.undo()
-    for comm in comms:
-        comm.close()
-
-
 @pytest.mark.parametrize("executor", [None, "shared"])
 def test_one_thread_closes_all_ranks_and_the_last_one_frees(executor):
     comms, before = gc.init_local(4, timeout=NEVER, executor=executor), slabs()
