@@ -98,8 +98,8 @@ class UcxProcess:
         self.contexts = 0  # the next number for a communicator of this process
         self._endpoints: dict[bytes, int] = {}
         # The names of the communicators that agree on a number now. The least name comes first.
-        self._agreeing: set[str] = set()
-        self._lock = threading.Lock()  # guards both
+        self._agreeing: list[str] = []
+        self._lock = threading.Lock()  # guards `contexts` and `_agreeing`
         if _is_forked:
             self.reason = "the parent of this process has used UCX; start ranks by spawn"
         elif module is not None:
@@ -118,7 +118,7 @@ class UcxProcess:
         until every rank takes part for the same name.
         """
         with self._lock:
-            self._agreeing.add(name)
+            self._agreeing.append(name)
         highest = -1
         try:
             while True:
@@ -133,7 +133,7 @@ class UcxProcess:
             with self._lock:
                 # Also after an error: other ranks may have taken the number.
                 self.contexts = max(self.contexts, highest + 1)
-                self._agreeing.discard(name)
+                self._agreeing.remove(name)
 
     def close(self, patience: float) -> None:
         """Close all connections; the last messages leave before, within `patience` seconds."""
@@ -193,7 +193,8 @@ class UcxMessages:
         self._mask = (1 << 64) - 1 & ~(self._dtypes << self._dtype_shift)
         self._any_source = self._mask & ~(self._sources << self._source_shift)
         self._matches, self._matching = matches, threading.Lock()
-        self._removed: Any = None  # a message taken out of UCX's queue, and not yet begun to be received
+        # Messages taken out of UCX's queue, and not yet begun to be received, by source and tag.
+        self._removed: dict[tuple[int, int], tuple[int, int, int]] = {}
         # Receives without a message yet, in order, by source and tag.
         self._waiting: dict[tuple[int, int], collections.deque[ProbedReceive]] = {}
 
@@ -222,13 +223,14 @@ class UcxMessages:
         try:
             waiting = self._waiting.get(key, ())
             while waiting:
-                # A removed message is kept until it is received, also if an exception comes in between.
-                self._removed = self._removed or self._worker.probe(self._tag(*key), self._mask, True)
-                if self._removed is None:
+                found = self._removed.get(key) or self._worker.probe(self._tag(*key), self._mask, True)
+                if found is None:
                     return
-                tag, nbytes, message = self._removed
+                # Kept until the receive begins: an exception in between must not lose the message.
+                self._removed[key] = found
+                tag, nbytes, message = found
                 waiting[0].take(self._worker, message, nbytes, tag >> self._dtype_shift & self._dtypes)
-                self._removed = None
+                del self._removed[key]
                 waiting.popleft()
         finally:
             self._matching.release()

@@ -170,6 +170,25 @@ def test_a_message_that_does_not_fit_is_received_and_not_written(pair, nbytes, d
     assert pair[1].seen(0, 5) is None
 
 
+def test_a_message_is_not_lost_by_an_exception_nor_given_to_another_tag(pair, monkeypatch):
+    rows = [numpy.zeros(1, numpy.uint8) for _ in range(2)]
+    first, second = (pair[1].Irecv([row, "B"], 0, tag) for row, tag in zip(rows, (5, 6), strict=True))
+    sends = [pair[0].Isend([numpy.full(1, tag, numpy.uint8), "B"], 1, tag) for tag in (5, 6)]
+    monkeypatch.setattr(first, "take", lambda *_: {}["interrupted"])
+
+    def is_interrupted():
+        try:
+            return first.Test()
+        except KeyError:
+            return True
+
+    until(is_interrupted, pair)
+    until(second.Test, pair)
+    monkeypatch.undo()
+    until(lambda: all([one.Test() for one in (first, *sends)]), pair)
+    assert [row.tolist() for row in rows] == [[5], [6]]
+
+
 def test_a_probe_sees_the_message_that_no_receive_waits_for(pair):
     row = numpy.zeros(1, numpy.uint8)
     receive = pair[1].Irecv([row, "B"], 0, 5)
