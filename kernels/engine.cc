@@ -134,10 +134,14 @@ static PyObject* record(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// awaited(): return the rank waited for last by the call under way, or None.
+// awaited(): return the rank awaited by the call under way, or None. The calling thread may be without a processor: a
+// rank whose counter has come meanwhile is not awaited, and may be in its next call.
 static PyObject* awaited(PyObject* object, PyObject*) {
-    const Walker& walker = reinterpret_cast<Engine*>(object)->walker;
-    return walker.plan == nullptr ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(walker.awaited);
+    const Engine* self = reinterpret_cast<const Engine*>(object);
+    const Walker& walker = self->walker;
+    const Head* head = walker.plan == nullptr ? nullptr : self->node.heads[walker.awaited];
+    if (head == nullptr || head->counter.load(std::memory_order_acquire) >= walker.needed) Py_RETURN_NONE;
+    return PyLong_FromUnsignedLong(walker.awaited);
 }
 
 // add_call_site(where): after a mismatch, show the other ranks where in the program this rank makes its call.

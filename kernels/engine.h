@@ -496,6 +496,7 @@ struct Walker {
     Stage stage;
     size_t at;         // index in the list of the stage: rank, peer, instruction or reader
     uint32_t awaited;  // the rank waited for last
+    int64_t needed;    // the counter waited for
     int64_t unknown;   // with UNKNOWN: the key of a segment of `awaited`, not mapped yet
     int error;         // with BROKEN: the system's error number
     std::vector<Base> bases;        // by rank and buffer
@@ -522,6 +523,7 @@ struct Walker {
         eager = plan->in_row && plan->may_be_eager(node.same_node.size());
         may_wait = listens;
         awaited = node.rank;
+        needed = base;
         if (!walked->only_compares)
             node.flight.began(walked->text, strnlen(walked->text, TEXT), std::max(walked->given, walked->taken));
         stage = listens && walked->announced && walked->root != node.rank ? LISTENING : BEFORE;
@@ -685,6 +687,7 @@ struct Walker {
     // Return whether a rank shows `counter`, with a wait if `patient`. Note the rank for error messages and `culprit`.
     bool sees(Node& node, size_t rank, int64_t counter, bool patient) {
         awaited = static_cast<uint32_t>(rank);
+        needed = counter;
         const bool found = has_shown(node, node.heads[rank], counter, patient, has_slept);
         // After a full wait in vain the next look sleeps at once: the awaited rank is slow, and spinning wastes the
         // core.

@@ -180,6 +180,13 @@ class HostBackend:
         """Return the descriptor of the call under way, "" if none is known."""
         return "" if self._shared is None else self._shared.under_way()
 
+    @property
+    def call_count(self) -> int:
+        """The number of the last call on the host, as counted by the engine or by the executor without engine."""
+        engine = None if self._shared is None else self._shared.engine
+        counts = self._walker if engine is None else engine
+        return 0 if counts is None else int(counts.call_count)
+
     def thread(self) -> int:
         """Return the system's number of the thread of the engine's last call, or 0."""
         return 0 if self._shared is None or self._shared.engine is None else int(self._shared.engine.thread)

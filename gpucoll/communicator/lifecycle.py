@@ -26,7 +26,7 @@ from gpucoll.health.devices import DeviceWatch
 from gpucoll.health.flight import CLOSED, Flight
 from gpucoll.health.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
 from gpucoll.health.observed import Comparison, Recorded, observers_of
-from gpucoll.health.preflight import EXPLAINS, Deferred, Preflight
+from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, finalize_within
 from gpucoll.progress.operations import drain_all, kind_of
 from gpucoll.transport.control import abort, shutdown
@@ -78,10 +78,11 @@ class Lifecycle(Core):
             return self._preflight.missing()
         return self._host.awaited()
 
-    def _elsewhere(self) -> tuple[set[int], str]:
-        """Return the ranks awaited by a call on the host, and the descriptor of the call."""
+    def _elsewhere(self) -> HostCall:
+        """Return the call on the host."""
         call = Signature.decode(self._host.under_way() or self._waits.name)
-        return self._host.awaited() or set(), call._replace(where="on the host").encode()
+        return HostCall(self._host.call_count, self._host.awaited() or set(),
+                        call._replace(where="on the host").encode())
 
     def _explain(self, error: BaseException) -> GpucollError | None:
         """Return the cause of an error of the transport or of another rank: calls that differ, or a dead rank."""

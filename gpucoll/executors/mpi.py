@@ -38,7 +38,7 @@ class MpiExecutor(Executor):
     def __init__(self, comm: Any, check: str | None = None) -> None:
         receives = comm if check in (None, "full") else receiver(comm)
         self._comm = SimpleNamespace(Isend=comm.Isend, Irecv=receives.Irecv)
-        self._calls, self._is_compared = 0, check != "off"
+        self.call_count, self._is_compared = 0, check != "off"
         self._workspace: dict[str, Array] = {}
         self._run: _Walk | None = None
 
@@ -46,9 +46,9 @@ class MpiExecutor(Executor):
         """Carry out `task` round by round."""
         # Otherwise the comparison has counted this call.
         if not self._is_compared:
-            self._calls += 1
+            self.call_count += 1
         assert task.plan is not None
-        run = _Walk(self._comm, tag_of_call(self._calls), task, task.plan, self._allocate)
+        run = _Walk(self._comm, tag_of_call(self.call_count), task, task.plan, self._allocate)
         self._run = run
         try:
             for steps in task.plan.rounds:
@@ -67,7 +67,7 @@ class MpiExecutor(Executor):
 
     def count_call(self) -> None:
         """Count a call compared or refused, so that no later message meets an earlier call's."""
-        self._calls += 1
+        self.call_count += 1
 
     def _allocate(self, name: str, nbytes: int) -> Array:
         """Return `nbytes` of memory kept from call to call: new pages would cost as much as the copy.

@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -31,6 +31,17 @@ MESSAGE_BYTES = 512
 NO_OFFER = numpy.zeros(OFFER, numpy.int64)
 # Seconds to wait, after a transport error, for all descriptions: the real cause may be a call that differs.
 EXPLAINS = 1.0
+
+
+class HostCall(NamedTuple):
+    """A call on the host: its number, the ranks awaited now, and the description."""
+
+    number: int
+    awaited: Collection[int]
+    description: str
+
+
+NO_CALL = HostCall(0, (), "")
 
 
 class Exchange:
@@ -142,15 +153,14 @@ class Preflight:
     The first two exchanges are messages. The first one carries the ranks' offers of memory, the second one whether each
     rank can map the memory of all ranks; if so, all later exchanges go through this memory.
 
-    `elsewhere` describes a call in progress on the host, compared by the engine: the awaited ranks and the call's
-    description. If an awaited rank makes a call compared here instead, this rank joins that comparison with its own
-    description.
+    `elsewhere` returns the call in progress on the host, compared by the engine. If an awaited rank makes a call
+    compared here instead, this rank joins that comparison with its own description.
 
     `compare` waits for the result. `begin` does not: the result is judged during later waits and by the next call. A
     difference is raised then, after data have moved, so the communicator has failed.
     """
 
-    def __init__(self, link: Any, waits: Progress, elsewhere: Callable[[], tuple[Collection[int], str]]) -> None:
+    def __init__(self, link: Any, waits: Progress, elsewhere: Callable[[], HostCall]) -> None:
         self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
         self._elsewhere = elsewhere
         self._calls, self._agreed = 0, ""  # the number of compared calls, and the call before the last
@@ -159,7 +169,8 @@ class Preflight:
         self._mapped: MappedDescriptions | None = None  # made for the first exchange
         self._is_mapped = False  # whether the next exchange goes through mapped memory
         self._looked = 0.0
-        self._missed = set[int]()  # awaited ranks with a comparison message pending at the last `_look`
+        # The awaited ranks with a comparison message pending at the last `_look`, each with the number of the call.
+        self._missed = set[tuple[int, int]]()
         waits.hooks.append(self.check)
         self._is_seen: Callable[..., bool] | None = None
         # Only MPI can probe for a message without receiving it; between threads and over a store this check is missing.
@@ -247,7 +258,7 @@ class Preflight:
         # This rank is in a call compared by the engine, another rank in a call compared by messages: send this rank's
         # description, so that both ranks learn of both calls.
         if exchange is None and differ and self._is_seen is not None and self._is_seen(self._anybody):
-            exchange = self._begin(self._elsewhere()[1], moves=True)
+            exchange = self._begin(self._elsewhere().description, moves=True)
         if exchange is None or not exchange.moves:
             return None
         # Sleep without running hooks: this runs while an error is being handled, and a hook must not raise another.
@@ -265,12 +276,12 @@ class Preflight:
         self._looked = now
         is_seen = self._is_seen
         assert is_seen is not None
-        awaited, description = self._elsewhere() if is_seen(self._anybody) else ((), "")
-        # Require the message at two looks in a row: between reading `awaited` and the probe, the rank may have
-        # completed the common call and begun the next.
-        missed = {rank for rank in awaited if is_seen(rank)}
+        call = self._elsewhere() if is_seen(self._anybody) else NO_CALL
+        # Require the message at two looks in a row, in one call: between reading `awaited` and the probe, the rank may
+        # have completed the common call and begun the next.
+        missed = {(call.number, rank) for rank in call.awaited if is_seen(rank)}
         if missed & self._missed:
-            self._begin(description, moves=True)
+            self._begin(call.description, moves=True)
         self._missed = missed
 
     def close(self) -> None:

@@ -6,14 +6,16 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy
 import pytest
 
 import gpucoll as gc
 from gpucoll.arrays.segments import SLAB
-from gpucoll.health import guard, processes
+from gpucoll.health import guard, preflight, processes
 from gpucoll.health.processes import Processes
+from gpucoll.progress.waits import Progress
 from pace import seconds
 from thread_ranks import all_on_threads
 
@@ -26,6 +28,37 @@ def slabs():
     with open("/proc/self/maps") as file:
         ends = [line.split()[0].split("-") for line in file if "memfd:gpucoll" in line]
     return sum(int(end, 16) - int(start, 16) == SLAB for start, end in ends)
+
+
+def test_a_rank_that_has_come_to_a_call_is_not_awaited():
+    """The waiting thread may be without a processor while another thread asks."""
+    comms = gc.init_local(2, timeout=NEVER)
+    all_on_threads(comms, lambda comm: comm.barrier())
+    first, second = (comm._host._shared for comm in comms)
+    waiting = first.compare("a call")
+    go_on = next(waiting)
+    assert first.awaited() == {1}
+    assert next(second.compare("a call"), None) is None
+    assert first.awaited() is None
+    assert go_on()
+    assert next(waiting, None) is None
+    for comm in comms:
+        comm.close()
+
+
+@pytest.mark.parametrize(("numbers", "joins"), [((7, 7), True), ((7, 8), False)])
+def test_a_comparison_is_joined_after_two_looks_in_one_call(monkeypatch, numbers, joins):
+    """At one look a rank may be in its next call: a look in each of two calls proves nothing."""
+    monkeypatch.setattr(preflight, "LOOK", 0)
+    calls, begun = iter(numbers), []
+    link = SimpleNamespace(wire=None, place=SimpleNamespace(rank=0, size=2, nodes=(0, 0)), has_collectives=False)
+    looking = preflight.Preflight(link, Progress(NEVER), lambda: preflight.HostCall(next(calls), {1}, "mine"))
+    looking._is_seen, looking._anybody = lambda rank: True, -1  # rank 1 compares a call by messages
+    monkeypatch.setattr(looking, "_begin", lambda description, moves: begun.append(description))
+    for _ in numbers:
+        assert not begun
+        looking._look()
+    assert begun == ["mine"] * joins
 
 
 @pytest.mark.parametrize("executor", [None, "shared"])
