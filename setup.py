@@ -31,7 +31,7 @@ def ucx() -> "list[Extension]":
     import nanobind
 
     source = Path(nanobind.source_dir())
-    return [Extension("gpucoll._ucx", ["kernels/ucx.cc", str(source / "nb_combined.cpp")],
+    return [Extension("gpucoll._ucx", ["kernels/binding/ucx.cc", str(source / "nb_combined.cpp")],
                       include_dirs=[nanobind.include_dir(), str(source.parent / "ext" / "robin_map" / "include"),
                                     str(headers)],
                       extra_compile_args=["-O2", "-g0", "-std=c++17", "-fvisibility=hidden", "-fno-strict-aliasing"],

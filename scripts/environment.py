@@ -73,7 +73,7 @@ def origin(python: str) -> "list[str]":
 def digest() -> str:
     """Return a digest of the installation's sources: the project files, and the engine built from kernels/."""
     root = pathlib.Path(ROOT)
-    parts = [root.joinpath(name).read_bytes() for name in ("pyproject.toml", "setup.py", "kernels/ucx.cc")]
+    parts = [root.joinpath(name).read_bytes() for name in ("pyproject.toml", "setup.py", "kernels/binding/ucx.cc")]
     return hashlib.sha256(b"".join([engine.digest(root / "kernels").encode(), *parts])).hexdigest()
 
 

@@ -49,7 +49,7 @@ def faults():
 
 def place_of(fault, old, tree=ROOT):
     """Return the file with a text of the fault; raise LookupError unless the text is found exactly once."""
-    files = [tree / fault.file] if fault.file else [path for path in (tree / "kernels").iterdir() if path.is_file()]
+    files = [tree / fault.file] if fault.file else [path for path in (tree / "kernels").rglob("*.*") if path.is_file()]
     counts = {path: path.read_text().count(old) for path in files if path.is_file()}
     if sum(counts.values()) != 1:
         raise LookupError(f"{fault.kind}: {fault.name}: {old!r} stands {sum(counts.values())} times in "

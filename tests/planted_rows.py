@@ -35,7 +35,7 @@ PLANTED_ROWS = [("row", *fault) for fault in (
      "            yield from executor.run(task) if task.nbytes else ()\n"),
     ("a result of no dimensions has one", "gpucoll/arrays/__init__.py",
      "array = out = space.empty(shapes[0], x.dtype)", "array = out = space.empty(shapes[0] or (1,), x.dtype)"),
-    ("what the system copies of an array is taken for all", "kernels/engine.h",
+    ("what the system copies of an array is taken for all", "kernels/engine/memory.h",
      "    while (nbytes > 0) {\n        const iovec", "    if (nbytes > 0) {\n        const iovec"),
     ("an out of another shape is written", "gpucoll/arrays/accept.py", "if array.shape not in shapes:", "if False:"),
     ("a GPU's array is taken for one of the host's", "gpucoll/arrays/space.py",

@@ -21,7 +21,7 @@ class Dtype(NamedTuple):
     """A row of the table.
 
     Sums of a dtype with a `wide` dtype are formed in `wide` and rounded once. `cuda` is the name of the type in
-    ``kernels/number.h``. `nccl` and `mpi` are None where the library has no type for the dtype.
+    ``kernels/device/number.h``. `nccl` and `mpi` are None where the library has no type for the dtype.
     """
 
     name: str

@@ -21,8 +21,8 @@ from gpucoll.errors import ArgumentError, nearest
 class Op(NamedTuple):
     """A row of the table; the op is defined for dtypes of the `kinds`.
 
-    `cuda` is a C++ expression in a and b of a type W, calling functions of ``kernels/functions.h``. Ops of the user
-    have a `factor` (see `premul_sum`) or an `expression` (see `elementwise_op`).
+    `cuda` is a C++ expression in a and b of a type W, calling functions of ``kernels/device/functions.h``. Ops of the
+    user have a `factor` (see `premul_sum`) or an `expression` (see `elementwise_op`).
     """
 
     name: str

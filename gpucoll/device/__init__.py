@@ -1,6 +1,6 @@
 """The device layer: compiled kernels and their launches, device memory, streams; on a GPU or on the emulated device.
 
-    sources     the source text of each kernel instance, made from kernels/*.cu
+    sources     the source text of each kernel instance, made from kernels/device
     nvrtc gxx   the two compilers; store: the cache of compiled kernels; command: `gpucoll kernels`, filling the cache
     launch      arguments and grids of the kernels
     peer        layout of the memory shared by the ranks of a node, and arguments of the peer kernels

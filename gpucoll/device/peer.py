@@ -1,8 +1,8 @@
 """Memory shared by the ranks of one node for the peer kernels: the layout of a slab, and the kernels' arguments.
 
 Every rank has one slab, with the same layout on all ranks, and can access the slabs of all ranks. Only the kernels
-read and write the slabs (``kernels/peer.h``); a new slab is all zeros. The control block lies outside the slab, so that
-the host can write the block while a kernel runs.
+read and write the slabs (``kernels/device/peer.h``); a new slab is all zeros. The control block lies outside the slab,
+so that the host can write the block while a kernel runs.
 """
 
 from __future__ import annotations

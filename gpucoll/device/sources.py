@@ -1,4 +1,4 @@
-"""The source text of each kernel instance: a file of kernels/*.cu and a few lines naming the op and the dtype.
+"""The source text of each kernel instance: a file of kernels/device and a few lines naming the op and the dtype.
 
 A source is one text with all of gpucoll's headers inlined, so the text alone identifies the source in a cache.
 """
@@ -20,19 +20,19 @@ Scale = Literal["divide", "multiply", "truth"]
 
 UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "Word"}  # C type of a unit by size in bytes
 FILES = {  # kernel: source file, and prefix of the C struct of the arguments
-    "copy": ("copy.cu", "Copy"),
-    "pack": ("pack.cu", "Pack"),  # makes strided units contiguous
-    "unpack": ("pack.cu", "Pack"),
-    "scale": ("scale.cu", "Scale"),  # divides or multiplies every element by a factor, or replaces it by 0 or 1
-    "cast": ("cast.cu", "Cast"),  # converts every element; neither dtype is complex
-    "shorten": ("compress.cu", "Shorten"),  # adds the previous error, rounds to a shorter dtype, stores the new error
-    "quantise": ("compress.cu", "Quantise"),  # adds the previous error, makes bytes and scales, stores the new error
-    "dequantise": ("compress.cu", "Dequantise"),  # makes elements of bytes and scales, or the mean of several rows
-    "reduce": ("reduce.cu", "Reduce"),  # combines two to eight arrays
-    "packets": ("peer_packets.cu", "Packets"),  # all-reduce by small messages into the peers' memory
-    "fold_all": ("peer_shots.cu", "Shots"),  # all-reduce in the peers' memory: every rank reduces all elements
-    "fold_share": ("peer_shots.cu", "Shots"),  # all-reduce: every rank reduces a share and writes the share to all
-    "steps": ("peer_steps.cu", "Steps"),  # executes any schedule
+    "copy": ("device/copy.cu", "Copy"),
+    "pack": ("device/pack.cu", "Pack"),  # makes strided units contiguous
+    "unpack": ("device/pack.cu", "Pack"),
+    "scale": ("device/scale.cu", "Scale"),  # divides or multiplies every element by a factor, or replaces it by 0 or 1
+    "cast": ("device/cast.cu", "Cast"),  # converts every element; neither dtype is complex
+    "shorten": ("device/compress.cu", "Shorten"),  # adds the previous error, rounds to a shorter dtype, stores the new error
+    "quantise": ("device/compress.cu", "Quantise"),  # adds the previous error, makes bytes and scales, stores the new error
+    "dequantise": ("device/compress.cu", "Dequantise"),  # makes elements of bytes and scales, or the mean of several rows
+    "reduce": ("device/reduce.cu", "Reduce"),  # combines two to eight arrays
+    "packets": ("device/peer_packets.cu", "Packets"),  # all-reduce by small messages into the peers' memory
+    "fold_all": ("device/peer_shots.cu", "Shots"),  # all-reduce in the peers' memory: every rank reduces all elements
+    "fold_share": ("device/peer_shots.cu", "Shots"),  # all-reduce: every rank reduces a share and writes the share to all
+    "steps": ("device/peer_steps.cu", "Steps"),  # executes any schedule
 }
 PEER = ("steps", "packets", "fold_all", "fold_share")
 MOVES = ("copy", "pack", "unpack")
@@ -102,7 +102,7 @@ def family(kernel: Instance) -> tuple[Instance, ...]:
     Compiling several kernels takes little longer than compiling one kernel, and programs using one kernel of a family
     soon use the others. The kernel of a user's op forms a family alone.
 
-    >>> [one.entry for one in family(instance("copy", 4)) if one.file == "copy.cu"]
+    >>> [one.entry for one in family(instance("copy", 4)) if one.file == "device/copy.cu"]
     ['copy_1', 'copy_2', 'copy_4', 'copy_8', 'copy_16']
     """
     return _families().get(kernel, (kernel,))

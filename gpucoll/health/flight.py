@@ -1,7 +1,7 @@
 """The flight recorder: the last calls of a rank, in a mapped file, so that the content survives SIGKILL.
 
 Each rank writes a file per communicator into the folder named by GPUCOLL_DUMP_DIR. A head describes the rank; a ring
-of CALLS records, 256 bytes each, follows. The engine writes records in the same layout (kernels/flight.h).
+of CALLS records, 256 bytes each, follows. The engine writes records in the same layout (kernels/engine/flight.h).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpucoll.errors import ArgumentError, BackendError
 
 MAGIC = b"gpucoll flight 1"
 # Layout of the file: MAGIC, the number of the last call (at LAST), the facts of the rank as JSON ended by a zero byte
-# (from FACTS), then the records (from HEAD, one page). kernels/flight.h has the same record.
+# (from FACTS), then the records (from HEAD, one page). kernels/engine/flight.h has the same record.
 HEAD, CALLS = 4096, 1024  # bytes, records
 LAST = 16
 FACTS = 24

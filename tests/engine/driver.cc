@@ -12,7 +12,9 @@
 #include <string>
 #include <thread>
 
-#include "engine.h"
+#include "engine/walker.h"
+
+using namespace gpucoll;
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>

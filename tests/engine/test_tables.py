@@ -14,7 +14,7 @@ from gpucoll.device.sources import folder
 from gpucoll.executors.engine import plans, tables
 from thread_ranks import on_threads
 
-HEADER = "tables.h"
+HEADER = "engine/tables.h"
 
 
 def test_the_header_is_what_python_prints():

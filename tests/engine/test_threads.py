@@ -21,7 +21,7 @@ from gpucoll.device.store import user_store
 from grids import generator, sampled
 from jobs import JobTimeout, run_job
 
-HEADER = "engine.h"
+HEADER = "engine/walker.h"
 DRIVER = Path(__file__).with_name("driver.cc")
 LIBRARIES = {"thread": ["libtsan"], "address,undefined": ["libasan", "libubsan"], "": []}  # by sanitizer
 FAILED = 66

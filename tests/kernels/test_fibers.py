@@ -49,7 +49,7 @@ GC_DEV void greedy(const Arguments& a) {
     one[0] = two[0] = 1;
 }
 """ + "\n".join(f"GC_ENTRY(entry_{name}, Arguments, {name})" for name in NAMES)
-SOURCES = {name: f"{define}{text(Instance('', 'dialect.h', ''))}{KERNELS}"
+SOURCES = {name: f"{define}{text(Instance('', 'device/dialect.h', ''))}{KERNELS}"
            for name, define in (("switch", ""), ("ucontext", "#define GC_UCONTEXT\n"))}
 
 

@@ -13,7 +13,7 @@ import gpucoll as gc
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from ranks import RankError
 
-SHORT, LETTERS = 1 << 13, 8  # most bytes of an eager message, and slots of a mailbox, as in kernels/mail.h
+SHORT, LETTERS = 1 << 13, 8  # most bytes of an eager message, and slots of a mailbox, as in kernels/engine/mail.h
 LENGTHS = (0, 1, 7, SHORT // 8, SHORT // 8 + 1, 100_000)
 
 

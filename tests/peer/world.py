@@ -24,7 +24,7 @@ LINE = 128
 
 def watched(source):
     """Return the scheduler and the kernels compiled apart, so that ThreadSanitizer watches only the kernels."""
-    scheduler = library(sources.text(sources.Instance("", "fibers.h", "")), "-DGC_ALONE")
+    scheduler = library(sources.text(sources.Instance("", "emulation/fibers.h", "")), "-DGC_ALONE")
     ctypes.CDLL(scheduler._name, mode=os.RTLD_GLOBAL)
     return scheduler, library(f"#define GC_SCHEDULER_ELSEWHERE\n{source}", "-fsanitize=thread", "-g")
 

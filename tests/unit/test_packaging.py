@@ -63,7 +63,7 @@ def test_wheel_holds_everything(source, tmp_path):
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir"]
     subprocess.run([*wheel, tmp_path / "made", source], check=True)
     names = set(zipfile.ZipFile(*(tmp_path / "made").glob("*.whl")).namelist())
-    kernels = {f"gpucoll/kernels/{path.name}" for path in (ROOT / "kernels").iterdir()
+    kernels = {f"gpucoll/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.*")
                if path.suffix in (".cc", ".cu", ".h")}
     engine = f"gpucoll/_engine{sysconfig.get_config_var('EXT_SUFFIX')}"
     assert {*kernels, engine, "gpucoll/py.typed", "gpucoll/bench/__init__.py"} <= names
@@ -144,9 +144,10 @@ def place(tmp_path, monkeypatch):
                        (tmp_path / "mpiexec", "#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'")):
         path.write_text(text)
         path.chmod(0o755)
-    (tmp_path / "kernels").mkdir()
-    for name, text in (("pyproject.toml", "[project]"), ("setup.py", ""), ("kernels/engine.cc", '#include "calls.h"'),
-                       ("kernels/calls.h", ""), ("kernels/ucx.cc", "")):
+    (tmp_path / "kernels" / "binding").mkdir(parents=True)
+    for name, text in (("pyproject.toml", "[project]"), ("setup.py", ""),
+                       ("kernels/binding/engine.cc", '#include "binding/calls.h"'),
+                       ("kernels/binding/calls.h", ""), ("kernels/binding/ucx.cc", "")):
         (tmp_path / name).write_text(text)
     asked = []
     monkeypatch.setattr(environment, "ROOT", str(tmp_path))
@@ -167,7 +168,7 @@ def test_an_environment_is_made_once_and_whatever_changes_is_noticed(place):
     assert not is_made()
     assert is_made(["plot"])
     assert asked[-1][-1] == f"{folder}[mpich,plot,train]"
-    for name in ("pyproject.toml", "setup.py", "kernels/calls.h", "kernels/ucx.cc"):
+    for name in ("pyproject.toml", "setup.py", "kernels/binding/calls.h", "kernels/binding/ucx.cc"):
         with open(folder / name, "a") as file:
             file.write("\n")
         assert is_made()

@@ -18,8 +18,9 @@ MOST, MOST_OF_A_FILE, MOST_WHO = 0.05, 0.07, 0.0003
 SHORT = 100  # words; in a shorter file single words decide
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 HARD = [*(f"kernels/{name}" for name in (
-            "engine.h", "engine.cc", "calls.h", "plans.h", "walk.h", "mail.h", "messages.h", "peer.h",
-            "peer_packets.cu", "peer_shots.cu", "peer_steps.cu")),
+            "engine/node.h", "engine/waits.h", "engine/walker.h", "engine/mail.h", "binding/engine.cc",
+            "binding/calls.h", "binding/plans.h", "binding/messages.h", "device/walk.h", "device/peer.h",
+            "device/peer_packets.cu", "device/peer_shots.cu", "device/peer_steps.cu")),
         *(f"gpucoll/{name}.py" for name in (
             "plan/__init__", "executors/engine/instructions", "executors/engine/plans", "executors/engine/neighbours",
             "progress/waits", "health/guard", "health/preflight", "health/remote", "transport/connections",

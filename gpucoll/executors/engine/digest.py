@@ -10,13 +10,13 @@ import re
 from importlib.resources.abc import Traversable
 
 MODULE = "gpucoll._engine"
-FIRST = "engine.cc"
+FIRST = "binding/engine.cc"
 MACRO = "GC_SOURCES"  # holds the digest
 _INCLUDE = re.compile(r'^#include "(.*)"', re.MULTILINE)
 
 
 def sources(folder: Traversable) -> dict[str, str]:
-    """Return the text of each source file of the engine, by name: engine.cc in `folder`, and all headers."""
+    """Return the text of each source file of the engine, by path in `folder`: FIRST and all headers."""
     texts: dict[str, str] = {}
     names = [FIRST]
     for name in names:

@@ -1,4 +1,4 @@
-"""The loader of the engine, the C++ module that carries out plans (kernels/engine.h)."""
+"""The loader of the engine, the C++ module that carries out plans (kernels/engine, kernels/binding)."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Plans:
         # alike. The size of scratch is not alike: the engine refuses a plan whose scratch is too long for a workspace.
         in_control = small and task.nbytes <= TINY and task.lengths is None and len(node_ranks.all) == node_ranks.size
         # in_control, small, copies_input, keeps_output, overwrites, refuses, announced, only_compares: see `Plan` in
-        # kernels/engine.h.
+        # kernels/engine/plan.h.
         flags = (in_control, small, copies,
                  task.in_place and task.collective == "broadcast", task.collective == "broadcast", False,
                  self._is_announced(task), False)

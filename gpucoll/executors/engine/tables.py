@@ -1,7 +1,7 @@
 """Numbers shared by the engine and Python, and the generator of the C++ header with these numbers.
 
 All tables are defined here, or derived from Python's tables of dtypes and ops. Run by its path, this file prints
-`kernels/tables.h`; a test compares the header with the output.
+`kernels/engine/tables.h`; a test compares the header with the output.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def header(dtypes: Mapping[str, Dtype] = DTYPES, ops: Mapping[str, object] = OPS
     numbers = [f"static const {kind} {name} = {globals()[name]};" for kind, names in NUMBERS.items() for name in names]
     lines = [
         "// Printed by gpucoll/executors/engine/tables.py, which has the tables for both sides: not to be edited.",
-        "#pragma once", "#include <cstdint>", "", *numbers, "",
+        "#pragma once", "#include <cstdint>", "", "namespace gpucoll {", "", *numbers, "",
         f"#define GC_OPCODES {', '.join(OPCODES)}",
         f"enum Buffer : uint32_t {{ {', '.join(PLACES)} }};",
         f"enum Check : uint32_t {{ {', '.join(CHECKS)} }};",
@@ -70,7 +70,7 @@ def header(dtypes: Mapping[str, Dtype] = DTYPES, ops: Mapping[str, object] = OPS
         "", "// What there is for each dtype, in the order of Python's table (`combine.h`).",
         "#define GC_ROWS \\", " \\\n".join(f"    {one}," for one in made), "",
         f"// The code of a dtype of NumPy's own in a message, by its kind ({', '.join(_KINDS)}) and log2 of its bytes.",
-        f"static const uint16_t CODES[{len(_KINDS)}][5] = {_codes(dtypes, codes)};", ""]
+        f"static const uint16_t CODES[{len(_KINDS)}][5] = {_codes(dtypes, codes)};", "", "}  // namespace gpucoll", ""]
     return "\n".join(lines)
 
 

@@ -4,8 +4,10 @@
 // a request, and Python waits for the rest. The danger throughout is memory: the array of a message must stay alive
 // while this rank or the peer may still read or write it, even after an error or the end of the Python objects.
 #pragma once
-#include "calls.h"
-#include "mail.h"
+#include "binding/calls.h"
+#include "engine/mail.h"
+
+namespace gpucoll {
 
 // A message under way. Holds a reference to the array while this rank or the peer may access its memory.
 struct Request {
@@ -310,3 +312,5 @@ static bool make_request_type() {
     request_type.tp_getset = request_members;
     return PyType_Ready(&request_type) == 0;
 }
+
+}  // namespace gpucoll

@@ -11,8 +11,10 @@
 #pragma once
 #include <cstddef>
 
-#include "mail.h"
-#include "plans.h"
+#include "engine/mail.h"
+#include "binding/plans.h"
+
+namespace gpucoll {
 
 static const int MOST_AXES = 6;             // arrays with more axes are left to Python: `ArraySignature` has a fixed size
 static const uint64_t SETS = 64, WAYS = 4;  // the table is set-associative: a search compares at most WAYS entries
@@ -608,3 +610,5 @@ static PyObject* cache_call(PyObject* object, PyObject* given) {
     keep(self, options, x, out, callers, reinterpret_cast<PlanObject*>(planned), seconds);
     Py_RETURN_NONE;
 }
+
+}  // namespace gpucoll

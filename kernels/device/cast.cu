@@ -2,9 +2,9 @@
 //
 // Floats become integers by truncation; values outside the integer's range give arbitrary results. src and dst do not
 // overlap.
-#include "functions.h"
-#include "number.h"
-#include "walk.h"
+#include "device/functions.h"
+#include "device/number.h"
+#include "device/walk.h"
 
 struct CastArguments {
     const void* src;

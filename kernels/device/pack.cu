@@ -2,7 +2,7 @@
 //
 // All addresses and strides are multiples of the unit's size. Strides are in bytes and may be negative; in pack a
 // stride may also be zero.
-#include "walk.h"
+#include "device/walk.h"
 
 constexpr u32 MOST_AXES = 8;
 

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+namespace gpucoll {
+
 static const int TEXT = 256;
 static const int ROUNDS = 20;
 static const uint32_t SHOWN = 3;
@@ -43,3 +45,5 @@ enum OpPlace { SUM, PROD, MIN, MAX, AVG, BAND, BOR, BXOR, LAND, LOR, LXOR };
 
 // The code of a dtype of NumPy's own in a message, by its kind (b, i, u, f, c) and log2 of its bytes.
 static const uint16_t CODES[5][5] = {{2, 0, 0, 0, 0}, {3, 4, 5, 6, 0}, {7, 8, 9, 10, 0}, {0, 11, 13, 14, 0}, {0, 0, 0, 15, 16}};
+
+}  // namespace gpucoll

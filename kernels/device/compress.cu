@@ -3,9 +3,9 @@
 //
 // The sum is formed in the wide type and rounded once. The error of a NaN or an infinity is 0; otherwise the error
 // feedback would repeat the NaN in every later call.
-#include "functions.h"
-#include "number.h"
-#include "walk.h"
+#include "device/functions.h"
+#include "device/number.h"
+#include "device/walk.h"
 
 // x - x is 0 for every finite x, and NaN otherwise.
 template <class W> GC_DEV W finite_or_zero(W x) { return x - x == W(0) ? x : W(0); }

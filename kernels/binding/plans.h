@@ -14,7 +14,9 @@
 #include <new>
 #include <stdexcept>
 
-#include "engine.h"
+#include "engine/walker.h"
+
+namespace gpucoll {
 
 // Releases Python's lock for a block; the destructor takes the lock again, also after an exception.
 class Unlocked {
@@ -324,3 +326,5 @@ static void unmake_plan(PyObject* object) {
     Py_XDECREF(self->prepared);
     Py_TYPE(object)->tp_free(object);
 }
+
+}  // namespace gpucoll

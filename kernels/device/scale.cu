@@ -1,7 +1,7 @@
 // dst = src / factor, src * factor, or the truth value of src; formed in the wide type and rounded once.
-#include "functions.h"
-#include "number.h"
-#include "walk.h"
+#include "device/functions.h"
+#include "device/number.h"
+#include "device/walk.h"
 
 struct ScaleArguments {
     const void* src;

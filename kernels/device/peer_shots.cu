@@ -5,7 +5,7 @@
 // written by the block of the same number there, so the meeting orders the accesses. Sums are formed in the order of
 // ranks. A slab has room for two sections: the next section is copied while the current section is reduced, so each
 // section costs a single meeting.
-#include "peer_fold.h"
+#include "device/peer_fold.h"
 
 struct ShotsArguments {
     Heap heap;

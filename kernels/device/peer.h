@@ -7,8 +7,8 @@
 // a block, `Line` a record of progress counters, `epoch` the number of an operation, `patience` the deadline.
 #pragma once
 
-#include "fibers.h"
-#include "walk.h"
+#include "emulation/fibers.h"
+#include "device/walk.h"
 
 constexpr u32 MOST_RANKS = 16;
 constexpr u32 SPINS = 1024;  // tests between two reads of the clock: clock and control block are slow to read

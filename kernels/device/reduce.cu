@@ -1,9 +1,9 @@
 // dst = op(...op(op(sources[0], sources[1]), sources[2])...), formed in the wide type and rounded once.
 //
 // dst may be one of the sources. All addresses are aligned for the dtype.
-#include "functions.h"
-#include "number.h"
-#include "walk.h"
+#include "device/functions.h"
+#include "device/number.h"
+#include "device/walk.h"
 
 constexpr u32 MOST_SOURCES = 8;
 

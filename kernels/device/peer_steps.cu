@@ -7,7 +7,7 @@
 // Posting means counting a piece where the peer looks. The first warp of a block posts pieces and looks for the next
 // piece. Meanwhile the other threads, a power of two, move data. The split hides the time of posting: a write to the
 // other rank and back.
-#include "peer_fold.h"
+#include "device/peer_fold.h"
 
 // A range of elements of a message or of a local write; `combine`: combine the received elements with the present ones.
 struct Part {

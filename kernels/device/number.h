@@ -5,7 +5,7 @@
 // NaN.
 #pragma once
 
-#include "dialect.h"
+#include "device/dialect.h"
 
 // 0 on a CPU: conditions can then compare GC_ARCH everywhere.
 #if defined(__CUDA_ARCH__)

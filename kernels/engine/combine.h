@@ -8,8 +8,10 @@
 #include <cstdlib>
 
 #define GC_PLAIN
-#include "functions.h"
-#include "tables.h"
+#include "device/functions.h"
+#include "engine/tables.h"
+
+namespace gpucoll {
 
 // Bytes of a partial result: small enough to stay in the first-level cache while all ranks' rows are added.
 static const uint64_t BLOCK = 16384;
@@ -165,3 +167,5 @@ static Combine combine_of(long dtype, long op) {
 }
 static Finish mean_of(long dtype) { return row_of(dtype).mean; }
 static Finish truth_of(long dtype) { return row_of(dtype).truth; }
+
+}  // namespace gpucoll

@@ -1,6 +1,8 @@
 // The Python type `Engine`, one object per rank and communicator. The executor `shared` makes the object and drives
 // its methods; the communicator calls the object itself for known calls (calls.h).
-#include "messages.h"
+#include "binding/messages.h"
+
+namespace gpucoll {
 
 // plan(...): return a plan, checked; for the arguments see `take_plan`.
 static PyObject* plan_method(PyObject* object, PyObject* given) {
@@ -331,8 +333,11 @@ static PyGetSetDef members[] = {{"thread", thread_of, nullptr, nullptr, nullptr}
 static PyTypeObject engine_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_engine", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 
+}  // namespace gpucoll
+
 // Make the module. `sources` is the digest of the source files: Python refuses a module built from other files.
 PyMODINIT_FUNC PyInit__engine() {
+    using namespace gpucoll;
     import_array();
     failure_name = PyUnicode_InternFromString("failure");
     owner_name = PyUnicode_InternFromString("_owner");

@@ -102,7 +102,7 @@ GC_DEV u64 nanoseconds() {
 #else
 
 #if !defined(GC_FIBERS) && !defined(GC_PLAIN)
-#include "host.h"
+#include "emulation/host.h"
 #endif
 
 #define GC_DEV inline __attribute__((always_inline))

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "fibers_context.h"
+#include "emulation/fibers_context.h"
 
 // CUDA's built-in variables; per system thread, since several threads may run grids at once.
 struct Dim {

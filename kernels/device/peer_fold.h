@@ -1,8 +1,8 @@
 // targets = op(...op(source(0), source(1))...) by the threads of a team; formed in the wide type and rounded once.
 #pragma once
 
-#include "peer.h"
-#include "reduce.cu"
+#include "device/peer.h"
+#include "device/reduce.cu"
 
 // The operands as functions from numbers to addresses: at least two sources, and the targets. A target may be a source.
 template <class Source, class Target> struct Operands {

@@ -23,7 +23,10 @@
 #include <deque>
 #include <memory>
 
-#include "engine.h"
+#include "engine/memory.h"
+#include "engine/waits.h"
+
+namespace gpucoll {
 
 static const uint64_t MAIL_SLOTS = 8;   // slots of a ring
 static const uint64_t SHORT = 1 << 13;  // most bytes of an eager message
@@ -305,3 +308,5 @@ struct Mailbox {
         header.ticket = transfer.ticket = ++one.tickets;
     }
 };
+
+}  // namespace gpucoll

@@ -68,7 +68,7 @@ inline int __syncthreads_and(int vote) { return gc_barrier(vote != 0); }
 
 // Tests under ThreadSanitizer compile kernels and scheduler apart, to instrument only the kernels.
 #if !defined(GC_SCHEDULER_ELSEWHERE)
-#include "fibers_scheduler.h"
+#include "emulation/fibers_scheduler.h"
 #endif
 
 #endif

@@ -2,7 +2,7 @@
 // for bit, except exp, log and power.
 #pragma once
 
-#include "number.h"
+#include "device/number.h"
 
 // The type of integer arithmetic: unsigned, so that sums and products wrap as NumPy's do. Overflow of signed integers
 // is undefined in C++. Types below 32 bits use u32: u16 would be promoted to int, and a product could overflow again.

@@ -1,5 +1,5 @@
 // dst = src, elements of type T. All addresses are multiples of T's size.
-#include "walk.h"
+#include "device/walk.h"
 
 struct CopyArguments {
     const void* src;

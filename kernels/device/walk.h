@@ -5,7 +5,7 @@
 // vectorised by the compiler (`is_alone`).
 #pragma once
 
-#include "dialect.h"
+#include "device/dialect.h"
 
 // Return whether the grid has a single thread. Constant on a GPU, so the plain loop is not even compiled there.
 #if defined(__CUDACC__)

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <ctime>
 
+namespace gpucoll {
+
 static const int DESCRIPTION_BYTES = 224;  // fills up a record of 256 bytes
 
 // The layout is shared with gpucoll/health/flight.py.
@@ -64,3 +66,5 @@ struct Flight {
         if (records != nullptr) records[last->load(std::memory_order_relaxed) % capacity].ended = now();
     }
 };
+
+}  // namespace gpucoll

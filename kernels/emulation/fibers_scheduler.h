@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "fibers_context.h"
+#include "emulation/fibers_context.h"
 
 // Weak: null unless the process runs under ThreadSanitizer.
 extern "C" {

@@ -7,7 +7,7 @@
 // other rank in some operation in between. The other ranks started this operation after reading the buffer, so no
 // unread packet is overwritten. The number has 32 bits: a packet from 2^32 operations ago, never overwritten since,
 // would be mistaken for a new packet.
-#include "peer_fold.h"
+#include "device/peer_fold.h"
 
 struct PacketsArguments {
     Heap heap;

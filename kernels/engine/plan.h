@@ -1,0 +1,85 @@
+// A plan: what a rank does in a call, in bytes of the ranks' buffers. binding/plans.h makes plans of Python's numbers.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/combine.h"
+#include "engine/tables.h"
+
+namespace gpucoll {
+
+// A place in a rank's buffer, `offset` in bytes. With blocks of unequal length, `offset` in another rank is a block
+// number.
+struct Part {
+    uint32_t rank, buffer;
+    uint64_t offset;
+};
+
+// An instruction of a plan. WAIT: wait until `peer` shows position `counter` of this call. PUBLISH: show position
+// `counter`. REDUCE: combine the sources in order into `to`, and write each piece to the copies as well. CALL: call a
+// Python function with the addresses of `to` and of the sources.
+struct Instruction {
+    enum Opcode : int { GC_OPCODES };
+
+    Opcode opcode;
+    uint32_t peer, first, count, copies;  // `count` sources at `Plan::parts[first]`, followed by the copies
+    int64_t counter;                      // of a CALL: the index of the function
+    Part to;
+    uint64_t nbytes;
+};
+
+// A rank reading a buffer of this rank; the reads have ended once `peer` shows position `counter`.
+struct Reader {
+    uint32_t buffer, peer;
+    int64_t counter;
+};
+
+// All that a call does, independent of the arrays: made once (plans.h), used for every similar call.
+struct Plan {
+    int64_t signature;  // equal on all ranks making the same call
+    char text[TEXT];    // the description of the call
+    uint64_t given, taken, scratch, private_bytes;  // bytes of input, output, shared scratch and private memory
+    uint64_t itemsize;
+    Combine combine;                        // null if nothing is reduced
+    Finish finish;                          // last step on the result (mean, truth value), or null
+    uint64_t contributions;                 // argument of `finish`
+    bool in_control;                        // the buffers of all ranks are in the control segments
+    bool small;                             // the buffers of this rank are in its control segment
+    bool copies_input;                      // works on a copy of the input
+    bool keeps_output;                      // the caller's array is the result already: root of a broadcast
+    bool overwrites;                        // a broadcast: the caller's array is input and result at once
+    bool refuses;                           // tells the other ranks: this rank refuses the arguments of the call
+    bool announced;                         // the other ranks learn of the call from the root's descriptor
+    bool only_compares;                     // another executor moves the data and records the call
+    bool read[SHOWN];                       // by buffer: read by other ranks
+    bool writes = false;                    // writes to buffers of other ranks
+    uint32_t root;
+    std::vector<uint32_t> peers;            // ranks whose memory this rank reads or writes
+    std::vector<Reader> readers;
+    std::vector<int64_t> starts;            // this rank's block starts, if blocks have unequal lengths; or empty
+    std::vector<Instruction> instructions;
+    std::vector<Part> parts;
+    size_t lead = 0;             // leading instructions that lay out the input, done before the rank shows the call
+    bool places_result = false;  // instructions write to the caller's array; else all of OUTPUT is copied at the end
+    bool by_calls = false;       // a single Python function does the whole call, on the caller's arrays
+    mutable bool in_row = false; // was once called ALIKE times in a row: eager from then on, if allowed
+
+    // Return whether this call may be eager on a rank with `others` same-node ranks. The arrays must be short. The
+    // peers may read only the input, copied to the slot. The rank must not read from all others: an eager call would
+    // save no wait.
+    bool may_be_eager(size_t others) const {
+        return in_control && !refuses && !by_calls && !writes && scratch == 0 && given <= SLOT && taken <= SLOT && !read[OUTPUT]
+               && !read[SCRATCH] && peers.size() < others;
+    }
+
+    // Append an instruction. The parts of `one` are already at the end of `parts`.
+    void add(const Instruction& one) {
+        lead += one.opcode == Instruction::REDUCE && one.to.buffer == INPUT && lead == instructions.size();
+        places_result |= one.to.buffer == RESULT;
+        writes |= one.copies > 0;
+        instructions.push_back(one);
+    }
+};
+
+}  // namespace gpucoll
