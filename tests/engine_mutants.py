@@ -95,10 +95,10 @@ MAIL = {
     "the last is the first": Mutant((("        one.unexpected.push_back(std::move(copy));",
                                       "        one.unexpected.push_front(std::move(copy));"),), "same_tag", ranks=2),
     "what is dropped beside a message stays expected": Mutant(
-        (("engine->dropped.emplace_back(self->transfer, kept);  // has", "Py_DECREF(kept);  // has"),),
+        (("dropped.emplace_back(transfer, std::move(kept));  // has", "kept = nullptr;  // has"),),
         "dropped", ranks=2),
     "the collector does not know what requests hold": Mutant(
-        (("    Py_VISIT(reinterpret_cast<Request*>(object)->kept);\n", ""),), "collected", ranks=2),
+        (("        each(engine);\n        each(array);\n", "        each(engine);\n"),), "collected", ranks=2),
     "any tag": Mutant((("if ((*found)->tag != header.tag) continue;", ""),), "backwards"),
     "of any length": Mutant((("const bool fits = transfer.fits();",
                               "const bool fits = header.nbytes <= transfer.nbytes;"),), "lengths", ranks=2),

@@ -4,102 +4,35 @@
 // The engine carries out plans without checks, and a wrong offset would overwrite another rank's memory. So each
 // number is checked here: parts inside their buffers, peers in shared memory, counters below the end of a call.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
-#include <Python.h>
-#include <numpy/arrayobject.h>
-
-#include <exception>
-#include <memory>
-#include <new>
-#include <stdexcept>
-
+#include "binding/owners.h"
 #include "engine/walker.h"
 
 namespace gpucoll {
 
-// Releases Python's lock for a block; the destructor takes the lock again, also after an exception.
-class Unlocked {
-  public:
-    Unlocked() : state(PyEval_SaveThread()) {}
-    ~Unlocked() { PyEval_RestoreThread(state); }
-    Unlocked(const Unlocked&) = delete;
-
-  private:
-    PyThreadState* state;
-};
-
-// Puts Python's current error aside for a block and restores the error at the end: with an error set, Python must not
-// be called.
-class KeptError {
-  public:
-    KeptError() { PyErr_Fetch(&kind, &value, &trace); }
-    ~KeptError() { PyErr_Restore(kind, value, trace); }
-    KeptError(const KeptError&) = delete;
-
-  private:
-    PyObject *kind, *value, *trace;
-};
-
-// Owns a reference to a Python object.
-struct Release {
-    void operator()(PyObject* one) const { Py_DECREF(one); }
-};
-using Owned = std::unique_ptr<PyObject, Release>;
-
-// Turn the C++ exception being handled into Python's error.
-static void set_error() {
-    try {
-        throw;
-    } catch (const std::bad_alloc&) {
-        PyErr_NoMemory();
-    } catch (const std::length_error&) {  // a vector longer than any memory
-        PyErr_NoMemory();
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    }
-}
-
-// Wraps a function called by Python. C++ exceptions end here: unwinding through Python's C frames is undefined.
-template <auto function, class... Given> static PyObject* bordered(Given... given) noexcept {
-    try {
-        return function(given...);
-    } catch (...) {
-        set_error();
-        return nullptr;
-    }
-}
-
-static bool is_array(PyObject* object) { return Py_TYPE(object) == &PyArray_Type; }
-
-static PyArrayObject* array_of(PyObject* object) { return reinterpret_cast<PyArrayObject*>(object); }
-
-static char* data_of(PyObject* object) {
-    return is_array(object) ? static_cast<char*>(PyArray_DATA(array_of(object))) : nullptr;
-}
-
-// The Python object of a plan.
-struct PlanObject {
-    PyObject_HEAD
-    Plan* plan;
-    PyObject* calls;  // tuple of the functions of CALLs; the first is called while waiting. Empty without CALLs
-    PyObject* prepared;        // plan `by_calls`: the blocking call kept for the arguments `prepared_on`, or null
+// A plan for Python.
+struct PlanState {
+    Plan plan{};
+    Ref<> calls;     // tuple of the functions of CALLs; the first is called while waiting. Empty without CALLs
+    Ref<> prepared;  // plan `by_calls`: the blocking call kept for the arguments `prepared_on`, or null
     const char* prepared_on[3];
+
+    template <class Each> void references(Each each) {
+        each(calls);
+        each(prepared);
+    }
+    void forget() { calls = prepared = nullptr; }
 };
 
-static PyTypeObject plan_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+using PlanObject = Object<PlanState>;
 
-// Call `take` on each item of a tuple; return false at the first refusal, with the error set by `take`.
-template <class Take> static bool for_each(PyObject* tuple, Take take) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++)
-        if (!take(PyTuple_GET_ITEM(tuple, i))) return false;
-    return true;
+// Call `take` on each item of a tuple.
+template <class Take> static void for_each(PyObject* tuple, Take take) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) take(PyTuple_GET_ITEM(tuple, i));
 }
 
-// Return `is_whole`; set an error if false.
-static bool whole(bool is_whole) {
-    if (!is_whole && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a plan that is not whole");
-    return is_whole;
+// Raise ValueError unless `is_whole`.
+static void whole(bool is_whole) {
+    if (!is_whole) raise(PyExc_ValueError, "a plan that is not whole");
 }
 
 // Keeps the pieces of `Walker::combine_all` at least a cache line long.
@@ -156,47 +89,45 @@ struct Reading {
 
     // Read (rank, buffer, offset); the buffer must have `nbytes` bytes from there on. The buffers of other ranks can
     // be checked only in control segments: elsewhere their lengths are unknown here.
-    bool take_part(PyObject* given, uint64_t nbytes, Part* part) const {
+    Part take_part(PyObject* given, uint64_t nbytes) const {
         unsigned long long rank, buffer, offset;
-        if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "KKK", &rank, &buffer, &offset)) return whole(false);
-        *part = {static_cast<uint32_t>(rank), static_cast<uint32_t>(buffer), offset};
+        whole(PyTuple_Check(given));
+        check(PyArg_ParseTuple(given, "KKK", &rank, &buffer, &offset));
+        const Part part = {static_cast<uint32_t>(rank), static_cast<uint32_t>(buffer), offset};
         if (rank == node->rank) {
-            if (buffer > RESULT) return whole(false);
-            const uint64_t there = bytes_of(part->buffer);
-            return whole(offset <= there && nbytes <= there - offset);
+            whole(buffer <= RESULT);
+            const uint64_t there = bytes_of(part.buffer);
+            whole(offset <= there && nbytes <= there - offset);
+            return part;
         }
         const bool is_block = !plan->starts.empty() && offset <= node->ranks;
         const uint64_t most = node->workspace_bytes;
         const bool is_inside = !plan->in_control || (offset <= most && nbytes <= most - offset);
-        return whole(buffer < SHOWN && is_peer(rank) && (plan->starts.empty() ? is_inside : is_block));
+        whole(buffer < SHOWN && is_peer(rank) && (plan->starts.empty() ? is_inside : is_block));
+        return part;
     }
 
     // Read a tuple of parts, and append them to the plan.
-    bool take_parts(PyObject* parts, uint64_t nbytes) const {
-        return for_each(parts, [&](PyObject* one) {
-            Part part;
-            if (!take_part(one, nbytes, &part)) return false;
-            plan->parts.push_back(part);
-            return true;
-        });
+    void take_parts(PyObject* parts, uint64_t nbytes) const {
+        for_each(parts, [&](PyObject* one) { plan->parts.push_back(take_part(one, nbytes)); });
     }
 
     // Read (opcode, peer, counter, to, bytes, sources, copies).
-    bool take_instruction(PyObject* given) const {
+    void take_instruction(PyObject* given) const {
         int opcode;
         unsigned long long peer, nbytes;
         long long counter;
         PyObject *to, *sources, *copies;
-        if (!PyTuple_Check(given)) return whole(false);
-        if (!PyArg_ParseTuple(given, "iKLOKO!O!", &opcode, &peer, &counter, &to, &nbytes, &PyTuple_Type, &sources,
-                              &PyTuple_Type, &copies))
-            return false;
+        whole(PyTuple_Check(given));
+        check(PyArg_ParseTuple(given, "iKLOKO!O!", &opcode, &peer, &counter, &to, &nbytes, &PyTuple_Type, &sources,
+                               &PyTuple_Type, &copies));
         Instruction one = {static_cast<Instruction::Opcode>(opcode), static_cast<uint32_t>(peer),
                            static_cast<uint32_t>(plan->parts.size()), static_cast<uint32_t>(PyTuple_GET_SIZE(sources)),
                            static_cast<uint32_t>(PyTuple_GET_SIZE(copies)), counter, {node->rank, INPUT, 0}, nbytes};
         const bool has_place = opcode == Instruction::REDUCE || (opcode == Instruction::CALL && to != Py_None);
-        if (has_place && !take_part(to, nbytes, &one.to)) return false;
-        if (!take_parts(sources, nbytes) || !take_parts(copies, nbytes)) return false;
+        if (has_place) one.to = take_part(to, nbytes);
+        take_parts(sources, nbytes);
+        take_parts(copies, nbytes);
         plan->add(one);
         plan->by_calls = plan->instructions.size() == 1 && opcode == Instruction::CALL && one.count == 1;
         // Leading instructions run before the rank shows the call, when only the caller's array may be read.
@@ -214,18 +145,18 @@ struct Reading {
                              && (one.count == 1 || plan->combine != nullptr) && are_own(one.first + one.count, false)
                              && (!is_lead || (one.count == 1 && plan->parts[one.first].buffer == GIVEN)));
         }
-        return whole(false);
+        whole(false);
     }
 
     // Read (buffer, peer, counter).
-    bool take_reader(PyObject* given) const {
+    void take_reader(PyObject* given) const {
         unsigned long long buffer, peer;
         long long counter;
-        if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "KKL", &buffer, &peer, &counter)) return whole(false);
-        if (!whole(buffer < SHOWN && is_same_node(peer) && is_position(counter))) return false;
+        whole(PyTuple_Check(given));
+        check(PyArg_ParseTuple(given, "KKL", &buffer, &peer, &counter));
+        whole(buffer < SHOWN && is_same_node(peer) && is_position(counter));
         plan->readers.push_back({static_cast<uint32_t>(buffer), static_cast<uint32_t>(peer), counter});
         plan->read[buffer] = true;
-        return true;
     }
 
     // Return whether a rank is a same-node rank (this one included).
@@ -233,28 +164,27 @@ struct Reading {
 };
 
 // Read a tuple of integers.
-template <class Number> static bool take_numbers(PyObject* tuple, std::vector<Number>* numbers) {
-    return for_each(tuple, [&](PyObject* one) {
+template <class Number> static void take_numbers(PyObject* tuple, std::vector<Number>* numbers) {
+    for_each(tuple, [&](PyObject* one) {
         numbers->push_back(static_cast<Number>(PyLong_AsLongLong(one)));
-        return !PyErr_Occurred();
+        check_error();
     });
 }
 
 // Read (words, signature, sizes, kinds, flags, root, peers, readers, starts, instructions, calls): sizes of input,
-// output, scratch, private memory and an element; kinds are dtype, op and contributions. Return false with an error
-// set.
-static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** called) {
+// output, scratch, private memory and an element; kinds are dtype, op and contributions. Return the calls.
+static PyObject* take_plan(Plan* plan, const Node& node, PyObject* given) {
     const char* text;
     unsigned long long root, sizes[4], itemsize, contributions;
     long long signature;
     long dtype, op;
     int in_control, small, copies_input, keeps_output, overwrites, refuses, announced, only_compares;
-    PyObject *peers, *readers, *starts, *instructions;
-    if (!PyArg_ParseTuple(given, "sL(KKKKK)(llK)(pppppppp)KO!O!O!O!O!", &text, &signature, sizes, sizes + 1, sizes + 2,
-                          sizes + 3, &itemsize, &dtype, &op, &contributions, &in_control, &small, &copies_input,
-                          &keeps_output, &overwrites, &refuses, &announced, &only_compares, &root, &PyTuple_Type, &peers, &PyTuple_Type,
-                          &readers, &PyTuple_Type, &starts, &PyTuple_Type, &instructions, &PyTuple_Type, called))
-        return false;
+    PyObject *peers, *readers, *starts, *instructions, *calls;
+    check(PyArg_ParseTuple(given, "sL(KKKKK)(llK)(pppppppp)KO!O!O!O!O!", &text, &signature, sizes, sizes + 1, sizes + 2,
+                           sizes + 3, &itemsize, &dtype, &op, &contributions, &in_control, &small, &copies_input,
+                           &keeps_output, &overwrites, &refuses, &announced, &only_compares, &root, &PyTuple_Type,
+                           &peers, &PyTuple_Type, &readers, &PyTuple_Type, &starts, &PyTuple_Type, &instructions,
+                           &PyTuple_Type, &calls));
     std::strncpy(plan->text, text, TEXT - 1);
     plan->signature = signature;
     plan->given = sizes[0];
@@ -278,53 +208,24 @@ static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** 
     const bool is_like = itemsize > 0 && root < node.ranks && (!announced || node.heads[root] != nullptr) && (contributions == 0 || plan->finish != nullptr)
         && (!in_control || (small && most <= node.workspace_bytes))
         && (PyTuple_GET_SIZE(starts) == 0 || PyTuple_GET_SIZE(starts) == 2 * (node.ranks + 1));
-    if (!whole(is_like)) return false;
-    const Reading reading = {plan, &node, PyTuple_GET_SIZE(*called)};
-    return take_numbers(peers, &plan->peers) && take_numbers(starts, &plan->starts)
-        && whole(std::all_of(plan->peers.begin(), plan->peers.end(),
-                             [&](uint32_t peer) { return reading.is_same_node(peer) && peer != node.rank; }))
-        && for_each(readers, [&](PyObject* one) { return reading.take_reader(one); })
-        && for_each(instructions, [&](PyObject* one) { return reading.take_instruction(one); })
-        && whole(reading.has_staging() && reading.has_blocks());
+    whole(is_like);
+    const Reading reading = {plan, &node, PyTuple_GET_SIZE(calls)};
+    take_numbers(peers, &plan->peers);
+    take_numbers(starts, &plan->starts);
+    whole(std::all_of(plan->peers.begin(), plan->peers.end(),
+                      [&](uint32_t peer) { return reading.is_same_node(peer) && peer != node.rank; }));
+    for_each(readers, [&](PyObject* one) { reading.take_reader(one); });
+    for_each(instructions, [&](PyObject* one) { reading.take_instruction(one); });
+    whole(reading.has_staging() && reading.has_blocks());
+    return calls;
 }
 
-// Return a new plan, or null with an error set.
-static PyObject* make_plan(const Node& node, PyObject* given) {
-    PlanObject* self = reinterpret_cast<PlanObject*>(plan_type.tp_alloc(&plan_type, 0));
-    if (self == nullptr) return nullptr;
-    bool is_whole = false;
-    try {
-        self->plan = new Plan();
-        PyObject* called = nullptr;
-        is_whole = take_plan(self->plan, node, given, &called);
-        self->calls = Py_XNewRef(called);
-    } catch (...) {
-        set_error();
-    }
-    if (is_whole) return reinterpret_cast<PyObject*>(self);
-    Py_DECREF(self);
-    return nullptr;
-}
-
-static int traverse_plan(PyObject* object, visitproc visit, void* arg) {
-    Py_VISIT(reinterpret_cast<PlanObject*>(object)->calls);
-    Py_VISIT(reinterpret_cast<PlanObject*>(object)->prepared);
-    return 0;
-}
-
-static int forget_plan(PyObject* object) {
-    Py_CLEAR(reinterpret_cast<PlanObject*>(object)->calls);
-    Py_CLEAR(reinterpret_cast<PlanObject*>(object)->prepared);
-    return 0;
-}
-
-static void unmake_plan(PyObject* object) {
-    PlanObject* self = reinterpret_cast<PlanObject*>(object);
-    PyObject_GC_UnTrack(object);
-    delete self->plan;
-    Py_XDECREF(self->calls);
-    Py_XDECREF(self->prepared);
-    Py_TYPE(object)->tp_free(object);
+// Return a new plan.
+static Ref<> make_plan(const Node& node, PyObject* given) {
+    const auto made = make_object<PlanState>();
+    PyObject* calls = take_plan(&made->state.plan, node, given);
+    made->state.calls = Ref<>::borrow(calls);
+    return Ref<>::borrow(made.get());
 }
 
 }  // namespace gpucoll

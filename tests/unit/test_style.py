@@ -86,11 +86,16 @@ def test_no_two_modules_have_one_name():
     assert [name for name, count in names.items() if count > 1] == ["__init__.py"]
 
 
-def test_no_two_public_classes_have_one_name():
-    trees = [ast.parse(path.read_text()) for path in (ROOT / "gpucoll").rglob("*.py")]
-    homes = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    public = {name: count for name, count in homes.items() if not name.startswith("_")}
-    assert [name for name, count in public.items() if count > 1] == []
+def counts_by_hand(text):
+    return re.findall(r"Py_(?:X?INCREF|X?DECREF|X?NewRef|CLEAR|X?SETREF)", text)
+
+
+def test_only_the_owners_count_references_and_the_engine_knows_no_python():
+    texts = {path.relative_to(ROOT / "kernels").as_posix(): path.read_text() for path in (ROOT / "kernels").rglob("*.*")
+             if path.suffix in (".h", ".cc", ".cu")}
+    assert {name for name, text in texts.items() if counts_by_hand(text)} == {"binding/owners.h"}
+    python = {name.partition("/")[0] for name, text in texts.items() if "Python.h" in text or "nanobind" in text}
+    assert python == {"binding"}
 
 
 def tool(*command):

@@ -182,9 +182,10 @@ class EngineExecutor(Executor):
                 tuple(of(rank) if rank in node_ranks.all else 0 for rank in range(self._size))
                 for of in (lambda rank: address(node_ranks.controls[rank]), node_ranks.keys.get,
                            node_ranks.processes.get))
-            self.engine = library().Engine(self, GpucollError, node_ranks.rank, self._check, os.getpid(),
-                                           has_core, node_ranks.copies, node_ranks.first,
-                                           SMALL, node_ranks.boxes, heads, keys, processes)
+            self.engine = library().Engine(
+                executor=self, errors=GpucollError, rank=node_ranks.rank, check=self._check, process=os.getpid(),
+                spins=has_core, copies=node_ranks.copies, first=node_ranks.first, workspace_bytes=SMALL,
+                boxes=node_ranks.boxes, heads=heads, keys=keys, processes=processes)
             self._record()
             self._plans = Plans(node_ranks, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on),
                                 self._comparing)
