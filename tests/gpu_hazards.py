@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 from unittest.mock import patch
 
 import cupy
@@ -10,6 +11,7 @@ import numpy
 
 import gpucoll as gc
 from gpu_helpers import PATIENCE, Foreign, held, ramp, ranges, refused, same
+from gpucoll.device.cuda import CurrentDevice
 from pace import seconds
 
 RUNTIME = cupy.cuda.runtime
@@ -31,6 +33,26 @@ def current_device(comm):
                 call()
                 assert RUNTIME.getDevice() == device
     assert RUNTIME.getDevice() == count - 1, "closing has changed it"
+
+
+def finalized(comm):
+    """A finalizer uses the GPU while a new thread asks for its current device: the thread gets no other GPU."""
+    asked, own, found = RUNTIME.getDevice, comm.device, []
+
+    def ask():
+        device = asked()
+        RUNTIME.setDevice(own)  # as a finalizer does, in a garbage collection at this moment
+        return device
+
+    def act():
+        with patch.object(RUNTIME, "getDevice", ask), CurrentDevice(own):
+            pass
+        found.append(asked())
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+    assert found == [own]
 
 
 def fault(comm):

@@ -188,13 +188,13 @@ class CurrentDevice(threading.local):
         self._before: list[int] = []
 
     def __enter__(self) -> None:
+        # Ask for the context first. A garbage collection between the two questions may run a finalizer that uses the
+        # GPU: the thread would then have a context, but an answer from before.
+        has_context = cupy.cuda.driver.ctxGetCurrent() != 0
         before = cupy.cuda.runtime.getDevice()
         if before != self._ordinal:
-            # Ask before `setDevice`, because `setDevice` creates a context.
-            has_context = cupy.cuda.driver.ctxGetCurrent() != 0
             cupy.cuda.runtime.setDevice(self._ordinal)
-            before = before if has_context else self._ordinal
-        self._before.append(before)
+        self._before.append(before if has_context else self._ordinal)
 
     def __exit__(self, *_: object) -> None:
         before = self._before.pop()

@@ -25,13 +25,13 @@ FILES = {  # kernel: source file, and prefix of the C struct of the arguments
     "unpack": ("device/pack.cu", "Pack"),
     "scale": ("device/scale.cu", "Scale"),  # divides or multiplies every element by a factor, or replaces it by 0 or 1
     "cast": ("device/cast.cu", "Cast"),  # converts every element; neither dtype is complex
-    "shorten": ("device/compress.cu", "Shorten"),  # adds the previous error, rounds to a shorter dtype, stores the new error
-    "quantise": ("device/compress.cu", "Quantise"),  # adds the previous error, makes bytes and scales, stores the new error
-    "dequantise": ("device/compress.cu", "Dequantise"),  # makes elements of bytes and scales, or the mean of several rows
+    "shorten": ("device/compress.cu", "Shorten"),  # adds the previous error, rounds, stores the new error
+    "quantise": ("device/compress.cu", "Quantise"),  # adds the previous error, stores bytes, scales, the new error
+    "dequantise": ("device/compress.cu", "Dequantise"),  # makes elements of bytes and scales, or the mean of rows
     "reduce": ("device/reduce.cu", "Reduce"),  # combines two to eight arrays
     "packets": ("device/peer_packets.cu", "Packets"),  # all-reduce by small messages into the peers' memory
     "fold_all": ("device/peer_shots.cu", "Shots"),  # all-reduce in the peers' memory: every rank reduces all elements
-    "fold_share": ("device/peer_shots.cu", "Shots"),  # all-reduce: every rank reduces a share and writes the share to all
+    "fold_share": ("device/peer_shots.cu", "Shots"),  # all-reduce: every rank reduces a share and writes it to all
     "steps": ("device/peer_steps.cu", "Steps"),  # executes any schedule
 }
 PEER = ("steps", "packets", "fold_all", "fold_share")

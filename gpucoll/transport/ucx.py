@@ -2,8 +2,8 @@
 
 UCX chooses the network: sockets, InfiniBand, RoCE. Its own variables (UCX_TLS, UCX_NET_DEVICES, ...) restrict the
 choice. A process has one `Worker`, shared by all communicators. The bits of a tag keep messages of different
-communicators, senders and dtypes apart (see kernels/binding/ucx.cc). UCX neither authenticates nor encrypts the connections, as
-MPI and NCCL do not: use a network of trusted processes.
+communicators, senders and dtypes apart (see kernels/binding/ucx.cc). UCX neither authenticates nor encrypts the
+connections, as MPI and NCCL do not: use a network of trusted processes.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ ANYWHERE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("dlpack
             ("tensors", "streams"), ("asked_in_order",), ("bytes_apart",), ("many_calls", "ring")]
 WITH_NCCL = [("missing", "native"), ("missing", "ring"), ("missing_in_broadcast",), ("refused_elsewhere",),
              ("mirrored", "large_averages", "native"), ("lifetimes", "native"),
-             ("lifetimes", "ring", "tree", "auto"), ("current_device",), ("fault",),
+             ("lifetimes", "ring", "tree", "auto"), ("current_device",), ("finalized",), ("fault",),
              ("float8_below_hopper",), ("host_against_device", ""), ("host_against_device", "deferred"),
              ("host_against_device", "full"),
              ("streams", "native"), ("asynchronous", "native"), ("captured", "ring"), ("captured", "native"),
