@@ -80,6 +80,7 @@ def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[P
                      add_help=False, parents=bench)
     _add_schedules(verbs)
     _add_times(verbs)
+    _add_graphs(verbs)
     _add_machines(verbs)
     return parser, verbs.choices
 
@@ -137,11 +138,13 @@ def _add_times(verbs: Any) -> None:
     simulate.add_argument("collective", help="all_reduce, broadcast, ...")
     simulate.add_argument("size", nargs="?", default="1M", metavar="64M",
                           help="bytes of the larger of input and output; a list is 8,64K,64M (1M)")
-    simulate.add_argument("--ranks", type=size_range, default="8", metavar="8,64,65536", help="numbers of ranks (8)")
+    simulate.add_argument("--ranks", type=size_range, metavar="8,64,65536",
+                          help="numbers of ranks (8, or those of a graph)")
     simulate.add_argument("--algorithm", metavar="A,B",
                           help="only these, names, file.py:name or .xml (all there are)")
     simulate.add_argument("--topology", default="switch", metavar="F", help="a TOML file, or a name such as fat_tree, "
-                          "nvlink_node or torus_2d (switch: one switch of equal links)")
+                          "nvlink_node or torus_2d, or a graph of links such as dgx_a100(2) (switch: one switch of "
+                          "equal links)")
     simulate.add_argument("--root", type=int, default=0, help="the root, where the collective has one (0)")
     simulate.add_argument("--segments", type=int, help="the pipelining (what a call would use)")
     explain = _add_verb(verbs, "explain", _from("gpucoll.calibration.commands", "explain"),
@@ -159,6 +162,21 @@ def _add_times(verbs: Any) -> None:
     tune.add_argument("--collective", metavar="A,B", help="only these")
     tune.add_argument("--max-bytes", default="64M", metavar="64M", help="the largest size of the sweep (64M)")
     tune.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the arrays are (cpu)")
+
+
+def _add_graphs(verbs: Any) -> None:
+    bound = _add_verb(verbs, "bound", _from("gpucoll.analysis.graphs.bounds"),
+                      help="the best bandwidth that any algorithm can reach on a graph of links")
+    synthesize = _add_verb(verbs, "synthesize", _from("gpucoll.cli.synthesize"),
+                           help="an algorithm that reaches it: proved, priced, written to a file")
+    for verb in (bound, synthesize):
+        verb.add_argument("graph", help="a TOML file, or a name such as dgx1, dgx_a100(2) or torus(4x4)")
+        verb.add_argument("collective", help="all_gather, all_reduce, ...")
+    bound.add_argument("--root", type=int, default=0, help="the root, where the collective has one (0)")
+    synthesize.add_argument("--size", default="256M", metavar="256M", help="bytes of the larger of input and output")
+    synthesize.add_argument("--chunks", type=int, metavar="N", help="the most chunks of a block (chosen by the time)")
+    synthesize.add_argument("--time-limit", type=float, metavar="S", help="give up after so many seconds")
+    synthesize.add_argument("-o", "--output", metavar="F.py", help="the file; .xml: MSCCL's (GRAPH_COLLECTIVE.py)")
 
 
 def _add_machines(verbs: Any) -> None:

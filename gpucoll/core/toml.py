@@ -53,14 +53,15 @@ class TomlFile(NamedTuple):
         """Return the error with this reason and place."""
         return ArgumentError(f"{self.name}{where and ', '}{where}: {reason}{self.advice}", code=self.code)
 
-    def read(self, content: bytes, known: Iterable[str]) -> dict[str, Any]:
-        """Return the content of the file as a dictionary; raise ArgumentError for bad TOML and for keys not `known`."""
+    def read(self, content: bytes, known: Iterable[str] | None) -> dict[str, Any]:
+        """Return the content of the file; raise ArgumentError for bad TOML and for keys not `known` (None: any)."""
         try:
             document = tomllib.loads(content.decode())
         # ValueError: malformed, not UTF-8, or a number too long. RecursionError: nested too deeply.
         except (ValueError, RecursionError) as error:
             raise self.error(f"not TOML: {error}") from None
-        self._check_keys(document, known)
+        if known is not None:
+            self.check_keys(document, known)
         return document
 
     def tables(self, parent: Mapping[str, Any], key: str, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -76,7 +77,7 @@ class TomlFile(NamedTuple):
 
         A key may be missing where the field has a default. Raises ArgumentError.
         """
-        self._check_keys(table, checks, where)
+        self.check_keys(table, checks, where)
         for key in checks:
             if key not in table and key not in getattr(kind, "_field_defaults", ()):
                 raise self.error(f"{key} is missing", where)
@@ -90,7 +91,8 @@ class TomlFile(NamedTuple):
             if fault is not None:
                 raise self.error(fault, where)
 
-    def _check_keys(self, table: Mapping[str, Any], known: Iterable[str], where: str = "") -> None:
+    def check_keys(self, table: Mapping[str, Any], known: Iterable[str], where: str = "") -> None:
+        """Raise ArgumentError for a key not `known`."""
         for key in table:
             if key not in known:
                 raise self.error(f"unknown key {key!r}{nearest(key, known)}", where)

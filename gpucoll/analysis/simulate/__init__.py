@@ -24,26 +24,34 @@ limit the formulas serve on one switch, because all ranks end each round at the 
 algorithms using a topology's nodes, are replayed rank by rank, up to 2^20 messages (and 1,024 ranks on nodes). Larger
 cases are refused. (The steps of one_shot made for all ranks at once treat the own operand as a received operand. The
 result is the same if all levels have one gamma.)
+
+On a graph of links (`gpucoll.analysis.graphs`) a message takes the latency of its way, and combining takes no time.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import numpy
 
 from gpucoll.algorithms import find
+from gpucoll.analysis.graphs.link_graph import LinkGraph, is_graph, load_graph
+from gpucoll.analysis.graphs.named import is_named
+from gpucoll.analysis.simulate.graph_routes import GraphRoutes
 from gpucoll.analysis.simulate.routes import Array, Routes
 from gpucoll.analysis.simulate.topologies import DEFAULT, Level, Topology, checked, load, names, shipped
 from gpucoll.analysis.simulate.waves import Case, NotAlike, Wave, few_enough, one_by_one, together
 from gpucoll.errors import ArgumentError
 
-__all__ = ["DEFAULT", "Level", "Prediction", "Topology", "checked", "load", "names", "shipped", "simulate",
-           "simulate_sizes"]
+__all__ = ["DEFAULT", "Level", "LinkGraph", "Prediction", "Topology", "checked", "load", "load_links", "names",
+           "shipped", "simulate", "simulate_sizes"]
 
 MOST_RANKS = 1 << 17
+Links: TypeAlias = Topology | LinkGraph
+AnyRoutes: TypeAlias = Routes | GraphRoutes
 
 
 class Prediction(NamedTuple):
@@ -64,12 +72,26 @@ class Prediction(NamedTuple):
         return self.latency + self.bandwidth + self.reduction
 
 
-def simulate(collective: str, algorithm: str, size: int, nbytes: int, topology: Topology | None = None, *,
+def load_links(name_or_file: str) -> Links:
+    """Return a graph of links, or a topology of levels, by name or from a TOML file; raise ArgumentError.
+
+    >>> load_links("torus(4x4)").ranks, load_links("two_hosts").name
+    (16, 'two_hosts')
+    """
+    path = Path(name_or_file)
+    with contextlib.suppress(OSError):
+        if is_named(name_or_file) or (path.suffix == ".toml" and is_graph(path.read_bytes())):
+            return load_graph(name_or_file)
+    return load(name_or_file)
+
+
+def simulate(collective: str, algorithm: str, size: int, nbytes: int, topology: Links | None = None, *,
              root: int = 0, segments: int = 1) -> Prediction:
     """Return the predicted time of `collective` by `algorithm` for `size` ranks.
 
-    `nbytes` is the size of the larger of input and output; `topology` is by default one switch of equal links. If the
-    topology has nodes, algorithms use the nodes. Raises ArgumentError for unknown names and for too many messages.
+    `nbytes` is the size of the larger of input and output; `topology` is by default one switch of equal links, and may
+    be a graph of links. If the topology has nodes, algorithms use the nodes. Raises ArgumentError for unknown names,
+    for too many messages, and for a graph of another number of ranks.
 
     >>> [round(part, 9) for part in simulate("broadcast", "tree", 3, 10_000)[5:]]  # the root's two share its link
     [2.5e-06, 2e-06, 0.0]
@@ -78,7 +100,7 @@ def simulate(collective: str, algorithm: str, size: int, nbytes: int, topology: 
 
 
 def simulate_sizes(collective: str, algorithm: str, size: int, sizes: Sequence[int],
-                   topology: Topology | None = None, *, root: int = 0, segments: int = 1) -> list[Prediction]:
+                   topology: Links | None = None, *, root: int = 0, segments: int = 1) -> list[Prediction]:
     """Return a prediction for each of `sizes` in bytes, at little more cost than one prediction; see `simulate`."""
     case, routes = _case(collective, algorithm, size, topology, root, segments)
     chunks = case.schedule(0).chunks
@@ -87,17 +109,19 @@ def simulate_sizes(collective: str, algorithm: str, size: int, sizes: Sequence[i
             for nbytes, times in zip(sizes, parts, strict=True)]
 
 
-def _case(collective: str, algorithm: str, size: int, topology: Topology | None, root: int,
-          segments: int) -> tuple[Case, Routes]:
-    topology = shipped(DEFAULT) if topology is None else checked(topology)
+def _case(collective: str, algorithm: str, size: int, topology: Links | None, root: int,
+          segments: int) -> tuple[Case, AnyRoutes]:
     if size > MOST_RANKS:
         raise ArgumentError(f"at most {MOST_RANKS} ranks are simulated, not {size}", code="GC-RANKS")
-    entry, nodes = find(collective, algorithm), topology.nodes(size)
-    case = Case(entry, algorithm, size, entry.given(root, segments, nodes))
-    return case, Routes(topology, size)
+    entry, nodes = find(collective, algorithm), None
+    if isinstance(topology, LinkGraph):
+        return Case(entry, algorithm, size, entry.given(root, segments, None)), GraphRoutes(topology, size)
+    topology = shipped(DEFAULT) if topology is None else checked(topology)
+    nodes = topology.nodes(size)
+    return Case(entry, algorithm, size, entry.given(root, segments, nodes)), Routes(topology, size)
 
 
-def _run(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[float]]:
+def _run(case: Case, routes: AnyRoutes, chunks: Sequence[float]) -> list[list[float]]:
     """Return latency, bandwidth and reduction for each length of a chunk, by the fastest method available."""
     if case.size == 1:
         return [[0.0, 0.0, 0.0] for _ in chunks]
@@ -105,12 +129,12 @@ def _run(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[float
     if everyone is not None and few_enough(case):
         with contextlib.suppress(NotAlike):  # replay rank by rank instead, below
             return _replayed(case, together(everyone), routes, chunks)
-    elif everyone is not None and routes.uniform:
+    elif everyone is not None and isinstance(routes, Routes) and routes.uniform:
         return _equal(case, routes, chunks)
     return _replayed(case, one_by_one(case), routes, chunks)
 
 
-def _replayed(case: Case, waves: Iterable[Wave], routes: Routes, chunks: Sequence[float]) -> list[list[float]]:
+def _replayed(case: Case, waves: Iterable[Wave], routes: AnyRoutes, chunks: Sequence[float]) -> list[list[float]]:
     clocks = [Clock(case.size, chunk) for chunk in chunks]
     for wave in priced(waves, routes):
         for clock in clocks:
@@ -152,7 +176,7 @@ class Priced(NamedTuple):
         return self.touching[latest[numpy.searchsorted(latest, self.starts)]]
 
 
-def priced(waves: Iterable[Wave], routes: Routes) -> Iterator[Priced]:
+def priced(waves: Iterable[Wave], routes: AnyRoutes) -> Iterator[Priced]:
     """Yield the waves with costs; a wave equal to the previous wave reuses the previous costs."""
     last: Wave | None = None
     for wave in waves:
@@ -161,7 +185,7 @@ def priced(waves: Iterable[Wave], routes: Routes) -> Iterator[Priced]:
         yield price
 
 
-def _priced(wave: Wave, routes: Routes) -> Priced:
+def _priced(wave: Wave, routes: AnyRoutes) -> Priced:
     alpha, beta = routes.fares(wave.src, wave.dst, wave.chunks)
     seconds = routes.gamma(wave.source, wave.reducer) * wave.reduced
     gamma = numpy.bincount(wave.reducer, seconds, routes.size)[wave.closing]

@@ -8,11 +8,12 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.algorithms import algorithms, evaluate, names_of
-from gpucoll.analysis.simulate import Prediction, Topology, load, simulate_sizes
+from gpucoll.analysis.simulate import LinkGraph, Links, Prediction, load_links, simulate_sizes
 from gpucoll.analysis.sizes import byte_size
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 
+RANKS = 8  # unless asked for, or given by a graph
 Segments: TypeAlias = Callable[[str, str, int, int], int]  # (collective, algorithm, bytes, ranks) to segments
 
 
@@ -31,7 +32,7 @@ class Sweep(NamedTuple):
     left_out: list[LeftOut]
 
 
-def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Sequence[int], topology: Topology,
+def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Sequence[int], topology: Links,
           segments: Segments, root: int = 0) -> Sweep:
     """Predict the algorithms in `names`; with no names predict all algorithms, leaving out too large cases.
 
@@ -59,7 +60,7 @@ HEADER = (f"{'ranks':>7} {'bytes':>12}  {'algorithm':24} {'segments':>8} {'time 
           f"{'bandwidth':>9} {'reduction':>9} {'busbw GB/s':>10}")
 
 
-def as_text(collective: str, topology: Topology, swept: Sweep) -> Iterator[str]:
+def as_text(collective: str, topology: Links, swept: Sweep) -> Iterator[str]:
     """Yield the lines of the table, the quickest algorithm first for every number of ranks and size."""
     yield f"{collective} on {topology.name}: {topology.about or 'a topology of your own'}"
     yield HEADER
@@ -91,12 +92,15 @@ def answer(options: Any, segments: Segments) -> str:
 
     `segments` returns the number of segments used by a call; ``options.segments`` overrides it. Raises ArgumentError.
     """
-    given, topology = options.segments, load(options.topology)
-    swept = sweep(options.collective, names_of(options.algorithm) if options.algorithm else [], options.ranks,
+    given, topology = options.segments, load_links(options.topology)
+    ranks = options.ranks or [topology.ranks if isinstance(topology, LinkGraph) else RANKS]
+    swept = sweep(options.collective, names_of(options.algorithm) if options.algorithm else [], ranks,
                   byte_sizes(options.size), topology,
                   segments if given is None else lambda *_: given, options.root)
     if options.json:
-        rows = [row._asdict() | {"seconds": row.seconds} for row in swept.rows]
+        rows = [row._asdict() | {"seconds": row.seconds, "us": 1e6 * row.seconds,
+                                 "algbw_GBps": row.nbytes / row.seconds / 1e9 if row.seconds else 0.0}
+                for row in swept.rows]
         return json.dumps({"collective": options.collective, "topology": topology.name, "predictions": rows,
                            "left_out": [left._asdict() for left in swept.left_out]})
     return "\n".join(as_text(options.collective, topology, swept))

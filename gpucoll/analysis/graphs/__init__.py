@@ -1,0 +1,10 @@
+"""Graphs of links: the best bandwidth that any algorithm can reach, and an algorithm that reaches it.
+
+    link_graph     ranks, switches and links, from a TOML file
+    named          machines and regular networks by name
+    max_flow       maximum flow and minimum cut
+    bounds         the largest algbw of a collective, exactly, with the cut that limits it
+    switches       switches replaced by direct links between ranks
+    tree_packing   spanning trees that fill the links
+    synthesis      an algorithm made of trees: `gpucoll synthesize`
+"""

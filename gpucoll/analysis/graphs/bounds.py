@@ -1,0 +1,203 @@
+"""The largest algbw of a collective on a graph of links, as an exact fraction, with the cut that limits it.
+
+Let B(S) be the bandwidth of all links out of a set S of nodes, and P the number of ranks.
+
+- all_gather: the blocks of the ranks in S leave S, if a rank outside needs them. So algbw is at most
+  P * B(S) / |ranks in S|, for each S that misses a rank. The least of these bounds is reached: Edmonds' theorem packs
+  trees where ranks copy, and splitting off links removes switches that only forward (ForestColl, arXiv:2402.06787).
+- reduce_scatter: the same on the reversed graph, as an all-gather backwards is a reduce-scatter.
+- broadcast, reduce: the maximum flow between the root and the rank with the least flow.
+- gather, scatter: as all_gather, for the cuts between the root and the other ranks.
+- all_reduce: let sets S_1 to S_p together have every rank once; switches may be in several. Until the sum is complete
+  somewhere, p - 1 sets have sent their contribution; afterwards p - 1 sets still receive the sum. So algbw is at most
+  the sum of all B(S_i), divided by 2 (p - 1); sets of links into S_i give a second bound. Without switches, and with
+  equal links in both directions, the trees of Tutte and Nash-Williams reach this bound. Switches that copy save links
+  out, not in.
+
+Each minimum is found by maximum flows: a bound that some cut breaks is lowered to the cut's value, until no cut breaks
+the bound (Dinkelbach's method).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from gpucoll.analysis.graphs.link_graph import LinkGraph, load_graph
+from gpucoll.analysis.graphs.max_flow import FlowNetwork
+from gpucoll.core.collectives import collective
+from gpucoll.errors import ArgumentError
+
+ZERO = Fraction(0)
+
+
+class Bound(NamedTuple):
+    """The largest algbw in GB/s, the sets of nodes that limit it, and the least number of rounds.
+
+    `parts` has a single set of nodes for a cut, and several for an all-reduce limited by a partition. In a round every
+    rank sends to any number of ranks, through switches.
+    """
+
+    algbw: Fraction
+    parts: tuple[frozenset[int], ...]
+    rounds: int
+
+
+def bound(graph: LinkGraph, name: str, root: int = 0) -> Bound:
+    """Return the bound of a collective on a graph; ArgumentError for a collective without a known bound.
+
+    >>> from gpucoll.analysis.graphs.link_graph import load_graph
+    >>> str(bound(load_graph("ring(4, GBps=25, us=0.7)"), "all_gather").algbw)
+    '200/3'
+    """
+    row = collective(name)
+    if name not in FORMULAS:
+        raise ArgumentError(f"no bound is known for {name}; there are bounds for {', '.join(FORMULAS)}",
+                            code="GC-COLLECTIVE")
+    if row.rooted and not 0 <= root < graph.ranks:
+        raise ArgumentError(f"{name}: root {root} is not in 0..{graph.ranks - 1}", code="GC-ROOT")
+    rounds = max(max(graph.hops(rank)) for rank in ([root] if row.rooted else range(graph.ranks)))
+    if name in ("reduce", "gather"):
+        rounds = max(graph.reversed().hops(root))
+    algbw, parts = FORMULAS[name](graph, root)
+    return Bound(algbw, parts, rounds)
+
+
+class Rates(NamedTuple):
+    """A problem of rates: every source sends its own data at a common rate to every target."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+    def needed(self, target: int) -> int:
+        """Return the number of sources whose data reach `target` through links."""
+        return len(self.sources) - (target in self.sources)
+
+
+def common_rate(graph: LinkGraph, rates: Rates) -> tuple[Fraction, frozenset[int]]:
+    """Return the largest common rate in GB/s, and the set of nodes whose links limit it."""
+    scale = math.lcm(*(edge.GBps.denominator for edge in graph.edges.values()))
+    network, base = FlowNetwork(graph.size), []
+    for (src, dst), edge in graph.edges.items():
+        base.append((network.add(src, dst, 0), int(edge.GBps * scale)))
+    source = network.node()
+    fed = [(network.add(source, rank, 0), rank) for rank in rates.sources]
+    rate, cut = Fraction(sum(capacity for _, capacity in base) + 1), frozenset[int]()
+    for target in rates.targets:
+        while True:
+            for number, capacity in base:
+                network.capacity[number] = capacity * rate.denominator
+            for number, rank in fed:
+                network.capacity[number] = 0 if rank == target else rate.numerator
+            needed = rates.needed(target) * rate.numerator
+            if network.flow(source, target, needed) >= needed:
+                break
+            side = network.side(source) - {source}
+            inside = sum(rank in side for rank in rates.sources if rank != target)
+            rate, cut = graph.leaving(side) * scale / inside, frozenset(side)
+    return rate / scale, cut
+
+
+def _all_gather(graph: LinkGraph, _: int) -> tuple[Fraction, tuple[frozenset[int], ...]]:
+    ranks = tuple(range(graph.ranks))
+    rate, cut = common_rate(graph, Rates(ranks, ranks))
+    return rate * graph.ranks, (cut,)
+
+
+def _scatter(graph: LinkGraph, root: int) -> tuple[Fraction, tuple[frozenset[int], ...]]:
+    rate, (cut,) = _gather(graph.reversed(), root)
+    return rate, (cut,)
+
+
+def _gather(graph: LinkGraph, root: int) -> tuple[Fraction, tuple[frozenset[int], ...]]:
+    rate, cut = common_rate(graph, Rates(tuple(rank for rank in range(graph.ranks) if rank != root), (root,)))
+    return rate * graph.ranks, (cut,)
+
+
+def _broadcast(graph: LinkGraph, root: int) -> tuple[Fraction, tuple[frozenset[int], ...]]:
+    rate, cut = common_rate(graph, Rates((root,), tuple(rank for rank in range(graph.ranks) if rank != root)))
+    return rate, (cut,)
+
+
+def _all_reduce(graph: LinkGraph, _: int) -> tuple[Fraction, tuple[frozenset[int], ...]]:
+    into = partition_rate(graph.reversed())
+    return into if graph.multicast else min(into, partition_rate(graph), key=lambda found: found[0])
+
+
+FORMULAS: dict[str, Any] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": lambda graph, root: _all_gather(graph.reversed(), root),
+    "broadcast": _broadcast,
+    "reduce": lambda graph, root: _broadcast(graph.reversed(), root),
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_reduce": _all_reduce,
+}
+
+
+def partition_rate(graph: LinkGraph) -> tuple[Fraction, tuple[frozenset[int], ...]]:
+    """Return the least of sum B(S_i) / (2 (p - 1)) over sets S_1 to S_p with every rank once; and these sets.
+
+    For a rate, the sets with the least sum of B(S_i) / 2 - rate are found one rank after the other: the Dilworth
+    truncation of a submodular function (Lovasz, 1977; Cunningham, 1985).
+    """
+    parts = tuple(frozenset({rank}) for rank in range(graph.ranks))
+    while True:
+        rate = sum((graph.leaving(part) for part in parts), ZERO) / (2 * (len(parts) - 1))
+        found = _best_partition(graph, rate)
+        if len(found) < 2 or sum((graph.leaving(part) for part in found), ZERO) / (2 * (len(found) - 1)) >= rate:
+            return rate, parts
+        parts = found
+
+
+def _best_partition(graph: LinkGraph, rate: Fraction) -> tuple[frozenset[int], ...]:
+    """Return sets with every rank once, with the least sum of B(S) / 2 - rate."""
+    weights: list[Fraction] = []
+    parts: list[frozenset[int]] = []
+    for rank in range(graph.ranks):
+        value, side = _least(graph, rank, weights)
+        weights.append(value - rate)
+        # A set that is tight joins all parts with a rank of it: the union of tight sets that meet is tight.
+        ranks = {node for node in side if node < graph.ranks}
+        met = [part for part in parts if not part.isdisjoint(ranks)]
+        parts = [part for part in parts if part not in met] + [frozenset(side.union(*met))]
+    return tuple(parts)
+
+
+def _least(graph: LinkGraph, rank: int, weights: list[Fraction]) -> tuple[Fraction, set[int]]:
+    """Return the least B(S) / 2 minus the weights in S, over sets S with `rank` and no later rank; and the set."""
+    scale = math.lcm(*(2 * edge.GBps.denominator for edge in graph.edges.values()),
+                     *(weight.denominator for weight in weights))
+    network, sink = FlowNetwork(graph.size), graph.size
+    network.node()
+    for (src, dst), edge in graph.edges.items():
+        network.add(src, dst, int(edge.GBps * scale / 2))
+    gained, endless = ZERO, int(scale * sum((edge.GBps for edge in graph.edges.values()), ZERO)) * 4 + 1
+    for other, weight in enumerate(weights):
+        if weight > 0:  # left out of S, the weight is lost
+            network.add(rank, other, int(weight * scale))
+            gained += weight
+        elif weight < 0:
+            network.add(other, sink, int(-weight * scale))
+    for later in range(rank + 1, graph.ranks):
+        network.add(later, sink, endless)
+    flow = network.flow(rank, sink)
+    return Fraction(flow, scale) - gained, network.side(rank)
+
+
+def main(options: Any) -> int:
+    """Print the bound of a collective on a graph, as text or JSON."""
+    graph = load_graph(options.graph)
+    found = bound(graph, options.collective, options.root)
+    sides = [[graph.names[node] for node in sorted(part)] for part in found.parts]
+    text = f"{found.algbw.numerator}/{found.algbw.denominator}"
+    if options.json:
+        print(json.dumps({"collective": options.collective, "graph": graph.name, "algbw_GBps": float(found.algbw),
+                          "fraction": text, "cut": sides[0], "parts": sides, "least_rounds": found.rounds}))
+        return 0
+    print(f"{options.collective} on {graph.name}, {graph.ranks} ranks: at most {float(found.algbw):.6g} GB/s ({text})")
+    print("limited by the links out of " + ("; out of ".join(", ".join(side) for side in sides)))
+    print(f"at least {found.rounds} rounds")
+    return 0

@@ -1,0 +1,207 @@
+"""Named graphs of links: machines by their makers' public data, and regular networks by parameters.
+
+Bandwidths are in GB/s for one direction, latencies in us. NVLink 2 has 25 GB/s a link (DGX-1, DGX-2, NDv2), NVLink 3
+and 4 have 300 and 450 GB/s a GPU through NVSwitch (DGX A100, DGX H100). A box of several has a NIC of 25 GB/s (A100)
+or 50 GB/s (H100) for each GPU, of 12.5 GB/s for two GPUs (DGX-2), or of 12.5 GB/s for all (NDv2). Latencies follow
+TACCL and TE-CCL: 0.7 us for an NVLink, 1.3 us for a NIC's port.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from gpucoll.errors import ArgumentError, nearest
+
+CODE = "GC-TOPOLOGY"
+NVLINK, NIC = 0.7, 1.3  # us
+MOST_BOXES = 128
+# Links of a DGX-1's eight GPUs: (GPU, GPU, number of NVLinks).
+CUBE_MESH = ((0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2), (2, 6, 1),
+             (3, 7, 1), (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2))
+
+
+class _Made:
+    """A graph under construction, in the form of a TOML file."""
+
+    def __init__(self, about: str) -> None:
+        self.about = about
+        self.ranks: list[str] = []
+        self.switches: list[str] = []
+        self.links: list[dict[str, Any]] = []
+        self.multicast = False
+
+    def join(self, one: str, other: str, speed: float, latency: float) -> None:
+        """Add a link in both directions."""
+        self.links.append({"from": one, "to": other, "GBps": speed, "us": latency, "both": True})
+
+    def star(self, switch: str, ends: list[str], speed: float, latency: float) -> None:
+        """Add a switch with links to `ends`; the latency of a path through it is twice `latency`."""
+        self.switches.append(switch)
+        for end in ends:
+            self.join(end, switch, speed, latency)
+
+
+def _cube_mesh(boxes: int) -> _Made:
+    made = _Made(f"{boxes} x DGX-1 V100: a hybrid cube mesh of NVLinks; the GPUs of a box share a NIC of 12.5 GB/s")
+    for box in range(boxes):
+        gpus = [f"b{box}g{gpu}" for gpu in range(8)]
+        made.ranks += gpus
+        for one, other, count in CUBE_MESH:
+            made.join(gpus[one], gpus[other], 25.0 * count, NVLINK)
+        if boxes > 1:
+            made.star(f"b{box}nic", gpus, 12.5, NIC / 2)
+    if boxes > 1:
+        made.star("ib", [f"b{box}nic" for box in range(boxes)], 12.5, NIC / 2)
+    return made
+
+
+def _boxes(text: str, gpus: int, nvswitch: float, nic: float, shared: int = 1) -> Callable[[int], _Made]:
+    """Return the function that makes boxes of GPUs on an NVSwitch; `shared` GPUs share a NIC."""
+    def make(boxes: int) -> _Made:
+        made = _Made(f"{boxes} x {text}: NVSwitch of {nvswitch:g} GB/s a GPU"
+                     + (f", NICs of {nic:g} GB/s for {shared} GPUs" if boxes > 1 else ""))
+        ports = []
+        for box in range(boxes):
+            here = [f"b{box}g{gpu}" for gpu in range(gpus)]
+            made.ranks += here
+            made.star(f"b{box}nvswitch", here, nvswitch, NVLINK / 2)
+            for first in range(0, gpus if boxes > 1 and shared > 1 else 0, shared):
+                made.star(f"b{box}nic{first // shared}", here[first:first + shared], nic, NIC / 4)
+                ports.append(f"b{box}nic{first // shared}")
+            ports += here if shared == 1 else []
+        if boxes > 1:
+            made.star("ib", ports, nic, NIC / 2)
+        return made
+
+    return make
+
+
+def _multicast(make: Callable[[int], _Made]) -> Callable[[int], _Made]:
+    def copying(boxes: int) -> _Made:
+        made = make(boxes)
+        made.multicast = True
+        return made
+
+    return copying
+
+
+MACHINES: dict[str, Callable[[int], _Made]] = {
+    "dgx1": _cube_mesh,
+    "ndv2": _cube_mesh,
+    "dgx2": _boxes("DGX-2", 16, 150.0, 12.5, shared=2),
+    "dgx_a100": _boxes("DGX A100", 8, 300.0, 25.0),
+    "dgx_h100": _boxes("DGX H100", 8, 450.0, 50.0),
+    "dgx_h100_nvls": _multicast(_boxes("DGX H100 whose switches copy", 8, 450.0, 50.0)),
+}
+
+
+def _grid(sides: list[int], speed: float, latency: float, *, wraps: bool) -> _Made:
+    made = _Made(f"a {'torus' if wraps else 'mesh'} of {'x'.join(map(str, sides))} ranks")
+    places = [*itertools.product(*map(range, sides))]
+    made.ranks = ["r" + "_".join(map(str, place)) for place in places]
+    named = dict(zip(places, made.ranks, strict=True))
+    for place in places:
+        for axis, side in enumerate(sides):
+            if place[axis] + 1 < side or (wraps and side > 2):  # a side of two has one link, not two
+                there = (*place[:axis], (place[axis] + 1) % side, *place[axis + 1:])
+                made.join(named[place], named[there], speed, latency)
+    return made
+
+
+def _switch(sides: list[int], speed: float, latency: float) -> _Made:
+    made = _Made(f"{sides[0]} ranks on a switch")
+    made.ranks = [f"r{rank}" for rank in range(sides[0])]
+    made.star("switch", made.ranks, speed, latency / 2)
+    return made
+
+
+def _fat_tree(sides: list[int], speed: float, latency: float) -> _Made:
+    leaves, ranks = sides[0], sides[1]
+    thick = sides[2] if len(sides) > 2 else ranks
+    made = _Made(f"{leaves} leaf switches of {ranks} ranks, each with uplinks of {thick} ranks' bandwidth")
+    for leaf in range(leaves):
+        here = [f"l{leaf}r{rank}" for rank in range(ranks)]
+        made.ranks += here
+        made.star(f"leaf{leaf}", here, speed, latency / 2)
+    made.star("spine", [f"leaf{leaf}" for leaf in range(leaves)], speed * thick, latency / 2)
+    return made
+
+
+def _dragonfly(sides: list[int], speed: float, latency: float) -> _Made:
+    groups, routers, ranks = sides
+    made = _Made(f"a dragonfly: {groups} groups of {routers} routers with {ranks} ranks each")
+    for group, router in itertools.product(range(groups), range(routers)):
+        here = [f"g{group}s{router}r{rank}" for rank in range(ranks)]
+        made.ranks += here
+        made.star(f"g{group}s{router}", here, speed, latency / 2)
+    for group in range(groups):
+        for one, other in itertools.combinations(range(routers), 2):
+            made.join(f"g{group}s{one}", f"g{group}s{other}", speed, latency / 2)
+    for number, (one, other) in enumerate(itertools.combinations(range(groups), 2)):
+        made.join(f"g{one}s{number % routers}", f"g{other}s{number % routers}", speed, latency)
+    return made
+
+
+# Regular networks: the function, and the least and the most number of sides.
+NETWORKS: dict[str, tuple[Callable[[list[int], float, float], _Made], int, int]] = {
+    "ring": (lambda sides, *link: _grid(sides, *link, wraps=True), 1, 1),
+    "torus": (lambda sides, *link: _grid(sides, *link, wraps=True), 1, 3),
+    "grid": (lambda sides, *link: _grid(sides, *link, wraps=False), 1, 3),
+    "crossbar": (_switch, 1, 1),
+    "fat_tree": (_fat_tree, 2, 3),
+    "dragonfly": (_dragonfly, 3, 3),
+}
+SIDES = re.compile(r"(\w+)(?:\((\d{1,5}(?:x\d{1,5})*)((?:, *(?:GBps|us)=[\d.]{1,12})*)\))?")
+MOST_RANKS = 1024
+
+
+def is_named(name: str) -> bool:
+    """Return whether a text names a graph: a machine, or a network with parameters."""
+    found = SIDES.fullmatch(name)
+    return found is not None and (found[1] in MACHINES or (found[1] in NETWORKS and found[2] is not None))
+
+
+def graph_table(name: str) -> dict[str, Any]:
+    """Return the graph called `name` as the content of a file; raise ArgumentError naming the nearest known name.
+
+    ``dgx_a100(2)`` is two boxes, ``torus(4x4, GBps=50, us=0.5)`` a network with links of 50 GB/s and 0.5 us, its
+    defaults.
+
+    >>> len(graph_table("torus(3x3)")["links"]), graph_table("crossbar(4)")["switches"]
+    (18, ['switch'])
+    """
+    found = SIDES.fullmatch(name)
+    if found is None or found[1] not in {*MACHINES, *NETWORKS}:
+        raise ArgumentError(f"no graph is named {name!r}{nearest(name.partition('(')[0], [*MACHINES, *NETWORKS])}; "
+                            "a machine takes a number of boxes, as dgx_a100(2), a network sides, as torus(4x4)",
+                            code=CODE)
+    sides = [int(side) for side in found[2].split("x")] if found[2] else []
+    make = _machine if found[1] in MACHINES else _network
+    made = make(found[1], sides, found[3] or "")
+    return {"kind": "graph", "name": name, "about": made.about, "ranks": made.ranks, "switches": made.switches,
+            "multicast": made.multicast, "links": made.links}
+
+
+def _machine(name: str, sides: list[int], options: str) -> _Made:
+    boxes = sides[0] if sides else 2 if name == "ndv2" else 1
+    if len(sides) > 1 or options or not 1 <= boxes <= MOST_BOXES:
+        raise ArgumentError(f"{name} takes a number of boxes from 1 to {MOST_BOXES}, as in {name}(2)", code=CODE)
+    return MACHINES[name](boxes)
+
+
+def _network(name: str, sides: list[int], options: str) -> _Made:
+    make, least, most = NETWORKS[name]
+    link = {"GBps": 50.0, "us": 0.5}
+    try:
+        link |= {key: float(value) for key, value in re.findall(r"(\w+)=([\d.]+)", options)}
+    except ValueError:
+        raise ArgumentError(f"{name}: a number in {options.strip(', ')!r} is malformed", code=CODE) from None
+    if not least <= len(sides) <= most or min(sides) < 1 or not 2 <= math.prod(sides[:3]) <= MOST_RANKS:
+        number = f"{least}" if least == most else f"{least} to {most}"
+        raise ArgumentError(f"{name} takes {number} sides, and {MOST_RANKS} ranks at most, as in "
+                            f"{name}({'x'.join(['4'] * least)})", code=CODE)
+    return make(sides, link["GBps"], link["us"])

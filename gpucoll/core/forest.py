@@ -1,0 +1,167 @@
+"""Schedules of spanning trees: pipelined along the edges, all trees at once, as `gpucoll synthesize` finds them.
+
+Every block is cut into the shares of the block's trees, and every share into segments. Segment s crosses an edge at
+depth d in round s + d - 1, counted from the root of a broadcast tree. A reduction runs along the same trees backwards.
+In the middle of a schedule every edge carries one segment per round, so no link waits.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Round, Rounds, Send, Slice, Step
+
+
+class SpanningTree(NamedTuple):
+    """A tree from `root` over all ranks; `edges` are pairs of parent and child, every parent before its children.
+
+    `share` is the number of chunks of a segment that the tree carries, out of all chunks of the root's trees.
+    """
+
+    root: int
+    share: int
+    edges: tuple[tuple[int, int], ...]
+
+    def depths(self) -> dict[int, int]:
+        """Return the number of edges between the root and each rank."""
+        depths = {self.root: 0}
+        for parent, child in self.edges:
+            depths[child] = depths[parent] + 1
+        return depths
+
+    @property
+    def height(self) -> int:
+        """The largest depth."""
+        return max(self.depths().values())
+
+
+class Forest:
+    """Spanning trees, cut into `segments`; makes the rounds of a rank.
+
+    With `has_blocks` every rank is a root with a block of its own, and the shares of each root's trees have one sum.
+    Otherwise the trees share one array.
+
+    >>> pair = Forest([SpanningTree(0, 1, ((0, 1),)), SpanningTree(1, 1, ((1, 0),))], 1)
+    >>> [type(step).__name__ for steps in pair.all_reduce(0) for step in steps]
+    ['Copy', 'RecvReduce', 'Send', 'Send', 'Recv']
+    """
+
+    def __init__(self, trees: Iterable[Sequence[object]], segments: int, *, has_blocks: bool = True) -> None:
+        self.trees = [SpanningTree(*tree) for tree in trees]  # type: ignore[arg-type] # literals of a file
+        self.segments, self.has_blocks = segments, has_blocks
+        self.height = max(tree.height for tree in self.trees)
+        self._depths = [tree.depths() for tree in self.trees]
+        first: dict[int, int] = collections.defaultdict(int)
+        self._offsets: list[int] = []  # of each tree's share in a segment of the block, or of the array
+        for tree in self.trees:
+            block = tree.root if has_blocks else 0
+            self._offsets.append(first[block])
+            first[block] += tree.share
+        self.shares = max(first.values())  # chunks of a segment
+        self.chunks = self.shares * segments * len(first)
+
+    @property
+    def links(self) -> dict[tuple[int, int], int]:
+        """The chunks that each edge carries in a round: the sum of the shares of the trees with the edge."""
+        counts: dict[tuple[int, int], int] = collections.Counter()
+        for tree in self.trees:
+            counts.update(dict.fromkeys(tree.edges, tree.share))
+        return counts
+
+    def all_gather(self, rank: int) -> Rounds:
+        """Yield the rounds of an all-gather: every root's block goes down the root's trees."""
+        block = self.shares * self.segments
+        begun: Round = (Copy(Slice("input", 0, block), Slice("output", rank * block, block)),)
+        return self._down(rank, begun, source="input")
+
+    def broadcast(self, rank: int) -> Rounds:
+        """Yield the rounds of a broadcast from the root of all trees."""
+        is_root = rank == self.trees[0].root
+        begun = (Copy(Slice("input", 0, self.chunks), Slice("output", 0, self.chunks)),) if is_root else ()
+        return self._down(rank, begun, source="input")
+
+    def reduce_scatter(self, rank: int) -> Rounds:
+        """Yield the rounds of a reduce-scatter: partial sums go up the trees of the block's owner."""
+        return self._up(rank, "scratch")
+
+    def reduce(self, rank: int) -> Rounds:
+        """Yield the rounds of a reduction to the root of all trees."""
+        return self._up(rank, "scratch")
+
+    def all_reduce(self, rank: int) -> Rounds:
+        """Yield the rounds of an all-reduce: reduce-scatter, then all-gather, both within output."""
+        yield from self._up(rank, "output")
+        yield from self._down(rank, (), source="output")
+
+    def tree_all_reduce(self, rank: int) -> Rounds:
+        """Yield the rounds of an all-reduce whose segments go down each tree as soon as they are summed at the root.
+
+        An edge carries sums one way and results the other way, both at the same time.
+        """
+        up = itertools.chain(self._up(rank, "output"), itertools.repeat(()))
+        heights = [tree.height for tree in self.trees]
+        down = self._down(rank, (), source="output", delay=lambda number, depth: heights[number] + depth - 1)
+        for steps, further in zip(up, down, strict=False):
+            yield (*steps, *further)
+
+    def _place(self, number: int, segment: int) -> tuple[int, int]:
+        """Return first chunk and length of a tree's share of a segment, in an array of all blocks."""
+        tree = self.trees[number]
+        block = tree.root * self.shares * self.segments if self.has_blocks else 0
+        return block + segment * self.shares + self._offsets[number], tree.share
+
+    def _own(self, buffer: Buffer, number: int, segment: int) -> Slice:
+        """Return a tree's share of a segment in an array of the root's block alone."""
+        return Slice(buffer, segment * self.shares + self._offsets[number], self.trees[number].share)
+
+    def _clock(self, rank: int, delay: Callable[[int, int], int]) -> Iterator[list[tuple[int, int, int, int]]]:
+        """Yield for each round the messages of a rank: tree, segment, parent and child of the edge.
+
+        ``delay(tree, depth)`` is the round of the first segment on the edge to a child at this depth.
+        """
+        edges = [(delay(number, depths[child]), number, parent, child)
+                 for number, (tree, depths) in enumerate(zip(self.trees, self._depths, strict=True))
+                 for parent, child in tree.edges if rank in (parent, child)]
+        last = max(delay(number, depth) for number, depths in enumerate(self._depths)
+                   for depth in range(1, max(depths.values()) + 1))
+        for time in range(self.segments + last):
+            yield [(number, time - first, parent, child) for first, number, parent, child in edges
+                   if 0 <= time - first < self.segments]
+
+    def _down(self, rank: int, begun: Round, source: Buffer,
+              delay: Callable[[int, int], int] = lambda _, depth: depth - 1) -> Rounds:
+        for messages in self._clock(rank, delay):
+            steps: list[Step] = [*begun]
+            begun = ()
+            for number, segment, parent, child in messages:
+                place = Slice("output", *self._place(number, segment))
+                is_first = parent == self.trees[number].root and source == "input"
+                if rank == parent:
+                    steps.append(Send(self._own("input", number, segment) if is_first else place, child))
+                elif rank == child:
+                    steps.append(Recv(place, parent))
+            yield tuple(steps)
+
+    def _up(self, rank: int, sums: Buffer) -> Rounds:
+        # The chunks of a block may differ in length by an element: a partial sum keeps the place of its chunk.
+        heights = [tree.height for tree in self.trees]
+        inner = [{parent for parent, _ in tree.edges} for tree in self.trees]
+        for messages in self._clock(rank, lambda number, depth: heights[number] - depth):
+            steps: list[Step] = []
+            begun = set[int]()
+            for number, segment, parent, child in messages:
+                place = self._place(number, segment)
+                given, total = Slice("input", *place), Slice(sums, *place)
+                if rank == child:
+                    steps.append(Send(total if child in inner[number] else given, parent))
+                elif rank == parent:
+                    if sums == "scratch" and parent == self.trees[number].root:
+                        total = self._own("output", number, segment)
+                    if number not in begun:
+                        begun.add(number)
+                        steps.append(Copy(given, total))
+                    steps.append(RecvReduce(total, child))
+            yield tuple(steps)

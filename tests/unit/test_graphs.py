@@ -1,0 +1,278 @@
+"""Graphs of links: faults of files, bounds against all cuts, trees that reach the bounds, predictions by hand."""
+
+import itertools
+import json
+import math
+import random
+import re
+from fractions import Fraction
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.analysis.graphs.bounds import FORMULAS, bound
+from gpucoll.analysis.graphs.link_graph import Edge, LinkGraph, load_graph, parse_graph
+from gpucoll.analysis.graphs.max_flow import FlowNetwork
+from gpucoll.analysis.graphs.synthesis import SCHEDULES, synthesis, trees_for
+from gpucoll.analysis.simulate import load_links, simulate
+from gpucoll.cli import main
+from gpucoll.core.schedule import Schedule
+from gpucoll.verify.symbolic import prove
+from refusals import refused
+from thread_ranks import on_threads
+
+PAIR = """
+kind = "graph"
+name = "a pair"
+ranks = ["a", "b"]
+[[links]]
+from = "a"
+to = "b"
+GBps = 25.0
+us = 0.7
+both = true
+"""
+pytestmark = pytest.mark.usefixtures("own_algorithms")
+KNOWN = [  # graph, collective, GB/s; by hand, and SCCL's bound of 7/6 for DGX-1's six links
+    ("ring(4, GBps=25, us=0.7)", "all_gather", "200/3"), ("ring(4, GBps=25, us=0.7)", "all_reduce", "100/3"),
+    ("dgx1", "all_gather", "1200/7"), ("dgx1", "broadcast", "150"), ("dgx_a100", "reduce_scatter", "2400/7"),
+    ("dgx_a100(2)", "all_gather", "1040/3"), ("dgx_a100(4)", "all_reduce", "400/3"), ("crossbar(8)", "gather", "400/7"),
+    ("grid(5)", "all_reduce", "50"), ("grid(3x3)", "all_reduce", "75"), ("ndv2", "all_gather", "25"),
+    ("fat_tree(4x4x2)", "all_gather", "160/3"), ("dgx_h100_nvls", "all_reduce", "1800/7"),
+    ("ring(3, GBps=0.1)", "broadcast", "1/5")]
+
+
+@pytest.mark.parametrize(("graph", "name", "algbw"), KNOWN)
+def test_known_bounds(graph, name, algbw):
+    assert bound(load_graph(graph), name).algbw == Fraction(algbw)
+
+
+def drawn(number, *, is_balanced=False):
+    """Return a small random graph of links whose ranks all reach each other."""
+    draw = random.Random(number)
+    ranks, switches = draw.randint(2, 5), draw.randint(0, 2)
+    size, edges = ranks + switches, {}
+    ways = [(src, dst) for src, dst in itertools.permutations(range(size), 2) if not is_balanced or src < dst]
+    for src, dst in ways:
+        if draw.random() < 0.6:
+            edge = Edge(Fraction(draw.choice([1, 2, 3, 5]), draw.choice([1, 2])), Fraction(1, 2))
+            edges[src, dst] = edge
+            if is_balanced:
+                edges[dst, src] = edge
+    names = tuple(f"n{node}" for node in range(size))
+    graph = LinkGraph("drawn", names, ranks, edges)
+    reached = [min(one.hops(0)) for one in (graph, graph.reversed())]
+    return graph if min(reached) >= 0 else None
+
+
+GRAPHS = [graph for graph in map(drawn, range(70)) if graph is not None]
+BALANCED = [graph for graph in (drawn(number, is_balanced=True) for number in range(70)) if graph is not None]
+
+
+def subsets(nodes):
+    nodes = [*nodes]
+    return itertools.chain.from_iterable(itertools.combinations(nodes, count) for count in range(len(nodes) + 1))
+
+
+def by_all_cuts(graph, name, root=0):
+    """Return the bound by looking at every set of nodes."""
+    graph = graph.reversed() if name in ("reduce_scatter", "reduce", "scatter") else graph
+    best = math.inf
+    for cut in subsets(range(graph.size)):
+        ranks = sum(node < graph.ranks for node in cut)
+        if not ranks or ranks == graph.ranks:
+            continue
+        if name in ("all_gather", "reduce_scatter"):
+            best = min(best, graph.ranks * graph.leaving(cut) / ranks)
+        elif name in ("broadcast", "reduce") and root in cut:
+            best = min(best, graph.leaving(cut))
+        elif name in ("gather", "scatter") and root not in cut:
+            best = min(best, graph.ranks * graph.leaving(cut) / ranks)
+    return best
+
+
+def by_all_partitions(graph):
+    """Return the bound of an all-reduce by looking at all partitions of the ranks, each part with any switches."""
+    best = math.inf
+    for parts in itertools.product(range(graph.ranks), repeat=graph.ranks):
+        used = {*parts}
+        if len(used) < 2:
+            continue
+        for one in (graph, graph.reversed()):
+            total = sum(min(one.leaving([*(rank for rank in range(graph.ranks) if parts[rank] == part), *switches])
+                            for switches in subsets(range(graph.ranks, graph.size))) for part in used)
+            best = min(best, total / (2 * (len(used) - 1)))
+    return best
+
+
+@pytest.mark.parametrize("name", [name for name in FORMULAS if name != "all_reduce"])
+def test_bounds_are_those_of_the_tightest_cut(name):
+    for graph in GRAPHS:
+        found = bound(graph, name)
+        assert found.algbw == by_all_cuts(graph, name), graph
+        assert 0 < len(found.parts[0]) < graph.size
+
+
+def test_the_bound_of_an_all_reduce_is_that_of_the_tightest_partition():
+    for graph in [one for one in GRAPHS if one.ranks <= 4]:
+        assert bound(graph, "all_reduce").algbw == by_all_partitions(graph), graph
+
+
+def test_flows_are_limited_and_networks_serve_again():
+    network = FlowNetwork(4)
+    edges = [network.add(*edge) for edge in ((0, 1, 3), (0, 2, 2), (1, 2, 5), (1, 3, 2), (2, 3, 3))]
+    assert (network.flow(0, 3), network.flow(0, 3, 4)) == (5, 4)
+    network.capacity[edges[3]] = 0
+    assert network.flow(0, 3) == 3
+    assert network.side(0) == {0, 1, 2}
+
+
+def schedules_of(made, graph, name):
+    rounds = getattr(made.forest, made.found.method)
+    return [Schedule(name, "trees", rank, graph.ranks, made.forest.chunks, lambda rank=rank: rounds(rank))
+            for rank in range(graph.ranks)]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_trees_reach_the_bound_within_the_links(name):
+    """Where as much enters every switch as leaves it; an all-reduce through switches may fall short."""
+    for graph in BALANCED:
+        found, best = trees_for(graph, name, most=200), bound(graph, name).algbw
+        assert found.algbw == best if name != "all_reduce" or graph.size == graph.ranks else best / 2 <= found.algbw
+        made = synthesis(graph, name, 1 << 20, chunks=200)
+        prove(name, schedules_of(made, graph, name), chunks=made.forest.chunks)
+        assert made.found.algbw <= best
+
+
+@pytest.mark.parametrize("graph", ["ring(5)", "dgx1", "torus(3x3)"])
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "broadcast", "reduce"])
+def test_no_link_carries_more_than_its_bandwidth(graph, name):
+    graph = load_graph(graph)
+    found = trees_for(graph, name)
+    forest = synthesis(graph, name, 1 << 20).forest
+    blocks = graph.ranks if found.has_blocks else 1
+    for (parent, child), shares in forest.links.items():
+        link = (child, parent) if name in ("reduce_scatter", "reduce") else (parent, child)
+        assert found.algbw / blocks * shares / forest.shares <= graph.edges[link].GBps
+
+
+def test_bandwidths_without_a_common_divisor_are_rounded_down():
+    edges = {}
+    for rank, speed in enumerate((Fraction(1234567, 10000), Fraction(7654321, 100000), Fraction(3141592, 100000))):
+        edges[rank, (rank + 1) % 3] = edges[(rank + 1) % 3, rank] = Edge(speed, Fraction(1))
+    graph = LinkGraph("odd", ("a", "b", "c"), 3, edges)
+    found, best = trees_for(graph, "all_gather"), bound(graph, "all_gather").algbw
+    assert Fraction(98, 100) * best < found.algbw <= best
+
+
+@pytest.mark.parametrize(("name", "method"), [("all_reduce", "all_reduce"), ("all_reduce", "tree_all_reduce")])
+def test_results_are_exact_on_threads(tmp_path, monkeypatch, capsys, name, method):
+    graph = "torus(2x2)" if method == "all_reduce" else "grid(4)"
+    monkeypatch.chdir(tmp_path)
+    assert main(["synthesize", graph, name, "--size", "64K", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert f"FOREST.{method}(" in (tmp_path / made["algorithm"].partition(":")[0]).read_text()
+    assert main(["verify", made["algorithm"], "--ranks", "4"]) == 0
+    algorithm = made["algorithm"].partition(":")[2]  # registered by the command
+
+    def program(comm):
+        x = numpy.arange(1001) * (comm.rank + 1)
+        assert (comm.all_reduce(x, algorithm=algorithm) == numpy.arange(1001) * 10).all()
+
+    on_threads(4, program)
+
+
+def test_a_file_of_a_graph(tmp_path, capsys):
+    file = tmp_path / "pair.toml"
+    file.write_text(PAIR)
+    assert main(["bound", str(file), "all_gather", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"collective": "all_gather", "graph": "a pair", "algbw_GBps": 50.0, "fraction": "50/1",
+                     "cut": found["cut"], "parts": [found["cut"]], "least_rounds": 1}
+    assert found["cut"] in (["a"], ["b"])
+    assert main(["simulate", "all_gather", "1M", "--topology", str(file), "--algorithm", "direct", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["predictions"]
+    assert row["us"] == pytest.approx(0.7 + (1 << 19) / 25e3)
+    assert row["algbw_GBps"] == pytest.approx((1 << 20) / row["us"] / 1e3)
+    assert row["ranks"] == 2
+
+
+@pytest.mark.parametrize("ending", ["py", "xml"])
+def test_a_synthesised_file_serves_every_command(tmp_path, capsys, ending):
+    path = tmp_path / f"made.{ending}"
+    assert main(["synthesize", "dgx1", "all_gather", "--chunks", "12", "--json", "-o", str(path)]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["bound_GBps"] == row["trees_GBps"] == pytest.approx(1200 / 7)
+    assert (row["proved"], row["chunks"]) == (True, 96)
+    words = ["simulate", "all_gather", "256M", "--topology", "dgx1", "--algorithm", row["algorithm"], "--json"]
+    assert main(words) == 0
+    (predicted,) = json.loads(capsys.readouterr().out)["predictions"]
+    assert predicted["algbw_GBps"] == pytest.approx(row["algbw_GBps"])
+    assert main(["verify", row["algorithm"], "--ranks", "8"]) == 0
+    assert "1 schedules of 1 algorithms" in capsys.readouterr().out
+
+
+def changed(old, new):
+    assert old in PAIR
+    return PAIR.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    (changed('"graph"', '"tree"'), "kind is 'tree', not \"graph\""),
+    (changed('["a", "b"]', '["a"]'), "a graph needs two ranks or more"),
+    (changed('["a", "b"]', '["a", "a"]'), "two nodes are named 'a'"),
+    (changed('["a", "b"]', '"ab"'), "ranks 'ab' is no list"),
+    (changed('to = "b"', 'to = "bb"'), "no node is named, as in to 'bb'"),
+    (changed('to = "b"', 'to = "a"'), "a link from 'a' to itself"),
+    (changed("GBps = 25.0", "GBps = 0"), "GBps 0 is no bandwidth: leave the link out"),
+    (changed("GBps = 25.0", "GBps = -1"), "GBps -1 is not a number, 0 to 1e+09"),
+    (changed("GBps = 25.0", ""), "GBps is missing"),
+    (changed("us = 0.7", "us = nan"), "us nan is not a number"),
+    (changed("both = true", "both = 1"), "both 1 is not true or false"),
+    (changed("both = true", ""), "no path leads from rank 'b' to rank 'a'"),
+    (changed("us = 0.7", "us = 0.7\nwidth = 4"), "unknown key 'width'"),
+    (changed('ranks = ["a", "b"]', 'ranks = ["a", "b", "c"]'), "no path leads from rank 'a' to rank 'c'"),
+    ("kind = [", "not TOML")])
+def test_a_wrong_file_is_refused_in_a_sentence(tmp_path, capsys, text, said):
+    file = tmp_path / "wrong.toml"
+    file.write_text(text)
+    with pytest.raises(gc.ArgumentError, match=re.escape(said)) as caught:
+        parse_graph("wrong", text.encode())
+    assert caught.value.code == "GC-TOPOLOGY"
+    assert said in refused(capsys, main, ["bound", str(file), "all_gather"], "gpucoll bound: ")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["bound", "dgx11", "all_gather"], "no graph is named 'dgx11'; did you mean dgx1?"),
+    (["bound", "torus(4x4)", "scan"], "no bound is known for scan"),
+    (["bound", "torus(4x4)", "all_gathr"], "did you mean all_gather"),
+    (["bound", "torus(1x1)", "all_gather"], "torus takes 1 to 3 sides, and 1024 ranks at most"),
+    (["bound", "dgx1(0)", "all_gather"], "dgx1 takes a number of boxes from 1 to 128"),
+    (["bound", "torus(4x4, GBps=0)", "all_gather"], "GBps 0 is no bandwidth"),
+    (["bound", "ring(4)", "gather", "--root", "4"], "root 4 is not in 0..3"),
+    (["bound", "nothere.toml", "gather"], "cannot read graph nothere.toml"),
+    (["synthesize", "ring(4)", "all_to_all"], "no algorithm is synthesised for all_to_all"),
+    (["synthesize", "ring(4)", "all_gather", "--chunks", "0"], "--chunks 0 is no number from 1 up"),
+    (["synthesize", "ring(4)", "all_gather", "-o", "x.txt"], "x.txt ends neither in .py nor in .xml"),
+    (["synthesize", "dgx_a100(4)", "all_gather", "--time-limit", "0"], "no trees were found within the time limit"),
+    (["simulate", "all_reduce", "1M", "--topology", "ring(4)", "--ranks", "8"], "has 4 ranks, not 8")])
+def test_wrong_arguments_are_refused_in_a_sentence(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, main, words, f"gpucoll {words[0]}: ")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_messages_on_one_link_share_it_and_equal_ways_share_the_bytes():
+    crossbar, square = load_links("crossbar(3, GBps=1, us=1)"), load_links("ring(4, GBps=1, us=1)")
+    assert simulate("all_gather", "direct", 3, 3 * 10**6, crossbar).seconds == pytest.approx(2e-3 + 1e-6)
+    # A link carries a block of its own ends, and half of the blocks of two ranks that face each other.
+    assert simulate("all_gather", "direct", 4, 4 * 10**6, square).seconds == pytest.approx(2e-3 + 2e-6)
+
+
+def test_many_links_are_read_and_more_are_refused():
+    links = "".join('[[links]]\nfrom = "a"\nto = "b"\nGBps = 1\nus = 1\nboth = true\n' for _ in range(10_000))
+    graph = parse_graph("many", f'kind = "graph"\nranks = ["a", "b"]\n{links}'.encode())
+    assert bound(graph, "broadcast").algbw == 10_000
+    with pytest.raises(gc.ArgumentError, match="more than 65536 links"):
+        parse_graph("more", f'kind = "graph"\nranks = ["a", "b"]\n{links * 7}'.encode())
