@@ -145,6 +145,12 @@ def test_trees_reach_the_bound_within_the_links(name):
         assert made.found.algbw <= best
 
 
+@pytest.mark.parametrize("graph", ["fat_tree(3x2)", "dragonfly(4x3x1)", "dgx_a100(2)", "ndv2"])
+def test_switches_behind_switches_cost_nothing(graph):
+    graph = load_graph(graph)
+    assert trees_for(graph, "all_gather").algbw == bound(graph, "all_gather").algbw
+
+
 @pytest.mark.parametrize("graph", ["ring(5)", "dgx1", "torus(3x3)"])
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "broadcast", "reduce"])
 def test_no_link_carries_more_than_its_bandwidth(graph, name):

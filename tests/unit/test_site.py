@@ -23,7 +23,7 @@ WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll" / "MIG
            *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery")]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 THEIRS = {"module", "srun", "export", "pytest", "nvidia-smi"}  # programs of others, not checked here
-QUICK = {"draw", "simulate", "explain", "convert", "verify"}  # verbs run unchanged
+QUICK = {"bound", "convert", "draw", "explain", "simulate", "synthesize", "verify"}  # verbs run unchanged
 SMALLER = {"1..64": "1..4", "1..32": "1..4"}  # smaller ranges for the tests
 USERS = {"example.py", "train.py", "program.py"}  # programs of the reader
 ASSIGNED = re.compile(r"[A-Z_]+=\S*")
@@ -96,7 +96,8 @@ def check(words):
 
 
 @pytest.mark.parametrize("words", [*commands()])
-def test_a_command_exists_with_its_options_and_runs_where_that_is_quick(words, tmp_path, monkeypatch, capsys):
+def test_a_command_exists_with_its_options_and_runs_where_that_is_quick(words, tmp_path, monkeypatch, capsys,
+                                                                        own_algorithms):
     check(words)
     if words[0] == "gpucoll" and words[1] in QUICK:
         monkeypatch.chdir(tmp_path)

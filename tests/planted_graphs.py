@@ -1,0 +1,25 @@
+"""Faults in the bounds of graphs and in the trees that reach them, in the form of `planted`."""
+
+PLANTED_GRAPHS = [
+    ("product", "a number in a file is the float next to it", "gpucoll/analysis/graphs/link_graph.py",
+     "Fraction(str(value))",
+     "Fraction(value)"),
+    ("product", "an all-reduce is limited by links in alone", "gpucoll/analysis/graphs/bounds.py",
+     "return into if graph.multicast else min(",
+     "return into if True else min("),
+    ("product", "half of a bandwidth is rounded", "gpucoll/analysis/graphs/bounds.py",
+     "2 * edge.GBps.denominator for edge",
+     "edge.GBps.denominator for edge"),
+    ("product", "cuts behind a switch are forgotten", "gpucoll/analysis/graphs/switches.py",
+     "return most and _excess(left, {switch}, ends, most, demand)",
+     "return most"),
+    ("product", "a tree takes an edge that others need", "gpucoll/analysis/graphs/tree_packing.py",
+     "return max(0, min(most, network.flow(parent, child, total + most) - total))",
+     "return most"),
+    ("product", "sums go up before they have come", "gpucoll/core/forest.py",
+     "lambda number, depth: heights[number] - depth)",
+     "lambda number, depth: 0)"),
+    ("product", "equal ways carry all bytes each", "gpucoll/analysis/simulate/graph_routes.py",
+     "widths / widths.sum()",
+     "widths / widths"),
+]
