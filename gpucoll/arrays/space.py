@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll.arrays.accept import Array, on_gpu
+from gpucoll.arrays.exact import combine_exactly
 from gpucoll.core import parsing
 from gpucoll.core.dtypes import SMALL_RANGE, Dtype, numpy_dtype, row_of
-from gpucoll.core.ops import FUNCTIONS, LOGICAL, Op
+from gpucoll.core.ops import EXACT, EXACT_NAMES, FUNCTIONS, LOGICAL, Op, Order
 from gpucoll.errors import ArgumentError, DtypeError
 
 Combine: TypeAlias = Callable[[Array, Array, Sequence[Array]], None]
@@ -46,6 +47,31 @@ def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
                          code="GC-OP-DTYPE") from error
 
 
+def promised(name: str, op: Op, dtype: Dtype, deterministic: bool | str) -> tuple[Op, Order]:
+    """Return the op of a call, and the order of combination that gives the bits promised by `deterministic`.
+
+    Integers have the same bits in any order. Floats are combined in rank order; a narrow float is rounded once, so all
+    contributions are combined at once. With "exact" the sum and the mean of floats are the exact ops. Raises
+    ArgumentError with code GC-DETERMINISTIC for an op on floats that has no exact result.
+
+    >>> from gpucoll.core.ops import OPS
+    >>> promised("scan", OPS["sum"], row_of("float32"), True)[1], promised("scan", OPS["sum"], row_of("int8"), True)[1]
+    ('in order', 'any')
+    """
+    if not deterministic or (dtype.kind in ("bool", "int") and not op.expression):
+        return op, "any"
+    if deterministic != "exact" or dtype.kind in ("bool", "int"):
+        return op, "in order" if dtype.wide is None else "at once"
+    if op.name in ("sum", "avg", "premul_sum"):
+        exact = EXACT["avg" if op.name == "avg" else "sum"]
+        return exact if op.factor is None else exact._replace(factor=op.factor), "at once"
+    if op.name in ("min", "max", *LOGICAL):
+        return op, "at once"
+    raise ArgumentError(f'{name}: op {op.expression or op.name} on {dtype.name} rounds at each step, and '
+                        'deterministic="exact" allows sum, avg, premul_sum, min, max and logical ops on floats; use '
+                        "another op, or deterministic=True", code="GC-DETERMINISTIC")
+
+
 def scaled_mean(op: Op, dtype: Dtype, ranks: int) -> Op:
     """Return `op`; an average of float16 or float8 gets a factor for each input, so no partial sum overflows.
 
@@ -71,8 +97,11 @@ def divisor(op: Op, contributions: int) -> float:
 def combiner(op: Op, dtype: Dtype) -> Combine:
     """Return ``combine(dst, base, operands)``: dst = op(...op(base, operands[0])..., operands[-1]).
 
-    float16, bfloat16 and float8 are combined in float32 and rounded once. Integers wrap around; NaN propagates.
+    float16, bfloat16 and float8 are combined in float32 and rounded once. Integers wrap around; NaN propagates. The
+    exact ops are rounded once.
     """
+    if op.name in EXACT_NAMES:
+        return functools.partial(combine_exactly, dtype, op.name == EXACT["avg"].name)
     pair = _expression(op.expression) if op.expression else getattr(numpy, op.numpy)
     if dtype.wide is None:
         return functools.partial(_combine, pair)
