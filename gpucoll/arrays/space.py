@@ -50,8 +50,9 @@ def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
 def promised(name: str, op: Op, dtype: Dtype, deterministic: bool | str) -> tuple[Op, Order]:
     """Return the op of a call, and the order of combination that gives the bits promised by `deterministic`.
 
-    Integers have the same bits in any order. Floats are combined in rank order; a narrow float is rounded once, so all
-    contributions are combined at once. With "exact" the sum and the mean of floats are the exact ops. Raises
+    Integers have the same bits in any order. Floats are combined in rank order. A narrow float is rounded once, so all
+    contributions are combined at once. So they are for an op that may return either of two equal numbers, as min of 0
+    and -0: partial results need not come first. With "exact" the sum and the mean of floats are the exact ops. Raises
     ArgumentError with code GC-DETERMINISTIC for an op on floats that has no exact result.
 
     >>> from gpucoll.core.ops import OPS
@@ -61,7 +62,8 @@ def promised(name: str, op: Op, dtype: Dtype, deterministic: bool | str) -> tupl
     if not deterministic or (dtype.kind in ("bool", "int") and not op.expression):
         return op, "any"
     if deterministic != "exact" or dtype.kind in ("bool", "int"):
-        return op, "in order" if dtype.wide is None else "at once"
+        is_symmetric = op.name in ("sum", "avg", "prod", "premul_sum")
+        return op, "in order" if is_symmetric and dtype.wide is None else "at once"
     if op.name in ("sum", "avg", "premul_sum"):
         exact = EXACT["avg" if op.name == "avg" else "sum"]
         return exact if op.factor is None else exact._replace(factor=op.factor), "at once"

@@ -121,6 +121,10 @@ def _families() -> dict[Instance, tuple[Instance, ...]]:
         families.append([*(reducing("reduce", op, dtype) for op in ops),
                          *(instance("scale", what, dtype) for what in scales)])
         families += [[reducing(kernel, op, dtype) for kernel in PEER] for op in ops]
+        exact = [op for op in EXACT.values() if dtype.kind in op.kinds]
+        # Packets carry no exact sums: see `PeerBinder`.
+        families += [[reducing("reduce", op, dtype) for op in exact],
+                     *([reducing(kernel, op, dtype) for kernel in PEER if kernel != "packets"] for op in exact)]
     return {member: tuple(dict.fromkeys(one)) for one in families for member in one}
 
 

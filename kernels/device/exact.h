@@ -83,7 +83,10 @@ template <> struct Rounded<float> {
 
 // Return the result of a running sum without lost bits; clear `certain` if the bits do not suffice.
 template <class T, bool MEAN> GC_DEV float settled(const Running<float>& total, u32 parts, bool&) {
-    return Rounded<T>::of(MEAN ? odd_quotient(total.sum, parts) : total.sum);
+    if (!MEAN) return Rounded<T>::of(total.sum);
+    // A power of two divides without error.
+    const bool is_power = (parts & (parts - 1)) == 0;
+    return Rounded<T>::of(is_power ? total.sum / parts : odd_quotient(total.sum, parts));
 }
 template <class T, bool MEAN> GC_DEV double settled(const Running<double>& total, u32 parts, bool& certain) {
     const double sum = total.sum, rest = total.rest, bare = rest == 0 ? sum : sum + rest;

@@ -108,21 +108,55 @@ template <class T, class Op> static void combine(const char* const* rows, uint64
     }
 }
 
-// The exact sums, or means, of a tile of elements. If no element has lost bits, a loop without branches writes all.
+// The running sums of a tile, by parts: loops over elements vectorise.
+template <class R> struct RunningTile;
+template <> struct RunningTile<float> {
+    double sum[TILE];
+    uint64_t lost[TILE];
+
+    GC_DEV Running<float> get(uint64_t i) const { return {sum[i], lost[i]}; }
+    GC_DEV void put(uint64_t i, const Running<float>& total) {
+        sum[i] = total.sum;
+        lost[i] = total.lost;
+    }
+};
+template <> struct RunningTile<double> {
+    double sum[TILE], rest[TILE];
+    uint64_t lost[TILE];
+
+    GC_DEV Running<double> get(uint64_t i) const { return {sum[i], rest[i], lost[i]}; }
+    GC_DEV void put(uint64_t i, const Running<double>& total) {
+        sum[i] = total.sum;
+        rest[i] = total.rest;
+        lost[i] = total.lost;
+    }
+};
+
+// The exact sums, or means, of a tile of elements. If no element has lost bits, loops without branches do all.
 template <class T, bool MEAN>
 GC_DEV void exact_tile(const char* const* rows, uint64_t ranks, char* to, uint64_t first, uint64_t count) {
-    Running<Wide<T>> sum[TILE];
+    RunningTile<Wide<T>> sums;
+    for (uint64_t i = 0; i < count; i++) {
+        Running<Wide<T>> total;
+        total.start(read<T>(rows[0], first + i));
+        sums.put(i, total);
+    }
+    for (uint64_t rank = 1; rank < ranks; rank++)
+        for (uint64_t i = 0; i < count; i++) {
+            Running<Wide<T>> total = sums.get(i);
+            total.add(read<T>(rows[rank], first + i));
+            sums.put(i, total);
+        }
     uint64_t lost = 0;
     bool certain = true;
-    for (uint64_t i = 0; i < count; i++) sum[i].start(read<T>(rows[0], first + i));
-    for (uint64_t rank = 1; rank < ranks; rank++)
-        for (uint64_t i = 0; i < count; i++) sum[i].add(read<T>(rows[rank], first + i));
-    for (uint64_t i = 0; i < count; i++) lost |= sum[i].lost;
+    for (uint64_t i = 0; i < count; i++) lost |= sums.lost[i];
     Wide<T> result[TILE];
-    for (uint64_t i = 0; i < count; i++) result[i] = settled<T, MEAN>(sum[i], uint32_t(ranks), certain);
+    for (uint64_t i = 0; i < count; i++) result[i] = settled<T, MEAN>(sums.get(i), uint32_t(ranks), certain);
     if (lost != 0 || !certain)
-        for (uint64_t i = 0; i < count; i++)
-            result[i] = exact_result<T, MEAN>(sum[i], uint32_t(ranks), [&](uint32_t k) { return read<T>(rows[k], first + i); });
+        for (uint64_t i = 0; i < count; i++) {
+            const auto fetch = [&](uint32_t k) { return read<T>(rows[k], first + i); };
+            result[i] = exact_result<T, MEAN>(sums.get(i), uint32_t(ranks), fetch);
+        }
     for (uint64_t i = 0; i < count; i++) write<T>(to, first + i, result[i]);
 }
 
