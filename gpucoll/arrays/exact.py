@@ -43,9 +43,8 @@ def _fast(rows: Sequence[Array], kind: numpy.dtype, is_mean: bool) -> tuple[Arra
         is_known &= error == 0  # false for a NaN, which infinities leave here
     is_exact = rest == 0
     if is_mean:
-        # A power of two divides without error, but for the least numbers of float64.
-        is_known &= is_exact & (parts & (parts - 1) == 0) & (kind != WIDE)
-        total = total / parts
+        is_known &= is_exact & (kind != WIDE)
+        total = _odd_quotient(total, parts)
     elif kind == WIDE:
         total = numpy.where(is_exact, total, total + rest)  # adding +0 would lose the sign of -0
     else:
@@ -58,6 +57,17 @@ def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
+
+
+def _odd_quotient(total: Array, parts: int) -> Array:
+    """Return total / parts where exact, else the neighbouring float64 with an odd last bit; `parts` is below 2^26."""
+    quotient: Array = total / parts
+    bits = quotient.view(numpy.int64)
+    # Either half of the quotient's bits times `parts` is exact, and so is the remainder.
+    high = (bits & ~0x7FFFFFF).view(WIDE)
+    left = (total - high * parts) - (quotient - high) * parts
+    step = numpy.where((left > 0) == (quotient > 0), 1, -1)
+    return numpy.where((left == 0) | (bits & 1 == 1), bits, bits + step).view(WIDE)
 
 
 def _value(values: Sequence[float], is_mean: bool, *, is_last: bool) -> float:

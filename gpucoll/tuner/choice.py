@@ -177,8 +177,8 @@ class Tuner:
         names = [NATIVE] * (NATIVE in executors) + (schedules if set(executors) - {NATIVE} else [])
         if not names:
             raise ArgumentError(f"{collective}: no executor can run this call", code="GC-ALGO")
-        # GPUCOLL_ALGO applies to the names with the order, but may add algorithms of the user, without the order.
-        ordered = self._check_order(collective, names, order)
+        # A rule of GPUCOLL_ALGO for this collective is kept or refused; a rule for all collectives may be ignored.
+        ordered = names if collective in rules(self._prefer) else self._check_order(collective, names, order)
         return self._check_order(collective, allowed(self._prefer, collective, ordered), order)
 
     def _check_order(self, collective: str, names: Sequence[str], order: Order) -> list[str]:

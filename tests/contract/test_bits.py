@@ -7,13 +7,14 @@ import pytest
 
 import bits
 import gpucoll as gc
+from contract.conftest import EXECUTORS
 from grids import generator
 from mixture import PEER
 from programs import program
 from thread_ranks import on_threads
 
 ORACLES = {"in order": (True, bits.in_order), "exact": ("exact", bits.exact)}
-DRAWS = 12  # for an executor and an option
+DRAWS = 8  # for an executor and an option
 EXACT_ON_PEER = ("float32", "float16")  # each dtype more takes a compiler 10 s
 
 
@@ -28,7 +29,7 @@ def cases(random, which, executor, draws):
     for _ in range(draws):
         size, (op, name) = random.choice(executor.sizes), random.choice(pairs)
         drawn = bits.case(random, name, op, size)
-        yield size, drawn if executor.device == "cpu" else drawn._replace(count=min(drawn.count, 1000),
+        yield size, drawn if executor.device == "cpu" and executor.engine else drawn._replace(count=min(drawn.count, 1000),
                                                                          cuts=(0, min(drawn.count, 1000)))
 
 
@@ -82,6 +83,43 @@ def test_many_contributions_are_rounded_once(emulated_kernels, monkeypatch):
         for found in on_threads(11, lambda comm, rows=rows: comm.all_reduce(rows[comm.rank]), executor="nccl",
                                 deterministic=deterministic):
             assert bits.same_bits(found, wanted), which
+
+
+def ties(name, size):
+    """Return rows whose exact sum or mean lies just beside a tie of the dtype: a second rounding goes the wrong way."""
+    part, random = bits.real(name), numpy.random.default_rng(size)
+    precision, *_ = bits.FORMATS[part.name]
+    rows = numpy.zeros((size, 200), part)
+    rows[0] = (1 + 2 * random.integers(0, 2 ** (precision - 2), 200) * 2.0 ** (1 - precision)).astype(part)
+    if size > 2:
+        rows[1] = part.type(2.0 ** -precision)  # half of the last bit
+        rows[2] = part.type(2.0 ** (bits.FORMATS[part.name][1] + precision)) * random.choice([-1, 1], 200).astype(part)
+    return rows
+
+
+@program
+def rounded_once(comm, name):
+    rows = ties(name, comm.size)
+    for op in bits.ROUNDED:
+        assert bits.same_bits(comm.all_reduce(rows[comm.rank], op=op), bits.exact(op, rows)), (name, op)
+    rows = numpy.random.default_rng(3).standard_normal((comm.size, 1500)).astype(bits.real(name))
+    assert bits.same_bits(comm.all_reduce(rows[comm.rank], op="avg"), bits.exact("avg", rows)), name
+
+
+@pytest.mark.parametrize("how", ["shared", "walker"])
+def test_means_are_rounded_once(how):
+    for name, size in (("float32", 3), ("float16", 3), ("float64", 5), ("float16", 4)):
+        EXECUTORS[how].run(size, rounded_once, name, deterministic="exact")
+
+
+@pytest.mark.usefixtures("own_algorithms")
+def test_algorithms_of_the_user_are_not_taken(monkeypatch):
+    """A rule of GPUCOLL_ALGO may name an algorithm of the user, of unknown order."""
+    monkeypatch.setenv("GPUCOLL_ALGO", "all_reduce:" + gc.load(f"{bits.__file__.replace('bits.py', 'own.py')}:own_line"))
+    for deterministic in ORACLES.values():
+        with pytest.raises(gc.ArgumentError) as error:
+            on_threads(3, lambda comm: comm.all_reduce(numpy.ones(3)), deterministic=deterministic[0])
+        assert error.value.code == "GC-DETERMINISTIC"
 
 
 @program
