@@ -17,11 +17,15 @@ from gpucoll.arrays.accept import Array, on_gpu
 from gpucoll.arrays.exact import combine_exactly
 from gpucoll.core import parsing
 from gpucoll.core.dtypes import SMALL_RANGE, Dtype, numpy_dtype, row_of
-from gpucoll.core.ops import EXACT, EXACT_NAMES, FUNCTIONS, LOGICAL, Op, Order
+from gpucoll.core.ops import EXACT, EXACT_NAMES, FUNCTIONS, LOGICAL, OPS, Op, Order
 from gpucoll.errors import ArgumentError, DtypeError
 
 Combine: TypeAlias = Callable[[Array, Array, Sequence[Array]], None]
 Pair: TypeAlias = Callable[..., Any]
+
+# min and max of floats in the same order as in the engine and the kernels: of equal numbers, 0 and -0, the first.
+# NumPy's own functions take either, by the place of an element.
+FIRST = {name: OPS[name]._replace(numpy=f"first {OPS[name].numpy}") for name in ("min", "max")}
 
 BLOCK = 1 << 14  # elements widened at a time: a block stays in the nearest cache
 
@@ -61,13 +65,15 @@ def promised(name: str, op: Op, dtype: Dtype, deterministic: bool | str) -> tupl
     """
     if not deterministic or (dtype.kind in ("bool", "int") and not op.expression):
         return op, "any"
+    if op.name in FIRST and dtype.kind == "float":
+        return FIRST[op.name], "at once"
     if deterministic != "exact" or dtype.kind in ("bool", "int"):
         is_symmetric = op.name in ("sum", "avg", "prod", "premul_sum")
         return op, "in order" if is_symmetric and dtype.wide is None else "at once"
     if op.name in ("sum", "avg", "premul_sum"):
         exact = EXACT["avg" if op.name == "avg" else "sum"]
         return exact if op.factor is None else exact._replace(factor=op.factor), "at once"
-    if op.name in ("min", "max", *LOGICAL):
+    if op.name in LOGICAL:
         return op, "at once"
     raise ArgumentError(f'{name}: op {op.expression or op.name} on {dtype.name} rounds at each step, and '
                         'deterministic="exact" allows sum, avg, premul_sum, min, max and logical ops on floats; use '
@@ -104,7 +110,8 @@ def combiner(op: Op, dtype: Dtype) -> Combine:
     """
     if op.name in EXACT_NAMES:
         return functools.partial(combine_exactly, dtype, op.name == EXACT["avg"].name)
-    pair = _expression(op.expression) if op.expression else getattr(numpy, op.numpy)
+    pair = _expression(op.expression) if op.expression else _first(op.numpy) if op.numpy.startswith("first ") else \
+        getattr(numpy, op.numpy)
     if dtype.wide is None:
         return functools.partial(_combine, pair)
     return functools.partial(_combine_wide, pair, numpy.dtype(dtype.wide))
@@ -119,6 +126,19 @@ def _expression(text: str) -> Pair:
 
     def pair(a: Array, b: Array, out: Array) -> None:
         numpy.copyto(out, eval(code, known, {"a": a, "b": b}), casting="same_kind")
+
+    return pair
+
+
+def _first(name: str) -> Pair:
+    """Return the function of `FIRST`, in the form of a binary NumPy function with `out`."""
+    plain = getattr(numpy, name.removeprefix("first "))
+
+    def pair(a: Array, b: Array, out: Array) -> None:
+        alike = a == b
+        kept = a[alike]  # before the call: `a` may be `out`
+        plain(a, b, out=out)
+        out[alike] = kept
 
     return pair
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any, cast
+from typing import Any
 
 import numpy
 
@@ -42,7 +42,8 @@ class Advice(MetadataExchange):
         if where not in DEVICES:
             raise ArgumentError(f"explain: device {device!r} is none of {', '.join(DEVICES)}", code="GC-DEVICE")
         nbytes = int(nbytes)  # JSON has no NumPy integers
-        op, order, kind = op_of("sum") if row.reduces else None, cast("Order", "any"), row_of(dtype)
+        op, kind = op_of("sum") if row.reduces else None, row_of(dtype)
+        order: Order = "any"
         if op is not None:
             op, order = promised("explain", op, kind, self.options.deterministic)
         task = Task(row.name, "auto", None, None, None, kind, op, nbytes=nbytes, device=where, order=order)

@@ -188,8 +188,8 @@ class Tuner:
             others = [name for name in algorithms(collective, size=len(self._nodes))
                       if is_ordered(collective, name, order)]
             how = "by a single reduction in rank order" if order == "at once" else "in rank order"
-            raise ArgumentError(f"{collective}: {', '.join(names)} does not combine all contributions {how}, as promised "
-                                f"by the option deterministic; take auto, or one of {', '.join(others)}",
+            raise ArgumentError(f"{collective}: {', '.join(names)} does not combine all contributions {how}, as "
+                                f"promised by the option deterministic; take auto, or one of {', '.join(others)}",
                                 code="GC-DETERMINISTIC")
         return left
 

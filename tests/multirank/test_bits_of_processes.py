@@ -60,7 +60,8 @@ def trained(mpi, strategy):
     """Train a linear model on samples divided among ranks, with sums over a rank's samples in float64."""
     random = numpy.random.default_rng(5)
     # A few bits of mantissa: the products with weights are exact, and so is the sum over features.
-    inputs, targets = numpy.round(16 * random.standard_normal((SAMPLES, FEATURES))) / 16, random.standard_normal(SAMPLES)
+    inputs = numpy.round(16 * random.standard_normal((SAMPLES, FEATURES))) / 16
+    targets = random.standard_normal(SAMPLES)
     each = SAMPLES // mpi.size
     mine = slice(mpi.rank * each, mpi.rank * each + each)
     weights = {"w": numpy.zeros(FEATURES, "f4")}
