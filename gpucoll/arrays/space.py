@@ -23,9 +23,10 @@ from gpucoll.errors import ArgumentError, DtypeError
 Combine: TypeAlias = Callable[[Array, Array, Sequence[Array]], None]
 Pair: TypeAlias = Callable[..., Any]
 
-# min and max of floats in the same order as in the engine and the kernels: of equal numbers, 0 and -0, the first.
-# NumPy's own functions take either, by the place of an element.
-FIRST = {name: OPS[name]._replace(numpy=f"first {OPS[name].numpy}") for name in ("min", "max")}
+# Ops whose bits in NumPy depend on the place of an element, because NumPy's loops for whole registers differ from those
+# for the rest: min and max of 0 and -0, and complex products, fused or not. In `_uniform` all places are alike, as in
+# the engine and the kernels.
+UNIFORM = {name: OPS[name]._replace(numpy=f"uniform {OPS[name].numpy}") for name in ("min", "max", "prod")}
 
 BLOCK = 1 << 14  # elements widened at a time: a block stays in the nearest cache
 
@@ -65,16 +66,14 @@ def promised(name: str, op: Op, dtype: Dtype, deterministic: bool | str) -> tupl
     """
     if not deterministic or (dtype.kind in ("bool", "int") and not op.expression):
         return op, "any"
-    if op.name in FIRST and dtype.kind == "float":
-        return FIRST[op.name], "at once"
     if deterministic != "exact" or dtype.kind in ("bool", "int"):
         is_symmetric = op.name in ("sum", "avg", "prod", "premul_sum")
-        return op, "in order" if is_symmetric and dtype.wide is None else "at once"
+        return UNIFORM.get(op.name, op), "in order" if is_symmetric and dtype.wide is None else "at once"
     if op.name in ("sum", "avg", "premul_sum"):
         exact = EXACT["avg" if op.name == "avg" else "sum"]
         return exact if op.factor is None else exact._replace(factor=op.factor), "at once"
-    if op.name in LOGICAL:
-        return op, "at once"
+    if op.name in ("min", "max", *LOGICAL):
+        return UNIFORM.get(op.name, op), "at once"
     raise ArgumentError(f'{name}: op {op.expression or op.name} on {dtype.name} rounds at each step, and '
                         'deterministic="exact" allows sum, avg, premul_sum, min, max and logical ops on floats; use '
                         "another op, or deterministic=True", code="GC-DETERMINISTIC")
@@ -110,7 +109,7 @@ def combiner(op: Op, dtype: Dtype) -> Combine:
     """
     if op.name in EXACT_NAMES:
         return functools.partial(combine_exactly, dtype, op.name == EXACT["avg"].name)
-    pair = _expression(op.expression) if op.expression else _first(op.numpy) if op.numpy.startswith("first ") else \
+    pair = _expression(op.expression) if op.expression else _uniform(op.numpy) if op.numpy.startswith("uniform ") else \
         getattr(numpy, op.numpy)
     if dtype.wide is None:
         return functools.partial(_combine, pair)
@@ -130,17 +129,24 @@ def _expression(text: str) -> Pair:
     return pair
 
 
-def _first(name: str) -> Pair:
-    """Return the function of `FIRST`, in the form of a binary NumPy function with `out`."""
-    plain = getattr(numpy, name.removeprefix("first "))
+def _uniform(name: str) -> Pair:
+    """Return the function of an op in `UNIFORM`, in the form of a binary NumPy function with `out`."""
+    plain = getattr(numpy, name.removeprefix("uniform "))
 
-    def pair(a: Array, b: Array, out: Array) -> None:
+    def extreme(a: Array, b: Array, out: Array) -> None:
         alike = a == b
-        kept = a[alike]  # before the call: `a` may be `out`
+        first = a[alike]  # before the call: `a` may be `out`
         plain(a, b, out=out)
-        out[alike] = kept
+        out[alike] = first
 
-    return pair
+    def product(a: Array, b: Array, out: Array) -> None:
+        if a.dtype.kind != "c":
+            plain(a, b, out=out)
+        else:
+            real, imaginary = a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real
+            out.real, out.imag = real, imaginary
+
+    return product if plain is numpy.multiply else extreme
 
 
 def _combine(pair: Pair, dst: Array, base: Array, operands: Sequence[Array]) -> None:

@@ -75,7 +75,7 @@ GC_DEV double odd_quotient(double sum, double parts) {
 
 // Round a double to the wide type, as input of `down`: a narrow type is rounded there, so here to odd.
 template <class T> struct Rounded {
-    static GC_DEV float of(double x) { return odd_float(x); }
+    static GC_DEV float of(double value) { return odd_float(value); }
 };
 template <> struct Rounded<float> {
     static GC_DEV float of(double x) { return float(x); }
