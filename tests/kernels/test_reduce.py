@@ -44,9 +44,9 @@ def test_functions_that_no_standard_rounds_are_near_numpys(device, text, name):
 
 def test_sources_may_be_one_or_more_than_a_kernel_takes(device):
     """A lone source is copied; many sources are reduced in passes, and a late source cannot be the destination."""
-    reduction = checks.Reduction(device)
-    reduction.check(OPS["sum"], "int32", 1, 100, [0, 4])
     most = MOST_SOURCES
+    reduction = checks.Reduction(device, 2 * most + 1, 1 << 12)
+    reduction.check(OPS["sum"], "int32", 1, 100, [0, 4])
     for count in (9, most, most + 1, 2 * most - 1, 2 * most):
         reduction.check(OPS["sum"], "int32", count, 100, [0] * (count + 1))
         reduction.check(OPS["sum"], "int32", count, 100, [0] * (count + 1), in_place=3)
