@@ -283,7 +283,7 @@ PLANTED = [
     ("guard", "who exits tells nobody", "gpucoll/communicator/lifecycle.py",
      "atexit.register(_at_exit)", "(lambda _: None)(_at_exit)"),
     ("product", "deterministic takes every algorithm", "gpucoll/tuner/choice.py",
-     "(name != NATIVE and find(collective, name).in_rank_order)", "True"),
+     "row is not None and (row.at_once if order == \"at once\" else row.in_rank_order)", "True"),
     ("store", "what ranks have started outlives them", "gpucoll/launch/standalone.py",
      "            os.killpg(process.pid, signal.SIGKILL)\n", "            pass\n"),
     ("store", "ranks that wait for their end are not ended", "gpucoll/launch/standalone.py",

@@ -154,7 +154,7 @@ def structs():
     from gpucoll.device import launch, peer
 
     heap = peer.PeerHeap(peer.Room(2), 0, [1, 2], 3, 1.0)
-    return {"copy": launch.COPY(1, 2, 3), "reduce": launch.REDUCE(*range(8), 1, 2, 3),
+    return {"copy": launch.COPY(1, 2, 3), "reduce": launch.REDUCE(*range(launch.MOST_SOURCES), 1, 2, 3),
             "pack": launch.PACK(1, 2, 3, 4, *range(16)), "scale": launch.SCALE(1, 2, 3, bytes(16)),
             "packets": heap.packets(1, 2, 3), "shots": heap.shots(1, 2, 3),
             "steps": heap.steps([1, 2, 3, 4], 5, dict.fromkeys(("rounds", "lanes", "parts", "writes"), 1), 1, 1)}

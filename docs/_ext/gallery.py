@@ -112,6 +112,8 @@ def section(row: Algorithm, drawings: Path) -> Iterator[str]:
     notes = [f"The data is cut into `{row.chunks}` chunks."]
     if row.in_rank_order:
         notes.append("Contributions are combined in rank order, so that `deterministic=True` allows it.")
+    if row.at_once:
+        notes.append("A single reduction combines all contributions, so that `deterministic=\"exact\"` allows it, too.")
     if "segments" in row.options:
         notes.append("It is pipelined in `S` segments.")
     yield from ("", " ".join(notes), "",

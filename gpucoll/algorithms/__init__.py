@@ -109,8 +109,9 @@ class Algorithm(NamedTuple):
     `alike` is a formula of P, true where `make` also takes an array of ranks (see `all_ranks`). `bind` returns the
     algorithm with the parameters given in the name, and `variants` yields the possible parameters for a number of
     ranks. `unfit` returns the reason why the algorithm cannot run on a number of ranks and nodes, or None. With
-    `in_rank_order` the inputs are combined in rank order, so all ranks form the same bits. `own` marks an algorithm of
-    the user, proved before the first use.
+    `in_rank_order` the inputs are combined in rank order, so all ranks form the same bits; with `at_once` also by a
+    single reduction, so that a result is rounded once. `own` marks an algorithm of the user, proved before the first
+    use.
     """
 
     collective: str
@@ -124,6 +125,7 @@ class Algorithm(NamedTuple):
     variants: Callable[[str, int], Iterable[str]] | None = None
     unfit: Callable[[int, Nodes], str | None] = lambda size, nodes: None
     in_rank_order: bool = False
+    at_once: bool = False
     own: bool = False
     traits: Traits = PLAIN
 
@@ -206,7 +208,7 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
     def register(make: Make) -> Make:
         module, _, file = getattr(make, "__module__", "").rpartition(".")
         entry = Algorithm(collective, file, make, str(chunks), cost, frozenset(), alike, bind, variants,
-                          in_rank_order=in_rank_order == "1", traits=traits)
+                          in_rank_order=in_rank_order != "0", at_once=in_rank_order == "1", traits=traits)
         if module != __name__:
             entry = _own(entry._replace(name=name or getattr(make, "__name__", ""), own=True))
         options = OPTIONS & parsing.signature_of(make).parameters.keys()

@@ -61,8 +61,8 @@ def linear_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Ro
                *(Send(Slice("input", peer * segments, segments), peer) for peer in range(size) if peer != root))
 
 
-@algorithm("scan", in_rank_order="1", chunks="S", rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S",
-           sent="(P > 1) * N", reduced="(P > 1) * N")
+@algorithm("scan", in_rank_order="by steps", chunks="S", rounds="(P > 1) * (P + S - 2)",
+           path="(P > 1) * (P + S - 2) * N / S", sent="(P > 1) * N", reduced="(P > 1) * N")
 def linear_scan(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of the inputs of ranks 0 to `rank` on every rank, combined in rank order."""
     for time in range(segments + 1):
@@ -76,7 +76,7 @@ def linear_scan(rank: int, size: int, segments: int = 1) -> Rounds:
             yield tuple(steps)
 
 
-@algorithm("exscan", in_rank_order="1", chunks="S", rounds="(P > 1) * (P + S - 2)",
+@algorithm("exscan", in_rank_order="by steps", chunks="S", rounds="(P > 1) * (P + S - 2)",
            path="(P > 1) * (P + S - 2) * N / S", sent="(P > 1) * N", reduced="(P > 2) * N")
 def linear_exscan(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of the inputs of ranks 0 to `rank` - 1 on every rank but rank 0.

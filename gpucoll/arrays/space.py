@@ -14,13 +14,19 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll.arrays.accept import Array, on_gpu
+from gpucoll.arrays.exact import combine_exactly
 from gpucoll.core import parsing
 from gpucoll.core.dtypes import SMALL_RANGE, Dtype, numpy_dtype, row_of
-from gpucoll.core.ops import FUNCTIONS, LOGICAL, Op
+from gpucoll.core.ops import EXACT, EXACT_NAMES, FUNCTIONS, LOGICAL, OPS, Op, Order
 from gpucoll.errors import ArgumentError, DtypeError
 
 Combine: TypeAlias = Callable[[Array, Array, Sequence[Array]], None]
 Pair: TypeAlias = Callable[..., Any]
+
+# Ops whose bits in NumPy depend on the place of an element, because NumPy's loops for whole registers differ from those
+# for the rest: min and max of 0 and -0, and complex products, fused or not. In `_uniform` all places are alike, as in
+# the engine and the kernels.
+UNIFORM = {name: OPS[name]._replace(numpy=f"uniform {OPS[name].numpy}") for name in ("min", "max", "prod")}
 
 BLOCK = 1 << 14  # elements widened at a time: a block stays in the nearest cache
 
@@ -44,6 +50,33 @@ def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
     except (TypeError, ValueError, ArithmeticError) as error:
         raise DtypeError(f"{name}: op {op.expression or op.name} does not give {dtype.name} for {dtype.name}: {error}",
                          code="GC-OP-DTYPE") from error
+
+
+def promised(name: str, op: Op, dtype: Dtype, deterministic: bool | str) -> tuple[Op, Order]:
+    """Return the op of a call, and the order of combination that gives the bits promised by `deterministic`.
+
+    Integers have the same bits in any order. Floats are combined in rank order. A narrow float is rounded once, so all
+    contributions are combined at once. So they are for an op that may return either of two equal numbers, as min of 0
+    and -0: partial results need not come first. With "exact" the sum and the mean of floats are the exact ops. Raises
+    ArgumentError with code GC-DETERMINISTIC for an op on floats that has no exact result.
+
+    >>> from gpucoll.core.ops import OPS
+    >>> promised("scan", OPS["sum"], row_of("float32"), True)[1], promised("scan", OPS["sum"], row_of("int8"), True)[1]
+    ('in order', 'any')
+    """
+    if not deterministic or (dtype.kind in ("bool", "int") and not op.expression):
+        return op, "any"
+    if deterministic != "exact" or dtype.kind in ("bool", "int"):
+        is_symmetric = op.name in ("sum", "avg", "prod", "premul_sum")
+        return UNIFORM.get(op.name, op), "in order" if is_symmetric and dtype.wide is None else "at once"
+    if op.name in ("sum", "avg", "premul_sum"):
+        exact = EXACT["avg" if op.name == "avg" else "sum"]
+        return exact if op.factor is None else exact._replace(factor=op.factor), "at once"
+    if op.name in ("min", "max", *LOGICAL):
+        return UNIFORM.get(op.name, op), "at once"
+    raise ArgumentError(f'{name}: op {op.expression or op.name} on {dtype.name} rounds at each step, and '
+                        'deterministic="exact" allows sum, avg, premul_sum, min, max and logical ops on floats; use '
+                        "another op, or deterministic=True", code="GC-DETERMINISTIC")
 
 
 def scaled_mean(op: Op, dtype: Dtype, ranks: int) -> Op:
@@ -71,9 +104,13 @@ def divisor(op: Op, contributions: int) -> float:
 def combiner(op: Op, dtype: Dtype) -> Combine:
     """Return ``combine(dst, base, operands)``: dst = op(...op(base, operands[0])..., operands[-1]).
 
-    float16, bfloat16 and float8 are combined in float32 and rounded once. Integers wrap around; NaN propagates.
+    float16, bfloat16 and float8 are combined in float32 and rounded once. Integers wrap around; NaN propagates. The
+    exact ops are rounded once.
     """
-    pair = _expression(op.expression) if op.expression else getattr(numpy, op.numpy)
+    if op.name in EXACT_NAMES:
+        return functools.partial(combine_exactly, dtype, op.name == EXACT["avg"].name)
+    pair = _expression(op.expression) if op.expression else _uniform(op.numpy) if op.numpy.startswith("uniform ") else \
+        getattr(numpy, op.numpy)
     if dtype.wide is None:
         return functools.partial(_combine, pair)
     return functools.partial(_combine_wide, pair, numpy.dtype(dtype.wide))
@@ -90,6 +127,26 @@ def _expression(text: str) -> Pair:
         numpy.copyto(out, eval(code, known, {"a": a, "b": b}), casting="same_kind")
 
     return pair
+
+
+def _uniform(name: str) -> Pair:
+    """Return the function of an op in `UNIFORM`, in the form of a binary NumPy function with `out`."""
+    plain = getattr(numpy, name.removeprefix("uniform "))
+
+    def extreme(a: Array, b: Array, out: Array) -> None:
+        alike = a == b
+        first = a[alike]  # before the call: `a` may be `out`
+        plain(a, b, out=out)
+        out[alike] = first
+
+    def product(a: Array, b: Array, out: Array) -> None:
+        if a.dtype.kind != "c":
+            plain(a, b, out=out)
+        else:
+            real, imaginary = a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real
+            out.real, out.imag = real, imaginary
+
+    return product if plain is numpy.multiply else extreme
 
 
 def _combine(pair: Pair, dst: Array, base: Array, operands: Sequence[Array]) -> None:

@@ -9,11 +9,12 @@ import numpy
 
 from gpucoll.algorithms import own_names
 from gpucoll.arrays import check_input, module_of
+from gpucoll.arrays.space import promised
 from gpucoll.communicator.backends import able
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.core.collectives import collective as collective_row
 from gpucoll.core.dtypes import is_whole, row_of
-from gpucoll.core.ops import op_of
+from gpucoll.core.ops import Order, op_of
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Task
 from gpucoll.tuner.explanation import Explanation, explained
@@ -41,10 +42,13 @@ class Advice(MetadataExchange):
         if where not in DEVICES:
             raise ArgumentError(f"explain: device {device!r} is none of {', '.join(DEVICES)}", code="GC-DEVICE")
         nbytes = int(nbytes)  # JSON has no NumPy integers
-        task = Task(row.name, "auto", None, None, None, row_of(dtype),
-                    op_of("sum") if row.reduces else None, nbytes=nbytes, device=where)
+        op, kind = op_of("sum") if row.reduces else None, row_of(dtype)
+        order: Order = "any"
+        if op is not None:
+            op, order = promised("explain", op, kind, self.options.deterministic)
+        task = Task(row.name, "auto", None, None, None, kind, op, nbytes=nbytes, device=where, order=order)
         executors = self._able(task, where)
-        found = self._tuner.candidates(row.name, nbytes, executors, where)
+        found = self._tuner.candidates(row.name, nbytes, executors, where, order=order)
         if not found:
             raise ArgumentError(f"explain: nothing is known of {row.name} on {', '.join(executors)}", code="GC-ALGO")
         considered, others = len(found), [one for one in executors if one != "native"]

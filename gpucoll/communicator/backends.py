@@ -86,7 +86,7 @@ def choose(backend: Backend, task: Task, tuner: Tuner, place: RankTopology, cut:
     `task.algorithm` is the algorithm asked for, or "auto". Raises ArgumentError with the executor's reason for a
     refusal of the plan.
     """
-    choice = tuner.choose(task.collective, task.algorithm, task.nbytes, executors, task.device)
+    choice = tuner.choose(task.collective, task.algorithm, task.nbytes, executors, task.device, task.order)
     task.algorithm = choice.algorithm
     if choice.algorithm != NATIVE:
         task.plan = make_plan(task.collective, choice, place, task.root, cut, task.in_place)

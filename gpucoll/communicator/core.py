@@ -29,7 +29,7 @@ from gpucoll.arrays import (
     prepare,
     torch_stream,
 )
-from gpucoll.arrays.space import scaled_mean
+from gpucoll.arrays.space import promised, scaled_mean
 from gpucoll.communicator.backends import (
     Backend,
     HostBackend,
@@ -43,7 +43,7 @@ from gpucoll.communicator.gpu import DeviceSpace, Gpu, is_on_device, make_gpu, n
 from gpucoll.communicator.links import Link
 from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.core.dtypes import is_whole
-from gpucoll.core.ops import NOT_IN, Op, op_of
+from gpucoll.core.ops import NOT_IN, Op, Order, op_of
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Executor, Task
@@ -94,7 +94,7 @@ class Core:
         self._host = HostBackend(link, options.timeout, options.executor, options.check)
         self._gpus: dict[str, Gpu] = {}
         self._group: list[Work] | None = None
-        self._tuner = Tuner(link.place.nodes, link.table, options.prefer, deterministic=options.deterministic)
+        self._tuner = Tuner(link.place.nodes, link.table, options.prefer)
         # Timings of blocking calls on host arrays, by collective, executor, algorithm and bit length of the size:
         # element 0 is the number of calls, the rest is a ring of the seconds of the last `LAST` calls.
         self._times: dict[tuple[str, str, str, int], Array] = collections.defaultdict(lambda: numpy.zeros(1 + LAST))
@@ -245,12 +245,15 @@ class Core:
                  root: int = 0) -> tuple[Executor, Task]:
         """Return the executor and the task of a call; `allowed` is the executor asked for, or None."""
         space, backend = call.space, call.space.gpu if isinstance(call.space, DeviceSpace) else self._host
-        op = op and scaled_mean(op, call.dtype, self.size)
+        order: Order = "any"
+        if op is not None:
+            op, order = promised(row.name, op, call.dtype, self.options.deterministic)
+            op = scaled_mean(op, call.dtype, self.size)
         # premul_sum and the mean of narrow floats scale a copy of the input: the call is not in place then.
         source = call.input if op is None or call.input is None else space.premultiplied(op, call.input, call.dtype)
         task = Task(row.name, "native", None, source, None if call.target is None else call.target.row, call.dtype,
                     op, root, call.nbytes, call.in_place and source is call.input, call.cut.lengths, space.device,
-                    space.stream, shape=call.shape)
+                    space.stream, shape=call.shape, order=order)
         executor = self._choose(task, options.algorithm, call, backend, allowed)
         return executor, task
 

@@ -12,7 +12,7 @@ import math
 import struct
 import sys
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gpucoll.core import parsing
 from gpucoll.errors import ArgumentError, nearest
@@ -56,6 +56,14 @@ OPS: dict[str, Op] = {
         Op("lxor", "logical_xor", "!a != !b", None, "LXOR", "0", _REAL),
     )
 }
+# The sum and the mean formed exactly and rounded once, in place of `sum` and `avg` with deterministic="exact". All
+# contributions are combined at once; `cuda` is the type in ``kernels/device/exact.h``.
+EXACT = {name: Op(f"exact_{name}", "", cuda, None, "", "0", ("float", "complex"))
+         for name, cuda in (("sum", "ExactOp<false>"), ("avg", "ExactOp<true>"))}
+# How the contributions to an element are to be combined: in any way, in rank order, or in rank order by a single
+# reduction, without rounding in between.
+Order = Literal["any", "in order", "at once"]
+EXACT_NAMES = tuple(row.name for row in EXACT.values())
 LOGICAL = ("land", "lor", "lxor")
 NOT_IN = {"scan": ("avg",), "exscan": ("avg",)}  # ops refused by a collective
 # Functions allowed in a user's expression: NumPy's function of the same meaning, and the number of arguments.

@@ -24,7 +24,7 @@ from gpucoll.errors import ArgumentError
 Arguments: TypeAlias = numpy.ndarray[Any, Any]
 Launch: TypeAlias = Callable[[int, int, Arguments, Any], None]
 
-MOST_SOURCES, MOST_AXES = 8, 8  # the same constants as in the kernels
+MOST_SOURCES, MOST_AXES = 64, 8  # the same constants as in the kernels
 WORD = 16  # bytes read or written by a thread at once
 AT_ONCE = 4  # words under way per thread; for dtypes of one byte a thread has two words under way, in two passes
 # Threads in a block: the registers of a processor suffice for three blocks of 256 threads, but only for one of 512.
@@ -53,7 +53,7 @@ class _Struct:
 
 
 _ENDS = [("src", "u8"), ("dst", "u8"), ("count", "u8")]
-REDUCE = _Struct("=8QQQI4x", [("sources", "u8", MOST_SOURCES), *_ENDS[1:], ("source_count", "u4")])
+REDUCE = _Struct(f"={MOST_SOURCES}QQQI4x", [("sources", "u8", MOST_SOURCES), *_ENDS[1:], ("source_count", "u4")])
 COPY = _Struct("=3Q", _ENDS)
 SCALE = _Struct("=3Q8x16s", [*_ENDS, ("none", "u8"), ("factor", "u1", 16)])
 PACK = _Struct("=3QI4x8q8q", [*_ENDS, ("dims", "u4"), ("shape", "i8", MOST_AXES), ("strides", "i8", MOST_AXES)])
@@ -150,8 +150,8 @@ class Kernels:
     def reduce(self, op: Op, dtype: Dtype, sources: Sequence[int], dst: int, count: int, stream: Any) -> None:
         """Compute dst = op(...op(sources[0], sources[1])...) in the wide dtype, rounded once.
 
-        More than eight sources take several launches: the first eight sources, then seven at a time, rounded after
-        each launch. `dst` may be one of the first eight sources; a later source as `dst` is an ArgumentError.
+        More than `MOST_SOURCES` sources take several launches, rounded after each launch. `dst` may be a source of the
+        first launch; a later source as `dst` is an ArgumentError.
         """
         if count == 0:
             return
@@ -247,6 +247,7 @@ _NO_SOURCES = (0,) * MOST_SOURCES
 
 
 def _passes(sources: Sequence[int], dst: int) -> Iterator[Sequence[int]]:
+    """Yield the sources of each launch; each launch but the first begins with the result of the launch before."""
     yield sources[:MOST_SOURCES]
     for first in range(MOST_SOURCES, len(sources), MOST_SOURCES - 1):
         yield (dst, *sources[first:first + MOST_SOURCES - 1])

@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 from typing import Literal, NamedTuple
 
 from gpucoll.core.dtypes import DTYPES, Dtype
-from gpucoll.core.ops import OPS, Op
+from gpucoll.core.ops import EXACT, EXACT_NAMES, OPS, Op
 from gpucoll.errors import DtypeError
 
 Scale = Literal["divide", "multiply", "truth"]
@@ -28,7 +28,7 @@ FILES = {  # kernel: source file, and prefix of the C struct of the arguments
     "shorten": ("device/compress.cu", "Shorten"),  # adds the previous error, rounds, stores the new error
     "quantise": ("device/compress.cu", "Quantise"),  # adds the previous error, stores bytes, scales, the new error
     "dequantise": ("device/compress.cu", "Dequantise"),  # makes elements of bytes and scales, or the mean of rows
-    "reduce": ("device/reduce.cu", "Reduce"),  # combines two to eight arrays
+    "reduce": ("device/reduce.cu", "Reduce"),  # combines two or more arrays
     "packets": ("device/peer_packets.cu", "Packets"),  # all-reduce by small messages into the peers' memory
     "fold_all": ("device/peer_shots.cu", "Shots"),  # all-reduce in the peers' memory: every rank reduces all elements
     "fold_share": ("device/peer_shots.cu", "Shots"),  # all-reduce: every rank reduces a share and writes it to all
@@ -87,12 +87,14 @@ def reducing(kernel: str, op: Op | None, dtype: Dtype) -> Instance:
     entry = f"{kernel}_{name}"
     lines = (f"struct Op_{entry} {{\n    typedef Wide<{cuda}> W;\n"
              f"    static GC_DEV W of(W a, W b) {{ return W({expression}); }}\n}};\n")
+    if op is not None and op.name in EXACT_NAMES:
+        lines = f"typedef {op.cuda} Op_{entry};\n"
     return Instance(entry, file, f"{lines}GC_ENTRY({entry}, {arguments}Arguments, {kernel}<{cuda}, Op_{entry}>)\n")
 
 
 def _name(op: Op) -> str:
     """Return the name of the first built-in op with the same CUDA expression, or a digest for a user's op."""
-    alike = next((row.name for row in OPS.values() if row.cuda == op.cuda), None)
+    alike = next((row.name for row in (*OPS.values(), *EXACT.values()) if row.cuda == op.cuda), None)
     return alike or hashlib.sha256(op.cuda.encode()).hexdigest()[:16]
 
 
@@ -119,6 +121,10 @@ def _families() -> dict[Instance, tuple[Instance, ...]]:
         families.append([*(reducing("reduce", op, dtype) for op in ops),
                          *(instance("scale", what, dtype) for what in scales)])
         families += [[reducing(kernel, op, dtype) for kernel in PEER] for op in ops]
+        exact = [op for op in EXACT.values() if dtype.kind in op.kinds]
+        # Packets carry no exact sums: see `PeerBinder`.
+        families += [[reducing("reduce", op, dtype) for op in exact],
+                     *([reducing(kernel, op, dtype) for kernel in PEER if kernel != "packets"] for op in exact)]
     return {member: tuple(dict.fromkeys(one)) for one in families for member in one}
 
 

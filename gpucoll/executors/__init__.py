@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from gpucoll.core.dtypes import Dtype
-from gpucoll.core.ops import Op
+from gpucoll.core.ops import Op, Order
 from gpucoll.core.signature import Signature, code_of_difference, described, is_refusal
 from gpucoll.errors import MismatchError, PeerError, listed
 from gpucoll.plan import Plan
@@ -39,7 +39,7 @@ class Task:
     is the location of the buffers, `stream` the stream of the task. A `repeated` task was made before on the same
     arrays, all given by the user, and is likely to come again. `shape` is the shape of an array, or of a block where
     each rank has a block; if blocks differ in the first axis, only the other axes. `header` names the call whose shapes
-    this task announces.
+    this task announces. `order` is the order of combination that the result needs.
     """
 
     collective: str
@@ -58,6 +58,7 @@ class Task:
     repeated: bool = False
     shape: tuple[int, ...] = ()
     header: str = ""
+    order: Order = "any"
 
     @functools.cached_property
     def description(self) -> str:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy
 
@@ -47,7 +47,7 @@ class GivenOptions(TypedDict, total=False):
     timeout: float | None
     check: str | None
     executor: str | None
-    deterministic: bool
+    deterministic: bool | Literal["exact"]
     device: int | str | None
 
 
@@ -61,7 +61,7 @@ class Options(NamedTuple):
     check: str | None = None
     executor: str | None = None
     prefer: str = ""
-    deterministic: bool = False
+    deterministic: bool | Literal["exact"] = False
     device: str | int | None = None
 
     @property
@@ -91,10 +91,11 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
             raise ArgumentError(f"{name}={said[name]!r} is not known{nearest(said[name], known)}", code=code)
     timeout = Options().timeout if said["timeout"] is None else _seconds(said["timeout"])
     deterministic = given.get("deterministic", False)
-    if not isinstance(deterministic, bool | numpy.bool_):
-        raise UsageError(f"deterministic={deterministic!r} is neither True nor False", code="GC-OPTION")
+    is_exact = isinstance(deterministic, str) and deterministic == "exact"
+    if not is_exact and not isinstance(deterministic, bool | numpy.bool_):
+        raise UsageError(f"deterministic={deterministic!r} is neither True nor False nor 'exact'", code="GC-OPTION")
     return Options(timeout, said["check"], said["executor"], environment.get("GPUCOLL_ALGO", ""),
-                   bool(deterministic), _device(said["device"]))
+                   "exact" if is_exact else bool(deterministic), _device(said["device"]))
 
 
 def _device(device: Any) -> str | int | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpucoll.algorithms import algorithms, find, names_of, own_names
 from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.ops import Order
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.tuner.model import Candidate, Model, World, segments
 from gpucoll.tuner.table import BUILT_IN, Table
@@ -109,43 +110,39 @@ def scheduled(collective: str, size: int, nodes: int) -> list[str]:
 class Tuner:
     """The choices for one communicator. All ranks have the same table, so all ranks choose alike.
 
-    `nodes` is the node of every rank, `prefer` the text of GPUCOLL_ALGO. A `deterministic` tuner takes only algorithms
-    reducing in rank order, with results depending on nothing but the inputs. A choice is cached for all sizes with the
-    same number of binary digits, and found again in well under 2 us.
+    `nodes` is the node of every rank, `prefer` the text of GPUCOLL_ALGO. A choice is cached for all sizes with the same
+    number of binary digits, and found again in well under 2 us. A call may demand an `order` of combination: then only
+    algorithms with this order are taken, and the result depends on nothing but the inputs.
     """
 
-    def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "", *, deterministic: bool = False) -> None:
-        self.table, self._deterministic = table, deterministic
+    def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "") -> None:
+        self.table = table
         self._nodes, self._prefer = tuple(nodes), prefer
         # The model for arrays on a device, made at the first call on this device
         self.model: Callable[[str], Model] = functools.cache(lambda device: Model(table, World(self._nodes, device)))
-        self._kept: dict[tuple[str, str, int, tuple[str, ...], str], tuple[str, str]] = {}
+        self._kept: dict[tuple[str, str, int, tuple[str, ...], str, Order], tuple[str, str]] = {}
 
     def choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
-               device: str = "cpu") -> Choice:
+               device: str = "cpu", order: Order = "any") -> Choice:
         """Return the choice for a call, among the `executors` able to serve the call.
 
         `nbytes` is the larger of input and output. A named `algorithm` is kept; "auto" takes the best algorithm allowed
-        by GPUCOLL_ALGO. Raises ArgumentError if no algorithm is left, or if `deterministic` excludes the named one.
+        by GPUCOLL_ALGO. Raises ArgumentError if no algorithm is left, or if `order` excludes the named one.
         """
-        if self._deterministic and algorithm != "auto" and not self._is_deterministic(collective, algorithm):
-            others = [name for name in algorithms(collective, size=len(self._nodes))
-                      if self._is_deterministic(collective, name)]
-            raise ArgumentError(f"{collective}: {algorithm} does not reduce in rank order, as promised by "
-                                f"deterministic=True; take auto, or one of {', '.join(others)}",
-                                code="GC-DETERMINISTIC")
-        key = (collective, algorithm, nbytes.bit_length(), executors, device)
+        key = (collective, algorithm, nbytes.bit_length(), executors, device, order)
         kept = self._kept.get(key)
         if kept is None:
-            kept = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device)
+            if algorithm != "auto":
+                self._check_order(collective, [algorithm], order)
+            kept = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device, order)
         return Choice(*kept, segments(collective, kept[1], nbytes, len(self._nodes)))
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str], device: str = "cpu",
-                   algorithm: str = "auto") -> list[Candidate]:
+                   algorithm: str = "auto", order: Order = "any") -> list[Candidate]:
         """Return the candidates for sizes with as many binary digits as `nbytes`, the choice first."""
         names: Iterable[str] = [algorithm]
         if algorithm == "auto":
-            names = allowed(self._prefer, collective, self._names(collective, executors))
+            names = self._names(collective, executors, order)
         # The largest power of two up to `nbytes` (0 for 0), as choices are cached by the number of digits
         return self.model(device).candidates(collective, 1 << nbytes.bit_length() >> 1, executors, [*names])
 
@@ -161,29 +158,49 @@ class Tuner:
             link.executor == executor for shape in self.table.shapes if shape.device == device for link in shape.links)
 
     def _choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
-                device: str) -> tuple[str, str]:
+                device: str, order: Order) -> tuple[str, str]:
         able = [name for name in executors if algorithm in (NATIVE, "auto") or name != NATIVE]
         able = [NATIVE] if algorithm == NATIVE else able
         if len(able) == 1 and algorithm != "auto":
             return able[0], algorithm
-        candidates = self.candidates(collective, nbytes, able, device, algorithm)
+        candidates = self.candidates(collective, nbytes, able, device, algorithm, order)
         if candidates:
             return candidates[0].executor, candidates[0].algorithm
         if algorithm == "auto":  # without any prediction: the first algorithm of the first executor
-            names = allowed(self._prefer, collective, self._names(collective, able))
+            names = self._names(collective, able, order)
             algorithm = next(name for name in names if (name == NATIVE) == (able[0] == NATIVE))
         return able[0], algorithm
 
-    def _names(self, collective: str, executors: Sequence[str]) -> list[str]:
+    def _names(self, collective: str, executors: Sequence[str], order: Order) -> Sequence[str]:
+        """Return the names that "auto" may take; raise ArgumentError if none is left."""
         schedules = scheduled(collective, len(self._nodes), len(set(self._nodes)))
         names = [NATIVE] * (NATIVE in executors) + (schedules if set(executors) - {NATIVE} else [])
-        if self._deterministic:
-            names = [name for name in names if self._is_deterministic(collective, name)]
         if not names:
             raise ArgumentError(f"{collective}: no executor can run this call", code="GC-ALGO")
-        return names
+        # A rule of GPUCOLL_ALGO for this collective is kept or refused; a rule for all collectives may be ignored.
+        ordered = names if collective in rules(self._prefer) else self._check_order(collective, names, order)
+        return self._check_order(collective, allowed(self._prefer, collective, ordered), order)
 
-    @staticmethod
-    def _is_deterministic(collective: str, name: str) -> bool:
-        """Return whether equal inputs give equal bits on every executor of the algorithm."""
-        return not COLLECTIVES[collective].reduces or (name != NATIVE and find(collective, name).in_rank_order)
+    def _check_order(self, collective: str, names: Sequence[str], order: Order) -> list[str]:
+        """Return the `names` that combine in `order`; raise ArgumentError if none does."""
+        left = [name for name in names if is_ordered(collective, name, order)]
+        if not left:
+            others = [name for name in algorithms(collective, size=len(self._nodes))
+                      if is_ordered(collective, name, order)]
+            how = "by a single reduction in rank order" if order == "at once" else "in rank order"
+            raise ArgumentError(f"{collective}: {', '.join(names)} does not combine all contributions {how}, as "
+                                f"promised by the option deterministic; take auto, or one of {', '.join(others)}",
+                                code="GC-DETERMINISTIC")
+        return left
+
+
+def is_ordered(collective: str, name: str, order: Order) -> bool:
+    """Return whether an algorithm combines the contributions to an element in `order`, on every executor.
+
+    >>> is_ordered("all_reduce", "ring", "in order"), is_ordered("scan", "linear", "at once")
+    (False, False)
+    """
+    if order == "any" or not COLLECTIVES[collective].reduces:
+        return True
+    row = None if name == NATIVE else find(collective, name)
+    return row is not None and (row.at_once if order == "at once" else row.in_rank_order)

@@ -37,8 +37,20 @@ GC_DEV void fold_batch(const Given& a, const Batch<AT_ONCE>& batch, const Place&
     for (u32 k = 0; k < a.targets; ++k) batch.write(pointer_to(a.target(k)), units[0], place);
 }
 
+// The exact sums or means of the sources, element by element; see exact.h.
+template <class T, class Op, class Given> GC_DEV void fold_exactly(Team team, const Given& a, u64 count) {
+    typedef typename Exactly<T>::Real Real;
+    for_team<1>(team, count * (sizeof(T) / sizeof(Real)), [&](const auto& batch) {
+        const u64 offset = batch.first * sizeof(Real);
+        const auto fetch = [&](u32 k) { return up(load<Real>(a.source(k) + offset)); };
+        Real result;
+        down(result, exact_of<Real, Op::MEAN>(a.sources, fetch));
+        for (u32 k = 0; k < a.targets; ++k) store<Real>(a.target(k) + offset, result);
+    });
+}
+
 // Fold `count` elements of at least GROUP sources.
-template <class T, class Op, u32 GROUP, class Given> GC_DEV void fold(Team team, const Given& a, u64 count) {
+template <class T, class Op, u32 GROUP, class Given> GC_DEV void fold_in_order(Team team, const Given& a, u64 count) {
     // Loads under way together. The wide values of a word take 4 registers, 8 for elements of 2 bytes, 16 for
     // elements of 1 byte. With more loads some kernels would exceed 128 registers.
     constexpr u32 LOADS = sizeof(T) == 1 ? (GROUP == 2 ? 4 : GROUP) : sizeof(T) > 4 ? 8 : 16;
@@ -51,4 +63,11 @@ template <class T, class Op, u32 GROUP, class Given> GC_DEV void fold(Team team,
     const Edges<T> edges = edges_of<T>(layout);
     for_team<AT_ONCE>(team, layout.words, [&](const auto& batch) { fold_batch<T, Op, Word, GROUP>(a, batch, words); });
     for_team<1>(team, layout.edges, [&](const auto& batch) { fold_batch<T, Op, T, GROUP>(a, batch, edges); });
+}
+
+template <class T, class Op, u32 GROUP, class Given> GC_DEV void fold(Team team, const Given& a, u64 count) {
+    if constexpr (IsExact<Op>::value)
+        fold_exactly<T, Op>(team, a, count);
+    else
+        fold_in_order<T, Op, GROUP>(team, a, count);
 }

@@ -1,11 +1,12 @@
 // dst = op(...op(op(sources[0], sources[1]), sources[2])...), formed in the wide type and rounded once.
 //
-// dst may be one of the sources. All addresses are aligned for the dtype.
-#include "device/functions.h"
+// dst may be one of the sources. All addresses are aligned for the dtype. The exact ops (exact.h) need all sources in
+// one launch.
+#include "device/exact.h"
 #include "device/number.h"
 #include "device/walk.h"
 
-constexpr u32 MOST_SOURCES = 8;
+constexpr u32 MOST_SOURCES = 64;
 
 struct ReduceArguments {
     const void* sources[MOST_SOURCES];  // the first `source_count` entries are used, at least 2
@@ -53,10 +54,29 @@ GC_DEV void reduce_units(const ReduceArguments& a, u64 count, const Place& place
     for_batches<AT_ONCE>(count, [&](const auto& batch) { reduce_batch<T, Op, Unit>(a, batch, place); });
 }
 
-template <class T, class Op> GC_DEV void reduce(const ReduceArguments& a) {
+template <class T, class Op> GC_DEV void reduce_in_order(const ReduceArguments& a) {
     u64 differences = 0;
     for (u32 k = 0; k < a.source_count; ++k) differences |= address_of(a.sources[k]) ^ address_of(a.dst);
     const Layout layout = layout_of<T>(address_of(a.dst), differences, a.count);
     reduce_units<T, Op, Word>(a, layout.words, words_of<T>(layout));
     reduce_units<T, Op, T>(a, layout.edges, edges_of<T>(layout));
+}
+
+// The exact sums or means, element by element: a thread may read an element twice.
+template <class T, class Op> GC_DEV void reduce_exactly(const ReduceArguments& a) {
+    typedef typename Exactly<T>::Real Real;
+    for_batches<1>(a.count * (sizeof(T) / sizeof(Real)), [&](const auto& batch) {
+        const u64 offset = batch.first * sizeof(Real);
+        const auto fetch = [&](u32 k) { return up(load<Real>(address_of(a.sources[k]) + offset)); };
+        Real result;
+        down(result, exact_of<Real, Op::MEAN>(a.source_count, fetch));
+        store<Real>(address_of(a.dst) + offset, result);
+    });
+}
+
+template <class T, class Op> GC_DEV void reduce(const ReduceArguments& a) {
+    if constexpr (IsExact<Op>::value)
+        reduce_exactly<T, Op>(a);
+    else
+        reduce_in_order<T, Op>(a);
 }

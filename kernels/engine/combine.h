@@ -2,13 +2,14 @@
 // (functions.h).
 //
 // float16, bfloat16 and float8 are combined in float over all ranks, and rounded once at the end. Integers, complex
-// numbers and larger floats have no wider type: combining two rows at a time gives the same result.
+// numbers and larger floats have no wider type: combining two rows at a time gives the same result. The exact sum
+// needs all rows at once (exact.h).
 #pragma once
 #include <cstdint>
 #include <cstdlib>
 
 #define GC_PLAIN
-#include "device/functions.h"
+#include "device/exact.h"
 #include "engine/tables.h"
 
 namespace gpucoll {
@@ -107,6 +108,71 @@ template <class T, class Op> static void combine(const char* const* rows, uint64
     }
 }
 
+// The running sums of a tile, by parts: loops over elements vectorise.
+template <class R> struct RunningTile;
+template <> struct RunningTile<float> {
+    double sum[TILE];
+    uint64_t lost[TILE];
+
+    GC_DEV Running<float> get(uint64_t i) const { return {sum[i], lost[i]}; }
+    GC_DEV void put(uint64_t i, const Running<float>& total) {
+        sum[i] = total.sum;
+        lost[i] = total.lost;
+    }
+};
+template <> struct RunningTile<double> {
+    double sum[TILE], rest[TILE];
+    uint64_t lost[TILE];
+
+    GC_DEV Running<double> get(uint64_t i) const { return {sum[i], rest[i], lost[i]}; }
+    GC_DEV void put(uint64_t i, const Running<double>& total) {
+        sum[i] = total.sum;
+        rest[i] = total.rest;
+        lost[i] = total.lost;
+    }
+};
+
+// The exact sums, or means, of a tile of elements. If no element has lost bits, loops without branches do all.
+template <class T, bool MEAN>
+GC_DEV void exact_tile(const char* const* rows, uint64_t ranks, char* to, uint64_t first, uint64_t count) {
+    RunningTile<Wide<T>> sums;
+    for (uint64_t i = 0; i < count; i++) {
+        Running<Wide<T>> total;
+        total.start(read<T>(rows[0], first + i));
+        sums.put(i, total);
+    }
+    for (uint64_t rank = 1; rank < ranks; rank++)
+        for (uint64_t i = 0; i < count; i++) {
+            Running<Wide<T>> total = sums.get(i);
+            total.add(read<T>(rows[rank], first + i));
+            sums.put(i, total);
+        }
+    uint64_t lost = 0;
+    bool certain = true;
+    for (uint64_t i = 0; i < count; i++) lost |= sums.lost[i];
+    Wide<T> result[TILE];
+    for (uint64_t i = 0; i < count; i++) result[i] = settled<T, MEAN>(sums.get(i), uint32_t(ranks), certain);
+    if (lost != 0 || !certain)
+        for (uint64_t i = 0; i < count; i++) {
+            const auto fetch = [&](uint32_t k) { return read<T>(rows[k], first + i); };
+            result[i] = exact_result<T, MEAN>(sums.get(i), uint32_t(ranks), fetch);
+        }
+    for (uint64_t i = 0; i < count; i++) write<T>(to, first + i, result[i]);
+}
+
+// Write the exact sums, or means, of the elements of all rows to `to`, which may be one of the rows.
+template <class T, bool MEAN>
+GC_VERSIONS void apply_exact(const char* const* rows, uint64_t ranks, char* to, uint64_t count) {
+    uint64_t first = 0;
+    for (; first + TILE <= count; first += TILE) exact_tile<T, MEAN>(rows, ranks, to, first, TILE);
+    exact_tile<T, MEAN>(rows, ranks, to, first, count - first);
+}
+template <class T, bool MEAN>
+static void combine_exactly(const char* const* rows, uint64_t ranks, char* to, uint64_t nbytes) {
+    using Real = typename Exactly<T>::Real;
+    apply_exact<Real, MEAN>(rows, ranks, to, nbytes / sizeof(Real));
+}
+
 // The last step of some ops: the mean of a sum, the truth value of a logical op.
 template <class T> static void divide_all(char* row, uint64_t nbytes, uint64_t contributions) {
     const Wide<T> parts = Wide<T>(contributions);
@@ -122,6 +188,10 @@ using Finish = void (*)(char*, uint64_t, uint64_t);
 // Return the function of an op for a dtype, or null. Complex numbers have arithmetic ops only, real numbers also
 // order and truth, integers also bits.
 template <class T> static Combine arithmetic(long op) {
+    if constexpr (Exactly<T>::EXACT) {
+        if (op == EXACT_SUM) return combine_exactly<T, false>;
+        if (op == EXACT_AVG) return combine_exactly<T, true>;
+    }
     return op == SUM || op == AVG ? combine<T, Add> : op == PROD ? combine<T, Multiply> : nullptr;
 }
 

@@ -21,7 +21,7 @@ static const uint64_t SLOT_BYTES = 16704;
 enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, PRIVATE, GIVEN, RESULT };
 enum Check : uint32_t { OFF, PEERS, ALL };
 enum Way : uint32_t { WAITS = 1, IN_PLACE = 2 };
-enum OpPlace { SUM, PROD, MIN, MAX, AVG, BAND, BOR, BXOR, LAND, LOR, LXOR };
+enum OpPlace { SUM, PROD, MIN, MAX, AVG, BAND, BOR, BXOR, LAND, LOR, LXOR, EXACT_SUM, EXACT_AVG };
 
 // What there is for each dtype, in the order of Python's table (`combine.h`).
 #define GC_ROWS \

@@ -24,9 +24,9 @@ def alignments(dtype):
 class Reduction:
     """Reductions by one launcher, in reused memory."""
 
-    def __init__(self, launcher):
+    def __init__(self, launcher, arrays=20, nbytes=1 << 20):
         self._launcher = launcher
-        self._memories = [Memory(1 << 20) for _ in range(20)]
+        self._memories = [Memory(nbytes) for _ in range(arrays)]
 
     def check(self, op, name, sources, count, misaligned, in_place=None, pair=None):
         """Check one reduction; `misaligned` has a number for each source, and the last for dst."""

@@ -11,6 +11,7 @@ from expected import CASES
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS, elementwise_op
 from gpucoll.device import sources
+from gpucoll.device.launch import MOST_SOURCES
 from gpucoll.errors import ArgumentError, DtypeError
 from oracle import DTYPES as NAMES
 
@@ -43,14 +44,15 @@ def test_functions_that_no_standard_rounds_are_near_numpys(device, text, name):
 
 def test_sources_may_be_one_or_more_than_a_kernel_takes(device):
     """A lone source is copied; many sources are reduced in passes, and a late source cannot be the destination."""
-    reduction = checks.Reduction(device)
+    most = MOST_SOURCES
+    reduction = checks.Reduction(device, 2 * most + 1, 1 << 12)
     reduction.check(OPS["sum"], "int32", 1, 100, [0, 4])
-    for count in (9, 15, 16, 17):
-        reduction.check(OPS["sum"], "int32", count, 100, [0] * 18)
-        reduction.check(OPS["sum"], "int32", count, 100, [0] * 18, in_place=3)
-    rows = numpy.ones((9, 4), numpy.int32)
-    with pytest.raises(ArgumentError, match="source 8 of 9"):
-        device.reduce(OPS["sum"], DTYPES["int32"], [address(x) for x in rows], address(rows[8]), 4, None)
+    for count in (9, most, most + 1, 2 * most - 1, 2 * most):
+        reduction.check(OPS["sum"], "int32", count, 100, [0] * (count + 1))
+        reduction.check(OPS["sum"], "int32", count, 100, [0] * (count + 1), in_place=3)
+    rows = numpy.ones((most + 1, 4), numpy.int32)
+    with pytest.raises(ArgumentError, match=f"source {most} of {most + 1}"):
+        device.reduce(OPS["sum"], DTYPES["int32"], [address(x) for x in rows], address(rows[most]), 4, None)
     assert (rows == 1).all()
 
 

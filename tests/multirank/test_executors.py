@@ -96,12 +96,12 @@ def test_memory_of_other_processes(ranks, mapped):
     ranks(over_memory, 3, mapped, timeout=seconds(100))
 
 
-def on_two_nodes(mpi, executor):
+def on_two_nodes(mpi, executor, **options):
     """Return a communicator with the ranks placed on two pretended nodes in turn."""
     link = MpiLink(mpi, 30.0)
     link.place = link.place._replace(nodes=tuple(rank % 2 for rank in range(mpi.size)))
     with mock.patch("gpucoll.communicator.MpiLink", return_value=link):
-        return gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor=executor)
+        return gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor=executor, **options)
 
 
 def several_nodes(mpi):

@@ -29,9 +29,11 @@ def test_arguments_win_over_the_environment():
     for wrong in (*timeouts, {"check": "fast"}, {"executor": "mpy"}):
         with pytest.raises(ArgumentError):
             bootstrap.options(wrong, {})
-    for wrong in ("x", 1, 0, None):
-        with pytest.raises(UsageError, match="neither True nor False"):
+    for wrong in ("x", 1, 0, None, ["exact"]):
+        with pytest.raises(UsageError, match="neither True nor False nor 'exact'"):
             bootstrap.options({"deterministic": wrong}, {})
+    assert [bootstrap.options({"deterministic": bits}, {}).deterministic for bits in (numpy.True_, "exact")] == \
+        [True, "exact"]
     with pytest.raises(ArgumentError, match="did you mean native"):
         bootstrap.options({}, {"GPUCOLL_EXECUTOR": "natve"})
 

@@ -10,12 +10,12 @@ from gpucoll.arrays import address
 from gpucoll.arrays.segments import Heap, Segment
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES
-from gpucoll.core.ops import LOGICAL, OPS
+from gpucoll.core.ops import EXACT_NAMES, LOGICAL
 from gpucoll.core.signature import is_refusal
 from gpucoll.executors import Called, Task, fingerprint, shortened
 from gpucoll.executors.engine.instructions import Messages, Writer
 from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
-from gpucoll.executors.engine.tables import CALL, GIVEN, INPUT, RESULT, TEXT
+from gpucoll.executors.engine.tables import CALL, GIVEN, INPUT, OP_NAMES, RESULT, TEXT
 from gpucoll.plan import Plan
 
 KEPT = 256  # plans of each kind
@@ -135,8 +135,9 @@ class Plans:
 
     def _reduction(self, task: Task) -> tuple[int, int, int]:
         """Return dtype and op by the engine's numbers, and the number of contributions for `_finish`."""
-        place = NOTHING if task.op is None or task.op.expression else list(OPS).index(
-            "sum" if task.op.factor is not None else task.op.name)
+        op, place = task.op, NOTHING
+        if op is not None and not op.expression:
+            place = OP_NAMES.index("sum" if op.factor is not None and op.name not in EXACT_NAMES else op.name)
         return list(DTYPES).index(task.dtype.name), place, self._finish(task)
 
     def _shown_plan(self, description: str, *more: Any) -> Any:

@@ -6,16 +6,17 @@ All tables are defined here, or derived from Python's tables of dtypes and ops. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gpucoll.core.dtypes import CODES, DTYPES, Dtype
-from gpucoll.core.ops import OPS
+from gpucoll.core.ops import EXACT, OPS
 from gpucoll.executors import IN_PLACE, WAITS
 
 OPCODES = ("WAIT", "PUBLISH", "REDUCE", "CALL")
 # Buffers of a rank. Peers may read the first three. GIVEN and RESULT are the caller's arrays; INPUT and OUTPUT may lie
 # elsewhere, as in a workspace.
 PLACES = ("INPUT", "OUTPUT", "SCRATCH", "PRIVATE", "GIVEN", "RESULT")
+OP_NAMES = (*OPS, *(one.name for one in EXACT.values()))
 CHECKS = ("OFF", "PEERS", "ALL")  # a rank compares its call with no rank, the ranks to be read from, or all
 WAIT, PUBLISH, REDUCE, CALL = map(OPCODES.index, OPCODES)
 INPUT, OUTPUT, SCRATCH, PRIVATE, GIVEN, RESULT = map(PLACES.index, PLACES)
@@ -50,7 +51,7 @@ def _codes(dtypes: Mapping[str, Dtype], codes: Mapping[str, int]) -> str:
     return "{" + ", ".join(rows) + "}"
 
 
-def header(dtypes: Mapping[str, Dtype] = DTYPES, ops: Mapping[str, object] = OPS,
+def header(dtypes: Mapping[str, Dtype] = DTYPES, ops: Iterable[str] = OP_NAMES,
            codes: Mapping[str, int] = CODES) -> str:
     """Return the text of the header.
 

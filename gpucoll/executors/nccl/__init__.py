@@ -16,6 +16,7 @@ from typing import Any
 
 from gpucoll.arrays import address
 from gpucoll.device import NO_CAPTURE, Device, Event, Part, Stream, Transport
+from gpucoll.device.launch import MOST_SOURCES
 from gpucoll.device.sources import UNITS, instance, reducing
 from gpucoll.device.streams import StreamOrder, Workspace
 from gpucoll.executors import Executor, Launcher, Task
@@ -84,6 +85,10 @@ class NcclExecutor(Executor):
         if self._transport.capturable:
             for width in UNITS:
                 self._device.kernels.launcher(instance("copy", width))
+        rounds = task.plan.rounds if task.plan is not None and task.order == "at once" else ()
+        steps = (step for steps in rounds for step in steps)
+        if any(isinstance(step, Reduction) and len(step.sources) > MOST_SOURCES for step in steps):
+            return f"a kernel combines at most {MOST_SOURCES} contributions at once"
         if task.op is not None:
             kernel = reducing("reduce", task.op, task.dtype)
             self._device.kernels.load(kernel, task.collective, task.op, task.dtype)

@@ -12,6 +12,7 @@ import numpy
 from gpucoll.algorithms import find
 from gpucoll.arrays import address
 from gpucoll.core.chunks import Ragged
+from gpucoll.core.ops import EXACT_NAMES
 from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Arguments
 from gpucoll.device.peer import NOWHERE, Places
@@ -89,7 +90,9 @@ class PeerBinder:
         if self._handshake.room.ranks == 1:
             return STEPS
         kernel = find(task.collective, task.algorithm).traits.kernel or STEPS
-        return PACKETS if kernel == ALL and task.nbytes <= self._handshake.room.packets else kernel
+        # Packets are read once, and combined on arrival: an exact sum may read its operands twice.
+        is_exact = task.op is not None and task.op.name in EXACT_NAMES
+        return PACKETS if kernel == ALL and task.nbytes <= self._handshake.room.packets and not is_exact else kernel
 
     def _launch(self, task: Task, blocks: int, threads: int, arguments: Arguments) -> Enqueue:
         launch = self._device.kernels.launcher(self._instance(task))

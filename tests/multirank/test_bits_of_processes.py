@@ -1,0 +1,88 @@
+"""The contract of bits between processes: a node's memory, messages, and two pretended nodes."""
+
+import numpy
+import pytest
+
+import bits
+import gpucoll as gc
+from gpucoll import training
+from grids import generator
+from multirank.test_executors import on_two_nodes
+from pace import seconds
+
+ORACLES = {True: bits.in_order, "exact": bits.exact}
+DRAWS = 6  # for a number of ranks
+
+
+def made(mpi, how, deterministic):
+    if how == "hybrid":
+        return on_two_nodes(mpi, None, deterministic=deterministic)
+    return gc.Communicator.from_mpi(mpi, executor=how, deterministic=deterministic, timeout=seconds(60))
+
+
+def drawn_cases(mpi, how, draws):
+    for deterministic, oracle in ORACLES.items():
+        random = generator(f"processes/{how}/{mpi.size}/{deterministic}")
+        exact = deterministic == "exact"
+        names = [name for name in bits.FLOATS if not exact or name in bits.FORMATS or "complex" in name]
+        with made(mpi, how, deterministic) as comm:
+            for _ in range(draws):
+                name = random.choice(names)
+                op = random.choice(bits.ROUNDED if exact or "complex" in name else bits.ORDERED)
+                bits.check(comm, bits.case(random, name, op, comm.size), oracle, random)
+
+
+@pytest.mark.parametrize("how", ["shared", "mpi", "hybrid"])
+@pytest.mark.parametrize(("size", "draws"), [(2, DRAWS), (4, DRAWS),
+                                             *(pytest.param(size, 60 * DRAWS, marks=pytest.mark.nightly)
+                                               for size in (2, 3, 4, 8))])
+def test_drawn_cases(ranks, how, size, draws):
+    ranks(drawn_cases, size, how, draws, timeout=seconds(200 if draws == DRAWS else 2000))
+
+
+def native_is_refused(mpi):
+    with gc.Communicator.from_mpi(mpi, executor="native", deterministic="exact", timeout=seconds(60)) as comm:
+        for algorithm in ("auto", "native"):
+            with pytest.raises(gc.ArgumentError) as refused:
+                comm.all_reduce(numpy.ones(5, "f4"), algorithm=algorithm)
+            assert refused.value.code == "GC-DETERMINISTIC"
+        assert (comm.all_reduce(numpy.ones(5, "i4")) == comm.size).all()
+
+
+def test_mpis_own_sums_are_refused(ranks):
+    ranks(native_is_refused, 2)
+
+
+SAMPLES, FEATURES, STEPS = 16, 9, 20
+
+
+def trained(mpi, strategy):
+    """Train a linear model on samples divided among ranks, with sums over a rank's samples in float64."""
+    random = numpy.random.default_rng(5)
+    # A few bits of mantissa: the products with weights are exact, and so is the sum over features.
+    inputs = numpy.round(16 * random.standard_normal((SAMPLES, FEATURES))) / 16
+    targets = random.standard_normal(SAMPLES)
+    each = SAMPLES // mpi.size
+    mine = slice(mpi.rank * each, mpi.rank * each + each)
+    weights = {"w": numpy.zeros(FEATURES, "f4")}
+    with gc.Communicator.from_mpi(mpi, deterministic="exact", timeout=seconds(60)) as comm:
+        optimizer = training.SGD(0.1, momentum=0.9)
+        model = training.DataParallel(weights, comm) if strategy == "data parallel" else \
+            training.ZeRO(weights, comm, optimizer, stage=2)
+        for _ in range(STEPS):
+            # The gradient of a sample is rounded coarsely, so that the sum over a rank's samples is exact.
+            errors = inputs[mine] @ weights["w"].astype("f8") - targets[mine]
+            gradients = numpy.round(errors[:, None] * inputs[mine] * 256) / 256
+            model.ready("w", (gradients.sum(0) / each).astype("f4"))
+            if strategy == "data parallel":
+                model.finish()
+                optimizer.step(weights, model.gradients)
+            else:
+                model.step()
+        return weights["w"].tobytes()
+
+
+@pytest.mark.parametrize("strategy", ["data parallel", "ZeRO"])
+def test_training_has_the_same_bits_on_any_number_of_ranks(ranks, strategy):
+    found = {one for size in (1, 2, 4) for one in ranks(trained, size, strategy)}
+    assert len(found) == 1

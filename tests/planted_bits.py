@@ -1,0 +1,22 @@
+"""Faults in the contract of bits, planted as those of `planted.py`."""
+
+PLANTED_BITS = [
+    ("product", "bits: a rank adds its own contribution first", "gpucoll/executors/engine/instructions.py",
+     "sources = tuple(self._part(span, is_read=True) for span in form.sources)",
+     "sources = tuple(sorted((self._part(span, is_read=True) for span in form.sources), "
+     "key=lambda part: part[0] != self._rank))"),
+    ("product", "bits: a scan in steps rounds once", "gpucoll/algorithms/__init__.py",
+     "at_once=in_rank_order == \"1\"", "at_once=in_rank_order != \"0\""),
+    ("product", "bits: the user's algorithms are taken for ordered", "gpucoll/tuner/choice.py",
+     "return self._check_order(collective, allowed(self._prefer, collective, ordered), order)",
+     "return [*allowed(self._prefer, collective, ordered)]"),
+    ("product", "exact: a narrow result is rounded twice", "kernels/device/exact.h",
+     "static GC_DEV float of(double value) { return odd_float(value); }",
+     "static GC_DEV float of(double value) { return float(value); }"),
+    ("product", "exact: bits lost by a running sum are forgotten", "kernels/device/exact.h",
+     "bool certain = total.lost == 0;", "bool certain = true;"),
+    ("product", "exact: a mean is rounded twice", "kernels/device/exact.h",
+     "is_power ? total.sum / parts : odd_quotient(total.sum, parts)", "total.sum / parts"),
+    ("product", "exact: a rank without the engine rounds twice", "gpucoll/arrays/exact.py",
+     "if is_last or Fraction(value) == exact or", "if True or"),
+]
