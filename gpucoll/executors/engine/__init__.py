@@ -38,7 +38,7 @@ from gpucoll.errors import (
     RankFailedError,
     is_settled,
 )
-from gpucoll.executors import Called, Executor, Task, call_site, disagreement, shortened
+from gpucoll.executors import INSIDE, Called, Executor, Task, call_site, disagreement, shortened
 from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.instructions import Messages
 from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
@@ -93,6 +93,7 @@ class _Comparing:
                 self._pending = next(self._operation, None)
                 if self._pending is None:
                     self._operation = None
+                    self._executor.engine.add_shares(*self._executor.comparison.clock.take())
                     return True
         except BaseException as error:
             self._operation = self._pending = None
@@ -198,7 +199,7 @@ class EngineExecutor(Executor):
     def _record(self) -> None:
         if self.engine is not None and self._flight is not None:
             memory, *places = self._flight
-            self.engine.record(address(memory), *places)
+            self.engine.record(INSIDE, address(memory), *places)
 
     def publish_failure(self, error: BaseException) -> None:
         """Show the other ranks of this node that this rank has failed, unless the error has settled the call."""
