@@ -2,7 +2,8 @@
 
 A rank's delay in a call is the time by which the rank came after most ranks: after the lower median of all arrivals, so
 that a single early rank makes no other rank late. The delay is at most the time since the process left its last
-recorded call: a call that ends late is no delay of the rank's own. Only calls recorded by all ranks count.
+recorded call: a call that ends late is no delay of the rank's own. The first call of a process has no delay: the start of a
+program is another matter. Only calls recorded by all ranks count.
 Times of several hosts are comparable only as far as the clocks of the hosts agree.
 """
 
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from gpucoll.health.flight import THREADS, Call, Story
 
 # A rank stands out with this multiple of the delays of most ranks, and with this many seconds at least.
-MULTIPLE, LEAST = 3, 1e-3
+MULTIPLE, LEAST = 2, 1e-3
 
 
 class RankDelay(NamedTuple):
@@ -59,8 +60,7 @@ def _worker(story: Story) -> tuple[str, int, int]:
 def _own(call: Call, most: int, ends: Sequence[int]) -> int:
     """Return the delay of a call after most ranks, at most the time since the last of the process' `ends`."""
     before = bisect.bisect_right(ends, call.began)
-    late = max(0, call.began - most)
-    return min(late, call.began - ends[before - 1]) if before else late
+    return min(max(0, call.began - most), call.began - ends[before - 1]) if before else 0
 
 
 def ranked(groups: Mapping[str, Sequence[Story]]) -> list[dict[str, Any]]:

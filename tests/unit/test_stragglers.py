@@ -52,7 +52,8 @@ def test_a_single_early_rank_makes_no_rank_late():
 
 
 def test_ranks_alike_late_in_turn_do_not_stand_out():
-    found = straggler(stories(lambda number, rank: SECOND // 5 * (number % 4 == rank)))
+    found = straggler(stories(lambda number, rank: SECOND // 5 * (number % 4 == rank), calls=21))
+    # The first call of a process has no delay: the other five of each rank count.
     assert (found["rank"], found["since"], found["seconds"]) == (None, None, 0)
     assert [row["share"] for row in found["ranks"]] == [0.25] * 4
 
@@ -95,7 +96,7 @@ def test_a_real_rank_is_named_with_the_line_of_its_call(tmp_path, monkeypatch, c
     found = json.loads(capsys.readouterr().out)
     assert (found["rank"], found["place"]) == (1, f"{__file__}:{lines[0]}"[-100:] if len(__file__) > 100
                                                else f"{__file__}:{lines[0]}")
-    assert found["seconds"] >= 8 * 0.02
+    assert found["seconds"] >= 7 * 0.02  # the first call has no delay
     assert before <= found["since"] <= after
     assert 0.5 < found["share"] <= 1
     assert main(["report", str(tmp_path), "--stragglers"]) == 0
