@@ -22,6 +22,8 @@ Stats = dict[Kind, dict[str, float]]
 class CallShares:
     """The shares of a call under way, and of the last calls while their comparison is open; nanoseconds."""
 
+    __slots__ = ("_duration", "_nbytes", "_sums", "_totals", "_waited", "began", "between")
+
     def __init__(self, sums: list[float], nbytes: int, began: int, between: int, totals: tuple[int, int]) -> None:
         self._sums, self._nbytes, self.began, self.between, self._totals = sums, nbytes, began, between, totals
         self._duration: int | None = None  # until the call has ended
@@ -81,17 +83,16 @@ class CallClock:
 
     def begin(self, name: str, nbytes: int) -> CallShares:
         """Return the shares of a call that begins now; `nbytes` is the larger of input and output."""
-        now, totals, left = time.monotonic_ns(), self._totals(), self._left
-        for engine in self._engines():
-            left = max(left, engine.shares()[2])
+        self.take()  # of a comparison without a call, such as a refusal
+        now, (*totals, left) = time.monotonic_ns(), self._totals()
         sums = self.sums.python.setdefault((name, nbytes.bit_length()), [0.0] * SUMS)
-        self.current = CallShares(sums, nbytes, now, now - left, totals)
+        self.current = CallShares(sums, nbytes, now, now - left, (totals[0], totals[1]))
         return self.current
 
     def end(self, call: CallShares) -> None:
         """Count a call that ends now."""
         self._left = time.monotonic_ns()
-        call.end(self._left, self._totals())
+        call.end(self._left, self._totals()[:2])
         self.current = None
 
     def measured(self, operation: Operation, name: str, nbytes: int) -> Operation:
@@ -109,12 +110,13 @@ class CallClock:
         found, self.own, self.waited = (self.own, self.waited), 0, 0
         return found
 
-    def _totals(self) -> tuple[int, int]:
-        own, waited = self.own, self.waited
+    def _totals(self) -> tuple[int, int, int]:
+        """Return own delays and waits, nanoseconds summed over all calls, and the time of the end of the last call."""
+        own, waited, left = self.own, self.waited, self._left
         for engine in self._engines():
-            more, longer, _ = engine.shares()
-            own, waited = own + more, waited + longer
-        return own, waited
+            more, longer, ended = engine.shares()
+            own, waited, left = own + more, waited + longer, max(left, ended)
+        return own, waited, left
 
 
 def size_class(bits: int) -> int:

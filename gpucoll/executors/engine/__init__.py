@@ -88,6 +88,7 @@ class _Comparing:
         """
         if self._operation is None:
             self._operation = self._executor.comparison.compare(self._description)
+            self._executor.comparison.clock.take()  # of another call
         try:
             while self._pending is None or self._pending():
                 self._pending = next(self._operation, None)
