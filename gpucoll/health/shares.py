@@ -105,6 +105,12 @@ class CallClock:
             raise
         self.end(call)
 
+    def reported(self, operation: Operation, report: Callable[[int, int], object]) -> Operation:
+        """Return an operation that carries out a comparison, then reports own delay and wait instead of adding both."""
+        self.take()  # of a comparison before
+        yield from operation
+        report(*self.take())
+
     def take(self) -> tuple[int, int]:
         """Return own delay and wait found by a comparison, and remove both from the totals."""
         found, self.own, self.waited = (self.own, self.waited), 0, 0

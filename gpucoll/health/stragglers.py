@@ -2,8 +2,8 @@
 
 A rank's delay in a call is the time by which the rank came after most ranks: after the lower median of all arrivals, so
 that a single early rank makes no other rank late. The delay is at most the time since the process left its last
-recorded call: a call that ends late is no delay of the rank's own. The first call of a process has no delay: the start of a
-program is another matter. Only calls recorded by all ranks count.
+recorded call: a call that ends late is no delay of the rank's own. The first call of a process has no delay: the start
+of a program is another matter. Only calls recorded by all ranks count.
 Times of several hosts are comparable only as far as the clocks of the hosts agree.
 """
 

@@ -52,8 +52,9 @@ def sample(stats, rank):
 
 def run(program, wanted):
     """Run a program with a value of GPUCOLL_METRICS."""
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     subprocess.run([sys.executable, "-c", program], check=True, timeout=seconds(60),
-                   env={**os.environ, "GPUCOLL_METRICS": wanted, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])})
+                   env={**os.environ, "GPUCOLL_METRICS": wanted, "PYTHONPATH": path})
 
 
 def ask_the_port(port):

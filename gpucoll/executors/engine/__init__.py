@@ -87,14 +87,13 @@ class _Comparing:
         Raises MismatchError or PeerError if they do not; the engine then leaves the call, and no data have moved.
         """
         if self._operation is None:
-            self._operation = self._executor.comparison.compare(self._description)
-            self._executor.comparison.clock.take()  # of another call
+            comparison, report = self._executor.comparison, self._executor.engine.add_shares
+            self._operation = comparison.clock.reported(comparison.compare(self._description), report)
         try:
             while self._pending is None or self._pending():
                 self._pending = next(self._operation, None)
                 if self._pending is None:
                     self._operation = None
-                    self._executor.engine.add_shares(*self._executor.comparison.clock.take())
                     return True
         except BaseException as error:
             self._operation = self._pending = None
@@ -199,8 +198,7 @@ class EngineExecutor(Executor):
 
     def _record(self) -> None:
         if self.engine is not None and self._flight is not None:
-            memory, *places = self._flight
-            self.engine.record(INSIDE, address(memory), *places)
+            self.engine.record(INSIDE, address(self._flight[0]), *self._flight[1:])
 
     def publish_failure(self, error: BaseException) -> None:
         """Show the other ranks of this node that this rank has failed, unless the error has settled the call."""
