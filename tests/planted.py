@@ -294,7 +294,7 @@ PLANTED = [
     ("store", "every rank shows its traceback", "gpucoll/launch/standalone.py",
      "        if not os.read(parent.ticket, 1):", "        if False:"),
     ("guard", "a flight record has no end", "kernels/engine/flight.h",
-     "% capacity].ended = now();", "% capacity].ended = 0;"),
+     "% capacity].ended = time;", "% capacity].ended = 0;"),
     ("guard", "calls of a node are not compared", "kernels/engine/walker.h",
      "if (!agrees(node, met(node, i))) return DIFFERS;", ""),
     ("guard", "who closes after a failure tells nobody", "gpucoll/communicator/lifecycle.py",

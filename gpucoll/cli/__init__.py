@@ -194,6 +194,8 @@ def _add_machines(verbs: Any) -> None:
     report = _add_verb(verbs, "report", _from("gpucoll.health.report"),
                        help="what ranks did in the end, from the files that GPUCOLL_DUMP_DIR names")
     report.add_argument("folder", metavar="DIR", help="the folder of the flight recorder's files")
+    report.add_argument("--stragglers", action="store_true",
+                        help="name the rank that delays the others, its call site, and since when")
     report.add_argument("--trace", metavar="F.json", help="write all calls as a timeline, as Chrome and Perfetto read")
     _add_verb(verbs, "doctor", _from("gpucoll.doctor"), help="examine this machine, and under mpiexec this job")
 

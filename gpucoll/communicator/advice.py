@@ -11,6 +11,7 @@ from gpucoll.algorithms import own_names
 from gpucoll.arrays import check_input, module_of
 from gpucoll.arrays.space import promised
 from gpucoll.communicator.backends import able
+from gpucoll.communicator.core import LAST
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.core.collectives import collective as collective_row
 from gpucoll.core.dtypes import is_whole, row_of
@@ -82,7 +83,7 @@ class Advice(MetadataExchange):
     def _known(self, collective: str, executor: str, algorithm: str, nbytes: int) -> tuple[int, float | None]:
         """Return the number of timed calls, and their median seconds, None without calls."""
         noted, *seconds = self._times[collective, executor, algorithm, nbytes.bit_length()].tolist()
-        known = seconds[:int(noted)]
+        known = seconds[:min(int(noted), LAST)]
         return len(known), statistics.median(known) if known else None
 
     def _able(self, task: Task, where: str) -> tuple[str, ...]:

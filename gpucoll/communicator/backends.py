@@ -113,6 +113,7 @@ class HostBackend:
         # The executor whose engine is the communicator's.
         self._shared = shared if shared is not None else \
             messages if not isinstance(messages, MpiExecutor) and messages.on_engine else None
+        self._with_engine = [one for one in (shared, messages) if one is not None and not isinstance(one, MpiExecutor)]
         self._walker = messages if isinstance(messages, MpiExecutor) else None
         self._is_observed = False
         self._comparison: Comparison | None = None
@@ -134,6 +135,10 @@ class HostBackend:
         self.executors = tuple(
             observed(one, observers) if one.on_engine else
             observed(one, [*recorded, *observers], self) for one in self.executors)
+
+    def engines(self) -> list[Any]:
+        """Return the engines made so far: the communicator's, and the engine of messages."""
+        return [one.engine for one in self._with_engine if one.engine is not None]
 
     def meeting(self) -> Operation:
         """Return the operation that finds access to the memory of the node's other ranks; all these ranks join."""

@@ -166,7 +166,7 @@ class CallTable:
             self._known[key] = known
         elif plan is not None and (call.result is not x or out is x or task.collective == "broadcast") \
                 and self._comm._host_engine() is not None:
-            self._comm._engine.cache_call(*cache_key, x, call.result, out, plan, seconds)
+            self._comm._engine.cache_call(*cache_key, x, call.result, out, plan, seconds, task.nbytes)
 
     def _is_blocking(self, call: CompiledCall, stream: Any) -> bool:
         device = self._comm._gpus[call.task.device].device
@@ -182,7 +182,7 @@ class CallTable:
             out = numpy.empty(*call.allocates) if call.allocates else x if call.writes else None
         task = call.on(x, out)
         operation = executor.run(task) if call.is_whole else self._comm._operation(executor, task, HOST)
-        self._comm._timed(operation, task.collective, call.seconds)
+        self._comm._timed(self._comm._counted(operation, task), task.collective, call.seconds)
         return out
 
     def _on_device(self, call: CompiledCall, x: Any, out: Any, stream: Any) -> Any:
@@ -194,17 +194,23 @@ class CallTable:
             task = call.on(x, result, on)
             space = DeviceSpace(gpu, on, output=output_of(task, result, task.output))
             kept = NOTHING._replace(given=x, result=result)  # as a user's CUDA graph may replay the call
-            self._comm._waits.run(self._comm._operation(executor, task, space, kept), task.collective)
+            self._run(executor, task, space, kept)
             return result
         task.stream, result = on, x if out is None and call.writes else out
         if call.output is not None and call.output.owner() is None:  # another array now uses this memory
             call.output = output_of(task, result, task.output)
         # The short way: enqueue at once, if the stream needs no preparation and no other call is queued.
-        if call.launch is not None and gpu.device.is_open(on) \
-                and self._comm._waits.at_once(gpu.order.enqueue, task.collective, call.launch, on, call.output):
-            return result
+        if call.launch is not None and gpu.device.is_open(on):
+            shares = self._comm._clock.begin(task.collective, task.nbytes)
+            if self._comm._waits.at_once(gpu.order.enqueue, task.collective, call.launch, on, call.output):
+                self._comm._clock.end(shares)
+                return result
         space, kept = DeviceSpace(gpu, on, output=call.output), NOTHING._replace(given=x, result=result)
-        self._comm._waits.run(self._comm._operation(executor, task, space, kept), task.collective)
+        self._run(executor, task, space, kept)
         if call.launch is None and call.is_whole:
             call.launch = executor.launcher(task)
         return result
+
+    def _run(self, executor: Executor, task: Task, space: DeviceSpace, kept: Prepared) -> None:
+        operation = self._comm._operation(executor, task, space, kept)
+        self._comm._waits.run(self._comm._counted(operation, task), task.collective)

@@ -47,6 +47,7 @@ from gpucoll.core.ops import NOT_IN, Op, Order, op_of
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Executor, Task
+from gpucoll.health.shares import HEADER, SUMS, CallClock, CallSums, Stats
 from gpucoll.launch import bootstrap
 from gpucoll.progress.operations import Operation, Work
 from gpucoll.progress.waits import Progress
@@ -96,8 +97,11 @@ class Core:
         self._group: list[Work] | None = None
         self._tuner = Tuner(link.place.nodes, link.table, options.prefer)
         # Timings of blocking calls on host arrays, by collective, executor, algorithm and bit length of the size:
-        # element 0 is the number of calls, the rest is a ring of the seconds of the last `LAST` calls.
-        self._times: dict[tuple[str, str, str, int], Array] = collections.defaultdict(lambda: numpy.zeros(1 + LAST))
+        # element 0 is the number of calls, then comes a ring of the seconds of the last `LAST` calls. Behind the ring
+        # stand the sums of the engine's repeated calls, for `stats`.
+        self._times: dict[tuple[str, str, str, int], Array] = collections.defaultdict(
+            lambda: numpy.zeros(1 + LAST + SUMS))
+        self._clock = CallClock(self._host.engines, CallSums(self._times))
         self._calls = CallTable(self)
         self._engine: Any = None  # runs repeated calls on host arrays, once made
         self._fast_path: Callable[..., Any] = not_known
@@ -212,14 +216,35 @@ class Core:
         seconds = self._seconds(executor, task)
         if cache_key:
             self._calls.keep(cache_key, x, out, executor, task, call, seconds)
-        operation = self._operation(executor, task, call.space, call)
+        operation = self._counted(self._operation(executor, task, call.space, call), task)
         return self._start(task.collective, operation, call, options.async_op, seconds)
 
     def _seconds(self, executor: Executor, task: Task) -> Array | None:
         """Return the timing row for calls of this kind; None on a device, as a call there only enqueues."""
         if task.device != "cpu":
             return None
-        return self._times[task.collective, executor.name, task.algorithm, task.nbytes.bit_length()]
+        name = HEADER + task.header if task.header else task.collective
+        return self._times[name, executor.name, task.algorithm, task.nbytes.bit_length()]
+
+    def _counted(self, operation: Operation, task: Task) -> Operation:
+        """Return the operation of a call, with its shares counted for `stats`."""
+        return self._clock.measured(operation, HEADER + task.header if task.header else task.collective, task.nbytes)
+
+    def stats(self) -> Stats:
+        """Return figures of all completed collective calls of this rank, by collective and size class.
+
+        The keys are pairs such as ``("all_reduce", 4096)``. The size class is the largest power of two not above the
+        bytes of the call (the larger of input and output over all ranks), 0 for a call without data. The values have
+        the keys ``calls``, ``bytes``, ``own_seconds``, ``waiting_seconds`` and ``moving_seconds``. Own seconds: how
+        much later than the first rank this rank came to the calls, at most the time since its last call. Waiting
+        seconds: in calls, until the other ranks had come. Moving seconds: the rest of the calls. No rank waits for
+        another, and the figures outlive `close`. The guide to performance says what each executor can tell.
+
+        >>> import gpucoll as gc
+        >>> gc.run_local(lambda comm: (comm.barrier(), comm.stats()["barrier", 0]["calls"])[1], 2)
+        [1, 1]
+        """
+        return self._clock.sums.stats()
 
     def _timed(self, operation: Operation, name: str, seconds: Array | None) -> None:
         if seconds is None:

@@ -23,11 +23,12 @@ from gpucoll.core.signature import Signature
 from gpucoll.errors import CollectiveTimeout, GpucollError, MismatchError, RankFailedError, UsageError
 from gpucoll.health import devices
 from gpucoll.health.devices import DeviceWatch
-from gpucoll.health.flight import CLOSED, Flight
+from gpucoll.health.flight import CLOSED, THREADS, Flight
 from gpucoll.health.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
+from gpucoll.health.metrics import export
 from gpucoll.health.observed import Comparison, Recorded, observers_of
 from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
-from gpucoll.launch.bootstrap import DEATH, FINALIZE, finalize_within
+from gpucoll.launch.bootstrap import DEATH, FINALIZE, finalize_within, gpu_index
 from gpucoll.progress.operations import drain_all, kind_of
 from gpucoll.transport.control import abort, shutdown
 from gpucoll.transport.kvstore import linger_at_most
@@ -61,10 +62,18 @@ class Lifecycle(Core):
         folder = os.environ.get("GPUCOLL_DUMP_DIR")
         if folder:
             # The files of all ranks of a communicator need one group name.
-            name = f"threads-{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
+            name = f"{THREADS}{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
             self._flight = Flight(Path(folder), name, self.rank, self.size)
         self._observers = observers_of(self.rank, os.environ)
-        preflight = Preflight(link, self._waits, self._elsewhere) if self.size > 1 and self.check != "off" else None
+        self._exporter = None
+        metrics = os.environ.get("GPUCOLL_METRICS")
+        if metrics:
+            threads = isinstance(link, LocalLink)
+            self._exporter = export(metrics, self.rank, 0 if threads else gpu_index(link.place))
+            self._exporter.add(self._clock.sums, self.rank, threads=threads)
+        preflight = None
+        if self.size > 1 and self.check != "off":
+            preflight = Preflight(link, self._waits, self._elsewhere, self._clock)
         self._preflight = preflight if link.has_collectives else None
         # The engine compares the calls of a single node in shared memory: no messages then.
         comparison = None if self._host.compares_calls or preflight is None else \
@@ -189,6 +198,8 @@ class Lifecycle(Core):
             return
         self.closed = True
         self._forget_calls()
+        if self._exporter is not None:
+            self._exporter.retire(self._clock.sums)
         # No watchdog may look at streams and transports during their release.
         for watch in self._watches:
             watch.close()

@@ -60,7 +60,7 @@ class MetadataExchange(Lifecycle):
             allowed = "shared" if shows else self._host_executor()  # the other ranks look for the call there
             executor, task = self._resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root)
             task.header = name
-            self._waits.run(self._operation(executor, task, call.space, call), name)
+            self._waits.run(self._counted(self._operation(executor, task, call.space, call), task), name)
             self._calls.keep(cache_key, row, None, executor, task, call, self._seconds(executor, task))
             result = call.result
         return result

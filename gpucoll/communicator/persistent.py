@@ -104,7 +104,7 @@ class Persistent(Collectives, PointToPoint):
         again = functools.partial(self._calls.repeat, cached, source, target, stream)
         fast_path: Callable[[], Any] = not_known
         if planned is not None and self._host_engine() is not None:
-            fast_path = self._engine.bind(row.name, x, call.result, planned, cached.seconds)
+            fast_path = self._engine.bind(row.name, x, call.result, planned, cached.seconds, task.nbytes)
         return PersistentCall(again, call.result, executor.name, task.algorithm, fast_path, keep=x)
 
 

@@ -202,7 +202,7 @@ class VectorVariants(MetadataExchange):
         if not cache_key or (planned := plan_of(executor, task)) is None or self._host_engine() is None:
             return
         self._engine.cache_call(*cache_key, task.input, task.output, task.output, planned,
-                                self._seconds(executor, task))
+                                self._seconds(executor, task), task.nbytes)
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
         whole = are_whole(counts) and all(one >= 0 for one in counts)

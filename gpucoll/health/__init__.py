@@ -5,6 +5,9 @@
     devices      a watchdog for calls on GPUs, where no host thread waits
     flight       the flight recorder: the last calls of a rank, in a mapped file that survives SIGKILL
     report       `gpucoll report DIR`: compares the flight recorder files of all ranks
+    stragglers   `gpucoll report DIR --stragglers`: the rank that delays the others
+    shares       own delay, waiting and moving: the three shares of every call, for `stats`
+    metrics      the same figures for Prometheus: GPUCOLL_METRICS
     guard        the hook of every wait: raises an error when an awaited rank has died or aborted
     preflight    compares the calls of ranks before data move
     mapped       the descriptions of calls in memory mapped by all ranks of a node

@@ -1,7 +1,7 @@
 """The flight recorder: the last calls of a rank, in a mapped file, so that the content survives SIGKILL.
 
 Each rank writes a file per communicator into the folder named by GPUCOLL_DUMP_DIR. A head describes the rank; a ring
-of CALLS records, 256 bytes each, follows. The engine writes records in the same layout (kernels/engine/flight.h).
+of CALLS records, 384 bytes each, follows. The engine writes records in the same layout (kernels/engine/flight.h).
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import numpy
 from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError
 
-MAGIC = b"gpucoll flight 1"
+MAGIC = b"gpucoll flight 2"
 # Layout of the file: MAGIC, the number of the last call (at LAST), the facts of the rank as JSON ended by a zero byte
 # (from FACTS), then the records (from HEAD, one page). kernels/engine/flight.h has the same record.
 HEAD, CALLS = 4096, 1024  # bytes, records
 LAST = 16
 FACTS = 24
 RECORD = numpy.dtype([("number", "<u8"), ("began", "<i8"), ("ended", "<i8"), ("nbytes", "<u8"),
-                      ("description", "S224")])
+                      ("description", "S224"), ("site", "S128")])
+SITE = 112  # bytes kept of the name of a file, at its end
+THREADS = "threads-"  # begins the group of ranks that are threads
 CLOSED = "closed"  # the description of the last record of a communicator that all ranks closed without a failure
 
 
@@ -56,14 +58,14 @@ class Flight:
         self._last = self.memory[LAST:LAST + 8].view("<u8")
         self._records = self.memory[HEAD:].view(RECORD)
 
-    def began(self, description: str, nbytes: int = 0) -> None:
-        """Record that a call begins."""
+    def began(self, description: str, nbytes: int = 0, site: str = "") -> None:
+        """Record that a call begins; `site` is the file and the line of the call in the user's program."""
         number = int(self._last[0]) + 1
         one = self._records[number % CALLS]
         # Number 0 marks a record in the middle of a write: after a crash, `read` skips the half-written record.
         one["number"] = 0
         one["began"], one["ended"], one["nbytes"] = time.monotonic_ns(), 0, nbytes
-        one["description"] = description.encode()[:224]
+        one["description"], one["site"] = description.encode()[:224], site.encode()[-SITE:]
         one["number"] = number
         self._last[0] = number
 
@@ -80,6 +82,7 @@ class Call(NamedTuple):
     ended: int | None
     nbytes: int
     description: str
+    site: str = ""  # file and line in the user's program, if known
 
 
 class Story(NamedTuple):
@@ -121,6 +124,7 @@ def _kind(value: Any, kind: type) -> Any:
 def _calls(records: Any, wall: int) -> list[Call]:
     """Return the recorded calls in order, without records whose write was interrupted."""
     found = [Call(int(one["number"]), int(one["began"]) + wall, int(one["ended"]) + wall if one["ended"] else None,
-                  int(one["nbytes"]), described(one["description"].decode(errors="replace")))
+                  int(one["nbytes"]), described(one["description"].decode(errors="replace")),
+                  one["site"].decode(errors="replace"))
              for one in records if one["number"]]
     return sorted(found)

@@ -2,7 +2,7 @@
 
 Each rank has a segment with two rows for the descriptions of its calls, used in turn, and the number of its last call.
 A row is written again two calls later: by then all ranks have published the call in between, and had judged the call
-before.
+before. Beside each row stands the time at which the rank came to the call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from gpucoll.arrays import Array
 from gpucoll.arrays.segments import Segment, attach
 
 PAGE = 4096
-NUMBER, TOKEN, FIRST = 0, 1, 64  # the words of 8 bytes with the number and the token, and the byte of the first row
+# The words of 8 bytes with the number, the token and the two arrivals, and the byte of the first row.
+NUMBER, TOKEN, ARRIVED, FIRST = 0, 1, 2, 64
 # The description of a call is stored before the number. Only these processors keep the order of two stores of Python.
 ORDERED = {"x86_64", "AMD64"}
 OFFER = 4  # numbers of 8 bytes in an offer: process, key and token of a segment, and whether the rank maps all segments
@@ -65,10 +66,15 @@ class MappedDescriptions:
         self.others = frozenset(range(len(segments))) - {self._rank}
         self.offer[3] = 1
 
-    def publish(self, number: int, row: Array) -> None:
-        """Show the description of this rank's call `number` to all ranks."""
+    def publish(self, number: int, row: Array, arrived: int) -> None:
+        """Show all ranks the description of this rank's call `number`, and when the rank came to the call."""
         self.rows[number % 2][self._rank][:] = row
+        self.numbers[self._rank][ARRIVED + number % 2] = arrived
         self.numbers[self._rank][NUMBER] = number
+
+    def arrivals(self, number: int) -> list[int]:
+        """Return when each rank came to call `number`, once all have published the call."""
+        return [one[ARRIVED + number % 2] for one in self.numbers]
 
     def is_last(self, number: int) -> bool:
         """Return whether this rank's last published call is call `number`."""

@@ -14,7 +14,7 @@ import numpy
 
 from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError, nearest
-from gpucoll.executors import Executor, Launcher, Task
+from gpucoll.executors import Executor, Launcher, Task, call_site
 from gpucoll.health.flight import Flight
 from gpucoll.health.preflight import Deferred
 from gpucoll.progress.operations import Operation, throw
@@ -131,7 +131,7 @@ class Recorded:
     def on_phase(self, phase: str, task: Task) -> None:
         """Record the begin or the end of a call."""
         if phase == "before":
-            self._flight.began(task.description, task.nbytes)
+            self._flight.began(task.description, task.nbytes, call_site())
         elif phase == "after":
             self._flight.ended()
 

@@ -21,6 +21,7 @@ from gpucoll.errors import GpucollError
 from gpucoll.executors import call_site, disagreement, shortened
 from gpucoll.health.guard import LOOK
 from gpucoll.health.mapped import OFFER, MappedDescriptions
+from gpucoll.health.shares import CallClock, CallShares
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
@@ -28,6 +29,7 @@ from gpucoll.transport.tags import BYTES, Tag
 
 # A message has the description of a call, and the call site in the user's code; longer text is shortened.
 MESSAGE_BYTES = 512
+STAMP = 8  # bytes of the time (`time.time_ns`) at which the rank came to the call, sent behind the description
 NO_OFFER = numpy.zeros(OFFER, numpy.int64)
 # Seconds to wait, after a transport error, for all descriptions: the real cause may be a call that differs.
 EXPLAINS = 1.0
@@ -50,9 +52,14 @@ class Exchange:
     def __init__(self, rows: Sequence[Array], text: str, *, moves: bool) -> None:
         self.text, self.moves, self.is_judged = text, moves, False
         self.rows = rows  # the descriptions of all ranks, valid once arrived
+        self.call: CallShares | None = None  # the call, until its shares are counted
 
     def missing(self) -> Set[int]:
         """Return the ranks from which no description is known to have arrived."""
+        raise NotImplementedError
+
+    def arrivals(self) -> list[int]:
+        """Return when each rank came to the call, nanoseconds since 1970 by its own clock; only once it has ended."""
         raise NotImplementedError
 
     def has_ended(self) -> bool:
@@ -90,7 +97,10 @@ class MappedExchange(Exchange):
     def __init__(self, mapped: MappedDescriptions, number: int, text: str, *, moves: bool) -> None:
         super().__init__(mapped.rows[number % 2], text, moves=moves)
         self._mapped, self._number, self._missing = mapped, number, mapped.others
-        mapped.publish(number, _row(text))
+        mapped.publish(number, _row(text), time.time_ns())
+
+    def arrivals(self) -> list[int]:
+        return self._mapped.arrivals(self._number)
 
     def missing(self) -> Set[int]:
         if self._missing:
@@ -108,10 +118,11 @@ class MessageExchange(Exchange):
 
     def __init__(self, wire: Any, rank: int, size: int, text: str, offer: Array = NO_OFFER, *, moves: bool) -> None:
         self._testing = threading.Lock()  # MPI forbids two threads to test one request at the same time
-        self._rows = numpy.empty((size, MESSAGE_BYTES + offer.nbytes), numpy.uint8)
+        self._rows = numpy.empty((size, MESSAGE_BYTES + STAMP + offer.nbytes), numpy.uint8)
         rows = self._rows[:, :MESSAGE_BYTES]
         super().__init__(rows, text, moves=moves)  # type: ignore[arg-type] # a sequence of rows
-        self._rows[rank, :MESSAGE_BYTES], self._rows[rank, MESSAGE_BYTES:] = _row(text), offer.view(numpy.uint8)
+        stamped = numpy.array([time.time_ns(), *offer])
+        self._rows[rank, :MESSAGE_BYTES], self._rows[rank, MESSAGE_BYTES:] = _row(text), stamped.view(numpy.uint8)
         others = [other for other in range(size) if other != rank]
         # Note each request once posted: if a later one raises, `__del__` keeps the memory of the earlier ones.
         self._receives: dict[int, Any] = {}
@@ -120,6 +131,13 @@ class MessageExchange(Exchange):
             self._receives[other] = wire.Irecv([self._rows[other], BYTES], other, Tag.COMPARISON)
         for other in others:
             self._sends.append(wire.Isend([self._rows[rank], BYTES], other, Tag.COMPARISON))
+
+    def arrivals(self) -> list[int]:
+        found: list[int] = self._numbers()[:, 0].tolist()
+        return found
+
+    def _numbers(self) -> Array:
+        return self._rows[:, MESSAGE_BYTES:].copy().view(numpy.int64)
 
     def missing(self) -> set[int]:
         """Return the ranks from which no description is known to have arrived."""
@@ -144,7 +162,7 @@ class MessageExchange(Exchange):
 
     def offers(self) -> Array:
         """Return the offers of all ranks, once the messages have arrived."""
-        return self._rows[:, MESSAGE_BYTES:].copy().view(numpy.int64)
+        return self._numbers()[:, 1:]
 
 
 class Preflight:
@@ -158,9 +176,12 @@ class Preflight:
 
     `compare` waits for the result. `begin` does not: the result is judged during later waits and by the next call. A
     difference is raised then, after data have moved, so the communicator has failed.
+
+    The time of a call in `compare`, and the arrivals of the ranks, go to `clock`.
     """
 
-    def __init__(self, link: Any, waits: Progress, elsewhere: Callable[[], HostCall]) -> None:
+    def __init__(self, link: Any, waits: Progress, elsewhere: Callable[[], HostCall], clock: CallClock) -> None:
+        self.clock = clock
         self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
         self._elsewhere = elsewhere
         self._calls, self._agreed = 0, ""  # the number of compared calls, and the call before the last
@@ -185,10 +206,13 @@ class Preflight:
     def compare(self, description: str) -> Operation:
         """Wait until all ranks are known to make this call; else raise MismatchError or PeerError, on all ranks."""
         yield from self.settled()
-        exchange = self._begin(f"{description}\n{call_site()}", moves=False)
+        exchange, began = self._begin(f"{description}\n{call_site()}", moves=False), time.monotonic_ns()
         while not exchange.has_ended():
             yield exchange.has_ended
         exchange.judge()
+        arrivals = exchange.arrivals()
+        self.clock.own += arrivals[self._rank] - min(arrivals)
+        self.clock.waited += time.monotonic_ns() - began
 
     def settled(self) -> Operation:
         """Wait until the previous call is known to agree on all ranks; raise if ranks differ in the previous call."""
@@ -200,7 +224,7 @@ class Preflight:
         # At most one exchange is in flight: `_exchange` holds a single one.
         if not self._has_settled():
             self._waits.until(self._has_settled, "comparing calls", self._waits.deadline())
-        self._begin(description, moves=True)
+        self._begin(description, moves=True).call = self.clock.current
 
     def _begin(self, text: str, *, moves: bool) -> Exchange:
         mapped = self._mapped = self._mapped or MappedDescriptions(self._rank, self._nodes, MESSAGE_BYTES)
@@ -248,6 +272,11 @@ class Preflight:
         exchange = self._under_way
         if exchange is not None and exchange.moves and exchange.has_ended():
             exchange.judge()
+            call, exchange.call = exchange.call, None
+            if call is not None:
+                arrivals = exchange.arrivals()
+                mine = arrivals[self._rank]
+                call.found(mine - min(arrivals), max(arrivals) - mine)
 
     def explain(self, patience: float, *, differ: bool) -> GpucollError | None:
         """Return the difference between calls that explains an error; None if none is found in `patience` seconds.
@@ -315,7 +344,7 @@ class Deferred:
     """A comparison that does not delay the call: its result is judged by the next call."""
 
     def __init__(self, preflight: Preflight) -> None:
-        self.begin, self._settled = preflight.begin, preflight.settled
+        self.begin, self._settled, self.clock = preflight.begin, preflight.settled, preflight.clock
 
     def compare(self, description: str) -> Operation:
         """Begin to compare this call, once the previous call is known to agree."""

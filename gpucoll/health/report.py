@@ -18,6 +18,8 @@ from typing import Any
 
 from gpucoll.errors import ArgumentError, listed
 from gpucoll.health.flight import CLOSED, Story, read
+from gpucoll.health.stragglers import lines as lines_by_rank
+from gpucoll.health.stragglers import straggler
 
 
 def stories(folder: Path) -> tuple[dict[str, list[Story]], list[str]]:
@@ -89,7 +91,8 @@ def timeline(groups: dict[str, list[Story]]) -> dict[str, Any]:
                            "args": {"name": f"rank {story.rank} on {story.host}"}})
             for call in story.calls:
                 shared = {"name": call.description.partition(",")[0], "cat": group, "pid": story.rank, "tid": group,
-                          "ts": call.began / 1e3, "args": {"call": call.number, "words": call.description}}
+                          "ts": call.began / 1e3,
+                          "args": {"call": call.number, "words": call.description, "place": call.site}}
                 events.append(shared | ({"ph": "B"} if call.ended is None else
                                         {"ph": "X", "dur": (call.ended - call.began) / 1e3}))
     return {"traceEvents": events, "displayTimeUnit": "ns"}
@@ -111,16 +114,23 @@ def lines(found: dict[str, Any]) -> Iterable[str]:
         yield f"  rank {one['rank']} came last to {one['came_last']} calls: {one['seconds']:.6f} s waited for it"
 
 
-def written(folder: Path, trace: Path | None, as_json: bool) -> str:
-    """Return the report on a folder, and write the timeline to `trace` if given; ArgumentError without any file."""
+def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = False) -> str:
+    """Return the report on a folder, and write the timeline to `trace` if given; ArgumentError without any file.
+
+    The report is on the rank that delays the others if `by_rank`, otherwise on the last calls.
+    """
     groups, damaged = stories(folder)
     if not groups:
         raise ArgumentError(f"{folder} has no file of the flight recorder{': ' if damaged else ''}"
                             f"{'; '.join(damaged)}; GPUCOLL_DUMP_DIR names the folder for these files",
                             code="GC-DUMP")
-    found = [summary(group, ranks) for group, ranks in groups.items()]
     if trace is not None:
         trace.write_text(json.dumps(timeline(groups)))
+    if by_rank:
+        named = straggler(groups)
+        return json.dumps(named | {"damaged": damaged}, indent=1) if as_json else \
+            "\n".join([*lines_by_rank(named), *[f"damaged: {one}" for one in damaged]])
+    found = [summary(group, ranks) for group, ranks in groups.items()]
     if as_json:
         return json.dumps({"communicators": found, "damaged": damaged}, indent=1)
     return "\n".join([line for one in found for line in lines(one)] + [f"damaged: {one}" for one in damaged])
@@ -129,7 +139,8 @@ def written(folder: Path, trace: Path | None, as_json: bool) -> str:
 def main(options: Any) -> int:
     """Run `gpucoll report`: print the report and return 0, or print an error and return 2."""
     try:
-        print(written(Path(options.folder), options.trace and Path(options.trace), options.json))
+        print(written(Path(options.folder), options.trace and Path(options.trace), options.json,
+                      by_rank=options.stragglers))
     except ArgumentError as error:
         print(f"gpucoll report: {error.args[0]}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@
 // lock is released while waiting for other ranks (`Unlocked`). A call that lasts goes on in `slow_wait`, in Python;
 // `mark_failed` reports a broken call.
 #pragma once
+#include <cstdio>
 #include <memory>
 #include <optional>
 
@@ -20,6 +21,7 @@ namespace gpucoll {
 static const int MOST_AXES = 6;             // arrays with more axes are left to Python: `ArraySignature` has a fixed size
 static const uint64_t SETS = 64, WAYS = 4;  // the table is set-associative: a search compares at most WAYS entries
 static const uint64_t LAST = 32;            // durations kept of each kind of call, the same number as in Python
+static const uint64_t SUMS = 5;             // calls, bytes, and seconds of own delay, waiting and moving: as in Python
 static const npy_intp APART = -1;
 // Requests dropped during an `exchange` of another thread (`Request::forget`). The arrays of further requests leak:
 // the list must not grow, since appending happens inside garbage collections.
@@ -58,21 +60,29 @@ struct ArraySignature {
     }
 };
 
-// What a known call needs: the plan, and the number of durations noted, followed by a ring of the last LAST durations.
+// What a known call needs: the plan, its bytes, and the figures of calls of its kind: the number of durations noted, a
+// ring of the last LAST durations, and the SUMS over all calls.
 struct KnownCall {
     Ref<PlanObject> plan;
     Ref<PyArrayObject> seconds;
+    double nbytes = 0;
 
     template <class Each> void references(Each each) {
         each(plan);
         each(seconds);
     }
 
-    // Note a duration.
-    void note(double elapsed) const {
+    // Note a call that has ended: its nanoseconds and the shares of these.
+    void note(int64_t elapsed, const Shares& shares) const {
         double* kept = static_cast<double*>(PyArray_DATA(seconds.get()));
-        kept[1 + static_cast<uint64_t>(kept[0]) % LAST] = elapsed;
+        kept[1 + static_cast<uint64_t>(kept[0]) % LAST] = 1e-9 * static_cast<double>(elapsed);
         kept[0] += 1;
+        double* sums = kept + 1 + LAST;
+        sums[0] += 1;
+        sums[1] += nbytes;
+        sums[2] += 1e-9 * static_cast<double>(shares.own);
+        sums[3] += 1e-9 * static_cast<double>(shares.waited);
+        sums[4] += 1e-9 * static_cast<double>(elapsed - shares.waited);
     }
 };
 
@@ -102,6 +112,7 @@ struct Engine {
     Mailbox mail{};
     Ref<PlanObject> current;               // the plan of the call under way, or null
     Ref<> acquire, release, queue, waits;  // of `gpucoll.progress.waits`, see `bind_progress`
+    Ref<> inside;                          // a list: beginnings of file names that are no place in the user's program
     Ref<> alone;                           // messages under way in Python: messages here must not overtake them
     PyObject* object = nullptr;            // this engine for Python, which owns this state
     bool closed = false;
@@ -122,7 +133,7 @@ struct Engine {
 
     template <class Each> void references(Each each) {
         for (Entry& entry : entries) entry.references(each);
-        for (Ref<>* one : {&acquire, &release, &queue, &waits, &alone, &executor, &errors}) each(*one);
+        for (Ref<>* one : {&acquire, &release, &queue, &waits, &inside, &alone, &executor, &errors}) each(*one);
         each(current);
     }
 
@@ -366,8 +377,38 @@ static bool go_on(Engine& self, bool patient) {
     }
 }
 
+// Return whether code of a file is the library's, or between the library and the user's program.
+static bool is_inside(const Engine& self, PyObject* file) {
+    for (Py_ssize_t i = 0; self.inside && i < PyList_GET_SIZE(self.inside.get()); i++) {
+        PyObject* start = PyList_GET_ITEM(self.inside.get(), i);
+        if (PyUnicode_Check(start) && PyUnicode_Tailmatch(file, start, 0, PY_SSIZE_T_MAX, -1) == 1) return true;
+    }
+    return false;
+}
+
+// Note the place of the call in the user's program for the flight recorder: the file, or the end of a long name, and the
+// line. In a thread without frames of the user's, such as the progress thread, the place is empty.
+static void note_site(Engine& self) {
+    char* site = self.node.flight.site;
+    std::memset(site, 0, SITE_BYTES);
+    auto frame = Ref<PyFrameObject>::borrow(PyEval_GetFrame());
+    while (frame) {
+        const auto code = Ref<PyCodeObject>::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame.get())));
+        if (!is_inside(self, code->co_filename)) {
+            Py_ssize_t length = 0;
+            const char* name = PyUnicode_AsUTF8AndSize(code->co_filename, &length);
+            if (name == nullptr) return PyErr_Clear();
+            const Py_ssize_t room = SITE_BYTES - 16;  // the rest is for the line
+            std::snprintf(site, SITE_BYTES, "%s:%d", name + std::max<Py_ssize_t>(0, length - room), PyFrame_GetLineNumber(frame.get()));
+            return;
+        }
+        frame = Ref<PyFrameObject>::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame.get())));
+    }
+}
+
 // Begin the next call. Throws without memory; then nothing has begun.
 static void begin(Engine& self, const Ref<PlanObject>& planned, PyObject* x, PyObject* out, bool listens) {
+    if (self.node.flight.records != nullptr) note_site(self);
     self.walker.begin(self.node, &planned->state.plan, data_of(x), data_of(out), listens);
     self.current = planned;
 }
@@ -451,12 +492,11 @@ class Gate {
 static Ref<> do_call(Engine& self, const KnownCall& known, PyObject* name, PyObject* x, Ref<> out) {
     const Gate gate(self);
     if (!gate.is_open || self.closed) return not_implemented();
-    const double started = now();
     std::optional<CallOwner> owner;
     if (runs_python(known.plan->state)) owner.emplace(self);
     perform(self, name, known.plan, x, out.get());
     if (self.walker.has_passed) return not_implemented();
-    known.note(now() - started);
+    known.note(self.node.left - self.walker.arrived, self.walker.shares);
     return out;
 }
 
@@ -467,9 +507,9 @@ static bool fits(const Plan& plan, PyObject* x, PyObject* out) {
     return (plan.given == 0 || gives) && (plan.taken == 0 || takes);
 }
 
-// Raise ValueError unless arrays have the sizes of a plan, and `seconds` has room for durations.
+// Raise ValueError unless arrays have the sizes of a plan, and `seconds` has room for durations and sums.
 static void check_fit(const Ref<PlanObject>& planned, PyObject* x, PyObject* out, PyObject* seconds) {
-    const bool has_room = seconds == nullptr || PyArray_SIZE(array_of(seconds)) > static_cast<npy_intp>(LAST);
+    const bool has_room = seconds == nullptr || PyArray_SIZE(array_of(seconds)) > static_cast<npy_intp>(LAST + SUMS);
     if (!has_room || !fits(planned->state.plan, x, out)) raise(PyExc_ValueError, "a plan for other arrays");
 }
 
@@ -503,14 +543,15 @@ static PyObject* repeat_bound(PyObject* object, PyObject* const*, size_t, PyObje
     return bordered([&] { return repeat(state_of<BoundCall>(object)); });
 }
 
-// bind(name, x, out, plan, seconds): return a callable without arguments, doing this call.
+// bind(name, x, out, plan, seconds, nbytes): return a callable without arguments, doing this call.
 static Ref<> bind(Engine& self, PyObject* given) {
     PyObject *name, *x, *out, *planned, *seconds;
-    check(PyArg_ParseTuple(given, "OOOO!O!", &name, &x, &out, &type_of<PlanState>, &planned, &PyArray_Type, &seconds));
+    double nbytes;
+    check(PyArg_ParseTuple(given, "OOOO!O!d", &name, &x, &out, &type_of<PlanState>, &planned, &PyArray_Type, &seconds, &nbytes));
     const auto made = make_object<BoundCall>();
     made->vectorcall = repeat_bound;
     made->state = {Ref<Object<Engine>>::borrow(self.object), Ref<>::borrow(name), Ref<>::borrow(x), Ref<>::borrow(out),
-                   {Ref<PlanObject>::borrow(planned), Ref<PyArrayObject>::borrow(seconds)}};
+                   {Ref<PlanObject>::borrow(planned), Ref<PyArrayObject>::borrow(seconds), nbytes}};
     check_fit(made->state.known.plan, x, out, seconds);
     return Ref<>::borrow(made.get());
 }
@@ -546,14 +587,16 @@ static Entry* entry_for(Engine& self, PyObject* const* options, PyObject* x, PyO
     return unused != nullptr ? unused : set + self.turn++ % WAYS;
 }
 
-// cache_call(name, op, root, algorithm, x, result, the caller's out, plan, seconds): do similar calls here from now on.
+// cache_call(name, op, root, algorithm, x, result, the caller's out, plan, seconds, nbytes): do similar calls here from
+// now on.
 static Ref<> cache_call(Engine& self, PyObject* given) {
     PyObject *options[4], *x, *out, *callers, *planned, *seconds;
-    check(PyArg_ParseTuple(given, "OOOOOOOO!O!", options, options + 1, options + 2, options + 3, &x, &out, &callers,
-                           &type_of<PlanState>, &planned, &PyArray_Type, &seconds));
+    double nbytes;
+    check(PyArg_ParseTuple(given, "OOOOOOOO!O!d", options, options + 1, options + 2, options + 3, &x, &out, &callers,
+                           &type_of<PlanState>, &planned, &PyArray_Type, &seconds, &nbytes));
     if (!ArraySignature::describes(x) || !ArraySignature::describes(out)) return none();
     Entry made = {{}, ArraySignature::of(x), ArraySignature::of(out), callers == Py_None, inside_of(x, callers),
-                  is_symmetric(self, x, callers), {Ref<PlanObject>::borrow(planned), Ref<PyArrayObject>::borrow(seconds)}};
+                  is_symmetric(self, x, callers), {Ref<PlanObject>::borrow(planned), Ref<PyArrayObject>::borrow(seconds), nbytes}};
     for (int i = 0; i < 4; i++) made.options[i] = Ref<>::borrow(options[i]);
     check_fit(made.known.plan, x, out, seconds);
     // The old entry is released last, with the table in order: releasing may run Python code.

@@ -113,11 +113,13 @@ static Ref<> next_call(Engine& self, PyObject* given) {
     return is_listening(node, static_cast<uint32_t>(rank), base) ? text_of("") : none();
 }
 
-// record(address, offset of the last call's number, offset of the records, how many): write flight records from now
-// on.
+// record(inside, address, offset of the last call's number, offset of the records, how many): write flight records from
+// now on. `inside` is a list: see `is_inside`.
 static Ref<> record(Engine& self, PyObject* given) {
     unsigned long long start, last, records, capacity;
-    check(PyArg_ParseTuple(given, "KKKK", &start, &last, &records, &capacity));
+    PyObject* inside;
+    check(PyArg_ParseTuple(given, "O!KKKK", &PyList_Type, &inside, &start, &last, &records, &capacity));
+    self.inside = Ref<>::borrow(inside);
     char* memory = reinterpret_cast<char*>(static_cast<uintptr_t>(start));
     Flight& flight = self.node.flight;
     flight.last = reinterpret_cast<std::atomic<uint64_t>*>(memory + last);
@@ -145,6 +147,23 @@ static Ref<> add_call_site(Engine& self, PyObject* where) {
 
 // calling(): return the number of the call whose prepared function is running (see `call_prepared`), or 0.
 static Ref<> calling(Engine& self) { return number(static_cast<long long>(self.calling.load())); }
+
+// shares(): return nanoseconds summed over all calls, of own delay and of waiting for other ranks, and the time of the
+// end of the last call, 0 before the first: an engine may be made after many calls of other executors.
+static Ref<> shares(Engine& self) {
+    const Node& node = self.node;
+    return checked(Py_BuildValue("LLL", static_cast<long long>(node.total.own), static_cast<long long>(node.total.waited),
+                                 node.call_count == 0 ? 0LL : static_cast<long long>(node.left)));
+}
+
+// add_shares(own, waited): add nanoseconds found outside the engine, by a comparison of messages, to the call under way.
+static Ref<> add_shares(Engine& self, PyObject* given) {
+    long long own, waited;
+    check(PyArg_ParseTuple(given, "LL", &own, &waited));
+    self.walker.shares.own += own;
+    self.walker.shares.waited += waited;
+    return none();
+}
 
 // settle(): cancel the call under way. All ranks know, and no data moved.
 static Ref<> settle(Engine& self) {
@@ -207,6 +226,7 @@ static Ref<> make_engine(PyObject* given, PyObject* named) {
     node.copies = copies != 0;
     node.first = first;
     node.workspace_bytes = workspace_bytes;
+    node.left = static_cast<int64_t>(nanoseconds());
     for (std::vector<int64_t>& counters : node.unread) counters.resize(node.ranks);
     for_each(heads, [&](PyObject* one) {
         node.heads.push_back(static_cast<Head*>(PyLong_AsVoidPtr(one)));
@@ -228,6 +248,7 @@ static PyObject* new_engine(PyTypeObject*, PyObject* given, PyObject* named) {
 
 static PyMethodDef methods[] = {
     {"add_call_site", Method<add_call_site>::call, METH_O, nullptr},
+    {"add_shares", Method<add_shares>::call, METH_VARARGS, nullptr},
     {"attach", Method<attach>::call, METH_VARARGS, nullptr},
     {"awaited", Method<awaited>::call, METH_NOARGS, nullptr},
     {"begin", Method<begin_call>::call, METH_VARARGS, nullptr},
@@ -249,6 +270,7 @@ static PyMethodDef methods[] = {
     {"probe", Method<probe>::call, METH_VARARGS, nullptr},
     {"record", Method<record>::call, METH_VARARGS, nullptr},
     {"settle", Method<settle>::call, METH_NOARGS, nullptr},
+    {"shares", Method<shares>::call, METH_NOARGS, nullptr},
     {"staging", Method<staging>::call, METH_VARARGS, nullptr},
     {"symmetric", Method<symmetric>::call, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};

@@ -6,11 +6,10 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 
 namespace gpucoll {
 
-static const int DESCRIPTION_BYTES = 224;  // fills up a record of 256 bytes
+static const int DESCRIPTION_BYTES = 224, SITE_BYTES = 128;  // fill up a record of 384 bytes
 
 // The layout is shared with gpucoll/health/flight.py.
 struct FlightRecord {
@@ -18,24 +17,20 @@ struct FlightRecord {
     int64_t began, ended;          // nanoseconds of CLOCK_MONOTONIC; `ended` is 0 while the call is under way
     uint64_t nbytes;
     char description[DESCRIPTION_BYTES];
+    char site[SITE_BYTES];         // file and line of the program's call, or empty
 };
 
-static_assert(sizeof(FlightRecord) == 256, "records are read by Python, too");
+static_assert(sizeof(FlightRecord) == 384, "records are read by Python, too");
 
 // The recorder of a rank.
 struct Flight {
     FlightRecord* records = nullptr;  // null: recording is off
     std::atomic<uint64_t>* last = nullptr;  // in the file: number of the last call
     uint64_t capacity = 0;
+    char site[SITE_BYTES] = {};             // of the call to be recorded next
 
-    static int64_t now() {
-        timespec time;
-        clock_gettime(CLOCK_MONOTONIC, &time);
-        return static_cast<int64_t>(time.tv_sec) * 1000000000 + time.tv_nsec;
-    }
-
-    // Note the beginning of a call.
-    void began(const char* description, uint64_t length, uint64_t nbytes) {
+    // Note the beginning of a call at `time`, nanoseconds of CLOCK_MONOTONIC.
+    void began(const char* description, uint64_t length, uint64_t nbytes, int64_t time) {
         if (records == nullptr) return;
         // Relaxed: only this rank stores `last`.
         const uint64_t number = last->load(std::memory_order_relaxed) + 1;
@@ -43,11 +38,12 @@ struct Flight {
         // The 0 must be visible before any new field: a release fence orders the store before the later plain stores.
         one.number.store(0, std::memory_order_relaxed);
         std::atomic_thread_fence(std::memory_order_release);
-        one.began = now();
+        one.began = time;
         one.ended = 0;
         one.nbytes = nbytes;
         std::memset(one.description, 0, DESCRIPTION_BYTES);
         std::memcpy(one.description, description, length < DESCRIPTION_BYTES ? length : DESCRIPTION_BYTES);
+        std::memcpy(one.site, site, SITE_BYTES);
         // Release: the fields are complete for a reader of the number, the record for a reader of `last`.
         one.number.store(number, std::memory_order_release);
         last->store(number, std::memory_order_release);
@@ -61,9 +57,9 @@ struct Flight {
         last->store(number - 1, std::memory_order_release);
     }
 
-    // Note the end of the last call.
-    void ended() {
-        if (records != nullptr) records[last->load(std::memory_order_relaxed) % capacity].ended = now();
+    // Note the end of the last call at `time`.
+    void ended(int64_t time) {
+        if (records != nullptr) records[last->load(std::memory_order_relaxed) % capacity].ended = time;
     }
 };
 

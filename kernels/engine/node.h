@@ -32,11 +32,12 @@ struct alignas(64) Head {
     std::atomic<uint32_t> sleepers;      // ranks asleep until the progress counter changes
     std::atomic<int32_t> core;           // processor of the last store: spinning on the same core is useless
     alignas(8) std::atomic<int64_t> failure;  // 0, or the reason why this rank gave up (written by Python)
+    std::atomic<int64_t> arrived[2];     // when the rank came to the call in each half, by `nanoseconds`
+    std::atomic<uint32_t> ways[2];       // flags `Way`: how this rank can make the call through MPI
+    alignas(64) CallDescriptor descriptors[2];
     int64_t token;                       // random; a peer checks by this number the mapping of the right segment
     // Counter of the latest call for which this rank waited until the root showed the call.
     std::atomic<int64_t> listens;
-    std::atomic<uint32_t> ways[2];       // flags `Way`: how this rank can make the call through MPI
-    alignas(64) CallDescriptor descriptors[2];
     // Behind the head, for either half: block starts of input and output in elements, for blocks of unequal length.
 };
 
@@ -108,6 +109,11 @@ class Segments {
     std::deque<Segment> all;
 };
 
+// Nanoseconds of calls: the rank's own delay before the call, and the wait for other ranks to come to the call.
+struct Shares {
+    int64_t own = 0, waited = 0;
+};
+
 // A rank's view of the node, kept from call to call. Private names: `same_node` are the other same-node ranks,
 // `call_count` the number of calls, `alike` a count of repeated calls.
 struct Node {
@@ -134,6 +140,9 @@ struct Node {
     uint32_t alike = 0;            // consecutive earlier calls with this signature, at most ALIKE
     bool was_eager = false;        // the last call was eager
     int64_t reached = 0;           // a counter known to be shown by all same-node ranks
+    int64_t waits_since = 0;       // nanoseconds: when the present wait first read the clock, 0 before
+    int64_t left = 0;              // nanoseconds: when the last call ended, or when this rank began
+    Shares total;                  // of all calls
     Flight flight;
     Segments others;               // of other ranks
     Segments symmetric;            // this rank's symmetric memory, laid out alike on all ranks

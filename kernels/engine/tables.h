@@ -14,7 +14,7 @@ static const uint64_t CACHE_LINE = 64;
 static const uint64_t HEAD = 704;
 static const uint64_t COUNTER = 0;
 static const uint64_t FAILURE = 4;
-static const uint64_t TOKEN = 5;
+static const uint64_t TOKEN = 86;
 static const uint64_t SLOT_BYTES = 16704;
 
 #define GC_OPCODES WAIT, PUBLISH, REDUCE, CALL

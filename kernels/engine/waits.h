@@ -58,6 +58,11 @@ static uint64_t nanoseconds() {
     return static_cast<uint64_t>(time.tv_sec) * 1000000000u + static_cast<uint64_t>(time.tv_nsec);
 }
 
+// Note the begin of a wait, unless noted. A wait that ends before the first reading of the clock is not noted.
+static void note_wait(Node& node, uint64_t time = 0) {
+    if (node.waits_since == 0) node.waits_since = static_cast<int64_t>(time != 0 ? time : nanoseconds());
+}
+
 // The pauses between two looks at the awaited rank: spin, then yield, then sleep.
 //
 // Spinning is fastest while the awaited rank runs on another core. On the same core the awaited rank runs only after
@@ -77,6 +82,7 @@ struct Backoff {
     bool pause() {
         if (began == 0) {
             began = last = nanoseconds();
+            note_wait(node, began);
             yields = !node.spins || awaited->core.load(std::memory_order_relaxed) == sched_getcpu();
         }
         if (!yields) {
@@ -109,7 +115,10 @@ struct Backoff {
 // the caller reads bytes published by the rank before this counter.
 static bool has_shown(Node& node, Head* head, int64_t counter, bool patient, bool sleeps = false) {
     if (head->counter.load(std::memory_order_acquire) >= counter) return true;
-    if (!patient) return false;
+    if (!patient) {
+        note_wait(node);
+        return false;
+    }
     // Most waits end in this loop, before the clock is read.
     for (int look = 0; node.spins && look < RELAXES; look++) {
         cpu_relax();
@@ -121,6 +130,7 @@ static bool has_shown(Node& node, Head* head, int64_t counter, bool patient, boo
             if (backoff.yields && node.to_sleep == 0) node.sleeps /= 2;
             return true;
         }
+    note_wait(node);
     const timespec nap = {0, static_cast<long>(MAX_WAIT)};
     // seq_cst on both: the counterpart of `show`. The futex itself returns at once if the counter has changed since
     // `seen`.

@@ -58,6 +58,9 @@ static const uint64_t STREAMED = 1 << 22;
 static const int64_t SETTLED = (1 << ROUNDS) - 1;  // position of a cancelled call in the progress counter
 // After this many repetitions a call is eager: rare calls gain nothing from running ahead.
 static const uint32_t ALIKE = 4;
+// Nanoseconds between two calls from which a rank that meets no other rank looks for ranks waiting for its data: below,
+// the transfer of the cache lines with the arrivals would cost more than the figure tells.
+static const int64_t NOTICED = 20000;
 
 // The address of a rank's buffer. `process` is 0 for mapped memory, else the process to be read by process_vm_readv.
 struct Base {
@@ -92,6 +95,8 @@ struct Walker {
     int64_t needed;    // the counter waited for
     int64_t unknown;   // with UNKNOWN: the key of a segment of `awaited`, not mapped yet
     int error;         // with BROKEN: the system's error number
+    int64_t arrived;   // nanoseconds: when this rank came to the call
+    Shares shares;     // of this call
     std::vector<Base> bases;        // by rank and buffer
     std::vector<const char*> rows;  // addresses, reused to avoid allocations
 
@@ -117,8 +122,11 @@ struct Walker {
         may_wait = listens;
         awaited = node.rank;
         needed = base;
+        arrived = static_cast<int64_t>(nanoseconds());
+        shares = {};
+        node.waits_since = 0;
         if (!walked->only_compares)
-            node.flight.began(walked->text, strnlen(walked->text, TEXT), std::max(walked->given, walked->taken));
+            node.flight.began(walked->text, strnlen(walked->text, TEXT), std::max(walked->given, walked->taken), arrived);
         stage = listens && walked->announced && walked->root != node.rank ? LISTENING : BEFORE;
         at = 0;
     }
@@ -148,6 +156,7 @@ struct Walker {
                 for (; at < node.ranks && !(eager && overdue() <= node.reached); at++)
                     if (node.heads[at] != nullptr && !sees(node, at, awaited_of(node, at), patient)) return WAITING;
                 if (eager && at == node.ranks) node.reached = reached(node);
+                count_wait(node);
                 present(node);
                 // A refusing rank shows the refusal in place of a call, and does not meet the other ranks.
                 if (plan->refuses) {
@@ -163,6 +172,8 @@ struct Walker {
                     if (!sees(node, met(node, at), base, patient) || is_left(node, met(node, at))) return WAITING;
                 for (size_t i = 0; node.check != OFF && i < met(node); i++)
                     if (!agrees(node, met(node, i))) return DIFFERS;
+                count_wait(node);
+                count_delay(node);
                 enter(FINDING);
                 [[fallthrough]];
             case FINDING:
@@ -244,8 +255,36 @@ struct Walker {
   private:
     // Leave the call.
     void end(Node& node) {
-        if (!plan->only_compares) node.flight.ended();
+        node.left = static_cast<int64_t>(nanoseconds());
+        node.total.own += shares.own;
+        node.total.waited += shares.waited;
+        if (!plan->only_compares) node.flight.ended(node.left);
         plan = nullptr;
+    }
+
+    // Count the wait that has just ended, if any, as a wait for other ranks to come.
+    void count_wait(Node& node) {
+        if (node.waits_since == 0) return;
+        shares.waited += static_cast<int64_t>(nanoseconds()) - node.waits_since;
+        node.waits_since = 0;
+    }
+
+    // Count this rank's own delay: how much later than the first waiting rank it came, at most the time since its last
+    // call. A rank behind in the call has an older or a later arrival, and was not waiting: neither counts.
+    void count_delay(const Node& node) {
+        const int64_t between = arrived - node.left;
+        int64_t first = arrived;
+        const auto look = [&](uint32_t rank) {
+            // Acquire: the arrival, read afterwards, belongs to this call or a later one.
+            if (node.heads[rank]->counter.load(std::memory_order_acquire) >= base)
+                first = std::min(first, node.heads[rank]->arrived[half].load(std::memory_order_relaxed));
+        };
+        if (meets_all(node)) {
+            std::for_each(node.same_node.begin(), node.same_node.end(), look);
+        } else if (between > NOTICED) {
+            for (const Reader& one : plan->readers) look(one.peer);
+        }
+        shares.own = std::min(arrived - first, between);
     }
 
     // The ranks met and compared before data move: all same-node ranks, or only the peers.
@@ -355,6 +394,7 @@ struct Walker {
         if (plan->by_calls) head->ways[half].store(own_ways(), std::memory_order_relaxed);
         node.was_eager = eager;
         // All relaxed: `show` publishes these stores.
+        head->arrived[half].store(arrived, std::memory_order_relaxed);
         if (eager) {
             Slot* slot = node.slot(node.rank, node.call_count);
             slot->signature.store(signature, std::memory_order_relaxed);

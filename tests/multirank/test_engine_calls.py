@@ -183,7 +183,7 @@ def calls_by_messages_pass_few_files(mpi):
             call()
             call()
             files, _ = min(passed(call) for _ in range(20))  # the minimum: polls of a late message run in Python
-            assert files <= 9, (name, files)
+            assert files <= (10 if name == "exscan" else 9), (name, files)  # Python fills the first rank's result
 
 
 def calls_by_mpi_pass_few_files(mpi):

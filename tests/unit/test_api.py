@@ -16,7 +16,7 @@ Cartesian Status dims_create draw""".split()
 METHODS = """all_gather all_gather_object all_gather_v all_reduce all_to_all all_to_all_v barrier broadcast
 broadcast_object cart check_numerics close empty explain exscan from_mpi gather gather_object gather_v group iprobe
 maxloc minloc plan probe recv reduce reduce_scatter reduce_scatter_v scan scatter scatter_object scatter_v send sendrecv
-shrink split zeros""".split()
+shrink split stats zeros""".split()
 ATTRIBUTES = "check device executor local_rank local_size mpi node nodes rank seconds_under_way size timeout".split()
 
 

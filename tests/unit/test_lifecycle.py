@@ -15,6 +15,7 @@ import gpucoll as gc
 from gpucoll.arrays.segments import SLAB
 from gpucoll.health import guard, preflight, processes
 from gpucoll.health.processes import Processes
+from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.progress.waits import Progress
 from pace import seconds
 from thread_ranks import all_on_threads
@@ -52,7 +53,8 @@ def test_a_comparison_is_joined_after_two_looks_in_one_call(monkeypatch, numbers
     monkeypatch.setattr(preflight, "LOOK", 0)
     calls, begun = iter(numbers), []
     link = SimpleNamespace(wire=None, place=SimpleNamespace(rank=0, size=2, nodes=(0, 0)), has_collectives=False)
-    looking = preflight.Preflight(link, Progress(NEVER), lambda: preflight.HostCall(next(calls), {1}, "mine"))
+    looking = preflight.Preflight(link, Progress(NEVER), lambda: preflight.HostCall(next(calls), {1}, "mine"),
+                                  CallClock(list, CallSums({})))
     looking._is_seen, looking._anybody = lambda rank: True, -1  # rank 1 compares a call by messages
     monkeypatch.setattr(looking, "_begin", lambda description, moves: begun.append(description))
     for _ in numbers:

@@ -30,17 +30,18 @@ def test_every_rank_reads_the_words_of_every_rank():
     everyone = met(ranks())
     for number in (3, 4, 5):
         for rank, one in enumerate(everyone):
-            one.publish(number, row(10 * number + rank))
+            one.publish(number, row(10 * number + rank), 100 * number + rank)
         for one in everyone:
             assert [set(words) for words in one.rows[number % 2]] == [{10 * number + rank} for rank in range(3)]
+            assert one.arrivals(number) == [100 * number + rank for rank in range(3)]
             assert one.later(one.others, number) == frozenset()
             assert one.later(one.others, number + 1) == one.others
 
 
 def test_the_words_of_a_call_stay_during_the_next_call():
     first, second = met(ranks(2))
-    first.publish(3, row(1))
-    first.publish(4, row(2))
+    first.publish(3, row(1), 1)
+    first.publish(4, row(2), 2)
     assert [words[0] for words in (second.rows[1][0], second.rows[0][0])] == [1, 2]
     assert second.later({0}, 4) == frozenset()
     assert first.later({1}, 3) == {1}

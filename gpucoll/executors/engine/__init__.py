@@ -38,7 +38,7 @@ from gpucoll.errors import (
     RankFailedError,
     is_settled,
 )
-from gpucoll.executors import Called, Executor, Task, call_site, disagreement, shortened
+from gpucoll.executors import INSIDE, Called, Executor, Task, call_site, disagreement, shortened
 from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.instructions import Messages
 from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
@@ -87,7 +87,8 @@ class _Comparing:
         Raises MismatchError or PeerError if they do not; the engine then leaves the call, and no data have moved.
         """
         if self._operation is None:
-            self._operation = self._executor.comparison.compare(self._description)
+            comparison, report = self._executor.comparison, self._executor.engine.add_shares
+            self._operation = comparison.clock.reported(comparison.compare(self._description), report)
         try:
             while self._pending is None or self._pending():
                 self._pending = next(self._operation, None)
@@ -197,8 +198,7 @@ class EngineExecutor(Executor):
 
     def _record(self) -> None:
         if self.engine is not None and self._flight is not None:
-            memory, *places = self._flight
-            self.engine.record(address(memory), *places)
+            self.engine.record(INSIDE, address(self._flight[0]), *self._flight[1:])
 
     def publish_failure(self, error: BaseException) -> None:
         """Show the other ranks of this node that this rank has failed, unless the error has settled the call."""

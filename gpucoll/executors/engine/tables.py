@@ -28,7 +28,7 @@ SHOWN = 3  # buffers of a rank readable by others
 SLOTS, SLOT = 64, 1 << 14  # slots for eager calls of a rank, and bytes of input in a slot
 PAGE, CACHE_LINE = 4096, 64  # bytes
 # The head of a control segment: its bytes, and the places of three of its 64-bit words. Then the bytes of a slot.
-HEAD, COUNTER, FAILURE, TOKEN = 704, 0, 4, 5
+HEAD, COUNTER, FAILURE, TOKEN = 704, 0, 4, 86
 SLOT_BYTES = SLOT + 320
 # The numbers in the header, by type in C++.
 NUMBERS = {"int": ("TEXT", "ROUNDS"), "uint32_t": ("SHOWN",), "int64_t": ("SLOTS",),

@@ -1,0 +1,173 @@
+"""The three shares of every call: this rank's own delay, the wait for other ranks, moving and reducing.
+
+The engine counts the shares of its calls itself (kernels/engine/walker.h). All other calls are counted here, from two
+readings of the clock and from the findings of the engine and of the comparison by messages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gpucoll.progress.operations import Operation
+
+SUMS = 5  # of a kind of calls: calls, bytes, then the seconds of the three shares; kernels/binding/calls.h adds alike
+HEADER = "header of "  # begins the name of a host message that announces the call of the name's rest
+NAMES = ("calls", "bytes", "own_seconds", "waiting_seconds", "moving_seconds")
+Kind = tuple[str, int]  # the collective, and the bit length of the bytes
+Stats = dict[Kind, dict[str, float]]
+
+
+class CallShares:
+    """The shares of a call under way, and of the last calls while their comparison is open; nanoseconds."""
+
+    __slots__ = ("_duration", "_nbytes", "_sums", "_totals", "_waited", "began", "between")
+
+    def __init__(self, sums: list[float], nbytes: int, began: int, between: int, totals: tuple[int, int]) -> None:
+        self._sums, self._nbytes, self.began, self.between, self._totals = sums, nbytes, began, between, totals
+        self._duration: int | None = None  # until the call has ended
+        self._waited = 0
+
+    def end(self, now: int, totals: tuple[int, int]) -> None:
+        """Count the call, which ends now, with the shares by which `totals` have grown since the begin."""
+        self._duration = now - self.began
+        own, waited = (after - before for after, before in zip(totals, self._totals, strict=True))
+        self._sums[0] += 1
+        self._sums[1] += self._nbytes
+        self._sums[4] += 1e-9 * self._duration
+        early, self._waited = self._waited, 0
+        self.found(own, waited + early)
+
+    def found(self, own: int, waited: int) -> None:
+        """Add an own delay and a wait, known only now; at most the time between two calls, and in the call."""
+        self._sums[2] += 1e-9 * min(max(own, 0), self.between)
+        if self._duration is None:
+            self._waited += max(waited, 0)
+            return
+        waited = min(max(waited, 0), self._duration - self._waited)
+        self._waited += waited
+        self._sums[3] += 1e-9 * waited
+        self._sums[4] -= 1e-9 * waited
+
+
+class CallSums:
+    """The sums of a communicator by kind of call: of the calls counted here, and of the engine's repeated calls.
+
+    `engine` has rows by name, executor, algorithm and bit length; the sums are the last SUMS numbers of a row.
+    """
+
+    def __init__(self, engine: Mapping[tuple[str, str, str, int], Any]) -> None:
+        self.python: dict[Kind, list[float]] = {}
+        self._engine = engine
+
+    def stats(self) -> Stats:
+        """Return the figures by collective and size class."""
+        # Copies of both tables: another thread may add a kind of call meanwhile.
+        engine = [(name, bits, row[-SUMS:].tolist()) for (name, _, _, bits), row in list(self._engine.items())]
+        return stats_of(engine + [(*kind, list(row)) for kind, row in list(self.python.items())])
+
+
+class CallClock:
+    """Counts the shares of calls in `sums`. `engines` returns the engines, each with totals of its own.
+
+    A comparison by messages adds own delays and waits (nanoseconds) to `own` and `waited`.
+    """
+
+    def __init__(self, engines: Callable[[], Iterable[Any]], sums: CallSums) -> None:
+        self.sums = sums
+        self.own = self.waited = 0
+        self.current: CallShares | None = None
+        self._left = time.monotonic_ns()
+        self._engines = engines
+
+    def begin(self, name: str, nbytes: int) -> CallShares:
+        """Return the shares of a call that begins now; `nbytes` is the larger of input and output."""
+        self.take()  # of a comparison without a call, such as a refusal
+        now, (*totals, left) = time.monotonic_ns(), self._totals()
+        sums = self.sums.python.setdefault((name, nbytes.bit_length()), [0.0] * SUMS)
+        self.current = CallShares(sums, nbytes, now, now - left, (totals[0], totals[1]))
+        return self.current
+
+    def end(self, call: CallShares) -> None:
+        """Count a call that ends now."""
+        self._left = time.monotonic_ns()
+        call.end(self._left, self._totals()[:2])
+        self.current = None
+
+    def measured(self, operation: Operation, name: str, nbytes: int) -> Operation:
+        """Return an operation that carries out another and counts its shares; a failed call is not counted."""
+        call = self.begin(name, nbytes)
+        try:
+            yield from operation
+        except BaseException:
+            self.current = None
+            raise
+        self.end(call)
+
+    def reported(self, operation: Operation, report: Callable[[int, int], object]) -> Operation:
+        """Return an operation that carries out a comparison, then reports own delay and wait instead of adding both."""
+        self.take()  # of a comparison before
+        yield from operation
+        report(*self.take())
+
+    def take(self) -> tuple[int, int]:
+        """Return own delay and wait found by a comparison, and remove both from the totals."""
+        found, self.own, self.waited = (self.own, self.waited), 0, 0
+        return found
+
+    def _totals(self) -> tuple[int, int, int]:
+        """Return own delays and waits, nanoseconds summed over all calls, and the time of the end of the last call."""
+        own, waited, left = self.own, self.waited, self._left
+        for engine in self._engines():
+            more, longer, ended = engine.shares()
+            own, waited, left = own + more, waited + longer, max(left, ended)
+        return own, waited, left
+
+
+def size_class(bits: int) -> int:
+    """Return the largest power of two not above a number of bytes, given its bit length; 0 for no bytes.
+
+    >>> [size_class(nbytes.bit_length()) for nbytes in (0, 1, 4095, 4096, 5000)]
+    [0, 1, 2048, 4096, 4096]
+    """
+    return 1 << (bits - 1) if bits else 0
+
+
+def stats_of(sums: Iterable[tuple[str, int, Iterable[float]]]) -> Stats:
+    """Return the figures by collective and size class, given name, bit length and sums of each kind of call.
+
+    The seconds of host messages that announce a collective are divided among the size classes of the collective, in
+    proportion to the calls.
+    """
+    found: dict[Kind, list[float]] = {}
+    for name, bits, row in sums:
+        kind = name, size_class(bits)
+        found[kind] = [a + b for a, b in zip(found.get(kind, [0.0] * SUMS), row, strict=True)]
+    for (name, size), row in list(found.items()):
+        if name.startswith(HEADER) and row[0]:
+            del found[name, size]
+            _add_header(found, name.removeprefix(HEADER), size, row)
+    return {kind: dict(zip(NAMES, [int(row[0]), int(row[1]), *row[2:]], strict=True))
+            for kind, row in sorted(found.items()) if row[0]}
+
+
+def _add_header(found: dict[Kind, list[float]], name: str, size: int, row: list[float]) -> None:
+    announced = {kind: sums for kind, sums in found.items() if kind[0] == name and sums[0]}
+    if not announced:  # a call without a collective of its own, such as `check_numerics`
+        found[name, size] = row
+    calls = sum(sums[0] for sums in announced.values())
+    for sums in announced.values():
+        for place in range(2, SUMS):
+            sums[place] += row[place] * sums[0] / calls
+
+
+def total_of(many: Iterable[Mapping[Kind, Mapping[str, float]]]) -> Stats:
+    """Return the sums of several figures as returned by `stats_of`."""
+    found: Stats = {}
+    for one in many:
+        for kind, figures in one.items():
+            into = found.setdefault(kind, dict.fromkeys(NAMES, 0))
+            for name, value in figures.items():
+                into[name] += value
+    return dict(sorted(found.items()))

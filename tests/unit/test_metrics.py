@@ -1,0 +1,145 @@
+"""GPUCOLL_METRICS: Prometheus' text in a file or at a port, read by a parser of its own."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.health import metrics
+from pace import seconds
+from thread_ranks import all_on_threads
+
+LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\["\\n])*)"')
+LINE = re.compile(r"([a-z_]+)\{(.*)\} ([0-9.e+-]+)")
+
+
+def parsed(text):
+    """Return the samples by name and labels; check the lines of help and type before each counter."""
+    assert text.endswith("\n")
+    found, announced = {}, []
+    for line in text.splitlines():
+        if line.startswith("#"):
+            _, what, name, words = line.split(" ", 3)
+            announced.append((what, name))
+            assert words == "counter" or what == "HELP"
+            continue
+        name, labels, value = LINE.fullmatch(line).groups()
+        pairs = LABEL.findall(labels)
+        assert ",".join(f'{key}="{text}"' for key, text in pairs) == labels
+        assert announced[-2:] == [("HELP", name), ("TYPE", name)]
+        found[name, tuple(pairs)] = float(value)
+    assert len(announced) == len(set(announced))
+    return found
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def sample(stats, rank):
+    """Return what `parsed` should find for the figures of a rank."""
+    return {(metrics.COUNTERS[name][0], (("rank", str(rank)), ("collective", kind), ("size_class", str(size)))): value
+            for (kind, size), figures in stats.items() for name, value in figures.items()}
+
+
+def run(program, wanted):
+    """Run a program with a value of GPUCOLL_METRICS."""
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=seconds(60),
+                   env={**os.environ, "GPUCOLL_METRICS": wanted, "PYTHONPATH": path})
+
+
+def ask_the_port(port):
+    """Compare the answers of a port with the figures: in a process of its own, since an export lasts until the end."""
+    comms = gc.init_local(2)
+
+    def read(path="/metrics"):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+            return answer.headers["Content-Type"], answer.read().decode()
+
+    all_on_threads(comms, lambda comm: (comm.all_reduce(numpy.ones(3)), comm.barrier()))
+    expected = {**sample(comms[0].stats(), 0), **sample(comms[1].stats(), 1)}
+    kind, text = read()
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"
+    assert parsed(text) == expected
+    assert len(expected) == 2 * 2 * 5
+    with pytest.raises(urllib.error.HTTPError):
+        read("/elsewhere")
+    for comm in comms:  # a counter never decreases
+        comm.close()
+    assert parsed(read()[1]) == expected
+    more, = gc.init_local(1)
+    more.barrier()
+    key = "gpucoll_calls_total", (("rank", "0"), ("collective", "barrier"), ("size_class", "0"))
+    assert parsed(read()[1])[key] == expected[key] + 1
+    more.close()
+
+
+def test_the_port_answers_with_the_figures_of_all_ranks():
+    port = free_port()
+    run(f"import test_metrics; test_metrics.ask_the_port({port})", f"port:{port}")
+
+
+PROGRAM = """
+import numpy
+import gpucoll as gc
+with gc.init() as comm:
+    for _ in range(3):
+        comm.all_reduce(numpy.ones(4))
+"""
+
+
+def test_the_file_is_complete_at_the_end(tmp_path):
+    path = tmp_path / "job.prom"
+    run(PROGRAM, f"file:{path}")
+    found = parsed(path.read_text())
+    assert found["gpucoll_calls_total", (("rank", "0"), ("collective", "all_reduce"), ("size_class", "32"))] == 3
+    assert [one.name for one in tmp_path.iterdir()] == ["job.prom"]
+
+
+def test_the_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    path, exporter = tmp_path / "F.prom", metrics.Exporter(0)
+    exporter.write(path)
+    old, seen = path.stat().st_ino, []
+    replace = metrics.Path.replace
+    monkeypatch.setattr(metrics.Path, "replace", lambda part, to: (seen.append(part.read_text()), replace(part, to)))
+    monkeypatch.setattr(exporter, "text", lambda: "whole\n")
+    exporter.write(path)
+    assert (seen, path.read_text()) == (["whole\n"], "whole\n")
+    assert path.stat().st_ino != old
+
+
+def test_local_ranks_write_files_and_ports_of_their_own(tmp_path):
+    assert [metrics._path(tmp_path / "F.prom", rank).name for rank in (0, 3)] == ["F.prom", "F-3.prom"]
+
+
+def test_labels_are_escaped():
+    text = metrics.text_of({0: {('a "b"\\\n', 1): {"calls": 1}}})
+    (_, labels), = parsed(text)
+    assert dict(labels)["collective"].replace("\\n", "\n").replace('\\"', '"').replace("\\\\", "\\") == 'a "b"\\\n'
+
+
+@pytest.mark.parametrize("wanted", ["on", "files:F.prom", "file:", "port:", "port:http", "port:0", "port:65536",
+                                    "port:-1"])
+def test_unknown_values_are_refused_at_the_start(monkeypatch, wanted):
+    monkeypatch.setenv("GPUCOLL_METRICS", wanted)
+    with pytest.raises(gc.ArgumentError, match="port:9400") as caught:
+        gc.init_local(1)
+    assert caught.value.code == "GC-METRICS"
+
+
+def test_a_port_that_is_taken_and_a_folder_that_is_not_there(monkeypatch, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for wanted in (f"port:{server.getsockname()[1]}", f"file:{tmp_path}/none/F.prom"):
+            monkeypatch.setenv("GPUCOLL_METRICS", wanted)
+            with pytest.raises(gc.BackendError) as caught:
+                gc.init_local(1)
+            assert caught.value.code == "GC-METRICS"

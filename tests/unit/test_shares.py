@@ -1,0 +1,165 @@
+"""The three shares of calls: own delay, waiting, moving; counted by the engine, by messages, on devices."""
+
+import threading
+import time
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.health.shares import HEADER, CallClock, CallShares, CallSums, stats_of, total_of
+from pace import seconds
+from thread_ranks import all_on_threads, on_threads
+
+DELAY = 0.02  # seconds by which a rank comes late: only lower bounds are tested
+SHARES = ("own_seconds", "waiting_seconds", "moving_seconds")
+WAYS = [{}, {"executor": "shared"}, {"executor": "mpi"}, {"executor": "shared", "check": "deferred"}]
+
+
+def growth(before, after, kind):
+    """Return by how much the figures of one kind have grown."""
+    known = before.get(kind, dict.fromkeys(after[kind], 0))
+    return {name: value - known[name] for name, value in after[kind].items()}
+
+
+def waits(comm):
+    """Return whether a rank has come to a call, and waits for the other ranks."""
+    by_messages = comm._host._comparison
+    return by_messages.is_comparing if comm.executor == "mpi" else comm._host.under_way() != ""
+
+
+def late_by(comms, make):
+    """Let rank 1 come to a call DELAY seconds after rank 0 waits for it; return the figures' growth on both ranks."""
+    before = [comm.stats() for comm in comms]
+
+    def run(comm):
+        if comm.rank == 1:
+            while not waits(comms[0]):
+                time.sleep(1e-4)
+            began = time.monotonic()
+            while time.monotonic() < began + DELAY:
+                time.sleep(DELAY / 10)
+        make(comm)
+
+    all_on_threads(comms, run)
+    return before, [comm.stats() for comm in comms]
+
+
+def calls():
+    """Return calls by name: the kind of figures that each adds to, its bytes, and the call."""
+    def plan(comm):
+        found = getattr(comm, "a_plan", None) or comm.plan("all_gather", numpy.ones(6, "float32") + comm.rank)
+        comm.a_plan = found
+        found()
+
+    def several(comm):
+        for _ in range(8):  # eager from the fifth on
+            comm.all_reduce(numpy.ones(1000, "float32"))
+
+    return [("all_reduce", 2048, 4000, lambda comm: comm.all_reduce(numpy.ones(1000, "float32"))),
+            ("broadcast", 8, 8, lambda comm: comm.broadcast(numpy.ones(1), root=1)),
+            ("barrier", 0, 0, lambda comm: comm.barrier()),
+            ("reduce", 32, 40, lambda comm: comm.reduce(numpy.ones(5), async_op=True).wait()),
+            ("all_gather", 32, 48, plan),
+            ("all_reduce", 2048, 8 * 4000, several),
+            ("all_gather_v", 32, 40, lambda comm: comm.all_gather_v(numpy.ones(2 + comm.rank)))]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=lambda options: "-".join(options.values()))
+def test_a_late_rank_has_the_delay_and_the_other_the_wait(options):
+    comms = gc.init_local(2, timeout=seconds(60), **options)
+    for _ in range(2):  # the first time by Python, the second time by the engine's table of known calls
+        for name, size, nbytes, make in calls():
+            before, after = late_by(comms, make)
+            first, late = (growth(*pair, (name, size)) for pair in zip(before, after, strict=True))
+            number = 8 if nbytes == 32000 else 1
+            assert [(one["calls"], one["bytes"]) for one in (first, late)] == [(number, nbytes)] * 2
+            assert first["waiting_seconds"] >= DELAY, (name, first)
+            assert late["own_seconds"] >= DELAY, (name, late)
+            # Others' starts are scheduled by the system: only the seconds' signs are known.
+            assert min(one[share] for one in (first, late) for share in SHARES) > -1e-9
+    for comm in comms:
+        comm.close()
+        assert comm.stats()["barrier", 0]["calls"] == 2  # outlives `close`
+
+
+def test_every_call_is_counted_once():
+    def run(comm):
+        x, work = numpy.ones((comm.size, 3)), []
+        for _ in range(5):
+            comm.all_to_all(x)
+            comm.reduce_scatter(x)
+            work.append(comm.scan(x, async_op=True))
+        with comm.group():
+            comm.all_gather(x[0])
+            comm.all_gather(x[1])
+        for one in work:
+            one.wait()
+        comm.scatter(x if comm.rank == 0 else None)
+        return {kind: (figures["calls"], figures["bytes"]) for kind, figures in comm.stats().items()}
+
+    # 72 bytes of three ranks' rows are in the class of 64.
+    expected = {(name, 64): (number, number * 72) for name, number in
+                [("all_gather", 2), ("all_to_all", 5), ("reduce_scatter", 5), ("scan", 5), ("scatter", 1)]}
+    assert on_threads(3, run) == [expected] * 3
+
+
+def test_a_refused_call_is_not_counted():
+    def run(comm):
+        comm.barrier()
+        with pytest.raises(gc.ArgumentError if comm.rank == 0 else gc.PeerError):
+            comm.all_reduce(numpy.ones(4) if comm.rank else numpy.ones(4).tolist())
+        return sum(figures["calls"] for figures in comm.stats().values())
+
+    assert on_threads(2, run) == [1, 1]
+
+
+def test_shares_stay_inside_the_call_and_the_time_before_it():
+    sums = [0.0] * 5
+    call = CallShares(sums, 64, began=1000, between=300, totals=(5, 7))
+    call.end(1100, (5 + 400, 7 + 60))  # 400 ns late, but only 300 ns between the calls
+    assert numpy.array(sums) == pytest.approx([1, 64, 300e-9, 60e-9, 40e-9])
+    call.found(-10, 500)  # a comparison ends after the call: 40 ns of the call are left
+    assert numpy.array(sums) == pytest.approx([1, 64, 300e-9, 100e-9, 0])
+
+
+def test_a_comparison_that_ends_first_adds_to_the_call_under_way():
+    clock = CallClock(list, CallSums({}))
+    call = clock.begin("all_reduce", 16)
+    call.found(0, 1)
+    clock.waited += 2
+    clock.end(call)
+    figures = clock.sums.stats()["all_reduce", 16]
+    assert (figures["calls"], figures["waiting_seconds"]) == (1, pytest.approx(3e-9))
+    assert clock.take() == (0, 2)
+    assert clock.take() == (0, 0)
+
+
+def test_headers_belong_to_the_calls_that_they_announce():
+    rows = [("gather_v", 5, [3, 60, 0.0, 0.0, 1.0]), ("gather_v", 7, [1, 64, 1.0, 0.0, 2.0]),
+            (HEADER + "gather_v", 11, [4, 4096, 4.0, 8.0, 0.0]), (HEADER + "check_numerics", 11, [2, 2048, 0, 1.0, 0])]
+    assert stats_of(rows) == {
+        ("check_numerics", 1024): {"calls": 2, "bytes": 2048, "own_seconds": 0, "waiting_seconds": 1,
+                                   "moving_seconds": 0},
+        ("gather_v", 16): {"calls": 3, "bytes": 60, "own_seconds": 3, "waiting_seconds": 6, "moving_seconds": 1},
+        ("gather_v", 64): {"calls": 1, "bytes": 64, "own_seconds": 2, "waiting_seconds": 2, "moving_seconds": 2}}
+    assert total_of([stats_of(rows[:1]), stats_of(rows[:2])])["gather_v", 16]["calls"] == 6
+
+
+def test_figures_are_read_while_calls_are_under_way():
+    comm, = gc.init_local(1)
+    ended = threading.Event()
+
+    def read():
+        while not ended.is_set():
+            comm.stats()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for length in range(300):  # new kinds of calls meanwhile
+        comm.all_reduce(numpy.ones(1 << (length % 12)), algorithm="auto")
+        comm.all_gather(numpy.ones(1 << (length % 12)))
+    ended.set()
+    reader.join()
+    assert sum(figures["calls"] for figures in comm.stats().values()) == 600
+    comm.close()

@@ -1,0 +1,103 @@
+"""`gpucoll report DIR --stragglers`: delays of ranks, from records written here and from a real run."""
+
+import inspect
+import json
+import time
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.cli import main
+from gpucoll.health.flight import Call, Story
+from gpucoll.health.stragglers import delays, straggler
+from pace import seconds
+from thread_ranks import all_on_threads
+
+SECOND = 10**9
+START = 1_700_000_000 * SECOND
+PERIOD, LENGTH = SECOND, SECOND // 100  # between the begins of calls, and the length of a call
+
+
+def stories(late, calls=20, size=4):
+    """Return records in which rank r comes `late(number, r)` ns to each call; all ranks leave together."""
+    found = []
+    for rank in range(size):
+        made = []
+        for number in range(1, calls + 1):
+            start = START + number * PERIOD
+            end = start + max(late(number, other) for other in range(size)) + LENGTH
+            made.append(Call(number, start + late(number, rank), end, 8, "barrier", f"train.py:{10 + number % 2}"))
+        found.append(Story("g", rank, size, 100 + rank, "host", tuple(made)))
+    return {"g": found}
+
+
+def test_the_late_rank_is_named_with_its_place_and_since_when():
+    late = SECOND // 5
+    found = straggler(stories(lambda number, rank: late * (rank == 2 and number >= 7 and number % 2)))
+    assert (found["rank"], found["place"], found["calls"]) == (2, "train.py:11", 7)
+    assert found["seconds"] == pytest.approx(7 * 0.2)
+    assert found["share"] == 1
+    assert found["since"] == pytest.approx((START + 7 * PERIOD) / SECOND, rel=0, abs=1e-3)
+
+
+def test_shares_are_parts_of_all_delays():
+    found = straggler(stories(lambda number, rank: (0, 0, 30, 90)[rank] * 1000 * 1000))
+    assert [(row["rank"], row["share"]) for row in found["ranks"]] == [(3, 0.75), (2, 0.25)]
+
+
+def test_a_single_early_rank_makes_no_rank_late():
+    found = straggler(stories(lambda number, rank: SECOND // 2 * (rank > 0)))
+    assert (found["rank"], found["ranks"]) == (None, [])
+
+
+def test_ranks_alike_late_in_turn_do_not_stand_out():
+    found = straggler(stories(lambda number, rank: SECOND // 5 * (number % 4 == rank), calls=21))
+    # The first call of a process has no delay: the other five of each rank count.
+    assert (found["rank"], found["since"], found["seconds"]) == (None, None, 0)
+    assert [row["share"] for row in found["ranks"]] == [0.25] * 4
+
+
+def test_a_call_that_ended_late_is_no_delay_before_the_next():
+    first, second = (Story("g", rank, 2, 100 + rank, "host", (
+        Call(1, START, START + 10 + 500 * rank, 8, "broadcast"),
+        Call(2, START + 20 + 500 * rank, START + 600, 8, "barrier"))) for rank in range(2))
+    # Rank 1 leaves the first call 500 ns later, and takes 10 ns until the second, as rank 0 does.
+    assert [(one.rank, one.nanoseconds) for one in delays({"g": [first, second]}) if one.nanoseconds] == [(1, 10)]
+
+
+def test_calls_that_a_rank_has_not_recorded_do_not_count():
+    groups = stories(lambda number, rank: SECOND // 5 * rank)
+    groups["g"].pop()
+    assert delays(groups) == []
+
+
+def test_a_real_rank_is_named_with_the_line_of_its_call(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GPUCOLL_DUMP_DIR", str(tmp_path))
+    comms = gc.init_local(2, timeout=seconds(60))
+    lines = []
+
+    def run(comm):
+        x = numpy.ones(100)
+        for _ in range(8):  # the engine's own table does most of the calls
+            if comm.rank == 1:
+                while comms[0]._awaited() != {1}:
+                    time.sleep(1e-4)
+                time.sleep(0.02)  # the delay itself
+            lines.append(inspect.currentframe().f_lineno + 1)
+            comm.all_reduce(x)
+
+    before = time.time()
+    all_on_threads(comms, run)
+    after = time.time()
+    for comm in comms:
+        comm.close()
+    assert main(["report", str(tmp_path), "--stragglers", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rank"], found["place"]) == (1, f"{__file__}:{lines[0]}"[-100:] if len(__file__) > 100
+                                               else f"{__file__}:{lines[0]}")
+    assert found["seconds"] >= 7 * 0.02  # the first call has no delay
+    assert before <= found["since"] <= after
+    assert 0.5 < found["share"] <= 1
+    assert main(["report", str(tmp_path), "--stragglers"]) == 0
+    assert capsys.readouterr().out.startswith("rank 1 delays the other ranks: ")
