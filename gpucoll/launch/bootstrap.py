@@ -89,7 +89,7 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     for name, (code, known) in CHOICES.items():
         if said[name] not in (None, *known):
             raise ArgumentError(f"{name}={said[name]!r} is not known{nearest(said[name], known)}", code=code)
-    timeout = Options().timeout if said["timeout"] is None else _seconds(said["timeout"])
+    timeout = Options().timeout if said["timeout"] is None else seconds_of(said["timeout"])
     deterministic = given.get("deterministic", False)
     if not isinstance(deterministic, bool | numpy.bool_):
         raise UsageError(f"deterministic={deterministic!r} is neither True nor False", code="GC-OPTION")
@@ -107,7 +107,8 @@ def _device(device: Any) -> str | int | None:
     return int(text)
 
 
-def _seconds(value: Any) -> float:
+def seconds_of(value: Any) -> float:
+    """Return a timeout as a number of seconds; ArgumentError unless positive."""
     try:
         seconds = float(value) if isinstance(value, numbers.Real | str) and not isinstance(value, bool) else 0.0
     except (ValueError, OverflowError):
