@@ -21,7 +21,7 @@ from gpucoll.health.processes import Processes, RankThreads, process_namespace, 
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
-from gpucoll.launch.regroup import Membership, Place, fingerprint, membership, offer, text_of
+from gpucoll.launch.regroup import Membership, Place, fingerprint, let_in, membership, offer, text_of
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport import ucx
 from gpucoll.transport.control import came
@@ -198,7 +198,7 @@ class MpiLink(Link):
         self.place = _made(lambda: bootstrap.place(self.mpi))
         self.gpu_index = bootstrap.gpu_index(self.place)
         is_one_node = max(self.place.nodes) == 0  # without MPI, ranks of several hosts know no address of each other
-        mine = offer(None, "", may_hold=False) if is_one_node else None
+        mine = offer(None, "", named=False, may_hold=False) if is_one_node else None
         token = secrets.token_hex(16)
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), mine, token))
         if mine is not None:
@@ -263,7 +263,7 @@ class StoreLink(Link):
         self.foreign = store.foreign
         self.mpi = self._ranks = StoreRanks(store, f"{name}/ranks", rank, size, timeout)
         # Newcomers come to rank 0 at first, and later to any rank that has the address.
-        mine = offer(known, store.host, may_hold=rank == 0 or not name.startswith(FIRST))
+        mine = offer(known, store.host, named=named, may_hold=rank == 0 or not name.startswith(FIRST))
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname(), mine))
         self.place = RankTopology.of(rank, [namespace or host for _, namespace, host, _ in everyone])
         self.members = membership(rank, [one[3] for one in everyone], token, store.host, known, named=named)
@@ -296,11 +296,14 @@ class StoreLink(Link):
     def world(cls, place: bootstrap.StorePlace, timeout: float, *, by_ucx: bool = False) -> StoreLink:
         """Return the link of all ranks with the same token. A collective call."""
         rank, size, token, address = place
+        named = address is not None and token == text_of(address)
+        if rank == 0:
+            let_in(address, named=named)  # before the store is open: a newcomer may be waiting
         store = open_store(rank, size, token, timeout, address) if size > 1 else MemoryStore()
         if isinstance(store, StoreServer) and address is not None:
             serves(address)
         return cls(store, f"{FIRST}{next(_worlds)}", rank, size, timeout, token=token, known=address,
-                   named=address is not None and token == text_of(address), needs_ucx=True, by_ucx=by_ucx)
+                   named=named, needs_ucx=True, by_ucx=by_ucx)
 
     @classmethod
     def regrouped(cls, place: Place, timeout: float, *, by_ucx: bool = False) -> StoreLink:

@@ -78,28 +78,35 @@ class Offer(NamedTuple):
     nonce: str
 
 
-def offer(known: Address | None, host: str, *, may_hold: bool) -> Offer:
+def let_in(known: Address | None, *, named: bool) -> str | None:
+    """Let newcomers in at this process' ports, and return their secret; None if there is none.
+
+    With `named` the known address is itself the secret if there is no GPUCOLL_SECRET, as for the first ranks.
+    """
+    secret = os.environ.get(SECRET) or (text_of(known) if named and known is not None else None)
+    GUESTS.expect(NEWCOMERS, secret)
+    return secret
+
+
+def offer(known: Address | None, host: str, *, named: bool, may_hold: bool) -> Offer:
     """Return this rank's part; with `may_hold` the process takes over the known address if no process has it."""
+    if known is not None and may_hold:
+        let_in(known, named=named)  # before the port is open: a newcomer may be waiting
     return Offer(door(host).address, known is not None and may_hold and holds(known), secrets.token_hex(16))
 
 
 def membership(rank: int, everyone: Sequence[Any], token: str, host: str, known: Address | None = None, *,
                named: bool = False) -> Membership:
-    """Return the membership made of the `Offer`s of all ranks.
-
-    With `named` the known address is itself the newcomers' secret if there is no GPUCOLL_SECRET, as for the first ranks.
-    """
+    """Return the membership made of the `Offer`s of all ranks; `named` as in `let_in`."""
     offers = [Offer(tuple(place), has, nonce) for place, has, nonce in everyone]  # lists from JSON
     keepers = [one for one, given in enumerate(offers) if given.holds]
     keeper = keepers[0] if keepers else 0
     address = known if keepers and known is not None else offers[0].door
     # By the environment of this rank alone: `grow` compares the ranks.
-    secret = os.environ.get(SECRET) or (text_of(known) if named and keepers and known is not None else None)
+    secret = let_in(known if keepers else None, named=named)
     made = Membership(offers[0].nonce, hmac.new(token.encode(), offers[0].nonce.encode(), "sha256").hexdigest(), rank,
                       tuple(given.door for given in offers), known, named, keeper, address, secret, host)
     GUESTS.expect(made.key, made.token)
-    if rank == keeper and secret is not None:
-        GUESTS.expect(NEWCOMERS, secret)
     return made
 
 
