@@ -49,8 +49,8 @@ class Elastic(PointToPoint):
 
         A collective call of all surviving ranks; a rank waiting in another call is woken. A rank does not survive if
         its process has ended, or if the rank has closed this communicator after the failure. Under MPI on one node, and
-        without MPI, survivors go on without MPI: ``mpi`` is then None. MPI's launcher must let survivors live: Open MPI
-        does under ``mpiexec --with-ft ulfm``, where MPI itself shrinks, and MPICH under ``-disable-auto-cleanup``.
+        without MPI, survivors go on without MPI: ``mpi`` is then None. The launcher must let survivors live, as
+        ``gpucoll run --standalone --survive`` does, and Open MPI's ``mpiexec --with-ft ulfm``, where MPI itself shrinks.
 
         Repeated after a `replace` without newcomers, the call returns the survivors' communicator. Raises
         CollectiveTimeout if a living rank does not come within ``timeout`` seconds, and UsageError if ranks of several
@@ -60,7 +60,8 @@ class Elastic(PointToPoint):
             return self._survivors
         if self.closed or self._is_forked:
             self._check_usable()
-        self._survivors = self._over(same_options(self._link_of_survivors(), self.options))
+        link = self._link_of_survivors()
+        self._survivors = self._over(link if isinstance(link, LocalLink) else same_options(link, self.options))
         self._is_succeeded_by(self._survivors)
         return self._survivors
 

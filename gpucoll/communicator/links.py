@@ -17,6 +17,7 @@ from gpucoll.core.dtypes import CODES
 from gpucoll.device.gpus import device_of
 from gpucoll.device.messages import Found, MatchedReceives, receiver
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, listed
+from gpucoll.health.guard import ENDS, FAILED
 from gpucoll.health.processes import Processes, RankThreads, process_namespace, visible
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
@@ -349,6 +350,9 @@ class LocalLink(Link):
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         return self._hub.mail[1].seen(source, self.place.rank, tag)
 
+    def aborted(self) -> Mapping[int, int]:
+        return self._hub.left
+
     def _part(self, name: str, rank: int, size: int) -> LocalLink:
         return LocalLink(rank, self._hub.part(name, size), self._timeout)
 
@@ -382,7 +386,7 @@ class _Hub:
         self._parts: dict[str, list[_Hub]] = {}  # by name: one reference for each rank still to come
         self._releases: list[Callable[[bool], None]] = []  # of the ranks that have left
         self._has_failed = False
-        self._left: set[int] = set()
+        self.left: dict[int, int] = {}  # the ranks that have left, each with the reason (`health.guard`); replaced whole
         self._survivors: set[int] = set()
         self._rest: list[int] | None = None  # the survivors, once all have come
 
@@ -397,7 +401,7 @@ class _Hub:
         deadline, everyone = time.monotonic() + timeout, {*range(self.size)}
         with self._changed:
             while self._rest is None:
-                late = everyone - self._survivors - self._left - {*ended()}
+                late = everyone - self._survivors - self.left.keys() - {*ended()}
                 if not late:
                     self._rest = sorted(self._survivors)
                 elif time.monotonic() > deadline:
@@ -425,7 +429,7 @@ class _Hub:
         """Note a rank that leaves; see `LocalLink.close`."""
         # Threads may close at the same time: exactly one must see that all ranks have left.
         with self._changed:
-            self._left.add(rank)
+            self.left = {**self.left, rank: FAILED if failed else ENDS}
             self._changed.notify_all()
             self._releases.append(release)
             self._has_failed |= failed

@@ -68,6 +68,7 @@ class Membership(NamedTuple):
     def free(self) -> None:
         """Forget the communicator: no rank will regroup."""
         GUESTS.expect(self.key, None)
+        door(self.host, -1)
 
 
 class Offer(NamedTuple):
@@ -92,7 +93,7 @@ def offer(known: Address | None, host: str, *, named: bool, may_hold: bool) -> O
     """Return this rank's part; with `may_hold` the process takes over the known address if no process has it."""
     if known is not None and may_hold:
         let_in(known, named=named)  # before the port is open: a newcomer may be waiting
-    return Offer(door(host).address, known is not None and may_hold and holds(known), secrets.token_hex(16))
+    return Offer(door(host, 1).address, known is not None and may_hold and holds(known), secrets.token_hex(16))
 
 
 def membership(rank: int, everyone: Sequence[Any], token: str, host: str, known: Address | None = None, *,

@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
 import time
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ class Door:
         self._listener.listen(BACKLOG)
         self.address: Address = address[0], int(self._listener.getsockname()[1])
         self._hub: Hub | None = None
+        self.users = 0  # the communicators of this process whose ranks know the door
 
     def serve(self) -> None:
         """Let guests in, from now on."""
@@ -58,12 +60,24 @@ _doors: dict[str, Door] = {}  # of this process, by the name of the host
 _held: dict[Address, Door | None] = {}  # addresses given by users where this process lets newcomers in; None: a store's
 
 
-def door(host: str) -> Door:
-    """Return the door of this process in the network where this host is named `host`; "" is this host alone."""
+_lock = threading.Lock()  # guards `_doors` and the users
+
+
+def door(host: str, use: int = 0) -> Door:
+    """Return the door of this process in the network where this host is named `host`; "" is this host alone.
+
+    `use` is 1 for a new communicator and -1 for the end of a communicator: the last end closes the door.
+    """
     name = host or LOOPBACK
-    if name not in _doors:
-        _doors[name] = Door((name, 0))
-    return _doors[name]
+    with _lock:
+        if name not in _doors:
+            _doors[name] = Door((name, 0))
+        found = _doors[name]
+        found.users += use
+        if use < 0 and found.users == 0:
+            del _doors[name]
+            found.close()
+        return found
 
 
 def serves(address: Address) -> None:
