@@ -49,8 +49,8 @@ class Elastic(PointToPoint):
 
         A collective call of all surviving ranks; a rank waiting in another call is woken. A rank does not survive if
         its process has ended, or if the rank has closed this communicator after the failure. Under MPI on one node, and
-        without MPI, survivors go on without MPI: ``mpi`` is then None. The launcher must let survivors live, as
-        ``gpucoll run --standalone --survive`` does, and Open MPI's ``mpiexec --with-ft ulfm``, where MPI itself shrinks.
+        without MPI, survivors go on without MPI: ``mpi`` is then None. The launcher must let survivors live:
+        ``gpucoll run --standalone --survive`` does, and Open MPI's ``mpiexec --with-ft ulfm``, where MPI shrinks.
 
         Repeated after a `replace` without newcomers, the call returns the survivors' communicator. Raises
         CollectiveTimeout if a living rank does not come within ``timeout`` seconds, and UsageError if ranks of several

@@ -386,7 +386,7 @@ class _Hub:
         self._parts: dict[str, list[_Hub]] = {}  # by name: one reference for each rank still to come
         self._releases: list[Callable[[bool], None]] = []  # of the ranks that have left
         self._has_failed = False
-        self.left: dict[int, int] = {}  # the ranks that have left, each with the reason (`health.guard`); replaced whole
+        self.left: dict[int, int] = {}  # the ranks that have left, and why (`health.guard`); always replaced whole
         self._survivors: set[int] = set()
         self._rest: list[int] | None = None  # the survivors, once all have come
 

@@ -40,8 +40,9 @@ class Membership(NamedTuple):
     """The data by which the ranks of a communicator find each other again.
 
     `key` is the communicator's; `token` proves its ranks. `doors` has an address per rank. `known` is the address given
-    by the user, `named` whether ranks prove the address alone, and `keeper` the rank whose process lets newcomers in, at `address`. Newcomers prove `secret`; None
-    means that there is none, and that newcomers are refused. `host` names this host in the network of the ranks.
+    by the user; with `named` the address is the secret if there is no other. The process of rank `keeper` lets
+    newcomers in at `address`. Newcomers prove `secret`; without a secret they are refused. `host` names this host in
+    the network of the ranks.
     """
 
     key: str
