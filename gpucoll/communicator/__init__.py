@@ -13,6 +13,7 @@
     wildcards      any rank and any tag, the status of a message, messages between GPU arrays
     points         messages between two ranks, groups of calls, splits
     links          connections of the ranks: MPI or a key store between processes, memory between threads
+    thread_hub     state shared by ranks that are threads
     cartesian      ranks on a grid, exchanges with neighbours
     advice         explanations of the choices of "auto", a check for NaN and infinity
     persistent     calls planned once and made many times

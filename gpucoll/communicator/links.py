@@ -6,18 +6,16 @@ import itertools
 import os
 import secrets
 import socket
-import threading
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
+from gpucoll.communicator.thread_hub import ThreadHub
 from gpucoll.core.dtypes import CODES
 from gpucoll.device.gpus import device_of
 from gpucoll.device.messages import Found, MatchedReceives, receiver
-from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, listed
-from gpucoll.health.guard import ENDS, FAILED
+from gpucoll.errors import ArgumentError, BackendError, UsageError, listed
 from gpucoll.health.processes import Processes, RankThreads, process_namespace, visible
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FIRST = "world "  # begins the names of groups made by `gpucoll.init`
-WAIT = 0.05  # seconds between two looks for ranks without a thread
 _worlds = itertools.count()  # links of all ranks made by this process: each needs its own keys in the store
 
 
@@ -333,7 +330,7 @@ class StoreLink(Link):
 class LocalLink(Link):
     """The link of ranks that are threads of one process; a message is copied once, from array to array."""
 
-    def __init__(self, rank: int, hub: _Hub, timeout: float) -> None:
+    def __init__(self, rank: int, hub: ThreadHub, timeout: float) -> None:
         self.place = RankTopology.of(rank, ["here"] * hub.size)
         self.wire, self.points = (ThreadMessages(rank, mail) for mail in hub.mail)
         self.processes = RankThreads(hub.used)
@@ -344,7 +341,7 @@ class LocalLink(Link):
     @classmethod
     def all(cls, size: int, timeout: float) -> list[LocalLink]:
         """Return the links of `size` ranks, in rank order."""
-        hub = _Hub(size)
+        hub = ThreadHub(size)
         return [cls(rank, hub, timeout) for rank in range(size)]
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
@@ -372,69 +369,3 @@ class LocalLink(Link):
         """Leave without waiting. The last rank to leave calls each rank's `release` with whether any rank failed."""
         self._hub.used.pop(self.place.rank, None)
         self._hub.close(self.place.rank, release, failed)
-
-
-class _Hub:
-    """State shared by the threads of one `init_local`: mail, a store, parts, and the ranks that have left."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.mail = (Mailbox(), Mailbox())
-        self.store = MemoryStore()
-        self.used: dict[int, Callable[[], set[int]]] = {}  # by rank, see `LocalLink.used_by`
-        self._changed = threading.Condition()  # guards the fields below; notified when a rank leaves or survives
-        self._parts: dict[str, list[_Hub]] = {}  # by name: one reference for each rank still to come
-        self._releases: list[Callable[[bool], None]] = []  # of the ranks that have left
-        self._has_failed = False
-        self.left: dict[int, int] = {}  # the ranks that have left, and why (`health.guard`); always replaced whole
-        self._survivors: set[int] = set()
-        self._rest: list[int] | None = None  # the survivors, once all have come
-
-    def stay(self, rank: int) -> None:
-        """Note a rank that survives."""
-        with self._changed:
-            self._survivors.add(rank)
-            self._changed.notify_all()
-
-    def survivors(self, rank: int, timeout: float, ended: Callable[[], Collection[int]]) -> tuple[str, int, int]:
-        """Return name, rank and size of the part of the survivors; CollectiveTimeout if a rank does not come."""
-        deadline, everyone = time.monotonic() + timeout, {*range(self.size)}
-        with self._changed:
-            while self._rest is None:
-                late = everyone - self._survivors - self.left.keys() - {*ended()}
-                if not late:
-                    self._rest = sorted(self._survivors)
-                elif time.monotonic() > deadline:
-                    self._survivors.discard(rank)
-                    raise CollectiveTimeout(f"shrink: waited {timeout:g} s for ranks {listed(sorted(late))}, which "
-                                            "live and do not come", ranks=tuple(sorted(late)))
-                else:
-                    self._changed.wait(WAIT)
-            self._changed.notify_all()
-            if rank not in self._rest:
-                raise CollectiveTimeout("shrink: the other ranks went on without this late rank", ranks=(rank,))
-            return f"survivors {self._rest}", self._rest.index(rank), len(self._rest)
-
-    def part(self, name: str, size: int) -> _Hub:
-        """Return the hub of a part, the same object for all its ranks."""
-        with self._changed:
-            # The first rank makes the hub. The last one drops the name, so that the hub lives as long as its links.
-            left = self._parts.setdefault(name, [_Hub(size)] * size)
-            hub = left.pop()
-            if not left:
-                del self._parts[name]
-            return hub
-
-    def close(self, rank: int, release: Callable[[bool], None], failed: bool) -> None:
-        """Note a rank that leaves; see `LocalLink.close`."""
-        # Threads may close at the same time: exactly one must see that all ranks have left.
-        with self._changed:
-            self.left = {**self.left, rank: FAILED if failed else ENDS}
-            self._changed.notify_all()
-            self._releases.append(release)
-            self._has_failed |= failed
-            if len(self._releases) < self.size:
-                return
-        # Only the last rank comes here, so no lock: a release may take long.
-        while self._releases:
-            self._releases.pop(0)(self._has_failed)

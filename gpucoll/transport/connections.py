@@ -305,6 +305,7 @@ class Hub:
         # Check the proof first: the errors below name versions and sizes, and so go to ranks of this job only.
         if token is None or not _same(head.get("proof"), proof(token, "rank", rank, nonces)):
             raise StoreError("this process has another token, and so belongs to another job")
+        # A guest has no rank here yet, so none of the checks below applies.
         if rank == GUEST and self._guests is not None:
             self._welcome(connection, head, token, nonces)
         unfit = StoreError(f"its rank is not in 1..{self._size - 1}, or is taken; RANK must differ between "
@@ -331,6 +332,7 @@ class Hub:
         assert self._guests is not None
         if head.get("version") != __version__:
             raise StoreError(f"this process has gpucoll {head.get('version')}, and the ranks have {__version__}")
+        # Before the answer: the guest may be invited by another thread as soon as `receive` has it.
         connection.pad = pad_of(token, nonces)
         connection.send({"proof": proof(token, "hub", GUEST, nonces)})
         with self._changed:
