@@ -26,7 +26,7 @@ from gpucoll.transport import ucx
 from gpucoll.transport.control import came
 from gpucoll.transport.doors import serves
 from gpucoll.transport.kvstore import Address, KeyStore, MemoryStore, StoreServer, open_store
-from gpucoll.transport.mailbox import Mailbox, StoreMessages, StoreRanks, ThreadMessages
+from gpucoll.transport.mailbox import StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.transport.rendezvous import by_first_rank
 from gpucoll.transport.tags import TAGS, Tag
 from gpucoll.transport.ucx import UcxMessages
