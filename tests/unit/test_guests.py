@@ -42,7 +42,7 @@ def asking(door, **more):
 
     def run():
         try:
-            found.append(ask(door.address, KEY, TOKEN, late(), **more))
+            found.append(ask(door.address, KEY, TOKEN, late(4), **more))
         except Exception as error:
             found.append(error)
 
@@ -72,14 +72,14 @@ def test_a_guest_gets_the_secret_and_the_network_does_not(door):
 @pytest.mark.parametrize(("key", "token"), [(KEY, "guessed"), ("another key", TOKEN), (NEWCOMERS, TOKEN), (KEY, "")])
 def test_strangers_are_refused(door, key, token):
     with pytest.raises(StoreError, match="another token"):
-        ask(door.address, key, token, late())
+        ask(door.address, key, token, late(2))
     assert GUESTS.here(KEY) == []
 
 
 @pytest.mark.parametrize("key", [None, 1, ["a"], {"b": 1}, "\ud800"])
 def test_keys_that_are_none_are_refused(door, key):
     with pytest.raises(StoreError):
-        ask(door.address, key, TOKEN, late())
+        ask(door.address, key, TOKEN, late(2))
 
 
 @pytest.mark.parametrize("before", [True, False])
