@@ -348,7 +348,7 @@ class LocalLink(Link):
         return self._hub.mail[1].seen(source, self.place.rank, tag)
 
     def aborted(self) -> Mapping[int, int]:
-        return self._hub.left
+        return self._hub.failed
 
     def _part(self, name: str, rank: int, size: int) -> LocalLink:
         return LocalLink(rank, self._hub.part(name, size), self._timeout)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 
 from gpucoll.errors import CollectiveTimeout, listed
-from gpucoll.health.guard import ENDS, FAILED
+from gpucoll.health.guard import FAILED
 from gpucoll.transport.kvstore import MemoryStore
 from gpucoll.transport.mailbox import Mailbox
 
@@ -26,7 +26,8 @@ class ThreadHub:
         self._parts: dict[str, list[ThreadHub]] = {}  # by name: one reference for each rank still to come
         self._releases: list[Callable[[bool], None]] = []  # of the ranks that have left
         self._has_failed = False
-        self.left: dict[int, int] = {}  # the ranks that have left, and why (`health.guard`); always replaced whole
+        self._left: set[int] = set()
+        self.failed: dict[int, int] = {}  # the ranks that have left after a failure, see `health.guard`; replaced whole
         self._survivors: set[int] = set()
         self._rest: list[int] | None = None  # the survivors, once all have come
 
@@ -41,7 +42,7 @@ class ThreadHub:
         deadline, everyone = time.monotonic() + timeout, {*range(self.size)}
         with self._changed:
             while self._rest is None:
-                late = everyone - self._survivors - self.left.keys() - {*ended()}
+                late = everyone - self._survivors - self._left - {*ended()}
                 if not late:
                     self._rest = sorted(self._survivors)
                 elif time.monotonic() > deadline:
@@ -69,7 +70,9 @@ class ThreadHub:
         """Note a rank that leaves; see `LocalLink.close`."""
         # Threads may close at the same time: exactly one must see that all ranks have left.
         with self._changed:
-            self.left = {**self.left, rank: FAILED if failed else ENDS}
+            self._left.add(rank)
+            if failed:
+                self.failed = {**self.failed, rank: FAILED}
             self._changed.notify_all()
             self._releases.append(release)
             self._has_failed |= failed
