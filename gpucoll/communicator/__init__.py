@@ -198,6 +198,7 @@ def join(store: str, timeout: float = TIMEOUT) -> Communicator:
     """
     global _world
     comm = Communicator(*joined(store, timeout))
+    comm._confirm()
     if _world is None or _world.closed:
         _world = comm
     return comm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -56,8 +57,12 @@ class Elastic(PointToPoint):
         CollectiveTimeout if a living rank does not come within ``timeout`` seconds, and UsageError if ranks of several
         hosts have an MPI that ends with its first process. Source: MPI forum's User Level Failure Mitigation.
         """
-        if self._survivors is not None and not self._survivors.closed:
-            return self._survivors
+        rest = self._survivors
+        if rest is not None and not rest.closed:
+            # The survivors' group may have lost a rank since.
+            if rest._waits.failure is not None or rest._link.processes.ended():
+                self._survivors = rest.shrink()
+            return self._survivors or rest
         if self.closed or self._is_forked:
             self._check_usable()
         link = self._link_of_survivors()
@@ -79,17 +84,35 @@ class Elastic(PointToPoint):
         """Return a communicator of as many ranks as before: survivors keep their ranks, newcomers take the lost ones.
 
         A collective call of all surviving ranks: `shrink`, then `grow`; this communicator fails and is closed. Raises
-        the errors of both. After a CollectiveTimeout without newcomers, `replace` can be called again, and `shrink`
-        returns the communicator of the survivors.
+        the errors of both; ranks that die meanwhile are replaced, too. After a CollectiveTimeout without newcomers,
+        `replace` can be called again, and `shrink` returns the communicator of the survivors.
         """
-        rest = self.shrink()
-        # Survivors that wait for newcomers are one group: each names its old rank.
-        everyone = rest._all_gather_metadata({"rank": self.rank, "size": self.size}, "replace")
-        check_alike("replace", everyone, "size", "GC-GROW")
-        grown = rest._grown(self.size, [one["rank"] for one in everyone], timeout, "replace")
-        rest._is_succeeded_by(grown)
-        rest.close()
-        return grown
+        deadline = time.monotonic()
+        with contextlib.suppress(ArgumentError):  # `_grown` refuses a wrong timeout, on every rank
+            deadline += bootstrap.seconds_of(timeout)
+        while True:
+            rest = self.shrink()
+            try:
+                # Survivors that wait for newcomers are one group: each names its old rank.
+                everyone = rest._all_gather_metadata({"rank": self.rank, "size": self.size}, "replace")
+                check_alike("replace", everyone, "size", "GC-GROW")
+                grown = rest._grown(self.size, [one["rank"] for one in everyone], timeout, "replace")
+            except RankFailedError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                rest._is_succeeded_by(grown)
+                rest.close()
+                return grown
+
+    def _confirm(self) -> None:
+        """Return once all ranks have made a new communicator; give it up if a rank has died meanwhile."""
+        try:
+            self._all_gather_metadata({}, "grow")
+        except GpucollError:
+            with contextlib.suppress(GpucollError):
+                self.close()
+            raise
 
     def _is_succeeded_by(self, other: Self) -> None:
         """Note that the program goes on with `other`."""
@@ -175,6 +198,7 @@ class Elastic(PointToPoint):
         link = StoreLink.regrouped(place, self.timeout, by_ucx=self.options.executor == "ucx")
         link.gpu_index, link.device = self._link.gpu_index, self._link.device
         grown: Self = self._over(same_options(link, self.options))
+        grown._confirm()
         return grown
 
 

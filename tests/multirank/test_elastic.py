@@ -50,7 +50,7 @@ for victim in json.loads(how[0]):
         die(comm)
     assert broken(comm) == [victim]
     comm = comm.replace(timeout)
-    shows(comm, comm.rank)
+    shows(comm, rank)
 comm.close()
 """
 
@@ -164,6 +164,25 @@ def test_replace_may_wait_twice(group):
     assert first == [{"left": [0, 2]}] * 2
     group.start(NEWCOMER)
     assert {(one["rank"], tuple(one["all"])) for one in group.said()} == {(rank, (0, 1, 2)) for rank in range(3)}
+
+
+DIES_ON_ARRIVAL = """
+from gpucoll.communicator.links import StoreLink
+{at} = lambda *_, **more: (say(), os.kill(os.getpid(), signal.SIGKILL))
+gc.join(place, timeout)
+"""
+
+
+@pytest.mark.parametrize("at", ["StoreLink.regrouped", "gc.Communicator.__init__"])
+def test_a_newcomer_that_dies_on_arrival_is_replaced_too(group, at):
+    """The newcomer dies before the meeting at the new store, or after, while ranks make the communicator."""
+    first = group.start(DIES_ON_ARRIVAL.replace("{at}", at))
+    for rank in range(3):
+        group.start(REPLACES, rank, 3, "[1]")
+    assert json.loads(first.stdout.readline()) == {}
+    group.start(NEWCOMER)
+    said = group.said()
+    assert sorted((one["rank"], one["all"]) for one in said) == [(rank, [0, 1, 2]) for rank in range(3)]
 
 
 STRANGER = """
