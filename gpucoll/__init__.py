@@ -29,7 +29,7 @@ Each room imports only from rooms below its own line.
 
 from gpucoll.algorithms import algorithm, algorithms, schedule
 from gpucoll.analysis.notebook import draw
-from gpucoll.communicator import Cartesian, Communicator, init, init_local, run_local
+from gpucoll.communicator import Cartesian, Communicator, init, init_local, join, run_local
 from gpucoll.communicator.cartesian import dims_create
 from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
 from gpucoll.core.ops import ReduceOp, elementwise_op, premul_sum
@@ -57,5 +57,5 @@ __all__ = [
     "CollectiveTimeout", "Communicator", "Copy", "DtypeError", "GpucollError", "MismatchError", "PeerError",
     "RankFailedError", "Recv", "RecvReduce", "Reduce", "ReduceOp", "RevokedError", "Send", "Slice", "Status",
     "UsageError", "Work", "algorithm", "algorithms", "dims_create", "draw", "elementwise_op", "init", "init_local",
-    "load", "on_terminate", "premul_sum", "run_local", "schedule",
+    "join", "load", "on_terminate", "premul_sum", "run_local", "schedule",
 ]

@@ -19,6 +19,7 @@ from peer import mutants as peer_mutants  # noqa: E402
 from planted import PLANTED  # noqa: E402
 from planted_bits import PLANTED_BITS  # noqa: E402
 from planted_connections import PLANTED_CONNECTIONS  # noqa: E402
+from planted_elastic import ELASTIC  # noqa: E402
 from planted_gpu import PLANTED_GPU  # noqa: E402
 from planted_graphs import PLANTED_GRAPHS  # noqa: E402
 from planted_insight import PLANTED_INSIGHT  # noqa: E402
@@ -42,7 +43,7 @@ def faults():
     """Yield the faults of every table of the repository."""
     kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
 
-    everything = (*PLANTED, *PLANTED_BITS, *PLANTED_CONNECTIONS, *PLANTED_GPU,
+    everything = (*PLANTED, *PLANTED_BITS, *PLANTED_CONNECTIONS, *ELASTIC, *PLANTED_GPU,
                   *PLANTED_GRAPHS, *PLANTED_INSIGHT, *PLANTED_ROWS)
     yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in everything)
     for kind, table in (("kernel", kernels.MUTANTS), ("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):

@@ -90,6 +90,7 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "store": [*(f"tests/unit/test_{part}.py" for part in ("connections", "network", "rank_store")),
               "tests/multirank/test_standalone.py"],
     "ucx": ["tests/multirank/test_ucx.py"],
+    "elastic": ["tests/unit/test_guests.py", "tests/multirank/test_elastic.py"],
     "gpu": ["tests/multirank/test_stand_in.py"],
     "compiler": ["tests/unit/test_nvrtc.py", "tests/unit/test_kernels_command.py"],
     "training": ["tests/unit/test_buckets.py",

@@ -285,7 +285,7 @@ PLANTED = [
     ("product", "deterministic takes every algorithm", "gpucoll/tuner/choice.py",
      "row is not None and (row.at_once if order == \"at once\" else row.in_rank_order)", "True"),
     ("store", "what ranks have started outlives them", "gpucoll/launch/standalone.py",
-     "            os.killpg(process.pid, signal.SIGKILL)\n", "            pass\n"),
+     "        self._kill(process.pid)\n        status", "        status"),
     ("store", "ranks that wait for their end are not ended", "gpucoll/launch/standalone.py",
      "self._ranks.keys() <= self._waiting", "False"),
     ("store", "a message to the sending rank itself is counted once", "gpucoll/transport/mailbox.py",

@@ -13,45 +13,46 @@
     wildcards      any rank and any tag, the status of a message, messages between GPU arrays
     points         messages between two ranks, groups of calls, splits
     links          connections of the ranks: MPI or a key store between processes, memory between threads
+    thread_hub     state shared by ranks that are threads
     cartesian      ranks on a grid, exchanges with neighbours
     advice         explanations of the choices of "auto", a check for NaN and infinity
     persistent     calls planned once and made many times
     symmetric      memory mapped by all ranks of a node; windows: memory registered with NCCL
+    elastic        communicators that change: survivors, members with newcomers, lost ranks replaced
     internal       functions for training, torch, distributed and mpi, beside the public methods
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from gpucoll.communicator.advice import Advice
 from gpucoll.communicator.cartesian import RankGrid, checked_grid
+from gpucoll.communicator.elastic import TIMEOUT, Elastic, joined, same_options
 from gpucoll.communicator.links import Link, LocalLink, MpiLink, StoreLink
 from gpucoll.communicator.metadata import check_alike
 from gpucoll.communicator.objects import Objects
 from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.symmetric import Symmetric
 from gpucoll.core.dtypes import is_whole
-from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
+from gpucoll.errors import ArgumentError, RankFailedError, RevokedError, UsageError
 from gpucoll.health.guard import FAILED_BY
 from gpucoll.launch import bootstrap
 from gpucoll.launch.places import StorePlace, named_place
-from gpucoll.progress.operations import in_thread
-from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import abort
 
 T = TypeVar("T")
 
 
-class Communicator(Objects, Persistent, Advice, Symmetric):
+class Communicator(Objects, Persistent, Advice, Symmetric, Elastic):
     """A group of ranks and their collective operations; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
 
     ``rank size local_rank local_size node nodes`` are numbers. ``device`` is the CUDA ordinal or None. ``mpi`` is the
-    duplicated mpi4py communicator, or None without MPI. ``timeout check executor`` are the options.
+    duplicated mpi4py communicator, or None without MPI. ``timeout check executor`` are the options. ``address`` is the
+    place where newcomers join (`grow`), "tcp://host:port", or None.
     """
 
     def __init__(self, link: Link, options: bootstrap.Options) -> None:
@@ -73,7 +74,7 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         UsageError if the options differ between ranks, BackendError if MPI has no room for another communicator.
         """
         wanted = bootstrap.options(options)
-        return cls(_link(MpiLink(mpi, wanted.timeout), wanted), wanted)
+        return cls(same_options(MpiLink(mpi, wanted.timeout), wanted), wanted)
 
     def cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Cartesian | None:
         """Return a communicator of the first ``prod(dims)`` ranks as a grid of lengths `dims`; None on other ranks.
@@ -101,34 +102,10 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         link, halo = (self._part(0 if self.rank < math.prod(lengths) else None, 0) for _ in range(2))
         return None if link is None or halo is None else Cartesian(link, halo, self.options, lengths, wraps)
 
-    def shrink(self) -> Communicator:
-        """Return a communicator of the surviving ranks, in their order; this communicator fails and is closed.
-
-        A collective call of all surviving ranks; a rank still waiting in another call is woken by the revocation. The
-        surviving ranks need an MPI that outlives dead processes: Open MPI under ``mpiexec --with-ft ulfm``. Raises
-        UsageError without such an MPI, and CollectiveTimeout. Source: MPI forum's User Level Failure Mitigation,
-        revoke, then shrink.
-        """
-        if self.mpi is None:
-            raise UsageError("shrink: only ranks started by MPI outlive each other", code="GC-SHRINK")
-
-        def shrunk() -> Any:
-            self.mpi.Revoke()
-            return self.mpi.Shrink()
-
-        try:
-            rest = in_thread(Progress(self.timeout).run, shrunk, "shrink")
-        except GpucollError:
-            raise
-        except Exception as error:  # of MPI, or an mpi4py without these calls
-            raise UsageError("shrink: this MPI does not go on after a process has failed; Open MPI does under mpiexec "
-                             f"--with-ft ulfm ({error!r})", code="GC-SHRINK") from error
-        self._waits.failure = self._waits.failure or RankFailedError("shrink() has replaced this communicator")
-        with contextlib.suppress(GpucollError):  # a call on a GPU may have no complete result
-            self.close()
-        link = MpiLink(rest, self.timeout)  # never free `rest`: MPI_Finalize of Open MPI would hang
-        link.gpu_index = self._link.gpu_index
-        return self._over(_link(link, self.options))
+    def _is_succeeded_by(self, other: Self) -> None:
+        global _world
+        if _world is self:
+            _world = other
 
 
 class Cartesian(RankGrid, Communicator):
@@ -154,16 +131,6 @@ class Cartesian(RankGrid, Communicator):
             super().close()
 
 
-def _link(link: Link, wanted: bootstrap.Options) -> Link:
-    """Return `link` if all ranks want the same options; otherwise free the link and raise UsageError."""
-    try:
-        bootstrap.meet(link.mpi, wanted.timeout, lambda: bootstrap.check_alike(link.mpi, wanted))
-    except UsageError:
-        link.free()  # a collective call: all ranks raise this error
-        raise
-    return link
-
-
 _world: Communicator | None = None
 
 
@@ -171,13 +138,14 @@ def new_world(wanted: bootstrap.Options, place: StorePlace | None = None) -> Com
     """Return a new communicator of all ranks; `init` explains how ranks meet. A collective call."""
     job = bootstrap.job(wanted.timeout, place)
     if not isinstance(job, StorePlace):
-        return Communicator(_link(MpiLink(job, wanted.timeout), wanted), wanted)
+        return Communicator(same_options(MpiLink(job, wanted.timeout), wanted), wanted)
     if wanted.executor == "native":
         raise ArgumentError("init: without MPI there is no native executor on the host; leave executor= open, or "
                             "launch with mpiexec", code="GC-EXECUTOR")
     if job.size > 1:
         bootstrap.end_together()
-    return Communicator(_link(StoreLink.world(job, wanted.timeout, by_ucx=wanted.executor == "ucx"), wanted), wanted)
+    link = StoreLink.world(job, wanted.timeout, by_ucx=wanted.executor == "ucx")
+    return Communicator(same_options(link, wanted), wanted)
 
 
 def init(*, store: str | None = None, rank: int | None = None, size: int | None = None,
@@ -218,6 +186,24 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
         raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close that world first, "
                          "or use Communicator.from_mpi for a second communicator", code="GC-INIT")
     return _world
+
+
+def join(store: str, timeout: float = TIMEOUT) -> Communicator:
+    """Return a newcomer's communicator: this process becomes a rank once the ranks at `store` grow by it.
+
+    `store` is the ``address`` of the ranks' communicator: the store given to `init`, if there is one. The ranks call
+    `Communicator.grow` or `Communicator.replace`. Ranks and newcomers prove themselves by GPUCOLL_SECRET, or without a
+    secret by the store's address. The options are those of the ranks. `init` then returns the same object.
+
+    Raises CollectiveTimeout if the ranks do not grow within `timeout` seconds, UsageError if `store` is no
+    "tcp://host:port", and BackendError for a wrong secret or another version of gpucoll.
+    """
+    global _world
+    comm = Communicator(*joined(store, timeout))
+    comm._confirm()
+    if _world is None or _world.closed:
+        _world = comm
+    return comm
 
 
 def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[T]:

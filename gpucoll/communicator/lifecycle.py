@@ -56,6 +56,7 @@ class Lifecycle(Core):
             # Weak: the links' shared state must not keep a dropped communicator alive.
             link.used_by(functools.partial(_threads_of, weakref.ref(self)))
         self._has_aborted = False
+        self._regroups = False  # whether this rank goes on in another communicator after a failure
         self._watches: list[DeviceWatch] = []
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
         self._flight = None
@@ -215,6 +216,8 @@ class Lifecycle(Core):
                 self._flight.began(CLOSED)
                 self._flight.ended()
             self._waits.close()
+            if not together and not self._regroups:
+                self._link.leave()
             self._release(not together)
             if self._preflight is not None:
                 self._preflight.close()

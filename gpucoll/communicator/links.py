@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
+from gpucoll.communicator.thread_hub import ThreadHub
 from gpucoll.core.dtypes import CODES
 from gpucoll.device.gpus import device_of
 from gpucoll.device.messages import Found, MatchedReceives, receiver
@@ -19,11 +20,13 @@ from gpucoll.health.processes import Processes, RankThreads, process_namespace, 
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
+from gpucoll.launch.regroup import Membership, Place, fingerprint, let_in, membership, offer, text_of
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport import ucx
 from gpucoll.transport.control import came
-from gpucoll.transport.kvstore import KeyStore, MemoryStore, open_store
-from gpucoll.transport.mailbox import Mailbox, StoreMessages, StoreRanks, ThreadMessages
+from gpucoll.transport.doors import serves
+from gpucoll.transport.kvstore import Address, KeyStore, MemoryStore, StoreServer, open_store
+from gpucoll.transport.mailbox import StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.transport.rendezvous import by_first_rank
 from gpucoll.transport.tags import TAGS, Tag
 from gpucoll.transport.ucx import UcxMessages
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+FIRST = "world "  # begins the names of groups made by `gpucoll.init`
 _worlds = itertools.count()  # links of all ranks made by this process: each needs its own keys in the store
 
 
@@ -55,6 +59,7 @@ class Link:
     processes: Processes  # of the ranks of this host, this rank included
     table: Table  # tuning table for "auto", the same on every rank
     carrier = "mpi"  # the name of the executor by messages of `wire`
+    members: Membership | None = None  # by which processes regroup; None if they cannot
     gpu_index: int | None = None  # number for dealing out a host's GPUs; None: threads use the current GPU
     device: int | None = None  # the CUDA ordinal, once `own_gpu` was called
     _ranks: StoreRanks  # gathers the colors of a split without MPI
@@ -98,8 +103,15 @@ class Link:
         """Return whether the layer below has ended, so that nothing can be sent."""
         return False
 
+    def leave(self) -> None:
+        """Tell the ranks that regroup after a failure that this rank does not."""
+        if self.members is not None:
+            self.members.leave()
+
     def free(self) -> None:
         """Release the resources of the link. A collective call."""
+        if self.members is not None:
+            self.members.free()
 
 
 class TypedMessages:
@@ -183,9 +195,14 @@ class MpiLink(Link):
         self.wire = _made(mpi.Dup)
         self.place = _made(lambda: bootstrap.place(self.mpi))
         self.gpu_index = bootstrap.gpu_index(self.place)
-        everyone = self.mpi.allgather((os.getpid(), process_namespace()))
+        is_one_node = max(self.place.nodes) == 0  # without MPI, ranks of several hosts know no address of each other
+        mine = offer(None, "", named=False, may_hold=False) if is_one_node else None
+        token = secrets.token_hex(16)
+        everyone = self.mpi.allgather((os.getpid(), process_namespace(), mine, token))
+        if mine is not None:
+            self.members = membership(mpi.rank, [one[2] for one in everyone], everyone[0][3], "")
         # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
-        seen = visible(everyone)
+        seen = visible((process, namespace) for process, namespace, *_ in everyone)
         self.processes = Processes(seen, None if len(seen) == mpi.size else Watch(self.mpi, self.place.nodes))
         # All ranks must choose alike, also on unlike hosts: the table of rank 0 decides.
         self.table = table or by_first_rank(self.mpi, load)
@@ -211,6 +228,7 @@ class MpiLink(Link):
         return found
 
     def free(self) -> None:
+        super().free()
         if self.processes.watch is not None:
             self.processes.watch.close()
         self.wire.Free()
@@ -236,14 +254,19 @@ class StoreLink(Link):
     """
 
     def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float, *,
-                 needs_ucx: bool = False, by_ucx: bool = False) -> None:
+                 token: str = "", known: Address | None = None, named: bool = False, needs_ucx: bool = False,
+                 by_ucx: bool = False) -> None:
         self._store, self._name, self._timeout, self._needs_ucx, self._by_ucx = store, name, timeout, needs_ucx, by_ucx
+        self._token = token
         self.foreign = store.foreign
         self.mpi = self._ranks = StoreRanks(store, f"{name}/ranks", rank, size, timeout)
-        everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname()))
-        self.place = RankTopology.of(rank, [namespace or host for _, namespace, host in everyone])
+        # Newcomers come to rank 0 at first, and later to any rank that has the address.
+        mine = offer(known, store.host, named=named, may_hold=rank == 0 or not name.startswith(FIRST))
+        everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname(), mine))
+        self.place = RankTopology.of(rank, [namespace or host for _, namespace, host, _ in everyone])
+        self.members = membership(rank, [one[3] for one in everyone], token, store.host, known, named=named)
         self.gpu_index = bootstrap.gpu_index(self.place)
-        seen = visible((process, namespace) for process, namespace, _ in everyone)
+        seen = visible((process, namespace) for process, namespace, *_ in everyone)
         # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
         self.processes = Processes(seen, None if len(seen) == size else Watch(self.mpi, self.place.nodes))
         self.table = built_in()  # a machine's own is measured under its MPI
@@ -271,12 +294,24 @@ class StoreLink(Link):
     def world(cls, place: bootstrap.StorePlace, timeout: float, *, by_ucx: bool = False) -> StoreLink:
         """Return the link of all ranks with the same token. A collective call."""
         rank, size, token, address = place
+        named = address is not None and token == text_of(address)
+        if rank == 0:
+            let_in(address, named=named)  # before the store is open: a newcomer may be waiting
         store = open_store(rank, size, token, timeout, address) if size > 1 else MemoryStore()
-        return cls(store, f"world {next(_worlds)}", rank, size, timeout, needs_ucx=True, by_ucx=by_ucx)
+        if isinstance(store, StoreServer) and address is not None:
+            serves(address)
+        return cls(store, f"{FIRST}{next(_worlds)}", rank, size, timeout, token=token, known=address,
+                   named=named, needs_ucx=True, by_ucx=by_ucx)
+
+    @classmethod
+    def regrouped(cls, place: Place, timeout: float, *, by_ucx: bool = False) -> StoreLink:
+        """Return the link of a new group of ranks. A collective call."""
+        return cls(place.store, f"regrouped {fingerprint(place.token)}", place.rank, place.size, timeout,
+                   token=place.token, known=place.known, named=place.named, needs_ucx=True, by_ucx=by_ucx)
 
     def _part(self, name: str, rank: int, size: int) -> StoreLink:
-        return StoreLink(self._store, f"{self._name}/{name}", rank, size, self._timeout, needs_ucx=self._needs_ucx,
-                         by_ucx=self._by_ucx)
+        return StoreLink(self._store, f"{self._name}/{name}", rank, size, self._timeout, token=self._token,
+                         needs_ucx=self._needs_ucx, by_ucx=self._by_ucx)
 
     def aborted(self) -> Mapping[int, int]:
         self._aborted |= self.wire.aborted({*range(self.place.size)} - {self.place.rank, *self._aborted})
@@ -287,6 +322,7 @@ class StoreLink(Link):
         return found
 
     def free(self) -> None:
+        super().free()
         if self.processes.watch is not None:
             self.processes.watch.close()
 
@@ -294,7 +330,7 @@ class StoreLink(Link):
 class LocalLink(Link):
     """The link of ranks that are threads of one process; a message is copied once, from array to array."""
 
-    def __init__(self, rank: int, hub: _Hub, timeout: float) -> None:
+    def __init__(self, rank: int, hub: ThreadHub, timeout: float) -> None:
         self.place = RankTopology.of(rank, ["here"] * hub.size)
         self.wire, self.points = (ThreadMessages(rank, mail) for mail in hub.mail)
         self.processes = RankThreads(hub.used)
@@ -305,14 +341,25 @@ class LocalLink(Link):
     @classmethod
     def all(cls, size: int, timeout: float) -> list[LocalLink]:
         """Return the links of `size` ranks, in rank order."""
-        hub = _Hub(size)
+        hub = ThreadHub(size)
         return [cls(rank, hub, timeout) for rank in range(size)]
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         return self._hub.mail[1].seen(source, self.place.rank, tag)
 
+    def aborted(self) -> Mapping[int, int]:
+        return self._hub.failed
+
     def _part(self, name: str, rank: int, size: int) -> LocalLink:
         return LocalLink(rank, self._hub.part(name, size), self._timeout)
+
+    def stay(self) -> None:
+        """Announce `survivors`, before this rank closes the communicator."""
+        self._hub.stay(self.place.rank)
+
+    def survivors(self, timeout: float) -> LocalLink:
+        """Return the link of the ranks left, once each other rank has closed or has come here; a collective call."""
+        return self._part(*self._hub.survivors(self.place.rank, timeout, self.processes.ended))
 
     def used_by(self, threads: Callable[[], set[int]]) -> None:
         """Set the function returning the system's numbers of the threads of this rank's last calls."""
@@ -321,40 +368,4 @@ class LocalLink(Link):
     def close(self, release: Callable[[bool], None], *, failed: bool) -> None:
         """Leave without waiting. The last rank to leave calls each rank's `release` with whether any rank failed."""
         self._hub.used.pop(self.place.rank, None)
-        self._hub.close(release, failed)
-
-
-class _Hub:
-    """State shared by the threads of one `init_local`: mail, a store, parts, and the ranks that have left."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.mail = (Mailbox(), Mailbox())
-        self.store = MemoryStore()
-        self.used: dict[int, Callable[[], set[int]]] = {}  # by rank, see `LocalLink.used_by`
-        self._lock = threading.Lock()
-        self._parts: dict[str, list[_Hub]] = {}  # by name: one reference for each rank still to come
-        self._releases: list[Callable[[bool], None]] = []  # of the ranks that have left
-        self._has_failed = False
-
-    def part(self, name: str, size: int) -> _Hub:
-        """Return the hub of a part, the same object for all its ranks."""
-        with self._lock:
-            # The first rank makes the hub. The last one drops the name, so that the hub lives as long as its links.
-            left = self._parts.setdefault(name, [_Hub(size)] * size)
-            hub = left.pop()
-            if not left:
-                del self._parts[name]
-            return hub
-
-    def close(self, release: Callable[[bool], None], failed: bool) -> None:
-        """Note a rank that leaves; see `LocalLink.close`."""
-        # Threads may close at the same time: exactly one must see that all ranks have left.
-        with self._lock:
-            self._releases.append(release)
-            self._has_failed |= failed
-            if len(self._releases) < self.size:
-                return
-        # Only the last rank comes here, so no lock: a release may take long.
-        while self._releases:
-            self._releases.pop(0)(self._has_failed)
+        self._hub.close(self.place.rank, release, failed)

@@ -89,7 +89,7 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     for name, (code, known) in CHOICES.items():
         if said[name] not in (None, *known):
             raise ArgumentError(f"{name}={said[name]!r} is not known{nearest(said[name], known)}", code=code)
-    timeout = Options().timeout if said["timeout"] is None else _seconds(said["timeout"])
+    timeout = Options().timeout if said["timeout"] is None else seconds_of(said["timeout"])
     deterministic = given.get("deterministic", False)
     is_exact = isinstance(deterministic, str) and deterministic == "exact"
     if not is_exact and not isinstance(deterministic, bool | numpy.bool_):
@@ -108,7 +108,8 @@ def _device(device: Any) -> str | int | None:
     return int(text)
 
 
-def _seconds(value: Any) -> float:
+def seconds_of(value: Any) -> float:
+    """Return a timeout as a number of seconds; ArgumentError unless positive."""
     try:
         seconds = float(value) if isinstance(value, numbers.Real | str) and not isinstance(value, bool) else 0.0
     except (ValueError, OverflowError):

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
             sys.stderr.write(f"{PROGRAM}: {launchers.SECRET} is not set, so any process that reaches {host}:{port} may "
                              "join the job; set the same secret on all hosts\n")
         return standalone.Job(lambda parent: _rank_command(job, f"--parent={parent}", ""), own,
-                              tag=job.tag_output).run()
+                              tag=job.tag_output, survive=job.survive).run()
     mpiexec = launchers.find_mpiexec()
     if mpiexec is None:
         sys.stderr.write(f"{PROGRAM}: no mpiexec beside this Python or on the PATH: pip install 'gpucoll[mpich]', or "
@@ -63,6 +63,9 @@ def parser() -> Parser:
                              "where it has one, else cpu")
     flags.add_argument("--hosts", type=_hosts, default=(), metavar="a,b", help="where to run; without it, here")
     flags.add_argument("--standalone", action="store_true", help="on this host without MPI")
+    flags.add_argument("--survive", action="store_true",
+                       help="without MPI: a rank that fails does not end the others, and the status is 0 if any rank "
+                            "ends well")
     flags.add_argument("--nnodes", type=_whole, metavar="N",
                         help="on N hosts without MPI: start this command on each host, with the same -n")
     flags.add_argument("--node-rank", "--node_rank", type=_whole, metavar="K", help="this host's number, from 0")
@@ -82,6 +85,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser().parse_args(list(arguments))
     if options.standalone and options.hosts:
         refuse(PROGRAM, "--standalone is for this host, and --hosts for MPI: give only one option")
+    if options.survive and not (options.standalone or options.nnodes):
+        refuse(PROGRAM, "--survive is for ranks without MPI: give --standalone or --nnodes")
     several = [options.nnodes, options.node_rank, options.rendezvous]
     if several != [None] * 3 and (None in several or options.standalone or options.hosts):
         refuse(PROGRAM, "--nnodes, --node-rank and --rendezvous go together, without --standalone and --hosts")

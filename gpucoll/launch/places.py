@@ -71,8 +71,8 @@ def named_place(store: str, rank: int | None, size: int | None,
     >>> named_place("tcp://a:29400", 1, 4, {"GPUCOLL_SECRET": "s"})
     StorePlace(rank=1, size=4, token='s', address=('a', 29400))
     """
-    found = re.fullmatch(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^/:\[\]]+):(\d{1,5})", store)
-    if found is None or int(found[2]) > MOST_PORT:
+    address = address_of(store)
+    if address is None:
         raise UsageError(f"init: store={store!r} is not of the form tcp://host:port", code="GC-STORE")
     process = started(environment)
     numbers = []
@@ -86,8 +86,17 @@ def named_place(store: str, rank: int | None, size: int | None,
         numbers.append(int(number))
     if not 0 <= numbers[0] < numbers[1]:
         raise UsageError(f"init: rank {numbers[0]} is not one of {numbers[1]} ranks", code="GC-STORE")
-    return StorePlace(numbers[0], numbers[1], environment.get(SECRET) or store,
-                      (found[1].strip("[]"), int(found[2])))
+    return StorePlace(numbers[0], numbers[1], environment.get(SECRET) or store, address)
+
+
+def address_of(text: object) -> tuple[str, int] | None:
+    """Return host and port of a text "tcp://host:port"; None for any other.
+
+    >>> address_of("tcp://[::1]:29400"), address_of("a:29400")
+    (('::1', 29400), None)
+    """
+    found = re.fullmatch(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^/:\[\]]+):(\d{1,5})", text) if isinstance(text, str) else None
+    return (found[1].strip("[]"), int(found[2])) if found is not None and int(found[2]) <= MOST_PORT else None
 
 
 def announced(place: StorePlace, timeout: float, environment: Mapping[str, str]) -> StorePlace:

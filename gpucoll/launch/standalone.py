@@ -58,9 +58,11 @@ class Job:
     """The ranks of a job; `command` returns a rank's command line, given the text of `Parent`."""
 
     def __init__(self, command: Callable[[str], Sequence[str]], variables: Sequence[Mapping[str, str]], *,
-                 tag: bool) -> None:
+                 tag: bool, survive: bool = False) -> None:
         # `variables` are the environment variables of each rank; with `tag`, each line of output begins with the rank.
-        self._command, self._variables, self._tag = command, variables, tag
+        # With `survive` a rank that fails does not end the others.
+        self._command, self._variables, self._tag, self._survive = command, variables, tag, survive
+        self._lost, self._ends_well = 0, False  # the status of the first rank lost; whether any rank has ended well
         self._status: int | None = None  # the job's exit status, once decided
         self._waiting: set[int] = set()  # ranks ended by an exception and waiting to be killed
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}  # the ranks alive
@@ -81,7 +83,7 @@ class Job:
             late = time.monotonic() + DRAIN
             for thread in outputs:
                 thread.join(max(0.0, late - time.monotonic()))
-        return self._status or 0
+        return self._status or (0 if self._ends_well else self._lost)
 
     def _start(self) -> list[threading.Thread]:
         """Start all ranks; return the threads that copy the ranks' output."""
@@ -127,15 +129,22 @@ class Job:
         os.close(handle)
         process = self._ranks.pop(rank)
         # Kill before `wait`: until then the process number cannot be taken by another process.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        self._kill(process.pid)
         status = process.wait()
+        self._ends_well |= status == 0
         if status != 0 and self._status is None:
             how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            if rank in self._waiting:  # killed here
+                how, status = "was ended by an exception", 1
             self._fail(rank, process.pid, how, 128 - status if status < 0 else status)
         self._kill_where_all_wait()
         if not self._ranks:
             self._loop.stop()
+
+    @staticmethod
+    def _kill(group: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
     def _take_reports(self, pipe: int) -> None:
         words = os.read(pipe, 4096)
@@ -145,8 +154,10 @@ class Job:
         for number in array("i", words):
             rank = max(number, ~number)
             self._waiting.add(rank)
-            if number >= 0 and self._status is None:
-                process = self._ranks.get(rank)
+            process = self._ranks.get(rank)
+            if self._survive and process:
+                self._kill(process.pid)  # its end is the failure
+            elif number >= 0 and self._status is None:
                 self._fail(rank, process.pid if process else 0, "was ended by an exception", 1)
         self._kill_where_all_wait()
 
@@ -156,6 +167,11 @@ class Job:
             self._signal(signal.SIGKILL)
 
     def _fail(self, rank: int, process: int, how: str, status: int) -> None:
+        if self._survive:
+            self._lost = self._lost or status
+            sys.stderr.write(f"gpucoll run: rank {rank} (process {process}) {how}; the other ranks go on\n")
+            sys.stderr.flush()
+            return
         others = "; the other ranks are ended" if self._ranks.keys() - {rank} else ""
         sys.stderr.write(f"gpucoll run: rank {rank} (process {process}) {how}{others}\n")
         sys.stderr.flush()

@@ -3,6 +3,7 @@
     data_parallel    gradients averaged over ranks
     zero             training state divided over ranks; uses shards, layers and checkpoint
     server           parameter servers
+    resuming         training after ranks were lost or have joined
     optimizers       SGD, Adam, AdamW
     sampler          a rank's share of the samples
     layout           global arrays over a mesh of ranks; uses mesh and redistribution
@@ -16,9 +17,11 @@ from gpucoll.training.data_parallel import DataParallel
 from gpucoll.training.layout import Linear, ShardedArray, matmul, plan, redistribute, shard
 from gpucoll.training.mesh import Mesh
 from gpucoll.training.optimizers import SGD, Adam, AdamW
+from gpucoll.training.resuming import resume
 from gpucoll.training.sampler import Sampler
 from gpucoll.training.server import ParameterServer
 from gpucoll.training.zero import ZeRO
 
 __all__ = ["SGD", "Adam", "AdamW", "Cast", "DataParallel", "Exact", "Int8", "Linear", "Mesh", "ParameterServer",
-           "Policy", "PowerSGD", "Sampler", "ShardedArray", "TopK", "ZeRO", "matmul", "plan", "redistribute", "shard"]
+           "Policy", "PowerSGD", "Sampler", "ShardedArray", "TopK", "ZeRO", "matmul", "plan", "redistribute", "resume",
+           "shard"]

@@ -23,8 +23,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeGuard
 
 from gpucoll.errors import BackendError
 from gpucoll.version import __version__
@@ -34,6 +34,7 @@ MOST_JSON, MOST_BYTES = 1 << 16, 1 << 31  # reject longer frames before reading:
 GREETING = 10.0  # seconds for a whole greeting: long for a busy host, bounded so that strangers go away
 # Greetings in progress at a time, besides one per rank: each holds a thread and a file descriptor.
 STRANGERS = 32
+GUEST = -1  # in the place of the rank: a process that waits for a place in a new communicator
 GRACE = 0.25  # seconds guaranteed to a greeting, even if other connections wait for a place
 POLL_INTERVAL = 1e-2  # seconds between two tries of something that failed for the moment
 
@@ -57,6 +58,7 @@ class Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._came = bytearray()  # bytes received of the next frame
         self._sending = threading.Lock()  # frames of several threads must not interleave
+        self.pad = b""  # of a guest's connection: known to both ends alone, see `pad_of`
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:
         """Send a frame, a JSON object and bytes; any thread may call this."""
@@ -116,8 +118,11 @@ class Connection:
         _, user, _ = struct.unpack("3i", self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return int(user) == os.geteuid()
 
-    def join(self, rank: int, size: int, token: str, timeout: float) -> dict[str, Any]:
-        """Greet rank 0 and return the welcome frame; StoreError if either end rejects the other."""
+    def join(self, rank: int, size: int, token: str, timeout: float, **more: Any) -> dict[str, Any]:
+        """Greet rank 0 and return the welcome frame; StoreError if either end rejects the other.
+
+        `more` goes into the greeting: the words of a guest (see `gpucoll.transport.doors`).
+        """
         # Rank 0 sends a nonce; this rank answers with a nonce and a proof; rank 0 answers with a proof.
         deadline = time.monotonic() + timeout
         if not self.is_own_users():
@@ -127,7 +132,8 @@ class Connection:
             raise StoreError("init: the process at the address of rank 0 is not gpucoll's rank 0: no nonce came")
         nonces = asked, secrets.token_hex(16)
         self.send({"rank": rank, "size": size, "version": __version__, "nonce": nonces[1],
-                   "proof": proof(token, "rank", rank, nonces)})
+                   "proof": proof(token, "rank", rank, nonces), **more})
+        self.pad = pad_of(token, nonces)
         welcome = self.read(0, deadline)[0]
         if "error" in welcome:
             raise refused(welcome)
@@ -151,6 +157,11 @@ def proof(token: str, end: str, rank: int, nonces: tuple[str, str]) -> str:
     return hmac.new(token.encode(), f"{end} {rank} {' '.join(nonces)}".encode(), "sha256").hexdigest()
 
 
+def pad_of(token: str, nonces: tuple[str, str]) -> bytes:
+    """Return 32 bytes that only both ends of a greeting know, to hide another secret once."""
+    return hmac.new(token.encode(), f"pad {' '.join(nonces)}".encode(), "sha256").digest()
+
+
 def _is_nonce(given: object) -> TypeGuard[str]:
     return isinstance(given, str) and re.fullmatch("[0-9a-f]{32}", given) is not None
 
@@ -160,17 +171,29 @@ def _same(given: object, right: str) -> bool:
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), right.encode())
 
 
+class Receiver(Protocol):
+    """Receives the guests of a hub."""
+
+    def token(self, greeting: Mapping[str, Any]) -> str | None:
+        """Return the secret of the guest with this greeting, not yet proved; None if no such guest is expected."""
+
+    def receive(self, connection: Connection, greeting: Mapping[str, Any]) -> None:
+        """Keep a proved guest until the connection ends; called in the connection's thread."""
+
+
 class Hub:
     """Rank 0's end of all connections, with a thread per connection. `gone` holds the ranks with a broken connection.
 
     `answer` takes a frame of a rank (at most `most` bytes besides the JSON) and returns the answer, or None. `lost` is
-    called after a rank was added to `gone`. Other threads call both.
+    called after a rank was added to `gone`. Other threads call both. `own` is the rank of this process. `guests`
+    receives the processes that come as guests; without `guests` the hub has none.
     """
 
     def __init__(self, size: int, token: str, answer: Callable[[int, Frame], Frame | None],
-                 lost: Callable[[], None] = lambda: None, most: int = 0) -> None:
+                 lost: Callable[[], None] = lambda: None, most: int = 0, own: int = 0,
+                 guests: Receiver | None = None) -> None:
         self.gone: set[int] = set()
-        self._size, self.token = size, token
+        self._size, self.token, self._own, self._guests = size, token, own, guests
         self._answer, self._lost, self._most = answer, lost, most
         self._here: dict[int, Connection] = {}  # the connected ranks
         self._unproved: dict[Connection, float] = {}  # greetings in progress, and their start times; the oldest first
@@ -278,12 +301,16 @@ class Hub:
             raise StoreError("the greeting is not of this version of gpucoll: the rank or the nonce is missing; start "
                              "all ranks alike")
         nonces = nonce, answered
+        token = self._guests.token(head) if rank == GUEST and self._guests else self.token
         # Check the proof first: the errors below name versions and sizes, and so go to ranks of this job only.
-        if not _same(head.get("proof"), proof(self.token, "rank", rank, nonces)):
+        if token is None or not _same(head.get("proof"), proof(token, "rank", rank, nonces)):
             raise StoreError("this process has another token, and so belongs to another job")
+        # A guest has no rank here yet, so none of the checks below applies.
+        if rank == GUEST and self._guests is not None:
+            self._welcome(connection, head, token, nonces)
         unfit = StoreError(f"its rank is not in 1..{self._size - 1}, or is taken; RANK must differ between "
                            "processes, and WORLD_SIZE must be the number of processes")
-        if not 0 < rank < self._size:
+        if rank == self._own or not 0 <= rank < self._size:
             raise unfit
         if head.get("version") != __version__ or size != self._size:
             raise StoreError(f"rank {rank} counts {size} ranks of gpucoll {head.get('version')}, rank 0 "
@@ -299,6 +326,26 @@ class Hub:
             self._here[rank] = connection
             self._changed.notify_all()
         return rank
+
+    def _welcome(self, connection: Connection, head: dict[str, Any], token: str, nonces: tuple[str, str]) -> None:
+        """Welcome a guest, and hand the guest over until the connection ends; raises EOFError then."""
+        assert self._guests is not None
+        if head.get("version") != __version__:
+            raise StoreError(f"this process has gpucoll {head.get('version')}, and the ranks have {__version__}")
+        # Before the answer: the guest may be invited by another thread as soon as `receive` has it.
+        connection.pad = pad_of(token, nonces)
+        connection.send({"proof": proof(token, "hub", GUEST, nonces)})
+        with self._changed:
+            connection.socket.settimeout(None)
+            del self._unproved[connection]  # a guest may wait for long
+            self._changed.notify_all()
+        self._guests.receive(connection, head)
+        raise EOFError
+
+    def lose(self, rank: int) -> None:
+        """Count a rank that never came as gone, unless the rank is connected."""
+        with self._changed:
+            self.gone.update({rank} - self._here.keys())
 
     def broadcast(self, head: dict[str, Any], *, last: bool = False) -> None:
         """Send a frame to all connected ranks; after the `last` frame, broken connections no longer count as deaths."""

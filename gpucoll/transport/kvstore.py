@@ -22,6 +22,7 @@ from typing import Any
 
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.transport.connections import MOST_BYTES, POLL_INTERVAL, Connection, Frame, Hub, StoreError, refused
+from gpucoll.transport.guests import GUESTS
 from gpucoll.transport.rendezvous import becomes
 
 # Seconds before a `get` without an answer counts as "no such key": if rank 0 is stopped, the caller's own deadline and
@@ -36,6 +37,7 @@ class KeyStore:
     """The interface of a store shared by all ranks. `foreign` lists the exceptions raised by the methods."""
 
     foreign: tuple[type[Exception], ...] = (StoreError,)
+    host = ""  # the name or number of this host in the network of the ranks; "" if all ranks are on this host
 
     def set(self, key: str, value: bytes) -> None:
         """Store `value` under `key`."""
@@ -93,7 +95,7 @@ def socket_name(token: str) -> str:
 Address = tuple[str, int]  # a host's name or number, and a TCP port
 
 
-def _listener(token: str, address: Address | None) -> socket.socket:
+def listener_at(token: str, address: Address | None) -> socket.socket:
     """Return a socket bound to rank 0's `address`, or without an address to the abstract name of the job."""
     if address is None:
         listener = socket.socket(socket.AF_UNIX)
@@ -119,18 +121,20 @@ def _listener(token: str, address: Address | None) -> socket.socket:
 
 
 class StoreServer(MemoryStore):
-    """The store of `size` ranks, held and used by rank 0."""
+    """The store of `size` ranks, held and used by rank `own`: rank 0, or after a regrouping any rank."""
 
-    def __init__(self, size: int, token: str, address: Address | None = None) -> None:
+    def __init__(self, size: int, token: str, address: Address | None = None, own: int = 0) -> None:
         super().__init__()
         try:
-            listener = _listener(token, address)
+            listener = listener_at(token, address)
         except OSError as error:
             where = "of this host" if address is None else f"{address[0]}:{address[1]}"
             why = ": another job, or another process with RANK=0, has the same place; give each job a separate port" \
                 if error.errno == errno.EADDRINUSE else ""
             raise StoreError(f"init: rank 0 cannot open the place {where} where ranks meet ({error}){why}") from error
-        self.hub = Hub(size, token, self._answer, most=MOST_BYTES)
+        self.host = "" if address is None else address[0]
+        self.port = 0 if address is None else int(listener.getsockname()[1])
+        self.hub = Hub(size, token, self._answer, most=MOST_BYTES, own=own, guests=GUESTS)
         self.drop = self.hub.drop
         # Last: from here on, other threads call `_answer`, which needs `hub`.
         self.hub.serve(listener)
@@ -181,6 +185,8 @@ class StoreClient(KeyStore):
             except (OSError, EOFError) as error:
                 raise _unreachable(error) from None
             undo.pop_all()
+        own = "" if address is None else str(self._connection.socket.getsockname()[0])
+        self.host = address[0] if address and (own == "::1" or own.startswith("127.")) else own
 
     def _call(self, call: str, key: str, body: bytes = b"", patience: float | None = None, **given: Any) -> Frame:
         """Send a request to rank 0 and return the answer.
@@ -294,6 +300,19 @@ def open_store(rank: int, size: int, token: str, timeout: float, address: Addres
     if key not in _open:
         _open[key] = StoreClient(rank, size, token, timeout, address) if rank else StoreServer(size, token, address)
     return _open[key]
+
+
+def host_store(rank: int, size: int, token: str, host: str) -> tuple[StoreServer, Address]:
+    """Open a store at a free port of this host, named `host`, on rank `rank`; return the store and the address."""
+    store = StoreServer(size, token, (host, 0), own=rank)
+    _open[token, (host, store.port)] = store
+    return store, (host, store.port)
+
+
+def reach_store(rank: int, size: int, token: str, timeout: float, address: Address) -> StoreClient:
+    """Return the store opened by `host_store` at `address` on another rank; `rank` is this process'."""
+    store = _open[token, address] = StoreClient(rank, size, token, timeout, address)
+    return store
 
 
 def linger_at_most(seconds: float) -> None:

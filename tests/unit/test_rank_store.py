@@ -175,7 +175,10 @@ def test_a_rank_that_does_not_come_is_named():
 def test_a_link_of_one_needs_no_other_process():
     link = StoreLink.world(places.StorePlace(0, 1, ""), 60.0)
     assert link.place == (0, 1, 0, 1, (0,))
-    assert link.split(0, 0).place.size == 1
+    part = link.split(0, 0)
+    assert part.place.size == 1
+    part.free()
+    link.free()
 
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "5"}

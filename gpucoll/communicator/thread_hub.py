@@ -1,0 +1,83 @@
+"""State shared by the ranks of a communicator that are threads of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from gpucoll.errors import CollectiveTimeout, listed
+from gpucoll.health.guard import FAILED
+from gpucoll.transport.kvstore import MemoryStore
+from gpucoll.transport.mailbox import Mailbox
+
+WAIT = 0.05  # seconds between two looks for ranks without a thread
+
+
+class ThreadHub:
+    """State shared by the threads of one `init_local`: mail, a store, parts, and the ranks that have left."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.mail = (Mailbox(), Mailbox())
+        self.store = MemoryStore()
+        self.used: dict[int, Callable[[], set[int]]] = {}  # by rank, see `LocalLink.used_by`
+        self._changed = threading.Condition()  # guards the fields below; notified when a rank leaves or survives
+        self._parts: dict[str, list[ThreadHub]] = {}  # by name: one reference for each rank still to come
+        self._releases: list[Callable[[bool], None]] = []  # of the ranks that have left
+        self._has_failed = False
+        self._left: set[int] = set()
+        self.failed: dict[int, int] = {}  # the ranks that have left after a failure, see `health.guard`; replaced whole
+        self._survivors: set[int] = set()
+        self._rest: list[int] | None = None  # the survivors, once all have come
+
+    def stay(self, rank: int) -> None:
+        """Note a rank that survives."""
+        with self._changed:
+            self._survivors.add(rank)
+            self._changed.notify_all()
+
+    def survivors(self, rank: int, timeout: float, ended: Callable[[], Collection[int]]) -> tuple[str, int, int]:
+        """Return name, rank and size of the part of the survivors; CollectiveTimeout if a rank does not come."""
+        deadline, everyone = time.monotonic() + timeout, {*range(self.size)}
+        with self._changed:
+            while self._rest is None:
+                late = everyone - self._survivors - self._left - {*ended()}
+                if not late:
+                    self._rest = sorted(self._survivors)
+                elif time.monotonic() > deadline:
+                    self._survivors.discard(rank)
+                    raise CollectiveTimeout(f"shrink: waited {timeout:g} s for ranks {listed(sorted(late))}, which "
+                                            "live and do not come", ranks=tuple(sorted(late)))
+                else:
+                    self._changed.wait(WAIT)
+            self._changed.notify_all()
+            if rank not in self._rest:
+                raise CollectiveTimeout("shrink: the other ranks went on without this late rank", ranks=(rank,))
+            return f"survivors {self._rest}", self._rest.index(rank), len(self._rest)
+
+    def part(self, name: str, size: int) -> ThreadHub:
+        """Return the hub of a part, the same object for all its ranks."""
+        with self._changed:
+            # The first rank makes the hub. The last one drops the name, so that the hub lives as long as its links.
+            left = self._parts.setdefault(name, [ThreadHub(size)] * size)
+            hub = left.pop()
+            if not left:
+                del self._parts[name]
+            return hub
+
+    def close(self, rank: int, release: Callable[[bool], None], failed: bool) -> None:
+        """Note a rank that leaves; see `LocalLink.close`."""
+        # Threads may close at the same time: exactly one must see that all ranks have left.
+        with self._changed:
+            self._left.add(rank)
+            if failed:
+                self.failed = {**self.failed, rank: FAILED}
+            self._changed.notify_all()
+            self._releases.append(release)
+            self._has_failed |= failed
+            if len(self._releases) < self.size:
+                return
+        # Only the last rank comes here, so no lock: a release may take long.
+        while self._releases:
+            self._releases.pop(0)(self._has_failed)

@@ -1,0 +1,341 @@
+"""New groups of ranks: survivors after a failure, members with newcomers.
+
+The ranks go as guests to the door of a single rank, the leader (`gpucoll.transport.doors`). The leader decides the new
+ranks, opens a new store, and tells each guest its place. After a failure the leader is the lowest rank alive. When a
+group grows, the leader is the rank whose process lets newcomers in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpucoll.errors import (
+    CollectiveTimeout,
+    GpucollError,
+    MismatchError,
+    RankFailedError,
+    UsageError,
+    listed,
+    minority,
+)
+from gpucoll.launch.launchers import SECRET
+from gpucoll.launch.places import address_of
+from gpucoll.transport.connections import GREETING, StoreError
+from gpucoll.transport.doors import Answer, ask, ask_for_a_place, door, holds
+from gpucoll.transport.guests import ASKS, GUESTS, NEWCOMERS, Guest
+from gpucoll.transport.kvstore import Address, KeyStore, StoreServer, host_store, reach_store
+
+LOOK = 0.05  # seconds between two looks for dead ranks while guests are awaited
+ANSWERS = 5.0  # seconds beyond the leader's deadline in which the leader tells its error
+
+
+class Membership(NamedTuple):
+    """The data by which the ranks of a communicator find each other again.
+
+    `key` is the communicator's; `token` proves its ranks. `doors` has an address per rank. `known` is the address given
+    by the user; with `named` the address is the secret if there is no other. The process of rank `keeper` lets
+    newcomers in at `address`. Newcomers prove `secret`; without a secret they are refused. `host` names this host in
+    the network of the ranks.
+    """
+
+    key: str
+    token: str
+    rank: int
+    doors: tuple[Address, ...]
+    known: Address | None
+    named: bool
+    keeper: int
+    address: Address
+    secret: str | None
+    host: str
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.doors)
+
+    def leave(self) -> None:
+        """Tell the other ranks, once these regroup, that this rank does not take part."""
+        GUESTS.leave(self.key)
+        door(self.host).serve()
+
+    def free(self) -> None:
+        """Forget the communicator: no rank will regroup."""
+        GUESTS.expect(self.key, None)
+        door(self.host, -1)
+
+
+class Offer(NamedTuple):
+    """This rank's part in the making of a `Membership`, gathered from all ranks."""
+
+    door: Address
+    holds: bool  # whether newcomers come to this process at the known address
+    nonce: str
+
+
+def let_in(known: Address | None, *, named: bool) -> str | None:
+    """Let newcomers in at this process' ports, and return their secret; None if there is none.
+
+    With `named` the known address is itself the secret if there is no GPUCOLL_SECRET, as for the first ranks.
+    """
+    secret = os.environ.get(SECRET) or (text_of(known) if named and known is not None else None)
+    GUESTS.expect(NEWCOMERS, secret)
+    return secret
+
+
+def offer(known: Address | None, host: str, *, named: bool, may_hold: bool) -> Offer:
+    """Return this rank's part; with `may_hold` the process takes over the known address if no process has it."""
+    if known is not None and may_hold:
+        let_in(known, named=named)  # before the port is open: a newcomer may be waiting
+    return Offer(door(host, 1).address, known is not None and may_hold and holds(known), secrets.token_hex(16))
+
+
+def membership(rank: int, everyone: Sequence[Any], token: str, host: str, known: Address | None = None, *,
+               named: bool = False) -> Membership:
+    """Return the membership made of the `Offer`s of all ranks; `named` as in `let_in`."""
+    offers = [Offer(tuple(place), has, nonce) for place, has, nonce in everyone]  # lists from JSON
+    keepers = [one for one, given in enumerate(offers) if given.holds]
+    keeper = keepers[0] if keepers else 0
+    address = known if keepers and known is not None else offers[0].door
+    # By the environment of this rank alone: `grow` compares the ranks.
+    secret = let_in(known if keepers else None, named=named)
+    made = Membership(offers[0].nonce, hmac.new(token.encode(), offers[0].nonce.encode(), "sha256").hexdigest(), rank,
+                      tuple(given.door for given in offers), known, named, keeper, address, secret, host)
+    GUESTS.expect(made.key, made.token)
+    return made
+
+
+def text_of(address: Address) -> str:
+    """Return an address in the form of `gpucoll.join`.
+
+    >>> text_of(("::1", 29400))
+    'tcp://[::1]:29400'
+    """
+    return f"tcp://[{address[0]}]:{address[1]}" if ":" in address[0] else f"tcp://{address[0]}:{address[1]}"
+
+
+class Place(NamedTuple):
+    """This process' place in a new group: rank, size, the open store, the group's secret, the options in JSON."""
+
+    rank: int
+    size: int
+    store: KeyStore
+    token: str
+    known: Address | None
+    named: bool
+    options: list[Any]
+
+
+# ---------------------------------------------------------------- a guest's side
+
+_TOLD: Mapping[Any, type[GpucollError]] = {kind.__name__: kind for kind in (CollectiveTimeout, RankFailedError)}
+
+
+def place_of(found: Answer, timeout: float) -> Place:
+    """Return the place told by the leader, with the store opened; raise the leader's error."""
+    frame = found.frame
+    with contextlib.closing(found.connection.socket):  # closed once the store is open: the leader waits for either
+        if "raise" in frame:
+            kind = _TOLD.get(frame["raise"], GpucollError)
+            raise kind(str(frame["text"]), code=str(frame["code"]), ranks=tuple(map(int, frame["ranks"])))
+        try:
+            rank, size, known = int(frame["rank"]), int(frame["size"]), frame["known"]
+            address: Address = (str(frame["host"]), int(frame["port"]))
+            token = found.secret()
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"the leader's answer is not of this version of gpucoll: {error!r}") from None
+        store = reach_store(rank, size, token, timeout, address)
+        return Place(rank, size, store, token, (str(known[0]), int(known[1])) if known else None,
+                     frame["named"] is True, frame["options"])
+
+
+def _follow(ranks: Membership, leader: int, deadline: float, timeout: float, call: str) -> Place | None:
+    """Return the place told by the rank `leader`; None if that rank has ended or left."""
+    try:
+        found = ask(ranks.doors[leader], ranks.key, ranks.token, deadline + ANSWERS, ranks.rank)
+    except CollectiveTimeout:
+        raise CollectiveTimeout(f"{call}: rank {leader} did not come within {deadline - time.monotonic():.0f} s of the "
+                                "deadline", ranks=(leader,)) from None
+    if found is not None and "left" in found.frame:
+        found.connection.socket.close()
+        return None
+    return None if found is None else place_of(found, timeout)
+
+
+def newcomer(store: str, timeout: float) -> Place:
+    """Return the place of a newcomer at the ranks of `store`; CollectiveTimeout if these do not grow."""
+    address = address_of(store)
+    if address is None:
+        raise UsageError(f"join: {store!r} is not of the form tcp://host:port", code="GC-STORE")
+    try:
+        found = ask_for_a_place(address, os.environ.get(SECRET) or text_of(address), time.monotonic() + timeout)
+    except CollectiveTimeout as error:
+        raise CollectiveTimeout(f"join: waited {timeout:g} s for the ranks at {store} to grow: "
+                                f"{error.args[0]}") from None
+    except StoreError as error:
+        raise StoreError(f"join: the ranks at {store} refused this process: {error.args[0]}; give newcomers the same "
+                         f"{SECRET} as the ranks") from None
+    return place_of(found, timeout)
+
+
+# ---------------------------------------------------------------- the leader's side
+
+
+class _Roll:
+    """The leader's roll of the other ranks: come, gone, or awaited."""
+
+    def __init__(self, ranks: Membership, gone: Collection[int], ended: Callable[[], Collection[int]],
+                 deadline: float) -> None:
+        self._ranks, self._ended, self._deadline = ranks, ended, deadline
+        self.gone = set(gone)  # ranks dead or left
+        self._asked: set[int] = set()
+        door(ranks.host).serve()
+
+    def come(self) -> dict[int, Guest]:
+        """Return the ranks that have come."""
+        found = {guest.rank: guest for guest in GUESTS.here(self._ranks.key) if guest.rank != ASKS}
+        return {rank: guest for rank, guest in found.items() if rank not in self.gone and 0 <= rank < self._ranks.size}
+
+    def awaited(self) -> set[int]:
+        """Return the ranks neither come nor gone."""
+        here = self.come().keys()
+        self.gone |= set(self._ended()) - here
+        left = {*range(self._ranks.size)} - {self._ranks.rank} - self.gone - here
+        for rank in left - self._asked:
+            # The rank may be dead on another host, or may have left: its door tells.
+            self._asked.add(rank)
+            threading.Thread(target=self._look, args=[rank], name="gpucoll regroup", daemon=True).start()
+        return left
+
+    def _look(self, rank: int) -> None:
+        found: Answer | None = None
+        try:
+            found = ask(self._ranks.doors[rank], self._ranks.key, self._ranks.token, self._deadline)
+            if found is None or "left" in found.frame:
+                self.gone.add(rank)
+        except GpucollError:
+            pass  # the rank lives: the deadline decides
+        finally:
+            if found is not None:
+                found.connection.socket.close()
+
+
+def _invite(ranks: Membership, seats: Mapping[int, Guest], mine: int, size: int, options: Sequence[Any],
+            deadline: float) -> Place:
+    """Open the store of a new group and tell all guests their places; return this rank's own place, `mine`."""
+    secret = secrets.token_bytes(32)
+    store, (host, port) = host_store(mine, size, secret.hex(), ranks.doors[ranks.rank][0])
+    for rank, guest in seats.items():
+        guest.tell({"rank": rank, "size": size, "host": host, "port": port, "known": ranks.known,
+                    "named": ranks.named, "options": list(options), "sealed": guest.seal(secret)})
+    _await_arrivals(store, seats, deadline)
+    return Place(mine, size, store, secret.hex(), ranks.known, ranks.named, list(options))
+
+
+def _await_arrivals(store: StoreServer, seats: Mapping[int, Guest], deadline: float) -> None:
+    """Wait until each guest has opened the store or has ended; an ended guest counts as gone in the store."""
+    while time.monotonic() < deadline + GREETING:
+        here = GUESTS.stay(seats.values())
+        if not here:
+            break
+        GUESTS.wait(LOOK)
+    for rank in seats:
+        store.hub.lose(rank)
+
+
+def _refuse(guests: Collection[Guest], error: GpucollError) -> GpucollError:
+    """Tell an error to all guests, and return the error."""
+    for guest in guests:
+        guest.tell({"raise": type(error).__name__, "text": error.args[0], "code": error.code,
+                    "ranks": list(error.ranks)})
+    return error
+
+
+# ---------------------------------------------------------------- the calls
+
+
+def survivors(ranks: Membership, ended: Callable[[], Collection[int]], timeout: float,
+              options: Sequence[Any]) -> Place:
+    """Return this rank's place among the ranks that are left; a collective call of these ranks.
+
+    `ended` returns the ranks known to be dead. Raises CollectiveTimeout if a living rank does not come.
+    """
+    deadline, gone = time.monotonic() + timeout, set[int]()
+    for leader in range(ranks.rank):
+        place = None if leader in ended() else _follow(ranks, leader, deadline, timeout, "shrink")
+        if place is not None:
+            return place
+        gone.add(leader)
+    roll = _Roll(ranks, gone, ended, deadline)
+    while awaited := roll.awaited():
+        if time.monotonic() > deadline:
+            raise _refuse(roll.come().values(), CollectiveTimeout(
+                f"shrink: waited {timeout:g} s for ranks {listed(sorted(awaited))}, which live and do not come",
+                ranks=tuple(sorted(awaited))))
+        GUESTS.wait(LOOK)
+    come = roll.come()
+    order = sorted([ranks.rank, *come])
+    seats = {order.index(rank): guest for rank, guest in come.items()}
+    return _invite(ranks, seats, order.index(ranks.rank), len(order), options, time.monotonic() + timeout)
+
+
+def grown(ranks: Membership, size: int, seats: Sequence[int], ended: Callable[[], Collection[int]], timeout: float,
+          options: Sequence[Any]) -> Place:
+    """Return this rank's place in a group of `size` ranks: member i has rank ``seats[i]``, newcomers the others.
+
+    A collective call of all members. Raises CollectiveTimeout after `timeout` seconds without enough newcomers, and
+    RankFailedError if a member dies, on every member.
+    """
+    deadline = time.monotonic() + timeout
+    if ranks.rank != ranks.keeper:
+        place = _follow(ranks, ranks.keeper, deadline, timeout, "grow")
+        if place is None:
+            raise RankFailedError(f"grow: rank {ranks.keeper} has ended", ranks=(ranks.keeper,))
+        return place
+    roll = _Roll(ranks, (), ended, deadline)
+    needed = size - ranks.size
+    while True:
+        awaited, newcomers = roll.awaited(), GUESTS.here(NEWCOMERS)
+        if not roll.gone and not awaited and len(newcomers) >= needed:
+            break
+        if roll.gone or time.monotonic() > deadline:
+            raise _refuse(roll.come().values(), _not_grown(roll.gone, awaited, needed, len(newcomers), ranks, timeout))
+        GUESTS.wait(LOOK)
+    free = [rank for rank in range(size) if rank not in seats]
+    guests = {seats[rank]: guest for rank, guest in roll.come().items()}
+    guests |= dict(zip(free, newcomers, strict=False))
+    return _invite(ranks, guests, seats[ranks.rank], size, options, deadline)
+
+
+def _not_grown(gone: Collection[int], awaited: Collection[int], needed: int, came: int, ranks: Membership,
+               timeout: float) -> GpucollError:
+    if gone:
+        return RankFailedError(f"grow: ranks {listed(sorted(gone))} have ended", ranks=tuple(sorted(gone)))
+    if awaited:
+        return CollectiveTimeout(f"grow: waited {timeout:g} s for ranks {listed(sorted(awaited))}",
+                                 ranks=tuple(sorted(awaited)))
+    return CollectiveTimeout(f"grow: waited {timeout:g} s for {needed} newcomers, and {came} came; start each with "
+                             f"gpucoll.join({text_of(ranks.address)!r})")
+
+
+def check_secrets(everyone: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UsageError or MismatchError, on every member, unless the members have a secret for newcomers, the same."""
+    lacking = tuple(rank for rank, one in enumerate(everyone) if one["secret"] is None)
+    if lacking:
+        raise UsageError(f"grow: newcomers prove themselves by {SECRET}, not set on ranks {listed(lacking)}; set the "
+                         "same secret for all ranks and newcomers", code="GC-GROW", ranks=lacking)
+    differ = minority([one["secret"] for one in everyone])
+    if differ:
+        raise MismatchError(f"grow: {SECRET} differs on ranks {listed(differ)}", code="GC-GROW", ranks=differ)
+
+
+def fingerprint(secret: str | None) -> str | None:
+    """Return a text by which ranks compare their secrets without telling."""
+    return None if secret is None else hmac.new(secret.encode(), b"newcomers", "sha256").hexdigest()[:16]

@@ -1,0 +1,175 @@
+"""Doors: the TCP ports of this process where guests come, and the way to another process' door.
+
+Every process of a communicator keeps a door open from the start. The system completes connections to the port as long
+as the process lives, and ends them with the process: a refused or broken connection shows that the process is dead. The
+door is served, by a thread, from the first regrouping on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from typing import Any, NamedTuple
+
+from gpucoll.errors import CollectiveTimeout
+from gpucoll.transport.connections import GUEST, POLL_INTERVAL, Connection, Hub, StoreError
+from gpucoll.transport.guests import ASKS, GUESTS, NEWCOMERS
+from gpucoll.transport.kvstore import Address, listener_at
+
+LOOPBACK = "127.0.0.1"
+BACKLOG = 4096  # connections completed by the system before the door is served; the system has its own limit
+REACH = 5.0  # seconds to connect to another process: a host that does not answer counts as dead
+
+
+class Door:
+    """A port of this process where guests come."""
+
+    def __init__(self, address: Address) -> None:
+        self._listener = listener_at("", address)
+        self._listener.listen(BACKLOG)
+        self.address: Address = address[0], int(self._listener.getsockname()[1])
+        self._hub: Hub | None = None
+        self.users = 0  # the communicators of this process whose ranks know the door
+
+    def serve(self) -> None:
+        """Let guests in, from now on."""
+        if self._hub is None:
+            # No rank knows the hub's own token: the hub has guests only.
+            self._hub = Hub(1, secrets.token_hex(16), lambda rank, frame: None, guests=GUESTS)
+            self._hub.serve(self._listener)
+
+    def close(self) -> None:
+        """Close the port, and end the connections of all guests."""
+        if self._hub is not None:
+            self._hub.close()
+        self._listener.close()
+
+    def drop(self) -> None:
+        """Close the sockets in the child of a fork; the parent keeps the port."""
+        if self._hub is not None:
+            self._hub.drop()
+        self._listener.close()
+
+
+_doors: dict[str, Door] = {}  # of this process, by the name of the host
+_held: dict[Address, Door | None] = {}  # addresses given by users where this process lets newcomers in; None: a store's
+
+
+_lock = threading.Lock()  # guards `_doors` and the users
+
+
+def door(host: str, use: int = 0) -> Door:
+    """Return the door of this process in the network where this host is named `host`; "" is this host alone.
+
+    `use` is 1 for a new communicator and -1 for the end of a communicator: the last end closes the door.
+    """
+    name = host or LOOPBACK
+    with _lock:
+        if name not in _doors:
+            _doors[name] = Door((name, 0))
+        found = _doors[name]
+        found.users += use
+        if use < 0 and found.users == 0:
+            del _doors[name]
+            found.close()
+        return found
+
+
+def serves(address: Address) -> None:
+    """Note that a store of this process lets newcomers in at `address`."""
+    _held.setdefault(address, None)
+
+
+def holds(address: Address) -> bool:
+    """Return whether this process lets newcomers in at `address`, after an attempt to take over the port."""
+    if address not in _held:
+        try:
+            family, *_, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+            # A host may call itself by a loopback address, in its own file of names alone.
+            if str(found[0]).startswith("127.") and address[0] not in ("localhost", found[0]):
+                return False
+            # Only an address of this host: the port may be free here, and the address another host's.
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind((found[0], 0))
+            _held[address] = Door(address)
+        except (OSError, StoreError):  # the port belongs to another process, or the address to another host
+            return False
+    taken = _held[address]
+    if taken is not None:
+        taken.serve()
+    return True
+
+
+class Answer(NamedTuple):
+    """A frame sent to this guest, and the connection, to be closed once the guest has its place."""
+
+    frame: dict[str, Any]
+    connection: Connection
+
+    def secret(self) -> str:
+        """Return the secret in the frame; see `Guest.seal`."""
+        sealed = bytes.fromhex(self.frame["sealed"])
+        return bytes(a ^ b for a, b in zip(sealed, self.connection.pad, strict=True)).hex()
+
+
+def ask(address: Address, key: str, token: str, deadline: float, was: int = ASKS) -> Answer | None:
+    """Go to another process' door as a guest and return the answer; None if the process has ended, or ends.
+
+    Raises CollectiveTimeout at `deadline`, by the monotonic clock, and StoreError if the door refuses this guest.
+    """
+    left = deadline - time.monotonic()
+    try:
+        connection = Connection(socket.create_connection(address, max(POLL_INTERVAL, min(REACH, left))))
+    except OSError:
+        return None
+    with contextlib.ExitStack() as undo:
+        undo.callback(connection.socket.close)
+        try:
+            if connection.socket.getsockname() == connection.socket.getpeername():
+                return None  # the system has chosen the dead process' port for this end
+            connection.join(GUEST, 0, token, max(POLL_INTERVAL, deadline - time.monotonic()), key=key, was=was)
+            frame, _ = connection.read(0, deadline)
+        except TimeoutError:
+            raise CollectiveTimeout(f"no answer from {address[0]}:{address[1]}") from None
+        except (OSError, EOFError):
+            return None
+        if "error" in frame:
+            raise StoreError(str(frame["error"])[:500])
+        undo.pop_all()
+        return Answer(frame, connection)
+    return None
+
+
+def ask_for_a_place(address: Address, token: str, deadline: float) -> Answer:
+    """Wait at `address` as a newcomer until the ranks there grow; CollectiveTimeout at `deadline`."""
+    while True:
+        found = ask(address, NEWCOMERS, token, deadline)
+        if found is not None:
+            return found
+        if time.monotonic() > deadline:
+            raise CollectiveTimeout(f"no rank lets newcomers in at {address[0]}:{address[1]}")
+        time.sleep(POLL_INTERVAL)
+
+
+def _at_exit() -> None:
+    for one in (*_doors.values(), *filter(None, _held.values())):
+        one.close()
+    _doors.clear()
+    _held.clear()
+
+
+def _after_fork() -> None:
+    """Close the ports in the child of a fork: the parent's end must be visible."""
+    for one in (*_doors.values(), *filter(None, _held.values())):
+        one.drop()
+    _doors.clear()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,0 +1,310 @@
+"""Groups of ranks that change: survivors of killed ranks, growth by newcomers, lost ranks replaced; no litter."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from commands import without_mpi4py
+from elastic_group import group_in
+from pace import seconds
+
+
+@pytest.fixture
+def group(tmp_path):
+    with group_in(tmp_path) as group:
+        yield group
+
+
+SHRINKS = """
+comm, dies = world(), json.loads(how[0])
+if rank in dies:
+    die(comm)
+lost = broken(comm)
+assert {*lost} <= {*dies}, lost
+rest = comm.shrink()
+assert comm.closed and gc.init() is rest
+shows(rest, rank)
+rest.close()
+"""
+
+
+@pytest.mark.parametrize("dies", [[1], [0], pytest.param([0, 1], marks=pytest.mark.slow)])
+def test_survivors_go_on(group, dies):
+    for rank in range(4):
+        group.start(SHRINKS, rank, 4, json.dumps(dies))
+    left = [rank for rank in range(4) if rank not in dies]
+    said = sorted(group.said(), key=lambda one: one["was"])
+    assert [(one["was"], one["rank"], one["size"], one["all"]) for one in said] == [
+        (rank, place, len(left), left) for place, rank in enumerate(left)]
+
+
+REPLACES = """
+comm, was = world(), rank
+for victim in json.loads(how[0]):
+    if comm.rank == victim:
+        die(comm)
+    assert broken(comm) == [victim]
+    comm = comm.replace(timeout)
+    shows(comm, rank)
+comm.close()
+"""
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_newcomer_takes_the_number_of_the_lost_rank(group, victim):
+    for rank in range(3):
+        group.start(REPLACES, rank, 3, json.dumps([victim]))
+    group.start(NEWCOMER)
+    said = group.said()
+    assert sorted(one["rank"] for one in said) == [0, 1, 2]
+    assert {(one["size"], tuple(one["all"])) for one in said} == {(3, (0, 1, 2))}
+    assert len({one["address"] for one in said}) == 1
+
+
+def test_the_address_outlives_two_first_ranks(group):
+    """Rank 0 dies, and then the newcomer that took its number; the second newcomer finds the same address."""
+    for rank in range(3):
+        group.start(REPLACES, rank, 3, "[0, 0]")
+    first = group.start(JOINS_TWICE)
+    first.stdout.readline()  # has a rank: the second newcomer takes the next place
+    group.start(JOINS_TWICE, 0, 0, "stays")
+    said = group.said()
+    assert len(said) == 2 + 2 + 1  # of ranks 1 and 2, twice, and of the second newcomer
+    assert {tuple(one["all"]) for one in said} == {(0, 1, 2)}
+    assert len({one["address"] for one in said}) == 1
+
+
+JOINS_TWICE = """
+comm = gc.join(place, timeout)
+shows(comm, comm.rank)
+if not how:
+    die(comm)
+comm.close()
+"""
+
+GROWS = """
+comm = world()
+grown = comm.grow(size + 2, timeout)
+assert (comm.closed, grown.rank) == (False, rank)
+shows(grown, rank)
+assert comm.all_gather(numpy.array([rank])).ravel().tolist() == list(range(size))
+grown.close()
+comm.close()
+"""
+
+NEWCOMER = """
+comm = gc.join(place, timeout)
+assert gc.init() is comm
+shows(comm, comm.rank)
+comm.close()
+"""
+
+
+def test_members_keep_their_ranks_and_newcomers_come_after(group):
+    for rank in range(2):
+        group.start(GROWS, rank, 2)
+    for _ in range(2):
+        group.start(NEWCOMER)
+    said = sorted(group.said(), key=lambda one: one["rank"])
+    assert [(one["rank"], one["size"], one["all"]) for one in said] == [(rank, 4, [0, 1, 2, 3]) for rank in range(4)]
+
+
+REFUSALS = """
+comm, codes = world(), []
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except gc.GpucollError as error:
+        codes.append([type(error).__name__, error.code])
+refused(comm.grow, True if rank == 0 else 3)
+refused(comm.grow, 3 + rank)
+refused(comm.grow, 1)
+refused(comm.grow, 3, 0.2)
+refused(gc.join, "127.0.0.1:1")
+refused(gc.join, "tcp://127.0.0.1:1", 0.2)
+say(rank=rank, codes=codes, sum=comm.all_reduce(numpy.array([rank + 1])).tolist())
+comm.close()
+"""
+
+
+def test_wrong_growth_is_refused_on_every_rank(group):
+    for rank in range(2):
+        group.start(REFUSALS, rank, 2)
+    for one in group.said():
+        first = ["ArgumentError", "GC-GROW"] if one["rank"] == 0 else ["PeerError", "GC-PEER"]
+        assert one["codes"] == [first, ["MismatchError", "GC-GROW"], ["ArgumentError", "GC-GROW"],
+                                ["CollectiveTimeout", "GC-TIMEOUT"], ["UsageError", "GC-STORE"],
+                                ["CollectiveTimeout", "GC-TIMEOUT"]]
+        assert one["sum"] == [3]  # the communicator is as usable as before
+
+
+WAITS_IN_VAIN = """
+comm = world()
+if rank == 1:
+    die(comm)
+broken(comm)
+try:
+    comm.replace(0.2)
+except gc.CollectiveTimeout:
+    say(left=comm.shrink().all_gather(numpy.array([rank])).ravel().tolist())
+comm = comm.replace(timeout)
+shows(comm, rank)
+comm.close()
+"""
+
+
+def test_replace_may_wait_twice(group):
+    """Without newcomers the survivors still have a communicator, and a later `replace` succeeds."""
+    jobs = [group.start(WAITS_IN_VAIN, rank, 3) for rank in range(3)]
+    first = [json.loads(jobs[rank].stdout.readline()) for rank in (0, 2)]
+    assert first == [{"left": [0, 2]}] * 2
+    group.start(NEWCOMER)
+    assert {(one["rank"], tuple(one["all"])) for one in group.said()} == {(rank, (0, 1, 2)) for rank in range(3)}
+
+
+DIES_ON_ARRIVAL = """
+from gpucoll.communicator.links import StoreLink
+{at} = lambda *_, **more: (say(), os.kill(os.getpid(), signal.SIGKILL))
+gc.join(place, timeout)
+"""
+
+
+@pytest.mark.parametrize("at", ["StoreLink.regrouped", "gc.Communicator.__init__"])
+def test_a_newcomer_that_dies_on_arrival_is_replaced_too(group, at):
+    """The newcomer dies before the meeting at the new store, or after, while ranks make the communicator."""
+    first = group.start(DIES_ON_ARRIVAL.replace("{at}", at))
+    for rank in range(3):
+        group.start(REPLACES, rank, 3, "[1]")
+    assert json.loads(first.stdout.readline()) == {}
+    group.start(NEWCOMER)
+    said = group.said()
+    assert sorted((one["rank"], one["all"]) for one in said) == [(rank, [0, 1, 2]) for rank in range(3)]
+
+
+STRANGER = """
+try:
+    gc.join(place, timeout)
+except gc.BackendError as error:
+    say(code=error.code, text=str(error))
+"""
+
+
+def test_a_newcomer_with_another_secret_is_refused(group):
+    member = group.start("comm = world(); say(); sys.stdin.read()", 0, 1)
+    assert member.stdout.readline() == "{}\n"
+    found = json.loads(group.start(STRANGER, secret="another").stdout.readline())
+    assert found["code"] == "GC-STORE"
+    assert "GPUCOLL_SECRET" in found["text"]
+
+
+LEAVES = """
+comm = world()
+if rank == 0:  # leaves, and lives on
+    try:
+        with comm:
+            comm.all_reduce(numpy.arange(1000))
+            raise KeyError
+    except KeyError:
+        say(left=True)
+        sys.stdin.read()
+else:
+    assert broken(comm) == [0]
+    shows(comm.shrink(), rank)
+"""
+
+
+def test_a_rank_that_left_is_not_awaited(group):
+    jobs = [group.start(LEAVES, rank, 3) for rank in range(3)]
+    said = [json.loads(job.stdout.readline()) for job in jobs]
+    assert [one.get("all") for one in said] == [None, [1, 2], [1, 2]]
+
+
+STAYS = """
+comm = world()
+comm.barrier()
+if rank == 1:
+    sys.stdin.read()
+else:
+    try:
+        comm.shrink()
+    except gc.CollectiveTimeout as error:
+        say(ranks=error.ranks)
+"""
+
+
+def test_a_living_rank_that_stays_away_is_named(group):
+    jobs = [group.start(STAYS, rank, 3, timeout=1.0) for rank in range(3)]
+    assert [json.loads(jobs[rank].stdout.readline()) for rank in (0, 2)] == [{"ranks": [1]}] * 2
+
+
+DIES_IN_GROW = """
+comm = world()
+comm.barrier()
+if rank == 1:
+    comm._link.members = comm._link.members._replace(keeper=1)  # comes to no other rank
+    import gpucoll.launch.regroup as regroup
+    regroup._Roll = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+try:
+    comm.grow(size, timeout)
+except gc.RankFailedError as error:
+    say(ranks=error.ranks)
+"""
+
+
+def test_a_member_that_dies_while_the_group_grows_is_named(group):
+    for rank in range(3):
+        group.start(DIES_IN_GROW, rank, 3)
+    assert group.said() == [{"ranks": [1]}] * 2
+
+
+# ---------------------------------------------------------------- under a launcher
+
+SURVIVES = """
+import os, signal, sys
+import numpy
+import gpucoll as gc
+comm = gc.init(timeout=float(sys.argv[1]))
+if comm.rank == 1:
+    comm.all_reduce(numpy.ones(3))
+    {end}
+try:
+    while True:
+        comm.all_reduce(numpy.ones(3))
+except gc.RankFailedError:
+    rest = comm.shrink()
+sys.stdout.write(f"{rest.all_gather(numpy.array([comm.rank])).ravel().tolist()}\\n")
+rest.close()
+"""
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "raise KeyError"])
+def test_under_survive_the_other_ranks_go_on(launcher, tmp_path, end):
+    (tmp_path / "job.py").write_text(SURVIVES.replace("{end}", end))
+    command = [sys.executable, "-m", "gpucoll", "run", "--standalone", "--survive", "-n", "3", "job.py"]
+    env = {**os.environ, **without_mpi4py(tmp_path)}
+    job = subprocess.run([*command, str(seconds(60))], cwd=tmp_path, env=env, capture_output=True, text=True,
+                         timeout=seconds(120), check=False)
+    assert (job.returncode, job.stdout) == (0, "[0, 2]\n[0, 2]\n"), job.stderr
+    assert "gpucoll run: rank 1 (process" in job.stderr
+    assert "the other ranks go on" in job.stderr
+
+
+# ---------------------------------------------------------------- threads
+
+
+def test_threads_go_on_without_a_thread_that_left():
+    def program(comm):
+        if comm.rank == 1:
+            comm.close()
+            return None
+        rest = comm.shrink()
+        with pytest.raises(gc.UsageError, match="GC-GROW"):
+            rest.grow(4)
+        with rest:
+            return rest.rank, rest.all_gather(numpy.array([comm.rank])).ravel().tolist()
+
+    assert gc.run_local(program, 4, timeout=seconds(60)) == [(0, [0, 2, 3]), None, (1, [0, 2, 3]), (2, [0, 2, 3])]
