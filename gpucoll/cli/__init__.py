@@ -31,6 +31,10 @@ def main(arguments: list[str] | None = None) -> int:
         from gpucoll.launch.jobs import main as launch
 
         return launch(given[1:])
+    if given[:1] == ["precheck"]:  # and so do those after the program to be checked
+        from gpucoll.rehearsal.program import main as precheck
+
+        return precheck(given[1:])
     parser, verbs = _parser()
     if given and not given[0].startswith("-") and given[0] not in verbs:
         refuse("gpucoll", f"there is no command {given[0]!r}{nearest(given[0], verbs)}")
@@ -76,6 +80,7 @@ def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[P
     verbs = parser.add_subparsers(dest="verb", parser_class=Parser)
     verbs.add_parser("run", help="launch a program on several ranks, by mpiexec or without MPI", add_help=False,
                      parents=run)
+    verbs.add_parser("precheck", help="check a program's calls on all ranks, before the program runs", add_help=False)
     verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: judge auto; report: make a page",
                      add_help=False, parents=bench)
     _add_schedules(verbs)

@@ -39,7 +39,7 @@ from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
 from gpucoll.health.guard import FAILED_BY
 from gpucoll.launch import bootstrap
-from gpucoll.launch.places import StorePlace, named_place
+from gpucoll.launch.places import StorePlace, VirtualPlace, named_place
 from gpucoll.progress.operations import in_thread
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import abort
@@ -73,6 +73,8 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         UsageError if the options differ between ranks, BackendError if MPI has no room for another communicator.
         """
         wanted = bootstrap.options(options)
+        if bootstrap.virtual_place is not None:
+            return new_world(wanted)
         return cls(_link(MpiLink(mpi, wanted.timeout), wanted), wanted)
 
     def cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Cartesian | None:
@@ -99,7 +101,11 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         # a split by MPI, which nothing can interrupt.
         self._all_gather_metadata({}, "cart")
         link, halo = (self._part(0 if self.rank < math.prod(lengths) else None, 0) for _ in range(2))
-        return None if link is None or halo is None else Cartesian(link, halo, self.options, lengths, wraps)
+        return None if link is None or halo is None else self._grid(link, halo, self.options, lengths, wraps)
+
+    def _grid(self, *arguments: Any) -> Cartesian:
+        """Return the communicator of a grid, given the arguments of `Cartesian`."""
+        return Cartesian(*arguments)
 
     def shrink(self) -> Communicator:
         """Return a communicator of the surviving ranks, in their order; this communicator fails and is closed.
@@ -141,7 +147,7 @@ class Cartesian(RankGrid, Communicator):
     def __init__(self, link: Link, halo: Link, options: bootstrap.Options, dims: tuple[int, ...],
                  periods: tuple[bool, ...]) -> None:
         super().__init__(link, options)
-        self.dims, self.periods, self._halo = dims, periods, Communicator(halo, options)
+        self.dims, self.periods, self._halo = dims, periods, self._over(halo)
 
     def _over(self, link: Link) -> Communicator:
         return Communicator(link, self.options)
@@ -170,6 +176,9 @@ _world: Communicator | None = None
 def new_world(wanted: bootstrap.Options, place: StorePlace | None = None) -> Communicator:
     """Return a new communicator of all ranks; `init` explains how ranks meet. A collective call."""
     job = bootstrap.job(wanted.timeout, place)
+    if isinstance(job, VirtualPlace):
+        world: Communicator = job.world(wanted)
+        return world
     if not isinstance(job, StorePlace):
         return Communicator(_link(MpiLink(job, wanted.timeout), wanted), wanted)
     if wanted.executor == "native":
