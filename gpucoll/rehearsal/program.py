@@ -40,7 +40,7 @@ class Rehearsal:
             raise UsageError("precheck: called inside another precheck, or at the same time by another thread",
                              code="GC-PRECHECK")
         self._size, self._options = int(size), bootstrap.options({})
-        self._state = ProcessState(self._size, is_program=is_program)
+        self._is_program = is_program
         self._groups: list[VirtualGroup] = []
         self._worlds: list[VirtualGroup] = []
         self._found: list[Finding] | None = None
@@ -59,6 +59,7 @@ class Rehearsal:
 
         self._turns = turns = Turns(self._size, body, self._stopped, self._switched)
         before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
+        self._state = ProcessState(self._size, is_program=self._is_program)
         bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world)
         try:
             with _no_sleep(turns):
