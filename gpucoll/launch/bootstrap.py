@@ -161,8 +161,9 @@ def job(timeout: float, given: StorePlace | None = None,
         environment: Mapping[str, str] = os.environ) -> StorePlace | VirtualPlace | MPI.Intracomm:
     """Return where the ranks of `gpucoll.init` meet: the `given` place, or a place in a store, or else COMM_WORLD.
 
-    Inside a rehearsal it is the place of a virtual rank. A lone process without MPI gets a store of its own. MPI starts within `timeout` seconds, or the process ends. Raises
-    UsageError if several ranks were started and have no way to meet.
+    Inside a rehearsal it is the place of a virtual rank. A lone process without MPI gets a store of its own. MPI starts
+    within `timeout` seconds, or the process ends. Raises UsageError if several ranks were started and have no way to
+    meet.
     """
     if virtual_place is not None:
         return virtual_place()

@@ -159,18 +159,18 @@ class Analysis:
 
     def _messages(self, group: VirtualGroup) -> None:
         world, ranks = group.members, self._turns.ranks
-        for (source, target, tag), sends, message in group.mail.unmatched():
+        for (source, target, tag), sends, nbytes, line in group.mail.unmatched():
             mine, other = world[source if sends else target], world[target if sends else source]
             if ranks[mine].failure is not None or (ranks[mine].has_ended and not sends):
                 continue
-            place = getattr(message, "place", "") or ranks[mine].last
+            place = line or ranks[mine].last
             if not self._is_gone(group, other):
                 # A message that nobody waits for keeps no rank from going on.
                 if not ranks[mine].place or ranks[mine].call in (_verb(sends), "sendrecv", "close"):
                     self._waits_for[mine].add(other)
                 continue
-            self._alone(group, mine, other, place, _verb(sends), f"tag {tag}", len(message.row))
-        for number, (origin, tag) in group.probes.items():
+            self._alone(group, mine, other, place, _verb(sends), f"tag {tag}", nbytes)
+        for number, (origin, wanted) in group.probes.items():
             others = [*range(group.size)] if origin is None else [origin]
             mine = world[number]
             alive = {world[one] for one in others if not self._is_gone(group, world[one])} - {mine}
@@ -178,7 +178,7 @@ class Analysis:
                 self._waits_for[mine] |= alive
             else:
                 self._alone(group, mine, world[others[0]] if origin is not None else -1, ranks[mine].place, "recv",
-                            "any tag" if tag is None else f"tag {tag}", 0)
+                            "any tag" if wanted is None else f"tag {wanted}", 0)
 
     def _is_gone(self, group: VirtualGroup, number: int) -> bool:
         """Return whether a rank makes no further call in the group: its program has ended."""

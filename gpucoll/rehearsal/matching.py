@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -90,21 +91,23 @@ class VirtualMail(Mailbox):
     def __init__(self, group: VirtualGroup) -> None:
         super().__init__()
         self._group = group
+        self.places: weakref.WeakKeyDictionary[_Message, str] = weakref.WeakKeyDictionary()  # lines of the calls
 
     def post(self, mine: _Message, key: tuple[int, int, int], *, sends: bool) -> _Message:
         """Match `mine` as a mailbox does, and wake both ranks."""
         group, (source, target, _) = self._group, key
         group.turns.happened()
-        group.rank_of(source if sends else target).last = mine.place = group.turns.site()
+        group.rank_of(source if sends else target).last = place = group.turns.site()
+        self.places[mine] = place
         super().post(mine, key, sends=sends)
         for rank in (source, target):
             group.turns.wake(group.rank_of(rank))
         return mine
 
-    def unmatched(self) -> list[tuple[tuple[int, int, int], bool, _Message]]:
-        """Return the messages that wait: (source, target, tag), whether it is a send, and the message."""
-        return [(key, sends, one) for (key, sends), there in self._waiting.items() for one in there
-                if one.length is None]
+    def unmatched(self) -> list[tuple[tuple[int, int, int], bool, int, str]]:
+        """Return the messages that wait: (source, target, tag), whether it is a send, its bytes and its line."""
+        return [(key, sends, len(one.row), self.places.get(one, ""))
+                for (key, sends), there in self._waiting.items() for one in there if one.length is None]
 
 
 class VirtualMessages(ThreadMessages):

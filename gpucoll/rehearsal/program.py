@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -138,8 +139,8 @@ def _no_sleep(turns: Turns) -> Iterator[None]:
     """Let ranks that sleep give up their turn instead: they may poll for another rank."""
     real = time.sleep
 
-    def sleep(seconds: float, /) -> None:
-        if turns.current.thread is not None and turns.current.thread.ident == _thread():
+    def sleep(seconds: Any, /) -> None:
+        if turns.current.thread is threading.current_thread():
             turns.pause("time.sleep")
         else:
             real(seconds)
@@ -149,12 +150,6 @@ def _no_sleep(turns: Turns) -> Iterator[None]:
         yield
     finally:
         time.sleep = real
-
-
-def _thread() -> int:
-    import threading
-
-    return threading.get_ident()
 
 
 def main(arguments: Sequence[str]) -> int:

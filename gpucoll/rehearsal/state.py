@@ -104,20 +104,20 @@ def _environment() -> dict[Any, Any]:
 
 def _numpy_mark() -> object:
     # The mark is read in memory: `get_state` copies 2.5 KB, at the cost of several changes of turns.
-    generator = numpy.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+    generator = numpy.random.mtrand._rand._bit_generator
     if type(generator).__name__ != "MT19937":
         return object()
     words = (ctypes.c_uint32 * (WORDS + 1)).from_address(generator.ctypes.state_address)
     return words[0], words[WORDS - 1], words[WORDS]
 
 
-def _python_mark() -> object:
+def _python_mark() -> tuple[Any, ...]:
     # In CPython the position follows the object's head, and the words follow the position.
     words = (ctypes.c_uint32 * (WORDS + 1)).from_address(id(_python) + object.__basicsize__)
     return words[0], words[1], words[WORDS], _python.gauss_next
 
 
-_python: Any = random._inst  # type: ignore[attr-defined] # the object behind the module's functions
+_python: Any = random._inst  # the object behind the module's functions
 GENERATORS = {
     "numpy": Generator(_numpy_mark, numpy.random.get_state, numpy.random.set_state, numpy.random.seed),
     "python": Generator(_python_mark if _python_mark()[:1] == random.getstate()[1][-1:] else random.getstate,
