@@ -31,10 +31,6 @@ def main(arguments: list[str] | None = None) -> int:
         from gpucoll.launch.jobs import main as launch
 
         return launch(given[1:])
-    if given[:1] == ["precheck"]:  # and so do those after the program to be checked
-        from gpucoll.rehearsal.program import main as precheck
-
-        return precheck(given[1:])
     parser, verbs = _parser()
     if given and not given[0].startswith("-") and given[0] not in verbs:
         refuse("gpucoll", f"there is no command {given[0]!r}{nearest(given[0], verbs)}")
@@ -80,7 +76,6 @@ def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[P
     verbs = parser.add_subparsers(dest="verb", parser_class=Parser)
     verbs.add_parser("run", help="launch a program on several ranks, by mpiexec or without MPI", add_help=False,
                      parents=run)
-    verbs.add_parser("precheck", help="check a program's calls on all ranks, before the program runs", add_help=False)
     verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: judge auto; report: make a page",
                      add_help=False, parents=bench)
     _add_schedules(verbs)
@@ -182,6 +177,12 @@ def _add_machines(verbs: Any) -> None:
                        help="what ranks did in the end, from the files that GPUCOLL_DUMP_DIR names")
     report.add_argument("folder", metavar="DIR", help="the folder of the flight recorder's files")
     report.add_argument("--trace", metavar="F.json", help="write all calls as a timeline, as Chrome and Perfetto read")
+    precheck = _add_verb(verbs, "precheck", _from("gpucoll.rehearsal.program"), json=False,
+                         help="check that the calls of all ranks of a program agree, before the program runs")
+    precheck.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="the number of ranks")
+    precheck.add_argument("--json", action="store_true", help="print the findings as a JSON list")
+    precheck.add_argument("script", help="a program for gpucoll, unchanged")
+    precheck.add_argument("arguments", nargs="...", help="the program's own arguments")
     _add_verb(verbs, "doctor", _from("gpucoll.doctor"), help="examine this machine, and under mpiexec this job")
 
 

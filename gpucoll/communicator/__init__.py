@@ -73,8 +73,9 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         UsageError if the options differ between ranks, BackendError if MPI has no room for another communicator.
         """
         wanted = bootstrap.options(options)
-        if bootstrap.virtual_place is not None:
-            return new_world(wanted)
+        if hasattr(mpi, "virtual"):  # of virtual ranks
+            made: Communicator = mpi.virtual(wanted)
+            return made
         return cls(_link(MpiLink(mpi, wanted.timeout), wanted), wanted)
 
     def cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Cartesian | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.core.signature import Signature, code_of_difference
-from gpucoll.errors import ClosedError, GpucollError, PeerError, RevokedError, listed
+from gpucoll.errors import ClosedError, GpucollError, MismatchError, PeerError, RevokedError, listed
 from gpucoll.executors import INSIDE
 from gpucoll.rehearsal.matching import CLOSE, REFUSED, MatchedCall, VirtualGroup
 from gpucoll.rehearsal.turns import Turns, VirtualRank
@@ -87,7 +87,7 @@ class Analysis:
             call = _call_of(first.failure) if isinstance(first.failure, GpucollError) else first.call
             where = [Side(tuple(ranks), place, f"{name}: {text}")]
             self._explained.update(ranks)
-            self.findings.append(finding(kind, named if kind in KINDS.values() else ranks, where, call,
+            self.findings.append(finding(kind, named if isinstance(first.failure, MismatchError) else ranks, where, call,
                                          f"ranks {listed(ranks)} end by {name}: {text}"))
 
     # ------------------------------------------------------------ calls of all ranks
@@ -112,14 +112,18 @@ class Analysis:
         self._explained |= arrived
         refused = [rank for one, ranks in calls.items() if _is_refusal(one) for rank in ranks]
         failed = [rank for rank in (*calls.get(CLOSE, ()), *refused) if self._turns.ranks[rank].failure is not None]
-        shown = [Side(tuple(ranks), place, _words(signature)) for (signature, place), ranks in sides.items()]
+        shown = [Side(tuple(ranks), place, self._words(signature, ranks[0]))
+                 for (signature, place), ranks in sides.items()]
         if failed:
             self._join(failed, shown, refused=bool(refused))
             return
         signatures = [Signature.decode(one) for one in calls]
         most = max((ranks for one, ranks in calls.items() if one != CLOSE), key=len)
-        culprits = refused or calls.get(CLOSE) or sorted(arrived - {*most})
-        kind = "refused" if refused else self._kind(group, call, signatures)
+        left = calls.get(CLOSE, [])
+        # As many ranks leave as go on, or fewer: the leaving ranks miss a call. Otherwise the others make one too many.
+        gone = left if len(left) <= len(arrived) - len(left) else sorted(arrived - {*left})
+        culprits = refused or gone or sorted(arrived - {*most})
+        kind = "refused" if refused else self._kind(signatures)
         ordered = sorted(calls, key=lambda one: -len(calls[one]) if one != CLOSE else 1)
         names = ", ".join(dict.fromkeys(_name(one) for one in ordered if one != CLOSE and not _is_refusal(one)))
         message = "; ".join(f"ranks {listed(side.ranks)}: {side.call}" + (f" ({side.place})" if side.place else "")
@@ -127,11 +131,10 @@ class Analysis:
         self.findings.append(finding(kind, culprits, shown, names or REFUSED,
                                      f"ranks make different calls: {message}", group))
 
-    def _kind(self, group: VirtualGroup, call: MatchedCall, signatures: Sequence[Signature]) -> str:
+    def _kind(self, signatures: Sequence[Signature]) -> str:
         others = [one for one in signatures if one.encode() != CLOSE]
         if len(others) < len(signatures):
-            ends = [one.is_end for one in call.arrivals.values() if one.signature == CLOSE]
-            return "group" if any(one.collective in GROUPS for one in others) else "ended" if all(ends) else "closed"
+            return "group" if any(one.collective in GROUPS for one in others) else "ended"
         if any(one.collective in GROUPS for one in signatures):
             return "group"
         return KINDS.get(code_of_difference(signatures), "collective")
@@ -142,6 +145,12 @@ class Analysis:
     def _place(self, arrival: Any, number: int) -> str:
         rank = self._turns.ranks[number]
         return arrival.place or (place_of(rank.failure) if rank.failure else "") or rank.last
+
+    def _words(self, signature: str, number: int) -> str:
+        """Return in words the call of a rank and of all ranks with the same call."""
+        if signature != CLOSE:
+            return _words(signature)
+        return "the end of the program, after the last call" if self._turns.ranks[number].has_ended else "close"
 
     def _join(self, failed: Sequence[int], sides: Sequence[Side], *, refused: bool = False) -> None:
         """Add the waiting ranks to the finding of the rank that they wait for in vain."""
@@ -247,7 +256,9 @@ def _kind_of(error: BaseException | None) -> str:
         return "closed"
     if isinstance(error, SystemExit):
         return "exit"
-    return KINDS.get(getattr(error, "code", ""), "raised") if getattr(error, "ranks", ()) else "raised"
+    if isinstance(error, MismatchError) and error.ranks:
+        return KINDS.get(error.code, "mismatch")
+    return "raised"
 
 
 def _verb(sends: bool) -> str:
@@ -267,8 +278,6 @@ def _words(signature: str) -> str:
     call = Signature.decode(signature)
     if call.refusal:
         return "refused its arguments"
-    if signature == CLOSE:
-        return "close or the end of the program"
     if call.header or not call.dtype:
         return f"{call.collective}, root {call.root}" if call.root else call.collective
     return call.describe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -17,7 +18,6 @@ import gpucoll.communicator
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.launch import bootstrap
-from gpucoll.launch.arguments import Parser, refuse
 from gpucoll.launch.places import VirtualPlace
 from gpucoll.rehearsal.findings import Analysis, Finding
 from gpucoll.rehearsal.matching import VirtualGroup
@@ -25,7 +25,6 @@ from gpucoll.rehearsal.ranks import end, world_of
 from gpucoll.rehearsal.state import ProcessState
 from gpucoll.rehearsal.turns import Turns, Unwound, VirtualRank
 
-PROGRAM = "gpucoll precheck"
 MOST_RANKS = 4096  # threads of one process
 HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT")  # variables that concern real ranks only
 
@@ -63,7 +62,7 @@ class Rehearsal:
         self._state = ProcessState(self._size, is_program=self._is_program)
         bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world)
         try:
-            with _no_sleep(turns):
+            with _no_sleep(turns), self._mpi():
                 turns.run()
         finally:
             bootstrap.virtual_place = None
@@ -72,6 +71,14 @@ class Rehearsal:
         if self._found is None:
             self._stopped()
         return self._found or []
+
+    def _mpi(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context with a COMM_WORLD of virtual ranks for mpi4py, if the program imports mpi4py."""
+        if "mpi4py.MPI" not in sys.modules:
+            return contextlib.nullcontext()
+        from gpucoll.rehearsal.mpi_world import as_world
+
+        return as_world(VirtualGroup(self._turns, range(self._size), self._groups))
 
     def main(self, rank: VirtualRank) -> Any:
         """Return the module `__main__` of a rank."""
@@ -103,12 +110,17 @@ def rehearse(function: Callable[[Any], object], size: int) -> list[Finding]:
 def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Finding]:
     """Return the findings for a script run as ``python path arguments`` by each rank. Its output is dropped."""
     try:
-        code = compile(Path(path).read_bytes(), path, "exec")
+        source = Path(path).read_bytes()
+        code = compile(source, path, "exec")
     except (OSError, SyntaxError, ValueError) as error:
         raise ArgumentError(f"precheck: {path} cannot be run: {error}", code="GC-FILE") from None
     before, sys.argv = sys.argv, [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
     try:
+        if b"mpi4py" in source or b"gpucoll.mpi" in source:
+            # Before the ranks run: COMM_WORLD is replaced for all modules that import it from here on.
+            with contextlib.suppress(ImportError, RuntimeError):
+                importlib.import_module("mpi4py.MPI")
         rehearsal = Rehearsal(size, is_program=True)
 
         def program(rank: VirtualRank, _: Any) -> None:
@@ -152,19 +164,9 @@ def _no_sleep(turns: Turns) -> Iterator[None]:
         time.sleep = real
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(options: Any) -> int:
     """Run the command: print the findings and return 1, or print one line and return 0."""
-    parser = Parser(PROGRAM, description="Check that the calls of all ranks of a program agree, before it runs on any "
-                    "GPU: the ranks are threads of this process, and no data are sent.")
-    parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="the number of ranks")
-    parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
-    parser.add_argument("script", help="a Python program for gpucoll, unchanged")
-    parser.add_argument("arguments", nargs="...", help="the program's own arguments")
-    options = parser.parse_args(arguments)
-    try:
-        found = rehearse_script(options.script, options.arguments, options.ranks)
-    except (ArgumentError, UsageError) as error:
-        refuse(PROGRAM, str(error.args[0]))
+    found = rehearse_script(options.script, options.arguments, options.ranks)
     if options.json:
         print(json.dumps(found))
     else:
