@@ -20,7 +20,7 @@ KINDS = {"GC-COLLECTIVE": "collective", "GC-DTYPE": "dtype", "GC-SHAPE": "shape"
 GROUPS = ("split", "cart")  # calls that make groups
 
 
-class Side(NamedTuple):
+class RanksAtLine(NamedTuple):
     """Ranks of the world that do the same at the same line: `call` in words."""
 
     ranks: tuple[int, ...]
@@ -28,7 +28,7 @@ class Side(NamedTuple):
     call: str
 
 
-def finding(kind: str, ranks: Iterable[int], sides: Sequence[Side], call: str, message: str,
+def finding(kind: str, ranks: Iterable[int], sides: Sequence[RanksAtLine], call: str, message: str,
             group: VirtualGroup | None = None) -> Finding:
     """Return a finding; the places of `ranks`, the culprits, come first."""
     culprits = sorted(ranks)
@@ -85,10 +85,10 @@ class Analysis:
             named = getattr(first.failure, "ranks", ()) or ranks
             kind = _kind_of(first.failure)
             call = _call_of(first.failure) if isinstance(first.failure, GpucollError) else first.call
-            where = [Side(tuple(ranks), place, f"{name}: {text}")]
+            where = [RanksAtLine(tuple(ranks), place, f"{name}: {text}")]
             self._explained.update(ranks)
-            self.findings.append(finding(kind, named if isinstance(first.failure, MismatchError) else ranks, where, call,
-                                         f"ranks {listed(ranks)} end by {name}: {text}"))
+            culprits = named if isinstance(first.failure, MismatchError) else ranks
+            self.findings.append(finding(kind, culprits, where, call, f"ranks {listed(ranks)} end by {name}: {text}"))
 
     # ------------------------------------------------------------ calls of all ranks
 
@@ -112,7 +112,7 @@ class Analysis:
         self._explained |= arrived
         refused = [rank for one, ranks in calls.items() if _is_refusal(one) for rank in ranks]
         failed = [rank for rank in (*calls.get(CLOSE, ()), *refused) if self._turns.ranks[rank].failure is not None]
-        shown = [Side(tuple(ranks), place, self._words(signature, ranks[0]))
+        shown = [RanksAtLine(tuple(ranks), place, self._words(signature, ranks[0]))
                  for (signature, place), ranks in sides.items()]
         if failed:
             self._join(failed, shown, refused=bool(refused))
@@ -152,7 +152,7 @@ class Analysis:
             return _words(signature)
         return "the end of the program, after the last call" if self._turns.ranks[number].has_ended else "close"
 
-    def _join(self, failed: Sequence[int], sides: Sequence[Side], *, refused: bool = False) -> None:
+    def _join(self, failed: Sequence[int], sides: Sequence[RanksAtLine], *, refused: bool = False) -> None:
         """Add the waiting ranks to the finding of the rank that they wait for in vain."""
         for one in self.findings:
             if {*failed} & {*one["ranks"]}:
@@ -200,14 +200,14 @@ class Analysis:
         self._explained.add(mine)
         there = self._turns.ranks[other] if other >= 0 else None
         if there is not None and there.failure is not None:
-            self._join([other], [Side((mine,), place, f"{verb}, {tag}")])
+            self._join([other], [RanksAtLine((mine,), place, f"{verb}, {tag}")])
             return
         whom = "any rank" if other < 0 else f"rank {other}"
         way = "to" if verb == "send" else "from"
         size = f", {nbytes} bytes" if nbytes else ""
-        sides = [Side((mine,), place, f"{verb} {way} {whom}, {tag}{size}")]
+        sides = [RanksAtLine((mine,), place, f"{verb} {way} {whom}, {tag}{size}")]
         if there is not None and there.last:
-            sides.append(Side((other,), there.last, "its last call"))
+            sides.append(RanksAtLine((other,), there.last, "its last call"))
         kind = f"unmatched {'send' if verb == 'send' else 'receive'}"
         self.findings.append(finding(kind, [mine], sides, verb, f"rank {mine}: {sides[0].call} ({place}) is never "
                                      f"matched: {whom} has ended or closed its communicator", group))
@@ -221,7 +221,7 @@ class Analysis:
                 if {*members} & self._explained:
                     continue
                 ring = _ring(members, self._waits_for)
-                sides = [Side((one,), self._turns.ranks[one].place, self._turns.ranks[one].call) for one in ring]
+                sides = [RanksAtLine((one,), self._turns.ranks[one].place, self._turns.ranks[one].call) for one in ring]
                 chain = ", ".join(f"rank {side.ranks[0]} waits in {side.call} ({side.place}) for rank {after}"
                                   for side, after in zip(sides, [*ring[1:], ring[0]], strict=True))
                 names = ", ".join(dict.fromkeys(side.call for side in sides))
@@ -230,7 +230,7 @@ class Analysis:
     def _left(self) -> None:
         """Report ranks that wait for something else, such as a poll for a message that never comes."""
         left = [rank for rank in self._turns.ranks if not rank.has_ended]
-        sides = [Side((rank.number,), rank.place, rank.call) for rank in left]
+        sides = [RanksAtLine((rank.number,), rank.place, rank.call) for rank in left]
         if left:
             self.findings.append(finding("deadlock", [rank.number for rank in left], sides, sides[0].call,
                                          f"ranks {listed([rank.number for rank in left])} wait for ever: " + "; ".join(

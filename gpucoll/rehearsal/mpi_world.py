@@ -17,6 +17,7 @@ import numpy
 from mpi4py import MPI
 
 import gpucoll.mpi
+from gpucoll.communicator import internal
 from gpucoll.errors import UsageError
 from gpucoll.launch.bootstrap import Options
 from gpucoll.mpi.buffers import row
@@ -63,7 +64,7 @@ class VirtualMpi(MPI.Intracomm):
         return VirtualCommunicator(self._part(0, self.rank), options)
 
     def _part(self, color: int | None, key: int) -> Any:
-        return self.comm._link.split(color, key)
+        return internal.link_of(self.comm).split(color, key)
 
     def Get_rank(self) -> int:
         """Return this rank."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import gpucoll.communicator
+from gpucoll.communicator import internal
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.launch import bootstrap
@@ -101,7 +101,8 @@ class Rehearsal:
 def rehearse(function: Callable[[Any], object], size: int) -> list[Finding]:
     """Return the findings for ``function(comm)``; see `gpucoll.precheck`."""
     def program(rank: VirtualRank, world: Callable[[], Any]) -> None:
-        gpucoll.communicator._world = comm = world()
+        comm = world()
+        internal.set_world(comm)  # so that `gpucoll.init` returns the same
         function(comm)
 
     return Rehearsal(size, is_program=False).run(program)

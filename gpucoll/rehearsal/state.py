@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-import gpucoll.communicator
+from gpucoll.communicator import internal
 from gpucoll.launch.launchers import torchrun_variables
 
 WORDS = 624  # of the state of MT19937, Python's and NumPy's
@@ -56,7 +56,7 @@ class ProcessState:
             self._draw_for(name, generator, old, new)
         self._restore(kept, self._main[new])
 
-    def _draw_for(self, name: str, generator: Generator, old: int | None, new: int) -> None:
+    def _draw_for(self, name: str, generator: GlobalGenerator, old: int | None, new: int) -> None:
         """Give a generator the state of rank `new`; copy states only if a number was drawn."""
         if old is not None and generator.mark() != self._marks[name]:
             self._kept[old][name], self._owners[name] = generator.get(), old
@@ -73,13 +73,13 @@ class ProcessState:
     def _saved(self) -> dict[str, Any]:
         groups = sys.modules.get("gpucoll.distributed.groups")
         start = sys.modules.get("gpucoll.distributed.start")
-        return {"environment": _environment(), "world": gpucoll.communicator._world, "arguments": sys.argv,
+        return {"environment": _environment(), "world": internal.world(), "arguments": sys.argv,
                 "groups": [*groups.groups] if groups else [], "variables": [*start.variables] if start else []}
 
     def _restore(self, kept: dict[str, Any], main: ModuleType) -> None:
         # A change of the variables themselves would cost more than a change of turns.
         os.environ._data = os.environb._data = kept["environment"]  # type: ignore[attr-defined]
-        gpucoll.communicator._world = kept.get("world")
+        internal.set_world(kept.get("world"))
         for module, name in (("groups", "groups"), ("start", "variables")):
             there = sys.modules.get(f"gpucoll.distributed.{module}")
             if there is not None:
@@ -88,7 +88,7 @@ class ProcessState:
         sys.modules["__main__"] = main
 
 
-class Generator(NamedTuple):
+class GlobalGenerator(NamedTuple):
     """A global generator of random numbers; `mark` changes with each number drawn."""
 
     mark: Callable[[], object]
@@ -119,7 +119,7 @@ def _python_mark() -> tuple[Any, ...]:
 
 _python: Any = random._inst  # the object behind the module's functions
 GENERATORS = {
-    "numpy": Generator(_numpy_mark, numpy.random.get_state, numpy.random.set_state, numpy.random.seed),
-    "python": Generator(_python_mark if _python_mark()[:1] == random.getstate()[1][-1:] else random.getstate,
+    "numpy": GlobalGenerator(_numpy_mark, numpy.random.get_state, numpy.random.set_state, numpy.random.seed),
+    "python": GlobalGenerator(_python_mark if _python_mark()[:1] == random.getstate()[1][-1:] else random.getstate,
                         random.getstate, random.setstate, random.seed),
 }
