@@ -19,6 +19,7 @@ from peer import mutants as peer_mutants  # noqa: E402
 from planted import PLANTED  # noqa: E402
 from planted_connections import PLANTED_CONNECTIONS  # noqa: E402
 from planted_gpu import PLANTED_GPU  # noqa: E402
+from planted_precheck import PLANTED_PRECHECK  # noqa: E402
 from planted_rows import PLANTED_ROWS  # noqa: E402
 
 # Kinds planted by nightly tests: some faults are visible only to a sanitizer or a browser.
@@ -39,7 +40,7 @@ def faults():
     """Yield the faults of every table of the repository."""
     kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
 
-    everything = *PLANTED, *PLANTED_ROWS, *PLANTED_CONNECTIONS, *PLANTED_GPU
+    everything = *PLANTED, *PLANTED_ROWS, *PLANTED_CONNECTIONS, *PLANTED_GPU, *PLANTED_PRECHECK
     yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in everything)
     for kind, table in (("kernel", kernels.MUTANTS), ("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
         yield from (Fault(kind, name, ((mutant.old, mutant.new),)) for name, mutant in table.items())

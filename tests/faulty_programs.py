@@ -226,3 +226,11 @@ def a_message_of_another_length(comm):
         comm.send(numpy.ones(3), 1)
     else:
         comm.recv(numpy.empty(4), 0)  # fault
+
+
+@fault(3, "exit", 2)
+def an_exit_code_on_one_rank(comm):
+    """The last rank ends with an exit code, before the others."""
+    if comm.rank == 2:
+        raise SystemExit(3)  # fault
+    comm.barrier()  # fault
