@@ -55,7 +55,8 @@ class Rehearsal:
             except BaseException as error:
                 if not _is_success(error):
                     rank.failure = error
-            end(rank.communicators, failed=rank.failure is not None)
+            if not turns.is_over:
+                end(rank.communicators, failed=rank.failure is not None)
 
         self._turns = turns = Turns(self._size, body, self._stopped, self._switched)
         before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}

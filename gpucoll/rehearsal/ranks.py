@@ -181,6 +181,15 @@ class VirtualCommunicator(Communicator):
         task.algorithm = algorithm
         return self._virtual
 
+    def _check_usable(self) -> None:
+        turns = self._link.group.turns
+        turns.check("a call")
+        try:
+            super()._check_usable()
+        except GpucollError:
+            turns.pause("a call after close or a failure")  # the program may repeat the call for ever
+            raise
+
     def _start(self, name: str, *arguments: Any) -> Any:
         return self._placed(super()._start(name, *arguments))
 

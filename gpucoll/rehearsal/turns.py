@@ -57,6 +57,7 @@ class Turns:
         self.ranks = [VirtualRank(number) for number in range(size)]
         self.current = self.ranks[0]
         self.events = 0  # calls, messages and ends of ranks so far
+        self.fault: BaseException | None = None  # an error of the rehearsal itself
         self.is_over = False  # whether the ranks are only unwound
         self.place = ""  # the line of the operation now advanced for a rank, "" if the rank itself runs
         self._body, self._on_stop, self._switched = body, on_stop, switched
@@ -66,7 +67,6 @@ class Turns:
             rank.is_ready = True
         self._is_looking = False
         self._finished = threading.Event()
-        self._stopped_at = -1  # the count of events at the last look at all ranks
 
     def run(self) -> None:
         """Run all ranks to the end, in rank order at first."""
@@ -79,6 +79,8 @@ class Turns:
         for rank in self.ranks:
             if rank.thread is not None and rank.unwindings < UNWINDINGS:
                 rank.thread.join()
+        if self.fault is not None:
+            raise self.fault
 
     def site(self) -> str:
         """Return the line of the call under way."""
@@ -125,6 +127,10 @@ class Turns:
             self._switch(rank)
             rank.done = None
 
+    def check(self, call: str) -> None:
+        """Raise Unwound if the ranks are only unwound, UsageError in a thread that is not the rank's own."""
+        self._own(call)
+
     def _own(self, call: str) -> VirtualRank:
         """Return the rank of this thread."""
         rank = self.current
@@ -161,12 +167,38 @@ class Turns:
 
     def _give(self, rank: VirtualRank) -> None:
         old, self.current = self.current, rank
-        self._switched(old, rank)
-        if rank.thread is None:
-            rank.thread = threading.Thread(target=self._live, args=(rank,), name=f"rank {rank.number}", daemon=True)
-            rank.thread.start()
-        else:
+        # An error here must not end the turns, or all threads would wait for ever: `run` raises the error at the end.
+        try:
+            self._switched(old, rank)
+            if rank.thread is None:
+                thread = threading.Thread(target=self._live, args=(rank,), name=f"rank {rank.number}", daemon=True)
+                rank.thread = thread
+                thread.start()
+                return
+        except Exception as error:
+            self._fault(error)
+            if rank.thread is not None and rank.thread.ident is None:  # the system has no room for another thread
+                rank.thread, rank.has_ended = None, True
+                self._pass_on()
+                return
+        if rank.thread is not None:
             rank.turn.release()
+        else:
+            rank.has_ended = True
+            self._pass_on()
+
+    def _fault(self, error: BaseException) -> None:
+        self.fault, self.is_over = self.fault or error, True
+
+    def _pass_on(self) -> None:
+        """Give the turn of an ended rank to another rank; after the last rank, end `run`."""
+        if self.is_over:
+            for one in self.ranks:
+                one.has_ended |= one.thread is None
+        if all(one.has_ended for one in self.ranks):
+            self._finished.set()
+        else:
+            self._give(self._next())
 
     def _next(self) -> VirtualRank:
         while True:
@@ -183,7 +215,10 @@ class Turns:
             if found is not None:
                 return found
             if not self._ready:
-                self._on_stop()
+                try:
+                    self._on_stop()
+                except Exception as error:
+                    self._fault(error)
                 self.is_over = True
 
     def _live(self, rank: VirtualRank) -> None:
@@ -199,10 +234,7 @@ class Turns:
     def _end(self, rank: VirtualRank) -> None:
         rank.has_ended = True
         self.happened()
-        if all(one.has_ended for one in self.ranks):
-            self._finished.set()
-        else:
-            self._give(self._next())
+        self._pass_on()
 
 
 def _always() -> bool:
