@@ -5,6 +5,7 @@ Each room imports only from rooms below its own line.
     cli           the command's verbs, imported when used
     doctor        tests of a machine and of a job
     calibration   measured times of algorithms, for the tuner
+    rehearsal     a program's calls, matched before the program runs
     distributed   torch.distributed's names
     training      data parallel, ZeRO, parameter servers, compression, arrays over a mesh of ranks
     mpi           mpi4py's names
@@ -50,6 +51,7 @@ from gpucoll.errors import (
 from gpucoll.health.termination import on_terminate
 from gpucoll.msccl.files import load
 from gpucoll.progress.operations import Work
+from gpucoll.rehearsal import precheck
 from gpucoll.version import __version__ as __version__
 
 __all__ = [
@@ -57,5 +59,5 @@ __all__ = [
     "CollectiveTimeout", "Communicator", "Copy", "DtypeError", "GpucollError", "MismatchError", "PeerError",
     "RankFailedError", "Recv", "RecvReduce", "Reduce", "ReduceOp", "RevokedError", "Send", "Slice", "Status",
     "UsageError", "Work", "algorithm", "algorithms", "dims_create", "draw", "elementwise_op", "init", "init_local",
-    "join", "load", "on_terminate", "premul_sum", "run_local", "schedule",
+    "join", "load", "on_terminate", "precheck", "premul_sum", "run_local", "schedule",
 ]

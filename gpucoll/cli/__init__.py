@@ -197,6 +197,12 @@ def _add_machines(verbs: Any) -> None:
     report.add_argument("--stragglers", action="store_true",
                         help="name the rank that delays the others, its call site, and since when")
     report.add_argument("--trace", metavar="F.json", help="write all calls as a timeline, as Chrome and Perfetto read")
+    precheck = _add_verb(verbs, "precheck", _from("gpucoll.rehearsal.program"), json=False,
+                         help="check that the calls of all ranks of a program agree, before the program runs")
+    precheck.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="the number of ranks")
+    precheck.add_argument("--json", action="store_true", help="print the findings as a JSON list")
+    precheck.add_argument("script", help="a program for gpucoll, unchanged")
+    precheck.add_argument("arguments", nargs="...", help="the program's own arguments")
     _add_verb(verbs, "doctor", _from("gpucoll.doctor"), help="examine this machine, and under mpiexec this job")
 
 

@@ -41,7 +41,7 @@ from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, RankFailedError, RevokedError, UsageError
 from gpucoll.health.guard import FAILED_BY
 from gpucoll.launch import bootstrap
-from gpucoll.launch.places import StorePlace, named_place
+from gpucoll.launch.places import StorePlace, VirtualPlace, named_place
 from gpucoll.transport.control import abort
 
 T = TypeVar("T")
@@ -74,6 +74,9 @@ class Communicator(Objects, Persistent, Advice, Symmetric, Elastic):
         UsageError if the options differ between ranks, BackendError if MPI has no room for another communicator.
         """
         wanted = bootstrap.options(options)
+        if hasattr(mpi, "virtual"):  # of virtual ranks
+            made: Communicator = mpi.virtual(wanted)
+            return made
         return cls(same_options(MpiLink(mpi, wanted.timeout), wanted), wanted)
 
     def cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Cartesian | None:
@@ -100,7 +103,11 @@ class Communicator(Objects, Persistent, Advice, Symmetric, Elastic):
         # a split by MPI, which nothing can interrupt.
         self._all_gather_metadata({}, "cart")
         link, halo = (self._part(0 if self.rank < math.prod(lengths) else None, 0) for _ in range(2))
-        return None if link is None or halo is None else Cartesian(link, halo, self.options, lengths, wraps)
+        return None if link is None or halo is None else self._grid(link, halo, self.options, lengths, wraps)
+
+    def _grid(self, *arguments: Any) -> Cartesian:
+        """Return the communicator of a grid, given the arguments of `Cartesian`."""
+        return Cartesian(*arguments)
 
     def _is_succeeded_by(self, other: Self) -> None:
         global _world
@@ -118,7 +125,7 @@ class Cartesian(RankGrid, Communicator):
     def __init__(self, link: Link, halo: Link, options: bootstrap.Options, dims: tuple[int, ...],
                  periods: tuple[bool, ...]) -> None:
         super().__init__(link, options)
-        self.dims, self.periods, self._halo = dims, periods, Communicator(halo, options)
+        self.dims, self.periods, self._halo = dims, periods, self._over(halo)
 
     def _over(self, link: Link) -> Communicator:
         return Communicator(link, self.options)
@@ -137,6 +144,9 @@ _world: Communicator | None = None
 def new_world(wanted: bootstrap.Options, place: StorePlace | None = None) -> Communicator:
     """Return a new communicator of all ranks; `init` explains how ranks meet. A collective call."""
     job = bootstrap.job(wanted.timeout, place)
+    if isinstance(job, VirtualPlace):
+        world: Communicator = job.world(wanted)
+        return world
     if not isinstance(job, StorePlace):
         return Communicator(same_options(MpiLink(job, wanted.timeout), wanted), wanted)
     if wanted.executor == "native":

@@ -90,9 +90,8 @@ class Core:
         self._link = link
         self.mpi: Any = link.mpi if link.has_collectives else None  # None for threads and a store
         self.options = options
-        self._waits = Progress(options.timeout, foreign=link.foreign, threads=link.threads,
-                            crowded=self.local_size > (os.cpu_count() or 1))
-        self._host = HostBackend(link, options.timeout, options.executor, options.check)
+        self._waits = self._new_waits()
+        self._host = self._new_host()
         self._gpus: dict[str, Gpu] = {}
         self._group: list[Work] | None = None
         self._tuner = Tuner(link.place.nodes, link.table, options.prefer)
@@ -108,6 +107,15 @@ class Core:
         self._batch: Any = None  # messages between GPU arrays in the open group
         self.closed = False
         self._is_forked = False  # whether this is a fork's child: the links then belong to the parent
+
+    def _new_waits(self) -> Progress:
+        """Return the waits of this communicator."""
+        return Progress(self.timeout, foreign=self._link.foreign, threads=self._link.threads,
+                        crowded=self.local_size > (os.cpu_count() or 1))
+
+    def _new_host(self) -> HostBackend:
+        """Return the executors for host arrays."""
+        return HostBackend(self._link, self.timeout, self.executor, self.check)
 
     rank = property(lambda self: self._link.place.rank, doc="This rank, 0 .. size - 1.")
     size = property(lambda self: self._link.place.size, doc="The number of ranks.")

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpucoll import communicator
 from gpucoll.communicator import Communicator
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.links import Link
@@ -16,6 +17,16 @@ from gpucoll.communicator.metadata import Failure, Metadata
 from gpucoll.communicator.points import PointMessage
 from gpucoll.progress.operations import Work
 from gpucoll.progress.waits import Progress
+
+
+def world() -> Communicator | None:
+    """Return the communicator of the last `gpucoll.init`, None without one."""
+    return communicator._world
+
+
+def set_world(comm: Communicator | None) -> None:
+    """Let `gpucoll.init` return `comm`; None: make a new communicator."""
+    communicator._world = comm
 
 
 def current_stream(comm: Communicator, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:

@@ -24,7 +24,7 @@ from gpucoll.core import parsing
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed, nearest
 from gpucoll.launch.launchers import SLURM, SRUN, free_port, local_rank, started, torchrun_variables, vendor_of
-from gpucoll.launch.places import StorePlace, announced, store_place
+from gpucoll.launch.places import StorePlace, VirtualPlace, announced, store_place
 from gpucoll.launch.watchdog import starting
 from gpucoll.progress.operations import in_thread
 from gpucoll.progress.waits import Progress
@@ -155,13 +155,20 @@ def start_mpi(timeout: float) -> None:
         from mpi4py import MPI  # noqa: F401
 
 
+# Returns the place of the virtual rank whose turn it is; None outside of a rehearsal by `gpucoll.rehearsal`.
+virtual_place: Callable[[], VirtualPlace] | None = None
+
+
 def job(timeout: float, given: StorePlace | None = None,
-        environment: Mapping[str, str] = os.environ) -> StorePlace | MPI.Intracomm:
+        environment: Mapping[str, str] = os.environ) -> StorePlace | VirtualPlace | MPI.Intracomm:
     """Return where the ranks of `gpucoll.init` meet: the `given` place, or a place in a store, or else COMM_WORLD.
 
-    A lone process without MPI gets a store of its own. MPI starts within `timeout` seconds, or the process ends. Raises
-    UsageError if several ranks were started and have no way to meet.
+    Inside a rehearsal it is the place of a virtual rank. A lone process without MPI gets a store of its own. MPI starts
+    within `timeout` seconds, or the process ends. Raises UsageError if several ranks were started and have no way to
+    meet.
     """
+    if virtual_place is not None:
+        return virtual_place()
     place = given or store_place(environment)
     if place is not None:
         is_named = given is not None or bool(environment.get("GPUCOLL_STORE"))

@@ -7,8 +7,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import CollectiveTimeout, UsageError
@@ -28,6 +28,14 @@ class StorePlace(NamedTuple):
     size: int
     token: str
     address: tuple[str, int] | None = None
+
+
+class VirtualPlace(NamedTuple):
+    """The place of a virtual rank, see `gpucoll.rehearsal`; `world` makes the rank's communicator of all ranks."""
+
+    rank: int
+    size: int
+    world: Callable[[Any], Any]
 
 
 def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | None:

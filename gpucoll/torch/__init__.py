@@ -17,11 +17,18 @@ from typing import Any
 
 import torch.distributed
 
+from gpucoll.errors import UsageError
 from gpucoll.executors import INSIDE
+from gpucoll.launch import bootstrap
 from gpucoll.torch.group import TorchProcessGroup
 from gpucoll.torch.membership import set_variables
 
 __all__ = ["TorchProcessGroup"]
+
+if bootstrap.virtual_place is not None:
+    # torch's default group belongs to the process, and its ranks would meet by a store for real, and wait.
+    raise UsageError("precheck does not follow torch.distributed; gpucoll.distributed has the same names",
+                     code="GC-PRECHECK")
 
 _batch = torch.distributed.batch_isend_irecv
 

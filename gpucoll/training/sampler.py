@@ -40,4 +40,8 @@ class Sampler:
         if self._shuffle:
             numpy.random.default_rng([self._seed, number]).shuffle(order)
         for start in range(0, self._length, self._batch):
-            yield numpy.array_split(order[start:start + self._batch], self._size)[self._rank]
+            batch = order[start:start + self._batch]
+            # As `numpy.array_split`, whose cost grows with the number of ranks: the first ranks get one index more.
+            each, more = divmod(len(batch), self._size)
+            first = self._rank * each + min(self._rank, more)
+            yield batch[first:first + each + (self._rank < more)]

@@ -1,0 +1,34 @@
+"""A program checked before it runs: all its ranks as threads of one process, whose calls are matched and not sent.
+
+    turns       one thread runs at a time; a deadlock is known exactly
+    matching    the calls of all ranks on every communicator, and messages between two ranks
+    values      results of collectives, by NumPy
+    ranks       communicators of virtual ranks: the library above transports and executors
+    state       environment, random numbers and world of each rank
+    findings    causes and places, from the state in which no rank can go on
+    program     a function or a script, run by all ranks; the command
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def precheck(function: Callable[[Any], object], size: int) -> list[dict[str, Any]]:
+    """Run ``function(comm)`` on `size` virtual ranks, and return a list of what keeps the ranks from agreeing.
+
+    No data are sent and no rank is started: the ranks are threads of this process, and one runs at a time. The list is
+    empty if all calls agree. Each finding is a dict: `kind`, a word such as "collective", "root", "shape", "ended",
+    "unmatched send" or "deadlock"; `ranks`, the culprits; `places`, the lines as "file:line", those of the culprits
+    first; `call`, the name of the call; `message`, a sentence; `agreed`, the lines of the last call that agreed;
+    `calls`, what each group of ranks does. Raises ArgumentError for a wrong `size`, and UsageError inside a precheck.
+
+    >>> import numpy
+    >>> found = precheck(lambda comm: comm.broadcast(numpy.zeros(3), root=comm.rank // 3), 4)
+    >>> [(one["kind"], one["ranks"], one["call"]) for one in found]
+    [('root', [3], 'broadcast')]
+    """
+    from gpucoll.rehearsal.program import rehearse  # here, because few programs check others
+
+    return rehearse(function, size)

@@ -1,0 +1,117 @@
+"""The calls of virtual ranks, matched on every communicator; messages between two ranks, matched by sender and tag."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from gpucoll.core.signature import Signature
+from gpucoll.progress.operations import Operation
+from gpucoll.rehearsal.turns import Turns, VirtualRank
+from gpucoll.transport.mailbox import Mailbox, ThreadMessages, _Message
+
+CLOSE = Signature("close").encode()
+REFUSED = "refused"
+
+
+class Arrival(NamedTuple):
+    """A rank's call: the encoded signature, the line, and what the rank gives to the call.
+
+    `is_end` says that the rank's program has ended here.
+    """
+
+    signature: str
+    place: str
+    given: Any
+    is_end: bool
+
+
+class MatchedCall:
+    """The calls number k of all ranks of a communicator: complete once all ranks have made the same call."""
+
+    def __init__(self) -> None:
+        self.arrivals: dict[int, Arrival] = {}
+        self.is_complete, self.differs = False, False
+        self.result: Any = None
+
+
+class VirtualGroup:
+    """The ranks of one communicator: `members` are their numbers in the world, in rank order."""
+
+    def __init__(self, turns: Turns, members: Sequence[int], groups: list[VirtualGroup]) -> None:
+        self.turns, self.members, self.groups = turns, tuple(members), groups
+        self.size = len(self.members)
+        self.calls: dict[int, MatchedCall] = {}  # the calls under way, by number
+        self.agreed: MatchedCall | None = None  # the last complete call
+        self.mail = VirtualMail(self)
+        self.probes: dict[int, tuple[int | None, int | None]] = {}  # by rank: source and tag of a message looked for
+        self._counts = [0] * self.size
+        groups.append(self)
+
+    def rank_of(self, number: int) -> VirtualRank:
+        """Return the rank with a number in this group."""
+        return self.turns.ranks[self.members[number]]
+
+    def arrive(self, rank: int, signature: str, place: str, given: Any = None,
+               combine: Callable[[list[Any]], Any] | None = None, *, is_end: bool = False) -> MatchedCall:
+        """Note the next call of `rank`. The last rank to come calls ``combine`` with what all ranks give."""
+        number, turns = self._counts[rank], self.turns
+        self._counts[rank] += 1
+        turns.happened()
+        self.rank_of(rank).last = place or self.rank_of(rank).last
+        call = self.calls.setdefault(number, MatchedCall())
+        call.arrivals[rank] = Arrival(signature, place, given, is_end)
+        first = next(iter(call.arrivals.values())).signature
+        call.differs |= signature != first
+        if len(call.arrivals) == self.size and not call.differs:
+            del self.calls[number]
+            if combine is not None:
+                call.result = combine([call.arrivals[one].given for one in range(self.size)])
+            call.is_complete = True
+            if signature != CLOSE:
+                self.agreed = call
+            call.arrivals = {one: there._replace(given=None) for one, there in call.arrivals.items()}
+            for other in self.members:
+                turns.wake(turns.ranks[other])
+        return call
+
+    def exchange(self, rank: int, signature: Signature, given: Any, combine: Callable[[list[Any]], Any],
+                 found: list[Any]) -> Operation:
+        """Append to `found` the result of ``combine``, made once for all ranks."""
+        call = self.arrive(rank, signature.encode(), self.turns.site(), given, combine)
+        if not call.is_complete:
+            yield lambda: call.is_complete
+        found.append(call.result)
+
+
+class VirtualMail(Mailbox):
+    """The messages between the ranks of a group; the rank of a matched message looks again."""
+
+    def __init__(self, group: VirtualGroup) -> None:
+        super().__init__()
+        self._group = group
+        self.places: weakref.WeakKeyDictionary[_Message, str] = weakref.WeakKeyDictionary()  # lines of the calls
+
+    def post(self, mine: _Message, key: tuple[int, int, int], *, sends: bool) -> _Message:
+        """Match `mine` as a mailbox does, and wake both ranks."""
+        group, (source, target, _) = self._group, key
+        group.turns.happened()
+        group.rank_of(source if sends else target).last = place = group.turns.site()
+        self.places[mine] = place
+        super().post(mine, key, sends=sends)
+        for rank in (source, target):
+            group.turns.wake(group.rank_of(rank))
+        return mine
+
+    def unmatched(self) -> list[tuple[tuple[int, int, int], bool, int, str]]:
+        """Return the messages that wait: (source, target, tag), whether it is a send, its bytes and its line."""
+        return [(key, sends, len(one.row), self.places.get(one, ""))
+                for (key, sends), there in self._waiting.items() for one in there if one.length is None]
+
+
+class VirtualMessages(ThreadMessages):
+    """A rank's access to the messages of its group."""
+
+    def __init__(self, rank: int, group: VirtualGroup) -> None:
+        super().__init__(rank, group.mail)

@@ -1,0 +1,233 @@
+"""mpi4py's COMM_WORLD for virtual ranks: mpi4py's names on communicators of virtual ranks.
+
+Served are ranks and sizes, the upper-case calls of `gpucoll.mpi.Comm`, messages of buffers and objects, collectives of
+objects, `Dup` and `Split`. A method of mpi4py left out here raises UsageError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+import gpucoll.mpi
+from gpucoll.communicator import internal
+from gpucoll.errors import UsageError
+from gpucoll.launch.bootstrap import Options
+from gpucoll.mpi.buffers import row
+from gpucoll.rehearsal.matching import VirtualGroup
+from gpucoll.rehearsal.ranks import VirtualCommunicator, VirtualLink
+
+UPPER = ("Barrier", "Bcast", "Reduce", "Allreduce", "Scan", "Exscan", "Gather", "Allgather", "Scatter", "Alltoall",
+         "Reduce_scatter", "Reduce_scatter_block", "Gatherv", "Allgatherv", "Scatterv", "Alltoallv")
+OWN = ("Free", "Get_attr", "Set_attr", "Get_name", "Set_name", "Is_inter", "Is_intra", "Get_rank", "Get_size")
+
+
+class VirtualMpi(MPI.Intracomm):
+    """An mpi4py communicator of virtual ranks; each rank uses the same object, by its own communicator."""
+
+    def __new__(cls, group: VirtualGroup) -> VirtualMpi:
+        made: VirtualMpi = MPI.Intracomm.__new__(cls)
+        return made
+
+    def __init__(self, group: VirtualGroup) -> None:
+        self._group = group
+        self._comms: dict[int, VirtualCommunicator] = {}
+        self._attributes: dict[tuple[int, Any], Any] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def comm(self) -> VirtualCommunicator:
+        """The communicator of the rank whose turn it is."""
+        number = self._group.turns.current.number
+        if number not in self._comms:
+            link = VirtualLink(self._group, self._group.members.index(number))
+            self._comms[number] = VirtualCommunicator(link, Options())
+        return self._comms[number]
+
+    rank = property(lambda self: self.comm.rank, doc="This rank.")
+    size = property(lambda self: self._group.size, doc="The number of ranks.")
+
+    def virtual(self, options: Options) -> VirtualCommunicator:
+        """Return a communicator of these ranks for `Communicator.from_mpi`. A collective call."""
+        return VirtualCommunicator(self._part(0, self.rank), options)
+
+    def _part(self, color: int | None, key: int) -> Any:
+        return internal.link_of(self.comm).split(color, key)
+
+    def Get_rank(self) -> int:
+        """Return this rank."""
+        return int(self.rank)
+
+    def Get_size(self) -> int:
+        """Return the number of ranks."""
+        return int(self.size)
+
+    def Is_inter(self) -> bool:
+        """Return False: the ranks are those of one group."""
+        return False
+
+    def Get_attr(self, keyval: int) -> Any:
+        """Return an attribute of this rank, None without one."""
+        return self._attributes.get((self._group.turns.current.number, keyval))
+
+    def Set_attr(self, keyval: int, attrval: Any) -> None:
+        """Set an attribute of this rank."""
+        self._attributes[self._group.turns.current.number, keyval] = attrval
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        """Return the communicator of the ranks of `color`."""
+        part = self._part(None if color == MPI.UNDEFINED else color, key)
+        return MPI.COMM_NULL if part is None else VirtualMpi(part.group)
+
+    def Dup(self, info: Any = None) -> VirtualMpi:
+        """Return another communicator of the same ranks."""
+        return VirtualMpi(self._part(0, self.rank).group)
+
+    Clone = Dup
+
+    def Free(self) -> None:
+        """Close this rank's communicator. A collective call."""
+        self.comm.close()
+
+    # ------------------------------------------------------------ messages
+
+    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """Send a buffer."""
+        self.comm.send(row(buf), dest, tag)
+
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
+        """Begin to send a buffer."""
+        return gpucoll.mpi.Request(self.comm.send(row(buf), dest, tag, async_op=True), None)
+
+    def Irecv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
+        """Begin to receive a buffer of the length of the message."""
+        return gpucoll.mpi.Request(self.comm.recv(row(buf), source, tag, async_op=True), None)
+
+    def Recv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None) -> None:
+        """Receive a message into the beginning of a buffer."""
+        self._receive(row(buf), source, tag, status)
+
+    def Sendrecv(self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = MPI.ANY_SOURCE,
+                 recvtag: int = MPI.ANY_TAG, status: Any = None) -> None:
+        """Send a buffer while receiving another."""
+        sent = self.comm.send(row(sendbuf), dest, sendtag, async_op=True)
+        self._receive(row(recvbuf), source, recvtag, status)
+        sent.wait()
+
+    def _receive(self, out: Any, source: int, tag: int, status: Any) -> None:
+        if source == MPI.PROC_NULL:
+            return
+        seen = self.comm.probe(source, tag)
+        # MPI allows a buffer longer than the message.
+        fits = out[:seen.count // out.itemsize] if seen.count <= out.nbytes else out
+        self.comm.recv(fits, seen.source, seen.tag, status)
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object."""
+        self.comm.send(_pickled(obj), dest, tag)
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> Any:
+        """Begin to send an object."""
+        return gpucoll.mpi.Request(self.comm.send(_pickled(obj), dest, tag, async_op=True), None)
+
+    def recv(self, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None) -> Any:
+        """Return a received object."""
+        if source == MPI.PROC_NULL:
+            return None
+        seen = self.comm.probe(source, tag)
+        out = numpy.empty(seen.count, numpy.uint8)
+        self.comm.recv(out, seen.source, seen.tag, status)
+        return pickle.loads(out.tobytes())
+
+    def sendrecv(self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = MPI.ANY_SOURCE,
+                 recvtag: int = MPI.ANY_TAG, status: Any = None) -> Any:
+        """Send an object and return another, received meanwhile."""
+        sent = self.comm.send(_pickled(sendobj), dest, sendtag, async_op=True)
+        found = self.recv(None, source, recvtag, status)
+        sent.wait()
+        return found
+
+    # ------------------------------------------------------------ collectives of objects
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.comm.barrier()
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """Return the root's object."""
+        return self.comm.broadcast_object(obj, root)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """Return all ranks' objects on the root."""
+        return self.comm.gather_object(sendobj, root)
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """Return all ranks' objects."""
+        return self.comm.all_gather_object(sendobj)
+
+    def scatter(self, sendobj: Any, root: int = 0) -> Any:
+        """Return this rank's object of the root's."""
+        return self.comm.scatter_object(sendobj, root)
+
+    def alltoall(self, sendobj: Any) -> list[Any]:
+        """Return this rank's object of each rank's."""
+        return [one[self.rank] for one in self.comm.all_gather_object([*sendobj])]
+
+    def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
+        """Return the reduction of all ranks' objects on the root."""
+        everyone = self.comm.gather_object(sendobj, root)
+        return None if everyone is None else functools.reduce(op, everyone)
+
+    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        """Return the reduction of all ranks' objects."""
+        return functools.reduce(op, self.comm.all_gather_object(sendobj))
+
+
+def _pickled(obj: Any) -> Any:
+    return numpy.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), numpy.uint8)
+
+
+def _by_gpucoll(name: str) -> Callable[..., Any]:
+    def method(self: VirtualMpi, *given: Any, **named: Any) -> Any:
+        return getattr(gpucoll.mpi.Comm(self), name)(*given, **named)
+
+    return method
+
+
+def _left_out(name: str) -> Callable[..., Any]:
+    def method(self: VirtualMpi, *given: Any, **named: Any) -> Any:
+        raise UsageError(f"{name}: precheck does not follow this method of mpi4py", code="GC-PRECHECK")
+
+    return method
+
+
+for _name in dir(MPI.Intracomm):
+    if _name in UPPER:
+        setattr(VirtualMpi, _name, _by_gpucoll(_name))
+    elif callable(getattr(MPI.Intracomm, _name)) and not _name.startswith("_") and _name not in vars(VirtualMpi) \
+            and _name not in OWN:
+        setattr(VirtualMpi, _name, _left_out(_name))
+
+
+@contextlib.contextmanager
+def as_world(group: VirtualGroup) -> Iterator[None]:
+    """Let ``mpi4py.MPI.COMM_WORLD`` be the communicator of virtual ranks."""
+    module: Any = sys.modules["mpi4py.MPI"]
+    before = module.COMM_WORLD
+    module.COMM_WORLD = VirtualMpi(group)
+    try:
+        yield
+    finally:
+        module.COMM_WORLD = before

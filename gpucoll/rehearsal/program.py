@@ -1,0 +1,177 @@
+"""A function or a script, run by virtual ranks; the command ``gpucoll precheck``."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpucoll.communicator import internal
+from gpucoll.core.dtypes import is_whole
+from gpucoll.errors import ArgumentError, UsageError
+from gpucoll.launch import bootstrap
+from gpucoll.launch.places import VirtualPlace
+from gpucoll.rehearsal.findings import Analysis, Finding
+from gpucoll.rehearsal.matching import VirtualGroup
+from gpucoll.rehearsal.ranks import end, world_of
+from gpucoll.rehearsal.state import ProcessState
+from gpucoll.rehearsal.turns import Turns, Unwound, VirtualRank
+
+MOST_RANKS = 4096  # threads of one process
+HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT")  # variables that concern real ranks only
+
+
+class Rehearsal:
+    """A program run once by `size` virtual ranks."""
+
+    def __init__(self, size: int, *, is_program: bool) -> None:
+        if not is_whole(size) or not 1 <= size <= MOST_RANKS:
+            raise ArgumentError(f"precheck: size={size!r} is not a number of ranks in 1..{MOST_RANKS}",
+                                code="GC-PRECHECK")
+        if bootstrap.virtual_place is not None:
+            raise UsageError("precheck: called inside another precheck, or at the same time by another thread",
+                             code="GC-PRECHECK")
+        self._size, self._options = int(size), bootstrap.options({})
+        self._is_program = is_program
+        self._groups: list[VirtualGroup] = []
+        self._worlds: list[VirtualGroup] = []
+        self._found: list[Finding] | None = None
+
+    def run(self, program: Callable[[VirtualRank, Callable[[], Any]], None]) -> list[Finding]:
+        """Return the findings of ``program(rank, world)``; ``world()`` makes the rank's next world."""
+        def body(rank: VirtualRank) -> None:
+            try:
+                program(rank, lambda: self._world(self._options))
+            except Unwound:
+                raise
+            except BaseException as error:
+                if not _is_success(error):
+                    rank.failure = error
+            if not turns.is_over:
+                end(rank.communicators, failed=rank.failure is not None)
+
+        self._turns = turns = Turns(self._size, body, self._stopped, self._switched)
+        before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
+        self._state = ProcessState(self._size, is_program=self._is_program)
+        bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world)
+        try:
+            with _no_sleep(turns), self._mpi():
+                turns.run()
+        finally:
+            bootstrap.virtual_place = None
+            self._state.switch(None, None)
+            os.environ.update(before)
+        if self._found is None:
+            self._stopped()
+        return self._found or []
+
+    def _mpi(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context with a COMM_WORLD of virtual ranks for mpi4py, if the program imports mpi4py."""
+        if "mpi4py.MPI" not in sys.modules:
+            return contextlib.nullcontext()
+        from gpucoll.rehearsal.mpi_world import as_world
+
+        return as_world(VirtualGroup(self._turns, range(self._size), self._groups))
+
+    def main(self, rank: VirtualRank) -> Any:
+        """Return the module `__main__` of a rank."""
+        return self._state.main(rank.number)
+
+    def _world(self, wanted: bootstrap.Options) -> Any:
+        rank = self._turns.current
+        if rank.worlds == len(self._worlds):
+            self._worlds.append(VirtualGroup(self._turns, range(self._size), self._groups))
+        rank.worlds += 1
+        return world_of(self._worlds[rank.worlds - 1], rank.number, wanted)
+
+    def _stopped(self) -> None:
+        self._found = Analysis(self._turns, self._groups).run()
+
+    def _switched(self, old: VirtualRank, new: VirtualRank) -> None:
+        self._state.switch(old.number if old.thread is not None else None, new.number)
+
+
+def rehearse(function: Callable[[Any], object], size: int) -> list[Finding]:
+    """Return the findings for ``function(comm)``; see `gpucoll.precheck`."""
+    def program(rank: VirtualRank, world: Callable[[], Any]) -> None:
+        comm = world()
+        internal.set_world(comm)  # so that `gpucoll.init` returns the same
+        function(comm)
+
+    return Rehearsal(size, is_program=False).run(program)
+
+
+def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Finding]:
+    """Return the findings for a script run as ``python path arguments`` by each rank. Its output is dropped."""
+    try:
+        source = Path(path).read_bytes()
+        code = compile(source, path, "exec")
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ArgumentError(f"precheck: {path} cannot be run: {error}", code="GC-FILE") from None
+    before, sys.argv = sys.argv, [path, *arguments]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    try:
+        if b"mpi4py" in source or b"gpucoll.mpi" in source:
+            # Before the ranks run: COMM_WORLD is replaced for all modules that import it from here on.
+            with contextlib.suppress(ImportError, RuntimeError):
+                importlib.import_module("mpi4py.MPI")
+        rehearsal = Rehearsal(size, is_program=True)
+
+        def program(rank: VirtualRank, _: Any) -> None:
+            module = rehearsal.main(rank)
+            vars(module).update(__file__=path, __builtins__=__builtins__)
+            exec(code, vars(module))
+
+        with contextlib.redirect_stdout(_Nowhere()):
+            return rehearsal.run(program)
+    finally:
+        sys.argv = before
+        sys.path.pop(0)
+
+
+class _Nowhere(io.StringIO):
+    """Output of virtual ranks, dropped: each of a thousand ranks may print the same."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def _is_success(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+@contextlib.contextmanager
+def _no_sleep(turns: Turns) -> Iterator[None]:
+    """Let ranks that sleep give up their turn instead: they may poll for another rank."""
+    real = time.sleep
+
+    def sleep(seconds: Any, /) -> None:
+        if turns.current.thread is threading.current_thread():
+            turns.pause("time.sleep")
+        else:
+            real(seconds)
+
+    time.sleep = sleep
+    try:
+        yield
+    finally:
+        time.sleep = real
+
+
+def main(options: Any) -> int:
+    """Run the command: print the findings and return 1, or print one line and return 0."""
+    found = rehearse_script(options.script, options.arguments, options.ranks)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        print("\n".join(f"{one['kind']}: {one['message']}" for one in found)
+              or f"{options.script}: the calls of {options.ranks} ranks agree")
+    return 1 if found else 0

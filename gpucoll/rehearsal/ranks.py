@@ -1,0 +1,290 @@
+"""Communicators of virtual ranks: gpucoll's own checks of arguments, and calls that are matched instead of carried out.
+
+Transports, executors and waits are replaced, one by one; everything above them is the library itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Generator
+from typing import Any
+
+from gpucoll.algorithms import find, schedule
+from gpucoll.arrays import Prepared, Space, on_gpu
+from gpucoll.arrays.segments import Heap
+from gpucoll.communicator import Cartesian, Communicator
+from gpucoll.communicator.backends import HostBackend
+from gpucoll.communicator.links import Link
+from gpucoll.communicator.metadata import Failure, Metadata, check_alike
+from gpucoll.core.signature import Signature
+from gpucoll.errors import GpucollError, UsageError
+from gpucoll.executors import Executor, Task, call_site
+from gpucoll.health.processes import RankThreads
+from gpucoll.launch.bootstrap import Options, RankTopology
+from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
+from gpucoll.progress.waits import Progress
+from gpucoll.rehearsal.matching import CLOSE, REFUSED, VirtualGroup, VirtualMessages
+from gpucoll.rehearsal.values import compute
+from gpucoll.tuner import built_in
+
+
+class VirtualWaits(Progress):
+    """Waits that give the turn to another rank; no deadline, no progress thread."""
+
+    def __init__(self, group: VirtualGroup, rank: int) -> None:
+        super().__init__(math.inf, threads=False)
+        self._turns, self._mine = group.turns, group.rank_of(rank)
+
+    def until(self, done: Pending, name: str, deadline: float) -> None:
+        """Give up the turn until ``done()`` is true."""
+        self.name = name
+        self._turns.wait(done, name)
+
+    def soon(self, operation: Operation, name: str, result: Any) -> Work | None:
+        """Start a message between two ranks."""
+        return self.start(Work(self, operation, name, result))
+
+    def advance(self) -> None:
+        """Advance all operations, and let the other ranks go on: the caller may be polling."""
+        super().advance()
+        self._turns.pause(self.name or "a poll")
+
+    def poke(self) -> None:
+        """Advance all operations of a waiting rank."""
+        if self._stepping.locked():  # by a blocking call of the rank: only messages go on meanwhile
+            self._advance_alone()
+        else:
+            super().advance()
+        if not (self._queue or self._alone):
+            self._mine.waits.discard(self)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no operation is under way."""
+        return not (self._queue or self._alone)
+
+    def _begin(self, work: Work, works: Any) -> Work:
+        self.check()
+        work.place = getattr(work, "place", "") or self._turns.site()  # type: ignore[attr-defined] # a mark of ours
+        self.under_way.began()
+        works.append(work)
+        self._mine.waits.add(self)
+        super().advance()
+        return work
+
+    def _step(self, work: Work) -> bool:
+        before, self._turns.place = self._turns.place, work.place  # type: ignore[attr-defined]
+        try:
+            return super()._step(work)
+        finally:
+            self._turns.place = before
+
+
+class VirtualExecutor(Executor):
+    """Matches calls; the last rank to come computes the results of all."""
+
+    name = "mpi"
+
+    def __init__(self, group: VirtualGroup, rank: int) -> None:
+        self._group, self._rank = group, rank
+
+    def run(self, task: Task) -> Operation:
+        """Match `task` with the other ranks' tasks."""
+        call = self._group.arrive(self._rank, task.description, self._group.turns.site(), task, compute)
+        if not call.is_complete:
+            yield lambda: call.is_complete
+
+
+class VirtualBackend(HostBackend):
+    """The single executor of virtual ranks."""
+
+    def __init__(self, executor: Executor, size: int) -> None:
+        self.heap, self.executors = Heap(size), (executor,)
+        self._shared = self._walker = self._native = None
+
+    def observe(self, *_: Any) -> None:
+        """Record and compare nothing: the calls are matched already."""
+
+
+class VirtualLink(Link):
+    """The place of a virtual rank in its group."""
+
+    threads = False
+
+    def __init__(self, group: VirtualGroup, rank: int) -> None:
+        self.group, self.number = group, group.members[rank]
+        self.place = RankTopology(rank, group.size, rank, group.size, (0,) * group.size)
+        self.points = VirtualMessages(rank, group)
+        self.processes, self.table = RankThreads({}), built_in()
+        self.waits: VirtualWaits | None = None
+
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
+        return self.group.mail.seen(source, self.place.rank, tag)
+
+    def split(self, color: int | None, key: int) -> VirtualLink | None:
+        def parts(everyone: list[Any]) -> dict[int, VirtualGroup]:
+            ordered = sorted((shade, other, rank) for rank, (shade, other) in enumerate(everyone) if shade is not None)
+            colors = dict.fromkeys(shade for shade, _, _ in ordered)
+            return {one: VirtualGroup(group.turns, [group.members[rank] for shade, _, rank in ordered if shade == one],
+                                      group.groups) for one in colors}
+
+        group, found = self.group, list[Any]()
+        assert self.waits is not None
+        self.waits.run(group.exchange(self.place.rank, Signature("split", header="split"), (color, key), parts, found),
+                       "split")
+        if color is None:
+            return None
+        part = found[0][color]
+        return VirtualLink(part, part.members.index(self.number))
+
+    def own_gpu(self, ordinal: int | None) -> int | None:
+        return None
+
+
+class VirtualCommunicator(Communicator):
+    """A communicator of virtual ranks."""
+
+    _link: VirtualLink
+
+    def __init__(self, link: VirtualLink, *rest: Any) -> None:
+        given = next(one for one in rest if isinstance(one, Options))
+        # Neither a comparison by messages nor a device: both belong to real ranks.
+        plain = given._replace(check="off", device=None)
+        super().__init__(link, *(plain if one is given else one for one in rest))
+        self.options = given._replace(device=None)
+        link.group.rank_of(self.rank).communicators.append(self)
+
+    def _new_waits(self) -> Progress:
+        self._link.waits = VirtualWaits(self._link.group, self.rank)
+        return self._link.waits
+
+    def _new_host(self) -> HostBackend:
+        self._virtual = VirtualExecutor(self._link.group, self.rank)
+        return VirtualBackend(self._virtual, self.size)
+
+    def _over(self, link: Link) -> Any:
+        return VirtualCommunicator(link, self.options)  # type: ignore[arg-type] # all links here are virtual
+
+    def _grid(self, *arguments: Any) -> Any:
+        return VirtualCartesian(*arguments)
+
+    def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
+        if any(map(on_gpu, arrays)):
+            raise UsageError(f"{name}: x is a GPU array; precheck follows calls on host arrays, so let the program "
+                             "use NumPy there", code="GC-PRECHECK")
+        return super()._space(name, *arrays, stream=stream)
+
+    def _choose(self, task: Task, algorithm: str, call: Prepared, *_: Any) -> Executor:
+        if algorithm not in ("auto", "native"):
+            _check_algorithm(task.collective, algorithm, self.size, task.root)
+        task.algorithm = algorithm
+        return self._virtual
+
+    def _check_usable(self) -> None:
+        turns = self._link.group.turns
+        turns.check("a call")
+        try:
+            super()._check_usable()
+        except GpucollError:
+            turns.pause("a call after close or a failure")  # the program may repeat the call for ever
+            raise
+
+    def _start(self, name: str, *arguments: Any) -> Any:
+        return self._placed(super()._start(name, *arguments))
+
+    def _in_group(self, *arguments: Any) -> Work:
+        return self._placed(super()._in_group(*arguments))
+
+    def _placed(self, result: Any) -> Any:
+        """Note the line of a call of the open group: the group starts its calls only at its end."""
+        if self._group:
+            self._group[-1].place = call_site()  # type: ignore[attr-defined] # a mark of ours
+        return result
+
+    def _refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
+        if not hasattr(error, "is_reported"):
+            error.is_reported = True  # type: ignore[attr-defined] # a mark of ours
+            self._link.group.arrive(self.rank, Signature("", refusal=REFUSED).encode(), call_site(), str(error))
+
+    # ------------------------------------------------------------ host messages, as objects
+
+    def _exchanged(self, name: str, root: int, given: Any) -> list[Any]:
+        self._check_usable()
+        found = list[Any]()
+        call = Signature(name, root=root, header=name)
+        self._waits.run(self._link.group.exchange(self.rank, call, given, list, found), name)
+        everyone: list[Any] = found[0]
+        return everyone
+
+    def _broadcast_metadata(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
+        everyone = self._exchanged(name, root, metadata)
+        return self._checked_metadata([everyone[root]], name, mine, first=root)[0]
+
+    def _all_gather_metadata(self, metadata: Metadata, name: str, mine: Failure = None) -> list[Metadata]:
+        return self._checked_metadata(self._exchanged(name, 0, metadata), name, mine)
+
+    def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], tuple[int, ...]], *,
+               alike: bool = False) -> tuple[Any, tuple[tuple[int, ...], ...]]:
+        checked, mine = None, None
+        try:
+            checked = check()
+            some = checked[0] if isinstance(checked, list) else checked
+            given: Metadata = {"dtype": some.dtype.name, "tail": some.shape[1:], "counts": counts(checked)}
+        except GpucollError as error:
+            given, mine = {"error": str(error)}, error
+        everyone = self._all_gather_metadata(given, name, mine)
+        for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), *([("counts", "GC-COUNTS")] if alike else [])]:
+            check_alike(name, everyone, what, code)
+        return checked, tuple(one["counts"] for one in everyone)
+
+    def _found(self, source: int | None, tag: int | None, status: Any = None) -> Generator[Pending, None, ProbeResult]:
+        probes = self._link.group.probes
+        probes[self.rank] = source, tag
+        found = yield from super()._found(source, tag, status)
+        probes.pop(self.rank, None)
+        return found
+
+    def close(self) -> None:
+        """Complete all operations under way; wait for the other ranks unless the communicator has failed."""
+        if not self.closed:
+            self.closed = True
+            self._end(waits=self._waits.failure is None)
+
+    def _end(self, *, waits: bool, is_end: bool = False) -> None:
+        """Leave: complete all operations, and with `waits` wait for the other ranks to leave."""
+        self.closed = True
+        self._forget_calls()
+        turns, mine, group = self._link.group.turns, self._waits, self._link.group
+        if turns.is_over:
+            return
+        assert isinstance(mine, VirtualWaits)
+        if waits or is_end:
+            turns.wait(lambda: mine.is_idle, "close")
+        call = group.arrive(self.rank, CLOSE, "" if is_end else call_site(), is_end=is_end)
+        if waits:
+            turns.wait(lambda: call.is_complete, "close")
+        self._host.close()
+
+
+class VirtualCartesian(VirtualCommunicator, Cartesian):
+    """A grid of virtual ranks."""
+
+
+@functools.lru_cache(1024)
+def _check_algorithm(collective: str, algorithm: str, size: int, root: int) -> None:
+    """Raise ArgumentError, as a call does, for an algorithm that cannot serve."""
+    find(collective, algorithm)
+    schedule(collective, algorithm, rank=0, size=size, root=root)
+
+
+def world_of(group: VirtualGroup, rank: int, options: Options) -> VirtualCommunicator:
+    """Return the communicator of a rank of the world."""
+    return VirtualCommunicator(VirtualLink(group, rank), options)
+
+
+def end(communicators: list[Any], *, failed: bool) -> None:
+    """Leave all communicators of a rank whose program has ended, or has `failed`."""
+    for one in communicators:
+        if not one.closed:
+            one._end(waits=False, is_end=not failed)

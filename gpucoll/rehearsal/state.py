@@ -1,0 +1,125 @@
+"""The state of a process that each virtual rank must have for itself: environment, random numbers, world, groups."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy
+
+from gpucoll.communicator import internal
+from gpucoll.launch.launchers import torchrun_variables
+
+WORDS = 624  # of the state of MT19937, Python's and NumPy's
+
+
+class ProcessState:
+    """The state of the process, saved at the end of a rank's turn and restored at the beginning of the next turn.
+
+    Each rank of a program has a module `__main__` and torchrun's variables of its own; a function keeps the process'.
+    """
+
+    def __init__(self, size: int, *, is_program: bool) -> None:
+        self._kept: list[dict[str, Any]] = [{} for _ in range(size)]
+        self._main = [ModuleType("__main__") if is_program else sys.modules["__main__"] for _ in range(size)]
+        self._arguments = [*sys.argv]
+        own: dict[Any, Any] = _environment()
+        for number, kept in enumerate(self._kept):
+            variables = torchrun_variables(number, size, number, size) if is_program else {}
+            kept["environment"] = own | {name.encode(): value.encode() for name, value in variables.items()}
+        self._before = {**self._saved(), "main": sys.modules["__main__"], "numpy": numpy.random.get_state(),
+                        "python": random.getstate()}
+        # Of each generator: the rank whose numbers it draws (None: nobody has drawn), and its mark at the turn's begin.
+        self._owners: dict[str, int | None] = dict.fromkeys(GENERATORS)
+        self._marks = {name: one.mark() for name, one in GENERATORS.items()}
+
+    def main(self, number: int) -> ModuleType:
+        """Return the module `__main__` of a rank."""
+        return self._main[number]
+
+    def switch(self, old: int | None, new: int | None) -> None:
+        """Save the state of rank `old` and restore the state of rank `new`; None is the process itself."""
+        if old is not None:
+            self._kept[old] |= self._saved()
+        if new is None:
+            for name, generator in GENERATORS.items():
+                generator.set(self._before[name])
+            self._restore(self._before, self._before["main"])
+            return
+        kept = self._kept[new]
+        for name, generator in GENERATORS.items():
+            self._draw_for(name, generator, old, new)
+        self._restore(kept, self._main[new])
+
+    def _draw_for(self, name: str, generator: GlobalGenerator, old: int | None, new: int) -> None:
+        """Give a generator the state of rank `new`; copy states only if a number was drawn."""
+        if old is not None and generator.mark() != self._marks[name]:
+            self._kept[old][name], self._owners[name] = generator.get(), old
+        owner, kept = self._owners[name], self._kept[new]
+        if owner not in (None, new):
+            if name in kept:
+                generator.set(kept[name])
+                self._owners[name] = new
+            else:
+                generator.seed()  # no number drawn yet: processes begin with states of their own
+                self._owners[name] = None
+        self._marks[name] = generator.mark()
+
+    def _saved(self) -> dict[str, Any]:
+        groups = sys.modules.get("gpucoll.distributed.groups")
+        start = sys.modules.get("gpucoll.distributed.start")
+        return {"environment": _environment(), "world": internal.world(), "arguments": sys.argv,
+                "groups": [*groups.groups] if groups else [], "variables": [*start.variables] if start else []}
+
+    def _restore(self, kept: dict[str, Any], main: ModuleType) -> None:
+        # A change of the variables themselves would cost more than a change of turns.
+        os.environ._data = os.environb._data = kept["environment"]  # type: ignore[attr-defined]
+        internal.set_world(kept.get("world"))
+        for module, name in (("groups", "groups"), ("start", "variables")):
+            there = sys.modules.get(f"gpucoll.distributed.{module}")
+            if there is not None:
+                getattr(there, name)[:] = kept.get(name, ())
+        sys.argv = kept.setdefault("arguments", [*self._arguments])
+        sys.modules["__main__"] = main
+
+
+class GlobalGenerator(NamedTuple):
+    """A global generator of random numbers; `mark` changes with each number drawn."""
+
+    mark: Callable[[], object]
+    get: Callable[[], Any]
+    set: Callable[[Any], None]
+    seed: Callable[[], None]
+
+
+def _environment() -> dict[Any, Any]:
+    found: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+    return found
+
+
+def _numpy_mark() -> object:
+    # The mark is read in memory: `get_state` copies 2.5 KB, at the cost of several changes of turns.
+    generator = numpy.random.mtrand._rand._bit_generator
+    if type(generator).__name__ != "MT19937":
+        return object()
+    words = (ctypes.c_uint32 * (WORDS + 1)).from_address(generator.ctypes.state_address)
+    return words[0], words[WORDS - 1], words[WORDS]
+
+
+def _python_mark() -> tuple[Any, ...]:
+    # In CPython the position follows the object's head, and the words follow the position.
+    words = (ctypes.c_uint32 * (WORDS + 1)).from_address(id(_python) + object.__basicsize__)
+    return words[0], words[1], words[WORDS], _python.gauss_next
+
+
+_python: Any = random._inst  # the object behind the module's functions
+GENERATORS = {
+    "numpy": GlobalGenerator(_numpy_mark, numpy.random.get_state, numpy.random.set_state, numpy.random.seed),
+    "python": GlobalGenerator(_python_mark if _python_mark()[:1] == random.getstate()[1][-1:] else random.getstate,
+                        random.getstate, random.setstate, random.seed),
+}

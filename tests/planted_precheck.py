@@ -1,0 +1,33 @@
+"""Faults in the check of programs by virtual ranks, in the form of `planted`."""
+
+ROOM = "gpucoll/rehearsal"
+PLANTED_PRECHECK = [
+    ("precheck", "calls that differ agree", f"{ROOM}/matching.py",
+     "call.differs |= signature != first", "pass"),
+    ("precheck", "a reduction takes one rank's values", f"{ROOM}/values.py",
+     "    total = _total(tasks[0], inputs)\n", "    total = _total(tasks[0], inputs[:1])\n"),
+    ("precheck", "blocks are those of the first rank", f"{ROOM}/values.py",
+     "numpy.concatenate([one[rank] for one in copies])", "numpy.concatenate([one[0] for one in copies])"),
+    ("precheck", "a message without the other end is forgotten", f"{ROOM}/findings.py",
+     "in group.mail.unmatched():", "in []:"),
+    ("precheck", "a refusal is no call", f"{ROOM}/ranks.py",
+     'if not hasattr(error, "is_reported"):', "if False:"),
+    ("precheck", "every exit is a success", f"{ROOM}/program.py",
+     "return isinstance(error, SystemExit) and error.code in (None, 0)", "return isinstance(error, SystemExit)"),
+    ("precheck", "ranks draw from one generator", f"{ROOM}/state.py",
+     "        if owner not in (None, new):\n", "        if False:\n"),
+    ("precheck", "ranks share one environment", f"{ROOM}/state.py",
+     "os.environ._data = os.environb._data = kept[\"environment\"]", "_ = kept"),
+    ("precheck", "the generators keep the last rank's numbers", f"{ROOM}/state.py",
+     "                generator.set(self._before[name])\n", "                pass\n"),
+    ("precheck", "a rank that sleeps keeps its turn", f"{ROOM}/program.py",
+     '            turns.pause("time.sleep")\n', "            real(seconds)\n"),
+    ("precheck", "a rank that polls keeps its turn", f"{ROOM}/ranks.py",
+     '        self._turns.pause(self.name or "a poll")\n', ""),
+    ("precheck", "the end of a program is no call", f"{ROOM}/ranks.py",
+     "            one._end(waits=False, is_end=not failed)\n", "            one.closed = True\n"),
+    ("precheck", "the majority is at fault", f"{ROOM}/findings.py",
+     "culprits = refused or gone or sorted(arrived - {*most})", "culprits = refused or gone or sorted(most)"),
+    ("precheck", "mpi4py's split keeps all ranks", f"{ROOM}/mpi_world.py",
+     "part = self._part(None if color == MPI.UNDEFINED else color, key)", "part = self._part(0, key)"),
+]

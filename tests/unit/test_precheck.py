@@ -1,0 +1,236 @@
+"""`gpucoll.precheck`: programs whose calls agree have no finding; every planted disagreement is found, with its lines.
+
+The calls in which rank 1 differs come from `multirank/disagreements.py`, random programs from `mixture.py` with the
+values of the oracle.
+"""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import mixture
+from faulty_programs import PROGRAMS
+from gpucoll.core.collectives import COLLECTIVES
+from multirank.disagreements import CULPRIT, cases, made
+from pace import seconds
+from ranks import find_launcher
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ROOT / "scripts/train.py"
+RANKS = 4
+
+
+def line(source, text):
+    """Return "file:line" of the line of a function's source with `text`."""
+    number = next(index for index, row in enumerate(Path(__file__).read_text().splitlines(), 1) if text in row)
+    return f"{source}:{number}"
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_way_of_disagreeing_is_found_and_no_other(collective):
+    names = ["auto", *gc.algorithms(collective, size=RANKS, op="sum", dtype="f8")][:3]
+    for case in cases(collective, names):
+        other = names[(names.index(case.algorithm) + 1) % len(names)]
+        found = gc.precheck(lambda comm: made(comm, case, 12, other), RANKS)  # noqa: B023
+        if case.code:
+            assert CULPRIT in found[0]["ranks"], (case, found)
+            assert all("disagreements.py:" in place for place in found[0]["places"])
+        else:
+            assert found == [], case
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_random_programs_with_right_values_have_no_finding(number):
+    check_random(range(5 * number, 5 * number + 5))
+
+
+def check_random(numbers):
+    for number in numbers:
+        chances = random.Random(number)
+        size = chances.choice((1, 2, 3, 4, 5, 8))
+        steps = mixture.draw(chances, size, steps=chances.randint(1, 5))
+        assert gc.precheck(lambda comm: mixture.run(comm, steps), size) == [], (number, size, steps)  # noqa: B023
+
+
+@pytest.mark.nightly
+def test_ten_thousand_random_programs_have_no_finding():
+    check_random(range(1000, 11_000))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.function.__name__)
+def test_a_fault_is_found_with_kind_ranks_and_line(program):
+    found = gc.precheck(program.function, program.size)
+    assert [(one["kind"], one["ranks"]) for one in found] == [(program.kind, [*program.ranks])], found
+    first = found[0]
+    source = program.function.__code__.co_filename
+    there = {place.removeprefix(f"{source}:") for place in first["places"]}
+    assert program.lines() <= there, (program.lines(), found)
+    assert all(re.fullmatch(r".+:\d+", place) for place in first["places"])
+
+
+def test_where_the_ranks_last_agreed_is_told():
+    def diverges(comm):
+        comm.barrier()  # the last agreement
+        comm.all_reduce(numpy.ones(2), op="max" if comm.rank == 2 else "sum")  # the difference
+
+    (found,) = gc.precheck(diverges, RANKS)
+    assert found["agreed"] == [line(__file__, "barrier()  # the last agreement")]
+    assert found["places"] == [line(__file__, "else \"sum\")  # the difference")]
+    assert [one["ranks"] for one in found["calls"]] == [[2], [0, 1, 3]]
+
+
+def test_values_decide_up_to_the_bound_and_only_shapes_above():
+    def decides(comm):
+        assert comm.all_reduce(numpy.ones(1 << 10))[5] == comm.size
+        big = comm.all_reduce(numpy.ones(1 << 24, numpy.uint8), numpy.empty(1 << 24, numpy.uint8))
+        assert big.shape == (1 << 24,)
+
+    assert gc.precheck(decides, 16) == []
+
+
+def test_each_rank_has_random_numbers_environment_and_world_of_its_own(tmp_path):
+    program = tmp_path / "own.py"
+    program.write_text(OWN)
+    assert command(program, 3) == (0, f"{program}: the calls of 3 ranks agree\n")
+    unseeded = OWN.replace("numpy.random.seed(5)", "pass").replace("size = 3", "size = numpy.random.randint(9)")
+    program.write_text(unseeded.replace("is_seeded = True", "is_seeded = False"))
+    code, text = command(program, 8, "--json")
+    (found,) = json.loads(text)
+    assert (code, found["kind"], found["places"]) == (1, "shape", [f"{program}:{OWN.splitlines().index(LAST) + 1}"])
+
+
+LAST = "comm.all_reduce(numpy.ones(size))"
+OWN = f"""import os
+import random
+import sys
+
+import numpy
+
+import gpucoll as gc
+
+numpy.random.seed(5)
+random.seed(5)
+size = 3
+comm = gc.init()
+assert comm is gc.init()
+assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(comm.rank), str(comm.size))
+first = numpy.random.rand(), random.random()
+comm.barrier()
+second = numpy.random.rand(), random.random()
+is_seeded = True
+assert not is_seeded or comm.all_gather_object((first, second)) == [(first, second)] * comm.size
+assert sys.modules["__main__"].comm is comm
+os.environ["MINE"] = str(comm.rank)
+{LAST}
+assert os.environ["MINE"] == str(comm.rank)
+print("no line of this output")
+sys.exit(0)
+"""
+
+
+def command(program, ranks, *flags, options=()):
+    """Run the command in a process, as the program may start MPI; return exit code and output."""
+    words = [sys.executable, "-m", "gpucoll", "precheck", "-n", str(ranks), *flags, str(program), *options]
+    job = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=seconds(250), check=False)
+    assert job.stderr == "" or job.returncode, job.stderr
+    return job.returncode, job.stdout
+
+
+def test_programs_of_torch_distributed_and_mpi4py_are_followed(tmp_path):
+    program = tmp_path / "ours.py"
+    program.write_text(DISTRIBUTED)
+    assert command(program, 4)[0] == 0
+    program.write_text(DISTRIBUTED + "if rank == 2:\n    dist.barrier()\n")
+    code, text = command(program, 4, "--json")
+    assert (code, [(one["kind"], one["ranks"]) for one in json.loads(text)]) == (1, [("ended", [2])])
+    if find_launcher() is None:
+        pytest.skip("mpi4py needs an MPI")
+    program.write_text(MPI4PY)
+    assert command(program, 4)[0] == 0
+    program.write_text(MPI4PY + "world.Send(x, (rank + 1) % size)\n")
+    code, text = command(program, 4, "--json")
+    (found,) = json.loads(text)
+    assert (code, found["kind"], found["ranks"], found["call"]) == (1, "deadlock", [0, 1, 2, 3], "send")
+
+
+DISTRIBUTED = """import numpy
+
+import gpucoll.distributed as dist
+
+dist.init_process_group()
+rank, size = dist.get_rank(), dist.get_world_size()
+x = numpy.full(3, rank + 1.0)
+dist.all_reduce(x)
+assert x[0] == size * (size + 1) / 2
+pair = dist.new_group([0, 1])
+if rank < 2:
+    dist.all_reduce(x, group=pair)
+dist.monitored_barrier(timeout=30)
+works = [dist.isend(x, 1)] if rank == 0 else [dist.irecv(x)] if rank == 1 else []
+for work in works:
+    work.wait()
+"""
+MPI4PY = """import numpy
+from mpi4py import MPI
+
+import gpucoll.mpi
+
+world = MPI.COMM_WORLD
+rank, size = world.Get_rank(), world.size
+comm = gpucoll.mpi.Comm(world)
+x, y = numpy.full(3, float(rank)), numpy.empty(3)
+comm.Allreduce(x, y, op=MPI.MAX)
+assert y[0] == size - 1 and world.allreduce(rank) == size * (size - 1) // 2
+half = comm.Split(rank % 2, rank)
+half.Bcast(y)
+assert half.size == (size + 1 - rank % 2) // 2
+request = comm.Irecv(y, (rank - 1) % size)
+comm.Send(x, (rank + 1) % size)
+request.Wait()
+assert y[0] == (rank - 1) % size and world.bcast({"a": rank}, root=1) == {"a": 1}
+"""
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "zero3", "parameter_server"])
+def test_a_training_agrees(strategy):
+    code, text = command(TRAIN, 5, options=["--epochs", "1", "--strategy", strategy, "--progress", "off"])
+    assert (code, text) == (0, f"{TRAIN}: the calls of 5 ranks agree\n")
+
+
+def test_a_rehearsal_leaves_the_process_as_it_was(monkeypatch):
+    monkeypatch.setenv("GPUCOLL_DUMP_DIR", "/nowhere")
+    state = numpy.random.get_state()[1].tolist()
+    arguments, module = sys.argv, sys.modules["__main__"]
+    assert gc.precheck(lambda comm: comm.all_reduce(numpy.random.rand(3 + comm.rank)), 3) != []
+    assert numpy.random.get_state()[1].tolist() == state
+    assert (sys.argv, sys.modules["__main__"]) == (arguments, module)
+    assert gc.run_local(lambda comm: comm.all_reduce(numpy.ones(1))[0], 2) == [2.0, 2.0]
+
+
+def test_what_cannot_be_checked_is_refused(tmp_path):
+    for size in (0, 1.5, True, "4", 1 << 20):
+        with pytest.raises(gc.ArgumentError) as error:
+            gc.precheck(print, size)
+        assert error.value.code == "GC-PRECHECK"
+    (found,) = gc.precheck(lambda comm: gc.precheck(print, 2), 1)
+    assert "GC-PRECHECK" in found["message"]
+    with pytest.raises(gc.ArgumentError, match="cannot be run"):
+        main_of(tmp_path / "missing.py")
+
+
+def main_of(path):
+    from gpucoll.rehearsal.program import rehearse_script
+
+    rehearse_script(str(path), [], 2)
+
+
+@pytest.mark.slow
+def test_a_thousand_ranks_of_a_training_agree():
+    assert command(TRAIN, 1024, options=["--epochs", "1", "--progress", "off"])[0] == 0
