@@ -141,7 +141,7 @@ class Exporter:
         """Answer HTTP requests at a port of localhost in a thread; raise OSError if the port is taken."""
         exporter = self
 
-        class Answer(http.server.BaseHTTPRequestHandler):
+        class MetricsHandler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 is_known = self.path.partition("?")[0] in ("/", "/metrics")
                 body = exporter.text().encode() if is_known else b"the metrics are at /metrics\n"
@@ -154,7 +154,7 @@ class Exporter:
             def log_message(self, format: str, *arguments: Any) -> None:
                 """Print nothing: the program's standard error is its own."""
 
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer)
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), MetricsHandler)
         threading.Thread(target=server.serve_forever, name="gpucoll metrics", daemon=True).start()
 
 

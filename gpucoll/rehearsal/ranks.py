@@ -102,6 +102,7 @@ class VirtualBackend(HostBackend):
     def __init__(self, executor: Executor, size: int) -> None:
         self.heap, self.executors = Heap(size), (executor,)
         self._shared = self._walker = self._native = None
+        self._with_engine = []
 
     def observe(self, *_: Any) -> None:
         """Record and compare nothing: the calls are matched already."""
