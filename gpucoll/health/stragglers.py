@@ -2,8 +2,8 @@
 
 A rank's delay in a call is the time by which the rank came after most ranks: after the lower median of all arrivals, so
 that a single early rank makes no other rank late. The delay is at most the time since the process left its last
-recorded call: a call that ends late is no delay of the rank's own. The first call of a process has no delay: the start
-of a program is another matter. Only calls recorded by all ranks count.
+recorded call: a call that ends late is no delay of the rank's own. The first call of each kind has no delay, since it
+follows the start of a program or code that runs for the first time. Only calls recorded by all ranks count.
 Times of several hosts are comparable only as far as the clocks of the hosts agree.
 """
 
@@ -43,8 +43,11 @@ def delays(groups: Mapping[str, Sequence[Story]]) -> list[RankDelay]:
         for story in ranks:
             for call in story.calls:
                 by_number[call.number].append((story, call))
-        for calls in by_number.values():
-            if not 1 < len(calls) == ranks[0].size:
+        kinds = set[str]()
+        for _, calls in sorted(by_number.items()):
+            kind = calls[0][1].description
+            if kind not in kinds or not 1 < len(calls) == ranks[0].size:
+                kinds.add(kind)
                 continue
             most = statistics.median_low([call.began for _, call in calls])
             for story, call in calls:

@@ -53,16 +53,17 @@ def test_a_single_early_rank_makes_no_rank_late():
 
 def test_ranks_alike_late_in_turn_do_not_stand_out():
     found = straggler(stories(lambda number, rank: SECOND // 5 * (number % 4 == rank), calls=21))
-    # The first call of a process has no delay: the other five of each rank count.
+    # The first call of a kind has no delay: the other five of each rank count.
     assert (found["rank"], found["since"], found["seconds"]) == (None, None, 0)
     assert [row["share"] for row in found["ranks"]] == [0.25] * 4
 
 
 def test_a_call_that_ended_late_is_no_delay_before_the_next():
     first, second = (Story("g", rank, 2, 100 + rank, "host", (
-        Call(1, START, START + 10 + 500 * rank, 8, "broadcast"),
-        Call(2, START + 20 + 500 * rank, START + 600, 8, "barrier"))) for rank in range(2))
-    # Rank 1 leaves the first call 500 ns later, and takes 10 ns until the second, as rank 0 does.
+        Call(1, START - 20, START - 10, 8, "barrier"), Call(2, START - 5, START - 4, 8, "broadcast"),
+        Call(3, START, START + 10 + 500 * rank, 8, "broadcast"),
+        Call(4, START + 20 + 500 * rank, START + 600, 8, "barrier"))) for rank in range(2))
+    # Rank 1 leaves the third call 500 ns later, and takes 10 ns until the second, as rank 0 does.
     assert [(one.rank, one.nanoseconds) for one in delays({"g": [first, second]}) if one.nanoseconds] == [(1, 10)]
 
 
@@ -96,7 +97,7 @@ def test_a_real_rank_is_named_with_the_line_of_its_call(tmp_path, monkeypatch, c
     found = json.loads(capsys.readouterr().out)
     assert (found["rank"], found["place"]) == (1, f"{__file__}:{lines[0]}"[-100:] if len(__file__) > 100
                                                else f"{__file__}:{lines[0]}")
-    assert found["seconds"] >= 7 * 0.02  # the first call has no delay
+    assert found["seconds"] >= 7 * 0.02  # the first call of a kind has no delay
     assert before <= found["since"] <= after
     assert 0.5 < found["share"] <= 1
     assert main(["report", str(tmp_path), "--stragglers"]) == 0
