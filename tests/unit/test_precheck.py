@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy
@@ -133,6 +134,40 @@ assert os.environ["MINE"] == str(comm.rank)
 print("no line of this output")
 sys.exit(0)
 """
+
+
+def test_each_rank_imports_the_programs_modules_for_itself(tmp_path):
+    (tmp_path / "helper.py").write_text(HELPER)
+    program = tmp_path / "uses.py"
+    program.write_text("import helper\nhelper.seen.append(1)\nassert helper.seen == [1]\nhelper.comm.barrier()\n"
+                       "assert helper.rank == helper.comm.all_gather_object(helper.rank)[helper.comm.rank]\n")
+    assert command(program, 5)[0] == 0
+
+
+HELPER = """import gpucoll
+comm = gpucoll.init()
+rank, seen = comm.rank, []
+comm.barrier()
+"""
+
+
+def test_a_program_that_catches_everything_and_other_threads_end():
+    def stubborn(comm):
+        while comm.rank:
+            try:
+                comm.barrier()
+            except BaseException:
+                pass
+
+    def in_a_thread(comm):
+        thread = threading.Thread(target=lambda: found.append(pytest.raises(gc.UsageError, comm.barrier)))
+        thread.start()
+        thread.join()
+
+    found = []
+    assert [(one["kind"], one["ranks"]) for one in gc.precheck(stubborn, 2)] == [("ended", [0])]
+    assert gc.precheck(in_a_thread, 2) == []
+    assert [one.value.code for one in found] == ["GC-PRECHECK"] * 2
 
 
 def command(program, ranks, *flags, options=()):
