@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.machinery
 import io
 import json
 import os
@@ -130,7 +130,7 @@ def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Find
             vars(module).update(__file__=path, __builtins__=__builtins__)
             exec(code, vars(module))
 
-        with contextlib.redirect_stdout(_Nowhere()):
+        with contextlib.redirect_stdout(_Nowhere()), _compiled_once():
             return rehearsal.run(program)
     finally:
         sys.argv = before
@@ -146,6 +146,25 @@ class _Nowhere(io.StringIO):
 
 def _is_success(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+@contextlib.contextmanager
+def _compiled_once() -> Iterator[None]:
+    """Compile, or read, a module once for all ranks: each rank imports the program's modules for itself."""
+    loader: Any = importlib.machinery.SourceFileLoader
+    known: dict[tuple[str, str], Any] = {}
+
+    def get_code(self: Any, fullname: str) -> Any:
+        key = self.path, fullname
+        if key not in known:
+            known[key] = super(loader, self).get_code(fullname)
+        return known[key]
+
+    loader.get_code = get_code
+    try:
+        yield
+    finally:
+        del loader.get_code
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
+import itertools
 import os
 import random
 import sys
@@ -28,12 +30,16 @@ class ProcessState:
         self._kept: list[dict[str, Any]] = [{} for _ in range(size)]
         self._main = [ModuleType("__main__") if is_program else sys.modules["__main__"] for _ in range(size)]
         self._arguments = [*sys.argv]
+        self._is_program, self._count = is_program, len(sys.modules)
+        # A rank may give up its turn in the middle of an import, and holds the lock of the module then.
+        self._locks: list[dict[Any, Any]] = [{} for _ in range(size)]
+        self._modules: list[dict[str, ModuleType]] = [{} for _ in range(size)]
         own: dict[Any, Any] = _environment()
         for number, kept in enumerate(self._kept):
             variables = torchrun_variables(number, size, number, size) if is_program else {}
             kept["environment"] = own | {name.encode(): value.encode() for name, value in variables.items()}
         self._before = {**self._saved(), "main": sys.modules["__main__"], "numpy": numpy.random.get_state(),
-                        "python": random.getstate()}
+                        "python": random.getstate(), "locks": _bootstrap._module_locks}
         # Of each generator: the rank whose numbers it draws (None: nobody has drawn), and its mark at the turn's begin.
         self._owners: dict[str, int | None] = dict.fromkeys(GENERATORS)
         self._marks = {name: one.mark() for name, one in GENERATORS.items()}
@@ -46,6 +52,8 @@ class ProcessState:
         """Save the state of rank `old` and restore the state of rank `new`; None is the process itself."""
         if old is not None:
             self._kept[old] |= self._saved()
+        if self._is_program:
+            self._swap_modules(old, new)
         if new is None:
             for name, generator in GENERATORS.items():
                 generator.set(self._before[name])
@@ -55,6 +63,19 @@ class ProcessState:
         for name, generator in GENERATORS.items():
             self._draw_for(name, generator, old, new)
         self._restore(kept, self._main[new])
+
+    def _swap_modules(self, old: int | None, new: int | None) -> None:
+        """Replace the program's modules, imported by each rank for itself; libraries are shared by all ranks."""
+        if old is not None:
+            here = self._modules[old]
+            added = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - self._count))
+            here |= {name: sys.modules[name] for name in [*added] if _is_of_program(name)}
+            for name in here:
+                sys.modules.pop(name, None)
+        if new is not None:
+            sys.modules.update(self._modules[new])
+            self._count = len(sys.modules)
+        _bootstrap._module_locks = self._before["locks"] if new is None else self._locks[new]
 
     def _draw_for(self, name: str, generator: GlobalGenerator, old: int | None, new: int) -> None:
         """Give a generator the state of rank `new`; copy states only if a number was drawn."""
@@ -97,6 +118,13 @@ class GlobalGenerator(NamedTuple):
     seed: Callable[[], None]
 
 
+def _is_of_program(name: str) -> bool:
+    """Return whether a module is Python code outside of the interpreter's folders and of this package."""
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return file.endswith(".py") and name.partition(".")[0] != "gpucoll" \
+        and not file.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep, "/usr/lib/python"))
+
+
 def _environment() -> dict[Any, Any]:
     found: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
     return found
@@ -117,6 +145,7 @@ def _python_mark() -> tuple[Any, ...]:
     return words[0], words[1], words[WORDS], _python.gauss_next
 
 
+_bootstrap: Any = importlib._bootstrap
 _python: Any = random._inst  # the object behind the module's functions
 GENERATORS = {
     "numpy": GlobalGenerator(_numpy_mark, numpy.random.get_state, numpy.random.set_state, numpy.random.seed),

@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy
@@ -133,6 +134,43 @@ assert os.environ["MINE"] == str(comm.rank)
 print("no line of this output")
 sys.exit(0)
 """
+
+
+def test_each_rank_imports_the_programs_modules_for_itself(tmp_path):
+    (tmp_path / "helper.py").write_text(HELPER)
+    program = tmp_path / "uses.py"
+    program.write_text("import helper\nhelper.seen.append(1)\nassert helper.seen == [1]\nhelper.comm.barrier()\n"
+                       "assert helper.rank == helper.comm.all_gather_object(helper.rank)[helper.comm.rank]\n")
+    assert command(program, 5)[0] == 0
+
+
+HELPER = """import gpucoll
+comm = gpucoll.init()
+rank, seen = comm.rank, []
+comm.barrier()
+"""
+
+
+def test_a_program_that_catches_everything_and_other_threads_end(tmp_path):
+    program = tmp_path / "stubborn.py"
+    program.write_text("import gpucoll\ncomm = gpucoll.init()\nwhile comm.rank:\n    try:\n        comm.barrier()\n"
+                       "    except BaseException:\n        pass\n")
+    code, text = command(program, 2, "--json")
+    assert (code, [(one["kind"], one["ranks"]) for one in json.loads(text)]) == (1, [("ended", [0])])
+
+    def in_a_thread(comm):
+        def call():
+            with pytest.raises(gc.UsageError) as error:
+                comm.barrier()
+            found.append(error.value.code)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    found = []
+    assert gc.precheck(in_a_thread, 2) == []
+    assert found == ["GC-PRECHECK"] * 2
 
 
 def command(program, ranks, *flags, options=()):
