@@ -15,8 +15,6 @@ PLANTED_BITS = [
      "static GC_DEV float of(double value) { return float(value); }"),
     ("product", "exact: bits lost by a running sum are forgotten", "kernels/device/exact.h",
      "bool certain = total.lost == 0;", "bool certain = true;"),
-    ("product", "exact: a mean is rounded twice", "kernels/device/exact.h",
-     "is_power ? total.sum / parts : odd_quotient(total.sum, parts)", "total.sum / parts"),
     ("product", "exact: a rank without the engine rounds twice", "gpucoll/arrays/exact.py",
      "if is_last or Fraction(value) == exact or", "if True or"),
 ]
