@@ -6,6 +6,7 @@ and answers. The *bell* carries a byte after each complete stack dump; the end o
 
 import contextlib
 import faulthandler
+import functools
 import importlib
 import importlib.util
 import operator
@@ -97,12 +98,21 @@ def communicator_for(world, size, generation, made):
     return made[size][1]
 
 
+@functools.cache
+def open_door():
+    """Open and serve this process' door: a rank that has failed keeps it for the life of the process."""
+    from gpucoll.transport.doors import door
+
+    door("", 1).serve()
+
+
 def perform(order, world, made):
     """Run a program; return its pickled result, and a line for each leftover in this process."""
     sys.path[:] = [os.path.abspath(place) for place in order["path"]]
     program = operator.attrgetter(order["program"])(load_module(order["module"], order["file"]))
     args, kwargs = pickle.loads(order["arguments"])
     communicator = communicator_for(world, order["size"], order["generation"], made)
+    open_door()
     before = leftovers.look()
     try:
         with variables(order["environment"]):

@@ -6,6 +6,7 @@ import signal
 import sys
 
 import numpy
+import pytest
 from distributed import Client, LocalCluster
 
 import gpucoll as gc
@@ -44,21 +45,16 @@ def results(client):
 
 def errors(client):
     for f, kind in ((failing, ValueError), (dying, gc.RankFailedError)):
-        try:
-            with Workers(client, timeout=TIMEOUT) as ranks:
-                ranks.run(f)
-        except kind as error:
-            assert kind is ValueError or error.ranks == (1,), error
-        else:
-            raise AssertionError(f"{f.__name__} raised nothing")
+        with pytest.raises(kind) as caught, Workers(client, timeout=TIMEOUT) as ranks:
+            ranks.run(f)
+        assert kind is ValueError or caught.value.ranks == (1,)
 
 
 def nested(client):
     with Workers(client, timeout=TIMEOUT) as ranks:
-        try:
+        with pytest.raises(gc.BackendError) as caught:
             Workers(client, timeout=TIMEOUT).__enter__()
-        except gc.BackendError as error:
-            assert error.code == "GC-DASK"
+        assert caught.value.code == "GC-DASK"
         assert len(ranks.run(totals, 3)) == SIZE
 
 
