@@ -112,8 +112,8 @@ class Workers:
         gone = tuple(rank for rank, address in enumerate(self._addresses) if address not in there)
         if gone:
             self._client.cancel(list(futures), force=True)
-            raise RankFailedError(f"the workers of ranks {', '.join(map(str, gone))} are gone; leave the block and make "
-                                  "new Workers", ranks=gone)
+            raise RankFailedError(f"the workers of ranks {', '.join(map(str, gone))} are gone; leave the block and "
+                                  "make new Workers", ranks=gone)
         if is_late:
             late = tuple(rank for rank, one in enumerate(futures) if one.status == "pending")
             self._client.cancel(list(futures), force=True)
@@ -124,8 +124,8 @@ class Workers:
 def _begin(key: str, place: StorePlace, options: dict[str, Any]) -> None:
     """Make the communicator of this worker."""
     if any(not comm.closed for comm in _comms.values()):
-        raise BackendError("Workers: this worker's process has a communicator of other Workers; leave that block first, "
-                           "and give each worker a process of its own", code="GC-DASK")
+        raise BackendError("Workers: this worker's process has a communicator of other Workers; leave that block "
+                           "first, and give each worker a process of its own", code="GC-DASK")
     _comms.clear()
     _comms[key] = new_world(bootstrap.options(options), place)
 
