@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.core.dtypes import DTYPES, SMALL_RANGE
-from gpucoll.core.ops import OPS
+from gpucoll.core.ops import EXACT, OPS
 from gpucoll.device import CompileError, nvrtc, sources
 from gpucoll.device.sources import Instance, Scale
 from gpucoll.device.store import user_store
@@ -72,11 +72,13 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
     dtypes = list(DTYPES.values()) if everything else [DTYPES[name] for name in TRAINING]
     pairs = [(op, dtype) for op in OPS.values() for dtype in dtypes
              if dtype.kind in op.kinds and (everything or op.name == "sum")]
+    exact = [(op, dtype) for op in EXACT.values() for dtype in dtypes if everything and dtype.kind in op.kinds]
     real = [dtype for dtype in dtypes if dtype.kind != "complex"]
     widths = {dtype.itemsize: dtype for dtype in DTYPES.values()}.values()
     by_kind = {
-        **{kernel: [sources.reducing(kernel, *pair) for pair in pairs]
-           for kernel in ("steps", "fold_share", "fold_all", "reduce", "packets")},
+        **{kernel: [sources.reducing(kernel, *pair) for pair in (*pairs, *exact)]
+           for kernel in ("steps", "fold_share", "fold_all", "reduce")},
+        "packets": [sources.reducing("packets", *pair) for pair in pairs],  # exact sums do not travel in packets
         "cast": [sources.instance("cast", *pair) for pair in itertools.permutations(real, 2)],
         "scale": [sources.instance("scale", what, dtype) for what, kinds in _SCALES for dtype in dtypes
                   if dtype.kind in kinds and (everything or what == "divide" or

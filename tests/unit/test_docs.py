@@ -27,7 +27,8 @@ MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gp
            if not module.name.endswith(("__main__", "executors.mpi", "executors.native", "device.cuda", "device.nccl",
                                         "device.local", "nccl.nccl_collectives", "peer.ipc",
                                         "communicator.windows"))  # these need MPI or CuPy
-           and (importlib.util.find_spec("torch") is not None or not module.name.startswith("gpucoll.torch"))]
+           and all(importlib.util.find_spec(needed) is not None or not module.name.startswith(f"gpucoll.{room}")
+                   for room, needed in (("torch", "torch"), ("dask", "distributed")))]
 CODE = re.compile(r"GC-[A-Z0-9][A-Z0-9-]*")
 
 

@@ -13,7 +13,7 @@ import pytest
 import oracle
 from gpucoll.cli import main
 from gpucoll.core.dtypes import DTYPES
-from gpucoll.core.ops import OPS
+from gpucoll.core.ops import EXACT, OPS
 from gpucoll.device import command, nvrtc, sources
 from gpucoll.device.command import CompileJob, compile_one, instances
 from gpucoll.device.store import Store
@@ -56,9 +56,10 @@ def test_all_are_what_collectives_are_defined_for():
     found = instances(everything=True)
     assert list(found) == KINDS
     pairs = [(OPS[op], DTYPES[name]) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
+    exact = [(op, dtype) for op in EXACT.values() for dtype in DTYPES.values() if dtype.kind in ("float", "complex")]
     for kind in ("reduce", "packets", "steps", "fold_share"):
         made = {one for one in found[kind] if not re.fullmatch(r"\D+\d+", one.entry)}
-        assert {sources.reducing(kind, *pair) for pair in pairs} == made
+        assert {sources.reducing(kind, *pair) for pair in pairs + exact * (kind != "packets")} == made
     assert {len(found[kind]) for kind in ("pack", "unpack", "copy")} == {5}
     assert len(found["cast"]) == 15 * 14
     assert len(found["compress"]) == 4 * 2 + 2 * 4 + 2 * 2 * 2
