@@ -171,6 +171,8 @@ def test_bandwidths_without_a_common_divisor_are_rounded_down():
     graph = LinkGraph("odd", ("a", "b", "c"), 3, edges)
     found, best = trees_for(graph, "all_gather"), bound(graph, "all_gather").algbw
     assert Fraction(98, 100) * best < found.algbw <= best
+    with pytest.raises(gc.ArgumentError, match="within the time limit"):
+        trees_for(graph, "all_gather", seconds=-1)
 
 
 @pytest.mark.parametrize(("name", "method"), [("all_reduce", "all_reduce"), ("all_reduce", "tree_all_reduce")])

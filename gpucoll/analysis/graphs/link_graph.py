@@ -14,7 +14,7 @@ from gpucoll.errors import ArgumentError
 
 CODE = "GC-TOPOLOGY"
 MOST_NODES, MOST_LINKS = 4096, 1 << 16
-FASTEST, SLOWEST = 1e9, 1e9  # bounds of GBps and us in a file: sums of them stay exact and finite
+MOST_GBPS, MOST_US = 1e9, 1e9  # bounds of the numbers in a file: sums stay exact and finite
 
 
 class Edge(NamedTuple):
@@ -152,10 +152,10 @@ def _edges(file: toml.TomlFile, table: dict[str, Any], numbers: dict[str, int]) 
         src, dst = (_end(file, link, key, numbers, where) for key in ("from", "to"))
         if src == dst:
             raise file.error(f"a link from {link['from']!r} to itself", where)
-        speed = _number(file, link, "GBps", FASTEST, where)
+        speed = _number(file, link, "GBps", MOST_GBPS, where)
         if speed == 0:
             raise file.error("GBps 0 is no bandwidth: leave the link out", where)
-        made = Edge(speed, _number(file, link, "us", SLOWEST, where))
+        made = Edge(speed, _number(file, link, "us", MOST_US, where))
         if not isinstance(link.get("both", False), bool):
             raise file.error(f"both {link['both']!r} is not true or false", where)
         for key in ((src, dst), (dst, src))[:1 + link.get("both", False)]:

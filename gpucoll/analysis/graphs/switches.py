@@ -50,6 +50,7 @@ class Demand:
 
     def is_served(self, capacities: Capacities) -> bool:
         """Return whether the trees fit: the flow from the roots to every rank has the number of trees."""
+        self.check()
         network, source = self.network(capacities)
         return all(network.flow(source, rank, self.trees) == self.trees for rank in range(self.ranks))
 

@@ -84,7 +84,7 @@ def _packed(graph: LinkGraph, roots: tuple[int, ...], most: int,
     """Return trees from each root with a common rate in GB/s; and the rate."""
     targets = tuple(rank for rank in range(graph.ranks) if rank not in roots or len(roots) > 1)
     rate, _ = common_rate(graph, Rates(roots, targets))
-    for capacities, count, reached in _whole(graph, rate, most, roots):
+    for capacities, count, reached in _whole(graph, rate, most, roots, deadline):
         demand = Demand(graph.size, graph.ranks, dict.fromkeys(roots, count), deadline)
         direct, served = without_switches(capacities, demand), demand.among_ranks()
         if served.is_served(direct):
@@ -93,15 +93,16 @@ def _packed(graph: LinkGraph, roots: tuple[int, ...], most: int,
                         "through them", code=CODE)
 
 
-def _whole(graph: LinkGraph, rate: Fraction, most: int,
-           roots: tuple[int, ...]) -> Iterator[tuple[Capacities, int, Fraction]]:
+def _whole(graph: LinkGraph, rate: Fraction, most: int, roots: tuple[int, ...],
+           deadline: float) -> Iterator[tuple[Capacities, int, Fraction]]:
     """Yield capacities and trees of a root in whole numbers, and the rate reached, the best first."""
     unit = functools.reduce(_divisor, (edge.GBps for edge in graph.edges.values()), rate)
     if rate / unit <= most:
         yield {key: int(edge.GBps / unit) for key, edge in graph.edges.items()}, int(rate / unit), rate
     rounded = []
     for count in range(1, most + 1):
-        capacities, reached = _rounded(graph, count, rate, roots)
+        demand = Demand(graph.size, graph.ranks, dict.fromkeys(roots, count), deadline)
+        capacities, reached = _rounded(graph, count, rate, demand)
         rounded.append((reached, count, capacities))
         if reached >= ENOUGH * rate:
             break
@@ -115,7 +116,7 @@ def _divisor(one: Fraction, other: Fraction) -> Fraction:
                     one.denominator * other.denominator)
 
 
-def _rounded(graph: LinkGraph, count: int, rate: Fraction, roots: tuple[int, ...]) -> tuple[Capacities, Fraction]:
+def _rounded(graph: LinkGraph, count: int, rate: Fraction, demand: Demand) -> tuple[Capacities, Fraction]:
     """Return capacities rounded down to whole trees, for `count` trees of a root at the largest rate that they allow.
 
     Trees per GB/s grow until a bandwidth is worth one tree more: only these numbers are tried, by bisection.
@@ -124,7 +125,6 @@ def _rounded(graph: LinkGraph, count: int, rate: Fraction, roots: tuple[int, ...
     least, largest = count / rate, count / rate + 1 / min(speeds)
     tried = sorted({Fraction(trees) / speed for speed in speeds
                     for trees in range(math.ceil(least * speed), math.floor(largest * speed) + 1)} | {least})
-    demand = Demand(graph.size, graph.ranks, dict.fromkeys(roots, count))
 
     def capacities(scale: Fraction) -> Capacities:
         return {key: math.floor(edge.GBps * scale) for key, edge in graph.edges.items()}
