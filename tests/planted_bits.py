@@ -10,6 +10,11 @@ PLANTED_BITS = [
     ("product", "bits: the user's algorithms are taken for ordered", "gpucoll/tuner/choice.py",
      "return self._check_order(collective, allowed(self._prefer, collective, ordered), order)",
      "return [*allowed(self._prefer, collective, ordered)]"),
+    ("product", "bits: a complex number is divided part by part", "kernels/device/scale.cu",
+     "    template <class W> static GC_DEV W of(W x, W factor) { return divide(x, factor); }",
+     "    template <class W> static GC_DEV W of(W x, W factor) { return divide(x, factor); }\n"
+     "    template <class R> static GC_DEV Complex<R> of(Complex<R> x, Complex<R> factor) {\n"
+     "        return {x.re / factor.re, x.im / factor.re};\n    }"),
     ("product", "exact: a narrow result is rounded twice", "kernels/device/exact.h",
      "static GC_DEV float of(double value) { return odd_float(value); }",
      "static GC_DEV float of(double value) { return float(value); }"),

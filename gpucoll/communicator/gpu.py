@@ -261,10 +261,7 @@ class DeviceSpace(Space):
         return product
 
     def finish(self, op: Op, row: Array, dtype: Dtype, contributions: int) -> None:
-        if op.name == "avg" and dtype.kind == "complex":  # times the reciprocal, as NumPy does
-            one = numpy_dtype(f"float{4 * dtype.itemsize}").type(1)
-            self._scale("multiply", dtype, row, row, one / contributions, self.stream)
-        elif op.name == "avg":
+        if op.name == "avg":
             self._scale("divide", dtype, row, row, divisor(op, contributions), self.stream)
         elif op.name in LOGICAL and contributions == 1:
             self._scale("truth", dtype, row, row, 1, self.stream)

@@ -12,10 +12,6 @@ struct ScaleArguments {
 
 struct Divide {
     template <class W> static GC_DEV W of(W x, W factor) { return divide(x, factor); }
-    // The factor is real: dividing both parts avoids the rounding errors of a complex division.
-    template <class R> static GC_DEV Complex<R> of(Complex<R> x, Complex<R> factor) {
-        return {x.re / factor.re, x.im / factor.re};
-    }
 };
 struct Multiply {
     template <class W> static GC_DEV W of(W x, W factor) { return multiply(x, factor); }

@@ -135,12 +135,12 @@ def check_far(launcher):
 
 @quiet
 def scaled(what, array, factor):
-    """Return values computed wide and rounded once; a real number divides both parts of complex numbers."""
+    """Return values computed wide and rounded once."""
     if what == "truth":
         return (wide(array) != 0).astype(array.dtype)
     if array.dtype.kind == "c":
-        parts, factor = array.view(array.real.dtype), array.dtype.type(factor)
-        return (parts / factor.real).view(array.dtype) if what == "divide" else PAIRS["prod"](array, factor)
+        factor = array.dtype.type(factor)
+        return array / factor if what == "divide" else PAIRS["prod"](array, factor)
     values, factor = wide(array), wide(array).dtype.type(factor)
     return (values / factor if what == "divide" else values * factor).astype(array.dtype)
 
