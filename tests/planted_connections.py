@@ -5,6 +5,8 @@ NETWORK, UCX = "gpucoll/health/remote.py", "gpucoll/transport/ucx.py"
 PLANTED_CONNECTIONS = [
     ("store", "a connection that breaks off is no death", CONNECTIONS,
      "self.gone.update([rank] if is_lost else [])", "pass"),
+    ("store", "the worlds of all stores are counted together", "gpucoll/communicator/links.py",
+     "next(_worlds[token, address])", "next(_worlds['', None])"),
     ("store", "strangers may come in", CONNECTIONS,
      "if token is None or not _same(head.get(\"proof\"), proof(token, \"rank\", rank, nonces)):", "if False:"),
     ("store", "any proof lets a stranger in", CONNECTIONS,

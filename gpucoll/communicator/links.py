@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FIRST = "world "  # begins the names of groups made by `gpucoll.init`
-_worlds = itertools.count()  # links of all ranks made by this process: each needs its own keys in the store
+# The links of all ranks made by this process, by token and address of the store: each needs its own keys there.
+_worlds: dict[tuple[str, Address | None], Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class Link:
@@ -300,7 +302,7 @@ class StoreLink(Link):
         store = open_store(rank, size, token, timeout, address) if size > 1 else MemoryStore()
         if isinstance(store, StoreServer) and address is not None:
             serves(address)
-        return cls(store, f"{FIRST}{next(_worlds)}", rank, size, timeout, token=token, known=address,
+        return cls(store, f"{FIRST}{next(_worlds[token, address])}", rank, size, timeout, token=token, known=address,
                    named=named, needs_ucx=True, by_ucx=by_ucx)
 
     @classmethod

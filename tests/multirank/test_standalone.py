@@ -1,6 +1,7 @@
 """Ranks without MPI: under `gpucoll run --standalone` and started by hand, and the end of a job without MPI."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -107,6 +108,24 @@ def test_torchruns_variables_are_enough(tmp_path):
             for rank in range(2)]
     found = by_hand(tmp_path, told)
     assert [(code, out.split("\n")[0]) for code, out, _ in found] == [(0, line) for line in ok(2)], found
+
+
+WORLDS = """
+import json, os
+import numpy, gpucoll as gc
+for store, rank in json.loads(os.environ["WORLDS"]):
+    with gc.init(store=store, rank=rank, size=2, timeout=100) as comm:
+        assert comm.all_reduce(numpy.arange(4) * (rank + 1)).tolist() == [0, 3, 6, 9]
+print("ok")
+"""
+
+
+def test_processes_that_have_been_in_unlike_numbers_of_worlds_meet(tmp_path):
+    """A process' first world is another process' second world, at a store of their own."""
+    first, second = (f"tcp://127.0.0.1:{launchers.free_port()}" for _ in range(2))
+    worlds = [[(first, 0), (second, 0)], [(first, 1)], [(second, 1)]]
+    found = by_hand(tmp_path, [{"WORLDS": json.dumps(one)} for one in worlds], WORLDS)
+    assert [(code, out) for code, out, _ in found] == [(0, "ok\n")] * 3, found
 
 
 CHILDREN = """
