@@ -49,7 +49,12 @@ def pytest_report_header():
             f"patience: {pace.pace():.1f} times that for the machine that the tests were written on"]
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    # The suites that tests write elsewhere are run whole.
+    left_out = [item for item in items if item.path.is_relative_to(HERE) and not grids.is_in_share(item.nodeid)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in {*left_out}]
     for item in items:
         if item.path.is_relative_to(HERE / "multirank"):
             item.add_marker("multirank")

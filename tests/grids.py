@@ -7,10 +7,12 @@ nightly run draws a new seed each time (`scripts/test`). The header of a run pri
 import contextlib
 import os
 import random
+import zlib
 
 import pytest
 
 SEED = os.environ.setdefault("GPUCOLL_TEST_SEED", "1")  # inherited by workers and ranks
+SHARE = "GPUCOLL_TEST_SHARE"  # environment variable: the share of a night
 
 
 def generator(number):
@@ -30,6 +32,18 @@ def sampled(cases, keep, seed):
     cases = [case if isinstance(case, tuple) else (case,) for case in cases]
     kept = drawn(cases, keep, seed)
     return [pytest.param(*case, marks=() if index in kept else pytest.mark.nightly) for index, case in enumerate(cases)]
+
+
+def is_in_share(name, share=None):
+    """Return whether a test or a planted fault belongs to a share such as "2/3", by default to this run's share.
+
+    The share of a name depends on the name alone. The shares of a night may run on several machines, or one by one.
+
+    >>> [is_in_share("a test", f"{number}/3") for number in (1, 2, 3)]
+    [False, False, True]
+    """
+    number, _, shares = (share or os.environ.get(SHARE) or "1/1").partition("/")
+    return zlib.crc32(name.encode()) % int(shares) == int(number) - 1
 
 
 def often(cases, *chosen):

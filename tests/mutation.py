@@ -30,6 +30,8 @@ import reporting
 from catalogue import ROWS
 from faults import BY_NIGHTLY_TESTS, ROOT, Fault, faults, place_of
 from gpucoll.device import CompileError
+from grids import SHARE as SHARES
+from grids import is_in_share
 
 SHARE = 0.9
 SEARCH = 600  # seconds; a fault not noticed by then counts as missed
@@ -188,7 +190,8 @@ def first_failure(tree, marks, selection, ends):
     """Return the first test failing in the tree, or crashing the process; "" if all pass before the deadline."""
     record = tree / "record"
     record.write_text("")
-    variables = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'scripts'}", reporting.RECORD: str(record)}
+    variables = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'scripts'}", reporting.RECORD: str(record),
+                 SHARES: "1/1"}  # the catching test may be of another share
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *selection]
     left = None if ends == float("inf") else max(1.0, ends - time.monotonic())
     try:
@@ -217,6 +220,7 @@ def main():
     if options.rows:
         names = [name for number in options.rows.split(",") for name in ROWS[int(number)].mutants]
         chosen = [fault for fault in chosen if fault.name in names]
+    chosen = [fault for fault in chosen if is_in_share(name_of(fault))]
     if options.list:
         print("\n".join(map(name_of, chosen)))
         return 0

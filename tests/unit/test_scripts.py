@@ -1,5 +1,6 @@
 """scripts/test: the meaning of the command line, and true totals however a run ends."""
 
+import itertools
 import os
 import pathlib
 import runpy
@@ -12,6 +13,7 @@ import pytest
 import budgets
 import environment
 import pace
+from grids import is_in_share
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -81,6 +83,24 @@ def test_totals_are_true_however_a_run_ends(tmp_path, variable, workers, line, c
     assert lines[-1] == f"nightly: {line}, 2 of 3 planted faults caught, 72 min", lines
     assert job.returncode == code
     assert lines[-2].startswith("stopped, with exit code 143, in test_it.py::test_last") == (variable == "WAIT")
+
+
+def test_the_shares_of_a_night_have_every_name_once():
+    names = [f"tests/test_it.py::test_that[{number}]" for number in range(3000)]
+    for shares in (1, 3, 7):
+        chosen = [[name for name in names if is_in_share(name, f"{number}/{shares}")]
+                  for number in range(1, shares + 1)]
+        assert sorted(itertools.chain(*chosen)) == sorted(names)
+        assert max(map(len, chosen)) < 1.2 * len(names) / shares
+
+
+@pytest.mark.parametrize("words", ["--nightly --share 4/3", "--nightly --share 0/3", "--share 1/3"])
+def test_a_wrong_share_is_refused(tmp_path, words):
+    program = f"{START}\nscript.environment.ensure = str\nsys.argv[1:] = {words.split()}\n"
+    job = subprocess.run([sys.executable, "-c", f"{program}script.main()", ROOT / "scripts" / "test", tmp_path],
+                         text=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")})
+    assert job.returncode == 1
+    assert "shares are 1/3, 2/3, 3/3" in job.stderr
 
 
 REPEATS = START + """
