@@ -8,6 +8,7 @@ Each room imports only from rooms below its own line.
     rehearsal     a program's calls, matched before the program runs
     distributed   torch.distributed's names
     dask          ranks on the workers of a Dask cluster
+    ray           a backend of Ray's collective groups
     training      data parallel, ZeRO, parameter servers, compression, arrays over a mesh of ranks
     mpi           mpi4py's names
     torch         a backend of torch.distributed
