@@ -1,6 +1,19 @@
 """Faults for `mutation.py` in the shares of calls, the stragglers and the metrics, in the form of `planted.py`."""
 
 PLANTED_INSIGHT = [
+    ("guard", "data: pages have no places in a checksum", "gpucoll/health/integrity.py",
+     "    return numpy.multiply.accumulate(steps, dtype=word)", "    return numpy.ones_like(steps)"),
+    ("guard", "data: the input is looked at after the call", "gpucoll/communicator/core.py",
+     "            evidence = self._evidence(task)\n            yield from executor.run(task)\n",
+     "            yield from executor.run(task)\n            evidence = self._evidence(task)\n"),
+    ("guard", "data: repeated calls are not judged", "gpucoll/communicator/core.py",
+     "if cache_key and self.check != \"data\":", "if cache_key:"),
+    ("guard", "data: repeated calls with unlike blocks are not judged", "gpucoll/communicator/ragged.py",
+     "not cache_key or self.check == \"data\" or", "not cache_key or"),
+    ("guard", "data: every link of wrong data is named", "gpucoll/health/integrity.py",
+     "if (one, found.block) not in at_fault or one == found.sources[0]", ""),
+    ("guard", "data: sums in rank order may be wrong by the error of any order", "gpucoll/health/integrity.py",
+     "or self._task.order != \"any\" or", "or"),
     ("guard", "a part of a call that waits counts as moving, too", "gpucoll/health/shares.py",
      "        self._sums[4] -= 1e-9 * waited\n", ""),
     ("guard", "an own delay is longer than the time between two calls", "gpucoll/health/shares.py",

@@ -172,14 +172,14 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
     one rank.
 
     Options: `timeout`: seconds, the deadline of every wait (default 300). `executor`: a name, or None for any. `check`:
-    "full" compares the ranks' calls before data move, "deferred" while data move, "off" never; None means "full" on
-    host arrays and "deferred" on devices. `deterministic`: True reduces in rank order only, so that the bits of an
-    element depend on the same elements of the inputs alone; "exact" forms sums and means exactly and rounds once, so
-    that the number of ranks does not matter either. `device`: "emulated", or the CUDA ordinal of this rank's GPU
-    (default: the rank's number on its host). GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR, GPUCOLL_CHECK and GPUCOLL_DEVICE supply
-    options not given. Raises ArgumentError for a wrong option. Raises UsageError if options differ from an earlier call
-    or between ranks (`timeout` and the CUDA ordinal may differ between ranks), or if the launcher belongs to another
-    MPI.
+    "full" compares the ranks' calls before data move, "data" also the data of host arrays after each call, "deferred"
+    the calls while data move, "off" nothing; None means "full" on host arrays and "deferred" on devices.
+    `deterministic`: True reduces in rank order only, so that the bits of an element depend on the same elements of the
+    inputs alone; "exact" forms sums and means exactly and rounds once, so that the number of ranks does not matter
+    either. `device`: "emulated", or the CUDA ordinal of this rank's GPU (default: the rank's number on its host).
+    GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR, GPUCOLL_CHECK and GPUCOLL_DEVICE supply options not given. Raises ArgumentError
+    for a wrong option. Raises UsageError if options differ from an earlier call or between ranks (`timeout` and the
+    CUDA ordinal may differ between ranks), or if the launcher belongs to another MPI.
     """
     global _world
     wanted = bootstrap.options(options)

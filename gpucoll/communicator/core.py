@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -47,6 +48,7 @@ from gpucoll.core.ops import NOT_IN, Op, Order, op_of
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Executor, Task
+from gpucoll.health.integrity import Evidence
 from gpucoll.health.shares import HEADER, SUMS, CallClock, CallSums, Stats
 from gpucoll.launch import bootstrap
 from gpucoll.progress.operations import Operation, Work
@@ -100,6 +102,7 @@ class Core:
         # stand the sums of the engine's repeated calls, for `stats`.
         self._times: dict[tuple[str, str, str, int], Array] = collections.defaultdict(
             lambda: numpy.zeros(1 + LAST + SUMS))
+        self._judged_calls = itertools.count(1)
         self._clock = CallClock(self._host.engines, CallSums(self._times))
         self._calls = CallTable(self)
         self._engine: Any = None  # runs repeated calls on host arrays, once made
@@ -115,7 +118,7 @@ class Core:
 
     def _new_host(self) -> HostBackend:
         """Return the executors for host arrays."""
-        return HostBackend(self._link, self.timeout, self.executor, self.check)
+        return HostBackend(self._link, self.timeout, self.executor, self.options.compares)
 
     rank = property(lambda self: self._link.place.rank, doc="This rank, 0 .. size - 1.")
     size = property(lambda self: self._link.place.size, doc="The number of ranks.")
@@ -124,7 +127,7 @@ class Core:
     node = property(lambda self: self._link.place.nodes[self.rank], doc="This rank's node, 0 .. nodes - 1.")
     nodes = property(lambda self: max(self._link.place.nodes) + 1, doc="How many nodes there are.")
     timeout = property(lambda self: self.options.timeout, doc="Seconds: the deadline of every wait.")
-    check = property(lambda self: self.options.check, doc="full, deferred, off, or None for the default.")
+    check = property(lambda self: self.options.check, doc="full, data, deferred, off, or None for the default.")
     executor = property(lambda self: self.options.executor, doc="The executor asked for, or None.")
 
     @property
@@ -222,7 +225,7 @@ class Core:
                out: Any) -> Any:
         """Run a resolved call, or start the call if it is asynchronous or in a group."""
         seconds = self._seconds(executor, task)
-        if cache_key:
+        if cache_key and self.check != "data":  # repeated calls are not judged
             self._calls.keep(cache_key, x, out, executor, task, call, seconds)
         operation = self._counted(self._operation(executor, task, call.space, call), task)
         return self._start(task.collective, operation, call, options.async_op, seconds)
@@ -306,9 +309,12 @@ class Core:
         """Run `task` in `space`, then deliver the result of `call`; both keep all memory alive until the end."""
         try:
             space.begin()
+            evidence = self._evidence(task)
             yield from executor.run(task)
             if not is_finished_by(executor, task):
                 self._finish(task, space, cast("Op", task.op))
+            if evidence is not None:
+                yield from self._judged(evidence, task.collective)
             if call.target is not None:
                 call.target.deliver(space)
             yield from space.end((task, call))
@@ -316,6 +322,21 @@ class Core:
         except BaseException:
             space.cancel((task, call))
             raise
+
+    def _evidence(self, task: Task) -> Evidence | None:
+        """Return what this rank shows of its data in a call, with check="data"; None for calls without such a check."""
+        if self.check != "data" or task.device != "cpu" or task.header or task.collective == "barrier":
+            return None
+        return Evidence(task, self.size, next(self._judged_calls))
+
+    def _judged(self, evidence: Evidence, name: str) -> Operation:
+        """Compare the data of all ranks in an ended call; raise BackendError, on every rank, if data have changed."""
+        row = COLLECTIVES["all_gather"]
+        call = prepare(row, evidence.completed(), None, RankInfo(self.rank, self.size, 0))
+        executor, task = self._resolve(row, call, CallOptions(), self._host_executor())
+        task.header = f"data of {name}"
+        yield from executor.run(task)
+        evidence.judge(call.result)
 
     def _finish(self, task: Task, space: Space, op: Op) -> None:
         contributions = {"scan": self.rank + 1, "exscan": self.rank}.get(task.collective, self.size)

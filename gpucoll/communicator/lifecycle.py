@@ -73,12 +73,12 @@ class Lifecycle(Core):
             self._exporter = export(metrics, self.rank, 0 if threads else gpu_index(link.place))
             self._exporter.add(self._clock.sums, self.rank, threads=threads)
         preflight = None
-        if self.size > 1 and self.check != "off":
+        if self.size > 1 and self.options.compares != "off":
             preflight = Preflight(link, self._waits, self._elsewhere, self._clock)
         self._preflight = preflight if link.has_collectives else None
         # The engine compares the calls of a single node in shared memory: no messages then.
         comparison = None if self._host.compares_calls or preflight is None else \
-            Deferred(preflight) if self.check == "deferred" else preflight
+            Deferred(preflight) if self.options.compares == "deferred" else preflight
         self._host.observe(self._flight, self._observers, comparison)
         _alive.add(self)
 
@@ -121,11 +121,11 @@ class Lifecycle(Core):
         """Return the comparison of calls by messages, as `check` says, or by default as `usual` says."""
         if self._preflight is None:
             return None
-        return self._preflight if (self.check or usual) == "full" else Deferred(self._preflight)
+        return self._preflight if (self.options.compares or usual) == "full" else Deferred(self._preflight)
 
     def _of_devices(self) -> Comparison | None:
         """Return the comparison for calls on devices: the host's own with "full", else one by messages."""
-        return self._host if self.check == "full" else self._by_messages("deferred")
+        return self._host if self.options.compares == "full" else self._by_messages("deferred")
 
     def _refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
         """Tell the other ranks, once for each error, that this rank refuses a call; `call` has its known fields."""

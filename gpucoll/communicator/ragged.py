@@ -199,7 +199,8 @@ class VectorVariants(MetadataExchange):
 
     def _learn_rows(self, cache_key: Key, executor: Executor, task: Task) -> None:
         """Add a call to the engine's table, with its flat rows, if the engine can run it."""
-        if not cache_key or (planned := plan_of(executor, task)) is None or self._host_engine() is None:
+        if not cache_key or self.check == "data" or (planned := plan_of(executor, task)) is None \
+                or self._host_engine() is None:
             return
         self._engine.cache_call(*cache_key, task.input, task.output, task.output, planned,
                                 self._seconds(executor, task), task.nbytes)

@@ -9,6 +9,7 @@
     shares       own delay, waiting and moving: the three shares of every call, for `stats`
     metrics      the same figures for Prometheus: GPUCOLL_METRICS
     guard        the hook of every wait: raises an error when an awaited rank has died or aborted
+    integrity    data compared after each call, with check="data"
     preflight    compares the calls of ranks before data move
     mapped       the descriptions of calls in memory mapped by all ranks of a node
     observed     executors wrapped with the recorder, the log and faults for tests
