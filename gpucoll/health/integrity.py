@@ -16,6 +16,7 @@ import numpy
 from gpucoll.arrays import HOST, Array, combiner
 from gpucoll.core.collectives import COLLECTIVES, Side
 from gpucoll.core.dtypes import numpy_dtype
+from gpucoll.core.ops import LOGICAL
 from gpucoll.core.schedule import Recv, RecvReduce
 from gpucoll.errors import BackendError, listed
 from gpucoll.executors import Task
@@ -121,10 +122,12 @@ class Evidence:
         if count > 1:
             combiner(op, dtype)(formed, contributions[0], contributions[1:])
         HOST.finish(op, formed, dtype, count)
-        if dtype.kind in ("bool", "int") or count <= 2 or self._task.order != "any" or op.name in ("min", "max"):
+        is_sum, is_ordered = op.name in ("sum", "avg", "premul_sum"), self._task.order != "any"
+        if dtype.kind in ("bool", "int") or op.name in ("min", "max", *LOGICAL) or (is_sum and count <= 2) \
+                or (is_ordered and not op.expression):
             return _same(values, formed)
-        if op.name not in ("sum", "avg", "premul_sum"):
-            return True  # the bits depend on the order of the algorithm
+        if not is_sum:
+            return True  # the bits depend on the order of the algorithm, and on fused operations of the processor
         with numpy.errstate(all="ignore"):
             rows = numpy.abs([_parts(row) for row in contributions])
             total, wanted, part = rows.sum(axis=0), _parts(formed), formed.real.dtype
@@ -145,7 +148,8 @@ class Evidence:
             senders = () if self._row.reduces else self._senders(found)
             right = [one for one in senders if (one, found.block) not in at_fault or one == found.sources[0]]
             way = f", moved on the link from rank {listed(right)}" if right else ""
-            lines.append(f"{what}, {'reduced' if self._row.reduces else 'sent'} by ranks {listed(found.sources)}{way}")
+            of = f"rank{'s' * (len(found.sources) > 1)} {listed(found.sources)}"
+            lines.append(f"{what}, made of the input of {of}{way}")
         more = f" and {len(blocks) - SHOWN} more" if len(blocks) > SHOWN else ""
         error = BackendError(f"{name}: data changed in the call: {'; '.join(lines)}{more}; the results are not to be "
                              "used, and memory or a link of these ranks may be faulty", code="GC-DATA", ranks=ranks)
