@@ -13,7 +13,7 @@ PLANTED_INSIGHT = [
     ("guard", "data: every link of wrong data is named", "gpucoll/health/integrity.py",
      "if (one, found.block) not in at_fault or one == found.sources[0]", ""),
     ("guard", "data: sums in rank order may be wrong by the error of any order", "gpucoll/health/integrity.py",
-     "or self._task.order != \"any\" or", "or"),
+     "self._task.order != \"any\"\n", "False\n"),
     ("guard", "a part of a call that waits counts as moving, too", "gpucoll/health/shares.py",
      "        self._sums[4] -= 1e-9 * waited\n", ""),
     ("guard", "an own delay is longer than the time between two calls", "gpucoll/health/shares.py",
