@@ -22,6 +22,8 @@ ELASTIC = [
     ("elastic", "no survivor takes over the address", "gpucoll/transport/doors.py",
      "            _held[address] = Door(address)\n",
      "            return False\n"),
+    ("elastic", "a member that comes after a death is not told", "gpucoll/launch/regroup.py",
+     "if (roll.gone and not awaited) or", "if roll.gone or"),
     ("elastic", "a rank lost while the group grows is awaited", "gpucoll/launch/regroup.py",
      "        return RankFailedError(f\"grow: ranks {listed(sorted(gone))} have ended\", ranks=tuple(sorted(gone)))\n",
      "        return CollectiveTimeout(\"grow\")\n"),

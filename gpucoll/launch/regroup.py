@@ -33,6 +33,7 @@ from gpucoll.transport.guests import ASKS, GUESTS, NEWCOMERS, Guest
 from gpucoll.transport.kvstore import Address, KeyStore, StoreServer, host_store, reach_store
 
 LOOK = 0.05  # seconds between two looks for dead ranks while guests are awaited
+COMES = 5.0  # seconds for which a leader that has lost a member awaits the other members
 ANSWERS = 5.0  # seconds beyond the leader's deadline in which the leader tells its error
 
 
@@ -305,7 +306,9 @@ def grown(ranks: Membership, size: int, seats: Sequence[int], ended: Callable[[]
         awaited, newcomers = roll.awaited(), GUESTS.here(NEWCOMERS)
         if not roll.gone and not awaited and len(newcomers) >= needed:
             break
-        if roll.gone or time.monotonic() > deadline:
+        if roll.gone:  # the members on their way must be told, too
+            deadline = min(deadline, time.monotonic() + COMES)
+        if (roll.gone and not awaited) or time.monotonic() > deadline:
             raise _refuse(roll.come().values(), _not_grown(roll.gone, awaited, needed, len(newcomers), ranks, timeout))
         GUESTS.wait(LOOK)
     free = [rank for rank in range(size) if rank not in seats]

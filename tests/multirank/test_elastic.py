@@ -248,6 +248,12 @@ if rank == 1:
     comm._link.members = comm._link.members._replace(keeper=1)  # comes to no other rank
     import gpucoll.launch.regroup as regroup
     regroup._Roll = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+if rank == 2:  # comes after the death, and after rank 0, had that rank left at once
+    import gpucoll.launch.regroup as regroup
+    from gpucoll.transport.rendezvous import becomes
+    follow, ended = regroup._follow, comm._link.processes.ended
+    regroup._follow = lambda *given: (becomes(lambda: 1 in ended(), timeout), becomes(lambda: 0 in ended(), 1),
+                                      follow(*given))[-1]
 try:
     comm.grow(size, timeout)
 except gc.RankFailedError as error:
