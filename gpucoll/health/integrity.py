@@ -27,8 +27,8 @@ SAMPLE = 64  # elements of a block formed again
 SHOWN = 8  # wrong blocks named in an error
 
 
-class WrongBlock(NamedTuple):
-    """A block of a rank's output that differs from what the inputs give."""
+class ResultBlock(NamedTuple):
+    """A block of the output of a rank."""
 
     rank: int
     block: int
@@ -93,7 +93,7 @@ class Evidence:
         to[0] = len(sample)
         to[1:].view(numpy.uint8)[:sample.nbytes] = sample.view(numpy.uint8)
 
-    def _pieces(self) -> Iterator[tuple[WrongBlock, int]]:
+    def _pieces(self) -> Iterator[tuple[ResultBlock, int]]:
         """Yield every block of every output, and the number of the input's block that it is made of."""
         row, root = self._row, self._task.root
         for rank in range(self._size):
@@ -101,9 +101,9 @@ class Evidence:
                 for block in range(self._blocks(row.output)):
                     piece = row.result(rank, self._size, root, 1, block)
                     if piece.ranks:  # the first rank of an exscan has none
-                        yield WrongBlock(rank, block, tuple(sorted(piece.ranks))), piece.chunk
+                        yield ResultBlock(rank, block, tuple(sorted(piece.ranks))), piece.chunk
 
-    def _agrees(self, piece: tuple[WrongBlock, int], inputs: Array, outputs: Array) -> bool:
+    def _agrees(self, piece: tuple[ResultBlock, int], inputs: Array, outputs: Array) -> bool:
         """Return whether a block of an output has the words that follow from the inputs."""
         found, chunk = piece
         shown, given = outputs[found.rank, found.block], inputs[list(found.sources), chunk]
@@ -137,7 +137,7 @@ class Evidence:
             is_open = ~(numpy.isfinite(_parts((2 * total).astype(part))) & numpy.isfinite(wanted))
             return bool((is_open | (numpy.abs(_parts(values) - wanted) <= bound)).all())
 
-    def _error(self, wrong: Sequence[tuple[WrongBlock, int]]) -> BackendError:
+    def _error(self, wrong: Sequence[tuple[ResultBlock, int]]) -> BackendError:
         name, blocks = self._task.collective, [found for found, _ in wrong]
         ranks = tuple(sorted({found.rank for found in blocks}))
         at_fault = {(found.rank, found.block) for found in blocks}
@@ -156,7 +156,7 @@ class Evidence:
         error.settled = True  # raised by all ranks in the same call
         return error
 
-    def _senders(self, found: WrongBlock) -> tuple[int, ...]:
+    def _senders(self, found: ResultBlock) -> tuple[int, ...]:
         """Return the ranks from which this rank received a moved block, by the schedule; else the block's source."""
         plan = self._task.plan
         if plan is None or plan.schedules is None:

@@ -44,7 +44,7 @@ def register(**options: Any) -> None:
 
     Ray needs the backend in the driver's process and in the process of each actor: call `register` in both. The options
     are those of `gpucoll.init`, for the groups made later in this process; ``timeout`` also limits the time to meet.
-    Raises UsageError for an unknown option.
+    Raises ArgumentError or UsageError for a wrong option.
 
     ``init_collective_group(size, rank, "gpucoll", name)`` then makes a group, and Ray's functions work on arrays of
     NumPy and CuPy and on PyTorch's tensors. As in Ray's own groups a read-only array of NumPy, such as an actor's
