@@ -12,6 +12,7 @@ Each room imports only from rooms below its own line.
     training      data parallel, ZeRO, parameter servers, compression, arrays over a mesh of ranks
     mpi           mpi4py's names
     torch         a backend of torch.distributed
+    block_scaled  collectives in 8 or 4 bits an element, with the bound of the error
     msccl         algorithms from Python files; MSCCL's XML, read and written
     communicator  one method per collective; the links between its ranks
     tuner         the choice of the algorithm

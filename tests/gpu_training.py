@@ -5,6 +5,7 @@ import numpy
 
 import learning
 from gpucoll import training
+from gpucoll.block_scaled import FORMATS, BlockScaledCollectives, conversion
 from gpucoll.device.launch import Quantised
 from gpucoll.training import packing
 from gpucoll.training.compression import COMPRESSIONS
@@ -96,22 +97,35 @@ def packed(comm):
     """The kernels' bits equal the host's, and Adam's moments in 16 bits after the same gradients, too."""
     chance = numpy.random.default_rng(comm.rank)
     x, before = chance.standard_normal((2, 5003)).astype("f4")
-    form = Quantised(3, 1792, 256)
     found = []
     for xp in (numpy, cupy):
         row, lost = xp.asarray(x), xp.asarray(before)
         after, short = xp.zeros_like(row), xp.zeros(x.size, "f2")
-        rows, mean = xp.zeros(3 * form.stride, "u1"), xp.zeros(form.share, "f4")
         packing.shorten(row, lost, after, short)
         outs = [after.copy(), short]
-        packing.quantise(form, row, lost, after, rows)
-        packing.dequantise(form, rows, mean, 3, 3)
+        for name in FORMATS:
+            form = Quantised(3, 1792, FORMATS[name])
+            rows, mean = xp.zeros(3 * form.stride, "u1"), xp.zeros(form.share, "f4")
+            conversion.quantise(form, row, lost, after, rows)
+            conversion.dequantise(form, rows, mean, 3, 3)
+            outs += [after.copy(), rows, mean]
         optimizer, weights = training.Adam(0.01, moment_bits=16), {"w": xp.zeros(x.size, "f4")}
         for _ in range(3):
             optimizer.step(weights, {"w": row})
-        found.append([*outs, after, rows, mean, *optimizer.state["w"].values()])
+        found.append([*outs, *optimizer.state["w"].values()])
     for host, there in zip(*found, strict=True):
         assert (there.get() == host).all()
+
+
+def block_scaled(comm):
+    """Collectives in block-scaled formats give the bits and the bounds that they give on the host."""
+    x = numpy.random.default_rng(comm.rank).standard_normal((comm.size, 1000)).astype("f4")
+    for name in FORMATS:
+        collectives = BlockScaledCollectives(comm, name)
+        for call in (collectives.all_reduce, collectives.reduce_scatter, collectives.all_gather):
+            host, there = call(x), call(cupy.asarray(x))
+            assert (there.result.get() == host.result).all()
+            assert abs(float(there.bound) - host.bound) <= 1e-12 * host.bound
 
 
 def laid_out(comm):

@@ -28,6 +28,7 @@ from gpucoll.arrays.accept import (
     check_output,
     check_rows,
     check_writable,
+    is_alike,
     is_block_of,
     is_borrowed,
     module_of,
@@ -44,9 +45,9 @@ from gpucoll.errors import ArgumentError, DtypeError
 
 __all__ = ["HOST", "NOTHING", "Array", "BlockRoom", "Cut", "Prepared", "RankInfo", "Space", "Target", "address",
            "as_array", "block_shape", "bounds", "carried_dtype", "check_blocks", "check_input", "check_op",
-           "check_rows", "check_writable", "combiner", "flat", "form_blocks", "is_borrowed", "joined", "kind_of",
-           "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter", "room_for", "same_memory",
-           "split", "target", "torch_stream"]
+           "check_output", "check_rows", "check_writable", "combiner", "flat", "form_blocks", "is_alike", "is_borrowed",
+           "joined", "kind_of", "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter",
+           "room_for", "same_memory", "split", "target", "torch_stream"]
 
 
 class Target(NamedTuple):

@@ -306,3 +306,8 @@ def check_rows(name: str, x: object) -> Array:
         raise ArgumentError(f"{name}: x is 0-dimensional; ranks may differ in the first axis only, so x needs an axis",
                             code="GC-SHAPE")
     return array
+
+
+def is_alike(array: Array, like: Array, shape: tuple[int, ...], dtype: object) -> bool:
+    """Return whether `array` has this shape and dtype, and is on the host or a GPU as `like` is."""
+    return array.shape == shape and array.dtype == dtype and module_of(array) is module_of(like)

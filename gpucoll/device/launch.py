@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy
 
 from gpucoll.core.dtypes import Dtype
+from gpucoll.core.formats import Format
 from gpucoll.core.ops import Op
 from gpucoll.device import CompileError
 from gpucoll.device import sources as kernels
@@ -58,9 +59,10 @@ COPY = _Struct("=3Q", _ENDS)
 SCALE = _Struct("=3Q8x16s", [*_ENDS, ("none", "u8"), ("factor", "u1", 16)])
 PACK = _Struct("=3QI4x8q8q", [*_ENDS, ("dims", "u4"), ("shape", "i8", MOST_AXES), ("strides", "i8", MOST_AXES)])
 SHORTEN = _Struct("=5Q", [("src", "u8"), ("before", "u8"), ("after", "u8"), ("dst", "u8"), ("count", "u8")])
-_ROWS = [("count", "u8"), ("share", "u8"), ("stride", "u8"), ("scales", "u8"), ("block", "u4")]
-QUANTISE = _Struct("=8Q2I", [*SHORTEN.fields[:4], *_ROWS, ("rows", "u4")])
-DEQUANTISE = _Struct("=6Q3I4x", [*_ENDS[:2], *_ROWS, ("terms", "u4"), ("divisor", "u4")])
+_ROWS = [("count", "u8"), ("share", "u8"), ("stride", "u8"), ("scales", "u8"), ("tail", "u8"), ("block", "u4")]
+QUANTISE = _Struct("=10Q2I", [*SHORTEN.fields[:4], ("maxima", "u8"), *_ROWS, ("rows", "u4")])
+DEQUANTISE = _Struct("=7Q4I", [*_ENDS[:2], *_ROWS, ("terms", "u4"), ("divisor", "u4"), ("has_row_scales", "u4")])
+MAXIMA = _Struct("=5Q2I", [("src", "u8"), ("before", "u8"), ("dst", "u8"), *_ROWS[:2], ("parts", "u4"), ("rows", "u4")])
 _NO_FACTOR = bytes(16)
 
 
@@ -73,24 +75,35 @@ class Axes(NamedTuple):
 
 
 class Quantised(NamedTuple):
-    """The layout of quantised elements: `rows` rows of `share` bytes and one float32 scale per block of a row.
+    """The layout of quantised elements: `rows` rows of `share` elements in `format`, a multiple of its blocks.
 
-    An element takes one byte. `block` is the number of elements per scale and divides `share`. The elements of a row
-    and the scales of a row are each padded to a multiple of 16 bytes.
+    A row has the elements, the scales of its blocks, and the float32 scale of the row if the format has one; each of
+    these is padded to a multiple of 16 bytes.
     """
 
     rows: int
     share: int
-    block: int
+    format: Format
 
     @property
     def scales(self) -> int:
         """The offset of the scales in a row, in bytes."""
-        return -(-self.share // WORD) * WORD
+        return _words(self.share * self.format.bits // 8)
+
+    @property
+    def tail(self) -> int:
+        """The offset of the row's scale, in bytes."""
+        return self.scales + _words(self.format.scale_bytes * self.share // self.format.block)
 
     @property
     def stride(self) -> int:
-        return self.scales + -(-4 * self.share // self.block // WORD) * WORD
+        """The bytes of a row."""
+        return self.tail + WORD * (self.format.scale == "e4m3")
+
+
+def _words(nbytes: int) -> int:
+    """Return `nbytes` rounded up to a multiple of 16."""
+    return -(-nbytes // WORD) * WORD
 
 
 class Kernels:
@@ -223,24 +236,33 @@ class Kernels:
             launch = self._get(("shorten", source.name, target.name), kernels.instance, "shorten", source, target)
             self._run(launch, count * source.itemsize, SHORTEN(src, before, after, dst, count), stream)
 
-    def quantise(self, dtype: Dtype, form: Quantised, src: int, before: int, after: int, dst: int, count: int,
-                 stream: Any) -> None:
+    def quantise(self, dtype: Dtype, form: Quantised, src: int, before: int, after: int, dst: int, maxima: int,
+                 count: int, stream: Any) -> None:
         """Quantise src + before into `dst` with the layout `form`; store the quantisation error in `after`.
 
         Elements of `dst` from `count` on are zero. `before` may be 0 for no addend. `after` must not be `src` or
-        `before`.
+        `before`. `maxima` has the largest magnitude of each row, if the format has a scale for each row; else it is 0.
         """
-        launch = self._get(("quantise", dtype.name), kernels.instance, "quantise", dtype)
-        blocks = min(form.rows * form.share // form.block, 4 * self._most_blocks)
+        launch = self._get(("quantise", dtype.name, form.format.name), kernels.instance, "quantise", dtype, form.format)
+        blocks = min(form.rows * form.share // form.format.block, 4 * self._most_blocks)
         launch(blocks, min(FEWEST_THREADS, self._threads), QUANTISE(
-            src, before, after, dst, count, form.share, form.stride, form.scales, form.block, form.rows), stream)
+            src, before, after, dst, maxima, count, form.share, form.stride, form.scales, form.tail, form.format.block,
+            form.rows), stream)
+
+    def maxima(self, dtype: Dtype, form: Quantised, src: int, before: int, dst: int, parts: int, count: int,
+               stream: Any) -> None:
+        """Store in `dst` the largest magnitudes of src + before in `parts` parts of each row, in the wide dtype."""
+        launch = self._get(("maxima", dtype.name), kernels.instance, "maxima", dtype)
+        launch(form.rows * parts, self._threads, MAXIMA(src, before, dst, count, form.share, parts, form.rows), stream)
 
     def dequantise(self, dtype: Dtype, form: Quantised, src: int, dst: int, count: int, terms: int, divisor: int,
                    stream: Any) -> None:
         """Compute dst = the first `count` elements of the rows of `form`, or of a sum of `terms` rows, / `divisor`."""
-        launch = self._get(("dequantise", dtype.name), kernels.instance, "dequantise", dtype)
+        launch = self._get(("dequantise", dtype.name, form.format.name), kernels.instance, "dequantise", dtype,
+                           form.format)
         self._run(launch, count * dtype.itemsize, DEQUANTISE(
-            src, dst, count, form.share, form.stride, form.scales, form.block, terms, divisor), stream)
+            src, dst, count, form.share, form.stride, form.scales, form.tail, form.format.block, terms, divisor,
+            form.format.scale == "e4m3"), stream)
 
 
 _NO_SOURCES = (0,) * MOST_SOURCES

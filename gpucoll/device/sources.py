@@ -13,6 +13,7 @@ from importlib.resources.abc import Traversable
 from typing import Literal, NamedTuple
 
 from gpucoll.core.dtypes import DTYPES, Dtype
+from gpucoll.core.formats import FORMATS, Format
 from gpucoll.core.ops import EXACT, EXACT_NAMES, OPS, Op
 from gpucoll.errors import DtypeError
 
@@ -26,8 +27,9 @@ FILES = {  # kernel: source file, and prefix of the C struct of the arguments
     "scale": ("device/scale.cu", "Scale"),  # divides or multiplies every element by a factor, or replaces it by 0 or 1
     "cast": ("device/cast.cu", "Cast"),  # converts every element; neither dtype is complex
     "shorten": ("device/compress.cu", "Shorten"),  # adds the previous error, rounds, stores the new error
-    "quantise": ("device/compress.cu", "Quantise"),  # adds the previous error, stores bytes, scales, the new error
-    "dequantise": ("device/compress.cu", "Dequantise"),  # makes elements of bytes and scales, or the mean of rows
+    "quantise": ("device/quantise.cu", "Quantise"),  # adds the previous error, stores codes, scales, the new error
+    "dequantise": ("device/quantise.cu", "Dequantise"),  # makes elements of codes and scales, or the mean of rows
+    "maxima": ("device/quantise.cu", "Maxima"),  # finds the largest magnitudes of rows
     "reduce": ("device/reduce.cu", "Reduce"),  # combines two or more arrays
     "packets": ("device/peer_packets.cu", "Packets"),  # all-reduce by small messages into the peers' memory
     "fold_all": ("device/peer_shots.cu", "Shots"),  # all-reduce in the peers' memory: every rank reduces all elements
@@ -51,17 +53,17 @@ class Instance(NamedTuple):
     lines: str
 
 
-def instance(kernel: str, *parameters: int | str | Dtype) -> Instance:
+def instance(kernel: str, *parameters: int | str | Dtype | Format) -> Instance:
     """Return the instance of `kernel` for `parameters`.
 
     The parameter is the size of a unit for copy, pack and unpack, and one or two dtypes for the other kernels. `scale`
-    takes the `Scale` first.
+    takes the `Scale` first; `quantise` and `dequantise` take a dtype and a format.
 
     >>> instance("copy", 4).entry, instance("scale", "divide", DTYPES["float16"]).entry
     ('copy_4', 'scale_divide_float16')
     """
-    names = [one.name if isinstance(one, Dtype) else str(one) for one in parameters]
-    types = [one.cuda if isinstance(one, Dtype) else UNITS[one] if isinstance(one, int) else one.title()
+    names = [one.name if isinstance(one, Dtype | Format) else str(one) for one in parameters]
+    types = [one.cuda if isinstance(one, Dtype | Format) else UNITS[one] if isinstance(one, int) else one.title()
              for one in sorted(parameters, key=lambda one: isinstance(one, str))]
     file, arguments = FILES[kernel]
     entry = "_".join([kernel, *names])
@@ -112,8 +114,9 @@ def family(kernel: Instance) -> tuple[Instance, ...]:
 
 @functools.cache
 def _families() -> dict[Instance, tuple[Instance, ...]]:
-    """Return the families by kernel: moving kernels; reduce and scale of a dtype; peer kernels of an op and dtype."""
-    families = [compressing(), [instance(kernel, width) for kernel in MOVES for width in UNITS],
+    """Return the families by kernel: moving kernels; reduce and scale of a dtype; peer kernels of an op and dtype; ...
+    """
+    families = [*compressing_families(), [instance(kernel, width) for kernel in MOVES for width in UNITS],
                 [reducing("steps", None, row) for row in {row.itemsize: row for row in DTYPES.values()}.values()]]
     for dtype in DTYPES.values():
         ops = [op for op in OPS.values() if dtype.kind in op.kinds]
@@ -130,12 +133,19 @@ def _families() -> dict[Instance, tuple[Instance, ...]]:
 
 def compressing() -> list[Instance]:
     """Return the kernels for compressing gradients and for packing Adam's moments."""
+    return [one for family in compressing_families() for one in family]
+
+
+def compressing_families() -> list[list[Instance]]:
+    """Return these kernels by families: a family for each pair of a dtype and a block-scaled format."""
     wide = [DTYPES[name] for name in ("float32", "float64")]
     real = [*wide, *(DTYPES[name] for name in SHORT)]
-    return [*(instance("shorten", dtype, DTYPES[name]) for dtype in real for name in SHORT),
-            *(instance(kernel, dtype) for kernel in ("quantise", "dequantise") for dtype in real),
-            *(instance("cast", *pair) for moment in MOMENTS.values() for dtype in wide for pair in
-              ((dtype, moment), (moment, dtype)))]
+    return [[instance("maxima", dtype) for dtype in real],
+            [instance("shorten", dtype, DTYPES[name]) for dtype in real for name in SHORT],
+            [instance("cast", *pair) for moment in MOMENTS.values() for dtype in wide for pair in
+             ((dtype, moment), (moment, dtype))],
+            *([instance(kernel, dtype, form) for kernel in ("quantise", "dequantise")]
+              for form in FORMATS.values() for dtype in real)]
 
 
 def text(*instances: Instance) -> str:

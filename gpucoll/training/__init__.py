@@ -12,7 +12,7 @@
     parameters       checks of names, shapes and dtypes on all ranks
 """
 
-from gpucoll.training.compression import Cast, Exact, Int8, Policy, PowerSGD, TopK
+from gpucoll.training.compression import BlockScaled, Cast, Exact, Int8, Policy, PowerSGD, TopK
 from gpucoll.training.data_parallel import DataParallel
 from gpucoll.training.layout import Linear, ShardedArray, matmul, plan, redistribute, shard
 from gpucoll.training.mesh import Mesh
@@ -22,6 +22,6 @@ from gpucoll.training.sampler import Sampler
 from gpucoll.training.server import ParameterServer
 from gpucoll.training.zero import ZeRO
 
-__all__ = ["SGD", "Adam", "AdamW", "Cast", "DataParallel", "Exact", "Int8", "Linear", "Mesh", "ParameterServer",
-           "Policy", "PowerSGD", "Sampler", "ShardedArray", "TopK", "ZeRO", "matmul", "plan", "redistribute", "resume",
-           "shard"]
+__all__ = ["SGD", "Adam", "AdamW", "BlockScaled", "Cast", "DataParallel", "Exact", "Int8", "Linear", "Mesh",
+           "ParameterServer", "Policy", "PowerSGD", "Sampler", "ShardedArray", "TopK", "ZeRO", "matmul", "plan",
+           "redistribute", "resume", "shard"]

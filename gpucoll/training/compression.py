@@ -2,7 +2,7 @@
 
     Exact       the mean of `all_reduce`
     Cast        a shorter floating-point type
-    Int8        8 bits per element and a scale per block
+    BlockScaled 8 or 4 bits per element and a scale per block; Int8 with blocks of any length
     TopK        the largest elements only
     PowerSGD    matrices as products of two thin matrices
     Policy      a compression for each parameter, by name
@@ -21,15 +21,17 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll.arrays import Array, module_of
+from gpucoll.arrays import Array, is_alike, module_of
+from gpucoll.block_scaled.conversion import keep_finite
+from gpucoll.block_scaled.steps import messages, two_steps
 from gpucoll.communicator import Communicator, internal
 from gpucoll.core.dtypes import is_whole, numpy_dtype, row_of
-from gpucoll.device.launch import Quantised
+from gpucoll.core.formats import FORMATS, format_of
 from gpucoll.device.sources import SHORT
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, nearest
 from gpucoll.training.buckets import Bucket, Phases
-from gpucoll.training.feedback import RIGHT, Compression, is_alike, keep_finite
-from gpucoll.training.packing import dequantise, quantise, shorten
+from gpucoll.training.feedback import RIGHT, Compression
+from gpucoll.training.packing import shorten
 from gpucoll.training.parameters import Like, to_array
 
 Memory: TypeAlias = list[tuple[Compression, dict[str, dict[str, Array]]]]  # attributes of each compression, by name
@@ -58,52 +60,48 @@ class Cast(Compression):
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
         before, after = self._rows_of(gradients, whole)
-        short = self._workspace("short", gradients, whole, whole.shape, self._dtype)
+        short = self._workspace(gradients, whole, "short", whole.shape, self._dtype)
         shorten(whole, before, after, short)
         self._count(whole, comm, (short, 2 * (comm.size - 1) / comm.size))
         yield functools.partial(comm.all_reduce, short, out=short, op="avg")
         whole[...] = short
 
 
-class Int8(Compression):
-    """One byte per element and a scale of 4 bytes per `block` elements; both padded to 16 bytes for each rank's share.
+class BlockScaled(Compression):
+    """Elements of 8 or 4 bits and a scale per block: "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4" or "int8".
 
-    Every rank sends each other rank the quantised share of that rank, adds the received shares in full precision, and
-    sends the quantised mean of its own share to all ranks. So each value is rounded twice for any number of ranks.
-    Source: Dettmers et al., arXiv 2110.02861, for blocks; Wang et al., arXiv 2306.10209, for the two steps.
+    Each value is rounded once to each rank that sums its share, and once from there. `gpucoll.core.formats` has the
+    table of formats, `gpucoll.block_scaled.steps` the two steps and their source.
     """
 
     collectives = 2
 
-    def __init__(self, block: int = 256) -> None:
+    def __init__(self, format: str) -> None:
         super().__init__()
-        if not is_whole(block) or block < 1:
-            raise ArgumentError(f"Int8: a block of {block!r} elements is not a whole number above 0",
-                                code="GC-COMPRESSION")
-        self._block = block
+        self._format = format_of(format)
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
         if not whole.size:
             return
         before, after = self._rows_of(gradients, whole)
-        size, rank, block = comm.size, comm.rank, self._block
-        form = Quantised(size, -(-whole.size // (size * block)) * block, block)  # each rank has a row of whole blocks
-        packed, came = (self._workspace(what, gradients, whole, (size, form.stride), "u1")
-                        for what in ("packed", "came"))
-        quantise(form, whole, before, after, packed.reshape(-1))
-        # First step: row r of `packed` is the share of rank r.
-        yield functools.partial(comm.all_to_all, packed, out=came)
-        wide = whole.dtype if whole.dtype.itemsize >= 4 else numpy.dtype("f4")
-        mean, lost = (self._workspace(what, gradients, whole, form.share, wide) for what in ("mean", "lost"))
-        dequantise(form, came, mean, size, size)
-        row = self._workspace("row", gradients, whole, form.stride, "u1")
-        quantise(form._replace(rows=1), mean, None, lost, row)
-        # `lost` is an error of the mean. The next mean weights this rank's residual by 1 / size: multiply by size.
-        own = after[rank * form.share:(rank + 1) * form.share]
-        own += (lost[:own.size] * size).astype(own.dtype)
-        yield functools.partial(comm.all_gather, row, out=came)
-        dequantise(form, came, whole)
-        self._count(whole, comm, (packed, (size - 1) / size), (row, size - 1))
+        workspace = functools.partial(self._workspace, gradients, whole)
+        sent = messages(self._format, comm.size, whole.size, workspace)
+        yield from two_steps(comm, sent, whole, before, after, whole, workspace, comm.size)
+        self._count(whole, comm, (sent.packed, (comm.size - 1) / comm.size), (sent.row, comm.size - 1))
+
+
+class Int8(BlockScaled):
+    """One byte per element and a scale of 4 bytes per `block` elements; both padded to 16 bytes for each rank's share.
+
+    Source: Dettmers et al., arXiv 2110.02861.
+    """
+
+    def __init__(self, block: int = 256) -> None:
+        super().__init__("int8")
+        if not is_whole(block) or block < 1:
+            raise ArgumentError(f"Int8: a block of {block!r} elements is not a whole number above 0",
+                                code="GC-COMPRESSION")
+        self._format = self._format._replace(block=int(block))
 
 
 class TopK(Compression):
@@ -127,14 +125,14 @@ class TopK(Compression):
             return
         before, after = self._rows_of(gradients, whole)
         size, share = comm.size, -(-whole.size // comm.size)
-        table = self._workspace("table", gradients, whole, (size, share), whole.dtype)
+        table = self._workspace(gradients, whole, "table", (size, share), whole.dtype)
         flat = table.reshape(-1)
         flat[:whole.size] = whole
         flat[:whole.size] += before
         sent = self._largest(table)
         keep_finite(after, flat[:whole.size])
         first = yield functools.partial(comm.all_to_all, sent)
-        mean = self._workspace("mean", gradients, whole, (1, share), whole.dtype)
+        mean = self._workspace(gradients, whole, "mean", (1, share), whole.dtype)
         mean[...] = 0
         # Rank by rank: `_add` needs distinct indices, and an index is distinct only within the message of one rank.
         for theirs in first:
@@ -373,8 +371,9 @@ def _orthogonal(columns: Array) -> Array:
 
 
 COMPRESSIONS: dict[str, Callable[[], Compression]] = {
-    "none": Exact, "float16": lambda: Cast("float16"), "bfloat16": lambda: Cast("bfloat16"),
-    "int8": Int8, "topk": lambda: TopK(0.25), "powersgd": lambda: PowerSGD(2, "float16")}
+    "none": Exact, "float16": lambda: Cast("float16"), "bfloat16": lambda: Cast("bfloat16"), "int8": Int8,
+    **{name: functools.partial(BlockScaled, name) for name in FORMATS if name != "int8"},
+    "topk": lambda: TopK(0.25), "powersgd": lambda: PowerSGD(2, "float16")}
 
 
 def named(name: str) -> Compression:

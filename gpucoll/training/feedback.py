@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpucoll.arrays import Array, address, module_of
+from gpucoll.arrays import Array, address, is_alike, module_of
 from gpucoll.communicator import Communicator
 from gpucoll.training.buckets import Bucket, Phases
 from gpucoll.training.parameters import Like, to_array
@@ -90,21 +90,10 @@ class Compression:
         self.lost |= Bucket(gradients, after).gradients
         return before, after
 
-    def _workspace(self, what: str, gradients: Mapping[str, Array], like: Array, shape: int | tuple[int, ...],
-              dtype: object) -> Array:
+    def _workspace(self, gradients: Mapping[str, Array], like: Array, what: str, shape: tuple[int, ...],
+                   dtype: object) -> Array:
         """Return an array reused in every step of a bucket; allocating it anew costs more than the computation."""
-        key, shape = (what, next(iter(gradients))), (shape,) if isinstance(shape, int) else shape
+        key = what, next(iter(gradients))
         if key not in self._workspaces or not is_alike(self._workspaces[key], like, shape, dtype):
             self._workspaces[key] = module_of(like).zeros(shape, dtype)
         return self._workspaces[key]
-
-
-def is_alike(array: Array, like: Array, shape: tuple[int, ...], dtype: object) -> bool:
-    """Return whether `array` has this shape and dtype, and is on the host or a GPU as `like` is."""
-    return array.shape == shape and array.dtype == dtype and module_of(array) is module_of(like)
-
-
-def keep_finite(after: Array, lost: Array) -> None:
-    """Write the residuals `lost` into `after`, with 0 for values not finite: an infinite residual would never end."""
-    xp = module_of(lost)
-    after[...] = xp.where(xp.isfinite(lost), lost, lost.dtype.type(0))

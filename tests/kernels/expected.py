@@ -33,6 +33,18 @@ def random_array(name, count, seed):
 
 
 @quiet
+def total_of(x, before):
+    """Return x + before, rounded to the dtype of `x`."""
+    return wide((wide(x) + wide(before)).astype(x.dtype))
+
+
+@quiet
+def kept(lost, dtype):
+    """Return residuals as they are stored: 0 if not finite."""
+    return numpy.where(numpy.isfinite(lost), lost, 0).astype(dtype)
+
+
+@quiet
 def product(a, b):
     """Return the product; complex numbers by four products, as NumPy's own product is fused on some machines."""
     if a.dtype.kind != "c":

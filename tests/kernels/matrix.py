@@ -21,6 +21,7 @@ import filelock
 
 import packages
 from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.formats import FORMATS
 from gpucoll.core.ops import OPS
 from gpucoll.device import nvrtc, sources
 from gpucoll.device.store import default_folder
@@ -41,7 +42,7 @@ def kernels():
     return {**{kernel: sources.reducing(kernel, *of[name]) for kernel, name in reducing.items()},
             "cast": sources.instance("cast", DTYPES["float32"], DTYPES["float8_e4m3fn"]),
             "scale": sources.instance("scale", "divide", DTYPES["float64"]),
-            "compress": sources.instance("quantise", DTYPES["float64"]),
+            "compress": sources.instance("quantise", DTYPES["float64"], FORMATS["nvfp4"]),
             "pack": sources.instance("pack", 4), "unpack": sources.instance("unpack", 16),
             "copy": sources.instance("copy", 16)}
 

@@ -43,7 +43,7 @@ MUTANTS = {
     "the strides are confused": Mutant("* a.strides[axis]", "* a.strides[0]"),
     "an offset of 32 bits": Mutant("i64 offset = 0;", "i32 offset = 0;"),
     "a factor of 32 bits": Mutant("i64(rest) * a.strides[0]", "i64(rest * u32(a.strides[0]))"),
-    "rounded twice": Mutant("return odd_float(x);", "return float(x);"),
+    "rounded twice": Mutant("of(double x) { return odd_float(x); }", "of(double x) { return float(x); }"),
     "not brought to odd": Mutant("if (absolute(nearest) > absolute(x)) --bits;", ""),
     "the factor is rounded": Mutant(
         "wide[j] = What::of(wide[j], factor);",
@@ -51,8 +51,11 @@ MUTANTS = {
     "NaN is false": Mutant("return W(x != W(0));", "return W(x < W(0) || x > W(0));"),
     "what was lost is lost for good": Mutant("down(stored, x + before);", "down(stored, x);"),
     "an infinity is lost for ever": Mutant("return x - x == W(0) ? x : W(0);", "return x;"),
-    "a thread looks at its first word alone": Mutant("found = maximum(found, absolute(sum[i]));\n        }",
-                                                    "found = maximum(found, absolute(sum[i]));\n            break; }"),
+    "a thread looks at its first part alone": Mutant(
+        "maximum(found, absolute(sum[i]));\n        }\n        most[threadIdx.x] = found;\n        __syncthreads();\n"
+        "        for (u32 half",
+        "maximum(found, absolute(sum[i]));\n            break;\n        }\n        most[threadIdx.x] = found;\n"
+        "        __syncthreads();\n        for (u32 half"),
     "a row's scales after its elements": Mutant("to + a.scales + place", "to + a.share + place"),
     "the last term is left out": Mutant("term < a.terms; ++term, row += a.stride) {\n        Items",
                                         "term + 1 < a.terms || term == 0; ++term, row += a.stride) {\n        Items"),
@@ -60,6 +63,18 @@ MUTANTS = {
     "the moment's exponent is off by one": Mutant("Mean16;", "Mean15; typedef SmallFloat<u16, 6, 9, true, 47> Mean16;"),
     "alone, a block is measured without what was lost": Mutant(
         "order_of(before ? sum_of<S>(up(src[i]), up(before[i])) : up(src[i]))", "order_of(up(src[i]))"),
-    "alone, the scale of the first block": Mutant("((const float*)(row + a.scales))[place / a.block]",
-                                                  "((const float*)(row + a.scales))[0]"),
+    "the scale of the first block": Mutant("a.scales + place / a.block * sizeof(typename F::Scale)", "a.scales"),
+    "a thread has a scale of its own": Mutant("for (u32 k = 1; k < GROUP; ++k) found", "if (false) found"),
+    "a power of two too large": Mutant("exponent_of(most) - TOP;", "exponent_of(most) - TOP + 1;"),
+    "the smallest scale is zero": Mutant("scale == 0 ? 0x00400000 : u32(scale) << 23", "u32(scale) << 23"),
+    "an infinity has a scale": Mutant("!is_finite || exponent > 254 ? 255", "exponent > 254 ? 254"),
+    "an element is rounded twice": Mutant("to_float(double x) { return odd_float(x); }",
+                                          "to_float(double x) { return float(x); }"),
+    "no end of the elements": Mutant("x > most ? most : x > -most ? x : -most", "x > -most ? x : -most"),
+    "1.5 is 1": Mutant("0xC8643210", "0xC8642210"),
+    "a second element takes the place of the first": Mutant("code << i % F::PER_BYTE * 4", "code"),
+    "a row's scale is not stored": Mutant("if (a.maxima != nullptr && place == 0)", "if (false)"),
+    "alone, a row's scale is not stored": Mutant("if (a.maxima != nullptr) *(float*)", "if (false) *(float*)"),
+    "the largest of the first part": Mutant("part = number % a.parts, start", "part = 0, start"),
+    "a block's scale without the row's": Mutant("most / W(6) / W(row);", "most / W(6);"),
 }

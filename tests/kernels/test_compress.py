@@ -1,4 +1,4 @@
-"""Compressed gradients and 16-bit moments: on a GPU's grid, on one CPU thread, and by NumPy, against one oracle."""
+"""Gradients and moments in 16 bits: on a GPU's grid, on one CPU thread, and by NumPy, against one oracle."""
 
 import itertools
 from fractions import Fraction
@@ -6,13 +6,9 @@ from fractions import Fraction
 import numpy
 import pytest
 from emulation import Memory
-from emulation import device as emulated
-from expected import quiet, random_array, same, wide
+from expected import kept, random_array, same, total_of
 
-from gpucoll.device.launch import Quantised
-from gpucoll.device.sources import compressing
 from gpucoll.training import packing
-from grids import often
 from oracle import kind
 
 pytestmark = pytest.mark.kernel
@@ -20,29 +16,6 @@ pytestmark = pytest.mark.kernel
 REAL = ("float32", "float64", "float16", "bfloat16")
 COUNTS = (0, 1, 7, 64, 1000, 4099)
 MOMENTS = {"mean16": (True, 9, 46), "square16": (False, 10, 54)}  # signed, bits of mantissa, bias
-
-
-@pytest.fixture(params=["grid", "alone", "numpy"])
-def way(request, monkeypatch):
-    """Choose the place of computing: the emulated grid, one CPU thread, or NumPy."""
-    if request.param == "grid":
-        kernels = emulated([compressing()])
-        monkeypatch.setattr(packing, "_kernels", lambda x: (kernels, None))
-    elif request.param == "numpy":
-        monkeypatch.setattr(packing, "_on_host", lambda: None)
-    else:
-        assert packing._on_host() is not None
-    return request.param
-
-
-@quiet
-def total_of(x, before):
-    return wide((wide(x) + wide(before)).astype(x.dtype))
-
-
-@quiet
-def kept(lost, dtype):
-    return numpy.where(numpy.isfinite(lost), lost, 0).astype(dtype)
 
 
 @pytest.mark.parametrize(("name", "target"), list(itertools.product(REAL, REAL[2:])))
@@ -60,75 +33,6 @@ def test_what_is_sent_and_what_is_lost_are_the_sum(way, name, target):
         assert same(out, expected), (count, shift)
         assert same(after, lost, zeros_free=True), (count, shift)
         assert all(memory.is_clean() for memory in memories)
-
-
-def by_blocks(form, x, before):
-    """Return the elements, the scales and the lost parts, block by block."""
-    total = wide(x) if before is None else total_of(x, before)
-    full = numpy.zeros(form.rows * form.share, total.dtype)
-    full[:x.size] = total
-    codes, scales = numpy.zeros(full.size, "i1"), numpy.zeros(full.size // form.block, "f4")
-    with numpy.errstate(all="ignore"):
-        for number in range(scales.size):
-            block = slice(number * form.block, (number + 1) * form.block)
-            scales[number] = numpy.abs(full[block]).max() / 127
-            factor = scales[number].astype(total.dtype)
-            whole = numpy.rint(full[block] / (factor if factor > 0 else 1))
-            codes[block] = numpy.where(numpy.isnan(whole), -127, numpy.clip(whole, -127, 127)).astype("i1")
-            full[block] -= codes[block] * factor
-    return codes, scales, kept(full[:x.size], x.dtype)
-
-
-FORMS = [(rows, block) for block in (1, 7, 16, 256) for rows in (1, 3)]
-
-
-def formed(rows, block, count):
-    return Quantised(rows, -(-count // (rows * block)) * block, block)
-
-
-@pytest.mark.parametrize("name", often(REAL, "float32", "bfloat16"))
-def test_eight_bits_and_a_scale_for_each_block(way, name):
-    memories = [Memory() for _ in range(4)]
-    misaligned = (2, 16), 100, kind(name).itemsize
-    for (rows, block), count, shift in [*itertools.product(FORMS, COUNTS[1:], (0,)), misaligned]:
-        form = formed(rows, block, count)
-        random = numpy.random.default_rng([rows, block, count])
-        x, before = (random.standard_normal((2, count)) * 10.0 ** random.integers(-3, 3, (2, 1))).astype(kind(name))
-        x[:count // 10] = before[:count // 10] = 0
-        x[count // 2] = numpy.inf if count > 300 else 2
-        for lost in (before, None):
-            held = memories[0].hold(x, shift), None if lost is None else memories[1].hold(lost, shift)
-            after = memories[2].place(x.dtype, count, shift)
-            out = memories[3].place(numpy.dtype("u1"), form.rows * form.stride)
-            out[:] = 0
-            packing.quantise(form, *held, after, out)
-            codes, scales, missing = by_blocks(form, x, lost)
-            table = out.reshape(form.rows, form.stride)
-            assert same(table[:, :form.share].view("i1").ravel(), codes), (form, count)
-            found = numpy.ascontiguousarray(table[:, form.scales:][:, :4 * form.share // block]).view("f4").ravel()
-            assert same(found, scales), (form, count)
-            assert same(after, missing, zeros_free=True), (form, count)
-            assert all(memory.is_clean() for memory in memories)
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_eight_bits_become_numbers_again_and_the_mean_of_ranks(way, name):
-    memory = Memory()
-    for (rows, block), count in itertools.product(FORMS, COUNTS[1:]):
-        form = formed(rows, block, count)
-        random = numpy.random.default_rng([rows, block, count])
-        packed = numpy.zeros((rows, form.stride), "u1")
-        codes = random.integers(-127, 128, (rows, form.share))
-        packed[:, :form.share] = codes.astype("i1").view("u1")
-        scales = random.standard_normal((rows, form.share // block)).astype("f4")
-        packed[:, form.scales:form.scales + 4 * scales.shape[1]] = scales.view("u1")
-        dtype = wide(numpy.zeros(1, kind(name))).dtype
-        values = codes.astype(dtype) * numpy.repeat(scales.astype(dtype), block, axis=1)
-        for expected, terms in ((values.ravel()[:count], 1), (values.sum(axis=0) / rows, rows)):
-            out = memory.place(kind(name), expected.size)
-            packing.dequantise(form, packed, out, terms, terms)
-            assert same(out, expected.astype(dtype).astype(kind(name)), zeros_free=True), (form, count, terms)
-            assert memory.is_clean()
 
 
 def exact(code, signed, mantissa, bias):

@@ -102,7 +102,7 @@ def test_programs_by_the_peer_executor(gpus, program, machine):
 
 
 TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", "zero3")), ("served",), ("compressed",),
-            ("packed",), ("laid_out",)]
+            ("packed",), ("block_scaled",), ("laid_out",)]
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(

@@ -1,0 +1,200 @@
+"""Collectives in block-scaled formats: a quarter or an eighth of float32's bytes, and the bound of the error.
+
+    conversion   to and from the formats; the error's bound
+    steps        the two steps of a sum, also of compressed gradients
+
+The table of the formats is in `gpucoll.core.formats`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+
+from gpucoll.arrays import Array, block_shape, check_input, check_output, is_alike, module_of, on_gpu
+from gpucoll.block_scaled.conversion import dequantise, largest_and_errors, quantise
+from gpucoll.block_scaled.steps import Messages, messages, two_steps
+from gpucoll.communicator import Communicator, internal
+from gpucoll.communicator.metadata import check_alike
+from gpucoll.core.dtypes import row_of
+from gpucoll.core.formats import FORMATS, format_of
+from gpucoll.errors import ArgumentError, DtypeError, GpucollError
+
+__all__ = ["FORMATS", "BlockScaledCollectives", "Bounded"]
+
+OPS = ("sum", "avg")
+# What ranks compare before data move, and the code of the error.
+COMPARED = {"shape": "GC-SHAPE", "dtype": "GC-DTYPE", "gpu": "GC-DEVICE", "op": "GC-OP", "format": "GC-COMPRESSION"}
+# Half of the spacing of numbers, relative to a number and at the least number.
+ROUNDING = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134), "float32": (2.0**-24, 2.0**-150),
+            "float64": (2.0**-53, 0.0)}
+RANGE = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.40e38, "float64": 1.79e308}
+
+
+class Bounded(NamedTuple):
+    """A result, and the bound of the error of any element: a float64 of no axes, with the result's memory.
+
+    The error is the distance to the exact sum (or mean, or value). The bound is the same on every rank for `all_reduce`
+    and `all_gather`, and infinite if the result has a NaN or may leave the range of its dtype.
+    """
+
+    result: Any
+    bound: Any
+
+
+class BlockScaledCollectives:
+    """Collectives on `comm` whose messages are in the block-scaled `format`: "mxfp8_e4m3", "nvfp4", "int8", ...
+
+    An element takes 8.25 bits in the mxfp8 formats, 4.25 in mxfp4, 4.5 in nvfp4, 8.125 in int8. Arrays are float16,
+    bfloat16, float32 or float64. Sums are formed in float32 (float64 for float64), in rank order, and are equal on all
+    ranks. Each value is rounded once for each direction. A call begins with one host message, by which ranks compare
+    shape, dtype, op and format; so errors are raised on every rank before data move: ArgumentError and DtypeError for
+    wrong arguments, PeerError on the other ranks, MismatchError if ranks differ. Buffers are kept from call to call.
+
+    >>> import gpucoll as gc
+    >>> def mean(comm):
+    ...     return BlockScaledCollectives(comm, "mxfp8_e4m3").all_reduce(numpy.full(64, 1 + comm.rank, "f4"), "avg")
+    >>> gc.run_local(mean, 2)[0].result[:2]
+    array([1.5, 1.5], dtype=float32)
+    """
+
+    def __init__(self, comm: Communicator, format: str) -> None:
+        self._comm, self.format = comm, format_of(format)
+        self._buffers: dict[str, Array] = {}
+
+    def all_reduce(self, x: Any, op: str = "sum", out: Any = None) -> Bounded:
+        """Return the sum of all ranks' `x` (shape s) on every rank; the mean for `op` "avg"."""
+        return self._call("all_reduce", x, out, op, self._reduce_all)
+
+    def reduce_scatter(self, x: Any, op: str = "sum", out: Any = None) -> Bounded:
+        """Return block `rank` (shape s) of the sum, or the mean, of all ranks' `x` (shape (size, \\*s)).
+
+        The bound is for this block.
+        """
+        return self._call("reduce_scatter", x, out, op, self._reduce_blocks)
+
+    def all_gather(self, x: Any, out: Any = None) -> Bounded:
+        """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank."""
+        return self._call("all_gather", x, out, "", self._gather_all)
+
+    def _call(self, name: str, x: Any, out: Any, op: str, run: Callable[[Array, Array, int], Any]) -> Bounded:
+        comm = self._comm
+        with internal.current_stream(comm, [x]), numpy.errstate(all="ignore"):  # an infinite bound is no error
+            source, target = self._agreed(name, x, out, op)
+            # Kernels write contiguous arrays.
+            place = target if target is not None and target.flags.c_contiguous else self._result(name, source)
+            bound = run(source, place, comm.size if op == "avg" else 1) if source.size else _number(source, 0.0)
+            if target is not None and place is not target:
+                target[...] = place
+            return Bounded(place if out is None else out, bound.reshape(()))
+
+    def _agreed(self, name: str, x: Any, out: Any, op: str) -> tuple[Array, Array | None]:
+        """Return `x`, contiguous, and `out` as an array; raise an error of any rank on every rank."""
+        error: GpucollError | None = None
+        facts: dict[str, Any] = {}
+        try:
+            source = check_input(name, x)
+            if row_of(source.dtype).name not in ROUNDING:
+                raise DtypeError(f"{name}: x is {source.dtype}; block-scaled formats are for floating-point numbers of "
+                                 "16 bits and more")
+            if name != "all_gather" and op not in OPS:
+                raise ArgumentError(f"{name}: op {op!r} is neither of {' and '.join(OPS)}", code="GC-OP")
+            shape = _shape_of_result(name, source, self._comm.size)
+            target = None if out is None else check_output(name, out, [shape], source.dtype, source)
+            facts = {"shape": list(source.shape), "dtype": source.dtype.name, "gpu": on_gpu(source), "op": op,
+                     "format": self.format.name}
+        except GpucollError as found:
+            error, facts = found, {"error": str(found)}
+        everyone = internal.all_gather_metadata(self._comm, facts, f"block-scaled {name}", error)
+        for what, code in COMPARED.items():
+            check_alike(name, everyone, what, code)
+        return module_of(source).ascontiguousarray(source).reshape(source.shape), target
+
+    def _result(self, name: str, source: Array) -> Array:
+        return module_of(source).empty(_shape_of_result(name, source, self._comm.size), source.dtype)
+
+    def _reduce_all(self, source: Array, out: Array, divisor: int) -> Any:
+        comm, workspace = self._comm, functools.partial(self._workspace, source)
+        sent = messages(self.format, comm.size, source.size, workspace)
+        after = workspace("after", (source.size,), source.dtype)
+        steps = two_steps(comm, sent, source.reshape(-1), None, after, out.reshape(-1), workspace, divisor)
+        next(steps)()
+        gather = next(steps)  # sums this rank's share, and quantises the result
+        largest, errors = largest_and_errors(sent.form._replace(rows=1), sent.row)
+        bound = _most(source, _error_of_sum(sent, source, divisor) + errors[0] + _rounding(source, largest[0]))
+        gather()
+        next(steps, None)
+        return comm.all_reduce(bound, out=bound, op="max")
+
+    def _reduce_blocks(self, source: Array, out: Array, divisor: int) -> Any:
+        comm, workspace = self._comm, functools.partial(self._workspace, source)
+        sent = messages(self.format, comm.size, source.size, workspace)
+        rows = source.reshape(comm.size, -1)
+        if rows.shape[1] < sent.form.share:  # each rank's share has whole blocks
+            padded = workspace("padded", (comm.size, sent.form.share), source.dtype)
+            padded[:, :rows.shape[1]] = rows
+            padded[:, rows.shape[1]:] = 0
+            rows = padded
+        quantise(sent.form, rows.reshape(-1), None, workspace("after", (rows.size,), rows.dtype),
+                 sent.packed.reshape(-1))
+        comm.all_to_all(sent.packed, out=sent.came)
+        dequantise(sent.form, sent.came, out.reshape(-1), comm.size, divisor)
+        largest, _ = largest_and_errors(sent.form, sent.came)
+        return _most(source, _error_of_sum(sent, source, divisor) + _rounding(source, largest.sum(axis=0) / divisor))
+
+    def _gather_all(self, source: Array, out: Array, _: int) -> Any:
+        comm, workspace = self._comm, functools.partial(self._workspace, source)
+        sent = messages(self.format, comm.size, source.size * comm.size, workspace)
+        after = workspace("after", (source.size,), source.dtype)
+        quantise(sent.form._replace(rows=1), source.reshape(-1), None, after, sent.row)
+        comm.all_gather(sent.row, out=sent.came)
+        if sent.form.share == source.size:
+            dequantise(sent.form, sent.came, out.reshape(-1))
+        else:
+            padded = workspace("padded", (comm.size, sent.form.share), source.dtype)
+            dequantise(sent.form, sent.came, padded.reshape(-1))
+            out.reshape(comm.size, -1)[...] = padded[:, :source.size]
+        largest, errors = largest_and_errors(sent.form, sent.came)
+        return _most(source, errors + _rounding(source, largest))
+
+    def _workspace(self, like: Array, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return a buffer reused in the next call of the same kind."""
+        kept = self._buffers.get(name)
+        if kept is None or not is_alike(kept, like, shape, dtype):
+            kept = self._buffers[name] = module_of(like).empty(shape, dtype)
+        return kept
+
+
+def _shape_of_result(name: str, source: Array, size: int) -> tuple[int, ...]:
+    if name == "reduce_scatter":
+        return block_shape(name, source, size)
+    return (size, *source.shape) if name == "all_gather" else source.shape
+
+
+def _error_of_sum(sent: Messages, source: Array, divisor: int) -> Any:
+    """Return the bounds of the errors of a sum of the rows that came, one for each block."""
+    largest, errors = largest_and_errors(sent.form, sent.came)
+    terms, relative = len(largest), ROUNDING["float64" if source.dtype == "float64" else "float32"][0]
+    # Each of the additions, and the division, rounds a number of at most the sum of the magnitudes.
+    return (errors.sum(axis=0) + largest.sum(axis=0) * (terms * relative * 1.01)) / divisor
+
+
+def _rounding(source: Array, largest: Any) -> Any:
+    """Return the errors of numbers up to `largest` stored in the dtype of `source`; infinite beyond its range."""
+    relative, least = ROUNDING[row_of(source.dtype).name]
+    beyond = largest > RANGE[row_of(source.dtype).name]
+    return module_of(source).where(beyond, numpy.inf, largest * relative + least)
+
+
+def _most(source: Array, bounds: Any) -> Any:
+    """Return the largest bound as an array of one element; infinity for NaN."""
+    xp = module_of(source)
+    most = bounds.max().reshape(1)
+    return xp.where(most == most, most, numpy.inf)
+
+
+def _number(source: Array, value: float) -> Any:
+    return module_of(source).full(1, value, "f8")

@@ -1,0 +1,60 @@
+"""The two steps of a mean or a sum in a block-scaled format.
+
+Every rank sends each other rank the quantised share of that rank, adds the received shares in full precision, and
+sends the quantised result of its own share to all ranks. So each value is rounded twice for any number of ranks.
+Source: Wang et al., arXiv 2306.10209.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy
+
+from gpucoll.arrays import Array
+from gpucoll.block_scaled.conversion import dequantise, quantise
+from gpucoll.communicator import Communicator
+from gpucoll.core.formats import Format
+from gpucoll.device.launch import Quantised
+
+# Return an array of this name, shape and dtype, reused from call to call: new pages cost more than the computation.
+Workspace = Callable[[str, tuple[int, ...], Any], Array]
+
+
+class Messages(NamedTuple):
+    """The messages of a call: rows for each rank, rows from each rank, and the row of this rank's result."""
+
+    form: Quantised
+    packed: Array
+    came: Array
+    row: Array
+
+
+def messages(row: Format, size: int, count: int, workspace: Workspace) -> Messages:
+    """Return the messages of a call on `count` elements; each rank's share has whole blocks."""
+    form = Quantised(size, -(-count // (size * row.block)) * row.block, row)
+    packed, came = (workspace(name, (size, form.stride), "u1") for name in ("packed", "came"))
+    return Messages(form, packed, came, workspace("row", (form.stride,), "u1"))
+
+
+def two_steps(comm: Communicator, sent: Messages, x: Array, before: Array | None, after: Array, out: Array,
+              workspace: Workspace, divisor: int) -> Iterator[Callable[[], Any]]:
+    """Write to `out` the sum over ranks of x + before, divided by `divisor`; yield the two collectives to call.
+
+    All arrays have one axis and the length of `x`; `out` may be `x`. `after` gets the residuals, so that the sum over
+    ranks of `after` is `divisor` times the exact result less `out`.
+    """
+    form, packed, came, row = sent
+    quantise(form, x, before, after, packed.reshape(-1))
+    yield functools.partial(comm.all_to_all, packed, out=came)
+    wide = x.dtype if x.dtype.itemsize >= 4 else numpy.dtype("f4")
+    result, lost = (workspace(name, (form.share,), wide) for name in ("result", "lost"))
+    dequantise(form, came, result, comm.size, divisor)
+    quantise(form._replace(rows=1), result, None, lost, row)
+    # `lost` is an error of the result. The sum of the residuals counts `divisor` times: multiply.
+    own = after[comm.rank * form.share:(comm.rank + 1) * form.share]
+    own += (lost[:own.size] * divisor).astype(own.dtype)
+    yield functools.partial(comm.all_gather, row, out=came)
+    dequantise(form, came, out)

@@ -1,0 +1,199 @@
+"""Collectives in block-scaled formats: an oracle's bits on every executor, bounds that hold, errors on every rank."""
+
+import functools
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import oracle
+from gpucoll.block_scaled import FORMATS, BlockScaledCollectives, conversion
+from gpucoll.device.launch import Quantised
+from grids import SEED
+from scaled_oracle import quantised
+from thread_ranks import on_threads
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def given(rank, shape, dtype, seed):
+    """Return this rank's numbers, of magnitudes from 2^-8 to 2^8, with some zeros."""
+    random = numpy.random.default_rng([SEED, seed, rank, *shape])
+    x = random.standard_normal(shape) * 2.0 ** random.integers(-8, 9, shape) * (random.random(shape) < 0.9)
+    return x.astype(oracle.kind(dtype))
+
+
+def wide(x):
+    return x if x.dtype == numpy.float64 else x.astype("f4")
+
+
+def rounded(name, rows):
+    """Return rows of numbers after a rounding to the format, padded to whole blocks."""
+    block = FORMATS[name].block
+    padded = numpy.zeros((len(rows), -(-rows.shape[1] // block) * block), rows.dtype)
+    padded[:, :rows.shape[1]] = rows
+    return quantised(name, block, padded)[-1]
+
+
+def summed(name, everyone, size, divisor):
+    """Return the shares of all ranks after the first step: rounded, added in rank order, divided."""
+    share = -(-everyone[0].size // (size * FORMATS[name].block)) * FORMATS[name].block
+    tables = numpy.zeros((len(everyone), size, share), wide(everyone[0]).dtype)
+    for table, x in zip(tables, everyone, strict=True):
+        table.reshape(-1)[:x.size] = wide(x).ravel()
+    return added([rounded(name, table) for table in tables], divisor)
+
+
+def added(tables, divisor):
+    """Return the sum in rank order over `divisor`; it begins with the first table, as -0 + 0 would be 0."""
+    return functools.reduce(numpy.add, tables) / tables[0].dtype.type(divisor)
+
+
+def reduces(comm, name, dtype, shape, op):
+    """The bits of `all_reduce` are the oracle's on every rank, and the bound holds against the exact result."""
+    everyone = [given(rank, shape, dtype, 1) for rank in range(comm.size)]
+    divisor = comm.size if op == "avg" else 1
+    shares = rounded(name, summed(name, everyone, comm.size, divisor))
+    expected = shares.ravel()[:everyone[0].size].reshape(shape).astype(everyone[0].dtype)
+    collectives = BlockScaledCollectives(comm, name)
+    x = everyone[comm.rank].copy()
+    for out in (None, numpy.empty_like(x), x):
+        result, bound = collectives.all_reduce(x, op, out)
+        assert out is None or result is out
+        assert (result.view("u1") == expected.view("u1")).all()
+        exact = sum(one.astype("f8") for one in everyone) / divisor
+        assert numpy.abs(result.astype("f8") - exact).max() <= bound < numpy.inf
+        assert (comm.all_gather(bound) == bound).all()
+
+
+def moves(comm, name, dtype, shape, op):
+    """The bits of `reduce_scatter` and `all_gather` are the oracle's, and the bounds hold."""
+    collectives, divisor = BlockScaledCollectives(comm, name), comm.size if op == "avg" else 1
+    everyone = [given(rank, (comm.size, *shape), dtype, 2) for rank in range(comm.size)]
+    result, bound = collectives.reduce_scatter(everyone[comm.rank], op)
+    total = added([rounded(name, wide(one).reshape(comm.size, -1)) for one in everyone], divisor)
+    total = total[comm.rank, :result.size].reshape(shape).astype(result.dtype)
+    assert (result.view("u1") == total.view("u1")).all()
+    exact = sum(one[comm.rank].astype("f8") for one in everyone) / divisor
+    assert numpy.abs(result.astype("f8") - exact).max() <= bound < numpy.inf
+    result, bound = collectives.all_gather(everyone[comm.rank][0])
+    rows = numpy.stack([wide(one[0]).ravel() for one in everyone])
+    found = rounded(name, rows)[:, :rows.shape[1]].reshape(result.shape).astype(result.dtype)
+    assert (result.view("u1") == found.view("u1")).all()
+    assert numpy.abs(result.astype("f8") - numpy.stack([one[0] for one in everyone]).astype("f8")).max() <= bound
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bits_and_bounds(executor, name):
+    random = numpy.random.default_rng([SEED, len(name), len(executor.name)])
+    for program in (reduces, moves):
+        size, dtype, op = int(random.integers(1, 5)), str(random.choice(DTYPES)), str(random.choice(("sum", "avg")))
+        shape = tuple(int(one) for one in random.integers(1, 40, random.integers(1, 3)))
+        executor.run(size, program, name, dtype, shape, op)
+
+
+# Numbers with the largest error of a format: just below a power of two, or halfway between the largest elements.
+WORST = {"int8": (127, 0.5), "mxfp8_e4m3": (511.99, 1), "mxfp8_e5m2": (65535, 1), "mxfp4": (7.9999, 1), "nvfp4": (6, 5)}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_bound_is_not_far_from_the_largest_error(name):
+    def program(comm):
+        x = numpy.array(WORST[name], "f8")
+        result, bound = BlockScaledCollectives(comm, name).all_gather(x)
+        assert 0.95 * bound < numpy.abs(result - x).max() <= bound
+
+    on_threads(1, program)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_block_breaks_its_bound(name):
+    """200,000 blocks of each format, with magnitudes from subnormal to beyond the scales' range."""
+    block, random = FORMATS[name].block, numpy.random.default_rng([SEED, len(name)])
+    for dtype, powers in (("f4", (-149, 127)), ("f8", (-300, 300))):
+        x = random.standard_normal((100_000, block)) * 2.0 ** random.integers(*powers, (100_000, 1))
+        x *= 2.0 ** random.integers(-6, 1, x.shape)
+        with numpy.errstate(over="ignore"):
+            form, x = Quantised(1, x.size, FORMATS[name]), x.astype(dtype).ravel()
+        if name == "nvfp4":  # one scale for a row: else nearly all blocks are below the smallest scale
+            form = form._replace(rows=100_000, share=block)
+        rows, after, found = numpy.empty(form.rows * form.stride, "u1"), numpy.empty_like(x), numpy.empty_like(x)
+        conversion.quantise(form, x, None, after, rows)
+        conversion.dequantise(form, rows, found)
+        with numpy.errstate(all="ignore"):
+            errors = conversion.largest_and_errors(form, rows)[1].reshape(-1, 1)
+            away = numpy.abs(found.astype("f8") - x).reshape(-1, block)
+        holds = numpy.isfinite(errors)
+        assert ((away <= errors) | ~holds).all()
+        assert holds.mean() > 0.4
+
+
+def test_strided_and_empty_arrays_and_one_number():
+    def program(comm):
+        collectives = BlockScaledCollectives(comm, "mxfp8_e4m3")
+        x = (numpy.arange(64, dtype="f4") % 8).reshape(8, 8)
+        result, _ = collectives.all_reduce(x.T[::2])
+        assert (result == 2 * x.T[::2]).all()
+        room = numpy.zeros((8, 8), "f4")
+        assert collectives.all_reduce(x, out=room.T).result.base is room
+        assert (room == 2 * x.T).all()
+        assert collectives.all_reduce(numpy.zeros((0, 3), "f8"))[1] == 0
+        result, bound = collectives.all_reduce(numpy.array(3, "f4"))
+        assert result.shape == () == bound.shape
+        assert result == 6
+        assert collectives.reduce_scatter(numpy.ones(6, "f4")).result.tolist() == [2, 2, 2]
+
+    on_threads(2, program)
+
+
+def test_no_bound_holds_for_what_is_no_number():
+    def program(comm):
+        for name in FORMATS:
+            x = numpy.ones(300, "f4")
+            x[0] = (numpy.nan, numpy.inf)[comm.rank]
+            result, bound = BlockScaledCollectives(comm, name).all_reduce(x)
+            assert numpy.isnan(result[0])
+            assert bound == numpy.inf
+        large = numpy.full(32, 60000, "f2")
+        assert BlockScaledCollectives(comm, "mxfp8_e4m3").all_reduce(large).bound == numpy.inf
+
+    on_threads(2, program)
+
+
+@pytest.mark.parametrize(("name", "wrong", "error"), [
+    ("all_reduce", {"op": "max"}, gc.ArgumentError), ("all_reduce", {"x": numpy.ones(6, "i4")}, gc.DtypeError),
+    ("reduce_scatter", {"x": numpy.ones(5, "f4")}, gc.ArgumentError),
+    ("all_gather", {"out": numpy.ones(6, "f4")}, gc.ArgumentError)])
+def test_a_refusal_is_an_error_on_every_rank(name, wrong, error):
+    def program(comm):
+        x = numpy.ones(6, "f4")
+        arguments = {"x": x} | (wrong if comm.rank == 1 else {})
+        with pytest.raises(error if comm.rank == 1 else gc.PeerError) as found:
+            getattr(BlockScaledCollectives(comm, "int8"), name)(**arguments)
+        assert comm.rank == 1 or found.value.ranks == (1,)
+        assert (x == 1).all()
+        assert comm.all_reduce(x)[0] == comm.size
+
+    on_threads(3, program)
+
+
+@pytest.mark.parametrize("alter", [
+    lambda comm: BlockScaledCollectives(comm, "mxfp8_e5m2").all_reduce(numpy.ones(64, "f4")),
+    lambda comm: BlockScaledCollectives(comm, "mxfp8_e4m3").all_reduce(numpy.ones(64, "f4"), "avg"),
+    lambda comm: BlockScaledCollectives(comm, "mxfp8_e4m3").all_reduce(numpy.ones(64, "f2")),
+    lambda comm: BlockScaledCollectives(comm, "mxfp8_e4m3").all_reduce(numpy.ones(65, "f4")),
+    lambda comm: comm.all_reduce(numpy.ones(64, "f4"))])
+def test_ranks_that_differ(alter):
+    def program(comm):
+        with pytest.raises(gc.MismatchError):
+            alter(comm) if comm.rank == 2 else \
+                BlockScaledCollectives(comm, "mxfp8_e4m3").all_reduce(numpy.ones(64, "f4"))
+        assert comm.all_reduce(numpy.ones(3))[0] == comm.size
+
+    on_threads(3, program)
+
+
+def test_an_unknown_format_names_the_nearest():
+    with gc.init_local(1)[0] as comm, pytest.raises(gc.ArgumentError, match="mxfp8_e4m3"):
+        BlockScaledCollectives(comm, "mxfp8_e4m2")
