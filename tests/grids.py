@@ -20,8 +20,10 @@ def generator(number):
     return random.Random(f"{SEED}/{number}")
 
 
-def sampled(cases, keep, seed):
+def sampled(cases, keep, seed, *always):
     """Return the cases as `pytest.param`s, in order, all but `keep` marked nightly; `seed` numbers the grid.
+
+    The cases `always` are never marked: a planted fault that only these show must not depend on the draw.
 
     The sample has every value of every parameter, as far as `keep` allows, so that no dtype and no size goes untested
     by chance. A case is a tuple of parameters, or the bare value of a single parameter.
@@ -30,7 +32,7 @@ def sampled(cases, keep, seed):
     [False, False, False, False]
     """
     cases = [case if isinstance(case, tuple) else (case,) for case in cases]
-    kept = drawn(cases, keep, seed)
+    kept = {*drawn(cases, keep, seed), *map(cases.index, always)}
     return [pytest.param(*case, marks=() if index in kept else pytest.mark.nightly) for index, case in enumerate(cases)]
 
 

@@ -8,14 +8,21 @@ The table of the formats is in `gpucoll.core.formats`.
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, cast
 
 import numpy
 
 from gpucoll.arrays import Array, block_shape, check_input, check_output, is_alike, module_of, on_gpu
-from gpucoll.block_scaled.conversion import dequantise, largest_and_errors, quantise
+from gpucoll.block_scaled.conversion import (
+    dequantise,
+    largest_and_errors,
+    largest_magnitude,
+    quantise,
+    wide_dtype,
+)
 from gpucoll.block_scaled.steps import Messages, messages, two_steps
 from gpucoll.communicator import Communicator, internal
 from gpucoll.communicator.metadata import check_alike
@@ -48,11 +55,15 @@ class Bounded(NamedTuple):
 class BlockScaledCollectives:
     """Collectives on `comm` whose messages are in the block-scaled `format`: "mxfp8_e4m3", "nvfp4", "int8", ...
 
-    An element takes 8.25 bits in the mxfp8 formats, 4.25 in mxfp4, 4.5 in nvfp4, 8.125 in int8. Arrays are float16,
-    bfloat16, float32 or float64. Sums are formed in float32 (float64 for float64), in rank order, and are equal on all
-    ranks. Each value is rounded once for each direction. A call begins with one host message, by which ranks compare
-    shape, dtype, op and format; so errors are raised on every rank before data move: ArgumentError and DtypeError for
-    wrong arguments, PeerError on the other ranks, MismatchError if ranks differ. Buffers are kept from call to call.
+    A collective call, with the same `format` on all ranks. An element takes 8.25 bits in the mxfp8 formats, 4.25 in
+    mxfp4, 4.5 in nvfp4, 8.125 in int8. Arrays are float16, bfloat16, float32 or float64. Sums are formed in float32
+    (float64 for float64), and are equal on all ranks. Each value is rounded once for each direction. On several hosts
+    with equally many ranks, `all_reduce` first forms the sums of each host without rounding to the format, and only
+    these sums travel between hosts; `close`, or a `with` block, frees the two communicators for this.
+
+    A call begins with one host message, by which ranks compare shape, dtype, op and format; so errors are raised on
+    every rank before data move: ArgumentError and DtypeError for wrong arguments, PeerError on the other ranks,
+    MismatchError if ranks differ. Buffers are kept from call to call.
 
     >>> import gpucoll as gc
     >>> def mean(comm):
@@ -64,6 +75,27 @@ class BlockScaledCollectives:
     def __init__(self, comm: Communicator, format: str) -> None:
         self._comm, self.format = comm, format_of(format)
         self._buffers: dict[str, Array] = {}
+        # The ranks of this host, and one rank of each host; None and all ranks if this saves nothing.
+        self._inner: Communicator | None = None
+        self._outer = comm
+        hosts = collections.Counter(internal.link_of(comm).place.nodes).values()
+        if len(hosts) > 1 and min(hosts) == max(hosts) > 1:
+            # Every rank has a color, so that neither split returns None.
+            self._inner, self._outer = (cast(Communicator, comm.split(color)) for color in (comm.node, comm.local_rank))
+
+    def close(self) -> None:
+        """Close the communicators made for several hosts, and drop the buffers; `comm` stays open. Idempotent."""
+        self._buffers.clear()
+        if self._inner is not None:
+            self._inner.close()
+            self._outer.close()
+            self._inner, self._outer = None, self._comm
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def all_reduce(self, x: Any, op: str = "sum", out: Any = None) -> Bounded:
         """Return the sum of all ranks' `x` (shape s) on every rank; the mean for `op` "avg"."""
@@ -117,17 +149,43 @@ class BlockScaledCollectives:
         return module_of(source).empty(_shape_of_result(name, source, self._comm.size), source.dtype)
 
     def _reduce_all(self, source: Array, out: Array, divisor: int) -> Any:
-        comm, workspace = self._comm, functools.partial(self._workspace, source)
-        sent = messages(self.format, comm.size, source.size, workspace)
-        after = workspace("after", (source.size,), source.dtype)
-        steps = two_steps(comm, sent, source.reshape(-1), None, after, out.reshape(-1), workspace, divisor)
+        if self._inner is None:
+            bound = self._sum(self._comm, source.reshape(-1), out.reshape(-1), divisor, source)
+            return self._comm.all_reduce(bound, out=bound, op="max")
+        inner, workspace = self._inner, functools.partial(self._workspace, source)
+        wide = wide_dtype(source.dtype)
+        is_padded = wide != source.dtype or source.size % inner.size > 0
+        rows, result = source, out
+        if is_padded:
+            rows = result = workspace("rows", (inner.size, -(-source.size // inner.size)), wide)
+            rows.reshape(-1)[:source.size] = source.reshape(-1)
+            rows.reshape(-1)[source.size:] = 0
+        largest = largest_magnitude(source.reshape(-1))
+        shares = rows.reshape(inner.size, -1)
+        share = inner.reduce_scatter(shares, out=workspace("share", shares.shape[1:], wide))
+        bound = self._sum(self._outer, share, share, divisor, source)
+        inner.all_gather(share, out=result.reshape(shares.shape))
+        if is_padded:
+            out.reshape(-1)[...] = rows.reshape(-1)[:source.size]
+        both = self._comm.all_reduce(module_of(source).concatenate([bound, largest]), op="max")
+        # Each of the additions inside a host rounds a number of at most the sum of the host's magnitudes.
+        return both[:1] + both[1:] * (self._comm.size * inner.size * ROUNDING[wide.name][0] * 1.01 / divisor)
+
+    def _sum(self, comm: Communicator, x: Array, out: Array, divisor: int, like: Array) -> Any:
+        """Write the quotient of the sum of all `x` on `comm` to `out`; return the bound for this rank's share of it.
+
+        The bound allows for a result stored in the dtype of `like`.
+        """
+        workspace = functools.partial(self._workspace, like)
+        sent = messages(self.format, comm.size, x.size, workspace)
+        steps = two_steps(comm, sent, x, None, workspace("after", x.shape, x.dtype), out, workspace, divisor)
         next(steps)()
         gather = next(steps)  # sums this rank's share, and quantises the result
         largest, errors = largest_and_errors(sent.form._replace(rows=1), sent.row)
-        bound = _most(source, _error_of_sum(sent, source, divisor) + errors[0] + _rounding(source, largest[0]))
+        bound = _most(like, _error_of_sum(sent, like, divisor) + errors[0] + _rounding(like, largest[0]))
         gather()
         next(steps, None)
-        return comm.all_reduce(bound, out=bound, op="max")
+        return bound
 
     def _reduce_blocks(self, source: Array, out: Array, divisor: int) -> Any:
         comm, workspace = self._comm, functools.partial(self._workspace, source)

@@ -13,7 +13,7 @@ import numpy
 
 from gpucoll.arrays import Array, address, module_of
 from gpucoll.core.dtypes import numpy_dtype, row_of
-from gpucoll.core.formats import Format, Values, magnitudes, nearest_code
+from gpucoll.core.formats import FORMATS, Format, Values, magnitudes, nearest_code
 from gpucoll.device.array_kernels import kernels_of
 from gpucoll.device.launch import Quantised
 
@@ -31,19 +31,12 @@ def quantise(form: Quantised, x: Array, before: Array | None, after: Array, out:
     """
     kernels, stream = kernels_of(x)
     if kernels is not None:
-        dtype, places = row_of(x.dtype), (address(x), 0 if before is None else address(before))
-        maxima = None
-        if form.format.scale == "e4m3":  # in two steps: many parts of a row, then these parts
-            parts = max(1, min(MOST_PARTS, form.share // PART))
-            partial, maxima = (module_of(x).empty(form.rows * count, _wide(x.dtype)) for count in (parts, 1))
-            kernels.maxima(dtype, form, *places, address(partial), parts, x.size, stream)
-            kernels.maxima(row_of(partial.dtype), form._replace(share=parts), address(partial), 0, address(maxima), 1,
-                           partial.size, stream)
-        kernels.quantise(dtype, form, *places, address(after), address(out), 0 if maxima is None else address(maxima),
-                         x.size, stream)
+        maxima = _maxima(form, x, before) if form.format.scale == "e4m3" else None
+        kernels.quantise(row_of(x.dtype), form, address(x), 0 if before is None else address(before), address(after),
+                         address(out), 0 if maxima is None else address(maxima), x.size, stream)
         return
     with numpy.errstate(all="ignore"):
-        total = x.astype(_wide(x.dtype)) if before is None else total_of(x, before)
+        total = x.astype(wide_dtype(x.dtype)) if before is None else total_of(x, before)
         full = numpy.zeros(form.rows * form.share, total.dtype)
         full[:x.size] = total
         blocks = full.reshape(form.rows, -1, form.format.block)
@@ -64,7 +57,7 @@ def dequantise(form: Quantised, rows: Array, out: Array, terms: int = 1, divisor
         kernels.dequantise(row_of(out.dtype), form, address(rows), address(out), out.size, terms, divisor, stream)
         return
     with numpy.errstate(all="ignore"):
-        wide, form = _wide(out.dtype), form._replace(rows=rows.size // form.stride)
+        wide, form = wide_dtype(out.dtype), form._replace(rows=rows.size // form.stride)
         elements, _, _ = _parts(form, rows)
         values = _decode(form.format, elements).astype(wide).reshape(form.rows, -1, form.format.block)
         values = (values * _factors(form, rows).astype(wide)[..., None]).reshape(-1, terms, form.share)
@@ -88,9 +81,30 @@ def largest_and_errors(form: Quantised, rows: Array) -> tuple[Any, Any]:
     return factors * form.format.largest, errors
 
 
+def largest_magnitude(x: Array) -> Any:
+    """Return the largest magnitude in `x`, of one axis, as a float64 array of one element; NaN if there is a NaN."""
+    if kernels_of(x)[0] is None:
+        return numpy.abs(x.astype(wide_dtype(x.dtype))).max().astype("f8").reshape(1)
+    return _maxima(Quantised(1, x.size, FORMATS["int8"]), x, None).astype("f8")
+
+
+def _maxima(form: Quantised, x: Array, before: Array | None) -> Array:
+    """Return the largest magnitude of each row of x + before, by kernels: of many parts of a row, then of these parts.
+    """
+    kernels, stream = kernels_of(x)
+    assert kernels is not None
+    parts = max(1, min(MOST_PARTS, form.share // PART))
+    partial, maxima = (module_of(x).empty(form.rows * count, wide_dtype(x.dtype)) for count in (parts, 1))
+    kernels.maxima(row_of(x.dtype), form, address(x), 0 if before is None else address(before), address(partial), parts,
+                   x.size, stream)
+    kernels.maxima(row_of(partial.dtype), form._replace(share=parts), address(partial), 0, address(maxima), 1,
+                   partial.size, stream)
+    return maxima
+
+
 def total_of(x: Array, before: Array) -> Array:
     """Return x + before rounded to the dtype of `x`, converted to the wide dtype."""
-    wide = _wide(x.dtype)
+    wide = wide_dtype(x.dtype)
     return (x.astype(wide) + before.astype(wide)).astype(x.dtype).astype(wide)
 
 
@@ -100,7 +114,8 @@ def keep_finite(after: Array, lost: Array) -> None:
     after[...] = xp.where(xp.isfinite(lost), lost, lost.dtype.type(0))
 
 
-def _wide(dtype: numpy.dtype) -> numpy.dtype:
+def wide_dtype(dtype: numpy.dtype) -> numpy.dtype:
+    """Return the dtype of sums: float32 for narrower floats."""
     return numpy_dtype(row_of(dtype).wide or row_of(dtype).name)
 
 

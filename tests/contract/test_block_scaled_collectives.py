@@ -1,6 +1,7 @@
 """Collectives in block-scaled formats: an oracle's bits on every executor, bounds that hold, errors on every rank."""
 
 import functools
+import itertools
 
 import numpy
 import pytest
@@ -90,6 +91,31 @@ def test_bits_and_bounds(executor, name):
         size, dtype, op = int(random.integers(1, 5)), str(random.choice(DTYPES)), str(random.choice(("sum", "avg")))
         shape = tuple(int(one) for one in random.integers(1, 40, random.integers(1, 3)))
         executor.run(size, program, name, dtype, shape, op)
+
+
+@pytest.mark.parametrize(("size", "nodes"), [(4, (0, 1, 0, 1)), (6, (0, 0, 1, 1, 2, 2)), (3, (0, 1, 1))])
+def test_sums_of_a_host_travel_between_hosts(size, nodes):
+    """Every rank has the same bits, one rounding for a direction, and a bound that holds, in place or not."""
+    def program(comm):
+        link = comm._link
+        local = [rank for rank in range(size) if nodes[rank] == nodes[comm.rank]]
+        link.place = link.place._replace(nodes=nodes, local_rank=local.index(comm.rank), local_size=len(local))
+        for turn, (name, dtype, op) in enumerate(itertools.product(FORMATS, DTYPES, ("sum", "avg"))):
+            everyone = [given(rank, (turn % 3 + 1, 2 * turn + 64), dtype, turn) for rank in range(size)]
+            x, exact = everyone[comm.rank], sum(one.astype("f8") for one in everyone) / (size if op == "avg" else 1)
+            with BlockScaledCollectives(comm, name) as collectives:
+                assert (collectives._inner is None) == (size == 3)
+                result, bound = collectives.all_reduce(x, op, x if turn % 4 == 0 else None)
+            assert (comm.all_gather(result.view("u1")) == result.view("u1")).all()
+            assert (comm.all_gather(bound) == bound).all()
+            assert numpy.abs(result.astype("f8") - exact).max() <= bound < numpy.inf
+        if size > 3:  # large numbers cancel out inside the host, and leave the small numbers their digits
+            with BlockScaledCollectives(comm, "mxfp8_e4m3") as collectives:
+                x = numpy.full(64, 2.0**-9, "f4")
+                x[::32] = (-1) ** local.index(comm.rank) * 2.0**20
+                assert (collectives.all_reduce(x).result[1:32] > 0).all()
+
+    on_threads(size, program)
 
 
 # Numbers with the largest error of a format: just below a power of two, or halfway between the largest elements.
