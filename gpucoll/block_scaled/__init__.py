@@ -23,7 +23,7 @@ from gpucoll.block_scaled.conversion import (
     quantise,
     wide_dtype,
 )
-from gpucoll.block_scaled.steps import Messages, messages, two_steps
+from gpucoll.block_scaled.steps import ScaledMessages, messages, two_steps
 from gpucoll.communicator import Communicator, internal
 from gpucoll.communicator.metadata import check_alike
 from gpucoll.core.dtypes import row_of
@@ -232,7 +232,7 @@ def _shape_of_result(name: str, source: Array, size: int) -> tuple[int, ...]:
     return (size, *source.shape) if name == "all_gather" else source.shape
 
 
-def _error_of_sum(sent: Messages, source: Array, divisor: int) -> Any:
+def _error_of_sum(sent: ScaledMessages, source: Array, divisor: int) -> Any:
     """Return the bounds of the errors of a sum of the rows that came, one for each block."""
     largest, errors = largest_and_errors(sent.form, sent.came)
     terms, relative = len(largest), ROUNDING["float64" if source.dtype == "float64" else "float32"][0]

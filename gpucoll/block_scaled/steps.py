@@ -23,7 +23,7 @@ from gpucoll.device.launch import Quantised
 Workspace = Callable[[str, tuple[int, ...], Any], Array]
 
 
-class Messages(NamedTuple):
+class ScaledMessages(NamedTuple):
     """The messages of a call: rows for each rank, rows from each rank, and the row of this rank's result."""
 
     form: Quantised
@@ -32,14 +32,14 @@ class Messages(NamedTuple):
     row: Array
 
 
-def messages(row: Format, size: int, count: int, workspace: Workspace) -> Messages:
+def messages(row: Format, size: int, count: int, workspace: Workspace) -> ScaledMessages:
     """Return the messages of a call on `count` elements; each rank's share has whole blocks."""
     form = Quantised(size, -(-count // (size * row.block)) * row.block, row)
     packed, came = (workspace(name, (size, form.stride), "u1") for name in ("packed", "came"))
-    return Messages(form, packed, came, workspace("row", (form.stride,), "u1"))
+    return ScaledMessages(form, packed, came, workspace("row", (form.stride,), "u1"))
 
 
-def two_steps(comm: Communicator, sent: Messages, x: Array, before: Array | None, after: Array, out: Array,
+def two_steps(comm: Communicator, sent: ScaledMessages, x: Array, before: Array | None, after: Array, out: Array,
               workspace: Workspace, divisor: int) -> Iterator[Callable[[], Any]]:
     """Write to `out` the sum over ranks of x + before, divided by `divisor`; yield the two collectives to call.
 

@@ -62,7 +62,7 @@ def test_all_are_what_collectives_are_defined_for():
         assert {sources.reducing(kind, *pair) for pair in pairs + exact * (kind != "packets")} == made
     assert {len(found[kind]) for kind in ("pack", "unpack", "copy")} == {5}
     assert len(found["cast"]) == 15 * 14
-    assert len(found["compress"]) == 4 * 2 + 2 * 4 + 2 * 2 * 2
+    assert len(found["compress"]) == 4 + 4 * 2 + 2 * 2 * 2 + 5 * 2 * 4
     everything = [one.entry for some in found.values() for one in some]
     assert len(everything) == len({*everything})
     families = {one.entry for family in sources._families().values() for one in family}
