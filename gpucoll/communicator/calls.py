@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from gpucoll.arrays import HOST, NOTHING, Array, Prepared, same_memory
-from gpucoll.communicator.backends import DeviceRow, Key, output_of, plan_of
+from gpucoll.communicator.backends import DeviceRow, Key, output_of
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.core.ops import LOGICAL
 from gpucoll.device.streams import Output
@@ -149,7 +149,7 @@ class CallTable:
         """
         known = compiled(x, call.result, executor, task, seconds, allocates=out is None)
         try:
-            plan = known and plan_of(executor, task)
+            plan = known and self._comm._engine_plan(executor, task)
         except OSError:  # no memory: the call itself meets the same error and tells the other ranks
             return
         if known is None:
@@ -164,8 +164,7 @@ class CallTable:
             if len(self._known) == MOST_CALLS:
                 self._known.clear()
             self._known[key] = known
-        elif plan is not None and (call.result is not x or out is x or task.collective == "broadcast") \
-                and self._comm._host_engine() is not None:
+        elif plan is not None and (call.result is not x or out is x or task.collective == "broadcast"):
             self._comm._engine.cache_call(*cache_key, x, call.result, out, plan, seconds, task.nbytes)
 
     def _is_blocking(self, call: CompiledCall, stream: Any) -> bool:
@@ -181,7 +180,8 @@ class CallTable:
         if out is None:
             out = numpy.empty(*call.allocates) if call.allocates else x if call.writes else None
         task = call.on(x, out)
-        operation = executor.run(task) if call.is_whole else self._comm._operation(executor, task, HOST)
+        is_plain = call.is_whole and self._comm.check != "data"
+        operation = executor.run(task) if is_plain else self._comm._operation(executor, task, HOST)
         self._comm._timed(self._comm._counted(operation, task), task.collective, call.seconds)
         return out
 

@@ -38,6 +38,7 @@ from gpucoll.communicator.backends import (
     able,
     choose,
     not_known,
+    plan_of,
 )
 from gpucoll.communicator.calls import CallTable, is_finished_by
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, is_on_device, make_gpu, nothing_given, on_side_stream
@@ -209,6 +210,14 @@ class Core:
             self._fast_path = self._engine or self._fast_path
         return self._engine
 
+    def _engine_plan(self, executor: Executor, task: Task) -> Any:
+        """Return the plan by which the engine repeats calls like `task` without Python; None if it does not.
+
+        With check="data" it does not: each call shows its data.
+        """
+        plan = None if self.check == "data" else plan_of(executor, task)
+        return plan if plan is not None and self._host_engine() is not None else None
+
     def _run(self, name: str, call: Prepared, options: CallOptions, op: Op | None = None, root: int = 0,
              cache_key: Key = (), x: Any = None, out: Any = None) -> Any:
         """Resolve and run a prepared call. Scatter and the v-variants call `_resolve` and `_begin` themselves.
@@ -225,7 +234,7 @@ class Core:
                out: Any) -> Any:
         """Run a resolved call, or start the call if it is asynchronous or in a group."""
         seconds = self._seconds(executor, task)
-        if cache_key and self.check != "data":  # repeated calls are not judged
+        if cache_key:
             self._calls.keep(cache_key, x, out, executor, task, call, seconds)
         operation = self._counted(self._operation(executor, task, call.space, call), task)
         return self._start(task.collective, operation, call, options.async_op, seconds)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucoll.arrays import prepare
-from gpucoll.communicator.backends import not_known, plan_of
+from gpucoll.communicator.backends import not_known
 from gpucoll.communicator.calls import compiled
 from gpucoll.communicator.core import CallOptions, counted
 from gpucoll.communicator.methods import Collectives
@@ -89,12 +89,11 @@ class Persistent(Collectives, PointToPoint):
         options = CallOptions(algorithm, False, stream)
         executor, task = self._resolve(row, call, options, self.executor, checked, rank_info.root)
         try:
-            planned = plan_of(executor, task)
+            plan = self._engine_plan(executor, task)
         except OSError as error:
             raise BackendError(f"plan: the system gives this rank no memory: {error}", code="GC-MEMORY") from error
         cached = compiled(x, call.result, executor, task, self._seconds(executor, task))
-        # With check="data" each call shows its data: the path of every call does.
-        if cached is None or self.check == "data" or (row.name == "exscan" and planned is None):
+        if cached is None or (row.name == "exscan" and plan is None):
             more = {"root": root} if row.rooted else {}
             more |= {"op": op, "dtype": dtype} if row.reduces else {}
             again = functools.partial(getattr(self, row.name), x, **_outs(row, call.result), **more,
@@ -104,8 +103,8 @@ class Persistent(Collectives, PointToPoint):
         source, target = (task.input, task.output) if task.device == "cpu" else (None, None)
         again = functools.partial(self._calls.repeat, cached, source, target, stream)
         fast_path: Callable[[], Any] = not_known
-        if planned is not None and self._host_engine() is not None:
-            fast_path = self._engine.bind(row.name, x, call.result, planned, cached.seconds, task.nbytes)
+        if plan is not None:
+            fast_path = self._engine.bind(row.name, x, call.result, plan, cached.seconds, task.nbytes)
         return PersistentCall(again, call.result, executor.name, task.algorithm, fast_path, keep=x)
 
 

@@ -26,7 +26,6 @@ from gpucoll.arrays import (
     prepare_blocks,
     room_for,
 )
-from gpucoll.communicator.backends import plan_of
 from gpucoll.communicator.core import CallOptions, Key, counted
 from gpucoll.communicator.gpu import on_side_stream
 from gpucoll.communicator.metadata import KEPT, Metadata, MetadataExchange, check_alike, row_with
@@ -199,11 +198,10 @@ class VectorVariants(MetadataExchange):
 
     def _learn_rows(self, cache_key: Key, executor: Executor, task: Task) -> None:
         """Add a call to the engine's table, with its flat rows, if the engine can run it."""
-        if not cache_key or self.check == "data" or (planned := plan_of(executor, task)) is None \
-                or self._host_engine() is None:
-            return
-        self._engine.cache_call(*cache_key, task.input, task.output, task.output, planned,
-                                self._seconds(executor, task), task.nbytes)
+        plan = self._engine_plan(executor, task) if cache_key else None
+        if plan is not None:
+            self._engine.cache_call(*cache_key, task.input, task.output, task.output, plan,
+                                    self._seconds(executor, task), task.nbytes)
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
         whole = are_whole(counts) and all(one >= 0 for one in counts)

@@ -17,39 +17,44 @@ INTEGERS = ("int8", "uint16", "int32", "uint64")
 
 
 class Flipping:
-    """An executor that flips a bit in each call: of a rank's input at the begin, or of its output at the end."""
+    """An executor that flips a bit in a call: of a rank's input at the begin, or of its output at the end.
 
-    def __init__(self, executor, side, byte, bit):
-        self._executor, self._side, self._byte, self._bit = executor, side, byte, bit
+    `flip` is the list of at most one flip, (side, byte, bit), to be made at present.
+    """
+
+    def __init__(self, executor, flip):
+        self._executor, self._flip = executor, flip
 
     def __getattr__(self, name):
         return getattr(self._executor, name)
 
     def run(self, task):
-        is_chosen = getattr(task, self._side) is not None and not task.header
-        if is_chosen and self._side == "input":
+        side, *place = self._flip[0] if self._flip else (None,)
+        is_chosen = side is not None and getattr(task, side) is not None and not task.header
+        if is_chosen and side == "input":
             if not task.in_place:  # the program's array stays right
                 task.input = task.input.copy()
-            self._flip(task.input)
+            flipped(task.input, *place)
         yield from self._executor.run(task)
-        if is_chosen and self._side == "output":
-            self._flip(task.output)
+        if is_chosen and side == "output":
+            flipped(task.output, *place)
 
-    def _flip(self, row):
-        raw = row.view(numpy.uint8)
-        raw[self._byte % len(raw)] ^= 1 << self._bit
+
+def flipped(row, byte, bit):
+    raw = row.view(numpy.uint8)
+    raw[byte % len(raw)] ^= 1 << bit
 
 
 @contextlib.contextmanager
-def flipping(comm, *flip):
-    """Flip a bit in this rank's calls; see `Flipping`."""
+def flipping(comm):
+    """Let the flip in the list that this returns be made in this rank's calls, repeated calls included."""
     def resolve(*arguments, **options):
         executor, task = original(*arguments, **options)
-        return Flipping(executor, *flip), task
+        return Flipping(executor, flip), task
 
-    original = comm._resolve
+    original, flip = comm._resolve, []
     with mock.patch.object(comm, "_resolve", resolve):
-        yield
+        yield flip
 
 
 def call(comm, name, x, **options):
@@ -79,17 +84,19 @@ def found(comm, name, x, **options):
 
 
 def flips(comm, cases):
-    """Make each call with a flip on one rank, and once more without; repeated calls take no shorter way."""
-    for name, dtype, length, victim, side, byte, bit in cases:
-        x = numpy.random.default_rng(comm.rank).integers(0, 100, length).astype(dtype)
-        with flipping(comm, side, byte, bit) if comm.rank == victim else contextlib.nullcontext():
+    """Make each call without a flip, and once more with a flip on one rank: repeated calls are judged, too."""
+    with flipping(comm) as flip:
+        for name, dtype, length, victim, side, byte, bit in cases:
+            x = numpy.random.default_rng(comm.rank).integers(0, 100, length).astype(dtype)
+            what = name, dtype, length, victim, side, byte, bit
+            assert found(comm, name, x) is None, what
+            flip[:] = [(side, byte, bit)] * (comm.rank == victim)
             error = found(comm, name, x)
-        what = name, dtype, length, victim, side, byte, bit
-        assert error is not None, what
-        assert name in str(error)
-        if side == "output":
-            assert error.ranks == (victim,), what
-        assert found(comm, name, x) is None, what
+            flip.clear()
+            assert error is not None, what
+            assert name in str(error)
+            if side == "output":
+                assert error.ranks == (victim,), what
 
 
 @pytest.mark.parametrize("executor", ["shared", "mpi", "walker"])
@@ -113,12 +120,13 @@ def test_a_flipped_bit_of_moved_data_and_of_integer_sums_is_found(executor, size
 
 
 def reductions(comm, cases):
-    for op, dtype, victim, byte, bit, wanted in cases:
-        x = (numpy.random.default_rng(comm.rank).random(SAMPLE) + 1).astype(dtype)
-        with flipping(comm, "output", byte, bit) if comm.rank == victim else contextlib.nullcontext():
+    with flipping(comm) as flip:
+        for op, dtype, victim, byte, bit, wanted in cases:
+            x = (numpy.random.default_rng(comm.rank).random(SAMPLE) + 1).astype(dtype)
+            flip[:] = [("output", byte, bit)] * (comm.rank == victim)
             error = found(comm, "all_reduce", x, op=op)
-        assert error is not None or not wanted, (op, dtype, byte, bit)
-        assert error is None or error.ranks == (victim,)
+            assert error is not None or not wanted, (op, dtype, byte, bit)
+            assert error is None or error.ranks == (victim,)
 
 
 def test_a_flipped_bit_of_another_reduction_is_found_in_the_sample():
