@@ -5,6 +5,7 @@
     mpiexec -n 2 python -m bench.training ddp           against PyTorch's DistributedDataParallel over Gloo
     mpiexec -n 4 python -m bench.training backend       torch.distributed over gpucoll and over Gloo
     mpiexec -n 8 python -m bench.training servers       parameter servers against a ring
+    mpiexec -n 2 python -m bench.training formats       all-reduce in block-scaled formats against float32
 
 With OMP_NUM_THREADS=1 each rank computes with one thread, and does not disturb the other ranks.
 """
@@ -12,6 +13,8 @@ With OMP_NUM_THREADS=1 each rank computes with one thread, and does not disturb 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import importlib
 import itertools
 import statistics
@@ -22,6 +25,7 @@ import numpy
 
 import gpucoll as gc
 from gpucoll.analysis.sizes import byte_size
+from gpucoll.block_scaled import FORMATS, BlockScaledCollectives
 from gpucoll.launch.arguments import Parser, refuse
 from gpucoll.training import DataParallel
 
@@ -32,7 +36,7 @@ MIB = 1 << 20
 BATCH = 256  # the batch for timing the computing, before the final batch is chosen
 
 
-def medians(comm: gc.Communicator, calls: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+def medians(comm: gc.Communicator, calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Return the median milliseconds of each call, by the slowest rank's clock; the first calls warm up."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(1 + repeats):
@@ -158,18 +162,35 @@ def overlap(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
             f"{'and at least':34} {least / most:7.3f}"]
 
 
+def formats(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
+    """Return the times of all-reduces in each block-scaled format, in float32's time, and the bits sent."""
+    x = numpy.random.default_rng(comm.rank).standard_normal(options.bytes // 4, "f4")
+    out = numpy.empty_like(x)
+    with contextlib.ExitStack() as stack:
+        narrow = {name: stack.enter_context(BlockScaledCollectives(comm, name)) for name in FORMATS}
+        calls: dict[str, Callable[[], object]] = {"float32": lambda: comm.all_reduce(x, out)}
+        calls |= {name: functools.partial(one.all_reduce, x, out=out) for name, one in narrow.items()}
+        times = medians(comm, calls, options.repeats)
+    bits = {"float32": 32.0} | {name: row.wire_bits for name, row in FORMATS.items()}
+    return [f"{options.bytes / MIB:g} MiB of float32, {comm.size} ranks on {comm.nodes} nodes, "
+            f"{options.repeats} repeats",
+            *(f"{name:12} {bits[name]:6.3f} bits {ms:9.2f} ms {times['float32'] / ms:7.2f} times float32's speed"
+              for name, ms in times.items())]
+
+
 def main() -> None:
     """Run one of the measurements, under mpiexec."""
     parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("what", nargs="?", choices=("buckets", "overlap", "ddp", "backend", "servers"), default="buckets")
+    kinds = {"buckets": buckets, "overlap": overlap, "formats": formats}
+    add("what", nargs="?", choices=(*kinds, "ddp", "backend", "servers"), default="buckets")
     add("--gradients", type=int, default=1000, help="buckets: how many (1000)")
     add("--elements", type=int, default=1000, help="buckets: of float32, in each gradient (1000)")
     add("--layers", type=int, help="overlap, ddp, backend: of the network (16; 4; 6)")
     add("--width", type=int, default=1024, help="overlap, ddp, backend: of each layer (1024)")
     add("--batch", type=int, help="overlap, ddp, backend: of each rank (overlap chooses it; 128; 8)")
     add("--bucket-bytes", type=byte_size, help="overlap, ddp, backend: (4M; 25M, the default of both libraries)")
-    add("--bytes", type=byte_size, default=16 * MIB, help="servers: of the parameters (16M)")
+    add("--bytes", type=byte_size, default=16 * MIB, help="servers, formats: of the array (16M)")
     add("--repeats", type=int, default=15, help="(15)")
     options = parser.parse_args()
     defaults = {"ddp": {"layers": 4, "batch": 128, "bucket_bytes": 25 * MIB},
@@ -179,7 +200,7 @@ def main() -> None:
     apart = {"ddp": "torch_ddp", "backend": "torch_backend", "servers": "servers"}
     with gc.init() as comm:
         try:
-            measure = {"buckets": buckets, "overlap": overlap}.get(options.what) or importlib.import_module(
+            measure = kinds.get(options.what) or importlib.import_module(
                 f".{apart[options.what]}", __package__).measure
             lines = measure(comm, options)
         except (LeftOut, gc.ArgumentError) as error:  # the same error on every rank

@@ -26,6 +26,14 @@ def test_buckets_are_held_against_a_call_for_each_gradient(lines):
     assert [row.split("  ")[0] for row in rows] == ["buckets", "a call for each", "copied into one array"]
 
 
+def test_formats_are_held_against_float32(lines):
+    head, *rows = lines(2, "formats --bytes 64K --repeats 1")
+    assert head == "0.0625 MiB of float32, 2 ranks on 1 nodes, 1 repeats"
+    bits = {"float32": "32.000", "int8": "8.125", "mxfp8_e4m3": "8.250", "mxfp8_e5m2": "8.250", "mxfp4": "4.250",
+            "nvfp4": "4.500"}
+    assert {row.split()[0]: row.split()[1] for row in rows} == bits
+
+
 @pytest.mark.parametrize("batch", ["", "--batch 3"])
 def test_overlap_holds_a_step_against_its_parts(lines, batch):
     head, *rows = lines(2, f"overlap --layers 3 --width 64 --bucket-bytes 16K --repeats 2 {batch}")
