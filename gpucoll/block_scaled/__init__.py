@@ -33,6 +33,9 @@ from gpucoll.errors import ArgumentError, DtypeError, GpucollError
 __all__ = ["FORMATS", "BlockScaledCollectives", "Bounded"]
 
 OPS = ("sum", "avg")
+# Elements of a segment: while one segment is on the way, the next is converted. A multiple of all blocks, so that the
+# blocks are those of the whole array.
+SEGMENT = 1 << 20
 # What ranks compare before data move, and the code of the error.
 COMPARED = {"shape": "GC-SHAPE", "dtype": "GC-DTYPE", "gpu": "GC-DEVICE", "op": "GC-OP", "format": "GC-COMPRESSION"}
 # Half of the spacing of numbers, relative to a number and at the least number.
@@ -152,7 +155,7 @@ class BlockScaledCollectives:
         if self._inner is None:
             bound = self._sum(self._comm, source.reshape(-1), out.reshape(-1), divisor, source)
             return self._comm.all_reduce(bound, out=bound, op="max")
-        inner, workspace = self._inner, functools.partial(self._workspace, source)
+        inner, workspace = self._inner, functools.partial(self._workspace, source, "")
         wide = wide_dtype(source.dtype)
         is_padded = wide != source.dtype or source.size % inner.size > 0
         rows, result = source, out
@@ -172,23 +175,33 @@ class BlockScaledCollectives:
         return both[:1] + both[1:] * (self._comm.size * inner.size * ROUNDING[wide.name][0] * 1.01 / divisor)
 
     def _sum(self, comm: Communicator, x: Array, out: Array, divisor: int, like: Array) -> Any:
-        """Write the quotient of the sum of all `x` on `comm` to `out`; return the bound for this rank's share of it.
+        """Write the quotient of the sum of all `x` on `comm` to `out`; return the bound for this rank's shares of it.
 
         The bound allows for a result stored in the dtype of `like`.
         """
-        workspace = functools.partial(self._workspace, like)
-        sent = messages(self.format, comm.size, x.size, workspace)
-        steps = two_steps(comm, sent, x, None, workspace("after", x.shape, x.dtype), out, workspace, divisor)
-        next(steps)()
-        gather = next(steps)  # sums this rank's share, and quantises the result
-        largest, errors = largest_and_errors(sent.form._replace(rows=1), sent.row)
-        bound = _most(like, _error_of_sum(sent, like, divisor) + errors[0] + _rounding(like, largest[0]))
-        gather()
-        next(steps, None)
-        return bound
+        begun, gathering, bounds = [], [], []
+        overlaps = x.size > SEGMENT and comm.nodes > 1
+        for first in range(0, x.size, SEGMENT):
+            part, workspace = slice(first, first + SEGMENT), functools.partial(self._workspace, like, f"{first} ")
+            sent = messages(self.format, comm.size, len(x[part]), workspace)
+            steps = two_steps(comm, sent, x[part], None, None, out[part], workspace, divisor)
+            begun.append((sent, steps, next(steps)(async_op=overlaps)))
+        for sent, steps, came in begun:
+            if overlaps:
+                came.wait()
+            gather = next(steps)  # sums this rank's share, and quantises the result
+            # Before the results of other ranks overwrite the rows that came.
+            largest, errors = largest_and_errors(sent.form._replace(rows=1), sent.row)
+            bounds.append(_error_of_sum(sent, like, divisor) + errors[0] + _rounding(like, largest[0]))
+            gathering.append((steps, gather(async_op=overlaps)))
+        for steps, came in gathering:
+            if overlaps:
+                came.wait()
+            next(steps, None)
+        return _most(like, module_of(like).concatenate(bounds))
 
     def _reduce_blocks(self, source: Array, out: Array, divisor: int) -> Any:
-        comm, workspace = self._comm, functools.partial(self._workspace, source)
+        comm, workspace = self._comm, functools.partial(self._workspace, source, "")
         sent = messages(self.format, comm.size, source.size, workspace)
         rows = source.reshape(comm.size, -1)
         if rows.shape[1] < sent.form.share:  # each rank's share has whole blocks
@@ -204,7 +217,7 @@ class BlockScaledCollectives:
         return _most(source, _error_of_sum(sent, source, divisor) + _rounding(source, largest.sum(axis=0) / divisor))
 
     def _gather_all(self, source: Array, out: Array, _: int) -> Any:
-        comm, workspace = self._comm, functools.partial(self._workspace, source)
+        comm, workspace = self._comm, functools.partial(self._workspace, source, "")
         sent = messages(self.format, comm.size, source.size * comm.size, workspace)
         after = workspace("after", (source.size,), source.dtype)
         quantise(sent.form._replace(rows=1), source.reshape(-1), None, after, sent.row)
@@ -218,11 +231,11 @@ class BlockScaledCollectives:
         largest, errors = largest_and_errors(sent.form, sent.came)
         return _most(source, errors + _rounding(source, largest))
 
-    def _workspace(self, like: Array, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return a buffer reused in the next call of the same kind."""
-        kept = self._buffers.get(name)
+    def _workspace(self, like: Array, of: str, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return a buffer reused in the next call of the same kind; `of` names a part of the call."""
+        kept = self._buffers.get(of + name)
         if kept is None or not is_alike(kept, like, shape, dtype):
-            kept = self._buffers[name] = module_of(like).empty(shape, dtype)
+            kept = self._buffers[of + name] = module_of(like).empty(shape, dtype)
         return kept
 
 

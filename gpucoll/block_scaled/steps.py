@@ -39,22 +39,24 @@ def messages(row: Format, size: int, count: int, workspace: Workspace) -> Scaled
     return ScaledMessages(form, packed, came, workspace("row", (form.stride,), "u1"))
 
 
-def two_steps(comm: Communicator, sent: ScaledMessages, x: Array, before: Array | None, after: Array, out: Array,
-              workspace: Workspace, divisor: int) -> Iterator[Callable[[], Any]]:
+def two_steps(comm: Communicator, sent: ScaledMessages, x: Array, before: Array | None, after: Array | None, out: Array,
+              workspace: Workspace, divisor: int) -> Iterator[Callable[..., Any]]:
     """Write to `out` the sum over ranks of x + before, divided by `divisor`; yield the two collectives to call.
 
-    All arrays have one axis and the length of `x`; `out` may be `x`. `after` gets the residuals, so that the sum over
-    ranks of `after` is `divisor` times the exact result less `out`.
+    All arrays have one axis and the length of `x`; `out` may be `x`. `after` gets the residuals, if given, so that the
+    sum over ranks of `after` is `divisor` times the exact result less `out`.
     """
     form, packed, came, row = sent
-    quantise(form, x, before, after, packed.reshape(-1))
+    lost = workspace("lost", x.shape, x.dtype) if after is None else after
+    quantise(form, x, before, lost, packed.reshape(-1))
     yield functools.partial(comm.all_to_all, packed, out=came)
     wide = x.dtype if x.dtype.itemsize >= 4 else numpy.dtype("f4")
-    result, lost = (workspace(name, (form.share,), wide) for name in ("result", "lost"))
+    result, lost = (workspace(name, (form.share,), wide) for name in ("result", "lost again"))
     dequantise(form, came, result, comm.size, divisor)
     quantise(form._replace(rows=1), result, None, lost, row)
-    # `lost` is an error of the result. The sum of the residuals counts `divisor` times: multiply.
-    own = after[comm.rank * form.share:(comm.rank + 1) * form.share]
-    own += (lost[:own.size] * divisor).astype(own.dtype)
+    if after is not None:
+        # `lost` is an error of the result. The sum of the residuals counts `divisor` times: multiply.
+        own = after[comm.rank * form.share:(comm.rank + 1) * form.share]
+        own += (lost[:own.size] * divisor).astype(own.dtype)
     yield functools.partial(comm.all_gather, row, out=came)
     dequantise(form, came, out)
