@@ -29,6 +29,8 @@ PLANTED_BITS = [
     ("product", "formats: a segment is summed before it has come", "gpucoll/block_scaled/__init__.py",
      "            if overlaps:\n                came.wait()\n            gather = next(steps)",
      "            gather = next(steps)"),
+    ("product", "formats: a group takes a call of several steps", "gpucoll/block_scaled/__init__.py",
+     "            internal.check_apart(self._comm, name)\n", ""),
     ("product", "formats: a bound without the last elements", "gpucoll/core/formats.py",
      '"e8m0", 4, 3, 448, 64)', '"e8m0", 4, 3, 448, 16)'),
     ("product", "formats: ranks with other formats agree", "gpucoll/block_scaled/__init__.py",

@@ -65,8 +65,8 @@ class BlockScaledCollectives:
     these sums travel between hosts; `close`, or a `with` block, frees the two communicators for this.
 
     A call begins with one host message, by which ranks compare shape, dtype, op and format; so errors are raised on
-    every rank before data move: ArgumentError and DtypeError for wrong arguments, PeerError on the other ranks,
-    MismatchError if ranks differ. Buffers are kept from call to call.
+    every rank before data move: ArgumentError and DtypeError for wrong arguments, UsageError in an open group,
+    PeerError on the other ranks, MismatchError if ranks differ. Buffers are kept from call to call.
 
     >>> import gpucoll as gc
     >>> def mean(comm):
@@ -131,6 +131,7 @@ class BlockScaledCollectives:
         error: GpucollError | None = None
         facts: dict[str, Any] = {}
         try:
+            internal.check_apart(self._comm, name)
             source = check_input(name, x)
             if row_of(source.dtype).name not in ROUNDING:
                 raise DtypeError(f"{name}: x is {source.dtype}; block-scaled formats are for floating-point numbers of "

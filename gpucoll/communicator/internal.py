@@ -54,6 +54,11 @@ def refusing(comm: Communicator) -> contextlib.AbstractContextManager[None]:
     return comm._refusing()
 
 
+def check_apart(comm: Communicator, name: str) -> None:
+    """Raise UsageError in an open group: the call `name` needs the result of its first step."""
+    comm._check_apart(name)
+
+
 def link_of(comm: Communicator) -> Link:
     """Return the connection between the ranks."""
     return comm._link

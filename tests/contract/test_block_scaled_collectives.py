@@ -240,6 +240,15 @@ def test_ranks_that_differ(alter):
     on_threads(3, program)
 
 
+def test_a_group_takes_no_call_of_several_steps():
+    def program(comm):
+        with pytest.raises(gc.UsageError, match="GC-GROUP"), comm.group():
+            BlockScaledCollectives(comm, "int8").all_reduce(numpy.ones(3, "f4"))
+        assert BlockScaledCollectives(comm, "int8").all_reduce(numpy.ones(3, "f4")).result[0] == comm.size
+
+    on_threads(2, program)
+
+
 def test_an_unknown_format_names_the_nearest():
     with gc.init_local(1)[0] as comm, pytest.raises(gc.ArgumentError, match="mxfp8_e4m3"):
         BlockScaledCollectives(comm, "mxfp8_e4m2")
