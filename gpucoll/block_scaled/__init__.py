@@ -28,6 +28,7 @@ from gpucoll.communicator import Communicator, internal
 from gpucoll.communicator.metadata import check_alike
 from gpucoll.core.dtypes import row_of
 from gpucoll.core.formats import FORMATS, format_of
+from gpucoll.core.ops import op_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError
 
 __all__ = ["FORMATS", "BlockScaledCollectives", "Bounded"]
@@ -100,11 +101,11 @@ class BlockScaledCollectives:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def all_reduce(self, x: Any, op: str = "sum", out: Any = None) -> Bounded:
+    def all_reduce(self, x: Any, op: Any = "sum", out: Any = None) -> Bounded:
         """Return the sum of all ranks' `x` (shape s) on every rank; the mean for `op` "avg"."""
         return self._call("all_reduce", x, out, op, self._reduce_all)
 
-    def reduce_scatter(self, x: Any, op: str = "sum", out: Any = None) -> Bounded:
+    def reduce_scatter(self, x: Any, op: Any = "sum", out: Any = None) -> Bounded:
         """Return block `rank` (shape s) of the sum, or the mean, of all ranks' `x` (shape (size, \\*s)).
 
         The bound is for this block.
@@ -113,21 +114,20 @@ class BlockScaledCollectives:
 
     def all_gather(self, x: Any, out: Any = None) -> Bounded:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank."""
-        return self._call("all_gather", x, out, "", self._gather_all)
+        return self._call("all_gather", x, out, "sum", self._gather_all)
 
-    def _call(self, name: str, x: Any, out: Any, op: str, run: Callable[[Array, Array, int], Any]) -> Bounded:
-        comm = self._comm
-        with internal.current_stream(comm, [x]), numpy.errstate(all="ignore"):  # an infinite bound is no error
-            source, target = self._agreed(name, x, out, op)
+    def _call(self, name: str, x: Any, out: Any, op: Any, run: Callable[[Array, Array, int], Any]) -> Bounded:
+        with internal.current_stream(self._comm, [x]), numpy.errstate(all="ignore"):  # an infinite bound is no error
+            source, target, divisor = self._agreed(name, x, out, op)
             # Kernels write contiguous arrays.
             place = target if target is not None and target.flags.c_contiguous else self._result(name, source)
-            bound = run(source, place, comm.size if op == "avg" else 1) if source.size else _number(source, 0.0)
+            bound = run(source, place, divisor) if source.size else _number(source, 0.0)
             if target is not None and place is not target:
                 target[...] = place
             return Bounded(place if out is None else out, bound.reshape(()))
 
-    def _agreed(self, name: str, x: Any, out: Any, op: str) -> tuple[Array, Array | None]:
-        """Return `x`, contiguous, and `out` as an array; raise an error of any rank on every rank."""
+    def _agreed(self, name: str, x: Any, out: Any, op: Any) -> tuple[Array, Array | None, int]:
+        """Return `x`, contiguous, `out` as an array, and the divisor; raise an error of any rank on every rank."""
         error: GpucollError | None = None
         facts: dict[str, Any] = {}
         try:
@@ -136,7 +136,8 @@ class BlockScaledCollectives:
             if row_of(source.dtype).name not in ROUNDING:
                 raise DtypeError(f"{name}: x is {source.dtype}; block-scaled formats are for floating-point numbers of "
                                  "16 bits and more")
-            if name != "all_gather" and op not in OPS:
+            op = op_of(op).name
+            if op not in OPS:
                 raise ArgumentError(f"{name}: op {op!r} is neither of {' and '.join(OPS)}", code="GC-OP")
             shape = _shape_of_result(name, source, self._comm.size)
             target = None if out is None else check_output(name, out, [shape], source.dtype, source)
@@ -147,7 +148,8 @@ class BlockScaledCollectives:
         everyone = internal.all_gather_metadata(self._comm, facts, f"block-scaled {name}", error)
         for what, code in COMPARED.items():
             check_alike(name, everyone, what, code)
-        return module_of(source).ascontiguousarray(source).reshape(source.shape), target
+        whole = module_of(source).ascontiguousarray(source).reshape(source.shape)
+        return whole, target, self._comm.size if op == "avg" else 1
 
     def _result(self, name: str, source: Array) -> Array:
         return module_of(source).empty(_shape_of_result(name, source, self._comm.size), source.dtype)

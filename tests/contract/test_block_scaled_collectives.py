@@ -188,6 +188,7 @@ def test_strided_and_empty_arrays_and_one_number():
         result, bound = collectives.all_reduce(numpy.array(3, "f4"))
         assert result.shape == () == bound.shape
         assert result == 6
+        assert (collectives.all_reduce(x, gc.ReduceOp.SUM).result == 2 * x).all()
         assert collectives.reduce_scatter(numpy.ones(6, "f4")).result.tolist() == [2, 2, 2]
 
     on_threads(2, program)
