@@ -34,7 +34,7 @@ PLANTED_BITS = [
     ("product", "formats: a bound without the last elements", "gpucoll/core/formats.py",
      '"e8m0", 4, 3, 448, 64)', '"e8m0", 4, 3, 448, 16)'),
     ("product", "formats: ranks with other formats agree", "gpucoll/block_scaled/__init__.py",
-     ', "format": "GC-COMPRESSION"}', "}"),
+     '            "format": "GC-COMPRESSION"}', "}"),
     ("product", "formats: NaN has a bound", "gpucoll/block_scaled/__init__.py",
      "xp.where(most == most, most, numpy.inf)", "xp.where(most == most, most, 0)"),
     ("product", "formats: a strided result is left where it was formed", "gpucoll/block_scaled/__init__.py",

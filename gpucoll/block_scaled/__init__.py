@@ -38,7 +38,8 @@ OPS = ("sum", "avg")
 # blocks are those of the whole array.
 SEGMENT = 1 << 20
 # What ranks compare before data move, and the code of the error.
-COMPARED = {"shape": "GC-SHAPE", "dtype": "GC-DTYPE", "gpu": "GC-DEVICE", "op": "GC-OP", "format": "GC-COMPRESSION"}
+COMPARED = {"call": "GC-CALL", "shape": "GC-SHAPE", "dtype": "GC-DTYPE", "gpu": "GC-DEVICE", "op": "GC-OP",
+            "format": "GC-COMPRESSION"}
 # Half of the spacing of numbers, relative to a number and at the least number.
 ROUNDING = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134), "float32": (2.0**-24, 2.0**-150),
             "float64": (2.0**-53, 0.0)}
@@ -141,8 +142,8 @@ class BlockScaledCollectives:
                 raise ArgumentError(f"{name}: op {op!r} is neither of {' and '.join(OPS)}", code="GC-OP")
             shape = _shape_of_result(name, source, self._comm.size)
             target = None if out is None else check_output(name, out, [shape], source.dtype, source)
-            facts = {"shape": list(source.shape), "dtype": source.dtype.name, "gpu": on_gpu(source), "op": op,
-                     "format": self.format.name}
+            facts = {"call": name, "shape": list(source.shape), "dtype": source.dtype.name, "gpu": on_gpu(source),
+                     "op": op, "format": self.format.name}
         except GpucollError as found:
             error, facts = found, {"error": str(found)}
         everyone = internal.all_gather_metadata(self._comm, facts, f"block-scaled {name}", error)
@@ -252,8 +253,12 @@ def _error_of_sum(sent: ScaledMessages, source: Array, divisor: int) -> Any:
     """Return the bounds of the errors of a sum of the rows that came, one for each block."""
     largest, errors = largest_and_errors(sent.form, sent.came)
     terms, relative = len(largest), ROUNDING["float64" if source.dtype == "float64" else "float32"][0]
-    # Each of the additions, and the division, rounds a number of at most the sum of the magnitudes.
-    return (errors.sum(axis=0) + largest.sum(axis=0) * (terms * relative * 1.01)) / divisor
+    total = largest.sum(axis=0)
+    # Each of the additions, and the division, rounds a number of at most the sum of the magnitudes; a sum beyond the
+    # range is infinite before the division.
+    beyond = total > RANGE["float64" if source.dtype == "float64" else "float32"]
+    bounds = (errors.sum(axis=0) + total * (terms * relative * 1.01)) / divisor
+    return module_of(source).where(beyond, numpy.inf, bounds)
 
 
 def _rounding(source: Array, largest: Any) -> Any:

@@ -204,6 +204,8 @@ def test_no_bound_holds_for_what_is_no_number():
             assert bound == numpy.inf
         large = numpy.full(32, 60000, "f2")
         assert BlockScaledCollectives(comm, "mxfp8_e4m3").all_reduce(large).bound == numpy.inf
+        sums = numpy.full((2, 64), 3e38, "f4")  # the sum leaves the range, the mean would not
+        assert BlockScaledCollectives(comm, "mxfp8_e4m3").reduce_scatter(sums, "avg").bound == numpy.inf
 
     on_threads(2, program)
 
