@@ -31,7 +31,8 @@ def nearest(numbers, values):
 def scale_of(name, most, of_row):
     """Return the stored scale of a block and the scale's value, as float32."""
     if name == "int8":
-        return numpy.float32(most / 127), numpy.float32(most / 127)
+        scale = numpy.float32(most / 127)
+        return scale, scale if scale < numpy.inf else numpy.float32("nan")
     if name == "nvfp4":
         scales = values_of(ml_dtypes.float8_e4m3fn)[:127]
         number = most / most.dtype.type(6) / most.dtype.type(of_row)

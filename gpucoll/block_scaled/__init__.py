@@ -9,6 +9,7 @@ The table of the formats is in `gpucoll.core.formats`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self, cast
@@ -29,7 +30,7 @@ from gpucoll.communicator.metadata import check_alike
 from gpucoll.core.dtypes import row_of
 from gpucoll.core.formats import FORMATS, format_of
 from gpucoll.core.ops import op_of
-from gpucoll.errors import ArgumentError, DtypeError, GpucollError
+from gpucoll.errors import ArgumentError, ClosedError, DtypeError, GpucollError
 
 __all__ = ["FORMATS", "BlockScaledCollectives", "Bounded"]
 
@@ -47,10 +48,10 @@ RANGE = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.40e38, "float64":
 
 
 class Bounded(NamedTuple):
-    """A result, and the bound of the error of any element: a float64 of no axes, with the result's memory.
+    """A result, and the bound of the error of any element: a float64 of no axes, on the host or the GPU of the result.
 
     The error is the distance to the exact sum (or mean, or value). The bound is the same on every rank for `all_reduce`
-    and `all_gather`, and infinite if the result has a NaN or may leave the range of its dtype.
+    and `all_gather`. It is infinite if the result has a NaN, or if the result or the sum may leave the dtype's range.
     """
 
     result: Any
@@ -60,15 +61,16 @@ class Bounded(NamedTuple):
 class BlockScaledCollectives:
     """Collectives on `comm` whose messages are in the block-scaled `format`: "mxfp8_e4m3", "nvfp4", "int8", ...
 
-    A collective call, with the same `format` on all ranks. An element takes 8.25 bits in the mxfp8 formats, 4.25 in
-    mxfp4, 4.5 in nvfp4, 8.125 in int8. Arrays are float16, bfloat16, float32 or float64. Sums are formed in float32
-    (float64 for float64), and are equal on all ranks. Each value is rounded once for each direction. On several hosts
-    with equally many ranks, `all_reduce` first forms the sums of each host without rounding to the format, and only
-    these sums travel between hosts; `close`, or a `with` block, frees the two communicators for this.
+    Making the object is a collective call, with the same `format` on all ranks. An element takes 8.25 bits in the mxfp8
+    formats, 4.25 in mxfp4, 4.5 in nvfp4, 8.125 in int8. Arrays are float16, bfloat16, float32 or float64. Sums are
+    formed in float32 (float64 for float64), and are equal on all ranks. Each value is rounded once for each direction.
+    On several hosts with equally many ranks, `all_reduce` first forms the sums of each host without rounding to the
+    format, and only these sums travel between hosts; `close`, or a `with` block, frees the two communicators for this.
 
     A call begins with one host message, by which ranks compare shape, dtype, op and format; so errors are raised on
     every rank before data move: ArgumentError and DtypeError for wrong arguments, UsageError in an open group,
-    PeerError on the other ranks, MismatchError if ranks differ. Buffers are kept from call to call.
+    PeerError on the other ranks, MismatchError if ranks differ. Buffers are kept from call to call: on a GPU an object
+    serves one stream, and its calls are not for CUDA graphs.
 
     >>> import gpucoll as gc
     >>> def mean(comm):
@@ -78,29 +80,35 @@ class BlockScaledCollectives:
     """
 
     def __init__(self, comm: Communicator, format: str) -> None:
-        self._comm, self.format = comm, format_of(format)
+        error: ArgumentError | None = None
+        try:
+            self.format = format_of(format)
+        except ArgumentError as found:
+            error = found
+        internal.all_gather_metadata(comm, {"error": str(error)} if error else {}, type(self).__name__, error)
+        self._comm, self._is_closed = comm, False
         self._buffers: dict[str, Array] = {}
+        self._made = contextlib.ExitStack()
         # The ranks of this host, and one rank of each host; None and all ranks if this saves nothing.
         self._inner: Communicator | None = None
         self._outer = comm
         hosts = collections.Counter(internal.link_of(comm).place.nodes).values()
         if len(hosts) > 1 and min(hosts) == max(hosts) > 1:
             # Every rank has a color, so that neither split returns None.
-            self._inner, self._outer = (cast(Communicator, comm.split(color)) for color in (comm.node, comm.local_rank))
+            self._inner, self._outer = (self._made.enter_context(cast(Communicator, comm.split(color)))
+                                        for color in (comm.node, comm.local_rank))
 
     def close(self) -> None:
-        """Close the communicators made for several hosts, and drop the buffers; `comm` stays open. Idempotent."""
-        self._buffers.clear()
-        if self._inner is not None:
-            self._inner.close()
-            self._outer.close()
-            self._inner, self._outer = None, self._comm
+        """Close the communicators made for several hosts; `comm` stays open. A collective call, idempotent."""
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *error: Any) -> None:
+        self._is_closed = True
+        self._buffers.clear()
+        self._made.__exit__(*error)
 
     def all_reduce(self, x: Any, op: Any = "sum", out: Any = None) -> Bounded:
         """Return the sum of all ranks' `x` (shape s) on every rank; the mean for `op` "avg"."""
@@ -133,6 +141,8 @@ class BlockScaledCollectives:
         facts: dict[str, Any] = {}
         try:
             internal.check_apart(self._comm, name)
+            if self._is_closed:
+                raise ClosedError(f"{name}: this object was closed; make another one of the communicator")
             source = check_input(name, x)
             if row_of(source.dtype).name not in ROUNDING:
                 raise DtypeError(f"{name}: x is {source.dtype}; block-scaled formats are for floating-point numbers of "
@@ -213,8 +223,7 @@ class BlockScaledCollectives:
             padded[:, :rows.shape[1]] = rows
             padded[:, rows.shape[1]:] = 0
             rows = padded
-        quantise(sent.form, rows.reshape(-1), None, workspace("after", (rows.size,), rows.dtype),
-                 sent.packed.reshape(-1))
+        quantise(sent.form, rows.reshape(-1), None, None, sent.packed.reshape(-1))
         comm.all_to_all(sent.packed, out=sent.came)
         dequantise(sent.form, sent.came, out.reshape(-1), comm.size, divisor)
         largest, _ = largest_and_errors(sent.form, sent.came)
@@ -223,8 +232,7 @@ class BlockScaledCollectives:
     def _gather_all(self, source: Array, out: Array, _: int) -> Any:
         comm, workspace = self._comm, functools.partial(self._workspace, source, "")
         sent = messages(self.format, comm.size, source.size * comm.size, workspace)
-        after = workspace("after", (source.size,), source.dtype)
-        quantise(sent.form._replace(rows=1), source.reshape(-1), None, after, sent.row)
+        quantise(sent.form._replace(rows=1), source.reshape(-1), None, None, sent.row)
         comm.all_gather(sent.row, out=sent.came)
         if sent.form.share == source.size:
             dequantise(sent.form, sent.came, out.reshape(-1))

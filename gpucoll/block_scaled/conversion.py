@@ -24,16 +24,16 @@ LARGEST_PRODUCT = 6 * 448
 STEP = 2.0**-9  # the smallest float8_e4m3fn
 
 
-def quantise(form: Quantised, x: Array, before: Array | None, after: Array, out: Array) -> None:
-    """Write out = x + before, as elements and scales in the layout `form`, and the residuals `after`.
+def quantise(form: Quantised, x: Array, before: Array | None, after: Array | None, out: Array) -> None:
+    """Write out = x + before, as elements and scales in the layout `form`, and the residuals `after`, if given.
 
     Without `before`, out = x. Residuals that are not finite are written as 0.
     """
     kernels, stream = kernels_of(x)
     if kernels is not None:
         maxima = _maxima(form, x, before) if form.format.scale == "e4m3" else None
-        kernels.quantise(row_of(x.dtype), form, address(x), 0 if before is None else address(before), address(after),
-                         address(out), 0 if maxima is None else address(maxima), x.size, stream)
+        added, lost, most = (0 if one is None else address(one) for one in (before, after, maxima))
+        kernels.quantise(row_of(x.dtype), form, address(x), added, lost, address(out), most, x.size, stream)
         return
     with numpy.errstate(all="ignore"):
         total = x.astype(wide_dtype(x.dtype)) if before is None else total_of(x, before)
@@ -47,7 +47,8 @@ def quantise(form: Quantised, x: Array, before: Array | None, after: Array, out:
         scales[...] = _scales(form.format, most, of_rows)
         factors = _factors(form, out).astype(total.dtype)[..., None]
         values = _encode(form.format, blocks / numpy.where(factors > 0, factors, 1).astype(total.dtype), elements)
-        keep_finite(after, (blocks - values.astype(total.dtype) * factors).reshape(-1)[:x.size])
+        if after is not None:
+            keep_finite(after, (blocks - values.astype(total.dtype) * factors).reshape(-1)[:x.size])
 
 
 def dequantise(form: Quantised, rows: Array, out: Array, terms: int = 1, divisor: int = 1) -> None:
@@ -131,7 +132,7 @@ def _factors(form: Quantised, rows: Array) -> Any:
     """Return the values of all scales, as float32: a row for each row, NaN for blocks of NaN."""
     _, scales, of_rows = _parts(form, rows)
     if form.format.scale == "float32":
-        return scales
+        return module_of(rows).where(scales < numpy.inf, scales, numpy.float32(numpy.nan))
     values = module_of(rows).asarray(_scale_values(form.format.scale))[scales]
     return values if of_rows is None else values * of_rows
 

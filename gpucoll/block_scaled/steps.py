@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.arrays import Array
-from gpucoll.block_scaled.conversion import dequantise, quantise
+from gpucoll.block_scaled.conversion import dequantise, keep_finite, quantise
 from gpucoll.communicator import Communicator
 from gpucoll.core.formats import Format
 from gpucoll.device.launch import Quantised
@@ -43,20 +43,22 @@ def two_steps(comm: Communicator, sent: ScaledMessages, x: Array, before: Array 
               workspace: Workspace, divisor: int) -> Iterator[Callable[..., Any]]:
     """Write to `out` the sum over ranks of x + before, divided by `divisor`; yield the two collectives to call.
 
-    All arrays have one axis and the length of `x`; `out` may be `x`. `after` gets the residuals, if given, so that the
-    sum over ranks of `after` is `divisor` times the exact result less `out`.
+    All arrays have one axis and the length of `x`; `out` may be `x`. `after` gets the residuals, if given: their sum
+    over ranks is divisor * (exact result - out).
     """
     form, packed, came, row = sent
-    lost = workspace("lost", x.shape, x.dtype) if after is None else after
-    quantise(form, x, before, lost, packed.reshape(-1))
+    quantise(form, x, before, after, packed.reshape(-1))
     yield functools.partial(comm.all_to_all, packed, out=came)
     wide = x.dtype if x.dtype.itemsize >= 4 else numpy.dtype("f4")
-    result, lost = (workspace(name, (form.share,), wide) for name in ("result", "lost again"))
+    result = workspace("result", (form.share,), wide)
+    lost = None if after is None else workspace("lost", (form.share,), wide)
     dequantise(form, came, result, comm.size, divisor)
     quantise(form._replace(rows=1), result, None, lost, row)
-    if after is not None:
+    if after is not None and lost is not None:
         # `lost` is an error of the result. The sum of the residuals counts `divisor` times: multiply.
         own = after[comm.rank * form.share:(comm.rank + 1) * form.share]
-        own += (lost[:own.size] * divisor).astype(own.dtype)
+        with numpy.errstate(over="ignore"):  # float16 may have no room for `divisor` times a large residual
+            own += (lost[:own.size] * divisor).astype(own.dtype)
+        keep_finite(own, own)
     yield functools.partial(comm.all_gather, row, out=came)
     dequantise(form, came, out)

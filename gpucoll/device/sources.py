@@ -28,7 +28,7 @@ FILES = {  # kernel: source file, and prefix of the C struct of the arguments
     "cast": ("device/cast.cu", "Cast"),  # converts every element; neither dtype is complex
     "shorten": ("device/compress.cu", "Shorten"),  # adds the previous error, rounds, stores the new error
     "quantise": ("device/quantise.cu", "Quantise"),  # adds the previous error, stores codes, scales, the new error
-    "dequantise": ("device/quantise.cu", "Dequantise"),  # makes elements of codes and scales, or the mean of rows
+    "dequantise": ("device/quantise.cu", "Dequantise"),  # makes elements of codes and scales, or a sum of rows
     "maxima": ("device/quantise.cu", "Maxima"),  # finds the largest magnitudes of rows
     "reduce": ("device/reduce.cu", "Reduce"),  # combines two or more arrays
     "packets": ("device/peer_packets.cu", "Packets"),  # all-reduce by small messages into the peers' memory

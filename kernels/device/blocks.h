@@ -16,8 +16,9 @@
 #include "device/functions.h"
 #include "device/number.h"
 
-// float4_e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. All codes are numbers. So the type has one more bit of
-// exponent, never set in a code, and the sign above.
+// float4_e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. Every code is a number, but SmallFloat takes the codes
+// of the largest exponent for infinities and NaN. A third bit of exponent, 0 in every number, keeps these codes apart;
+// `Fours` moves the sign to its place.
 typedef SmallFloat<u8, 3, 1, false, 1> Float4E2m1;
 
 // Round to the nearest integer, ties to even, for |x| <= 2^22 (float). At 1.5 * 2^23 neighbouring floats differ by 1,
@@ -112,7 +113,7 @@ struct Int8 {
     template <class W> static GC_DEV u8 code(W number) { return u8(i32(whole(number))); }
     static GC_DEV float value(u8 code) { return float(i8(code)); }
     template <class W> static GC_DEV float scale(W most, float) { return float(most / 127); }
-    static GC_DEV float factor(float scale, float) { return scale; }
+    static GC_DEV float factor(float scale, float) { return scale - scale == 0 ? scale : float_of(0x7FC00000); }
     template <class W> static GC_DEV float row(W) { return 1; }
 };
 

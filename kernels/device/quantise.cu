@@ -1,5 +1,5 @@
 // quantise: elements and scales of a block-scaled format (blocks.h), with error feedback. dequantise: the values, or the
-// mean of several rows. maxima: the largest magnitudes, for the second scale of nvfp4.
+// sum of several rows over a divisor. maxima: the largest magnitudes, for the second scale of nvfp4.
 //
 // A row has `share` elements, a multiple of `block`: the elements, from byte `scales` on the scales of the blocks, and
 // from byte `tail` on the scale of the row, in nvfp4. A row takes `stride` bytes. Elements from `count` on are zero.
@@ -9,7 +9,7 @@
 struct QuantiseArguments {
     const void* src;
     const void* before;  // may be null
-    void* after;
+    void* after;         // may be null
     void* dst;
     const void* maxima;  // the largest magnitude of each row, in the wide type; null for formats without row scales
     u64 count, share, stride, scales, tail;
@@ -18,6 +18,21 @@ struct QuantiseArguments {
 
 template <class S, class F> GC_DEV float row_scale(const QuantiseArguments& a, u64 row) {
     return a.maxima == nullptr ? 1.0f : F::row(((const Wide<S>*)a.maxima)[row]);
+}
+
+// Return the largest of all threads' values, to all threads of the block.
+template <class W> GC_DEV W largest_of_threads(W found) {
+    GC_SHARED(W, most, 512);
+    most[threadIdx.x] = found;
+    __syncthreads();
+    for (u32 half = blockDim.x / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) most[threadIdx.x] = maximum(most[threadIdx.x], most[threadIdx.x + half]);
+        __syncthreads();
+    }
+    found = most[0];
+    // The next call overwrites `most`: wait until all threads have read the result.
+    __syncthreads();
+    return found;
 }
 
 // The elements of a thread: N of them, one word, or the least number that fills bytes of the result.
@@ -46,6 +61,7 @@ template <class S, class F, bool WORDS> struct Part {
 
     // Store the errors from element `first` on, without writing beyond `count`.
     GC_DEV void write(const Wide<S> (&lost)[N], u64 first) const {
+        if (a.after == nullptr) return;
         const u64 after = address_of(a.after) + first * sizeof(S);
         if constexpr (WORDS) {
             if (first + N <= a.count) {
@@ -89,7 +105,6 @@ template <class S, class F, bool WORDS> struct Part {
 
     // Return the largest magnitude of the block of elements at `first`. NaN counts as larger than all numbers.
     GC_DEV Wide<S> largest(u64 first) const {
-        GC_SHARED(Wide<S>, most, 512);
         Wide<S> found = 0;
         for (u32 part = threadIdx.x; part < a.block / N; part += blockDim.x) {
             Wide<S> sum[N];
@@ -97,16 +112,7 @@ template <class S, class F, bool WORDS> struct Part {
             GC_UNROLL
             for (u32 i = 0; i < N; ++i) found = maximum(found, absolute(sum[i]));
         }
-        most[threadIdx.x] = found;
-        __syncthreads();
-        for (u32 half = blockDim.x / 2; half > 0; half /= 2) {
-            if (threadIdx.x < half) most[threadIdx.x] = maximum(most[threadIdx.x], most[threadIdx.x + half]);
-            __syncthreads();
-        }
-        found = most[0];
-        // The next call overwrites `most`: wait until all threads have read the result.
-        __syncthreads();
-        return found;
+        return largest_of_threads(found);
     }
 
     // Quantise block `number` of elements by all threads: two passes over the elements, for the scale and the codes.
@@ -181,7 +187,7 @@ GC_DEV void encode_all(const S* src, const S* before, S* __restrict after, u8* _
         const Wide<S> sum = before ? sum_of<S>(up(src[i]), up(before[i])) : up(src[i]);
         const u8 code = element_of<F>(sum, divisor);
         codes[i] = code;
-        down(after[i], finite_or_zero(sum - Wide<S>(F::value(code)) * factor));
+        if (after != nullptr) down(after[i], finite_or_zero(sum - Wide<S>(F::value(code)) * factor));
     }
 }
 
@@ -212,7 +218,7 @@ template <class S, class F> struct Row {
         for (u64 number = 0; number < a.share / a.block; ++number, first += a.block) {
             const S* const src = (const S*)a.src + first;
             const S* const before = (const S*)a.before + first;
-            S* const after = (S*)a.after + first;
+            S* const after = a.after != nullptr ? (S*)a.after + first : nullptr;
             const u64 left = first < a.count ? a.count - first : 0;
             if (F::BLOCK != 0 && left >= F::BLOCK) {
                 // Two calls, so that the loops do not ask for each element whether there is an addend.
@@ -371,17 +377,10 @@ template <class S> GC_DEV void maxima(const MaximaArguments& a) {
             to[number] = largest_of(src + first, before ? before + first : nullptr, stop - first);
             continue;
         }
-        GC_SHARED(Wide<S>, most, 512);
         Wide<S> found = 0;
         for (u64 i = first + threadIdx.x; i < stop; i += blockDim.x)
             found = maximum(found, absolute(before ? sum_of<S>(up(src[i]), up(before[i])) : up(src[i])));
-        most[threadIdx.x] = found;
-        __syncthreads();
-        for (u32 half = blockDim.x / 2; half > 0; half /= 2) {
-            if (threadIdx.x < half) most[threadIdx.x] = maximum(most[threadIdx.x], most[threadIdx.x + half]);
-            __syncthreads();
-        }
-        if (threadIdx.x == 0) to[number] = most[0];
-        __syncthreads();
+        found = largest_of_threads(found);
+        if (threadIdx.x == 0) to[number] = found;
     }
 }

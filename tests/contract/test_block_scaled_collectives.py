@@ -197,11 +197,12 @@ def test_strided_and_empty_arrays_and_one_number():
 def test_no_bound_holds_for_what_is_no_number():
     def program(comm):
         for name in FORMATS:
-            x = numpy.ones(300, "f4")
-            x[0] = (numpy.nan, numpy.inf)[comm.rank]
-            result, bound = BlockScaledCollectives(comm, name).all_reduce(x)
-            assert numpy.isnan(result[0])
-            assert bound == numpy.inf
+            for first in ((numpy.nan, numpy.inf), (numpy.inf, 1), (1, numpy.nan)):
+                x = numpy.ones(300, "f4")
+                x[0] = first[comm.rank]
+                result, bound = BlockScaledCollectives(comm, name).all_reduce(x)
+                assert numpy.isnan(result[0])
+                assert bound == numpy.inf
         large = numpy.full(32, 60000, "f2")
         assert BlockScaledCollectives(comm, "mxfp8_e4m3").all_reduce(large).bound == numpy.inf
         sums = numpy.full((2, 64), 3e38, "f4")  # the sum leaves the range, the mean would not
@@ -252,6 +253,23 @@ def test_a_group_takes_no_call_of_several_steps():
     on_threads(2, program)
 
 
-def test_an_unknown_format_names_the_nearest():
-    with gc.init_local(1)[0] as comm, pytest.raises(gc.ArgumentError, match="mxfp8_e4m3"):
-        BlockScaledCollectives(comm, "mxfp8_e4m2")
+def test_an_unknown_format_is_an_error_on_every_rank_and_names_the_nearest():
+    def program(comm):
+        with pytest.raises(gc.ArgumentError if comm.rank == 1 else gc.PeerError, match="mxfp8_e4m3"):
+            BlockScaledCollectives(comm, "mxfp8_e4m2" if comm.rank == 1 else "int8")
+        assert comm.all_reduce(numpy.ones(3))[0] == comm.size
+
+    on_threads(3, program)
+
+
+def test_a_closed_object_takes_no_call():
+    def program(comm):
+        collectives = BlockScaledCollectives(comm, "int8")
+        if comm.rank == 1:
+            collectives.close()
+            collectives.close()
+        with pytest.raises(gc.ClosedError if comm.rank == 1 else gc.PeerError):
+            collectives.all_reduce(numpy.ones(3, "f4"))
+        assert comm.all_reduce(numpy.ones(3))[0] == comm.size
+
+    on_threads(2, program)

@@ -71,6 +71,20 @@ def test_sixteen_bits_and_eight_are_what_they_say():
     assert (found[largest] == values[largest]).all()
 
 
+def test_what_a_mean_of_float16_loses_stays_finite():
+    """The mean, 5 * 2^13, is sent as 4 * 2^13; eight times the difference is 2^16, and float16 ends below."""
+    def program(comm):
+        compression = training.BlockScaled("mxfp4")
+        trainer = training.DataParallel({"w": numpy.zeros(256, "f2")}, comm, compression=compression)
+        for _ in range(3):
+            trainer.ready("w", numpy.full(256, (4, 6)[comm.rank % 2] * 2.0**13, "f2"))
+            trainer.finish()
+            assert numpy.isfinite(trainer.gradients["w"]).all()
+            assert numpy.isfinite(compression.lost["w"]).all()
+
+    on_threads(8, program)
+
+
 def low_rank(comm):
     """Gradients of the rank kept by PowerSGD are exact from the second step on."""
     chance = numpy.random.default_rng(comm.rank)

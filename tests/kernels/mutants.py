@@ -52,10 +52,9 @@ MUTANTS = {
     "what was lost is lost for good": Mutant("down(stored, x + before);", "down(stored, x);"),
     "an infinity is lost for ever": Mutant("return x - x == W(0) ? x : W(0);", "return x;"),
     "a thread looks at its first part alone": Mutant(
-        "maximum(found, absolute(sum[i]));\n        }\n        most[threadIdx.x] = found;\n        __syncthreads();\n"
-        "        for (u32 half",
-        "maximum(found, absolute(sum[i]));\n            break;\n        }\n        most[threadIdx.x] = found;\n"
-        "        __syncthreads();\n        for (u32 half"),
+        "absolute(sum[i]));\n        }\n        return largest_of_threads",
+        "absolute(sum[i]));\n            break;\n        }\n        return largest_of_threads"),
+    "int8 has an infinite scale": Mutant("scale - scale == 0 ? scale : float_of(0x7FC00000)", "scale"),
     "a row's scales after its elements": Mutant("to + a.scales + place", "to + a.share + place"),
     "the last term is left out": Mutant("term < a.terms; ++term, row += a.stride) {\n        Items",
                                         "term + 1 < a.terms || term == 0; ++term, row += a.stride) {\n        Items"),

@@ -83,6 +83,9 @@ def test_elements_scales_and_what_is_lost(way, name):
             assert same(found[1], numpy.array(scales, found[1].dtype)), (shape, count)
             assert found[2] is None or same(found[2], numpy.array(of_rows)), (shape, count)
             assert same(after, missing, zeros_free=True), (shape, count)
+            again = numpy.zeros_like(out)
+            conversion.quantise(form, *held, None, again)
+            assert (again == out).all()
             assert all(memory.is_clean() for memory in memories)
 
 
