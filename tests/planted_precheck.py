@@ -5,7 +5,7 @@ PLANTED_PRECHECK = [
     ("precheck", "calls that differ agree", f"{ROOM}/matching.py",
      "call.differs |= signature != first", "pass"),
     ("precheck", "a reduction takes one rank's values", f"{ROOM}/values.py",
-     "    total = _total(tasks[0], inputs)\n", "    total = _total(tasks[0], inputs[:1])\n"),
+     "    total = _total(calls[0].request, inputs)\n", "    total = _total(calls[0].request, inputs[:1])\n"),
     ("precheck", "blocks are those of the first rank", f"{ROOM}/values.py",
      "numpy.concatenate([one[rank] for one in copies])", "numpy.concatenate([one[0] for one in copies])"),
     ("precheck", "a message without the other end is forgotten", f"{ROOM}/findings.py",

@@ -193,6 +193,14 @@ class Space:
         """A context with `stream` as the current stream; arrays opened inside by DLPack follow this stream's order."""
         return nullcontext()
 
+    def is_captured(self) -> bool:
+        """Return whether enqueued work becomes part of a user's CUDA graph."""
+        return False
+
+    def is_blocking(self) -> bool:
+        """Return whether `stream` and the default stream of CUDA wait for each other."""
+        return False
+
     def check(self, name: str, what: str, array: Array) -> None:
         """Raise ArgumentError for an array in another memory."""
         if on_gpu(array):

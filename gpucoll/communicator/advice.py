@@ -17,7 +17,7 @@ from gpucoll.core.collectives import collective as collective_row
 from gpucoll.core.dtypes import is_whole, row_of
 from gpucoll.core.ops import Order, op_of
 from gpucoll.errors import ArgumentError
-from gpucoll.executors import Task
+from gpucoll.executors import CallRequest
 from gpucoll.tuner.explanation import Explanation, explained
 
 DEVICES = ("cpu", "cuda", "emulated")
@@ -47,8 +47,7 @@ class Advice(MetadataExchange):
         order: Order = "any"
         if op is not None:
             op, order = promised("explain", op, kind, self.options.deterministic)
-        task = Task(row.name, "auto", None, None, None, kind, op, nbytes=nbytes, device=where, order=order)
-        executors = self._able(task, where)
+        executors = self._able(CallRequest(row.name, "auto", kind, op, nbytes=nbytes, device=where, order=order), where)
         found = self._tuner.candidates(row.name, nbytes, executors, where, order=order)
         if not found:
             raise ArgumentError(f"explain: nothing is known of {row.name} on {', '.join(executors)}", code="GC-ALGO")
@@ -86,8 +85,8 @@ class Advice(MetadataExchange):
         known = seconds[:min(int(noted), LAST)]
         return len(known), statistics.median(known) if known else None
 
-    def _able(self, task: Task, where: str) -> tuple[str, ...]:
+    def _able(self, request: CallRequest, where: str) -> tuple[str, ...]:
         # Making the peer executor is a collective call, so its share is unknown until the first call has made it.
         if where != "cpu" and (where not in self._gpus or self._gpus[where].make_peer is not None):
             return ON_A_GPU if where == "cuda" else ON_A_GPU[:1]
-        return able(self._host if where == "cpu" else self._gpus[where], task, self.executor)
+        return able(self._host if where == "cpu" else self._gpus[where], request, self.executor)

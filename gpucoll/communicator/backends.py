@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpucoll.algorithms import schedule
-from gpucoll.arrays import Cut, address
+from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Heap, Slab
 from gpucoll.communicator.links import Link
 from gpucoll.core.collectives import COLLECTIVES
@@ -17,7 +17,7 @@ from gpucoll.core.schedule import Schedule
 from gpucoll.core.signature import is_refusal
 from gpucoll.device.streams import Output
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.executors import Executor, Task
+from gpucoll.executors import Call, CallRequest, Executor, Refusal
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.health.flight import CALLS, HEAD, LAST, Flight
 from gpucoll.health.guard import Guard
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from gpucoll.executors.native import NativeExecutor
 
 NATIVE = "native"
-PLANS = 1024  # resolved schedules in the cache
 HYBRID = "hybrid"
 Key = tuple[Any, ...]
 
@@ -45,56 +44,70 @@ class Backend(Protocol):
     def executors(self) -> tuple[Executor, ...]: ...
 
 
-def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
-    """Return the names of executors able to serve `task`; its algorithm may be "auto". `allowed` is the user's choice.
+def able(backend: Backend, request: CallRequest, allowed: str | None) -> tuple[str, ...]:
+    """Return the names of executors able to serve `request`, whose algorithm may be "auto".
 
-    Raises ArgumentError if there is no executor. With "auto" the emulated device avoids MPI's own collectives, as it
-    exists to test the code for GPUs. `mpi` and `ucx` are left out if `hybrid` serves: `hybrid` sends the same messages
-    between nodes and none inside a node.
+    `allowed` is the user's choice. Raises ArgumentError if there is no executor. With "auto" the emulated device avoids
+    MPI's own collectives, as it exists to test the code for GPUs. `mpi` and `ucx` are left out if `hybrid` serves:
+    `hybrid` sends the same messages between nodes and none inside a node.
     """
-    there = [one for one in backend.executors if task.algorithm == "auto" or (one.name == NATIVE)
-             == (task.algorithm == NATIVE)]
+    name, algorithm = request.collective, request.algorithm
+    there = [one for one in backend.executors if algorithm == "auto" or (one.name == NATIVE) == (algorithm == NATIVE)]
     asked = [one for one in there if allowed in (None, one.name)]
     if not asked:
-        raise _refused(task, there, allowed)
-    reasons = [one.serves(task) for one in asked]
+        raise _refused(request, there, allowed)
+    reasons = [one.serves(request) for one in asked]
     served = tuple(dict.fromkeys(one.name for one, reason in zip(asked, reasons, strict=True) if reason is None))
     if not served:
-        raise ArgumentError(f"{task.collective}: executor {asked[-1].name} cannot serve: {reasons[-1]}", code="GC-ALGO")
+        raise ArgumentError(f"{name}: executor {asked[-1].name} cannot serve: {reasons[-1]}", code="GC-ALGO")
     # Only a choice by the library leaves executors out: the user may still name them.
     excluded = set[str]()
-    if allowed is None and task.device == "emulated" and task.algorithm == "auto" and len(served) > 1:
+    if allowed is None and request.device == "emulated" and algorithm == "auto" and len(served) > 1:
         excluded.add(NATIVE)
     if allowed is None and HYBRID in served:
         excluded |= {"mpi", "ucx"}
     return tuple(name for name in served if name not in excluded)
 
 
-def _refused(task: Task, there: list[Executor], allowed: str | None) -> ArgumentError:
+def _refused(request: CallRequest, there: list[Executor], allowed: str | None) -> ArgumentError:
+    name = request.collective
     if not there:
-        return ArgumentError(f"{task.collective}: there are no native collectives here; name an algorithm, or 'auto'",
+        return ArgumentError(f"{name}: there are no native collectives here; name an algorithm, or 'auto'",
                              code="GC-EXECUTOR")
     names = " or ".join(one.name for one in there)
-    return ArgumentError(f"{task.collective}: algorithm {task.algorithm!r} on {task.device} arrays runs on executor "
+    return ArgumentError(f"{name}: algorithm {request.algorithm!r} on {request.device} arrays runs on executor "
                          f"{names}, but this communicator has executor={allowed!r}", code="GC-EXECUTOR")
 
 
-def choose(backend: Backend, task: Task, tuner: Tuner, place: RankTopology, cut: Cut,
-           executors: tuple[str, ...]) -> Executor:
-    """Complete `task` by algorithm and plan; return its executor, one of `executors`.
+def compile_request(backend: Backend, request: CallRequest, tuner: Tuner, place: RankTopology,
+                    allowed: str | None) -> Call:
+    """Choose algorithm and executor for `request`, and return the compiled call.
 
-    `task.algorithm` is the algorithm asked for, or "auto". Raises ArgumentError with the executor's reason for a
-    refusal of the plan.
+    The algorithm of the request is the algorithm asked for, or "auto". Raises ArgumentError if no executor serves the
+    request, or with the executor's reason for a refusal of the plan.
     """
-    choice = tuner.choose(task.collective, task.algorithm, task.nbytes, executors, task.device, task.order)
-    task.algorithm = choice.algorithm
-    if choice.algorithm != NATIVE:
-        task.plan = make_plan(task.collective, choice, place, task.root, cut, task.in_place)
+    choice = tuner.choose(request.collective, request.algorithm, request.nbytes, able(backend, request, allowed),
+                          request.device, request.order)
     chosen = next(one for one in backend.executors if one.name == choice.executor)
-    reason = chosen.prepare(task)
-    if reason is not None:
-        raise ArgumentError(f"{task.collective}: executor {choice.executor} cannot serve: {reason}", code="GC-ALGO")
-    return chosen
+    plan = None if choice.algorithm == NATIVE else make_plan(request, choice, place)
+    call = chosen.compile(replace(request, algorithm=choice.algorithm, plan=plan))
+    if isinstance(call, Refusal):
+        raise ArgumentError(f"{request.collective}: executor {choice.executor} cannot serve: {call.reason}",
+                            code="GC-ALGO")
+    return call
+
+
+def make_plan(request: CallRequest, choice: Choice, place: RankTopology) -> Plan:
+    """Return the resolved schedule of a request by the chosen algorithm."""
+    collective = request.collective
+
+    def of(rank: int) -> Schedule:
+        return schedule(collective, choice.algorithm, rank=rank, size=place.size, root=request.root,
+                        segments=choice.segments, nodes=place.nodes)
+
+    rounds = of(place.rank)
+    per_block = rounds.chunks // place.size if COLLECTIVES[collective].blocks else rounds.chunks
+    return Plan(rounds, Layouts(*request.cut.layouts(per_block)), in_place=request.in_place, schedules=of)
 
 
 class HostBackend:
@@ -107,7 +120,7 @@ class HostBackend:
 
     def __init__(self, link: Link, timeout: float, asked: str | None, check: str | None) -> None:
         self.heap = Heap(link.place.size)
-        shared, messages, self._native = _made(link, self.heap, timeout, asked, check)
+        shared, messages, self._native = _made(link, timeout, asked, check)
         there = (shared, messages, self._native)
         self.executors: tuple[Executor, ...] = tuple(one for one in there if one is not None)
         # The executor whose engine is the communicator's.
@@ -166,6 +179,10 @@ class HostBackend:
     def shows_calls(self) -> Any:
         """The executor showing each rank's call to the others before data move, or None; the same on all ranks."""
         return self._shared if self.compares_calls else None
+
+    def is_symmetric(self, *rows: Array | None) -> bool:
+        """Return whether all these arrays are in symmetric memory."""
+        return all(row is None or self.heap.find(address(row), row.nbytes) for row in rows)
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Map a new slab of the heap for the engine; `keys` identify the slabs of all ranks."""
@@ -237,15 +254,15 @@ class DeviceRow:
         self.data = self  # CuPy's arrays have their address in `data.ptr`
 
 
-def output_of(task: Task, result: Any, row: Any) -> Output | None:
-    """Return the result of a GPU's `task` for the watchdog; None if the result cannot be NaN or must stay.
+def output_of(request: CallRequest, result: Any, row: Any) -> Output | None:
+    """Return the result of a call on a GPU for the watchdog; None if the result cannot be NaN or must stay.
 
     The watchdog fills incomplete results with NaN. The result must be formed in the memory of the user's array. A weak
     reference to the array tells whether the memory is still in use; CuPy's memory objects allow no such reference. The
     root of a broadcast keeps its own data.
     """
-    given = task.collective == "broadcast" and task.input is not None
-    if row is None or task.dtype.kind not in ("float", "complex") or given or not row.nbytes:
+    given = request.collective == "broadcast" and request.has_input
+    if row is None or request.dtype.kind not in ("float", "complex") or given or not row.nbytes:
         return None
     array = result[0] if isinstance(result, list) and result else result
     base = getattr(array, "base", None)
@@ -255,30 +272,12 @@ def output_of(task: Task, result: Any, row: Any) -> Output | None:
         return None
 
 
-def plan_of(executor: Executor, task: Task) -> Any:
-    """Return the engine's plan for calls like `task`; None if the engine does not run the whole call."""
-    return executor.plan(task) if executor.on_engine and executor.finishes(task) else None
-
-
 def not_known(*_: Any) -> Any:
     """Return NotImplemented, as the engine does for an unknown call. Stands in for a missing engine."""
     return NotImplemented
 
 
-@functools.lru_cache(PLANS)
-def make_plan(collective: str, choice: Choice, place: RankTopology, root: int, cut: Cut,
-              in_place: bool) -> Plan:
-    """Return the resolved schedule of a call, cached for equal calls."""
-    def of(rank: int) -> Schedule:
-        return schedule(collective, choice.algorithm, rank=rank, size=place.size, root=root, segments=choice.segments,
-                        nodes=place.nodes)
-
-    rounds = of(place.rank)
-    per_block = rounds.chunks // place.size if COLLECTIVES[collective].blocks else rounds.chunks
-    return Plan(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place, schedules=of)
-
-
-def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str | None
+def _made(link: Link, timeout: float, asked: str | None, check: str | None
           ) -> tuple[EngineExecutor | None, EngineExecutor | MpiExecutor, NativeExecutor | None]:
     """Return the executors for host arrays: of shared memory, of messages, of MPI. A collective call of processes."""
     from gpucoll.executors.engine import EngineExecutor, library
@@ -286,7 +285,7 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
     shared = native = None
     if asked in (None, name):
-        shared = EngineExecutor(link, heap, timeout, check, name)
+        shared = EngineExecutor(link, timeout, check, name)
         # Threads meet in `init_local`: one thread may make all communicators.
         if link.mpi is not None:
             # The communicator's guard does not exist yet: this one ends the meeting if a rank dies.
@@ -297,7 +296,7 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
         messages = MpiExecutor(link.wire, check)
         messages.name = link.carrier
     else:
-        messages = EngineExecutor(link, heap, timeout, check, link.carrier, on_engine=asked == link.carrier)
+        messages = EngineExecutor(link, timeout, check, link.carrier, on_engine=asked == link.carrier)
         if messages.on_engine:
             messages.meet()  # without a wait: each rank is a node of its own
     if link.has_collectives:

@@ -1,67 +1,53 @@
-"""The table of compiled calls: a repeated call is neither checked nor resolved again.
+"""The compiled calls of a communicator: a call that came before is neither resolved nor compiled again.
 
-The engine has a table of its own for calls run entirely in C++; these calls do not reach the table here.
+Calls are found by their `CallRequest`. Where the caller's arrays themselves are the rows of the call, a call is also
+found by these arrays, and then not even checked again. The engine has a table of its own for calls run entirely in C++;
+these calls do not reach the tables here.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from gpucoll.arrays import HOST, NOTHING, Array, Prepared, same_memory
+from gpucoll.arrays import HOST, NOTHING, Array, Prepared, Space, same_memory
 from gpucoll.communicator.backends import DeviceRow, Key, output_of
 from gpucoll.communicator.gpu import DeviceSpace
-from gpucoll.core.ops import LOGICAL
 from gpucoll.device.streams import Output
-from gpucoll.executors import Executor, Launcher, Task
+from gpucoll.executors import Call, CallRequest, Launcher, ReadyCall
+from gpucoll.progress.operations import keep_for_ever
 
 if TYPE_CHECKING:
     from gpucoll.communicator.core import Core
 
-MOST_CALLS = 256  # entries; a full table is cleared
+MOST_CALLS = 256  # entries of each table; a full table is cleared
 
 
 @dataclass(slots=True)
-class CompiledCall:
-    """A resolved call, to be repeated on arrays of the same kind.
+class KnownCall:
+    """A compiled call, to be repeated on arrays of the same kind; no array is kept alive.
 
-    `task` keeps no array alive. A bound call on a device has the addresses of the caller's arrays. Any other call gets
-    its rows (flat arrays, or addresses) each time. `allocates` is the shape and dtype of a newly allocated result.
+    A call on a device with a given result is bound to addresses: `rows` are the rows of input and result. Any other
+    call gets its rows each time. `allocates` is the shape and dtype of a newly allocated result.
     """
 
-    executor: Executor
-    task: Task
+    call: Call
     seconds: Array | None
-    reads: bool  # whether this rank has an input
-    writes: bool  # whether this rank has a result
-    is_whole: bool  # whether the executor does the whole call
+    rows: tuple[Any, Any] | None = None
     allocates: tuple[tuple[int, ...], Any] | None = None
-    is_bound: bool = True
-    minds_blocking: bool = False  # whether the executor serves no blocking stream
+    is_new: bool = False  # whether each call makes a new result, where this rank has a result
     launch: Launcher | None = None  # enqueues the call on a GPU without a wait
     output: Output | None = None
 
-    def on(self, x: Any, result: Any, stream: Any = None) -> Task:
-        """Return a copy of the task for these arrays: the task of a failed call may outlive the call."""
-        task = Task.__new__(Task)
-        vars(task).update(vars(self.task))
-        task.stream = stream
-        task.output = _row(result, stream) if self.writes else None
-        task.input = None if not self.reads else task.output if x is result else _row(x, stream)
-        return task
-
-
-def is_finished_by(executor: Executor, task: Task) -> bool:
-    """Return whether the executor does the whole call; otherwise e.g. the division of an average remains."""
-    if task.op is None or task.output is None:
-        return True
-    if task.op.name == "avg" and task.op.factor is not None:
-        return False
-    return executor.finishes(task) \
-        or (task.collective != "exscan" and task.op.name not in ("avg", *LOGICAL))
+    def on(self, x: Any, result: Any, stream: Any = None) -> ReadyCall:
+        """Return the call with the rows of these arrays."""
+        request = self.call.request
+        target = _row(result, stream) if request.has_output else None
+        source = None if not request.has_input else target if x is result else _row(x, stream)
+        return ReadyCall(self.call, source, target)
 
 
 def _row(x: Any, stream: Any) -> Any:
@@ -69,28 +55,24 @@ def _row(x: Any, stream: Any) -> Any:
     return x.reshape(-1) if stream is None else DeviceRow(x)
 
 
-def compiled(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | None, *,
-                allocates: bool = False) -> CompiledCall | None:
-    """Return the compiled form of a call on the memory of `x` and `out` themselves; None for any other call.
+def known_call(x: Any, out: Any, ready: ReadyCall, seconds: Array | None, *,
+               allocates: bool = False) -> KnownCall | None:
+    """Return the form for repeating a call on the memory of `x` and `out` themselves; None for any other call.
 
     With `allocates` each call makes a new result, unless the result is `x`.
     """
-    on_device = task.device != "cpu"
-    sides = ((x, task.input), (out, task.output))
-    if (on_device and executor.name == "native" and task.device == "emulated") \
+    request, executor = ready.request, ready.call.executor
+    on_device = request.device != "cpu"
+    sides = ((x, ready.source), (out, ready.target))
+    if (request.device == "emulated" and executor.name == "native") \
             or not all(row is None or _is_plain(array, row) for array, row in sides):
         return None
     is_new = allocates and out is not x
-    # A device call with a given result is bound to addresses; any other call gets its rows each time.
-    keeps = on_device and not is_new
-    rows = [DeviceRow(row) if keeps and row is not None else None for row in (task.input, task.output)]
-    again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=keeps or not on_device)
-    vars(again)["description"] = task.description
     made = (out.shape, out.dtype) if is_new and out is not None else None
-    return CompiledCall(executor, again, seconds, task.input is not None, task.output is not None,
-                        is_finished_by(executor, task), made, is_bound=not is_new,
-                        minds_blocking=executor.minds_blocking,
-                        output=output_of(task, out, task.output) if keeps else None)
+    if is_new or not on_device:
+        return KnownCall(ready.call, seconds, None, made, is_new)
+    source, target = (None if row is None else DeviceRow(row) for row in (ready.source, ready.target))
+    return KnownCall(ready.call, seconds, (source, target), made, is_new, output=output_of(request, out, ready.target))
 
 
 def _is_plain(x: Any, row: Any) -> bool:
@@ -126,91 +108,113 @@ def _place(x: Any, is_anywhere: bool = False) -> Key:
 
 
 class CallTable:
-    """The compiled calls of a communicator, by `key_of`."""
+    """The compiled calls of a communicator, by request, and for repetition by `key_of`."""
 
     def __init__(self, comm: Core) -> None:
         self._comm = comm
-        self._known: dict[Key, CompiledCall] = {}
+        self._compiled: dict[tuple[CallRequest, str | None], Call] = {}
+        self._known: dict[Key, KnownCall] = {}
 
-    def find(self, cache_key: Key, x: Any, out: Any, stream: Any) -> CompiledCall | None:
-        """Return the compiled call for these arrays; None without one, or if it does not serve `stream`."""
+    def compiled(self, request: CallRequest, allowed: str | None, space: Space) -> Call:
+        """Return the call for a request in `space`; `allowed` is the executor asked for, or None."""
+        call = self._compiled.get((request, allowed))
+        if call is None:
+            call = self._comm._compile(request, allowed, space)
+            if len(self._compiled) == MOST_CALLS:
+                # Kernels under way, on any stream, may still read the memory of calls on devices.
+                if isinstance(space, DeviceSpace):
+                    space.gpu.order.follow(space.stream)
+                    space.gpu.order.hold(space.stream, self._compiled)
+                self._compiled = {}
+            self._compiled[request, allowed] = call
+        return call
+
+    def close(self, *, failed: bool) -> None:
+        """Forget all calls; if a rank has `failed`, keep the memory of calls on devices: kernels may still read it."""
+        if failed:
+            keep_for_ever([call for call in self._compiled.values() if call.request.device != "cpu"])
+        self._compiled, self._known = {}, {}
+
+    def find(self, cache_key: Key, x: Any, out: Any, stream: Any) -> KnownCall | None:
+        """Return the known call for these arrays; None without one, or if it does not serve `stream`."""
         known = self._known.get(key_of(cache_key, x, out))
-        return None if known is None or (known.minds_blocking and self._is_blocking(known, stream)) else known
+        return None if known is None or (known.call.executor.minds_blocking and self._is_blocking(known.call, stream)) \
+            else known
 
-    def bound(self) -> list[CompiledCall]:
-        """Return the compiled calls bound to addresses of GPU arrays."""
-        return [one for one in self._known.values() if one.is_bound and one.task.device != "cpu"]
+    def bound(self) -> list[KnownCall]:
+        """Return the known calls bound to addresses of GPU arrays."""
+        return [one for one in self._known.values() if one.rows is not None]
 
-    def keep(self, cache_key: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
-             seconds: Array | None) -> None:
+    def keep(self, cache_key: Key, x: Any, out: Any, ready: ReadyCall, call: Prepared, seconds: Array | None) -> None:
         """Keep a call for repetition, here or in the engine, if it works on the memory of the arrays themselves.
 
         `cache_key` is the key without the arrays. The engine matches calls by shape and dtype, this table by address.
         """
-        known = compiled(x, call.result, executor, task, seconds, allocates=out is None)
+        request, executor = ready.request, ready.call.executor
+        known = known_call(x, call.result, ready, seconds, allocates=out is None)
         try:
-            plan = known and self._comm._engine_plan(executor, task)
+            plan = known and self._comm._engine_plan(ready.call)
         except OSError:  # no memory: the call itself meets the same error and tells the other ranks
             return
         if known is None:
             return
-        key = key_of(cache_key, x, out) if cache_key[0] == task.collective else ()  # no key for a step of another call
+        key = key_of(cache_key, x, out) if cache_key[0] == request.collective else ()  # no key for a step of another
         # Not repeatable: calls that may not be captured must ask the stream each time, and on a device the first rank
         # of an exscan fills its result through CuPy.
-        is_asked = not known.is_bound and not executor.captures
-        is_filled = task.collective == "exscan" and task.device != "cpu"
-        if plan is None and key and not (task.header or task.collective == "scatter" or is_asked or is_filled):
+        is_asked = known.is_new and not executor.captures
+        is_filled = request.collective == "exscan" and request.device != "cpu"
+        if plan is None and key and not (request.header or request.collective == "scatter" or is_asked or is_filled):
             # Rare: a program with more kinds of calls pays for resolving them again.
             if len(self._known) == MOST_CALLS:
                 self._known.clear()
             self._known[key] = known
-        elif plan is not None and (call.result is not x or out is x or task.collective == "broadcast"):
-            self._comm._engine.cache_call(*cache_key, x, call.result, out, plan, seconds, task.nbytes)
+        elif plan is not None and (call.result is not x or out is x or request.collective == "broadcast"):
+            self._comm._engine.cache_call(*cache_key, x, call.result, out, plan, seconds, request.nbytes)
 
-    def _is_blocking(self, call: CompiledCall, stream: Any) -> bool:
-        device = self._comm._gpus[call.task.device].device
+    def _is_blocking(self, call: Call, stream: Any) -> bool:
+        device = self._comm._gpus[call.request.device].device
         return device.is_blocking(device.stream(stream))
 
-    def repeat(self, call: CompiledCall, x: Any, out: Any, stream: Any) -> Any:
+    def repeat(self, known: KnownCall, x: Any, out: Any, stream: Any) -> Any:
         """Repeat a call and return its result: `out`, an overwritten `x`, or a new array."""
         self._comm._check_usable()
-        executor = call.executor
-        if call.task.device != "cpu":
-            return self._on_device(call, x, out, stream)
+        call, request = known.call, known.call.request
+        if request.device != "cpu":
+            return self._on_device(known, x, out, stream)
         if out is None:
-            out = numpy.empty(*call.allocates) if call.allocates else x if call.writes else None
-        task = call.on(x, out)
+            out = numpy.empty(*known.allocates) if known.allocates else x if request.has_output else None
+        ready = known.on(x, out)
         is_plain = call.is_whole and self._comm.check != "data"
-        operation = executor.run(task) if is_plain else self._comm._operation(executor, task, HOST)
-        self._comm._timed(self._comm._counted(operation, task), task.collective, call.seconds)
+        operation = call.run(ready.source, ready.target) if is_plain else self._comm._operation(ready, HOST)
+        self._comm._timed(self._comm._counted(operation, request), request.collective, known.seconds)
         return out
 
-    def _on_device(self, call: CompiledCall, x: Any, out: Any, stream: Any) -> Any:
+    def _on_device(self, known: KnownCall, x: Any, out: Any, stream: Any) -> Any:
         """Enqueue a repeated call in a stream of its GPU; return the result as `repeat` does."""
-        executor, task, gpu = call.executor, call.task, self._comm._gpus[call.task.device]
+        call, request, gpu = known.call, known.call.request, self._comm._gpus[known.call.request.device]
         on = gpu.device.stream(stream)
-        if not call.is_bound:
-            result = gpu.device.empty(*call.allocates, on) if call.allocates else None
-            task = call.on(x, result, on)
-            space = DeviceSpace(gpu, on, output=output_of(task, result, task.output))
+        if known.rows is None:
+            result = gpu.device.empty(*known.allocates, on) if known.allocates else None
+            ready = known.on(x, result, on)
+            space = DeviceSpace(gpu, on, output=output_of(request, result, ready.target))
             kept = NOTHING._replace(given=x, result=result)  # as a user's CUDA graph may replay the call
-            self._run(executor, task, space, kept)
+            self._run(ready, space, kept)
             return result
-        task.stream, result = on, x if out is None and call.writes else out
-        if call.output is not None and call.output.owner() is None:  # another array now uses this memory
-            call.output = output_of(task, result, task.output)
+        result, ready = x if out is None and request.has_output else out, ReadyCall(call, *known.rows)
+        if known.output is not None and known.output.owner() is None:  # another array now uses this memory
+            known.output = output_of(request, result, ready.target)
         # The short way: enqueue at once, if the stream needs no preparation and no other call is queued.
-        if call.launch is not None and gpu.device.is_open(on):
-            shares = self._comm._clock.begin(task.collective, task.nbytes)
-            if self._comm._waits.at_once(gpu.order.enqueue, task.collective, call.launch, on, call.output):
+        if known.launch is not None and gpu.device.is_open(on):
+            shares = self._comm._clock.begin(request.collective, request.nbytes)
+            if self._comm._waits.at_once(gpu.order.enqueue, request.collective, known.launch, on, known.output):
                 self._comm._clock.end(shares)
                 return result
-        space, kept = DeviceSpace(gpu, on, output=call.output), NOTHING._replace(given=x, result=result)
-        self._run(executor, task, space, kept)
-        if call.launch is None and call.is_whole:
-            call.launch = executor.launcher(task)
+        space, kept = DeviceSpace(gpu, on, output=known.output), NOTHING._replace(given=x, result=result)
+        self._run(ready, space, kept, repeated=True)
+        if known.launch is None and call.is_whole:
+            known.launch = call.launcher(ready.source, ready.target)
         return result
 
-    def _run(self, executor: Executor, task: Task, space: DeviceSpace, kept: Prepared) -> None:
-        operation = self._comm._operation(executor, task, space, kept)
-        self._comm._waits.run(self._comm._counted(operation, task), task.collective)
+    def _run(self, ready: ReadyCall, space: DeviceSpace, kept: Prepared, *, repeated: bool = False) -> None:
+        operation = self._comm._operation(ready, space, kept, repeated=repeated)
+        self._comm._waits.run(self._comm._counted(operation, ready.request), ready.request.collective)

@@ -12,7 +12,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -32,15 +32,12 @@ from gpucoll.arrays import (
 )
 from gpucoll.arrays.space import promised, scaled_mean
 from gpucoll.communicator.backends import (
-    Backend,
     HostBackend,
     Key,
-    able,
-    choose,
+    compile_request,
     not_known,
-    plan_of,
 )
-from gpucoll.communicator.calls import CallTable, is_finished_by
+from gpucoll.communicator.calls import CallTable
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, is_on_device, make_gpu, nothing_given, on_side_stream
 from gpucoll.communicator.links import Link
 from gpucoll.core.collectives import COLLECTIVES, Collective
@@ -48,7 +45,7 @@ from gpucoll.core.dtypes import is_whole
 from gpucoll.core.ops import NOT_IN, Op, Order, op_of
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
-from gpucoll.executors import Executor, Task
+from gpucoll.executors import Call, CallRequest, ReadyCall
 from gpucoll.health.integrity import Evidence
 from gpucoll.health.shares import HEADER, SUMS, CallClock, CallSums, Stats
 from gpucoll.launch import bootstrap
@@ -210,12 +207,12 @@ class Core:
             self._fast_path = self._engine or self._fast_path
         return self._engine
 
-    def _engine_plan(self, executor: Executor, task: Task) -> Any:
-        """Return the plan by which the engine repeats calls like `task` without Python; None if it does not.
+    def _engine_plan(self, call: Call) -> Any:
+        """Return the plan by which the engine repeats `call` without Python; None if it does not.
 
         With check="data" it does not: each call shows its data.
         """
-        plan = None if self.check == "data" else plan_of(executor, task)
+        plan = None if self.check == "data" else call.engine_plan
         return plan if plan is not None and self._host_engine() is not None else None
 
     def _run(self, name: str, call: Prepared, options: CallOptions, op: Op | None = None, root: int = 0,
@@ -227,28 +224,29 @@ class Core:
         """
         call = on_side_stream(call) if options.async_op else call
         allowed = self._host_executor() if call is NOTHING else self.executor
-        executor, task = self._resolve(COLLECTIVES[name], call, options, allowed, op, root)
-        return self._begin(executor, task, call, options, cache_key, x, out)
+        ready = self._resolve(COLLECTIVES[name], call, options, allowed, op, root)
+        return self._begin(ready, call, options, cache_key, x, out)
 
-    def _begin(self, executor: Executor, task: Task, call: Prepared, options: CallOptions, cache_key: Key, x: Any,
-               out: Any) -> Any:
+    def _begin(self, ready: ReadyCall, call: Prepared, options: CallOptions, cache_key: Key, x: Any, out: Any) -> Any:
         """Run a resolved call, or start the call if it is asynchronous or in a group."""
-        seconds = self._seconds(executor, task)
+        seconds = self._seconds(ready.call)
         if cache_key:
-            self._calls.keep(cache_key, x, out, executor, task, call, seconds)
-        operation = self._counted(self._operation(executor, task, call.space, call), task)
-        return self._start(task.collective, operation, call, options.async_op, seconds)
+            self._calls.keep(cache_key, x, out, ready, call, seconds)
+        operation = self._counted(self._operation(ready, call.space, call), ready.request)
+        return self._start(ready.request.collective, operation, call, options.async_op, seconds)
 
-    def _seconds(self, executor: Executor, task: Task) -> Array | None:
+    def _seconds(self, call: Call) -> Array | None:
         """Return the timing row for calls of this kind; None on a device, as a call there only enqueues."""
-        if task.device != "cpu":
+        request = call.request
+        if request.device != "cpu":
             return None
-        name = HEADER + task.header if task.header else task.collective
-        return self._times[name, executor.name, task.algorithm, task.nbytes.bit_length()]
+        name = HEADER + request.header if request.header else request.collective
+        return self._times[name, call.executor.name, request.algorithm, request.nbytes.bit_length()]
 
-    def _counted(self, operation: Operation, task: Task) -> Operation:
+    def _counted(self, operation: Operation, request: CallRequest) -> Operation:
         """Return the operation of a call, with its shares counted for `stats`."""
-        return self._clock.measured(operation, HEADER + task.header if task.header else task.collective, task.nbytes)
+        name = HEADER + request.header if request.header else request.collective
+        return self._clock.measured(operation, name, request.nbytes)
 
     def stats(self) -> Stats:
         """Return figures of all completed collective calls of this rank, by collective and size class.
@@ -287,72 +285,76 @@ class Core:
         return work if async_op else call.result
 
     def _resolve(self, row: Collective, call: Prepared, options: CallOptions, allowed: str | None, op: Op | None = None,
-                 root: int = 0) -> tuple[Executor, Task]:
-        """Return the executor and the task of a call; `allowed` is the executor asked for, or None."""
-        space, backend = call.space, call.space.gpu if isinstance(call.space, DeviceSpace) else self._host
+                 root: int = 0, header: str = "") -> ReadyCall:
+        """Return the compiled call of these arrays; `allowed` is the executor asked for, or None."""
+        space = call.space
         order: Order = "any"
         if op is not None:
             op, order = promised(row.name, op, call.dtype, self.options.deterministic)
             op = scaled_mean(op, call.dtype, self.size)
         # premul_sum and the mean of narrow floats scale a copy of the input: the call is not in place then.
         source = call.input if op is None or call.input is None else space.premultiplied(op, call.input, call.dtype)
-        task = Task(row.name, "native", None, source, None if call.target is None else call.target.row, call.dtype,
-                    op, root, call.nbytes, call.in_place and source is call.input, call.cut.lengths, space.device,
-                    space.stream, shape=call.shape, order=order)
-        executor = self._choose(task, options.algorithm, call, backend, allowed)
-        return executor, task
+        target = None if call.target is None else call.target.row
+        if options.algorithm not in ("auto", "native"):
+            find(row.name, options.algorithm)
+        request = CallRequest(row.name, options.algorithm, call.dtype, op, root, call.nbytes,
+                          (None if source is None else source.nbytes, None if target is None else target.nbytes),
+                          call.in_place and source is call.input, call.cut, call.shape, header, order, space.device,
+                          space is HOST and self._host.is_symmetric(source, target), space.is_captured(),
+                          space.is_blocking())
+        return ReadyCall(self._calls.compiled(request, allowed, space), source, target)
 
-    def _choose(self, task: Task, algorithm: str, call: Prepared, backend: Backend, allowed: str | None) -> Executor:
-        """Complete `task` with algorithm and plan; return the executor of the task."""
-        if algorithm not in ("auto", "native"):
-            find(task.collective, algorithm)
-        task.algorithm = algorithm
+    def _compile(self, request: CallRequest, allowed: str | None, space: Space) -> Call:
+        """Choose algorithm and executor for a request, and return the compiled call."""
+        backend = space.gpu if isinstance(space, DeviceSpace) else self._host
         try:
-            executors = able(backend, task, allowed)
+            return compile_request(backend, request, self._tuner, self._link.place, allowed)
         except (CollectiveTimeout, BackendError) as error:  # messages of a failed meeting stay under way
             self._waits.failure = error
             raise
-        return choose(backend, task, self._tuner, self._link.place, call.cut, executors)
 
-    def _operation(self, executor: Executor, task: Task, space: Space, call: Prepared = NOTHING) -> Operation:
-        """Run `task` in `space`, then deliver the result of `call`; both keep all memory alive until the end."""
+    def _operation(self, ready: ReadyCall, space: Space, call: Prepared = NOTHING, *,
+                   repeated: bool = False) -> Operation:
+        """Run a call in `space`, then deliver the result of `call`; both keep all memory alive until the end."""
         try:
             space.begin()
-            evidence = self._evidence(task)
-            yield from executor.run(task)
-            if not is_finished_by(executor, task):
-                self._finish(task, space, cast("Op", task.op))
+            evidence = self._evidence(ready)
+            yield from ready.call.run(ready.source, ready.target, space.stream, repeated=repeated)
+            if not ready.call.is_whole:
+                self._finish(ready, space)
             if evidence is not None:
-                yield from self._judged(evidence, task.collective)
+                yield from self._judged(evidence, ready.request.collective)
             if call.target is not None:
                 call.target.deliver(space)
-            yield from space.end((task, call))
+            yield from space.end((ready, call))
         # MPI or a GPU may still write: the space keeps the memory for ever.
         except BaseException:
-            space.cancel((task, call))
+            space.cancel((ready, call))
             raise
 
-    def _evidence(self, task: Task) -> Evidence | None:
+    def _evidence(self, ready: ReadyCall) -> Evidence | None:
         """Return what this rank shows of its data in a call, with check="data"; None for calls without such a check."""
-        if self.check != "data" or task.device != "cpu" or task.header or task.collective == "barrier":
+        request = ready.request
+        if self.check != "data" or request.device != "cpu" or request.header or request.collective == "barrier":
             return None
-        return Evidence(task, self.size, next(self._judged_calls))
+        return Evidence(ready, self.size, next(self._judged_calls))
 
     def _judged(self, evidence: Evidence, name: str) -> Operation:
         """Compare the data of all ranks in an ended call; raise BackendError, on every rank, if data have changed."""
         row = COLLECTIVES["all_gather"]
         call = prepare(row, evidence.completed(), None, RankInfo(self.rank, self.size, 0))
-        executor, task = self._resolve(row, call, CallOptions(), self._host_executor())
-        task.header = f"data of {name}"
-        yield from executor.run(task)
+        ready = self._resolve(row, call, CallOptions(), self._host_executor(), header=f"data of {name}")
+        yield from ready.call.run(ready.source, ready.target)
         evidence.judge(call.result)
 
-    def _finish(self, task: Task, space: Space, op: Op) -> None:
-        contributions = {"scan": self.rank + 1, "exscan": self.rank}.get(task.collective, self.size)
+    def _finish(self, ready: ReadyCall, space: Space) -> None:
+        request, op = ready.request, ready.request.op
+        assert op is not None
+        contributions = {"scan": self.rank + 1, "exscan": self.rank}.get(request.collective, self.size)
         if contributions:
-            space.finish(op, task.output, task.dtype, contributions)
+            space.finish(op, ready.target, request.dtype, contributions)
         else:
-            space.fill_identity(op, task.output, task.dtype)
+            space.fill_identity(op, ready.target, request.dtype)
 
     def _sizes(self, name: str, root: Any = 0) -> RankInfo:
         """Return rank, size and checked `root`; raise ArgumentError, ClosedError, UsageError or RevokedError."""

@@ -22,7 +22,7 @@ from gpucoll.device.messages import MessageTransport
 from gpucoll.device.sources import Scale
 from gpucoll.device.streams import Output, StreamOrder
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, GpucollError, UsageError
-from gpucoll.executors import Executor, Task
+from gpucoll.executors import Call, CallRequest, Executor, ReadyCall, Refusal
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.handshake import exchange
@@ -169,8 +169,10 @@ class DeviceSpace(Space):
         return space
 
     def is_captured(self) -> bool:
-        """Return whether enqueued work becomes part of a user's CUDA graph."""
         return self.gpu.device.asynchronous and self.stream.is_capturing()
+
+    def is_blocking(self) -> bool:
+        return self.gpu.device.is_blocking(self.stream)
 
     def lead(self, stream: Stream) -> None:
         """Let `stream` wait for all work enqueued on this space's stream so far."""
@@ -190,9 +192,9 @@ class DeviceSpace(Space):
     def end(self, keep: Any) -> Operation:
         """End an operation: the next operation of the communicator follows it on the device.
 
-        `keep`, the task and the call, lives until the end of an operation on the side stream, or on memory not from
-        CuPy. In a capture `keep` lives as long as the communicator, for the launches of the user's graph. Any other
-        operation needs no `keep`: CuPy's pool reuses freed memory later in the same stream only.
+        `keep`, the compiled and the prepared call, lives until the end of an operation on the side stream, or on memory
+        not from CuPy. In a capture `keep` lives as long as the communicator, for the launches of the user's graph. Any
+        other operation needs no `keep`: CuPy's pool reuses freed memory later in the same stream only.
         """
         # An event costs time: make one only if a `Work` or freed memory must wait for the end.
         event = None
@@ -285,11 +287,11 @@ def _strided(x: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     return x.shape, x.strides, x.itemsize
 
 
-def _output(task: Task, call: Prepared) -> Output | None:
+def _output(ready: ReadyCall, call: Prepared) -> Output | None:
     """Return the result of a call for the watchdog, if it is formed in the memory of the user's array."""
     target = call.target
     own = isinstance(target, Target) and address(target.row) == address(target.out)
-    return output_of(task, call.result, target.row) if own and target is not None else None
+    return output_of(ready.request, call.result, target.row) if own and target is not None else None
 
 
 class Completion:
@@ -355,16 +357,28 @@ class _AfterKernels(Executor):
     def __init__(self, executor: Executor, device: Device) -> None:
         self._executor, self._device = executor, device
 
-    def serves(self, task: Task) -> str | None:
-        return self._executor.serves(task)
+    def serves(self, request: CallRequest) -> str | None:
+        return self._executor.serves(request)
+
+    def compile(self, request: CallRequest) -> Call | Refusal:
+        call = self._executor.compile(request)
+        return call if isinstance(call, Refusal) else _CallAfterKernels(self, call, self._device)
 
     def close(self) -> None:
         self._executor.close()
 
-    def run(self, task: Task) -> Operation:
+
+class _CallAfterKernels(Call):
+    """A call on the host that reads and writes memory of the emulated device."""
+
+    def __init__(self, executor: Executor, call: Call, device: Device) -> None:
+        super().__init__(executor, call.request)
+        self._call, self._device = call, device
+
+    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
         # MPI reads the memory on the host: kernels enqueued before must have written it.
-        yield from self._device.settle(task.stream)
-        yield from self._executor.run(task)
+        yield from self._device.settle(stream)
+        yield from self._call.run(source, target)
 
 
 def _same_ordinal(link: Link, ordinal: int) -> Operation:

@@ -252,6 +252,7 @@ class Lifecycle(Core):
         self._host.close()
         for gpu in self._gpus.values():
             gpu.close(failed=failed)
+        self._calls.close(failed=failed)
         if not failed:
             self._link.free()
 

@@ -58,10 +58,9 @@ class MetadataExchange(Lifecycle):
             call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))
             shows = self._host.shows_calls is not None
             allowed = "shared" if shows else self._host_executor()  # the other ranks look for the call there
-            executor, task = self._resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root)
-            task.header = name
-            self._waits.run(self._counted(self._operation(executor, task, call.space, call), task), name)
-            self._calls.keep(cache_key, row, None, executor, task, call, self._seconds(executor, task))
+            ready = self._resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root, header=name)
+            self._waits.run(self._counted(self._operation(ready, call.space, call), ready.request), name)
+            self._calls.keep(cache_key, row, None, ready, call, self._seconds(ready.call))
             result = call.result
         return result
 

@@ -25,7 +25,7 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import numpy_dtype, row_of
 from gpucoll.core.signature import Signature
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError
-from gpucoll.executors import Executor, Task
+from gpucoll.executors import ReadyCall
 from gpucoll.executors.engine.tables import TEXT
 from gpucoll.progress.operations import Operation
 
@@ -125,7 +125,8 @@ class Collectives(MetadataExchange):
             self._refuse(error, Signature("scatter" if known else "", root=rank_info.root, **known))
             raise
         # The call descriptor replaces the message only if the executor shows it, and its text fits.
-        if made and getattr(made[0], "shows_calls", made[0]) is shows and len(made[1].description) < TEXT:
+        executor = made and made[0].call.executor
+        if made and getattr(executor, "shows_calls", executor) is shows and len(made[0].request.description) < TEXT:
             return self._begin(*made, options, cache_key, source, out)
         self._broadcast_metadata(self.rank, metadata, "scatter")
         # Without a key: each call needs the message.
@@ -143,12 +144,11 @@ class Collectives(MetadataExchange):
         return self._begin(*made, options, cache_key, source, out)
 
     def _scattering(self, x: Any, source: Any, out: Any, rank_info: RankInfo, options: CallOptions,
-                    metadata: Metadata) -> tuple[Executor, Task, Prepared]:
+                    metadata: Metadata) -> tuple[ReadyCall, Prepared]:
         space = self._metadata_space("scatter", metadata, x, out, options.stream)
         call = prepare_scatter(source, out, tuple(metadata["shape"]), numpy_dtype(metadata["dtype"]), rank_info, space)
         call = on_side_stream(call) if options.async_op else call
-        executor, task = self._resolve(COLLECTIVES["scatter"], call, options, self.executor, root=rank_info.root)
-        return executor, task, call
+        return self._resolve(COLLECTIVES["scatter"], call, options, self.executor, root=rank_info.root), call
 
     def _shown_by(self, rank_info: RankInfo, out: Any, options: CallOptions) -> Metadata | None:
         """Return the metadata in the root's call descriptor; None if the root sends a message or makes another call.

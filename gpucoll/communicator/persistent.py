@@ -8,7 +8,7 @@ from typing import Any
 
 from gpucoll.arrays import prepare
 from gpucoll.communicator.backends import not_known
-from gpucoll.communicator.calls import compiled
+from gpucoll.communicator.calls import known_call
 from gpucoll.communicator.core import CallOptions, counted
 from gpucoll.communicator.methods import Collectives
 from gpucoll.communicator.points import POINTS, PointToPoint
@@ -87,25 +87,25 @@ class Persistent(Collectives, PointToPoint):
         call = prepare(row, x, out, rank_info, dtype, space)
         checked = self._check_op(row.name, op, call) if row.reduces else None
         options = CallOptions(algorithm, False, stream)
-        executor, task = self._resolve(row, call, options, self.executor, checked, rank_info.root)
+        ready = self._resolve(row, call, options, self.executor, checked, rank_info.root)
         try:
-            plan = self._engine_plan(executor, task)
+            plan = self._engine_plan(ready.call)
         except OSError as error:
             raise BackendError(f"plan: the system gives this rank no memory: {error}", code="GC-MEMORY") from error
-        cached = compiled(x, call.result, executor, task, self._seconds(executor, task))
-        if cached is None or (row.name == "exscan" and plan is None):
+        known = known_call(x, call.result, ready, self._seconds(ready.call))
+        if known is None or (row.name == "exscan" and plan is None):
             more = {"root": root} if row.rooted else {}
             more |= {"op": op, "dtype": dtype} if row.reduces else {}
             again = functools.partial(getattr(self, row.name), x, **_outs(row, call.result), **more,
                                       algorithm=algorithm, stream=stream)
             return PersistentCall(again, None, None, None)
-        # On a device the compiled call has the addresses itself.
-        source, target = (task.input, task.output) if task.device == "cpu" else (None, None)
-        again = functools.partial(self._calls.repeat, cached, source, target, stream)
+        # On a device the known call has the addresses itself.
+        source, target = (None, None) if known.rows is not None else (ready.source, ready.target)
+        again = functools.partial(self._calls.repeat, known, source, target, stream)
         fast_path: Callable[[], Any] = not_known
         if plan is not None:
-            fast_path = self._engine.bind(row.name, x, call.result, plan, cached.seconds, task.nbytes)
-        return PersistentCall(again, call.result, executor.name, task.algorithm, fast_path, keep=x)
+            fast_path = self._engine.bind(row.name, x, call.result, plan, known.seconds, ready.request.nbytes)
+        return PersistentCall(again, call.result, ready.call.executor.name, ready.request.algorithm, fast_path, keep=x)
 
 
 def _outs(row: Collective, out: Any) -> dict[str, Any]:

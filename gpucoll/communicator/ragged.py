@@ -40,7 +40,7 @@ from gpucoll.communicator.overloads import (
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import are_whole, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.executors import Executor, Task
+from gpucoll.executors import ReadyCall
 
 T = TypeVar("T")
 Counts = tuple[int, ...]
@@ -191,17 +191,17 @@ class VectorVariants(MetadataExchange):
                               result, given)
         call = on_side_stream(call) if options.async_op else call
         checked = self._check_op(blocks.name, op, call) if row.reduces else None
-        executor, task = self._resolve(row, call, options, self.executor, checked, root)
-        if task.input is call.input:  # no copy scaled by an op
-            self._learn_rows(blocks.cache_key, executor, task)
-        return self._begin(executor, task, call, options, (), None, None)
+        ready = self._resolve(row, call, options, self.executor, checked, root)
+        if ready.source is call.input:  # no copy scaled by an op
+            self._learn_rows(blocks.cache_key, ready)
+        return self._begin(ready, call, options, (), None, None)
 
-    def _learn_rows(self, cache_key: Key, executor: Executor, task: Task) -> None:
+    def _learn_rows(self, cache_key: Key, ready: ReadyCall) -> None:
         """Add a call to the engine's table, with its flat rows, if the engine can run it."""
-        plan = self._engine_plan(executor, task) if cache_key else None
+        plan = self._engine_plan(ready.call) if cache_key else None
         if plan is not None:
-            self._engine.cache_call(*cache_key, task.input, task.output, task.output, plan,
-                                    self._seconds(executor, task), task.nbytes)
+            self._engine.cache_call(*cache_key, ready.source, ready.target, ready.target, plan,
+                                    self._seconds(ready.call), ready.request.nbytes)
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
         whole = are_whole(counts) and all(one >= 0 for one in counts)

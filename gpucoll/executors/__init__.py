@@ -1,8 +1,8 @@
-"""The protocol of executors, the `Task` to be run, and the errors raised when calls of ranks differ.
+"""The protocol of executors: a `CallRequest` is compiled into a `Call`; and the errors raised when ranks' calls differ.
 
-An executor runs schedules over one transport. `Executor.run` returns an operation of `gpucoll.progress.waits`: a
-generator yielding a predicate at each wait. An executor for devices enqueues work on the task's stream and yields
-nothing. `Task.description` is the signature compared among ranks before data move.
+An executor runs schedules over one transport. `Call.run` returns an operation of `gpucoll.progress.waits`: a generator
+yielding a predicate at each wait. A call on a device enqueues work on a stream and yields nothing.
+`CallRequest.description` is the signature compared among ranks before data move.
 """
 
 from __future__ import annotations
@@ -16,49 +16,54 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from gpucoll.arrays import Cut
 from gpucoll.core.dtypes import Dtype
-from gpucoll.core.ops import Op, Order
+from gpucoll.core.ops import LOGICAL, Op, Order
 from gpucoll.core.signature import Signature, code_of_difference, described, is_refusal
 from gpucoll.errors import MismatchError, PeerError, listed
 from gpucoll.plan import Plan
 from gpucoll.progress.operations import Operation
 
+NO_DATA = Cut(0)
 # Code skipped in the search for the user's line: this package; threading, which starts the package's own threads; and
 # contextlib, which runs the end of `with comm.group():`.
 INSIDE = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, threading.__file__, contextlib.__file__]
 
 
-@dataclass
-class Task:
-    """One collective on one rank: flat buffers (None where this rank has none), and all options resolved.
+@dataclass(frozen=True)
+class CallRequest:
+    """One collective on one rank, with all options resolved, but without arrays: equal requests share a compiled call.
 
-    `nbytes` is the size of the larger of input and output over all ranks; with `in_place` both are the same memory
-    here. `lengths` are the lengths in elements of the blocks of input and output, if blocks differ in length. `device`
-    is the location of the buffers, `stream` the stream of the task. A `repeated` task was made before on the same
-    arrays, all given by the user, and is likely to come again. `shape` is the shape of an array, or of a block where
-    each rank has a block; if blocks differ in the first axis, only the other axes. `header` names the call whose shapes
-    this task announces. `order` is the order of combination that the result needs.
+    `algorithm` is the algorithm asked for, and after the choice the chosen algorithm, with its `plan` ("native" has
+    none). `nbytes` is the size of the larger of input and output over all ranks, `sizes` the bytes of input and output
+    on this rank, None for a side without an array here. With `in_place` both sides are the same memory here. `shape` is
+    the shape of an array, or of a block where each rank has a block; if blocks differ in the first axis, only the other
+    axes. `header` names the call whose shapes this call announces. `order` is the order of combination that the result
+    needs. `device` is the location of the arrays. On the host `symmetric` says whether all lie in symmetric memory; on
+    a device `captured` says whether the stream is being captured, and `blocking` whether the default stream waits for
+    the stream.
     """
 
+    # Whatever the compiled call depends on must be a field: calls with equal fields share it.
     collective: str
     algorithm: str
-    plan: Plan | None
-    input: Any
-    output: Any
     dtype: Dtype
     op: Op | None = None
     root: int = 0
     nbytes: int = 0
+    sizes: tuple[int | None, int | None] = (None, None)
     in_place: bool = False
-    lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    device: str = "cpu"
-    stream: Any = None
-    repeated: bool = False
+    cut: Cut = NO_DATA
     shape: tuple[int, ...] = ()
     header: str = ""
     order: Order = "any"
+    device: str = "cpu"
+    symmetric: bool = False
+    captured: bool = False
+    blocking: bool = False
+    plan: Plan | None = None
 
     @functools.cached_property
     def description(self) -> str:
@@ -70,6 +75,21 @@ class Task:
         op = "" if self.op is None else self.op.expression or self.op.name
         return Signature(self.collective, self.nbytes, self.dtype.name, self.root,
                          "" if self.device == "cpu" else "on devices", self.header, self.shape, algorithm, op).encode()
+
+    @property
+    def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The lengths in elements of the blocks of input and output, if blocks differ in length."""
+        return self.cut.lengths
+
+    @property
+    def has_input(self) -> bool:
+        """Whether this rank has an input."""
+        return self.sizes[0] is not None
+
+    @property
+    def has_output(self) -> bool:
+        """Whether this rank has a result."""
+        return self.sizes[1] is not None
 
 
 # Bits for the ways in which all ranks can make a call of MPI: by MPI's blocking function, and in place. MPI demands
@@ -90,8 +110,8 @@ class Meets(Protocol):
     def compares_calls(self) -> bool:
         """Whether the engine compares the calls of all ranks."""
 
-    def plan_by_calls(self, task: Task, key: Any, made: Callable[[], Called]) -> Any:
-        """Return the engine's plan for a call done by `made()`; calls with the same `key` share the plan."""
+    def plan_by_calls(self, request: CallRequest, call: Called) -> Any:
+        """Return the engine's plan for a call done by the function `call`."""
 
     def walk(self, plan: Callable[[], Any], x: Any, out: Any) -> Operation:
         """Carry out a plan on these arrays."""
@@ -100,8 +120,65 @@ class Meets(Protocol):
 Launcher: TypeAlias = Callable[[Any], None]  # enqueues a call on the stream
 
 
+class Call:
+    """A request compiled by `executor`, to be carried out any number of times, on any arrays of the request's sizes.
+
+    Arrays are flat rows: on the host contiguous arrays, on a device anything with an address; None for a side without
+    an array on this rank.
+    """
+
+    completes = False  # whether the executor also does an op's last step, such as the division of an average
+
+    def __init__(self, executor: Executor, request: CallRequest) -> None:
+        self.executor, self.request = executor, request
+
+    @property
+    def engine_plan(self) -> Any:
+        """The plan by which the communicator's engine repeats the whole call; None if the engine does not."""
+        return None
+
+    @functools.cached_property
+    def is_whole(self) -> bool:
+        """Whether no last step remains after `run`."""
+        collective, op = self.request.collective, self.request.op
+        if op is None or not self.request.has_output:
+            return True
+        if op.name == "avg" and op.factor is not None:
+            return False
+        return self.completes or (collective != "exscan" and op.name not in ("avg", *LOGICAL))
+
+    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
+        """Carry out the call; yield a predicate whenever the call must wait.
+
+        A `repeated` call was made before on the same arrays, all given by the user, and is likely to come again.
+        """
+        raise NotImplementedError
+
+    def launcher(self, source: Any, target: Any) -> Launcher | None:
+        """Return a function that enqueues the call on these arrays and never waits; None if there is none."""
+        return None
+
+
+class ReadyCall(NamedTuple):
+    """A compiled call and its arrays, as `Call.run` takes them."""
+
+    call: Call
+    source: Any
+    target: Any
+
+    @property
+    def request(self) -> CallRequest:
+        return self.call.request
+
+
+class Refusal(NamedTuple):
+    """The reason why an executor cannot compile a request; the same on all ranks."""
+
+    reason: str
+
+
 class Executor:
-    """An executor of tasks, made for a communicator and closed with it; by default without the engine."""
+    """A compiler of requests, made for a communicator and closed with it; by default without the engine."""
 
     name: str
 
@@ -120,33 +197,16 @@ class Executor:
         """Whether calls on blocking streams are refused."""
         return False
 
-    def serves(self, task: Task) -> str | None:
-        """Return None if this executor can run `task`, which has no plan yet, else the reason why not."""
-        return None
+    def serves(self, request: CallRequest) -> str | None:
+        """Return None if this executor can serve `request` by some algorithm, else the reason why not.
 
-    def prepare(self, task: Task) -> str | None:
-        """Load kernels for `task`, now with its plan; return None, or the reason why the plan cannot run.
-
-        Called on every rank alike, for the executor chosen among the executors that serve the task.
+        The request has no plan yet: the choice of an algorithm considers the executors that serve.
         """
         return None
 
-    def run(self, task: Task) -> Operation:
-        """Carry out `task`; yield a predicate whenever the task must wait."""
+    def compile(self, request: CallRequest) -> Call | Refusal:
+        """Return the call for `request`, with all kernels loaded; no data move."""
         raise NotImplementedError
-
-    def finishes(self, task: Task) -> bool:
-        """Return whether the engine does the whole call, a last step such as the division of an average included."""
-        return False
-
-    def plan(self, task: Task) -> Any:
-        """Return the engine's plan for calls like `task`, None without an engine."""
-        return None
-
-    def launcher(self, task: Task) -> Launcher | None:
-        """Return a function that enqueues calls like `task` on the same memory, and never waits; None if there is none.
-        """
-        return None
 
     def awaited(self) -> set[int] | None:
         """Return the ranks awaited by the call under way; None if unknown, or if no call is under way."""

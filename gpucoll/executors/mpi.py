@@ -19,11 +19,20 @@ import numpy
 
 from gpucoll.arrays import Array, combiner
 from gpucoll.device.messages import receiver
-from gpucoll.executors import Executor, Task
+from gpucoll.executors import Call, CallRequest, Executor, Refusal
 from gpucoll.plan import Message, Plan, Reduction, Span, Step
 from gpucoll.progress.operations import Operation
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, MAX_MESSAGE, tag_of_call
+
+
+class MpiCall(Call):
+    """A request carried out by messages and NumPy."""
+
+    executor: MpiExecutor
+
+    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
+        return self.executor.walk(self.request, source, target)
 
 
 class MpiExecutor(Executor):
@@ -42,16 +51,20 @@ class MpiExecutor(Executor):
         self._workspace: dict[str, Array] = {}
         self._run: _Walk | None = None
 
-    def run(self, task: Task) -> Operation:
-        """Carry out `task` round by round."""
+    def compile(self, request: CallRequest) -> Call | Refusal:
+        """Return the call that carries out the request's plan round by round."""
+        return MpiCall(self, request)
+
+    def walk(self, request: CallRequest, source: Any, target: Any) -> Operation:
+        """Carry out a plan round by round."""
         # Otherwise the comparison has counted this call.
         if not self._is_compared:
             self.call_count += 1
-        assert task.plan is not None
-        run = _Walk(self._comm, tag_of_call(self.call_count), task, task.plan, self._allocate)
+        assert request.plan is not None
+        run = _Walk(self._comm, tag_of_call(self.call_count), request, request.plan, source, target, self._allocate)
         self._run = run
         try:
-            for steps in task.plan.rounds:
+            for steps in request.plan.rounds:
                 yield from run.round(steps)
         except BaseException:
             # Messages that cannot be cancelled may still write to the workspace: use new memory from here on.
@@ -84,9 +97,9 @@ class MpiExecutor(Executor):
 
 
 class _Walk:
-    """One task under way: the buffers by name, and the messages of the round."""
+    """One call under way: the buffers by name, and the messages of the round."""
 
-    def __init__(self, comm: Any, tag: int, task: Task, plan: Plan,
+    def __init__(self, comm: Any, tag: int, request: CallRequest, plan: Plan, source: Any, target: Any,
                  allocate: Callable[[str, int], Array]) -> None:
         self._comm, self._tag = comm, tag
         self._under_way: dict[int, list[Any]] = {}  # the round's requests, by message number
@@ -95,12 +108,12 @@ class _Walk:
         # MPI forbids two threads to test one request: the thread that finds the lock taken does not test.
         self._testing = threading.Lock()
         self._awaited = set[int]()
-        some = task.output if task.output is not None else task.input
+        some = target if target is not None else source
         dtype = numpy.dtype(numpy.uint8) if some is None else some.dtype
         self._rows = {name: allocate(name, count * dtype.itemsize).view(dtype)
                       for name, count in plan.workspace.items()}
-        self._rows |= {"input": task.input.copy() if plan.copy_input else task.input, "output": task.output}
-        self._combine = None if task.op is None else combiner(task.op, task.dtype)
+        self._rows |= {"input": source.copy() if plan.copy_input else source, "output": target}
+        self._combine = None if request.op is None else combiner(request.op, request.dtype)
 
     def round(self, steps: tuple[Step, ...]) -> Operation:
         """Begin all messages of one round, form each result once all steps before have ended, and await the rest."""

@@ -21,7 +21,7 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.core.ops import LOGICAL, Op
 from gpucoll.errors import CollectiveTimeout
-from gpucoll.executors import IN_PLACE, WAITS, Executor, Meets, Task
+from gpucoll.executors import IN_PLACE, WAITS, Call, CallRequest, Executor, Meets, Refusal
 from gpucoll.progress.operations import Operation, keep_for_ever
 
 # The threads of a process share the datatypes, of which each must be made once.
@@ -72,44 +72,15 @@ class NativeExecutor(Executor):
         """The engine's service that shows each rank's call to all others before data move, or None."""
         return self._node
 
-    def serves(self, task: Task) -> str | None:
+    def serves(self, request: CallRequest) -> str | None:
         """Return None for every collective and op of MPI."""
-        if task.op is not None and task.op.expression:
+        if request.op is not None and request.op.expression:
             return "MPI has no op for an expression"
         return None
 
-    def finishes(self, task: Task) -> bool:
-        """Return whether the engine completes the call; MPI leaves the first rank's exscan undefined."""
-        return self.on_engine and task.collective != "exscan"
-
-    def plan(self, task: Task) -> Any:
-        """Return the engine's plan for calls like `task`, or None without an engine."""
-        if self._node is None:
-            return None
-        sizes = [None if row is None else row.nbytes for row in (task.input, task.output)]
-        key = task.description, task.lengths, task.in_place, *sizes
-        return self._node.plan_by_calls(task, key, lambda: _Call(self, self._comm, task))
-
-    def run(self, task: Task) -> Operation:
-        """Start MPI's collective and wait for its end."""
-        if task.collective == "broadcast" and task.input is not None and not task.in_place:
-            numpy.copyto(task.output, task.input)
-        if self._node is not None:
-            yield from self._node.walk(lambda: self.plan(task), task.input, task.output)
-            return
-        call = _Call(self, self._comm, task)
-        to, source = (0 if row is None else address(row) for row in (task.output, task.input))
-
-        def ended() -> bool:
-            return call(to, source, 0) is True
-
-        try:
-            if not ended():
-                yield ended
-        except BaseException:
-            # MPI's collectives cannot be cancelled, and go on writing to the buffers.
-            keep_for_ever((task, call))
-            raise
+    def compile(self, request: CallRequest) -> Call | Refusal:
+        """Return the call of MPI's collective."""
+        return NativeCall(self, request, self._comm, self._node)
 
     def copied(self, source: int, nbytes: int) -> int:
         """Return the address of a copy of this memory, in a buffer kept for the next call: new pages cost more."""
@@ -156,24 +127,67 @@ class BlockingWatch:
         self._closed.set()
 
 
-class _Call:
-    """MPI's collective for tasks like `task`, called with the addresses of one call's buffers until the result is True.
+class NativeCall(Call):
+    """A request as a collective of MPI, which the engine of `node` repeats if there is an engine."""
+
+    executor: NativeExecutor
+
+    def __init__(self, executor: NativeExecutor, request: CallRequest, comm: MPI.Intracomm, node: Meets | None) -> None:
+        super().__init__(executor, request)
+        self._comm, self._node = comm, node
+        # MPI leaves the first rank's exscan undefined.
+        self.completes = node is not None and request.collective != "exscan"
+
+    @functools.cached_property
+    def _plan(self) -> Any:
+        assert self._node is not None
+        return self._node.plan_by_calls(self.request, _Collective(self.executor, self._comm, self.request))
+
+    @property
+    def engine_plan(self) -> Any:
+        return self._plan if self.completes else None
+
+    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
+        """Start MPI's collective and wait for its end."""
+        request = self.request
+        if request.collective == "broadcast" and source is not None and not request.in_place:
+            numpy.copyto(target, source)
+        if self._node is not None:
+            yield from self._node.walk(lambda: self._plan, source, target)
+            return
+        call = _Collective(self.executor, self._comm, request)
+        to, given = (0 if row is None else address(row) for row in (target, source))
+
+        def ended() -> bool:
+            return call(to, given, 0) is True
+
+        try:
+            if not ended():
+                yield ended
+        except BaseException:
+            # MPI's collectives cannot be cancelled, and go on writing to the buffers.
+            keep_for_ever((source, target, call))
+            raise
+
+
+class _Collective:
+    """MPI's collective for `request`, called with the addresses of one call's buffers until the result is True.
 
     `to` and `source` are the addresses of result and input, 0 for none; `ways` are the ways open to all ranks. If all
     ranks may wait, the result is a blocking function, valid for all calls with the same arguments.
     """
 
-    def __init__(self, executor: NativeExecutor, comm: MPI.Intracomm, task: Task) -> None:
-        name = CALLS[task.collective]
+    def __init__(self, executor: NativeExecutor, comm: MPI.Intracomm, request: CallRequest) -> None:
+        name = CALLS[request.collective]
         self._wait, self._begin = getattr(comm, name), getattr(comm, f"I{name.lower()}")
-        self._executor, self._name, self._lengths = executor, task.collective, task.lengths
-        row = COLLECTIVES[task.collective]
-        self._row, self._dtype, self._is_in_place = row, task.dtype, task.in_place and row.name != "broadcast"
-        self._sizes = [None if side is None else side.nbytes for side in (task.input, task.output)]
-        self._more: list[Any] = [_op(task)] if row.reduces else []
-        if row.reduces and task.lengths is not None:
-            self._more.insert(0, task.lengths[0])
-        self._more += [task.root] if row.rooted else []
+        self._executor, self._name, self._lengths = executor, request.collective, request.lengths
+        row = COLLECTIVES[request.collective]
+        self._row, self._dtype, self._is_in_place = row, request.dtype, request.in_place and row.name != "broadcast"
+        self._sizes = request.sizes
+        self._more: list[Any] = [_op(request)] if row.reduces else []
+        if row.reduces and request.lengths is not None:
+            self._more.insert(0, request.lengths[0])
+        self._more += [request.root] if row.rooted else []
         self._request: Any = None
 
     def __call__(self, to: int, source: int, ways: int) -> bool | Callable[[], object]:
@@ -228,10 +242,10 @@ def _datatype(dtype: Dtype) -> MPI.Datatype:
     return getattr(MPI, dtype.mpi) if dtype.mpi else getattr(MPI, f"UINT{8 * dtype.itemsize}_T").Dup()
 
 
-def _op(task: Task) -> MPI.Op:
+def _op(request: CallRequest) -> MPI.Op:
     """Return MPI's op of the same meaning, or an op that calls NumPy."""
-    assert task.op is not None
-    op, dtype = task.op, task.dtype
+    assert request.op is not None
+    op, dtype = request.op, request.dtype
     if dtype.kind == "bool":
         return getattr(MPI, ON_BOOL[op.name])
     return getattr(MPI, op.mpi) if _means_the_same(op, dtype) else _numpy_op(op)

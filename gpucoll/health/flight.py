@@ -74,7 +74,7 @@ class Flight:
         self._records[int(self._last[0]) % CALLS]["ended"] = time.monotonic_ns()
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """A recorded call of a rank; times are nanoseconds since 1970, `ended` is None for a call under way."""
 
     number: int
@@ -93,7 +93,7 @@ class Story(NamedTuple):
     size: int
     process: int
     host: str
-    calls: tuple[Call, ...]
+    calls: tuple[RecordedCall, ...]
 
 
 def read(path: Path) -> Story:
@@ -121,10 +121,10 @@ def _kind(value: Any, kind: type) -> Any:
     return value
 
 
-def _calls(records: Any, wall: int) -> list[Call]:
+def _calls(records: Any, wall: int) -> list[RecordedCall]:
     """Return the recorded calls in order, without records whose write was interrupted."""
-    found = [Call(int(one["number"]), int(one["began"]) + wall, int(one["ended"]) + wall if one["ended"] else None,
-                  int(one["nbytes"]), described(one["description"].decode(errors="replace")),
-                  one["site"].decode(errors="replace"))
+    found = [RecordedCall(int(one["number"]), int(one["began"]) + wall,
+                          int(one["ended"]) + wall if one["ended"] else None, int(one["nbytes"]),
+                          described(one["description"].decode(errors="replace")), one["site"].decode(errors="replace"))
              for one in records if one["number"]]
     return sorted(found)

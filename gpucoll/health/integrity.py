@@ -19,7 +19,7 @@ from gpucoll.core.dtypes import numpy_dtype
 from gpucoll.core.ops import LOGICAL
 from gpucoll.core.schedule import Recv, RecvReduce
 from gpucoll.errors import BackendError, listed
-from gpucoll.executors import Task
+from gpucoll.executors import ReadyCall
 
 PAGE = 4096  # bytes with the same weight in a checksum
 WEIGHT = 0x9E3779B97F4A7C15  # odd: page i weighs WEIGHT ** i
@@ -41,19 +41,20 @@ class Evidence:
     `number` counts the calls, equally on all ranks, and chooses the samples.
     """
 
-    def __init__(self, task: Task, size: int, number: int) -> None:
-        self._task, self._size, self._number = task, size, number
-        self._row = COLLECTIVES[task.collective]
+    def __init__(self, call: ReadyCall, size: int, number: int) -> None:
+        self._call, self._request, self._size, self._number = call, call.request, size, number
+        request = self._request
+        self._row = COLLECTIVES[request.collective]
         # Checksums of sums are sums: a word is an element then. Of other ops a sample is formed again.
-        op = task.op
-        self._adds = op is not None and op.name == "sum" and task.dtype.kind == "int" and op.factor is None
+        op = request.op
+        self._adds = op is not None and op.name == "sum" and request.dtype.kind == "int" and op.factor is None
         self._samples = op is not None and not self._adds
-        self._word = numpy.dtype(f"u{task.dtype.itemsize}" if self._adds else "u8")
-        self._input = self._of(task.input, self._row.input, 0)
+        self._word = numpy.dtype(f"u{request.dtype.itemsize}" if self._adds else "u8")
+        self._input = self._of(call.source, self._row.input, 0)
 
     def completed(self) -> Array:
         """Return the row for the other ranks: words for the blocks of the input, then for those of the output."""
-        parts = [self._input, self._of(self._task.output, self._row.output, 1)]
+        parts = [self._input, self._of(self._call.target, self._row.output, 1)]
         return numpy.concatenate(parts).view(numpy.uint8)
 
     def judge(self, rows: Array) -> None:
@@ -73,7 +74,7 @@ class Evidence:
         blocks, words = self._blocks(side), self._words
         found = numpy.zeros((blocks, words), numpy.uint64)
         if row is not None and side.where != "nowhere":
-            lengths = self._task.lengths[number] if self._task.lengths and side.blocks else ()
+            lengths = self._request.lengths[number] if self._request.lengths and side.blocks else ()
             ends = itertools.accumulate(lengths or [len(row) // blocks] * blocks)
             for block, (start, stop) in enumerate(itertools.pairwise([0, *ends])):
                 self._show(row[start:stop], found[block])
@@ -82,7 +83,7 @@ class Evidence:
     @property
     def _words(self) -> int:
         """Words for a block: a checksum, or a sample and its length."""
-        return 1 + SAMPLE * self._task.dtype.itemsize // 8 if self._samples else 1
+        return 1 + SAMPLE * self._request.dtype.itemsize // 8 if self._samples else 1
 
     def _show(self, block: Array, to: Array) -> None:
         if not self._samples:
@@ -95,7 +96,7 @@ class Evidence:
 
     def _pieces(self) -> Iterator[tuple[ResultBlock, int]]:
         """Yield every block of every output, and the number of the input's block that it is made of."""
-        row, root = self._row, self._task.root
+        row, root = self._row, self._request.root
         for rank in range(self._size):
             if row.output.exists(rank, root):
                 for block in range(self._blocks(row.output)):
@@ -110,19 +111,19 @@ class Evidence:
         if not self._samples:
             # Modulo 2**64, then modulo the range of a word.
             return (int(given.sum(dtype=numpy.uint64)) - int(shown[0])) % 2 ** (8 * self._word.itemsize) == 0
-        kind = numpy_dtype(self._task.dtype.name)
+        kind = numpy_dtype(self._request.dtype.name)
         values, *contributions = (row[1:].view(kind)[:int(shown[0])] for row in (shown, *given))
         return self._is_result(values, contributions)
 
     def _is_result(self, values: Array, contributions: Sequence[Array]) -> bool:
         """Return whether these are elements of the reduction of the contributions, in any allowed order."""
-        op, dtype, count = self._task.op, self._task.dtype, len(contributions)
+        op, dtype, count = self._request.op, self._request.dtype, len(contributions)
         assert op is not None
         formed = contributions[0].copy()
         if count > 1:
             combiner(op, dtype)(formed, contributions[0], contributions[1:])
         HOST.finish(op, formed, dtype, count)
-        is_sum, is_ordered = op.name in ("sum", "avg", "premul_sum"), self._task.order != "any"
+        is_sum, is_ordered = op.name in ("sum", "avg", "premul_sum"), self._request.order != "any"
         if dtype.kind in ("bool", "int") or op.name in ("min", "max", *LOGICAL) or (is_sum and count <= 2) \
                 or (is_ordered and not op.expression):
             return _same(values, formed)
@@ -138,7 +139,7 @@ class Evidence:
             return bool((is_open | (numpy.abs(_parts(values) - wanted) <= bound)).all())
 
     def _error(self, wrong: Sequence[tuple[ResultBlock, int]]) -> BackendError:
-        name, blocks = self._task.collective, [found for found, _ in wrong]
+        name, blocks = self._request.collective, [found for found, _ in wrong]
         ranks = tuple(sorted({found.rank for found in blocks}))
         at_fault = {(found.rank, found.block) for found in blocks}
         lines = []
@@ -158,7 +159,7 @@ class Evidence:
 
     def _senders(self, found: ResultBlock) -> tuple[int, ...]:
         """Return the ranks from which this rank received a moved block, by the schedule; else the block's source."""
-        plan = self._task.plan
+        plan = self._request.plan
         if plan is None or plan.schedules is None:
             return found.sources
         schedule = plan.schedules(found.rank)

@@ -8,13 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy
 
 from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError, nearest
-from gpucoll.executors import Executor, Launcher, Task, call_site
+from gpucoll.executors import Call, CallRequest, Executor, Launcher, Refusal, call_site
 from gpucoll.health.flight import Flight
 from gpucoll.health.preflight import Deferred
 from gpucoll.progress.operations import Operation, throw
@@ -25,11 +25,14 @@ DEEDS = ("sigkill", "sigstop", "raise", "delay", "corrupt")
 DELAY = 1.0  # seconds of the fault "delay": long enough that the other ranks have to wait
 
 
+Rows: TypeAlias = tuple[Any, Any]  # the flat arrays of a call: input and output
+
+
 class CallObserver(Protocol):
     """An observer of calls. A call runs `on_phase` in each of its phases."""
 
     # "before": the call begins; "after_send": it first waits for other ranks; "after": it has ended without an error.
-    def on_phase(self, phase: str, task: Task) -> None: ...
+    def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None: ...
 
 
 class Comparison(Protocol):
@@ -41,8 +44,6 @@ class Comparison(Protocol):
 
 class Observed(Executor):
     """An executor that reports each call to `observers`, after ranks have compared the call by `comparison`, if given.
-
-    Repeated GPU calls take a shorter path (`launcher`) without observers, if the comparison is deferred.
     """
 
     def __init__(self, executor: Executor, observers: Sequence[CallObserver], comparison: Comparison | None) -> None:
@@ -61,17 +62,12 @@ class Observed(Executor):
     def minds_blocking(self) -> bool:
         return self._executor.minds_blocking
 
-    def serves(self, task: Task) -> str | None:
-        return self._executor.serves(task)
+    def serves(self, request: CallRequest) -> str | None:
+        return self._executor.serves(request)
 
-    def prepare(self, task: Task) -> str | None:
-        return self._executor.prepare(task)
-
-    def finishes(self, task: Task) -> bool:
-        return self._executor.finishes(task)
-
-    def plan(self, task: Task) -> Any:
-        return self._executor.plan(task)
+    def compile(self, request: CallRequest) -> Call | Refusal:
+        call = self._executor.compile(request)
+        return call if isinstance(call, Refusal) else ObservedCall(self, call, self._observers, self._comparison)
 
     def awaited(self) -> set[int] | None:
         return self._executor.awaited()
@@ -79,14 +75,32 @@ class Observed(Executor):
     def close(self) -> None:
         self._executor.close()
 
-    def launcher(self, task: Task) -> Launcher | None:
+
+class ObservedCall(Call):
+    """A call that is compared, then reported to observers in each of its phases.
+
+    Repeated GPU calls take a shorter path (`launcher`) without observers, if the comparison is deferred.
+    """
+
+    def __init__(self, executor: Executor, call: Call, observers: Sequence[CallObserver],
+                 comparison: Comparison | None) -> None:
+        super().__init__(executor, call.request)
+        self._call, self._observers, self._comparison = call, observers, comparison
+        self.completes = call.completes
+
+    @property
+    def engine_plan(self) -> Any:
+        return self._call.engine_plan
+
+    def launcher(self, source: Any, target: Any) -> Launcher | None:
         """Return a function that begins to compare a call and enqueues it; None if the call needs `run`."""
         # Observers and a full comparison have their place in `run`.
         if self._observers or not isinstance(self._comparison, Deferred):
             return None
-        enqueue, description, begin = self._executor.launcher(task), task.description, self._comparison.begin
+        enqueue, begin = self._call.launcher(source, target), self._comparison.begin
         if enqueue is None:
             return None
+        description = self.request.description
 
         def launch(stream: Any) -> None:
             # The comparison first: its error keeps the call from being enqueued.
@@ -95,18 +109,19 @@ class Observed(Executor):
 
         return launch
 
-    def run(self, task: Task) -> Operation:
-        """Carry out `task`: compare, report, execute, report."""
+    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
+        """Carry out the call: compare, report, execute, report."""
         if self._comparison is not None:
-            yield from self._comparison.compare(task.description)
-        self._notify("before", task)
+            yield from self._comparison.compare(self.request.description)
+        rows = source, target
+        self._notify("before", rows)
         waits = False
-        operation = self._executor.run(task)
+        operation = self._call.run(source, target, stream, repeated=repeated)
         try:
             for pending in operation:
                 if not waits:
                     waits = True
-                    self._notify("after_send", task)
+                    self._notify("after_send", rows)
                 yield pending
         except BaseException as error:
             # Pass the error in: a generator that is merely dropped would not cancel its messages.
@@ -114,12 +129,12 @@ class Observed(Executor):
             raise
         # A call that never waited has all phases as well: faults and logs rely on them.
         if not waits:
-            self._notify("after_send", task)
-        self._notify("after", task)
+            self._notify("after_send", rows)
+        self._notify("after", rows)
 
-    def _notify(self, phase: str, task: Task) -> None:
+    def _notify(self, phase: str, rows: Rows) -> None:
         for one in self._observers:
-            one.on_phase(phase, task)
+            one.on_phase(phase, self.request, rows)
 
 
 class Recorded:
@@ -128,10 +143,10 @@ class Recorded:
     def __init__(self, flight: Flight) -> None:
         self._flight = flight
 
-    def on_phase(self, phase: str, task: Task) -> None:
+    def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
         """Record the begin or the end of a call."""
         if phase == "before":
-            self._flight.began(task.description, task.nbytes, call_site())
+            self._flight.began(request.description, request.nbytes, call_site())
         elif phase == "after":
             self._flight.ended()
 
@@ -144,14 +159,14 @@ class Log:
         self._known: set[str] = set()
         self._began = 0.0
 
-    def on_phase(self, phase: str, task: Task) -> None:
+    def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
         """Write a log line if the level asks for one in this phase."""
-        description = described(task.description)
+        description = described(request.description)
         if phase == "before":
             self._began = time.perf_counter()
             if self._level == "info" and description not in self._known:
                 self._known.add(description)
-                self._logger.info("rank %d: %s on %s", self._rank, description, task.device)
+                self._logger.info("rank %d: %s on %s", self._rank, description, request.device)
         elif phase == "after" and self._level == "detail":
             self._logger.info("rank %d: %s took %.1f us", self._rank, description,
                               1e6 * (time.perf_counter() - self._began))
@@ -201,7 +216,7 @@ class Faults:
     def __init__(self, fault: Fault) -> None:
         self._fault, self._calls = fault, 0
 
-    def on_phase(self, phase: str, task: Task) -> None:
+    def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
         """Trigger the fault if this is the chosen call and phase."""
         self._calls += phase == "before"
         if (self._calls, phase) != (self._fault.seq, self._fault.phase):
@@ -213,11 +228,11 @@ class Faults:
                 time.sleep(DELAY)
             case "corrupt":
                 # Flip the first byte of the input before the call, or of the output after the call.
-                for row in (task.output if phase == "after" else task.input,):
+                for row in (rows[phase == "after"],):
                     if isinstance(row, numpy.ndarray) and row.nbytes:
                         row.view(numpy.uint8)[0] ^= 0xff
             case "raise":
-                raise BackendError(f"{task.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
+                raise BackendError(f"{request.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
 
 
 def observed(executor: Executor, observers: Sequence[CallObserver], comparison: Comparison | None = None) -> Executor:

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.health.flight import THREADS, Call, Story
+from gpucoll.health.flight import THREADS, RecordedCall, Story
 
 # A rank stands out with this multiple of the delays of most ranks, and with this many seconds at least.
 MULTIPLE, LEAST = 2, 1e-3
@@ -27,7 +27,7 @@ class RankDelay(NamedTuple):
 
     rank: int
     nanoseconds: int
-    call: Call
+    call: RecordedCall
 
 
 def delays(groups: Mapping[str, Sequence[Story]]) -> list[RankDelay]:
@@ -39,7 +39,7 @@ def delays(groups: Mapping[str, Sequence[Story]]) -> list[RankDelay]:
         known.sort()
     found = []
     for ranks in groups.values():
-        by_number: dict[int, list[tuple[Story, Call]]] = collections.defaultdict(list)
+        by_number: dict[int, list[tuple[Story, RecordedCall]]] = collections.defaultdict(list)
         for story in ranks:
             for call in story.calls:
                 by_number[call.number].append((story, call))
@@ -60,7 +60,7 @@ def _worker(story: Story) -> tuple[str, int, int]:
     return story.host, story.process, story.rank if story.group.startswith(THREADS) else 0
 
 
-def _own(call: Call, most: int, ends: Sequence[int]) -> int:
+def _own(call: RecordedCall, most: int, ends: Sequence[int]) -> int:
     """Return the delay of a call after most ranks, at most the time since the last of the process' `ends`."""
     before = bisect.bisect_right(ends, call.began)
     return min(max(0, call.began - most), call.began - ends[before - 1]) if before else 0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from gpucoll.algorithms import find, schedule
-from gpucoll.arrays import Prepared, Space, on_gpu
+from gpucoll.arrays import Space, on_gpu
 from gpucoll.arrays.segments import Heap
 from gpucoll.communicator import Cartesian, Communicator
 from gpucoll.communicator.backends import HostBackend
@@ -19,7 +19,7 @@ from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import Failure, Metadata, check_alike
 from gpucoll.core.signature import Signature
 from gpucoll.errors import GpucollError, UsageError
-from gpucoll.executors import Executor, Task, call_site
+from gpucoll.executors import Call, CallRequest, Executor, ReadyCall, Refusal, call_site
 from gpucoll.health.processes import RankThreads
 from gpucoll.launch.bootstrap import Options, RankTopology
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
@@ -89,11 +89,24 @@ class VirtualExecutor(Executor):
     def __init__(self, group: VirtualGroup, rank: int) -> None:
         self._group, self._rank = group, rank
 
-    def run(self, task: Task) -> Operation:
-        """Match `task` with the other ranks' tasks."""
-        call = self._group.arrive(self._rank, task.description, self._group.turns.site(), task, compute)
+    def compile(self, request: CallRequest) -> Call | Refusal:
+        return VirtualCall(self, request)
+
+    def matched(self, ready: ReadyCall) -> Operation:
+        """Match a call with the other ranks' calls."""
+        description = ready.request.description
+        call = self._group.arrive(self._rank, description, self._group.turns.site(), ready, compute)
         if not call.is_complete:
             yield lambda: call.is_complete
+
+
+class VirtualCall(Call):
+    """A request of a virtual rank."""
+
+    executor: VirtualExecutor
+
+    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
+        return self.executor.matched(ReadyCall(self, source, target))
 
 
 class VirtualBackend(HostBackend):
@@ -176,11 +189,10 @@ class VirtualCommunicator(Communicator):
                              "use NumPy there", code="GC-PRECHECK")
         return super()._space(name, *arrays, stream=stream)
 
-    def _choose(self, task: Task, algorithm: str, call: Prepared, *_: Any) -> Executor:
-        if algorithm not in ("auto", "native"):
-            _check_algorithm(task.collective, algorithm, self.size, task.root)
-        task.algorithm = algorithm
-        return self._virtual
+    def _compile(self, request: CallRequest, *_: Any) -> Call:
+        if request.algorithm not in ("auto", "native"):
+            _check_algorithm(request.collective, request.algorithm, self.size, request.root)
+        return VirtualCall(self._virtual, request)
 
     def _check_usable(self) -> None:
         turns = self._link.group.turns

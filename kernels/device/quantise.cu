@@ -36,7 +36,7 @@ template <class W> GC_DEV W largest_of_threads(W found) {
 }
 
 // The elements of a thread: N of them, one word, or the least number that fills bytes of the result.
-template <class S, class F, bool WORDS> struct Part {
+template <class S, class F, bool WORDS> struct ThreadElements {
     static constexpr u32 N = WORDS ? ITEMS<S, Word> : F::PER_BYTE;
     typedef typename Bits<N / F::PER_BYTE>::Type Codes;
     typedef typename Bits<sizeof(S)>::Type One;
@@ -247,9 +247,9 @@ template <class S, class F> GC_DEV void quantise(const QuantiseArguments& a) {
     // Words need aligned arrays, aligned rows and whole words per block.
     const u64 addresses = address_of(a.src) | address_of(a.before) | address_of(a.after) | address_of(a.dst) | a.stride;
     if (addresses % sizeof(Word) == 0 && a.block % ITEMS<S, Word> == 0)
-        Part<S, F, true>{a}.all();
+        ThreadElements<S, F, true>{a}.all();
     else
-        Part<S, F, false>{a}.all();
+        ThreadElements<S, F, false>{a}.all();
 }
 
 struct DequantiseArguments {

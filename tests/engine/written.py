@@ -1,6 +1,7 @@
 """Plans as written by the package, without MPI, and programs of these plans for driver.cc: calls, arrays, results."""
 
 import struct
+from dataclasses import replace
 from typing import NamedTuple
 from unittest import mock
 
@@ -13,7 +14,7 @@ from gpucoll.communicator.backends import make_plan
 from gpucoll.core import dtypes
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import OPS
-from gpucoll.executors import Task
+from gpucoll.executors import CallRequest
 from gpucoll.executors.engine import plans, tables
 from gpucoll.executors.engine.instructions import Messages
 from gpucoll.executors.engine.neighbours import head_bytes
@@ -44,20 +45,16 @@ class Engine:
 
 
 class Rank:
-    """The node of a rank, as asked by `Plans`; the arrays of a task are all in symmetric memory, or none is."""
+    """The node of a rank, as asked by `Plans`."""
 
     def __init__(self, rank, size, copies):
         self.rank, self.size, self.copies, self.all = rank, size, copies, frozenset(range(size))
-        self.symmetric, self.engine = False, Engine()
-        self.plans = plans.Plans(self, self, self.engine, Messages(None, None, None))
+        self.engine = Engine()
+        self.plans = plans.Plans(self, self.engine, Messages(None, None, None))
 
-    def find(self, start, nbytes):
-        return self.symmetric or None
-
-    def plan(self, task, symmetric):
-        self.symmetric = symmetric
+    def plan(self, request):
         with mock.patch.multiple(plans, **LIMITS):
-            return self.plans.of(task)
+            return self.plans.made(request)
 
 
 class Call(NamedTuple):
@@ -126,12 +123,12 @@ def drawn(random, ranks, names=NAMES):
         in_place, symmetric = same or (may and random.random() < 0.4), random.random() < 0.3
         cut = Cut(0, lengths_of(collective, rank.rank, root, table)) if row.ragged else Cut(count)
         place = RankTopology(rank.rank, size, rank.rank, size, (0,) * size)
-        made = make_plan(collective, choice, place, root, cut, in_place)
-        x, out = (None if one is None else numpy.empty(one * width, numpy.uint8) for one in (source, target))
-        task = Task(collective, algorithm, made, x, out, dtypes.DTYPES[name], OPS[op] if row.reduces else None, root,
-                    nbytes, in_place, cut.lengths)
+        sizes = tuple(None if one is None else one * width for one in (source, target))
+        request = CallRequest(collective, algorithm, dtypes.DTYPES[name], OPS[op] if row.reduces else None, root,
+                              nbytes, sizes, in_place, cut, symmetric=symmetric)
+        request = replace(request, plan=make_plan(request, choice, place))
         results = [outcome(collective, op, name, root, some, rank.rank, table) for some in inputs]
-        calls.append(Call(rank.plan(task, symmetric), symmetric, in_place, [some[rank.rank] for some in inputs],
+        calls.append(Call(rank.plan(request), symmetric, in_place, [some[rank.rank] for some in inputs],
                           results))
     return calls
 

@@ -7,9 +7,10 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.executors import Task
+from gpucoll.core.dtypes import row_of
+from gpucoll.executors import Call, CallRequest
 from gpucoll.health import processes
-from gpucoll.health.observed import Observed
+from gpucoll.health.observed import ObservedCall
 from gpucoll.health.processes import RankThreads
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
 from pace import seconds
@@ -154,19 +155,17 @@ def test_the_engine_notes_which_thread_calls():
 def test_an_operation_behind_an_observer_is_told_its_error():
     told = []
 
-    class Inner:
-        name = "inner"
-
-        def run(self, task):
+    class Inner(Call):
+        def run(self, source, target, stream=None, *, repeated=False):
             try:
                 yield lambda: False
             except gc.GpucollError as error:
                 told.append(error)
                 raise
 
-    task = Task("barrier", "auto", None, None, None, None)
-    seen = type("Observer", (), {"on_phase": lambda self, phase, task: None})()
-    operation, error = Observed(Inner(), [seen], None).run(task), gc.MismatchError("unlike")
+    inner = Inner(None, CallRequest("barrier", "auto", row_of("uint8")))
+    seen = type("Observer", (), {"on_phase": lambda self, phase, request, rows: None})()
+    operation, error = ObservedCall(None, inner, [seen], None).run(None, None), gc.MismatchError("unlike")
     next(operation)
     with pytest.raises(gc.MismatchError):
         operation.throw(error)

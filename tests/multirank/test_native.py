@@ -12,7 +12,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.communicator import core
-from gpucoll.executors.native import NativeExecutor, _Call
+from gpucoll.executors.native import NativeExecutor, _Collective
 from pace import seconds
 
 COUNTS = (3, 70_000)  # elements of a block: eager and rendezvous messages of MPI
@@ -202,7 +202,7 @@ def test_ranks_that_differ_where_python_has_a_part_go_on(ranks, algorithm, op):
 
 def a_signal_between_mpis_calls(mpi):
     """The arguments for other arrays are made in Python, where a signal's handler may call the communicator."""
-    found, made = [], _Call._made
+    found, made = [], _Collective._made
 
     def rings(*_):
         with pytest.raises(gc.UsageError, match="inside another call") as refused:
@@ -218,7 +218,7 @@ def a_signal_between_mpis_calls(mpi):
         arrays = [numpy.ones(9) for _ in range(2)]
         for _ in range(3):
             comm.all_reduce(arrays[0], **native)
-        with mock.patch.object(_Call, "_made", interrupted):
+        with mock.patch.object(_Collective, "_made", interrupted):
             comm.all_reduce(arrays[1], **native)
         assert (comm.all_reduce(arrays[1], **native) == comm.size).all()
     signal.signal(signal.SIGUSR1, before)

@@ -7,6 +7,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.executors import Call
 from gpucoll.health.integrity import PAGE, SAMPLE, checksum
 from grids import generator
 from thread_ranks import on_threads
@@ -16,28 +17,31 @@ SUMS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 INTEGERS = ("int8", "uint16", "int32", "uint64")
 
 
-class Flipping:
-    """An executor that flips a bit in a call: of a rank's input at the begin, or of its output at the end.
+class Flipping(Call):
+    """A call with a flipped bit: of this rank's input at the begin, or of its output at the end.
 
     `flip` is the list of at most one flip, (side, byte, bit), to be made at present.
     """
 
-    def __init__(self, executor, flip):
-        self._executor, self._flip = executor, flip
+    def __init__(self, call, flip):
+        super().__init__(call.executor, call.request)
+        self._call, self._flip, self.completes = call, flip, call.completes
 
-    def __getattr__(self, name):
-        return getattr(self._executor, name)
+    @property
+    def engine_plan(self):
+        return self._call.engine_plan
 
-    def run(self, task):
+    def run(self, source, target, stream=None, *, repeated=False):
         side, *place = self._flip[0] if self._flip else (None,)
-        is_chosen = side is not None and getattr(task, side) is not None and not task.header
+        row = {"input": source, "output": target}.get(side)
+        is_chosen = row is not None and not self.request.header
         if is_chosen and side == "input":
-            if not task.in_place:  # the program's array stays right
-                task.input = task.input.copy()
-            flipped(task.input, *place)
-        yield from self._executor.run(task)
+            if not self.request.in_place:  # the program's array stays right
+                source = source.copy()
+            flipped(source, *place)
+        yield from self._call.run(source, target, stream, repeated=repeated)
         if is_chosen and side == "output":
-            flipped(task.output, *place)
+            flipped(target, *place)
 
 
 def flipped(row, byte, bit):
@@ -49,8 +53,8 @@ def flipped(row, byte, bit):
 def flipping(comm):
     """Let the flip in the list that this returns be made in this rank's calls, repeated calls included."""
     def resolve(*arguments, **options):
-        executor, task = original(*arguments, **options)
-        return Flipping(executor, flip), task
+        ready = original(*arguments, **options)
+        return ready._replace(call=Flipping(ready.call, flip))
 
     original, flip = comm._resolve, []
     with mock.patch.object(comm, "_resolve", resolve):

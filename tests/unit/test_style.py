@@ -64,6 +64,14 @@ def test_no_two_classes_have_one_name():
     assert [name for name in set(names) if names.count(name) > 1] == []
 
 
+def test_no_two_kernels_declare_one_type():
+    """One text may hold any kernels, each with its headers."""
+    names = [name for path in [*(ROOT / "kernels/device").glob("*.cu"), *(ROOT / "kernels/device").glob("*.h")]
+             for name in re.findall(r"^(?:template <.*> )?struct (\w+) {", path.read_text(), re.MULTILINE)]
+    assert len(names) > 50
+    assert [name for name in set(names) if names.count(name) > 1] == []
+
+
 def rooms_of(text):
     """Return the names at the beginnings of a map's lines."""
     return re.findall(r"^ *(\w+)  +\S", text, re.MULTILINE)

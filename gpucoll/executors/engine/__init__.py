@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.arrays import address
-from gpucoll.arrays.segments import Heap, Slab, at
+from gpucoll.arrays.segments import Slab, at
 from gpucoll.core.signature import is_refusal
 from gpucoll.device.messages import receiver
 from gpucoll.errors import (
@@ -38,11 +38,11 @@ from gpucoll.errors import (
     RankFailedError,
     is_settled,
 )
-from gpucoll.executors import INSIDE, Called, Executor, Task, call_site, disagreement, shortened
+from gpucoll.executors import INSIDE, Call, Called, CallRequest, Executor, Refusal, call_site, disagreement, shortened
 from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.instructions import Messages
 from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
-from gpucoll.executors.engine.plans import Plans
+from gpucoll.executors.engine.plans import EngineCall, Plans
 from gpucoll.executors.engine.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, keep_for_ever
 from gpucoll.progress.waits import Progress
@@ -104,7 +104,7 @@ class _Comparing:
 
 
 class EngineExecutor(Executor):
-    """An executor of schedules in the node's shared memory; `heap` is the ranks' symmetric memory.
+    """An executor of schedules in the node's shared memory.
 
     Ranks `meet` before or in their first call, all ranks in the same call, for at most `timeout` seconds. `check` is
     the extent of comparing calls inside the node: "full" with all ranks before data move, "deferred" with the ranks to
@@ -117,11 +117,11 @@ class EngineExecutor(Executor):
     the position in the call.
     """
 
-    def __init__(self, link: Any, heap: Heap, timeout: float, check: str | None, name: str = "shared", *,
+    def __init__(self, link: Any, timeout: float, check: str | None, name: str = "shared", *,
                  on_engine: bool = True) -> None:
         self.name, self._is_on_engine = name, on_engine
         self._check = LEVELS[check] if name == "shared" else OFF
-        self._link, self._heap, self._timeout = link, heap, timeout
+        self._link, self._timeout = link, timeout
         self._size, self._wire = link.place.size, link.wire
         self._receive = (link.wire if check in (None, "full") else receiver(link.wire)).Irecv
         found, place = library(), link.place
@@ -140,7 +140,7 @@ class EngineExecutor(Executor):
         self._testing = threading.Lock()
         self._awaited = set[int]()
 
-    def serves(self, task: Task) -> str | None:
+    def serves(self, request: CallRequest) -> str | None:
         """Return None if same-node ranks can map each other's memory, and every rank has the engine."""
         if self.name == "shared" and len(self._node_ranks.all) < self._size:
             return "the ranks are on several nodes"
@@ -155,14 +155,12 @@ class EngineExecutor(Executor):
     def on_engine(self) -> bool:
         return self._is_on_engine
 
-    def prepare(self, task: Task) -> str | None:
-        """Return None for a plan with the schedules of all ranks."""
-        assert task.plan is not None
-        return None if task.plan.schedules is not None else f"{task.algorithm} has no schedule"
-
-    def finishes(self, task: Task) -> bool:
-        """Return whether the executor leaves nothing to be done: the engine forms means, and fills an exscan."""
-        return True
+    def compile(self, request: CallRequest) -> Call | Refusal:
+        """Return the call of a plan with the schedules of all ranks."""
+        assert request.plan is not None
+        if request.plan.schedules is None:
+            return Refusal(f"{request.algorithm} has no schedule")
+        return EngineCall(self, request, self._plans)
 
     def meet(self, *hooks: Callable[[], None]) -> None:
         """Gain access to the other ranks' memory. Collective; raises CollectiveTimeout and errors of `hooks`."""
@@ -188,7 +186,7 @@ class EngineExecutor(Executor):
                 spins=has_core, copies=node_ranks.copies, first=node_ranks.first, workspace_bytes=SMALL,
                 boxes=node_ranks.boxes, heads=heads, keys=keys, processes=processes)
             self._record()
-            self._plans = Plans(node_ranks, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on),
+            self._plans = Plans(node_ranks, self.engine, Messages(self._begin, self._has_come, self._go_on),
                                 self._comparing)
 
     def record(self, memory: Any, last: int, records: int, capacity: int) -> None:
@@ -374,22 +372,16 @@ class EngineExecutor(Executor):
         """Whether the engine compares the calls of all ranks."""
         return self.name == "shared" and self.engine is not None
 
-    def plan(self, task: Task) -> Any:
-        """Return the engine's plan for calls like `task`."""
-        return self._plans.of(task)
-
-    def plan_by_calls(self, task: Task, key: Any, made: Callable[[], Called]) -> Any:
-        """Return a plan that only compares calls; the function from `made` does the rest. See `Plans.by_calls`."""
-        return self._plans.by_calls(task, key, made)
-
-    def run(self, task: Task) -> Operation:
-        """Carry out `task`; after a failure no other rank begins to read or write its arrays."""
-        return self.walk(lambda: self.plan(task), task.input, task.output)
+    def plan_by_calls(self, request: CallRequest, call: Called) -> Any:
+        """Return a plan that only compares calls; the function `call` does the rest. See `Plans.by_calls`."""
+        return self._plans.by_calls(request, call)
 
     def walk(self, plan: Callable[[], Any], x: Any, out: Any) -> Operation:
-        """Carry out a plan on these arrays."""
+        """Carry out a plan on these arrays; after a failure no other rank begins to read or write the arrays."""
+        made = None
         try:
-            self.engine.begin(plan(), x, out)
+            made = plan()
+            self.engine.begin(made, x, out)
             if not self.engine.go_on():
                 yield self.engine.go_on
         except BaseException as error:
@@ -398,17 +390,17 @@ class EngineExecutor(Executor):
             # Some errors of the library (a time-out) are OSErrors, too, and need no explanation.
             is_system = isinstance(error, OSError) and not isinstance(error, GpucollError)
             raised = self._unreachable(error) if is_system else error
-            self.cancel(raised, x, out)
+            self.cancel(raised, x, out, made)
             if raised is not error:
                 raise raised from error
             raise
 
-    def cancel(self, error: BaseException, x: Any, out: Any) -> None:
+    def cancel(self, error: BaseException, *memory: Any) -> None:
         """Show an error to the other ranks, and keep alive all memory still accessible to the ranks or MPI."""
         if not is_settled(error):
             self.publish_failure(error)
             # Peers and MPI cannot be stopped, and would go on using freed memory.
-            keep_for_ever((x, out, self._plans, self.engine))
+            keep_for_ever((memory, self._plans, self.engine))
             messages = [*self._under_way.values()]
             cancel([request for one in messages if not one.sends for request in one.requests], messages)
 

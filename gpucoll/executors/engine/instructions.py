@@ -25,9 +25,9 @@ from typing import Any
 
 from gpucoll.arrays import HOST, combiner
 from gpucoll.arrays.segments import at
-from gpucoll.core.dtypes import Dtype
+from gpucoll.core.dtypes import Dtype, numpy_dtype
 from gpucoll.core.ops import Op
-from gpucoll.executors import Task
+from gpucoll.executors import CallRequest
 from gpucoll.executors.engine.neighbours import BUFFERS
 from gpucoll.executors.engine.tables import (
     CACHE_LINE,
@@ -64,13 +64,13 @@ class Writer:
     the workspace. All others stay in the caller's arrays. `comparing` is called before data move, until True.
     """
 
-    def __init__(self, task: Task, rank: int, plan: Plan, messages: Messages,
+    def __init__(self, request: CallRequest, rank: int, plan: Plan, messages: Messages,
                  comparing: Callable[[], bool] | None = None, *, apart: bool) -> None:
-        self._task, self._rank, self._plan, self._messages = task, rank, plan, messages
+        self._request, self._rank, self._plan, self._messages = request, rank, plan, messages
         self._comparing = comparing
         self._shown, self._used, self._places = _shown_and_used(plan) if apart else (set(), set(), False)
-        self._reads_given = apart and not task.in_place and not plan.copy_input
-        self._width = task.dtype.itemsize
+        self._reads_given = apart and not request.in_place and not plan.copy_input
+        self._width = request.dtype.itemsize
         # Both halves of the plan share one piece of memory: the engine carries out instructions in order, so that a
         # round begins when all results of the round before have been formed.
         self.private_bytes = self._kept = max(plan.workspace[half] for half in HALVES) * self._width
@@ -109,15 +109,15 @@ class Writer:
         yield from self._end(list(self._under_way))
         if self._places:
             yield from self._moved(RESULT, OUTPUT, self._used)
-        if self._task.collective == "exscan" and self._rank == 0:
+        if self._request.collective == "exscan" and self._rank == 0:
             yield from self._filled()
 
     def _filled(self) -> Iterator[Row]:
         """Fill the result of an exscan's first rank in Python, after the peers' reads of an input in the same place."""
-        task = self._task
+        op, dtype, nbytes = self._request.op, self._request.dtype, self._request.sizes[1]
+        kind = numpy_dtype(dtype.name)
         for (_, peer), counter in self.readers.items():
             yield _counter_row(WAIT, counter, peer)
-        op, dtype, kind, nbytes = task.op, task.dtype, task.output.dtype, task.output.nbytes
         assert op is not None
         if nbytes:
             yield self._called(lambda place: HOST.fill_identity(op, at(place, nbytes).view(kind), dtype),
@@ -166,7 +166,7 @@ class Writer:
                 yield self._called(functools.partial(self._messages.has_come, number))
 
     def _reduced(self, form: Reduction, copies: tuple[Part, ...] = ()) -> Iterator[Row]:
-        nbytes, op, where = self._bytes(form.dst), self._task.op, self._part(form.dst)
+        nbytes, op, where = self._bytes(form.dst), self._request.op, self._part(form.dst)
         sources = tuple(self._part(span, is_read=True) for span in form.sources)
         if not nbytes:
             return
@@ -182,8 +182,7 @@ class Writer:
                 yield REDUCE, 0, 0, here[-1], nbytes, (source,), ()
                 used += -(-nbytes // CACHE_LINE) * CACHE_LINE
         self.private_bytes = max(self.private_bytes, used)
-        some = self._task.output if self._task.output is not None else self._task.input
-        yield self._called(_combining(op, self._task.dtype, some.dtype, nbytes), where, nbytes, tuple(here))
+        yield self._called(_combining(op, self._request.dtype, nbytes), where, nbytes, tuple(here))
 
     def _sent(self, message: Message) -> Iterator[Row]:
         number, _, peer, span, sends, there = message
@@ -221,7 +220,7 @@ class Writer:
         # If blocks differ in length, this rank does not know the peer's offsets. The part then holds the block's
         # number, and the engine looks up the start that the peer shows.
         part = span.like
-        first = part.first if self._task.lengths is not None else self._plan.layouts.span(part)[0] * self._width
+        first = part.first if self._request.lengths is not None else self._plan.layouts.span(part)[0] * self._width
         return span.start, BUFFERS.index(part.buffer), first
 
 
@@ -256,9 +255,9 @@ def _counter_row(opcode: int, counter: int, peer: int = 0) -> Row:
     return opcode, peer, counter, None, 0, (), ()
 
 
-def _combining(op: Op, dtype: Dtype, kind: Any, nbytes: int) -> Callable[..., None]:
+def _combining(op: Op, dtype: Dtype, nbytes: int) -> Callable[..., None]:
     """Return a function that combines rows at addresses by an op written by the user."""
-    combine = combiner(op, dtype)
+    combine, kind = combiner(op, dtype), numpy_dtype(dtype.name)
 
     def combined(to: int, *sources: int) -> None:
         first, *others = (at(source, nbytes).view(kind) for source in sources)

@@ -1,24 +1,28 @@
-"""The plans of an engine, found by call, and staging memory for buffers; `instructions` writes a single plan."""
+"""The plans of an engine, and staging memory for buffers; `instructions` writes a single plan."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpucoll.algorithms import find
-from gpucoll.arrays import address
-from gpucoll.arrays.segments import Heap, Segment
+from gpucoll.arrays.segments import Segment
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import EXACT_NAMES, LOGICAL
 from gpucoll.core.signature import is_refusal
-from gpucoll.executors import Called, Task, fingerprint, shortened
+from gpucoll.executors import Call, Called, CallRequest, fingerprint, shortened
 from gpucoll.executors.engine.instructions import Messages, Writer
 from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
 from gpucoll.executors.engine.tables import CALL, GIVEN, INPUT, OP_NAMES, RESULT, TEXT
 from gpucoll.plan import Plan
+from gpucoll.progress.operations import Operation
 
-KEPT = 256  # plans of each kind
+if TYPE_CHECKING:
+    from gpucoll.executors.engine import EngineExecutor
+
+KEPT = 256  # plans of calls without data
 # Bytes of a staging buffer: the least, and the size from which rounding up to a power of two would waste too much.
 LEAST, MOST_ROUNDED = 1 << 16, 1 << 28
 NOTHING = -1  # the number of no op
@@ -31,114 +35,91 @@ class Plans:
     None if the engine compares calls.
     """
 
-    def __init__(self, node_ranks: NodeRanks, heap: Heap, engine: Any, messages: Messages,
+    def __init__(self, node_ranks: NodeRanks, engine: Any, messages: Messages,
                  comparing: Callable[[str], Callable[[], bool] | None] = lambda description: None) -> None:
-        self._node_ranks, self._heap, self._engine, self._messages = node_ranks, heap, engine, messages
+        self._node_ranks, self._engine, self._messages = node_ranks, engine, messages
         self._comparing = comparing
-        self._kept: dict[Any, tuple[Any, Any, Any]] = {}
         self._bare: dict[str, Any] = {}
         self._staging: dict[int, Segment] = {}
         self._outgrown: list[Segment] = []  # a call under way may still use these
 
-    def of(self, task: Task) -> Any:
-        """Return the engine's plan for calls like `task`."""
-        plan, symmetric, node_ranks = task.plan, self._is_symmetric(task), self._node_ranks
-        assert plan is not None
-        # A rank alone on its node, among several nodes, has no readers.
-        is_read = len(node_ranks.all) > 1 or node_ranks.size == 1
-        small = is_read and (task.nbytes <= TINY or (task.nbytes <= SMALL and not symmetric))
-        # An input with several readers is copied once to mapped memory: process_vm_readv takes twice as long per read.
-        copies = plan.copy_input or (is_read and plan.shares_input and not small and not symmetric)
-        row = COLLECTIVES[task.collective]
-        # In place, the input may be this rank's block of the output: peers may read a copy, this rank reads the block.
-        is_block = row.output.blocks and not row.input.blocks
-        alias = task.in_place and not small and (is_block or not copies) and (node_ranks.copies or symmetric)
-        # The size is part of the key: a plan of unlike blocks knows this rank's lengths only, not the longest rank's.
-        key = (id(plan), id(task.op), task.dtype.name, task.nbytes, alias, small, copies, task.in_place, task.shape,
-               task.header)
-        found = self._kept.get(key)
-        if found is None:
-            if len(self._kept) == KEPT:
-                self._kept.clear()
-            # Keep plan and op alive, so that no other objects get the same ids.
-            found = self._kept[key] = (self._made(task, alias, small, copies), plan, task.op)
-        return found[0]
-
-    def _made(self, task: Task, alias: bool, small: bool, copies: bool) -> Any:
-        plan, node_ranks = task.plan, self._node_ranks
+    def made(self, request: CallRequest) -> Any:
+        """Return the engine's plan for `request`."""
+        plan, symmetric, node_ranks = request.plan, request.symmetric, self._node_ranks
         assert plan is not None
         assert plan.schedules is not None
+        # A rank alone on its node, among several nodes, has no readers.
+        is_read = len(node_ranks.all) > 1 or node_ranks.size == 1
+        small = is_read and (request.nbytes <= TINY or (request.nbytes <= SMALL and not symmetric))
+        # An input with several readers is copied once to mapped memory: process_vm_readv takes twice as long per read.
+        copies = plan.copy_input or (is_read and plan.shares_input and not small and not symmetric)
+        row = COLLECTIVES[request.collective]
+        # In place, the input may be this rank's block of the output: peers may read a copy, this rank reads the block.
+        is_block = row.output.blocks and not row.input.blocks
+        alias = request.in_place and not small and (is_block or not copies) and (node_ranks.copies or symmetric)
         by_node = Plan(plan.schedules(node_ranks.rank), plan.layouts, in_place=alias, schedules=plan.schedules,
                        same_node=node_ranks.all)
-        by_engine = task.op is None or not task.op.expression
+        by_engine = request.op is None or not request.op.expression
         # The one-pass form of two_shot. All ranks must choose alike, so the choice is independent of the arrays'
         # places.
-        one_pass = task.op is not None and find(task.collective, task.algorithm).traits.barriers == 2 and by_engine \
-            and len(node_ranks.all) == node_ranks.size > 1 and task.nbytes > SMALL
-        sizes = [0 if row is None else row.nbytes for row in (task.input, task.output)]
-        sizes.append(by_node.workspace["scratch"] * task.dtype.itemsize)
+        one_pass = request.op is not None and by_engine and request.nbytes > SMALL \
+            and find(request.collective, request.algorithm).traits.barriers == 2 \
+            and len(node_ranks.all) == node_ranks.size > 1
+        sizes = [*_bytes(request), by_node.workspace["scratch"] * request.dtype.itemsize]
         # Scratch has no memory of its own; input and output need staging if peers cannot read the arrays in place.
         for buffer, wanted in enumerate((copies or not node_ranks.copies, not node_ranks.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._stage(buffer, sizes[buffer])
-        writer = Writer(task, node_ranks.rank, by_node, self._messages, self._comparing(task.description), apart=small)
+        writer = Writer(request, node_ranks.rank, by_node, self._messages, self._comparing(request.description),
+                        apart=small)
         instructions = (*(writer.fused() if one_pass else writer.rows()),)
         readers = [(BUFFERS.index(name), peer, counter) for (name, peer), counter in writer.readers.items()]
-        readers += [(INPUT, peer, 0) for peer in self._readers_of_call(task)]
-        starts = () if task.lengths is None else tuple(
+        readers += [(INPUT, peer, 0) for peer in self._readers_of_call(request)]
+        starts = () if request.lengths is None else tuple(
             start for layout in plan.layouts for start in _padded(layout, node_ranks.size + 1))
         # In this form peers compute the places of buffers without looking at descriptors, so all ranks must choose
         # alike. The size of scratch is not alike: the engine refuses a plan whose scratch is too long for a workspace.
-        in_control = small and task.nbytes <= TINY and task.lengths is None and len(node_ranks.all) == node_ranks.size
+        in_control = small and request.nbytes <= TINY and request.lengths is None \
+            and len(node_ranks.all) == node_ranks.size
         # in_control, small, copies_input, keeps_output, overwrites, refuses, announced, only_compares: see `Plan` in
         # kernels/engine/plan.h.
-        flags = (in_control, small, copies,
-                 task.in_place and task.collective == "broadcast", task.collective == "broadcast", False,
-                 self._is_announced(task), False)
-        return self._shown_plan(task.description, (*sizes, writer.private_bytes, task.dtype.itemsize),
-                                self._reduction(task), flags, task.root,
+        is_broadcast = request.collective == "broadcast"
+        flags = (in_control, small, copies, request.in_place and is_broadcast, is_broadcast, False,
+                 self._is_announced(request), False)
+        return self._shown_plan(request.description, (*sizes, writer.private_bytes, request.dtype.itemsize),
+                                self._reduction(request), flags, request.root,
                                 (*writer.peers,), tuple(readers), starts, instructions, (*writer.calls,))
 
-    def by_calls(self, task: Task, key: Any, made: Callable[[], Called]) -> Any:
-        """Return the plan of a call compared by the engine and then done by the function that `made()` returns.
+    def by_calls(self, request: CallRequest, call: Called) -> Any:
+        """Return the plan of a call compared by the engine and then done by the function `call`."""
+        sizes, is_broadcast = _bytes(request), request.collective == "broadcast"
+        instruction = CALL, 0, 1, (self._node_ranks.rank, RESULT, 0), 0, ((self._node_ranks.rank, GIVEN, 0),), ()
+        readers = [(INPUT, peer, 0) for peer in self._readers_of_call(request)]
+        flags = False, False, False, False, is_broadcast, False, self._is_announced(request), False
+        return self._shown_plan(request.description,
+                                (0 if is_broadcast else sizes[0], sizes[1], 0, 0, request.dtype.itemsize),
+                                self._reduction(request), flags, request.root, (), (*readers,), (), (instruction,),
+                                (self._messages.idle, call))
 
-        `key` must identify everything on which the function depends.
-        """
-        found = self._kept.get(key)
-        if found is None:
-            if len(self._kept) == KEPT:
-                self._kept.clear()
-            sizes = [0 if row is None else row.nbytes for row in (task.input, task.output)]
-            is_broadcast = task.collective == "broadcast"
-            call = CALL, 0, 1, (self._node_ranks.rank, RESULT, 0), 0, ((self._node_ranks.rank, GIVEN, 0),), ()
-            readers = [(INPUT, peer, 0) for peer in self._readers_of_call(task)]
-            flags = False, False, False, False, is_broadcast, False, self._is_announced(task), False
-            plan = self._shown_plan(task.description,
-                                    (0 if is_broadcast else sizes[0], sizes[1], 0, 0, task.dtype.itemsize),
-                                    self._reduction(task), flags, task.root, (), (*readers,), (), (call,),
-                                    (self._messages.idle, made()))
-            found = self._kept[key] = (plan, None, None)
-        return found[0]
-
-    def _is_announced(self, task: Task) -> bool:
+    def _is_announced(self, request: CallRequest) -> bool:
         """Return whether the other ranks learn of this call, and its shapes, from the root's descriptor alone."""
         node_ranks = self._node_ranks
-        return (task.header != "" or task.collective == "scatter") and COLLECTIVES[task.collective].rooted \
+        return (request.header != "" or request.collective == "scatter") and COLLECTIVES[request.collective].rooted \
             and len(node_ranks.all) == node_ranks.size
 
-    def _readers_of_call(self, task: Task) -> frozenset[int]:
+    def _readers_of_call(self, request: CallRequest) -> frozenset[int]:
         """Return the ranks that read this rank's descriptor of a call for more than comparison."""
         node_ranks = self._node_ranks
-        if not self._is_announced(task) or node_ranks.rank != task.root:
+        if not self._is_announced(request) or node_ranks.rank != request.root:
             return frozenset()
         return node_ranks.all - {node_ranks.rank}
 
-    def _reduction(self, task: Task) -> tuple[int, int, int]:
+    def _reduction(self, request: CallRequest) -> tuple[int, int, int]:
         """Return dtype and op by the engine's numbers, and the number of contributions for `_finish`."""
-        op, place = task.op, NOTHING
+        op, place = request.op, NOTHING
         if op is not None and not op.expression:
             place = OP_NAMES.index("sum" if op.factor is not None and op.name not in EXACT_NAMES else op.name)
-        return list(DTYPES).index(task.dtype.name), place, self._finish(task)
+        return list(DTYPES).index(request.dtype.name), place, self._finish(request)
 
     def _shown_plan(self, description: str, *more: Any) -> Any:
         return self._engine.plan(shortened(description, TEXT - 1), fingerprint(description), *more)
@@ -157,18 +138,15 @@ class Plans:
                                                        (), rows, calls)
         return self._bare[description]
 
-    def _finish(self, task: Task) -> int:
+    def _finish(self, request: CallRequest) -> int:
         """Return the number of contributions for the engine's final step (mean or truth value); 0 for no step."""
-        if task.op is None or task.output is None:
+        op = request.op
+        if op is None or not request.has_output:
             return 0
         rank, size = self._node_ranks.rank, self._node_ranks.size
-        contributions = {"scan": rank + 1, "exscan": rank}.get(task.collective, size)
-        alone = task.op.name in LOGICAL and contributions == 1
-        return contributions if alone or (task.op.name == "avg" and task.op.factor is None) else 0
-
-    def _is_symmetric(self, task: Task) -> bool:
-        """Return whether all arrays of this rank are in symmetric memory."""
-        return all(row is None or self._heap.find(address(row), row.nbytes) for row in (task.input, task.output))
+        contributions = {"scan": rank + 1, "exscan": rank}.get(request.collective, size)
+        alone = op.name in LOGICAL and contributions == 1
+        return contributions if alone or (op.name == "avg" and op.factor is None) else 0
 
     def _stage(self, buffer: int, nbytes: int) -> None:
         """Provide staging memory, kept from call to call, for a buffer not readable in place by peers."""
@@ -187,10 +165,37 @@ class Plans:
             staging.close()
         self._staging.clear()
         self._outgrown.clear()
-        self._kept.clear()
         self._bare.clear()
+
+
+def _bytes(request: CallRequest) -> list[int]:
+    """Return the bytes of input and output on this rank."""
+    return [nbytes or 0 for nbytes in request.sizes]
 
 
 def _padded(layout: Any, length: int) -> Sequence[int]:
     """Return the starts of `length` blocks; blocks missing from the layout are empty, at the end."""
     return (*layout.starts, *[layout.starts[-1]] * (length - len(layout.starts)))
+
+
+class EngineCall(Call):
+    """A request as a plan of the engine. The engine forms means, and fills an exscan: nothing is left to be done."""
+
+    completes = True
+    executor: EngineExecutor
+
+    def __init__(self, executor: EngineExecutor, request: CallRequest, plans: Plans) -> None:
+        super().__init__(executor, request)
+        self._plans = plans
+
+    @functools.cached_property
+    def plan(self) -> Any:
+        """The engine's plan, made in the first call: a lack of memory then ends the call on all ranks."""
+        return self._plans.made(self.request)
+
+    @property
+    def engine_plan(self) -> Any:
+        return self.plan if self.executor.on_engine else None
+
+    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
+        return self.executor.walk(lambda: self.plan, source, target)

@@ -10,6 +10,7 @@ combined on a second stream, the side stream, during the next pair.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +20,12 @@ from gpucoll.device import NO_CAPTURE, Device, Event, Part, Stream, Transport
 from gpucoll.device.launch import MOST_SOURCES
 from gpucoll.device.sources import UNITS, instance, reducing
 from gpucoll.device.streams import StreamOrder, Workspace
-from gpucoll.executors import Executor, Launcher, Task
+from gpucoll.executors import Call, CallRequest, Executor, Launcher, Refusal
 from gpucoll.executors.nccl.replay import Graphs, Replay, place_of
 from gpucoll.plan import HALVES, Message, Plan, Reduction, Span, Step
 from gpucoll.progress.operations import Operation
 
 TOKEN = 1  # bytes sent for a message of a barrier, which has no data
-PROGRAMS = 1024  # the most plans whose nodes are kept
 MAX_ELEMENTS = 1 << 26  # the most elements of a message, at most 16 bytes each: see `_cut`
 
 
@@ -51,6 +51,25 @@ class Node:
         return any(not step.after.isdisjoint(formed) for step in steps)
 
 
+class NcclScheduleCall(Call):
+    """A request as groups of messages and kernels."""
+
+    executor: NcclExecutor
+
+    @functools.cached_property
+    def nodes(self) -> list[Node]:
+        """What to enqueue, in order."""
+        assert self.request.plan is not None
+        return nodes_of(self.request.plan)
+
+    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
+        return self.executor.enqueue(self, source, target, stream, repeated)
+
+    def launcher(self, source: Any, target: Any) -> Launcher | None:
+        """Return a function that launches the graph of the call on these arrays, or None."""
+        return self.executor.graph_of(self.request, source, target)
+
+
 class NcclExecutor(Executor):
     """An executor of schedules on `device` by `transport`; operations run in order, over all streams."""
 
@@ -64,20 +83,17 @@ class NcclExecutor(Executor):
         self._is_own_capture = False
         self._side: Stream | None = None
         self._events: list[Event] = []
-        self._programs: dict[int, tuple[Plan, list[Node]]] = {}
 
     @property
     def captures(self) -> bool:
         """Whether calls can become part of a CUDA graph."""
         return self._transport.capturable
 
-    def serves(self, task: Task) -> str | None:
+    def serves(self, request: CallRequest) -> str | None:
         """Return None for every schedule, except in a capture by a transport that cannot be captured."""
-        if not self._transport.capturable and self._device.asynchronous and task.stream.is_capturing():
-            return NO_CAPTURE
-        return None
+        return NO_CAPTURE if request.captured and not self._transport.capturable else None
 
-    def prepare(self, task: Task) -> str | None:
+    def compile(self, request: CallRequest) -> Call | Refusal:
         """Load the kernels, before data move.
 
         Loading a kernel may block until the GPU is idle, so kernels for a later replay are loaded here, too.
@@ -85,42 +101,44 @@ class NcclExecutor(Executor):
         if self._transport.capturable:
             for width in UNITS:
                 self._device.kernels.launcher(instance("copy", width))
-        rounds = task.plan.rounds if task.plan is not None and task.order == "at once" else ()
+        rounds = request.plan.rounds if request.plan is not None and request.order == "at once" else ()
         steps = (step for steps in rounds for step in steps)
         if any(isinstance(step, Reduction) and len(step.sources) > MOST_SOURCES for step in steps):
-            return f"a kernel combines at most {MOST_SOURCES} contributions at once"
-        if task.op is not None:
-            kernel = reducing("reduce", task.op, task.dtype)
-            self._device.kernels.load(kernel, task.collective, task.op, task.dtype)
-        return None
+            return Refusal(f"a kernel combines at most {MOST_SOURCES} contributions at once")
+        if request.op is not None:
+            kernel = reducing("reduce", request.op, request.dtype)
+            self._device.kernels.load(kernel, request.collective, request.op, request.dtype)
+        return NcclScheduleCall(self, request)
 
-    def run(self, task: Task) -> Operation:
-        self._order.follow(task.stream)
-        name = self._graphs.serve(task) if self._transport.capturable else None
+    def enqueue(self, call: NcclScheduleCall, source: Any, target: Any, stream: Stream, repeated: bool) -> Operation:
+        """Enqueue a call, by a graph if the call has come often enough."""
+        request, graphs = call.request, self._graphs
+        self._order.follow(stream)
+        name = graphs.serve(request, stream) if self._transport.capturable else None
         if name is None:
-            yield from self._enqueue(task, task.stream, task.input, task.output)
+            yield from self._enqueue(call, stream, source, target)
             return
-        place, graphs = place_of(task), self._graphs
+        place = place_of(request, source, target)
         # A graph on the user's arrays saves two copies. Not if the transport registers memory: to the peers, another
         # array at this address later would be other memory.
-        is_new = task.repeated and place not in graphs.direct
+        is_new = repeated and place not in graphs.direct
         if is_new and not self._transport.registers:
-            graphs.keep_direct(place, (yield from self._capture(task, task.input, task.output)))
+            graphs.keep_direct(place, (yield from self._capture(call, source, target)))
         if place in graphs.direct:
-            graphs.direct[place].launch(task.stream)
+            graphs.direct[place].launch(stream)
             return
-        key = name, task.in_place
+        key = name, request.in_place
         if key not in graphs.buffered:
-            stream = self._device.new_stream()
-            source, target = (None if row is None else self._device.empty(row.size, row.dtype, stream)
-                              for row in (None if task.in_place else task.input, task.output))
-            source = target if task.in_place else source
-            graphs.buffered[key] = yield from self._capture(task, source, target, stream)
-        self._replay(task, graphs.buffered[key])
+            own = self._device.new_stream()
+            given, taken = (None if row is None else self._device.empty(row.size, row.dtype, own)
+                            for row in (None if request.in_place else source, target))
+            given = taken if request.in_place else given
+            graphs.buffered[key] = yield from self._capture(call, given, taken, own)
+        self._replay(request, source, target, stream, graphs.buffered[key])
 
-    def launcher(self, task: Task) -> Launcher | None:
-        """Return a function that launches the graph of calls like `task` on the same memory, or None."""
-        direct = self._graphs.direct.get(place_of(task))
+    def graph_of(self, request: CallRequest, source: Any, target: Any) -> Launcher | None:
+        """Return a function that launches the graph of a call on these arrays, or None."""
+        direct = self._graphs.direct.get(place_of(request, source, target))
         return None if direct is None else direct.launch
 
     def scratch(self) -> list[Any]:
@@ -133,13 +151,14 @@ class NcclExecutor(Executor):
         self._workspace.clear()
         self._captured.clear()
 
-    def _enqueue(self, task: Task, stream: Stream, source: Any, target: Any) -> Operation:
-        assert task.plan is not None
-        addresses = self._addresses(task, task.plan, source, target, stream)
-        run = _GroupedRounds(self._device, task, addresses)
-        if task.plan.copy_input:
-            self._device.kernels.copy(address(source), addresses["input"], source.size, task.dtype.itemsize, stream)
-        for number, node in enumerate(self._program(task.plan)):
+    def _enqueue(self, call: NcclScheduleCall, stream: Stream, source: Any, target: Any) -> Operation:
+        request, plan = call.request, call.request.plan
+        assert plan is not None
+        addresses = self._addresses(request, plan, source, target, stream)
+        run = _GroupedRounds(self._device, request, addresses)
+        if plan.copy_input:
+            self._device.kernels.copy(address(source), addresses["input"], source.size, request.dtype.itemsize, stream)
+        for number, node in enumerate(call.nodes):
             where = self._side_stream() if node.side else stream
             if node.after is not None:
                 where.wait_event(self._event(node.after))
@@ -149,10 +168,10 @@ class NcclExecutor(Executor):
             if node.awaited:
                 self._event(number).record(where)
 
-    def _addresses(self, task: Task, plan: Plan, source: Any, target: Any, stream: Stream) -> dict[str, int]:
-        """Return the addresses of the buffers of `task` by name; "input" is a buffer if the plan needs a copy."""
-        wanted = {name: count * task.dtype.itemsize for name, count in plan.workspace.items()}
-        if task.collective == "barrier":  # a byte to send, and a byte for every receive
+    def _addresses(self, request: CallRequest, plan: Plan, source: Any, target: Any, stream: Stream) -> dict[str, int]:
+        """Return the addresses of the buffers of a call by name; "input" is a buffer if the plan needs a copy."""
+        wanted = {name: count * request.dtype.itemsize for name, count in plan.workspace.items()}
+        if request.collective == "barrier":  # a byte to send, and a byte for every receive
             wanted["token"] = 1 + max(map(len, plan.rounds), default=0)
         if plan.copy_input:
             wanted["input"] = source.nbytes
@@ -161,39 +180,30 @@ class NcclExecutor(Executor):
         return {"input": address(source), "output": address(target),
                 **{name: address(workspace.row(name, nbytes, stream)) for name, nbytes in wanted.items()}}
 
-    def _replay(self, task: Task, kept: Replay) -> None:
-        kernels, width, source, target = self._device.kernels, task.dtype.itemsize, task.input, task.output
+    def _replay(self, request: CallRequest, source: Any, target: Any, stream: Stream, kept: Replay) -> None:
+        kernels, width = self._device.kernels, request.dtype.itemsize
         if source is not None:
-            kernels.copy(address(source), kept.source, source.size, width, task.stream)
-        kept.launch(task.stream)
+            kernels.copy(address(source), kept.source, source.size, width, stream)
+        kept.launch(stream)
         # The root of a broadcast keeps its own data.
-        if target is not None and not (task.collective == "broadcast" and source is not None):
-            kernels.copy(kept.target, address(target), target.size, width, task.stream)
+        if target is not None and not (request.collective == "broadcast" and source is not None):
+            kernels.copy(kept.target, address(target), target.size, width, stream)
 
-    def _capture(self, task: Task, source: Any, target: Any, stream: Stream | None = None) -> Any:
+    def _capture(self, call: NcclScheduleCall, source: Any, target: Any, stream: Stream | None = None) -> Any:
         """Return the call captured from `source` to `target`; all memory is allocated before the capture."""
         stream = stream or self._device.new_stream()
-        assert task.plan is not None
+        assert call.request.plan is not None
         # Memory and streams cannot be allocated during a capture.
-        self._addresses(task, task.plan, source, target, stream)
+        self._addresses(call.request, call.request.plan, source, target, stream)
         self._side_stream()
         stream.begin_capture()
         self._is_own_capture = True
         try:
-            yield from self._enqueue(task, stream, source, target)
+            yield from self._enqueue(call, stream, source, target)
         finally:
             self._is_own_capture = False
             graph = stream.end_capture()
         return Replay(graph, address(source), address(target), keep=(source, target, stream))
-
-    def _program(self, plan: Plan) -> list[Node]:
-        """Return the nodes of a plan; kept, since callers keep their plans and use them again."""
-        # The plan is kept with the nodes, so that no other plan gets the same id.
-        if id(plan) not in self._programs:
-            if len(self._programs) == PROGRAMS:
-                self._programs.clear()
-            self._programs[id(plan)] = (plan, nodes_of(plan))
-        return self._programs[id(plan)][1]
 
     def _side_stream(self) -> Stream:
         self._side = self._side or self._device.new_stream()
@@ -206,15 +216,15 @@ class NcclExecutor(Executor):
 
 
 class _GroupedRounds:
-    """One task under way: the buffers by name, as addresses."""
+    """One call under way: the buffers by name, as addresses."""
 
-    def __init__(self, device: Device, task: Task, addresses: dict[str, int]) -> None:
-        self._kernels, self._task, self._addresses = device.kernels, task, addresses
-        self._width = task.dtype.itemsize
+    def __init__(self, device: Device, request: CallRequest, addresses: dict[str, int]) -> None:
+        self._kernels, self._request, self._addresses = device.kernels, request, addresses
+        self._width = request.dtype.itemsize
 
     def parts(self, exchange: Node) -> tuple[list[Part], list[Part]]:
         """Return the messages of a node by addresses; messages without data only in a barrier."""
-        if self._task.collective == "barrier":  # all sends share one byte, each receive has its own
+        if self._request.collective == "barrier":  # all sends share one byte, each receive has its own
             token = self._addresses["token"]
             return ([Part(token, TOKEN, message.peer) for message in exchange.sends],
                     [Part(token + place, TOKEN, one.peer) for place, one in enumerate(exchange.receives, 1)])
@@ -225,11 +235,11 @@ class _GroupedRounds:
         return [part for part in parts if part.nbytes]
 
     def combine(self, forms: Sequence[Reduction], stream: Stream) -> None:
-        task = self._task
+        request = self._request
         for form in forms:
             count, sources = form.dst.stop - form.dst.start, [self._at(span) for span in form.sources]
-            if len(sources) > 1 and task.op is not None:
-                self._kernels.reduce(task.op, task.dtype, sources, self._at(form.dst), count, stream)
+            if len(sources) > 1 and request.op is not None:
+                self._kernels.reduce(request.op, request.dtype, sources, self._at(form.dst), count, stream)
             else:
                 self._kernels.copy(sources[0], self._at(form.dst), count, self._width, stream)
 

@@ -14,7 +14,7 @@ from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Waiting, nccl
 from gpucoll.device.nccl import Nccl
 from gpucoll.device.streams import StreamOrder
-from gpucoll.executors import Executor, Launcher, Task
+from gpucoll.executors import Call, CallRequest, Executor, Launcher, Refusal
 from gpucoll.progress.operations import Operation
 
 ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min", "min": "min", "band": "min",
@@ -31,62 +31,72 @@ class NcclNative(Executor):
         self._device, self._transport, self._order = device, transport, order
         self._lacks_float8 = nccl.lacks_float8(capability)  # capability: the lowest of all ranks
 
-    def serves(self, task: Task) -> str | None:
+    def serves(self, request: CallRequest) -> str | None:
         """Return None for the collectives, ops and dtypes of NCCL with the library's meaning."""
-        if task.collective in REDUCES:
-            return _cannot_reduce(task) or (self._lacks_float8 if task.dtype.itemsize == 1 and
-                                            task.dtype.kind == "float" else None)
-        return nccl.lacks(task.collective)
+        if request.collective in REDUCES:
+            return _cannot_reduce(request) or (self._lacks_float8 if request.dtype.itemsize == 1 and
+                                               request.dtype.kind == "float" else None)
+        return nccl.lacks(request.collective)
 
-    def run(self, task: Task) -> Operation:
-        self._order.follow(task.stream)
-        if _reads_what_it_writes(task):
-            return self._from_copy(task)
-        return self._transport.call(self._call(task, address(task.input), address(task.output)), task.stream)
-
-    def launcher(self, task: Task) -> Launcher | None:
-        if _reads_what_it_writes(task):
-            return None
-        return self._transport.launcher(self._call(task, address(task.input), address(task.output)))
+    def compile(self, request: CallRequest) -> Call | Refusal:
+        """Return the call of NCCL's collective."""
+        return NcclNativeCall(self, request, self._device, self._transport, self._order)
 
     def close(self) -> None:
         """Do nothing: the transport belongs to the communicator."""
 
-    def _call(self, task: Task, source: int, target: int) -> nccl.NcclCall:
+
+class NcclNativeCall(Call):
+    """A request as a collective of NCCL."""
+
+    def __init__(self, executor: Executor, request: CallRequest, device: Device, transport: Nccl,
+                 order: StreamOrder) -> None:
+        super().__init__(executor, request)
+        self._device, self._transport, self._order = device, transport, order
+
+    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
+        self._order.follow(stream)
+        if self._reads_what_it_writes(source, target):
+            return self._from_copy(source, target, stream)
+        return self._transport.call(self._call(address(source), address(target)), stream)
+
+    def launcher(self, source: Any, target: Any) -> Launcher | None:
+        if self._reads_what_it_writes(source, target):
+            return None
+        return self._transport.launcher(self._call(address(source), address(target)))
+
+    def _call(self, source: int, target: int) -> nccl.NcclCall:
         """Return NCCL's call; sizes are elements in reductions, elsewhere bytes of one rank's block."""
-        name, call = task.collective, self._transport.collective
+        request, call = self.request, self._transport.collective
+        name, given, taken = request.collective, request.sizes[0] or 0, request.sizes[1] or 0
         if name in REDUCES:
-            dtype, op, per_element = _spelled(task)
-            count = (task.output if name == "reduce_scatter" else task.input).size * per_element
-            root = [task.root] if name == "reduce" else []  # ranks other than the root have no output
+            dtype, op, per_element = _spelled(request)
+            count = (taken if name == "reduce_scatter" else given) // request.dtype.itemsize * per_element
+            root = [request.root] if name == "reduce" else []  # ranks other than the root have no output
             return call(name, source, target or source if root else target, count, dtype, nccl.OPS[op], *root)
-        rows = [row for row in (task.input, task.output) if row is not None]
         if name == "broadcast":
-            return call(name, source or target, target, rows[-1].nbytes, "ncclUint8", task.root)
+            return call(name, source or target, target, taken, "ncclUint8", request.root)
         if name == "all_gather":
-            return call(name, source, target, task.input.nbytes, "ncclUint8")
+            return call(name, source, target, given, "ncclUint8")
         if name == "all_to_all":
-            return call(name, source, target, task.input.nbytes // self._transport.size, "ncclUint8")
-        block = (task.input if name == "gather" else task.output).nbytes
-        return call(name, source, target, block, "ncclUint8", task.root)
+            return call(name, source, target, given // self._transport.size, "ncclUint8")
+        return call(name, source, target, given if name == "gather" else taken, "ncclUint8", request.root)
 
-    def _from_copy(self, task: Task) -> Waiting:
+    def _reads_what_it_writes(self, source: Any, target: Any) -> bool:
+        """Return whether the call is an all_to_all in place, for which NCCL needs a copy of the input."""
+        return self.request.collective == "all_to_all" and address(source) == address(target)
+
+    def _from_copy(self, source: Any, target: Any, stream: Any) -> Waiting:
         """Let NCCL read a copy, kept until all is enqueued, or for good in a capture."""
-        staging = self._device.empty(task.input.size, task.input.dtype, task.stream)
-        self._order.keep_captured(task.stream, staging)
-        self._device.kernels.copy(address(task.input), address(staging), task.input.size, task.dtype.itemsize,
-                                  task.stream)
-        yield from self._transport.call(self._call(task, address(staging), address(task.output)), task.stream)
+        staging = self._device.empty(source.size, source.dtype, stream)
+        self._order.keep_captured(stream, staging)
+        self._device.kernels.copy(address(source), address(staging), source.size, self.request.dtype.itemsize, stream)
+        yield from self._transport.call(self._call(address(staging), address(target)), stream)
 
 
-def _reads_what_it_writes(task: Task) -> bool:
-    """Return whether the call is an all_to_all in place, for which NCCL needs a copy of the input."""
-    return task.collective == "all_to_all" and address(task.input) == address(task.output)
-
-
-def _cannot_reduce(task: Task) -> str | None:
-    assert task.op is not None
-    op, dtype = task.op, task.dtype
+def _cannot_reduce(request: CallRequest) -> str | None:
+    assert request.op is not None
+    op, dtype = request.op, request.dtype
     if op.expression:
         return "NCCL has no op for an expression"
     if dtype.kind == "bool":
@@ -100,13 +110,14 @@ def _cannot_reduce(task: Task) -> str | None:
     return None
 
 
-def _spelled(task: Task) -> tuple[Any, Any, int]:
+def _spelled(request: CallRequest) -> tuple[Any, Any, int]:
     """Return NCCL's dtype and op, and the number of NCCL's elements in one element."""
-    assert task.op is not None
+    op, dtype = request.op, request.dtype
+    assert op is not None
     # As for every executor, a factor has been applied before, and the division of avg comes after.
-    name = "sum" if task.op.factor is not None or task.op.name == "avg" else task.op.name
-    if task.dtype.kind == "bool":
+    name = "sum" if op.factor is not None or op.name == "avg" else op.name
+    if dtype.kind == "bool":
         return "ncclUint8", OPS[ON_BOOL[name]].nccl, 1
-    if task.dtype.kind == "complex":
-        return DTYPES[f"float{4 * task.dtype.itemsize}"].nccl, OPS[name].nccl, 2
-    return task.dtype.nccl, OPS[name].nccl, 1
+    if dtype.kind == "complex":
+        return DTYPES[f"float{4 * dtype.itemsize}"].nccl, OPS[name].nccl, 2
+    return dtype.nccl, OPS[name].nccl, 1

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpucoll.arrays import address
 from gpucoll.device import Graph, Stream
-from gpucoll.executors import Task
+from gpucoll.executors import CallRequest
 
 LIMIT = 1 << 18  # bytes up to which a schedule's launches cost more than two copies
 CALLS = 3  # a call that has come this many times is likely to come again
@@ -63,11 +63,11 @@ class Graphs:
         self.direct: dict[Any, Replay] = {}
         self._all: weakref.WeakSet[Replay] = weakref.WeakSet()  # direct ones, also if only a launcher still holds them
 
-    def serve(self, task: Task) -> Any:
-        """Count the call; return the name by which to replay `task`, equal on every rank, or None."""
-        if not 0 < task.nbytes <= LIMIT or task.lengths is not None or task.stream.is_capturing():
+    def serve(self, request: CallRequest, stream: Stream) -> Any:
+        """Count the call; return the name by which to replay the call, equal on every rank, or None."""
+        if not 0 < request.nbytes <= LIMIT or request.lengths is not None or stream.is_capturing():
             return None
-        signature = _signature(task)
+        signature = _signature(request)
         if signature in self._chosen:
             return signature
         # Counts are cleared alike on all ranks, since all ranks count the same calls.
@@ -80,7 +80,7 @@ class Graphs:
         return signature
 
     def keep_direct(self, place: Any, replay: Replay) -> None:
-        """Keep a graph on a task's own memory, and forget the oldest if there are too many."""
+        """Keep a graph on the user's memory, and forget the oldest if there are too many."""
         if len(self.direct) == DIRECT:
             del self.direct[next(iter(self.direct))]
         self.direct[place] = replay
@@ -97,12 +97,13 @@ class Graphs:
             kept.clear()
 
 
-def _signature(task: Task) -> tuple[Any, ...]:
+def _signature(request: CallRequest) -> tuple[Any, ...]:
     """Return the key of a call, equal on every rank."""
-    return task.collective, task.algorithm, task.nbytes, task.dtype.name, task.root, task.op and task.op.cuda
+    op = request.op and request.op.cuda
+    return request.collective, request.algorithm, request.nbytes, request.dtype.name, request.root, op
 
 
-def place_of(task: Task) -> tuple[Any, ...]:
+def place_of(request: CallRequest, source: Any, target: Any) -> tuple[Any, ...]:
     """Return the key of a call on given memory."""
-    return _signature(task), address(task.input), address(task.output)
+    return _signature(request), address(source), address(target)
 

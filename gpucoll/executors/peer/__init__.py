@@ -1,6 +1,6 @@
 """The `peer` executor: one kernel per rank does a whole collective, in GPU memory shared by the ranks of a node.
 
-    binding      a task as kernel launches on memory
+    binding      a call as kernel launches on memory
     step_tables  a plan as tables for the step kernel, which runs any schedule; and a check against deadlock
     handshake    how the ranks get access to each other's slabs (a slab is a rank's piece of shared memory)
     memory, ipc  slabs of the emulated device and of GPUs; arrays in symmetric memory
@@ -17,16 +17,32 @@ from typing import Any
 
 from gpucoll.device import Device
 from gpucoll.device.peer import WAITS
-from gpucoll.device.streams import StreamOrder
+from gpucoll.device.streams import StreamOrder, Workspace
 from gpucoll.errors import CollectiveTimeout, UsageError
-from gpucoll.executors import Executor, Launcher, Task
-from gpucoll.executors.peer.binding import PeerBinder
+from gpucoll.executors import Call, CallRequest, Executor, Launcher, Refusal
+from gpucoll.executors.peer.binding import Binding
 from gpucoll.executors.peer.handshake import Handshake
 from gpucoll.executors.peer.memory import SymmetricMemory
 from gpucoll.progress.operations import Operation
 
 BLOCKING = ("kernels of ranks that share a GPU wait for each other, and on a blocking stream, or the null stream, they "
             "would not run side by side: pass stream=cupy.cuda.Stream(non_blocking=True), or be in one")
+
+
+class PeerCall(Call):
+    """A request as kernel launches."""
+
+    executor: PeerExecutor
+
+    def __init__(self, executor: PeerExecutor, request: CallRequest, binding: Binding) -> None:
+        super().__init__(executor, request)
+        self.binding = binding
+
+    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
+        return self.executor.enqueue(self, source, target, stream)
+
+    def launcher(self, source: Any, target: Any) -> Launcher | None:
+        return self.executor.launcher(self, source, target)
 
 
 class PeerExecutor(Executor):
@@ -43,7 +59,7 @@ class PeerExecutor(Executor):
         self._handshake = Handshake(device, link, timeout)
         self.symmetric = None if self.unavailable_reason else \
             SymmetricMemory(link.place.size, self._handshake.memory)
-        self._binder = PeerBinder(device, order, self._handshake, self.symmetric)
+        self._workspace = Workspace(device)
 
     @property
     def minds_blocking(self) -> bool:
@@ -55,52 +71,53 @@ class PeerExecutor(Executor):
         """The reason why the ranks cannot share memory; None if all ranks can."""
         return self._handshake.unavailable_reason
 
-    def serves(self, task: Task) -> str | None:
+    def serves(self, request: CallRequest) -> str | None:
         """Return None for ranks on one node, on a stream allowed there."""
         if self.unavailable_reason:
             return self.unavailable_reason
-        if self._handshake.on_one_gpu and self._device.is_blocking(task.stream):
-            return BLOCKING
-        return None
+        return BLOCKING if self._handshake.on_one_gpu and request.blocking else None
 
-    def prepare(self, task: Task) -> str | None:
+    def compile(self, request: CallRequest) -> Call | Refusal:
         """Compile the kernels; refuse a plan without the schedules of all ranks."""
-        assert task.plan is not None
-        if task.plan.schedules is None:
-            return f"{task.algorithm} has no schedule"
-        self._binder.load(task)
-        return None
+        assert request.plan is not None
+        if request.plan.schedules is None:
+            return Refusal(f"{request.algorithm} has no schedule")
+        return PeerCall(self, request, Binding(request, request.plan, self._device, self._handshake, self.symmetric,
+                                               self._workspace))
 
-    def run(self, task: Task) -> Operation:
-        """Enqueue `task` on its stream.
+    def enqueue(self, call: PeerCall, source: Any, target: Any, stream: Any) -> Operation:
+        """Enqueue a call on a stream.
 
         Loading code or allocating memory may block until the GPU is idle. If ranks share a GPU, a kernel waiting for
         another rank's kernel would then wait for ever. So all ranks finish loading and allocating, for this call too,
         and meet before the first kernel is enqueued.
         """
         self.check()
-        if self._handshake.on_one_gpu and self._device.is_blocking(task.stream):
-            raise UsageError(f"{task.collective}: {BLOCKING}", code="GC-STREAM")
-        self._order.follow(task.stream)  # before `bind`, which lets go of memory when the stream has come to here
-        calls = self._binder.bind(task)
+        if self._handshake.on_one_gpu and self._device.is_blocking(stream):
+            raise UsageError(f"{call.request.collective}: {BLOCKING}", code="GC-STREAM")
+        self._order.follow(stream)
+        launches = call.binding.launches(source, target, stream)
+        # A graph captured by the user reads the call's tables.
+        self._order.keep_captured(stream, call)
         # No rank's kernel may wait before every rank has allocated: see above.
-        if self._handshake.on_one_gpu and not task.stream.is_capturing():
+        if self._handshake.on_one_gpu and not stream.is_capturing():
             yield from self._handshake.meet()
-        for call in calls:
-            call(task.stream)
+        for launch in launches:
+            launch(stream)
         # On a GPU the host looks at the control record later: see `Gpu.check`.
         if not self._device.asynchronous:
-            task.stream.enqueue(self.check)
+            stream.enqueue(self.check)
 
-    def launcher(self, task: Task) -> Launcher | None:
-        if self._handshake.on_one_gpu or not self._device.asynchronous:
+    def launcher(self, call: PeerCall, source: Any, target: Any) -> Launcher | None:
+        """Return a function that enqueues a call on the same arrays, and keeps the call's tables."""
+        launches = None if self._handshake.on_one_gpu else call.binding.known(source, target)
+        if launches is None or not self._device.asynchronous:
             return None
-        calls, tables = self._binder.bind(task), self._binder.tables
 
-        def launch(stream: Any, keep: object = tables) -> None:
+        def launch(stream: Any, keep: object = call) -> None:
             self.check()
-            for call in calls:
-                call(stream)
+            for one in launches:
+                one(stream)
 
         return launch
 
@@ -119,7 +136,7 @@ class PeerExecutor(Executor):
 
     def close(self) -> None:
         """Release all memory; idempotent. A collective call."""
-        self._binder.clear()
+        self._workspace.clear()
         self._handshake.close()
         if self.symmetric is not None:
             self.symmetric.heap.close()
