@@ -193,8 +193,8 @@ class Space:
         """A context with `stream` as the current stream; arrays opened inside by DLPack follow this stream's order."""
         return nullcontext()
 
-    def is_captured(self) -> bool:
-        """Return whether enqueued work becomes part of a user's CUDA graph."""
+    def is_captured_in_vain(self) -> bool:
+        """Return whether `stream` is being captured for a CUDA graph, and some executor cannot be captured."""
         return False
 
     def is_blocking(self) -> bool:

@@ -169,7 +169,11 @@ class DeviceSpace(Space):
         return space
 
     def is_captured(self) -> bool:
+        """Return whether enqueued work becomes part of a user's CUDA graph."""
         return self.gpu.device.asynchronous and self.stream.is_capturing()
+
+    def is_captured_in_vain(self) -> bool:
+        return not all(one.captures for one in self.gpu.made) and self.is_captured()
 
     def is_blocking(self) -> bool:
         return self.gpu.device.is_blocking(self.stream)

@@ -41,9 +41,9 @@ class CallRequest:
     on this rank, None for a side without an array here. With `in_place` both sides are the same memory here. `shape` is
     the shape of an array, or of a block where each rank has a block; if blocks differ in the first axis, only the other
     axes. `header` names the call whose shapes this call announces. `order` is the order of combination that the result
-    needs. `device` is the location of the arrays. On the host `symmetric` says whether all lie in symmetric memory; on
-    a device `captured` says whether the stream is being captured, and `blocking` whether the default stream waits for
-    the stream.
+    needs. `device` is the location of the arrays. On the host `symmetric` says whether all lie in symmetric memory. On
+    a device `captured` says whether the stream is being captured, if an executor of the device minds, and `blocking`
+    whether the default stream waits for the stream.
     """
 
     # Whatever the compiled call depends on must be a field: calls with equal fields share it.

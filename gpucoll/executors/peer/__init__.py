@@ -97,8 +97,6 @@ class PeerExecutor(Executor):
             raise UsageError(f"{call.request.collective}: {BLOCKING}", code="GC-STREAM")
         self._order.follow(stream)
         launches = call.binding.launches(source, target, stream)
-        # A graph captured by the user reads the call's tables.
-        self._order.keep_captured(stream, call)
         # No rank's kernel may wait before every rank has allocated: see above.
         if self._handshake.on_one_gpu and not stream.is_capturing():
             yield from self._handshake.meet()
