@@ -7,6 +7,8 @@ lengths, as all other calls.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -57,6 +59,44 @@ class Blocks(NamedTuple):
     most: int      # the longest input or output of all ranks: the choice by size must agree
     cache_key: Key
     rooms: Counts = ()  # lengths of the blocks in an `out` on a rank without output
+    messages: Messages | None = None  # exchanged by the ranks before the call; None where the root alone sends
+
+
+class Messages(NamedTuple):
+    """The host messages of a call: of this rank, and the bytes of all; `key` identifies the input of this rank."""
+
+    key: Key
+    mine: Array
+    all: bytes
+
+
+class KnownBlocks(NamedTuple):
+    """A call that the engine repeats, with the lengths of all ranks: a new result and its blocks."""
+
+    cache_key: Key
+    elements: int  # of the result, 0 on a rank without a result
+    shape: tuple[int, ...]  # of a single array `out`
+    dtype: numpy.dtype
+    blocks: tuple[tuple[slice, tuple[int, ...]], ...]  # the elements and the shape of each block of the result
+    is_list: bool  # whether the result is the list of the blocks
+
+    @classmethod
+    def of(cls, blocks: Blocks) -> KnownBlocks:
+        width, stops = math.prod(blocks.tail), list(itertools.accumulate(blocks.taken))
+        parts = tuple((slice((stop - length) * width, stop * width), (length, *blocks.tail))
+                      for length, stop in zip(blocks.taken, stops, strict=True))
+        rows = sum(blocks.taken)
+        return cls(blocks.cache_key, rows * width, (rows, *blocks.tail), blocks.dtype, parts,
+                   COLLECTIVES[blocks.name].output.blocks)
+
+    def takes(self, out: Any, x: Any) -> bool:
+        """Return whether the result may be formed in the memory of `out`, as far as the engine does not check.
+
+        The engine checks its own arrays, but sees a copy of the blocks of a list `x`.
+        """
+        return type(out) is numpy.ndarray and out.shape == self.shape and out.dtype == self.dtype \
+            and out.flags.c_contiguous \
+            and not (isinstance(x, list) and any(numpy.may_share_memory(one, out) for one in x))
 
 
 class VectorVariants(MetadataExchange):
@@ -82,13 +122,16 @@ class VectorVariants(MetadataExchange):
         return self._gather_v("gather_v", x, out, root, CallOptions(algorithm, async_op, stream))
 
     def _gather_v(self, name: str, x: Any, out: Any, root: Any, options: CallOptions) -> Any:
+        found, rows = self._repeat(name, x, out, options, root=root)
+        if found is not NotImplemented:
+            return found
         rank_info = self._checked_sizes(name, root)
-        source, everyone = self._agree(name, lambda: self._opened(check_rows, name, x, options.stream),
-                                       lambda row: (len(row),))
+        source, everyone, messages = self._agree(name, lambda: self._opened(check_rows, name, x, options.stream),
+                                                 lambda row: (len(row),), rows)
         counts = tuple(one for one, in everyone)
         taken = counts if COLLECTIVES[name].output.exists(self.rank, rank_info.root) else ()
         blocks = Blocks(name, source.shape[1:], source.dtype, (len(source),), taken, sum(counts),
-                        self._same(name, counts, source, options, root=rank_info.root), counts)
+                        self._same(name, counts, source, options, root=rank_info.root), counts, messages)
         return self._run_blocks(blocks, source, source, options, x, out=out, root=rank_info.root)
 
     @shaped(ScatteringBlocks)
@@ -126,12 +169,16 @@ class VectorVariants(MetadataExchange):
         replacement), or one array for all blocks one after another, to save a copy.
         """
         name, options = "all_to_all_v", CallOptions(algorithm, async_op, stream)
+        found, rows = self._repeat(name, xs, out, options)
+        if found is not NotImplemented:
+            return found
         self._check_usable()
-        arrays, everyone = self._agree(name, lambda: self._opened(check_blocks, name, xs, stream, self.size),
-                                       lambda arrays: tuple(map(len, arrays)))
+        arrays, everyone, messages = self._agree(name, lambda: self._opened(check_blocks, name, xs, stream, self.size),
+                                                 lambda arrays: tuple(map(len, arrays)), rows)
         most = max(sum(side) for side in (*everyone, *zip(*everyone, strict=True)))
         blocks = Blocks(name, arrays[0].shape[1:], arrays[0].dtype, everyone[self.rank],
-                        tuple(row[self.rank] for row in everyone), most, self._same(name, everyone, arrays[0], options))
+                        tuple(row[self.rank] for row in everyone), most,
+                        self._same(name, everyone, arrays[0], options), (), messages)
         return self._run_blocks(blocks, arrays, arrays, options, xs, out=out)
 
     @shaped(ReducingBlocks)
@@ -143,6 +190,10 @@ class VectorVariants(MetadataExchange):
         the result and is returned. MPI-5.0, 6.10.2.
         """
         name, options = "reduce_scatter_v", CallOptions(algorithm, async_op, stream)
+        found, rows = (NotImplemented, None) if dtype is not None else \
+            self._repeat(name, x, out, options, op, counts=counts)
+        if found is not NotImplemented:
+            return found
         self._check_usable()
         lengths: Counts = ()
 
@@ -152,10 +203,56 @@ class VectorVariants(MetadataExchange):
             lengths = self._check_counts(name, counts, len(rows))
             return rows
 
-        source, _ = self._agree(name, check, lambda _: lengths, alike=True)
+        source, _, messages = self._agree(name, check, lambda _: lengths, rows, alike=True)
         cache_key = self._same(name, lengths, source, options, op) if dtype is None else ()
-        blocks = Blocks(name, source.shape[1:], source.dtype, lengths, (lengths[self.rank],), sum(lengths), cache_key)
+        blocks = Blocks(name, source.shape[1:], source.dtype, lengths, (lengths[self.rank],), sum(lengths), cache_key,
+                        (), messages)
         return self._run_blocks(blocks, source, source, options, x, out=out, op=op, kind=dtype)
+
+    def _repeat(self, name: str, x: Any, out: Any, options: CallOptions, op: Any = "", root: Any = 0,
+                counts: Any = ()) -> tuple[Any, Array | None]:
+        """Repeat a call by the engine if the lengths on all ranks are those of an earlier call.
+
+        Return the result, or NotImplemented. The second value is the host messages of all ranks if they were exchanged,
+        else None: a call that cannot be repeated goes on with them.
+        """
+        plain = type(root) is int and type(options.algorithm) is type(op) is str
+        if not plain or options.async_op or options.stream is not None or self._group is not None:
+            return NotImplemented, None
+        mine = self._messages.get(_key_of(name, x, counts))
+        # The same exchange as that of a rank which does not repeat the call.
+        rows = NotImplemented if mine is None else self._fast_path(f"all_gather of a header of {name}", "", 0, "auto",
+                                                                   mine, None)
+        if rows is NotImplemented:
+            return NotImplemented, None
+        known = self._known_blocks.get((name, op, root, options.algorithm, rows.tobytes()))
+        return (NotImplemented if known is None else self._repeat_known(known, x, out)), rows
+
+    @counted
+    def _repeat_known(self, known: KnownBlocks, x: Any, out: Any) -> Any:
+        source = numpy.concatenate(x, axis=None) if isinstance(x, list) else x.reshape(-1)
+        if out is None:
+            row = numpy.empty(known.elements, known.dtype) if known.blocks else None
+        elif known.blocks and known.takes(out, x):
+            row = out.reshape(-1)
+        else:
+            return NotImplemented
+        if self._fast_path(*known.cache_key, source, row) is NotImplemented:
+            return NotImplemented
+        if out is not None or row is None:
+            return out
+        blocks = [row[part].reshape(shape) for part, shape in known.blocks]
+        return blocks if known.is_list else blocks[0]
+
+    @functools.cached_property
+    def _messages(self) -> dict[Key, Array]:
+        """This rank's host messages in earlier calls, by `_key_of` their inputs."""
+        return {}
+
+    @functools.cached_property
+    def _known_blocks(self) -> dict[Key, KnownBlocks]:
+        """Calls known to the engine, by name, op, root, algorithm and the bytes of all ranks' host messages."""
+        return {}
 
     def _same(self, name: str, counts: Any, x: Any, options: CallOptions, op: Any = "", root: int = 0) -> Key:
         """Return the engine's key for a call; () if the engine cannot run the whole call."""
@@ -193,15 +290,23 @@ class VectorVariants(MetadataExchange):
         checked = self._check_op(blocks.name, op, call) if row.reduces else None
         ready = self._resolve(row, call, options, self.executor, checked, root)
         if ready.source is call.input:  # no copy scaled by an op
-            self._learn_rows(blocks.cache_key, ready)
+            self._learn_rows(blocks, ready)
         return self._begin(ready, call, options, (), None, None)
 
-    def _learn_rows(self, cache_key: Key, ready: ReadyCall) -> None:
+    def _learn_rows(self, blocks: Blocks, ready: ReadyCall) -> None:
         """Add a call to the engine's table, with its flat rows, if the engine can run it."""
+        cache_key, messages = blocks.cache_key, blocks.messages
         plan = self._engine_plan(ready.call) if cache_key else None
-        if plan is not None:
-            self._engine.cache_call(*cache_key, ready.source, ready.target, ready.target, plan,
-                                    self._seconds(ready.call), ready.request.nbytes)
+        if plan is None:
+            return
+        self._engine.cache_call(*cache_key, ready.source, ready.target, ready.target, plan,
+                                self._seconds(ready.call), ready.request.nbytes)
+        if messages is not None and messages.key:
+            if len(self._messages) >= KEPT or len(self._known_blocks) >= KEPT:
+                self._messages.clear()
+                self._known_blocks.clear()
+            self._messages[messages.key] = messages.mine
+            self._known_blocks[blocks.name, *cache_key[1:], messages.all] = KnownBlocks.of(blocks)
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
         whole = are_whole(counts) and all(one >= 0 for one in counts)
@@ -220,13 +325,17 @@ class VectorVariants(MetadataExchange):
         """The counts of all ranks in earlier calls, by call and by the bytes of the ranks' host messages."""
         return {}
 
-    def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], Counts], *,
-               alike: bool = False) -> tuple[Any, tuple[Counts, ...]]:
-        """Return this rank's checked argument and all ranks' counts; raise an error of any rank on every rank."""
+    def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], Counts], rows: Array | None = None, *,
+               alike: bool = False) -> tuple[Any, tuple[Counts, ...], Messages]:
+        """Return this rank's checked argument, all ranks' counts and messages; raise an error of any rank on all ranks.
+
+        `rows` are the messages if the ranks have exchanged them already.
+        """
         checked, mine = _attempt(check)
-        mine_row = row_with({"error": str(mine)}, self.size) if mine else \
-            _row_of(*_like(checked), counts(checked), self.size)
-        rows = self._exchange("all_gather", mine_row, name)
+        lengths = () if mine else counts(checked)
+        mine_row = row_with({"error": str(mine)}, self.size) if mine else _row_of(*_like(checked), lengths, self.size)
+        if rows is None:
+            rows = self._exchange("all_gather", mine_row, name)
         key = (name, rows.tobytes())
         # The same messages were checked before: take the counts from there.
         found = self._agreed.get(key) if mine is None else None
@@ -238,7 +347,16 @@ class VectorVariants(MetadataExchange):
             if len(self._agreed) == KEPT:
                 self._agreed.clear()
             found = self._agreed[key] = tuple(tuple(one["counts"]) for one in everyone)
-        return checked, found
+        return checked, found, Messages(_key_of(name, checked, lengths if alike else ()), mine_row, key[1])
+
+
+def _key_of(name: str, x: Any, counts: Any) -> Key:
+    """Return the key of a call's input, equal for inputs with the same host message; () for inputs to be copied."""
+    if type(x) is numpy.ndarray and type(counts) in (tuple, list) and all(type(one) is int for one in counts):
+        return (name, x.dtype, x.shape, *counts) if x.flags.c_contiguous else ()
+    if type(x) is list and x and all(type(one) is numpy.ndarray and one.dtype == x[0].dtype for one in x):
+        return name, x[0].dtype, *[one.shape for one in x]
+    return ()
 
 
 def _attempt(check: Callable[[], Any]) -> tuple[Any, GpucollError | None]:

@@ -237,8 +237,8 @@ class VirtualCommunicator(Communicator):
     def _all_gather_metadata(self, metadata: Metadata, name: str, mine: Failure = None) -> list[Metadata]:
         return self._checked_metadata(self._exchanged(name, 0, metadata), name, mine)
 
-    def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], tuple[int, ...]], *,
-               alike: bool = False) -> tuple[Any, tuple[tuple[int, ...], ...]]:
+    def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], tuple[int, ...]], rows: Any = None, *,
+               alike: bool = False) -> tuple[Any, tuple[tuple[int, ...], ...], Any]:
         checked, mine = None, None
         try:
             checked = check()
@@ -249,7 +249,7 @@ class VirtualCommunicator(Communicator):
         everyone = self._all_gather_metadata(given, name, mine)
         for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), *([("counts", "GC-COUNTS")] if alike else [])]:
             check_alike(name, everyone, what, code)
-        return checked, tuple(one["counts"] for one in everyone)
+        return checked, tuple(one["counts"] for one in everyone), None
 
     def _found(self, source: int | None, tag: int | None, status: Any = None) -> Generator[Pending, None, ProbeResult]:
         probes = self._link.group.probes

@@ -163,6 +163,9 @@ def calls_that_come_again_pass_few_lines(comm):
              "long": lambda: comm.all_reduce(long, long), "broadcast": lambda: comm.broadcast(x),
              "scatter": lambda: comm.scatter(numpy.ones((comm.size, 3)) if comm.rank == 0 else None),
              "scan": lambda: comm.scan(x), "exscan": lambda: comm.exscan(x),
+             "all_gather_v": lambda: comm.all_gather_v(x[:5 + comm.rank]), "gather_v": lambda: comm.gather_v(x, 1),
+             "all_to_all_v": lambda: comm.all_to_all_v([x[:1 + comm.rank + rank] for rank in range(comm.size)]),
+             "reduce_scatter_v": lambda: comm.reduce_scatter_v(x, [1, 3, 5]),
              "barrier": comm.barrier, "plan": comm.plan("all_gather", x),
              "sendrecv": lambda: comm.sendrecv(x, out, other, (comm.rank - 1) % comm.size)}
     for name, call in calls.items():

@@ -145,8 +145,45 @@ def blocks_that_come_again(comm):
         check(at_root or everywhere, 0, turn)
 
 
+@on_shared
+def known_blocks_are_checked(comm):
+    """A call that the engine knows still refuses a wrong `out`, on all ranks, and wrong arguments of one rank."""
+    rank, size = comm.rank, comm.size
+    whole = numpy.arange(40.0)
+    counts = [2 + other for other in range(size)]
+    x, rows = whole[:counts[rank]], numpy.arange(2.0 * sum(counts)).reshape(-1, 2) + rank
+    mine = whole + rank
+    xs = [mine[other:2 * other + 1] for other in range(size)]
+    calls = {"all_gather_v": lambda **more: comm.all_gather_v(x, **more),
+             "reduce_scatter_v": lambda **more: comm.reduce_scatter_v(rows, counts, **more),
+             "all_to_all_v": lambda **more: comm.all_to_all_v(xs, **more)}
+    read_only = numpy.zeros(sum(counts))
+    read_only.flags.writeable = False
+    wrong = {"all_gather_v": (read_only, numpy.zeros(3), whole[1:sum(counts) + 1], numpy.zeros(sum(counts), "f4")),
+             "reduce_scatter_v": (rows[1:counts[rank] + 1], numpy.zeros(1), numpy.zeros((counts[rank], 2), "i8")),
+             "all_to_all_v": (mine[2:2 + size * (rank + 1)], numpy.zeros(99), [numpy.zeros(99)] * size)}
+    for name, call in calls.items():
+        first = [call() for _ in range(3)][-1]
+        for out in wrong[name]:
+            before = repr(out)
+            with pytest.raises((gc.ArgumentError, gc.DtypeError)):
+                call(out=out)
+            assert repr(out) == before
+            again = call()
+            assert repr(again) == repr(first), name
+    for bad in ([[one] for one in counts], counts[:-1], [1.0] * size, numpy.array(counts) + 1, None):
+        with pytest.raises(gc.ArgumentError if rank == 1 else gc.PeerError):
+            comm.reduce_scatter_v(rows, bad if rank == 1 else counts)
+    for more in ({"root": [0]}, {"root": 9}, {"algorithm": ["auto"]}, {"algorithm": "nonsense"}):
+        comm.gather_v(x)
+        with pytest.raises(gc.ArgumentError if rank == 1 else gc.PeerError):
+            comm.gather_v(x, **(more if rank == 1 else {}))
+    assert repr(calls["all_gather_v"]()) == repr([whole[:count] for count in counts])
+
+
 CASES = [(scattered, (), (3, 2)), (scattered_in_other_ways, (), (3,)), (roots_of_scatter_that_differ, (), (3,)),
          (blocks_that_come_again, (), (3,)), (lengths_that_change, (), (2, 3)),
+         (known_blocks_are_checked, (), (2, 3)),
          *((refused_after_told, (name,), (3,)) for name in ("scatter", "scatter_v"))]
 
 
