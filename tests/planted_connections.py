@@ -51,7 +51,7 @@ PLANTED_CONNECTIONS = [
     ("store", "a rank may come twice", CONNECTIONS, "if rank in self._here:", "if False:"),
     ("store", "what is no frame is taken for one", CONNECTIONS, "if length > MOST_JSON or count > most:", "if False:"),
     ("store", "ranks are heard before the store is whole", STORE,
-     "self.hub = Hub(size, token, self._answer, most=MOST_BYTES, own=own, guests=GUESTS)\n",
+     "self.hub = Hub(size, token, self._answer, most=MOST_BYTES, own=own, applicants=APPLICANTS)\n",
      "hub = Hub(size, token, self._answer, most=MOST_BYTES); hub.serve(listener); self.hub = hub\n"),
     ("store", "rank 0 listens at all addresses", NETWORK,
      "socket.create_server((address, 0))", "socket.create_server((\"\", 0))"),

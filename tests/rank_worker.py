@@ -100,10 +100,10 @@ def communicator_for(world, size, generation, made):
 
 @functools.cache
 def open_door():
-    """Open and serve this process' door: a rank that has failed keeps it for the life of the process."""
-    from gpucoll.transport.doors import door
+    """Open and serve this process' join port: a rank that has failed keeps it for the life of the process."""
+    from gpucoll.transport.join_ports import join_port
 
-    door("", 1).serve()
+    join_port("", 1).serve()
 
 
 def perform(order, world, made):

@@ -162,7 +162,7 @@ class Elastic(PointToPoint):
         return MpiLink(rest, self.timeout)  # never free `rest`: MPI_Finalize of Open MPI would hang
 
     def _regrouped(self) -> Link:
-        """Return the link of survivors that meet without MPI, at the door of the lowest of them."""
+        """Return the link of survivors that meet without MPI, at the port of the lowest of them."""
         members = self._link.members
         assert members is not None
         ended = self._link.processes.ended

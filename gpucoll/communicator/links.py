@@ -25,7 +25,7 @@ from gpucoll.launch.regroup import Membership, Place, fingerprint, let_in, membe
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport import ucx
 from gpucoll.transport.control import came
-from gpucoll.transport.doors import serves
+from gpucoll.transport.join_ports import serves
 from gpucoll.transport.kvstore import Address, KeyStore, MemoryStore, StoreServer, open_store
 from gpucoll.transport.mailbox import StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.transport.rendezvous import by_first_rank

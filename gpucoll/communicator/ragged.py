@@ -59,10 +59,10 @@ class Blocks(NamedTuple):
     most: int      # the longest input or output of all ranks: the choice by size must agree
     cache_key: Key
     rooms: Counts = ()  # lengths of the blocks in an `out` on a rank without output
-    messages: Messages | None = None  # exchanged by the ranks before the call; None where the root alone sends
+    messages: HostMessages | None = None  # exchanged by the ranks before the call; None where the root alone sends
 
 
-class Messages(NamedTuple):
+class HostMessages(NamedTuple):
     """The host messages of a call: of this rank, and the bytes of all; `key` identifies the input of this rank."""
 
     key: Key
@@ -326,7 +326,7 @@ class VectorVariants(MetadataExchange):
         return {}
 
     def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], Counts], rows: Array | None = None, *,
-               alike: bool = False) -> tuple[Any, tuple[Counts, ...], Messages]:
+               alike: bool = False) -> tuple[Any, tuple[Counts, ...], HostMessages]:
         """Return this rank's checked argument, all ranks' counts and messages; raise an error of any rank on all ranks.
 
         `rows` are the messages if the ranks have exchanged them already.
@@ -347,7 +347,7 @@ class VectorVariants(MetadataExchange):
             if len(self._agreed) == KEPT:
                 self._agreed.clear()
             found = self._agreed[key] = tuple(tuple(one["counts"]) for one in everyone)
-        return checked, found, Messages(_key_of(name, checked, lengths if alike else ()), mine_row, key[1])
+        return checked, found, HostMessages(_key_of(name, checked, lengths if alike else ()), mine_row, key[1])
 
 
 def _key_of(name: str, x: Any, counts: Any) -> Key:

@@ -1,8 +1,8 @@
 """New groups of ranks: survivors after a failure, members with newcomers.
 
-The ranks go as guests to the door of a single rank, the leader (`gpucoll.transport.doors`). The leader decides the new
-ranks, opens a new store, and tells each guest its place. After a failure the leader is the lowest rank alive. When a
-group grows, the leader is the rank whose process lets newcomers in.
+The ranks go as applicants to the join port of a single rank, the leader (`gpucoll.transport.join_ports`). The leader
+decides the new ranks, opens a new store, and sends each applicant its place. After a failure the leader is the lowest
+rank alive. When a group grows, the leader is the rank whose process lets newcomers in.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gpucoll.errors import (
 )
 from gpucoll.launch.launchers import SECRET
 from gpucoll.launch.places import address_of
+from gpucoll.transport.applicants import APPLICANTS, ASKS, NEWCOMERS, Applicant
 from gpucoll.transport.connections import GREETING, StoreError
-from gpucoll.transport.doors import Answer, ask, ask_for_a_place, door, holds
-from gpucoll.transport.guests import ASKS, GUESTS, NEWCOMERS, Guest
+from gpucoll.transport.join_ports import Answer, ask, ask_for_a_place, holds, join_port
 from gpucoll.transport.kvstore import Address, KeyStore, StoreServer, host_store, reach_store
 
-LOOK = 0.05  # seconds between two looks for dead ranks while guests are awaited
+LOOK = 0.05  # seconds between two looks for dead ranks while applicants are awaited
 COMES = 5.0  # seconds for which a leader that has lost a member awaits the other members
 ANSWERS = 5.0  # seconds beyond the leader's deadline in which the leader tells its error
 
@@ -40,8 +40,8 @@ ANSWERS = 5.0  # seconds beyond the leader's deadline in which the leader tells 
 class Membership(NamedTuple):
     """The data by which the ranks of a communicator find each other again.
 
-    `key` is the communicator's; `token` proves its ranks. `doors` has an address per rank. `known` is the address given
-    by the user; with `named` the address is the secret if there is no other. The process of rank `keeper` lets
+    `key` is the communicator's; `token` proves its ranks. `ports` has an address per rank. `known` is the address given
+    by the user; with `named` the address is the secret if there is no other. The process of rank `admitting_rank` lets
     newcomers in at `address`. Newcomers prove `secret`; without a secret they are refused. `host` names this host in
     the network of the ranks.
     """
@@ -49,10 +49,10 @@ class Membership(NamedTuple):
     key: str
     token: str
     rank: int
-    doors: tuple[Address, ...]
+    ports: tuple[Address, ...]
     known: Address | None
     named: bool
-    keeper: int
+    admitting_rank: int
     address: Address
     secret: str | None
     host: str
@@ -60,23 +60,23 @@ class Membership(NamedTuple):
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return len(self.doors)
+        return len(self.ports)
 
     def leave(self) -> None:
         """Tell the other ranks, once these regroup, that this rank does not take part."""
-        GUESTS.leave(self.key)
-        door(self.host).serve()
+        APPLICANTS.leave(self.key)
+        join_port(self.host).serve()
 
     def free(self) -> None:
         """Forget the communicator: no rank will regroup."""
-        GUESTS.expect(self.key, None)
-        door(self.host, -1)
+        APPLICANTS.expect(self.key, None)
+        join_port(self.host, -1)
 
 
 class Offer(NamedTuple):
     """This rank's part in the making of a `Membership`, gathered from all ranks."""
 
-    door: Address
+    port: Address
     holds: bool  # whether newcomers come to this process at the known address
     nonce: str
 
@@ -87,7 +87,7 @@ def let_in(known: Address | None, *, named: bool) -> str | None:
     With `named` the known address is itself the secret if there is no GPUCOLL_SECRET, as for the first ranks.
     """
     secret = os.environ.get(SECRET) or (text_of(known) if named and known is not None else None)
-    GUESTS.expect(NEWCOMERS, secret)
+    APPLICANTS.expect(NEWCOMERS, secret)
     return secret
 
 
@@ -95,21 +95,21 @@ def offer(known: Address | None, host: str, *, named: bool, may_hold: bool) -> O
     """Return this rank's part; with `may_hold` the process takes over the known address if no process has it."""
     if known is not None and may_hold:
         let_in(known, named=named)  # before the port is open: a newcomer may be waiting
-    return Offer(door(host, 1).address, known is not None and may_hold and holds(known), secrets.token_hex(16))
+    return Offer(join_port(host, 1).address, known is not None and may_hold and holds(known), secrets.token_hex(16))
 
 
 def membership(rank: int, everyone: Sequence[Any], token: str, host: str, known: Address | None = None, *,
                named: bool = False) -> Membership:
     """Return the membership made of the `Offer`s of all ranks; `named` as in `let_in`."""
     offers = [Offer(tuple(place), has, nonce) for place, has, nonce in everyone]  # lists from JSON
-    keepers = [one for one, given in enumerate(offers) if given.holds]
-    keeper = keepers[0] if keepers else 0
-    address = known if keepers and known is not None else offers[0].door
+    admitting = [one for one, given in enumerate(offers) if given.holds]
+    admitting_rank = admitting[0] if admitting else 0
+    address = known if admitting and known is not None else offers[0].port
     # By the environment of this rank alone: `grow` compares the ranks.
-    secret = let_in(known if keepers else None, named=named)
+    secret = let_in(known if admitting else None, named=named)
     made = Membership(offers[0].nonce, hmac.new(token.encode(), offers[0].nonce.encode(), "sha256").hexdigest(), rank,
-                      tuple(given.door for given in offers), known, named, keeper, address, secret, host)
-    GUESTS.expect(made.key, made.token)
+                      tuple(given.port for given in offers), known, named, admitting_rank, address, secret, host)
+    APPLICANTS.expect(made.key, made.token)
     return made
 
 
@@ -134,7 +134,7 @@ class Place(NamedTuple):
     options: list[Any]
 
 
-# ---------------------------------------------------------------- a guest's side
+# ---------------------------------------------------------------- an applicant's side
 
 _TOLD: Mapping[Any, type[GpucollError]] = {kind.__name__: kind for kind in (CollectiveTimeout, RankFailedError)}
 
@@ -160,7 +160,7 @@ def place_of(found: Answer, timeout: float) -> Place:
 def _follow(ranks: Membership, leader: int, deadline: float, timeout: float, call: str) -> Place | None:
     """Return the place told by the rank `leader`; None if that rank has ended or left."""
     try:
-        found = ask(ranks.doors[leader], ranks.key, ranks.token, deadline + ANSWERS, ranks.rank)
+        found = ask(ranks.ports[leader], ranks.key, ranks.token, deadline + ANSWERS, ranks.rank)
     except CollectiveTimeout:
         raise CollectiveTimeout(f"{call}: rank {leader} did not come within {deadline - time.monotonic():.0f} s of the "
                                 "deadline", ranks=(leader,)) from None
@@ -197,12 +197,12 @@ class _Roll:
         self._ranks, self._ended, self._deadline = ranks, ended, deadline
         self.gone = set(gone)  # ranks dead or left
         self._asked: set[int] = set()
-        door(ranks.host).serve()
+        join_port(ranks.host).serve()
 
-    def come(self) -> dict[int, Guest]:
+    def come(self) -> dict[int, Applicant]:
         """Return the ranks that have come."""
-        found = {guest.rank: guest for guest in GUESTS.here(self._ranks.key) if guest.rank != ASKS}
-        return {rank: guest for rank, guest in found.items() if rank not in self.gone and 0 <= rank < self._ranks.size}
+        found = {one.rank: one for one in APPLICANTS.here(self._ranks.key) if one.rank != ASKS}
+        return {rank: one for rank, one in found.items() if rank not in self.gone and 0 <= rank < self._ranks.size}
 
     def awaited(self) -> set[int]:
         """Return the ranks neither come nor gone."""
@@ -210,7 +210,7 @@ class _Roll:
         self.gone |= set(self._ended()) - here
         left = {*range(self._ranks.size)} - {self._ranks.rank} - self.gone - here
         for rank in left - self._asked:
-            # The rank may be dead on another host, or may have left: its door tells.
+            # The rank may be dead on another host, or may have left: its port shows that.
             self._asked.add(rank)
             threading.Thread(target=self._look, args=[rank], name="gpucoll regroup", daemon=True).start()
         return left
@@ -218,7 +218,7 @@ class _Roll:
     def _look(self, rank: int) -> None:
         found: Answer | None = None
         try:
-            found = ask(self._ranks.doors[rank], self._ranks.key, self._ranks.token, self._deadline)
+            found = ask(self._ranks.ports[rank], self._ranks.key, self._ranks.token, self._deadline)
             if found is None or "left" in found.frame:
                 self.gone.add(rank)
         except GpucollError:
@@ -228,34 +228,34 @@ class _Roll:
                 found.connection.socket.close()
 
 
-def _invite(ranks: Membership, seats: Mapping[int, Guest], mine: int, size: int, options: Sequence[Any],
+def _invite(ranks: Membership, seats: Mapping[int, Applicant], mine: int, size: int, options: Sequence[Any],
             deadline: float) -> Place:
-    """Open the store of a new group and tell all guests their places; return this rank's own place, `mine`."""
+    """Open the store of a new group and send all applicants their places; return this rank's own place, `mine`."""
     secret = secrets.token_bytes(32)
-    store, (host, port) = host_store(mine, size, secret.hex(), ranks.doors[ranks.rank][0])
-    for rank, guest in seats.items():
-        guest.tell({"rank": rank, "size": size, "host": host, "port": port, "known": ranks.known,
-                    "named": ranks.named, "options": list(options), "sealed": guest.seal(secret)})
+    store, (host, port) = host_store(mine, size, secret.hex(), ranks.ports[ranks.rank][0])
+    for rank, applicant in seats.items():
+        applicant.notify({"rank": rank, "size": size, "host": host, "port": port, "known": ranks.known,
+                          "named": ranks.named, "options": list(options), "sealed": applicant.seal(secret)})
     _await_arrivals(store, seats, deadline)
     return Place(mine, size, store, secret.hex(), ranks.known, ranks.named, list(options))
 
 
-def _await_arrivals(store: StoreServer, seats: Mapping[int, Guest], deadline: float) -> None:
-    """Wait until each guest has opened the store or has ended; an ended guest counts as gone in the store."""
+def _await_arrivals(store: StoreServer, seats: Mapping[int, Applicant], deadline: float) -> None:
+    """Wait until each applicant has opened the store or has ended; an ended applicant counts as gone in the store."""
     while time.monotonic() < deadline + GREETING:
-        here = GUESTS.stay(seats.values())
+        here = APPLICANTS.stay(seats.values())
         if not here:
             break
-        GUESTS.wait(LOOK)
+        APPLICANTS.wait(LOOK)
     for rank in seats:
         store.hub.lose(rank)
 
 
-def _refuse(guests: Collection[Guest], error: GpucollError) -> GpucollError:
-    """Tell an error to all guests, and return the error."""
-    for guest in guests:
-        guest.tell({"raise": type(error).__name__, "text": error.args[0], "code": error.code,
-                    "ranks": list(error.ranks)})
+def _refuse(applicants: Collection[Applicant], error: GpucollError) -> GpucollError:
+    """Send an error to all applicants, and return the error."""
+    for applicant in applicants:
+        applicant.notify({"raise": type(error).__name__, "text": error.args[0], "code": error.code,
+                          "ranks": list(error.ranks)})
     return error
 
 
@@ -280,10 +280,10 @@ def survivors(ranks: Membership, ended: Callable[[], Collection[int]], timeout: 
             raise _refuse(roll.come().values(), CollectiveTimeout(
                 f"shrink: waited {timeout:g} s for ranks {listed(sorted(awaited))}, which live and do not come",
                 ranks=tuple(sorted(awaited))))
-        GUESTS.wait(LOOK)
+        APPLICANTS.wait(LOOK)
     come = roll.come()
     order = sorted([ranks.rank, *come])
-    seats = {order.index(rank): guest for rank, guest in come.items()}
+    seats = {order.index(rank): applicant for rank, applicant in come.items()}
     return _invite(ranks, seats, order.index(ranks.rank), len(order), options, time.monotonic() + timeout)
 
 
@@ -295,26 +295,26 @@ def grown(ranks: Membership, size: int, seats: Sequence[int], ended: Callable[[]
     RankFailedError if a member dies, on every member.
     """
     deadline = time.monotonic() + timeout
-    if ranks.rank != ranks.keeper:
-        place = _follow(ranks, ranks.keeper, deadline, timeout, "grow")
+    if ranks.rank != ranks.admitting_rank:
+        place = _follow(ranks, ranks.admitting_rank, deadline, timeout, "grow")
         if place is None:
-            raise RankFailedError(f"grow: rank {ranks.keeper} has ended", ranks=(ranks.keeper,))
+            raise RankFailedError(f"grow: rank {ranks.admitting_rank} has ended", ranks=(ranks.admitting_rank,))
         return place
     roll = _Roll(ranks, (), ended, deadline)
     needed = size - ranks.size
     while True:
-        awaited, newcomers = roll.awaited(), GUESTS.here(NEWCOMERS)
+        awaited, newcomers = roll.awaited(), APPLICANTS.here(NEWCOMERS)
         if not roll.gone and not awaited and len(newcomers) >= needed:
             break
         if roll.gone:  # the members on their way must be told, too
             deadline = min(deadline, time.monotonic() + COMES)
         if (roll.gone and not awaited) or time.monotonic() > deadline:
             raise _refuse(roll.come().values(), _not_grown(roll.gone, awaited, needed, len(newcomers), ranks, timeout))
-        GUESTS.wait(LOOK)
+        APPLICANTS.wait(LOOK)
     free = [rank for rank in range(size) if rank not in seats]
-    guests = {seats[rank]: guest for rank, guest in roll.come().items()}
-    guests |= dict(zip(free, newcomers, strict=False))
-    return _invite(ranks, guests, seats[ranks.rank], size, options, deadline)
+    applicants = {seats[rank]: applicant for rank, applicant in roll.come().items()}
+    applicants |= dict(zip(free, newcomers, strict=False))
+    return _invite(ranks, applicants, seats[ranks.rank], size, options, deadline)
 
 
 def _not_grown(gone: Collection[int], awaited: Collection[int], needed: int, came: int, ranks: Membership,

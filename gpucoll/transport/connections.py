@@ -34,7 +34,7 @@ MOST_JSON, MOST_BYTES = 1 << 16, 1 << 31  # reject longer frames before reading:
 GREETING = 10.0  # seconds for a whole greeting: long for a busy host, bounded so that strangers go away
 # Greetings in progress at a time, besides one per rank: each holds a thread and a file descriptor.
 STRANGERS = 32
-GUEST = -1  # in the place of the rank: a process that waits for a place in a new communicator
+APPLICANT = -1  # in the place of the rank: a process that waits for a place in a new communicator
 GRACE = 0.25  # seconds guaranteed to a greeting, even if other connections wait for a place
 POLL_INTERVAL = 1e-2  # seconds between two tries of something that failed for the moment
 
@@ -58,7 +58,7 @@ class Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._came = bytearray()  # bytes received of the next frame
         self._sending = threading.Lock()  # frames of several threads must not interleave
-        self.pad = b""  # of a guest's connection: known to both ends alone, see `pad_of`
+        self.pad = b""  # of an applicant's connection: known to both ends alone, see `pad_of`
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:
         """Send a frame, a JSON object and bytes; any thread may call this."""
@@ -121,7 +121,7 @@ class Connection:
     def join(self, rank: int, size: int, token: str, timeout: float, **more: Any) -> dict[str, Any]:
         """Greet rank 0 and return the welcome frame; StoreError if either end rejects the other.
 
-        `more` goes into the greeting: the words of a guest (see `gpucoll.transport.doors`).
+        `more` goes into the greeting: the fields of an applicant (see `gpucoll.transport.join_ports`).
         """
         # Rank 0 sends a nonce; this rank answers with a nonce and a proof; rank 0 answers with a proof.
         deadline = time.monotonic() + timeout
@@ -172,28 +172,28 @@ def _same(given: object, right: str) -> bool:
 
 
 class Receiver(Protocol):
-    """Receives the guests of a hub."""
+    """Receives the applicants of a hub."""
 
     def token(self, greeting: Mapping[str, Any]) -> str | None:
-        """Return the secret of the guest with this greeting, not yet proved; None if no such guest is expected."""
+        """Return the secret of an applicant with this greeting, not yet proved; None if no such is expected."""
 
     def receive(self, connection: Connection, greeting: Mapping[str, Any]) -> None:
-        """Keep a proved guest until the connection ends; called in the connection's thread."""
+        """Keep a proved applicant until the connection ends; called in the connection's thread."""
 
 
 class Hub:
     """Rank 0's end of all connections, with a thread per connection. `gone` holds the ranks with a broken connection.
 
     `answer` takes a frame of a rank (at most `most` bytes besides the JSON) and returns the answer, or None. `lost` is
-    called after a rank was added to `gone`. Other threads call both. `own` is the rank of this process. `guests`
-    receives the processes that come as guests; without `guests` the hub has none.
+    called after a rank was added to `gone`. Other threads call both. `own` is the rank of this process. `applicants`
+    receives the processes that come as applicants; without `applicants` the hub has none.
     """
 
     def __init__(self, size: int, token: str, answer: Callable[[int, Frame], Frame | None],
                  lost: Callable[[], None] = lambda: None, most: int = 0, own: int = 0,
-                 guests: Receiver | None = None) -> None:
+                 applicants: Receiver | None = None) -> None:
         self.gone: set[int] = set()
-        self._size, self.token, self._own, self._guests = size, token, own, guests
+        self._size, self.token, self._own, self._applicants = size, token, own, applicants
         self._answer, self._lost, self._most = answer, lost, most
         self._here: dict[int, Connection] = {}  # the connected ranks
         self._unproved: dict[Connection, float] = {}  # greetings in progress, and their start times; the oldest first
@@ -301,12 +301,12 @@ class Hub:
             raise StoreError("the greeting is not of this version of gpucoll: the rank or the nonce is missing; start "
                              "all ranks alike")
         nonces = nonce, answered
-        token = self._guests.token(head) if rank == GUEST and self._guests else self.token
+        token = self._applicants.token(head) if rank == APPLICANT and self._applicants else self.token
         # Check the proof first: the errors below name versions and sizes, and so go to ranks of this job only.
         if token is None or not _same(head.get("proof"), proof(token, "rank", rank, nonces)):
             raise StoreError("this process has another token, and so belongs to another job")
-        # A guest has no rank here yet, so none of the checks below applies.
-        if rank == GUEST and self._guests is not None:
+        # An applicant has no rank here yet, so none of the checks below applies.
+        if rank == APPLICANT and self._applicants is not None:
             self._welcome(connection, head, token, nonces)
         unfit = StoreError(f"its rank is not in 1..{self._size - 1}, or is taken; RANK must differ between "
                            "processes, and WORLD_SIZE must be the number of processes")
@@ -328,18 +328,18 @@ class Hub:
         return rank
 
     def _welcome(self, connection: Connection, head: dict[str, Any], token: str, nonces: tuple[str, str]) -> None:
-        """Welcome a guest, and hand the guest over until the connection ends; raises EOFError then."""
-        assert self._guests is not None
+        """Welcome an applicant, and hand the applicant over until the connection ends; raises EOFError then."""
+        assert self._applicants is not None
         if head.get("version") != __version__:
             raise StoreError(f"this process has gpucoll {head.get('version')}, and the ranks have {__version__}")
-        # Before the answer: the guest may be invited by another thread as soon as `receive` has it.
+        # Before the answer: the applicant may be invited by another thread as soon as `receive` has it.
         connection.pad = pad_of(token, nonces)
-        connection.send({"proof": proof(token, "hub", GUEST, nonces)})
+        connection.send({"proof": proof(token, "hub", APPLICANT, nonces)})
         with self._changed:
             connection.socket.settimeout(None)
-            del self._unproved[connection]  # a guest may wait for long
+            del self._unproved[connection]  # an applicant may wait for long
             self._changed.notify_all()
-        self._guests.receive(connection, head)
+        self._applicants.receive(connection, head)
         raise EOFError
 
     def lose(self, rank: int) -> None:

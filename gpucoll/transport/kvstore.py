@@ -21,8 +21,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from gpucoll.errors import CollectiveTimeout
+from gpucoll.transport.applicants import APPLICANTS
 from gpucoll.transport.connections import MOST_BYTES, POLL_INTERVAL, Connection, Frame, Hub, StoreError, refused
-from gpucoll.transport.guests import GUESTS
 from gpucoll.transport.rendezvous import becomes
 
 # Seconds before a `get` without an answer counts as "no such key": if rank 0 is stopped, the caller's own deadline and
@@ -134,7 +134,7 @@ class StoreServer(MemoryStore):
             raise StoreError(f"init: rank 0 cannot open the place {where} where ranks meet ({error}){why}") from error
         self.host = "" if address is None else address[0]
         self.port = 0 if address is None else int(listener.getsockname()[1])
-        self.hub = Hub(size, token, self._answer, most=MOST_BYTES, own=own, guests=GUESTS)
+        self.hub = Hub(size, token, self._answer, most=MOST_BYTES, own=own, applicants=APPLICANTS)
         self.drop = self.hub.drop
         # Last: from here on, other threads call `_answer`, which needs `hub`.
         self.hub.serve(listener)

@@ -245,7 +245,7 @@ DIES_IN_GROW = """
 comm = world()
 comm.barrier()
 if rank == 1:
-    comm._link.members = comm._link.members._replace(keeper=1)  # comes to no other rank
+    comm._link.members = comm._link.members._replace(admitting_rank=1)  # comes to no other rank
     import gpucoll.launch.regroup as regroup
     regroup._Roll = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 if rank == 2:  # comes after the death, and after rank 0, had that rank left at once

@@ -1,8 +1,8 @@
-"""Doors: the TCP ports of this process where guests come, and the way to another process' door.
+"""Join ports: the TCP ports of this process where applicants come, and the way to another process' join port.
 
-Every process of a communicator keeps a door open from the start. The system completes connections to the port as long
+Every process of a communicator keeps a port open from the start. The system completes connections to the port as long
 as the process lives, and ends them with the process: a refused or broken connection shows that the process is dead. The
-door is served, by a thread, from the first regrouping on.
+port is served, by a thread, from the first regrouping on.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import time
 from typing import Any, NamedTuple
 
 from gpucoll.errors import CollectiveTimeout
-from gpucoll.transport.connections import GUEST, POLL_INTERVAL, Connection, Hub, StoreError
-from gpucoll.transport.guests import ASKS, GUESTS, NEWCOMERS
+from gpucoll.transport.applicants import APPLICANTS, ASKS, NEWCOMERS
+from gpucoll.transport.connections import APPLICANT, POLL_INTERVAL, Connection, Hub, StoreError
 from gpucoll.transport.kvstore import Address, listener_at
 
 LOOPBACK = "127.0.0.1"
-BACKLOG = 4096  # connections completed by the system before the door is served; the system has its own limit
+BACKLOG = 4096  # connections completed by the system before the port is served; the system has its own limit
 REACH = 5.0  # seconds to connect to another process: a host that does not answer counts as dead
 
 
-class Door:
-    """A port of this process where guests come."""
+class JoinPort:
+    """A port of this process where applicants come."""
 
     def __init__(self, address: Address) -> None:
         self._listener = listener_at("", address)
         self._listener.listen(BACKLOG)
         self.address: Address = address[0], int(self._listener.getsockname()[1])
         self._hub: Hub | None = None
-        self.users = 0  # the communicators of this process whose ranks know the door
+        self.users = 0  # the communicators of this process whose ranks know the port
 
     def serve(self) -> None:
-        """Let guests in, from now on."""
+        """Let applicants in, from now on."""
         if self._hub is None:
-            # No rank knows the hub's own token: the hub has guests only.
-            self._hub = Hub(1, secrets.token_hex(16), lambda rank, frame: None, guests=GUESTS)
+            # No rank knows the hub's own token: the hub has applicants only.
+            self._hub = Hub(1, secrets.token_hex(16), lambda rank, frame: None, applicants=APPLICANTS)
             self._hub.serve(self._listener)
 
     def close(self) -> None:
-        """Close the port, and end the connections of all guests."""
+        """Close the port, and end the connections of all applicants."""
         if self._hub is not None:
             self._hub.close()
         self._listener.close()
@@ -56,26 +56,27 @@ class Door:
         self._listener.close()
 
 
-_doors: dict[str, Door] = {}  # of this process, by the name of the host
-_held: dict[Address, Door | None] = {}  # addresses given by users where this process lets newcomers in; None: a store's
+_ports: dict[str, JoinPort] = {}  # of this process, by the name of the host
+# Addresses given by users where this process lets newcomers in; None is the port of a store.
+_held: dict[Address, JoinPort | None] = {}
 
 
-_lock = threading.Lock()  # guards `_doors` and the users
+_lock = threading.Lock()  # guards `_ports` and the users
 
 
-def door(host: str, use: int = 0) -> Door:
-    """Return the door of this process in the network where this host is named `host`; "" is this host alone.
+def join_port(host: str, use: int = 0) -> JoinPort:
+    """Return the port of this process in the network where this host is named `host`; "" is this host alone.
 
-    `use` is 1 for a new communicator and -1 for the end of a communicator: the last end closes the door.
+    `use` is 1 for a new communicator and -1 for the end of a communicator: the last end closes the port.
     """
     name = host or LOOPBACK
     with _lock:
-        if name not in _doors:
-            _doors[name] = Door((name, 0))
-        found = _doors[name]
+        if name not in _ports:
+            _ports[name] = JoinPort((name, 0))
+        found = _ports[name]
         found.users += use
         if use < 0 and found.users == 0:
-            del _doors[name]
+            del _ports[name]
             found.close()
         return found
 
@@ -96,7 +97,7 @@ def holds(address: Address) -> bool:
             # Only an address of this host: the port may be free here, and the address another host's.
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.bind((found[0], 0))
-            _held[address] = Door(address)
+            _held[address] = JoinPort(address)
         except (OSError, StoreError):  # the port belongs to another process, or the address to another host
             return False
     taken = _held[address]
@@ -106,21 +107,21 @@ def holds(address: Address) -> bool:
 
 
 class Answer(NamedTuple):
-    """A frame sent to this guest, and the connection, to be closed once the guest has its place."""
+    """A frame sent to this applicant, and the connection, to be closed once the applicant has its place."""
 
     frame: dict[str, Any]
     connection: Connection
 
     def secret(self) -> str:
-        """Return the secret in the frame; see `Guest.seal`."""
+        """Return the secret in the frame; see `Applicant.seal`."""
         sealed = bytes.fromhex(self.frame["sealed"])
         return bytes(a ^ b for a, b in zip(sealed, self.connection.pad, strict=True)).hex()
 
 
 def ask(address: Address, key: str, token: str, deadline: float, was: int = ASKS) -> Answer | None:
-    """Go to another process' door as a guest and return the answer; None if the process has ended, or ends.
+    """Go to another process' join port as an applicant and return the answer; None if the process has ended, or ends.
 
-    Raises CollectiveTimeout at `deadline`, by the monotonic clock, and StoreError if the door refuses this guest.
+    Raises CollectiveTimeout at `deadline`, by the monotonic clock, and StoreError if the port refuses this applicant.
     """
     left = deadline - time.monotonic()
     try:
@@ -132,7 +133,7 @@ def ask(address: Address, key: str, token: str, deadline: float, was: int = ASKS
         try:
             if connection.socket.getsockname() == connection.socket.getpeername():
                 return None  # the system has chosen the dead process' port for this end
-            connection.join(GUEST, 0, token, max(POLL_INTERVAL, deadline - time.monotonic()), key=key, was=was)
+            connection.join(APPLICANT, 0, token, max(POLL_INTERVAL, deadline - time.monotonic()), key=key, was=was)
             frame, _ = connection.read(0, deadline)
         except TimeoutError:
             raise CollectiveTimeout(f"no answer from {address[0]}:{address[1]}") from None
@@ -157,17 +158,17 @@ def ask_for_a_place(address: Address, token: str, deadline: float) -> Answer:
 
 
 def _at_exit() -> None:
-    for one in (*_doors.values(), *filter(None, _held.values())):
+    for one in (*_ports.values(), *filter(None, _held.values())):
         one.close()
-    _doors.clear()
+    _ports.clear()
     _held.clear()
 
 
 def _after_fork() -> None:
     """Close the ports in the child of a fork: the parent's end must be visible."""
-    for one in (*_doors.values(), *filter(None, _held.values())):
+    for one in (*_ports.values(), *filter(None, _held.values())):
         one.drop()
-    _doors.clear()
+    _ports.clear()
     _held.clear()
 
 
