@@ -4,10 +4,10 @@ PLANTED_INSIGHT = [
     ("guard", "data: pages have no places in a checksum", "gpucoll/health/integrity.py",
      "    return numpy.multiply.accumulate(steps, dtype=word)", "    return numpy.ones_like(steps)"),
     ("guard", "data: the input is looked at after the call", "gpucoll/communicator/core.py",
-     "            evidence = self._evidence(ready)\n"
+     "            check = self._data_check(ready)\n"
      "            yield from ready.call.run(ready.source, ready.target, space.stream, repeated=repeated)\n",
      "            yield from ready.call.run(ready.source, ready.target, space.stream, repeated=repeated)\n"
-     "            evidence = self._evidence(ready)\n"),
+     "            check = self._data_check(ready)\n"),
     ("guard", "data: the engine repeats calls that nobody judges", "gpucoll/communicator/core.py",
      'plan = None if self.check == "data" else call.engine_plan', "plan = call.engine_plan"),
     ("guard", "data: repeated calls are not judged", "gpucoll/communicator/calls.py",

@@ -46,7 +46,7 @@ from gpucoll.core.ops import NOT_IN, Op, Order, op_of
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Call, CallRequest, ReadyCall
-from gpucoll.health.integrity import Evidence
+from gpucoll.health.integrity import DataCheck
 from gpucoll.health.shares import HEADER, SUMS, CallClock, CallSums, Stats
 from gpucoll.launch import bootstrap
 from gpucoll.progress.operations import Operation, Work
@@ -100,7 +100,7 @@ class Core:
         # stand the sums of the engine's repeated calls, for `stats`.
         self._times: dict[tuple[str, str, str, int], Array] = collections.defaultdict(
             lambda: numpy.zeros(1 + LAST + SUMS))
-        self._judged_calls = itertools.count(1)
+        self._checked_calls = itertools.count(1)
         self._clock = CallClock(self._host.engines, CallSums(self._times))
         self._calls = CallTable(self)
         self._engine: Any = None  # runs repeated calls on host arrays, once made
@@ -318,12 +318,12 @@ class Core:
         """Run a call in `space`, then deliver the result of `call`; both keep all memory alive until the end."""
         try:
             space.begin()
-            evidence = self._evidence(ready)
+            check = self._data_check(ready)
             yield from ready.call.run(ready.source, ready.target, space.stream, repeated=repeated)
             if not ready.call.is_whole:
                 self._finish(ready, space)
-            if evidence is not None:
-                yield from self._judged(evidence, ready.request.collective)
+            if check is not None:
+                yield from self._compared(check, ready.request.collective)
             if call.target is not None:
                 call.target.deliver(space)
             yield from space.end((ready, call))
@@ -332,20 +332,20 @@ class Core:
             space.cancel((ready, call))
             raise
 
-    def _evidence(self, ready: ReadyCall) -> Evidence | None:
+    def _data_check(self, ready: ReadyCall) -> DataCheck | None:
         """Return what this rank shows of its data in a call, with check="data"; None for calls without such a check."""
         request = ready.request
         if self.check != "data" or request.device != "cpu" or request.header or request.collective == "barrier":
             return None
-        return Evidence(ready, self.size, next(self._judged_calls))
+        return DataCheck(ready, self.size, next(self._checked_calls))
 
-    def _judged(self, evidence: Evidence, name: str) -> Operation:
+    def _compared(self, check: DataCheck, name: str) -> Operation:
         """Compare the data of all ranks in an ended call; raise BackendError, on every rank, if data have changed."""
         row = COLLECTIVES["all_gather"]
-        call = prepare(row, evidence.completed(), None, RankInfo(self.rank, self.size, 0))
+        call = prepare(row, check.completed(), None, RankInfo(self.rank, self.size, 0))
         ready = self._resolve(row, call, CallOptions(), self._host_executor(), header=f"data of {name}")
         yield from ready.call.run(ready.source, ready.target)
-        evidence.judge(call.result)
+        check.compare(call.result)
 
     def _finish(self, ready: ReadyCall, space: Space) -> None:
         request, op = ready.request, ready.request.op

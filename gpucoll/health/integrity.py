@@ -35,15 +35,15 @@ class ResultBlock(NamedTuple):
     sources: tuple[int, ...]  # the ranks that contribute
 
 
-class Evidence:
+class DataCheck:
     """Checksums or samples of a rank's arrays in a call: of the input before data move, of the output afterwards.
 
     `number` counts the calls, equally on all ranks, and chooses the samples.
     """
 
     def __init__(self, call: ReadyCall, size: int, number: int) -> None:
-        self._call, self._request, self._size, self._number = call, call.request, size, number
-        request = self._request
+        request = call.request
+        self._call, self._request, self._size, self._number = call, request, size, number
         self._row = COLLECTIVES[request.collective]
         # Checksums of sums are sums: a word is an element then. Of other ops a sample is formed again.
         op = request.op
@@ -57,7 +57,7 @@ class Evidence:
         parts = [self._input, self._of(self._call.target, self._row.output, 1)]
         return numpy.concatenate(parts).view(numpy.uint8)
 
-    def judge(self, rows: Array) -> None:
+    def compare(self, rows: Array) -> None:
         """Raise BackendError if the rows of all ranks disagree; the same on all ranks."""
         sides = numpy.split(rows.view(numpy.uint64), [len(self._input)], axis=1)
         words = [side.reshape(self._size, self._blocks(of), -1)

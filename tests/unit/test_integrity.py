@@ -175,21 +175,21 @@ def test_right_data_are_accepted(size):
 
 
 def rows_of_a_call(comm, name, algorithm):
-    """Return the evidence of this rank, and the rows of all ranks."""
+    """Return the check of this rank, and the rows of all ranks."""
     kept = []
-    with mock.patch.object(comm, "_judged", lambda evidence, name: kept.append(evidence) or iter(())):
+    with mock.patch.object(comm, "_compared", lambda check, name: kept.append(check) or iter(())):
         call(comm, name, numpy.arange(8) + comm.rank, algorithm=algorithm)
     return kept[0], comm.all_gather(kept[0].completed())
 
 
 def test_the_link_before_the_first_wrong_rank_is_named():
     """Ranks that pass on wrong data are named, and not their links."""
-    evidence, rows = on_threads(4, rows_of_a_call, "broadcast", "chain", check="data")[0]
-    evidence.judge(rows)
+    check, rows = on_threads(4, rows_of_a_call, "broadcast", "chain", check="data")[0]
+    check.compare(rows)
     words = rows.view(numpy.uint64)
     words[:3, 1] += 1  # the chain goes from rank 3 over 0 and 1 to 2
     with pytest.raises(gc.BackendError, match="from rank 3") as wrong:
-        evidence.judge(rows)
+        check.compare(rows)
     assert wrong.value.ranks == (0, 1, 2)
     assert str(wrong.value).count("on the link") == 1
 
