@@ -198,7 +198,7 @@ class Space:
         return False
 
     def is_blocking(self) -> bool:
-        """Return whether `stream` and the default stream of CUDA wait for each other."""
+        """Return whether `stream` and the default stream of CUDA wait for each other, and some executor minds."""
         return False
 
     def check(self, name: str, what: str, array: Array) -> None:

@@ -23,8 +23,6 @@ from gpucoll.progress.operations import keep_for_ever
 if TYPE_CHECKING:
     from gpucoll.communicator.core import Core
 
-MOST_CALLS = 256  # entries of each table; a full table is cleared
-
 
 @dataclass(slots=True)
 class KnownCall:
@@ -108,7 +106,12 @@ def _place(x: Any, is_anywhere: bool = False) -> Key:
 
 
 class CallTable:
-    """The compiled calls of a communicator, by request, and for repetition by `key_of`."""
+    """The compiled calls of a communicator, by request, and for repetition by `key_of`.
+
+    A table with `most` entries is cleared.
+    """
+
+    most = 256
 
     def __init__(self, comm: Core) -> None:
         self._comm = comm
@@ -120,7 +123,7 @@ class CallTable:
         call = self._compiled.get((request, allowed))
         if call is None:
             call = self._comm._compile(request, allowed, space)
-            if len(self._compiled) == MOST_CALLS:
+            if len(self._compiled) == self.most:
                 # Kernels under way, on any stream, may still read the memory of calls on devices.
                 if isinstance(space, DeviceSpace):
                     space.gpu.order.follow(space.stream)
@@ -165,7 +168,7 @@ class CallTable:
         is_filled = request.collective == "exscan" and request.device != "cpu"
         if plan is None and key and not (request.header or request.collective == "scatter" or is_asked or is_filled):
             # Rare: a program with more kinds of calls pays for resolving them again.
-            if len(self._known) == MOST_CALLS:
+            if len(self._known) == self.most:
                 self._known.clear()
             self._known[key] = known
         elif plan is not None and (call.result is not x or out is x or request.collective == "broadcast"):

@@ -176,7 +176,9 @@ class DeviceSpace(Space):
         return not all(one.captures for one in self.gpu.made) and self.is_captured()
 
     def is_blocking(self) -> bool:
-        return self.gpu.device.is_blocking(self.stream)
+        # The question costs calls of CUDA. Before the first collective it is unknown whether the peer executor minds.
+        minds = self.gpu.make_peer is not None or any(one.minds_blocking for one in self.gpu.made)
+        return minds and self.gpu.device.is_blocking(self.stream)
 
     def lead(self, stream: Stream) -> None:
         """Let `stream` wait for all work enqueued on this space's stream so far."""

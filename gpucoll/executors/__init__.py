@@ -42,8 +42,8 @@ class CallRequest:
     the shape of an array, or of a block where each rank has a block; if blocks differ in the first axis, only the other
     axes. `header` names the call whose shapes this call announces. `order` is the order of combination that the result
     needs. `device` is the location of the arrays. On the host `symmetric` says whether all lie in symmetric memory. On
-    a device `captured` says whether the stream is being captured, if an executor of the device minds, and `blocking`
-    whether the default stream waits for the stream.
+    a device with an executor that minds, `captured` says whether the stream is being captured, and `blocking` whether
+    the default stream waits for the stream.
     """
 
     # Whatever the compiled call depends on must be a field: calls with equal fields share it.
