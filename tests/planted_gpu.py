@@ -9,7 +9,7 @@ PLANTED_GPU = [
      "        self._order.keep_captured(stream, staging)\n", ""),
     ("gpu", "a plan lets its input go", "gpucoll/communicator/persistent.py", ", keep=x)", ")"),
     ("gpu", "tables are let go of while kernels read them", "gpucoll/communicator/calls.py",
-     "                    space.gpu.order.hold(space.stream, self._compiled)\n", ""),
+     "                    space.gpu.order.hold(space.stream, table)\n", ""),
     ("gpu", "tables are let go of before the call follows the one before", "gpucoll/communicator/calls.py",
      "                    space.gpu.order.follow(space.stream)\n", ""),
     ("gpu", "a fault is taken for `not yet`", "gpucoll/device/cuda.py", "if code not in (0, NOT_READY):", "if False:"),
@@ -82,5 +82,5 @@ PLANTED_GPU = [
     ("gpu", "threads are captured", "gpucoll/executors/nccl/__init__.py",
      "NO_CAPTURE if request.captured and not self._transport.capturable else None", "None"),
     ("gpu", "a call in a capture is taken for the same call outside", "gpucoll/communicator/core.py",
-     "symmetric(source, target), space.is_captured_in_vain(),", "symmetric(source, target), False,"),
+     "symmetric(source, target), space.has_unsupported_capture(),", "symmetric(source, target), False,"),
 ]

@@ -193,7 +193,7 @@ class Space:
         """A context with `stream` as the current stream; arrays opened inside by DLPack follow this stream's order."""
         return nullcontext()
 
-    def is_captured_in_vain(self) -> bool:
+    def has_unsupported_capture(self) -> bool:
         """Return whether `stream` is being captured for a CUDA graph, and some executor cannot be captured."""
         return False
 

@@ -115,27 +115,29 @@ class CallTable:
 
     def __init__(self, comm: Core) -> None:
         self._comm = comm
-        self._compiled: dict[tuple[CallRequest, str | None], Call] = {}
+        # By device: only a call on the same device can wait for the kernels that still read the memory of its calls.
+        self._compiled: dict[str, dict[tuple[CallRequest, str | None], Call]] = {}
         self._known: dict[Key, KnownCall] = {}
 
     def compiled(self, request: CallRequest, allowed: str | None, space: Space) -> Call:
         """Return the call for a request in `space`; `allowed` is the executor asked for, or None."""
-        call = self._compiled.get((request, allowed))
+        table = self._compiled.setdefault(request.device, {})
+        call = table.get((request, allowed))
         if call is None:
             call = self._comm._compile(request, allowed, space)
-            if len(self._compiled) == self.most:
-                # Kernels under way, on any stream, may still read the memory of calls on devices.
+            if len(table) == self.most:
+                # Kernels under way, on any stream, may still read the memory of the calls.
                 if isinstance(space, DeviceSpace):
                     space.gpu.order.follow(space.stream)
-                    space.gpu.order.hold(space.stream, self._compiled)
-                self._compiled = {}
-            self._compiled[request, allowed] = call
+                    space.gpu.order.hold(space.stream, table)
+                table = self._compiled[request.device] = {}
+            table[request, allowed] = call
         return call
 
     def close(self, *, failed: bool) -> None:
         """Forget all calls; if a rank has `failed`, keep the memory of calls on devices: kernels may still read it."""
         if failed:
-            keep_for_ever([call for call in self._compiled.values() if call.request.device != "cpu"])
+            keep_for_ever([table for device, table in self._compiled.items() if device != "cpu"])
         self._compiled, self._known = {}, {}
 
     def find(self, cache_key: Key, x: Any, out: Any, stream: Any) -> KnownCall | None:

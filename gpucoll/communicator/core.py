@@ -300,7 +300,7 @@ class Core:
         request = CallRequest(row.name, options.algorithm, call.dtype, op, root, call.nbytes,
                           (None if source is None else source.nbytes, None if target is None else target.nbytes),
                           call.in_place and source is call.input, call.cut, call.shape, header, order, space.device,
-                          space is HOST and self._host.is_symmetric(source, target), space.is_captured_in_vain(),
+                          space is HOST and self._host.is_symmetric(source, target), space.has_unsupported_capture(),
                           space.is_blocking())
         return ReadyCall(self._calls.compiled(request, allowed, space), source, target)
 

@@ -172,7 +172,7 @@ class DeviceSpace(Space):
         """Return whether enqueued work becomes part of a user's CUDA graph."""
         return self.gpu.device.asynchronous and self.stream.is_capturing()
 
-    def is_captured_in_vain(self) -> bool:
+    def has_unsupported_capture(self) -> bool:
         return not all(one.captures for one in self.gpu.made) and self.is_captured()
 
     def is_blocking(self) -> bool:
