@@ -120,7 +120,7 @@ def many_calls(comm, algorithm):
 
     A graph captured before them still works.
     """
-    comm._calls.most = CALLS // 4
+    comm._core.calls.most = CALLS // 4
     stream = cupy.cuda.Stream(non_blocking=True)
     later = [cupy.cuda.Stream(non_blocking=True) for _ in range(1, CALLS)]
     with stream:

@@ -59,7 +59,7 @@ def planned(comm):
             x, out = ramp(comm, 3000), cupy.empty(3000, numpy.float32)
             plan = comm.plan("all_reduce", x, out, algorithm=algorithm, stream=stream)
             same(plan(), sum(ranges(comm, 3000)))
-            device = comm._gpus["cuda"].device
+            device = comm._core.gpus["cuda"].device
             with patch.object(device, "empty", raising(AssertionError("a planned call allocates"))):
                 for _ in range(3):
                     x += 1
@@ -77,7 +77,7 @@ def planned(comm):
 def executors_named(comm):
     """Return the names of the executors for GPU arrays."""
     comm.all_reduce(cupy.ones(3))
-    return [one.name for one in comm._gpus["cuda"].executors]
+    return [one.name for one in comm._core.gpus["cuda"].executors]
 
 
 def windows(comm):
@@ -88,7 +88,7 @@ def windows(comm):
         for turn in range(5):
             same(other.all_reduce(x, out, algorithm="native"), sum(ranges(comm, 5000)))
             same(other.all_reduce(x[turn:9], out[turn:9], algorithm="native"), sum(ranges(comm, 5000))[turn:9])
-        nccl = other._gpus["cuda"]._transport
+        nccl = other._core.gpus["cuda"]._transport
         assert len(nccl._windows) == 1
         if hasattr(nccl._comm, "windows"):  # NCCL itself has no counter
             assert nccl._comm.windows.count == 10

@@ -259,7 +259,7 @@ def kept_from_the_collector(comm):
     def begun():
         other = gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE)
         other.all_reduce(cupy.ones(3))
-        return other, other._gpus["cuda"]._transport._comm
+        return other, other._core.gpus["cuda"]._transport._comm
 
     before = nccl.NcclCommunicator._collected  # counted by the stand-in, not by CuPy
     other, handle = begun()

@@ -101,7 +101,7 @@ def launched(comm, algorithm):
         assert not second.done
     with second:
         same(again, (total + comm.size) * comm.size)
-    return [one.launch is not None for one in comm._calls.bound()]
+    return [one.launch is not None for one in comm._core.calls.bound()]
 
 
 def replayed(comm, algorithm):
@@ -116,5 +116,5 @@ def replayed(comm, algorithm):
             root = repeat % comm.size
             same(comm.broadcast(cupy.full(31, comm.rank), root), numpy.full(31, root))
             comm.barrier()
-    gpu = comm._gpus["cuda"]
+    gpu = comm._core.gpus["cuda"]
     return len(gpu.made[0]._graphs.buffered)

@@ -9,9 +9,9 @@ PLANTED_INSIGHT = [
      "            yield from ready.call.run(ready.source, ready.target, space.stream, repeated=repeated)\n"
      "            check = self._data_check(ready)\n"),
     ("guard", "data: the engine repeats calls that nobody judges", "gpucoll/communicator/core.py",
-     'plan = None if self.check == "data" else call.engine_plan', "plan = call.engine_plan"),
+     'plan = None if self.options.check == "data" else call.engine_plan', "plan = call.engine_plan"),
     ("guard", "data: repeated calls are not judged", "gpucoll/communicator/calls.py",
-     'call.is_whole and self._comm.check != "data"', "call.is_whole"),
+     'call.is_whole and self._core.options.check != "data"', "call.is_whole"),
     ("guard", "data: every link of wrong data is named", "gpucoll/health/integrity.py",
      "if (one, found.block) not in at_fault or one == found.sources[0]", ""),
     ("guard", "data: sums in rank order may be wrong by the error of any order", "gpucoll/health/integrity.py",

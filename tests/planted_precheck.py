@@ -25,7 +25,7 @@ PLANTED_PRECHECK = [
     ("precheck", "a rank that polls keeps its turn", f"{ROOM}/ranks.py",
      '        self._turns.pause(self.name or "a poll")\n', ""),
     ("precheck", "the end of a program is no call", f"{ROOM}/ranks.py",
-     "            one._end(waits=False, is_end=not failed)\n", "            one.closed = True\n"),
+     "            one.end(waits=False, is_end=not failed)\n", "            one.closed = True\n"),
     ("precheck", "the majority is at fault", f"{ROOM}/findings.py",
      "culprits = refused or gone or sorted(arrived - {*most})", "culprits = refused or gone or sorted(most)"),
     ("precheck", "mpi4py's split keeps all ranks", f"{ROOM}/mpi_world.py",

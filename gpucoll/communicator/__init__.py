@@ -1,141 +1,46 @@
 """The communicator: one method for each collective, all with the same options.
 
+    methods        the public class; its methods delegate to the parts below
+    overloads      types of the methods
     core           the path of every call: check, resolve, run at once or behind a `Work`
+    calls          the table of compiled calls
     backends       executors for host arrays
     gpu            executors and streams of a GPU
-    calls          the table of compiled calls
     lifecycle      guards, refusals, aborts; the end by `close`, exit or fork
     metadata       host messages: shapes and errors exchanged before data move
-    methods        collectives with the same shapes on all ranks
-    overloads      types of the methods
+    scatter        the collective whose shapes only the root knows; extrema: `maxloc` and `minloc`
     ragged         the v-variants: blocks of different lengths
     objects        Python objects, pickled
-    wildcards      any rank and any tag, the status of a message, messages between GPU arrays
     points         messages between two ranks, groups of calls, splits
-    links          connections of the ranks: MPI or a key store between processes, memory between threads
-    thread_hub     state shared by ranks that are threads
+    wildcards      any rank and any tag, the status of a message, messages between GPU arrays
     cartesian      ranks on a grid, exchanges with neighbours
-    advice         explanations of the choices of "auto", a check for NaN and infinity
     persistent     calls planned once and made many times
     symmetric      memory mapped by all ranks of a node; windows: memory registered with NCCL
+    advice         explanations of the choices of "auto", a check for NaN and infinity
     elastic        communicators that change: survivors, members with newcomers, lost ranks replaced
+    links          connections of the ranks: MPI or a key store between processes, memory between threads
+    thread_hub     state shared by ranks that are threads
     internal       functions for training, torch, distributed and mpi, beside the public methods
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
-from gpucoll.communicator.advice import Advice
-from gpucoll.communicator.cartesian import RankGrid, checked_grid
-from gpucoll.communicator.elastic import TIMEOUT, Elastic, joined, same_options
-from gpucoll.communicator.links import Link, LocalLink, MpiLink, StoreLink
-from gpucoll.communicator.metadata import check_alike
-from gpucoll.communicator.objects import Objects
-from gpucoll.communicator.persistent import Persistent
-from gpucoll.communicator.symmetric import Symmetric
+from gpucoll.communicator.cartesian import Cartesian
+from gpucoll.communicator.elastic import TIMEOUT, confirm, joined, same_options
+from gpucoll.communicator.links import LocalLink, MpiLink, StoreLink
+from gpucoll.communicator.methods import Communicator
 from gpucoll.core.dtypes import is_whole
-from gpucoll.errors import ArgumentError, RankFailedError, RevokedError, UsageError
-from gpucoll.health.guard import FAILED_BY
+from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.places import StorePlace, VirtualPlace, named_place
-from gpucoll.transport.control import abort
+
+__all__ = ["Cartesian", "Communicator", "init", "init_local", "join", "new_world", "run_local"]
 
 T = TypeVar("T")
-
-
-class Communicator(Objects, Persistent, Advice, Symmetric, Elastic):
-    """A group of ranks and their collective operations; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
-
-    ``rank size local_rank local_size node nodes`` are numbers. ``device`` is the CUDA ordinal or None. ``mpi`` is the
-    duplicated mpi4py communicator, or None without MPI. ``timeout check executor`` are the options. ``address`` is the
-    place where newcomers join (`grow`), "tcp://host:port", or None.
-    """
-
-    def __init__(self, link: Link, options: bootstrap.Options) -> None:
-        try:
-            super().__init__(link, options)
-        except BaseException as error:
-            # E.g. no memory left: the other ranks would wait for this rank until their deadlines.
-            if link.mpi is not None:
-                culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
-                others = {*range(link.place.size)} - {link.place.rank, culprit, *link.processes.ended()}
-                abort(link.wire, others, FAILED_BY + culprit)
-            raise
-
-    @classmethod
-    def from_mpi(cls, mpi: Any, **options: Unpack[bootstrap.GivenOptions]) -> Communicator:
-        """Return a communicator of the ranks of an mpi4py intracommunicator, after duplicating `mpi`.
-
-        A collective call. Options as in `gpucoll.init`. Raises ArgumentError if `mpi` is no intracommunicator,
-        UsageError if the options differ between ranks, BackendError if MPI has no room for another communicator.
-        """
-        wanted = bootstrap.options(options)
-        if hasattr(mpi, "virtual"):  # of virtual ranks
-            made: Communicator = mpi.virtual(wanted)
-            return made
-        return cls(same_options(MpiLink(mpi, wanted.timeout), wanted), wanted)
-
-    def cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Cartesian | None:
-        """Return a communicator of the first ``prod(dims)`` ranks as a grid of lengths `dims`; None on other ranks.
-
-        A collective call; the options are inherited. `periods` is one bool for each dimension, or one for all: True
-        makes the dimension a ring. None means False. Ranks keep their order, whatever `reorder` is. Raises
-        ArgumentError for wrong arguments, PeerError on the other ranks, and MismatchError if ranks pass different
-        grids. MPI-5.0, 8.5.1.
-        """
-        self._check_usable()
-        mine: ArgumentError | None = None
-        lengths: tuple[int, ...] = ()
-        wraps: tuple[bool, ...] = ()
-        try:
-            lengths, wraps = checked_grid(dims, periods, self.size)
-        except ArgumentError as error:
-            mine = error
-        facts: Any = {"error": str(mine)} if mine else {"dims": lengths, "periods": wraps}
-        everyone = self._all_gather_metadata(facts, "cart", mine)
-        for what in ("dims", "periods"):
-            check_alike("cart", everyone, what, "GC-CART")
-        # A rank interrupted in the first exchange never comes to the second. All other ranks then stop here, and not in
-        # a split by MPI, which nothing can interrupt.
-        self._all_gather_metadata({}, "cart")
-        link, halo = (self._part(0 if self.rank < math.prod(lengths) else None, 0) for _ in range(2))
-        return None if link is None or halo is None else self._grid(link, halo, self.options, lengths, wraps)
-
-    def _grid(self, *arguments: Any) -> Cartesian:
-        """Return the communicator of a grid, given the arguments of `Cartesian`."""
-        return Cartesian(*arguments)
-
-    def _is_succeeded_by(self, other: Self) -> None:
-        global _world
-        if _world is self:
-            _world = other
-
-
-class Cartesian(RankGrid, Communicator):
-    """Ranks on a Cartesian grid; made by `Communicator.cart`.
-
-    ``dims`` are the lengths of the grid, ``periods`` the flags of ring dimensions, ``coords`` the coordinates of this
-    rank. `split` returns an ordinary `Communicator`.
-    """
-
-    def __init__(self, link: Link, halo: Link, options: bootstrap.Options, dims: tuple[int, ...],
-                 periods: tuple[bool, ...]) -> None:
-        super().__init__(link, options)
-        self.dims, self.periods, self._halo = dims, periods, self._over(halo)
-
-    def _over(self, link: Link) -> Communicator:
-        return Communicator(link, self.options)
-
-    def close(self) -> None:
-        """Close the communicator of the neighbour messages, then this one; see `Communicator.close`."""
-        try:
-            self._halo.close()
-        finally:
-            super().close()
 
 
 _world: Communicator | None = None
@@ -210,7 +115,7 @@ def join(store: str, timeout: float = TIMEOUT) -> Communicator:
     """
     global _world
     comm = Communicator(*joined(store, timeout))
-    comm._confirm()
+    confirm(comm)
     if _world is None or _world.closed:
         _world = comm
     return comm
@@ -229,7 +134,7 @@ def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstra
 
     def run(comm: Communicator) -> Any:
         try:
-            comm._waits.hooks.append(check)
+            comm._core.waits.hooks.append(check)
             with comm:
                 return f(comm)
         except BaseException as error:
@@ -259,7 +164,7 @@ def init_local(n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[Commun
                             "over memory", code="GC-EXECUTOR")
     comms = [Communicator(link, wanted) for link in LocalLink.all(n, wanted.timeout)]
     # One thread may make the first calls of all ranks, so ranks meet here: advance all meetings in turn, step by step.
-    meetings = [comm._host.meeting() for comm in comms]
+    meetings = [comm._core.host.meeting() for comm in comms]
     while meetings:
         meetings = [one for one in meetings if next(one, None) is not None]
     return comms

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
@@ -22,6 +22,14 @@ from gpucoll.progress.operations import keep_for_ever
 
 if TYPE_CHECKING:
     from gpucoll.communicator.core import Core
+
+
+class CallOptions(NamedTuple):
+    """The options common to all collectives."""
+
+    algorithm: str = "auto"
+    async_op: bool = False
+    stream: Any = None
 
 
 @dataclass(slots=True)
@@ -113,8 +121,8 @@ class CallTable:
 
     most = 256
 
-    def __init__(self, comm: Core) -> None:
-        self._comm = comm
+    def __init__(self, core: Core) -> None:
+        self._core = core
         # By device: only a call on the same device can wait for the kernels that still read the memory of its calls.
         self._compiled: dict[str, dict[tuple[CallRequest, str | None], Call]] = {}
         self._known: dict[Key, KnownCall] = {}
@@ -124,7 +132,7 @@ class CallTable:
         table = self._compiled.setdefault(request.device, {})
         call = table.get((request, allowed))
         if call is None:
-            call = self._comm._compile(request, allowed, space)
+            call = self._core.compile(request, allowed, space)
             if len(table) == self.most:
                 # Kernels under way, on any stream, may still read the memory of the calls.
                 if isinstance(space, DeviceSpace):
@@ -134,7 +142,7 @@ class CallTable:
             table[request, allowed] = call
         return call
 
-    def close(self, *, failed: bool) -> None:
+    def close(self, failed: bool) -> None:
         """Forget all calls; if a rank has `failed`, keep the memory of calls on devices: kernels may still read it."""
         if failed:
             keep_for_ever([table for device, table in self._compiled.items() if device != "cpu"])
@@ -158,7 +166,7 @@ class CallTable:
         request, executor = ready.request, ready.call.executor
         known = known_call(x, call.result, ready, seconds, allocates=out is None)
         try:
-            plan = known and self._comm._engine_plan(ready.call)
+            plan = known and self._core.engine_plan(ready.call)
         except OSError:  # no memory: the call itself meets the same error and tells the other ranks
             return
         if known is None:
@@ -174,29 +182,29 @@ class CallTable:
                 self._known.clear()
             self._known[key] = known
         elif plan is not None and (call.result is not x or out is x or request.collective == "broadcast"):
-            self._comm._engine.cache_call(*cache_key, x, call.result, out, plan, seconds, request.nbytes)
+            self._core.engine.cache_call(*cache_key, x, call.result, out, plan, seconds, request.nbytes)
 
     def _is_blocking(self, call: Call, stream: Any) -> bool:
-        device = self._comm._gpus[call.request.device].device
+        device = self._core.gpus[call.request.device].device
         return device.is_blocking(device.stream(stream))
 
     def repeat(self, known: KnownCall, x: Any, out: Any, stream: Any) -> Any:
         """Repeat a call and return its result: `out`, an overwritten `x`, or a new array."""
-        self._comm._check_usable()
+        self._core.life.check_usable()
         call, request = known.call, known.call.request
         if request.device != "cpu":
             return self._on_device(known, x, out, stream)
         if out is None:
             out = numpy.empty(*known.allocates) if known.allocates else x if request.has_output else None
         ready = known.on(x, out)
-        is_plain = call.is_whole and self._comm.check != "data"
-        operation = call.run(ready.source, ready.target) if is_plain else self._comm._operation(ready, HOST)
-        self._comm._timed(self._comm._counted(operation, request), request.collective, known.seconds)
+        is_plain = call.is_whole and self._core.options.check != "data"
+        operation = call.run(ready.source, ready.target) if is_plain else self._core.operation(ready, HOST)
+        self._core.timed(self._core.measured(operation, request), request.collective, known.seconds)
         return out
 
     def _on_device(self, known: KnownCall, x: Any, out: Any, stream: Any) -> Any:
         """Enqueue a repeated call in a stream of its GPU; return the result as `repeat` does."""
-        call, request, gpu = known.call, known.call.request, self._comm._gpus[known.call.request.device]
+        call, request, gpu = known.call, known.call.request, self._core.gpus[known.call.request.device]
         on = gpu.device.stream(stream)
         if known.rows is None:
             result = gpu.device.empty(*known.allocates, on) if known.allocates else None
@@ -210,9 +218,9 @@ class CallTable:
             known.output = output_of(request, result, ready.target)
         # The short way: enqueue at once, if the stream needs no preparation and no other call is queued.
         if known.launch is not None and gpu.device.is_open(on):
-            shares = self._comm._clock.begin(request.collective, request.nbytes)
-            if self._comm._waits.at_once(gpu.order.enqueue, request.collective, known.launch, on, known.output):
-                self._comm._clock.end(shares)
+            shares = self._core.clock.begin(request.collective, request.nbytes)
+            if self._core.waits.at_once(gpu.order.enqueue, request.collective, known.launch, on, known.output):
+                self._core.clock.end(shares)
                 return result
         space, kept = DeviceSpace(gpu, on, output=known.output), NOTHING._replace(given=x, result=result)
         self._run(ready, space, kept, repeated=True)
@@ -221,5 +229,5 @@ class CallTable:
         return result
 
     def _run(self, ready: ReadyCall, space: DeviceSpace, kept: Prepared, *, repeated: bool = False) -> None:
-        operation = self._comm._operation(ready, space, kept, repeated=repeated)
-        self._comm._waits.run(self._comm._counted(operation, ready.request), ready.request.collective)
+        operation = self._core.operation(ready, space, kept, repeated=repeated)
+        self._core.waits.run(self._core.measured(operation, ready.request), ready.request.collective)

@@ -10,19 +10,29 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array, check_input, check_output, overlap
+from gpucoll.communicator.links import Link
+from gpucoll.communicator.metadata import check_alike
+from gpucoll.communicator.methods import Communicator
 from gpucoll.communicator.overloads import Neighbouring, shaped
-from gpucoll.communicator.points import PointToPoint
 from gpucoll.communicator.wildcards import PROC_NULL
 from gpucoll.core.dtypes import are_whole, is_whole
 from gpucoll.errors import ArgumentError
+from gpucoll.launch.bootstrap import Options
 
 
-class RankGrid(PointToPoint):
-    """Methods of `Cartesian`. Ranks lie in the grid in C order: the last coordinate varies fastest."""
+class Cartesian(Communicator):
+    """Ranks on a Cartesian grid; made by `Communicator.cart`.
 
-    dims: tuple[int, ...]
-    periods: tuple[bool, ...]
-    _halo: PointToPoint  # a second communicator of these ranks: no message can match a user's
+    ``dims`` are the lengths of the grid, ``periods`` the flags of ring dimensions, ``coords`` the coordinates of this
+    rank. Ranks lie in the grid in C order: the last coordinate varies fastest. `split` returns an ordinary
+    `Communicator`.
+    """
+
+    def __init__(self, link: Link, halo: Link, options: Options, dims: tuple[int, ...],
+                 periods: tuple[bool, ...]) -> None:
+        super().__init__(link, options)
+        self.dims, self.periods = dims, periods
+        self._halo = self._over(halo)  # a second communicator of these ranks: no message can match a user's
 
     @property
     def coords(self) -> tuple[int, ...]:
@@ -31,7 +41,7 @@ class RankGrid(PointToPoint):
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
         """Return the coordinates of `rank`; raise ArgumentError if there is no such rank."""
-        return tuple(map(int, numpy.unravel_index(self._check_rank("coords_of", "rank", rank), self.dims)))
+        return tuple(map(int, numpy.unravel_index(self._core.check_rank("coords_of", "rank", rank), self.dims)))
 
     def rank_of(self, coords: Sequence[int]) -> int:
         """Return the rank at `coords`, wrapped in periodic dimensions; raise ArgumentError outside of the grid."""
@@ -69,7 +79,7 @@ class RankGrid(PointToPoint):
 
         Blocks beyond an edge keep the values of `out`, or are 0 if `out` is None. Raises ArgumentError. MPI-5.0, 8.6.1.
         """
-        with self._current(None, [x]):
+        with self._core.current(None, [x]):
             source = check_input("neighbor_all_gather", x)
             blocks = [source] * (2 * len(self.dims))
             return self._exchange_blocks("neighbor_all_gather", x, source, blocks, source.shape, out)
@@ -82,20 +92,20 @@ class RankGrid(PointToPoint):
         neighbours are the same rank. Blocks beyond an edge keep the values of `out`, or are 0 if `out` is None. Raises
         ArgumentError. MPI-5.0, 8.6.3.
         """
-        with self._current(None, [x]):
+        with self._core.current(None, [x]):
             source = check_input("neighbor_all_to_all", x)
         many = 2 * len(self.dims)
         if source.shape[:1] != (many,):
             raise ArgumentError(f"neighbor_all_to_all: x has shape {source.shape}; the first axis must be {many}, a "
                                 "block for each neighbour", code="GC-SHAPE")
-        with self._current(None, [x]):
+        with self._core.current(None, [x]):
             return self._exchange_blocks("neighbor_all_to_all", x, source, list(source), source.shape[1:], out)
 
     def _exchange_blocks(self, name: str, given: Any, x: Array, blocks: list[Array], shape: tuple[int, ...],
                          out: Any) -> Any:
         """Send each neighbour its block and receive one block; messages between two ranks match in this order."""
-        self._check_usable()
-        space = self._space(name, given)
+        self._core.life.check_usable()
+        space = self._core.space(name, given)
         space.check(name, "x", x)
         if out is None:
             out = array = space.empty((len(blocks), *shape), x.dtype)
@@ -114,6 +124,13 @@ class RankGrid(PointToPoint):
                 self._halo.recv(array[2 * axis, ...], below)
         return out
 
+    def close(self) -> None:
+        """Close the communicator of the neighbour messages, then this one; see `Communicator.close`."""
+        try:
+            self._halo.close()
+        finally:
+            super().close()
+
     def _at(self, coords: Sequence[int]) -> int:
         """Return the rank at `coords`, PROC_NULL outside of the grid."""
         rank = 0
@@ -122,6 +139,29 @@ class RankGrid(PointToPoint):
                 return PROC_NULL
             rank = rank * length + int(place) % length
         return rank
+
+
+def made_grid(comm: Communicator, dims: Any, periods: Any) -> Cartesian | None:
+    """Return the grid of the first ranks of `comm`; see `Communicator.cart`."""
+    core = comm._core
+    core.life.check_usable()
+    mine: ArgumentError | None = None
+    lengths: tuple[int, ...] = ()
+    wraps: tuple[bool, ...] = ()
+    try:
+        lengths, wraps = checked_grid(dims, periods, comm.size)
+    except ArgumentError as error:
+        mine = error
+    facts: Any = {"error": str(mine)} if mine else {"dims": lengths, "periods": wraps}
+    everyone = core.metadata.all_gather(facts, "cart", mine)
+    for what in ("dims", "periods"):
+        check_alike("cart", everyone, what, "GC-CART")
+    # A rank interrupted in the first exchange never comes to the second. All other ranks then stop here, and not in
+    # a split by MPI, which nothing can interrupt.
+    core.metadata.all_gather({}, "cart")
+    color = 0 if comm.rank < math.prod(lengths) else None
+    link, halo = (comm._points.part(color, 0) for _ in range(2))
+    return None if link is None or halo is None else Cartesian(link, halo, comm.options, lengths, wraps)
 
 
 def checked_grid(dims: Any, periods: Any, size: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from gpucoll.communicator.links import Link, LocalLink, MpiLink, StoreLink
 from gpucoll.communicator.metadata import check_alike
-from gpucoll.communicator.points import PointToPoint
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, UsageError
 from gpucoll.launch import bootstrap, regroup
 from gpucoll.progress.operations import in_thread
 from gpucoll.progress.waits import Progress
+
+if TYPE_CHECKING:
+    from gpucoll.communicator.methods import Communicator
 
 TIMEOUT = 60.0  # seconds for newcomers to come, by default
 
@@ -35,171 +37,144 @@ def newcomer_options(given: Sequence[Any]) -> bootstrap.Options:
     return options._replace(device="emulated" if options.emulated else None)
 
 
-class Elastic(PointToPoint):
-    """Methods of `Communicator`: shrink, grow, replace."""
+def shrink(comm: Communicator) -> Communicator:
+    """Return a communicator of the surviving ranks; see `Communicator.shrink`."""
+    rest, life = comm._survivors, comm._core.life
+    if rest is not None and not rest.closed:
+        # The survivors' group may have lost a rank since.
+        if rest._core.waits.failure is not None or rest._core.link.processes.ended():
+            comm._survivors = shrink(rest)
+        return comm._survivors or rest
+    if life.closed or life.is_forked:
+        life.check_usable()
+    link = _link_of_survivors(comm)
+    comm._survivors = comm._over(link if isinstance(link, LocalLink) else same_options(link, comm.options))
+    _let_init_return(comm._survivors, comm)
+    return comm._survivors
 
-    _survivors: Self | None = None  # the survivors' communicator, once this one has been shrunk
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        members = self._link.members
-        self.address = None if members is None else regroup.text_of(members.address)
-
-    def shrink(self) -> Self:
-        """Return a communicator of the surviving ranks, in the order of their old ranks; this one fails and is closed.
-
-        A collective call of all surviving ranks; a rank waiting in another call is woken. A rank does not survive if
-        its process has ended, or if the rank has closed this communicator after the failure. Under MPI on one node, and
-        without MPI, survivors go on without MPI: ``mpi`` is then None. The launcher must let survivors live:
-        ``gpucoll run --standalone --survive`` does, and Open MPI's ``mpiexec --with-ft ulfm``, where MPI shrinks.
-
-        Repeated after a `replace` without newcomers, the call returns the survivors' communicator. Raises
-        CollectiveTimeout if a living rank does not come within ``timeout`` seconds, and UsageError if ranks of several
-        hosts have an MPI that ends with its first process. Source: MPI forum's User Level Failure Mitigation.
-        """
-        rest = self._survivors
-        if rest is not None and not rest.closed:
-            # The survivors' group may have lost a rank since.
-            if rest._waits.failure is not None or rest._link.processes.ended():
-                self._survivors = rest.shrink()
-            return self._survivors or rest
-        if self.closed or self._is_forked:
-            self._check_usable()
-        link = self._link_of_survivors()
-        self._survivors = self._over(link if isinstance(link, LocalLink) else same_options(link, self.options))
-        self._is_succeeded_by(self._survivors)
-        return self._survivors
-
-    def grow(self, size: int, timeout: float = TIMEOUT) -> Self:
-        """Return a communicator of `size` ranks: members keep their ranks, newcomers of `gpucoll.join` come after.
-
-        A collective call of all members. Newcomers come to `address` and prove themselves by GPUCOLL_SECRET. They take
-        over the options of the members. This communicator stays usable. Raises CollectiveTimeout after `timeout`
-        seconds without enough newcomers, RankFailedError if a member dies, ArgumentError (on the other ranks PeerError)
-        for a wrong `size`, MismatchError if sizes differ, UsageError for ranks that are threads and without a secret.
-        """
-        return self._grown(size, range(self.size), timeout, "grow")
-
-    def replace(self, timeout: float = TIMEOUT) -> Self:
-        """Return a communicator of as many ranks as before: survivors keep their ranks, newcomers take the lost ones.
-
-        A collective call of all surviving ranks: `shrink`, then `grow`; this communicator fails and is closed. Raises
-        the errors of both; ranks that die meanwhile are replaced, too. After a CollectiveTimeout without newcomers,
-        `replace` can be called again, and `shrink` returns the communicator of the survivors.
-        """
-        deadline = time.monotonic()
-        with contextlib.suppress(ArgumentError):  # `_grown` refuses a wrong timeout, on every rank
-            deadline += bootstrap.seconds_of(timeout)
-        while True:
-            rest = self.shrink()
-            try:
-                # Survivors that wait for newcomers are one group: each names its old rank.
-                everyone = rest._all_gather_metadata({"rank": self.rank, "size": self.size}, "replace")
-                check_alike("replace", everyone, "size", "GC-GROW")
-                grown = rest._grown(self.size, [one["rank"] for one in everyone], timeout, "replace")
-            except RankFailedError:
-                if time.monotonic() > deadline:
-                    raise
-            else:
-                rest._is_succeeded_by(grown)
-                rest.close()
-                return grown
-
-    def _confirm(self) -> None:
-        """Return once all ranks have made a new communicator; give it up if a rank has died meanwhile."""
+def replace(comm: Communicator, timeout: Any) -> Communicator:
+    """Return a communicator with newcomers in the place of lost ranks; see `Communicator.replace`."""
+    deadline = time.monotonic()
+    with contextlib.suppress(ArgumentError):  # `grow` refuses a wrong timeout, on every rank
+        deadline += bootstrap.seconds_of(timeout)
+    while True:
+        rest = shrink(comm)
         try:
-            self._all_gather_metadata({}, "grow")
-        except GpucollError:
-            with contextlib.suppress(GpucollError):
-                self.close()
-            raise
-
-    def _is_succeeded_by(self, other: Self) -> None:
-        """Note that the program goes on with `other`."""
-        raise NotImplementedError
-
-    # ---------------------------------------------------------------- shrink
-
-    def _link_of_survivors(self) -> Link:
-        """Return the link of the surviving ranks, and close this communicator."""
-        link = self._link
-        part: Link | None
-        if isinstance(link, LocalLink):
-            link.stay()
-            self._give_up()
-            part = link.survivors(self.timeout)
+            # Survivors that wait for newcomers are one group: each names its old rank.
+            everyone = rest._core.metadata.all_gather({"rank": comm.rank, "size": comm.size}, "replace")
+            check_alike("replace", everyone, "size", "GC-GROW")
+            grown = grow(rest, comm.size, [one["rank"] for one in everyone], timeout, "replace")
+        except RankFailedError:
+            if time.monotonic() > deadline:
+                raise
         else:
-            part = (self._shrunk_by_mpi() if isinstance(link, MpiLink) else None) or self._regrouped()
-        part.gpu_index, part.device = link.gpu_index, link.device
-        return part
+            _let_init_return(grown, rest)
+            rest.close()
+            return grown
 
-    def _give_up(self) -> None:
-        """Fail and close this communicator; ranks waiting for this rank are woken."""
-        self._regroups = True
-        self._waits.failure = self._waits.failure or RankFailedError("shrink() has replaced this communicator")
-        self._host.fail(self._waits.failure)
-        with contextlib.suppress(GpucollError):  # a call on a GPU may have no complete result
-            self.close()
 
-    def _shrunk_by_mpi(self) -> Link | None:
-        """Return the link made by an MPI that outlives dead processes; None if this MPI does not."""
-        def shrunk() -> Any:
-            self.mpi.Revoke()
-            return self.mpi.Shrink()
+def _let_init_return(comm: Communicator, before: Communicator) -> None:
+    """Let `gpucoll.init` return `comm` if it returned `before`: the program goes on with `comm`."""
+    from gpucoll.communicator import internal
 
-        try:
-            rest = in_thread(Progress(self.timeout).run, shrunk, "shrink")
-        except GpucollError:
-            raise
-        except Exception as error:  # of MPI, or an mpi4py without these calls
-            if self._link.members is None or self.options.executor == "native":
-                raise UsageError("shrink: this MPI does not go on after a process has failed, and ranks of several "
-                                 "hosts, or with executor='native', need MPI; Open MPI goes on under mpiexec "
-                                 f"--with-ft ulfm, and ranks started with a store do ({error!r})",
-                                 code="GC-SHRINK") from error
-            return None
-        self._give_up()
-        return MpiLink(rest, self.timeout)  # never free `rest`: MPI_Finalize of Open MPI would hang
+    if internal.world() is before:
+        internal.set_world(comm)
 
-    def _regrouped(self) -> Link:
-        """Return the link of survivors that meet without MPI, at the port of the lowest of them."""
-        members = self._link.members
-        assert members is not None
-        ended = self._link.processes.ended
-        self._give_up()
-        place = regroup.survivors(members, ended, self.timeout, self.options)
-        members.free()
-        return StoreLink.regrouped(place, self.timeout, by_ucx=self.options.executor == "ucx")
 
-    # ---------------------------------------------------------------- grow
+def confirm(comm: Communicator) -> None:
+    """Return once all ranks have made a new communicator; give it up if a rank has died meanwhile."""
+    try:
+        comm._core.metadata.all_gather({}, "grow")
+    except GpucollError:
+        with contextlib.suppress(GpucollError):
+            comm.close()
+        raise
 
-    def _grown(self, size: Any, seats: Sequence[int], timeout: Any, call: str) -> Self:
-        """Return a communicator of `size` ranks, with member i as rank ``seats[i]``; see `grow`."""
-        self._check_usable()
-        members, mine = self._link.members, None
-        if members is None or self.options.executor == "native":
-            raise UsageError(f"{call}: newcomers come to ranks that are processes of one node, or were started with a "
-                             "store; these ranks are threads, or need MPI", code="GC-GROW")
-        patience = 0.0
-        try:
-            patience = bootstrap.seconds_of(timeout)
-            if not is_whole(size) or size < self.size:
-                raise ArgumentError(f"{call}: size={size!r} is no number of ranks from {self.size} on; shrink() is for "
-                                    "fewer", code="GC-GROW")
-        except ArgumentError as error:
-            mine = error
-        facts: Any = {"error": str(mine)} if mine else {
-            "size": int(size), "secret": regroup.fingerprint(members.secret)}
-        everyone = self._all_gather_metadata(facts, call, mine)
-        check_alike(call, everyone, "size", "GC-GROW")
-        if size > self.size:
-            regroup.check_secrets(everyone)
-        place = regroup.grown(members, int(size), seats, self._link.processes.ended, patience, self.options)
-        link = StoreLink.regrouped(place, self.timeout, by_ucx=self.options.executor == "ucx")
-        link.gpu_index, link.device = self._link.gpu_index, self._link.device
-        grown: Self = self._over(same_options(link, self.options))
-        grown._confirm()
-        return grown
+
+def _link_of_survivors(comm: Communicator) -> Link:
+    """Return the link of the surviving ranks, and close `comm`."""
+    link = comm._core.link
+    part: Link | None
+    if isinstance(link, LocalLink):
+        link.stay()
+        _give_up(comm)
+        part = link.survivors(comm.timeout)
+    else:
+        part = (_shrunk_by_mpi(comm) if isinstance(link, MpiLink) else None) or _regrouped(comm)
+    part.gpu_index, part.device = link.gpu_index, link.device
+    return part
+
+
+def _give_up(comm: Communicator) -> None:
+    """Fail and close a communicator; ranks waiting for this rank are woken."""
+    core = comm._core
+    core.life.regroups = True
+    core.waits.failure = core.waits.failure or RankFailedError("shrink() has replaced this communicator")
+    core.host.fail(core.waits.failure)
+    with contextlib.suppress(GpucollError):  # a call on a GPU may have no complete result
+        comm.close()
+
+
+def _shrunk_by_mpi(comm: Communicator) -> Link | None:
+    """Return the link made by an MPI that outlives dead processes; None if this MPI does not."""
+    def shrunk() -> Any:
+        comm.mpi.Revoke()
+        return comm.mpi.Shrink()
+
+    try:
+        rest = in_thread(Progress(comm.timeout).run, shrunk, "shrink")
+    except GpucollError:
+        raise
+    except Exception as error:  # of MPI, or an mpi4py without these calls
+        if comm._core.link.members is None or comm.executor == "native":
+            raise UsageError("shrink: this MPI does not go on after a process has failed, and ranks of several "
+                             "hosts, or with executor='native', need MPI; Open MPI goes on under mpiexec "
+                             f"--with-ft ulfm, and ranks started with a store do ({error!r})",
+                             code="GC-SHRINK") from error
+        return None
+    _give_up(comm)
+    return MpiLink(rest, comm.timeout)  # never free `rest`: MPI_Finalize of Open MPI would hang
+
+
+def _regrouped(comm: Communicator) -> Link:
+    """Return the link of survivors that meet without MPI, at the port of the lowest of them."""
+    members, options = comm._core.link.members, comm.options
+    assert members is not None
+    ended = comm._core.link.processes.ended
+    _give_up(comm)
+    place = regroup.survivors(members, ended, comm.timeout, options)
+    members.free()
+    return StoreLink.regrouped(place, comm.timeout, by_ucx=options.executor == "ucx")
+
+
+def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call: str) -> Communicator:
+    """Return a communicator of `size` ranks, with member i as rank ``seats[i]``; see `Communicator.grow`."""
+    core, link, mine = comm._core, comm._core.link, None
+    core.life.check_usable()
+    if link.members is None or comm.executor == "native":
+        raise UsageError(f"{call}: newcomers come to ranks that are processes of one node, or were started with a "
+                         "store; these ranks are threads, or need MPI", code="GC-GROW")
+    patience = 0.0
+    try:
+        patience = bootstrap.seconds_of(timeout)
+        if not is_whole(size) or size < comm.size:
+            raise ArgumentError(f"{call}: size={size!r} is no number of ranks from {comm.size} on; shrink() is for "
+                                "fewer", code="GC-GROW")
+    except ArgumentError as error:
+        mine = error
+    facts: Any = {"error": str(mine)} if mine else {
+        "size": int(size), "secret": regroup.fingerprint(link.members.secret)}
+    everyone = core.metadata.all_gather(facts, call, mine)
+    check_alike(call, everyone, "size", "GC-GROW")
+    if size > comm.size:
+        regroup.check_secrets(everyone)
+    place = regroup.grown(link.members, int(size), seats, link.processes.ended, patience, comm.options)
+    new = StoreLink.regrouped(place, comm.timeout, by_ucx=comm.executor == "ucx")
+    new.gpu_index, new.device = link.gpu_index, link.device
+    grown = comm._over(same_options(new, comm.options))
+    confirm(grown)
+    return grown
 
 
 def joined(store: str, timeout: float) -> tuple[Link, bootstrap.Options]:

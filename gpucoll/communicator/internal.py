@@ -31,7 +31,7 @@ def set_world(comm: Communicator | None) -> None:
 
 def current_stream(comm: Communicator, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:
     """Return the context for work on a program's GPU arrays: the program's stream and the rank's device."""
-    return comm._current(None, arrays)
+    return comm._core.current(None, arrays)
 
 
 def all_gather_metadata(comm: Communicator, metadata: Metadata, call: str, error: Failure = None) -> list[Metadata]:
@@ -40,50 +40,50 @@ def all_gather_metadata(comm: Communicator, metadata: Metadata, call: str, error
     A rank with an `error` must pass the text under the key "error" of `metadata`. This rank raises `error`; the other
     ranks raise PeerError.
     """
-    return comm._all_gather_metadata(metadata, call, error)
+    return comm._core.metadata.all_gather(metadata, call, error)
 
 
 def broadcast_metadata(comm: Communicator, root: int, metadata: Metadata, call: str,
                        error: Failure = None) -> Metadata:
     """Return the root's JSON object on every rank; errors as in `all_gather_metadata`."""
-    return comm._broadcast_metadata(root, metadata, call, error)
+    return comm._core.metadata.broadcast(root, metadata, call, error)
 
 
 def refusing(comm: Communicator) -> contextlib.AbstractContextManager[None]:
     """Return a context that reports a refusal of this rank's arguments to the ranks waiting for this rank."""
-    return comm._refusing()
+    return comm._core.life.refusing()
 
 
 def check_apart(comm: Communicator, name: str) -> None:
     """Raise UsageError in an open group: the call `name` needs the result of its first step."""
-    comm._check_apart(name)
+    comm._core.check_apart(name)
 
 
 def link_of(comm: Communicator) -> Link:
     """Return the connection between the ranks."""
-    return comm._link
+    return comm._core.link
 
 
 def waits_of(comm: Communicator) -> Progress:
     """Return the waits of the communicator, with the deadline."""
-    return comm._waits
+    return comm._core.waits
 
 
 def sender_of(comm: Communicator, tag: int) -> int | None:
     """Return a rank whose message with `tag` is ready to be received, None without a message."""
-    return comm._sender(tag)
+    return comm._points.sender(tag)
 
 
 def checked_message(comm: Communicator, name: str, tag: Any, **ends: Any) -> PointMessage:
     """Return a message to send or receive, after a check of its arguments."""
-    return comm._message(name, tag, **ends)
+    return comm._points.message(name, tag, **ends)
 
 
 def start_together(comm: Communicator, messages: Sequence[PointMessage]) -> list[Work]:
     """Start messages side by side, so that none waits for another; return their works."""
-    return comm._start_together(messages)
+    return comm._points.start_together(messages)
 
 
 def gpu_of(comm: Communicator, name: str) -> Gpu:
     """Return the communicator's device named "cuda" or "emulated", with its executors."""
-    return comm._gpu(name)
+    return comm._core.gpu(name)

@@ -10,17 +10,23 @@ import os
 import secrets
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
-from gpucoll.communicator.backends import not_known
-from gpucoll.communicator.core import REFUSALS, Core
+from gpucoll.communicator.backends import HostBackend
 from gpucoll.communicator.gpu import Gpu
-from gpucoll.communicator.links import LocalLink
+from gpucoll.communicator.links import Link, LocalLink
 from gpucoll.core.signature import Signature
-from gpucoll.errors import CollectiveTimeout, GpucollError, MismatchError, RankFailedError, UsageError
+from gpucoll.errors import (
+    ArgumentError,
+    ClosedError,
+    CollectiveTimeout,
+    DtypeError,
+    GpucollError,
+    MismatchError,
+    RankFailedError,
+    UsageError,
+)
 from gpucoll.health import devices
 from gpucoll.health.devices import DeviceWatch
 from gpucoll.health.flight import CLOSED, THREADS, Flight
@@ -28,273 +34,301 @@ from gpucoll.health.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
 from gpucoll.health.metrics import export
 from gpucoll.health.observed import Comparison, Recorded, observers_of
 from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
-from gpucoll.launch.bootstrap import DEATH, FINALIZE, finalize_within, gpu_index
+from gpucoll.health.shares import CallClock, CallSums
+from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
 from gpucoll.progress.operations import drain_all, kind_of
+from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import abort, shutdown
 from gpucoll.transport.kvstore import linger_at_most
 
+REFUSALS = (ArgumentError, DtypeError, MemoryError)  # errors in a rank's own arguments
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
 
 
-class Lifecycle(Core):
-    """Methods of `Communicator`: guards, refusal, abort, close."""
+class Lifecycle:
+    """The connections, executors, waits and guards of a communicator, from its start to its end.
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        link, mpi = self._link, self._link.mpi
-        guard = Guard(self.rank, link.processes, self._awaited, self._progress, link.aborted,
-                      lambda: self._waits.waits_since)
-        self._guard = guard
-        # Called between polls: the death of a rank ends a wait at once, long before the deadline.
-        self._waits.hooks.append(guard.check)
-        self._waits.blame, self._waits.explain = guard.blame, self._explain
-        self._host.explain_by(guard.cause)
-        # Ranks that are processes learn of a failure here by messages only.
-        if mpi is not None:
-            self._waits.on_failure = self._abort
+    `waits` has the deadline and the failure of the communicator. `host` and `gpus` have the executors. At the end
+    `stop_calls` is called first, and each of `releases` later, with whether a rank has failed.
+    """
+
+    def __init__(self, link: Link, options: Options) -> None:
+        self.link, self.options = link, options
+        self.waits = self.new_waits()
+        self.host = self.new_host()
+        self.gpus: dict[str, Gpu] = {}
+        self.clock = CallClock(self.host.engines, CallSums())
+        self.stop_calls: Callable[[], None] = lambda: None
+        self.releases: list[Callable[[bool], None]] = []
+        self.closed = False
+        self.is_forked = False  # whether this is a fork's child: the links then belong to the parent
+        self.guard = self._new_guard()
         if isinstance(link, LocalLink):
             # Weak: the links' shared state must not keep a dropped communicator alive.
             link.used_by(functools.partial(_threads_of, weakref.ref(self)))
-        self._has_aborted = False
-        self._regroups = False  # whether this rank goes on in another communicator after a failure
+        self.has_aborted = False
+        self.regroups = False  # whether this rank goes on in another communicator after a failure
         self._watches: list[DeviceWatch] = []
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
-        self._flight = None
-        folder = os.environ.get("GPUCOLL_DUMP_DIR")
-        if folder:
-            # The files of all ranks of a communicator need one group name.
-            name = f"{THREADS}{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
-            self._flight = Flight(Path(folder), name, self.rank, self.size)
-        self._observers = observers_of(self.rank, os.environ)
+        self._flight = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
+        rank = link.place.rank
+        self._observers = observers_of(rank, os.environ)
         self._exporter = None
         metrics = os.environ.get("GPUCOLL_METRICS")
         if metrics:
             threads = isinstance(link, LocalLink)
-            self._exporter = export(metrics, self.rank, 0 if threads else gpu_index(link.place))
-            self._exporter.add(self._clock.sums, self.rank, threads=threads)
+            self._exporter = export(metrics, rank, 0 if threads else gpu_index(link.place))
+            self._exporter.add(self.clock.sums, rank, threads=threads)
         preflight = None
-        if self.size > 1 and self.options.compares != "off":
-            preflight = Preflight(link, self._waits, self._elsewhere, self._clock)
-        self._preflight = preflight if link.has_collectives else None
+        if link.place.size > 1 and options.compares != "off":
+            preflight = Preflight(link, self.waits, self._elsewhere, self.clock)
+        self.preflight = preflight if link.has_collectives else None
         # The engine compares the calls of a single node in shared memory: no messages then.
-        comparison = None if self._host.compares_calls or preflight is None else \
-            Deferred(preflight) if self.options.compares == "deferred" else preflight
-        self._host.observe(self._flight, self._observers, comparison)
+        comparison = None if self.host.compares_calls or preflight is None else \
+            Deferred(preflight) if options.compares == "deferred" else preflight
+        self.host.observe(self._flight, self._observers, comparison)
         _alive.add(self)
+
+    def _new_guard(self) -> Guard:
+        """Return the guard that ends waits for ranks that go no further, set to follow `waits`."""
+        link, waits = self.link, self.waits
+        guard = Guard(link.place.rank, link.processes, self._awaited, self._progress, link.aborted,
+                      lambda: waits.waits_since)
+        # Called between polls: the death of a rank ends a wait at once, long before the deadline.
+        waits.hooks.append(guard.check)
+        waits.blame, waits.explain = guard.blame, self._explain
+        self.host.explain_by(guard.cause)
+        # Ranks that are processes learn of a failure here by messages only.
+        if link.mpi is not None:
+            waits.on_failure = self.abort
+        return guard
+
+    def _flight_of(self, folder: str | None) -> Flight | None:
+        """Return the record of calls in a file of `folder`, None without a folder."""
+        if not folder:
+            return None
+        place, mpi = self.link.place, self.link.mpi
+        # The files of all ranks of a communicator need one group name.
+        name = f"{THREADS}{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
+        return Flight(Path(folder), name, place.rank, place.size)
+
+    def new_waits(self) -> Progress:
+        """Return the waits of this communicator."""
+        place = self.link.place
+        return Progress(self.options.timeout, foreign=self.link.foreign, threads=self.link.threads,
+                        crowded=place.local_size > (os.cpu_count() or 1))
+
+    def new_host(self) -> HostBackend:
+        """Return the executors for host arrays."""
+        return HostBackend(self.link, self.options.timeout, self.options.executor, self.options.compares)
+
+    def check_usable(self) -> None:
+        """Raise UsageError in a fork's child, ClosedError after the end, and RevokedError after a failure."""
+        if self.is_forked:
+            raise UsageError("this communicator belongs to the parent process; a forked child cannot use it: "
+                             "start ranks by mpiexec, or children by spawn, before making a communicator",
+                             code="GC-FORK")
+        if self.closed:
+            raise ClosedError("this communicator was closed; gpucoll.init() makes a new communicator")
+        if self.link.has_ended():
+            raise ClosedError("MPI has been finalized, and no call is possible any more; let MPI end with the process, "
+                              "or close communicators before")
+        self.waits.check()
 
     def _awaited(self) -> set[int] | None:
         """Return the ranks awaited by this rank, None if unknown."""
-        if self._preflight is not None and self._preflight.is_comparing:
-            return self._preflight.missing()
-        return self._host.awaited()
+        if self.preflight is not None and self.preflight.is_comparing:
+            return self.preflight.missing()
+        return self.host.awaited()
 
     def _elsewhere(self) -> HostCall:
         """Return the call on the host."""
-        call = Signature.decode(self._host.under_way() or self._waits.name)
-        return HostCall(self._host.call_count, self._host.awaited() or set(),
+        call = Signature.decode(self.host.under_way() or self.waits.name)
+        return HostCall(self.host.call_count, self.host.awaited() or set(),
                         call._replace(where="on the host").encode())
 
     def _explain(self, error: BaseException) -> GpucollError | None:
         """Return the cause of an error of the transport or of another rank: calls that differ, or a dead rank."""
         is_late, is_known = isinstance(error, CollectiveTimeout), isinstance(error, MismatchError | RankFailedError)
         # A named rank has really ended: no other cause is behind the error.
-        if isinstance(error, RankFailedError) and {*error.ranks} & {*self._link.processes.ended()}:
+        if isinstance(error, RankFailedError) and {*error.ranks} & {*self.link.processes.ended()}:
             return None
         found: GpucollError | None = None
-        if self._preflight is not None:
+        if self.preflight is not None:
             differ = isinstance(error, MismatchError)
             # A wait until the deadline was long enough: give the comparison no more time.
-            found = self._preflight.explain(0 if is_late else EXPLAINS, differ=differ)
-            if found is None and isinstance(error, CollectiveTimeout) and self._preflight.missing() \
-                    and self._preflight.missing().isdisjoint(error.ranks):  # a named rank waits for the missing ones
-                return self._waits.late(self._waits.name)
-        return found if found is not None or is_late or is_known else self._guard.cause()
+            found = self.preflight.explain(0 if is_late else EXPLAINS, differ=differ)
+            if found is None and isinstance(error, CollectiveTimeout) and self.preflight.missing() \
+                    and self.preflight.missing().isdisjoint(error.ranks):  # a named rank waits for the missing ones
+                return self.waits.late(self.waits.name)
+        return found if found is not None or is_late or is_known else self.guard.cause()
 
     def _progress(self) -> dict[int, tuple[int, str]]:
         """Return number and descriptor of the last call of each rank, as far as known."""
-        preflight = self._preflight
-        if preflight is None or (self._host.compares_calls and not preflight.missing()):
-            return self._host.progress()
+        preflight = self.preflight
+        if preflight is None or (self.host.compares_calls and not preflight.missing()):
+            return self.host.progress()
         return preflight.progress()
 
     def _by_messages(self, usual: str) -> Comparison | None:
         """Return the comparison of calls by messages, as `check` says, or by default as `usual` says."""
-        if self._preflight is None:
+        if self.preflight is None:
             return None
-        return self._preflight if (self.options.compares or usual) == "full" else Deferred(self._preflight)
+        return self.preflight if (self.options.compares or usual) == "full" else Deferred(self.preflight)
 
-    def _of_devices(self) -> Comparison | None:
+    def of_devices(self) -> Comparison | None:
         """Return the comparison for calls on devices: the host's own with "full", else one by messages."""
-        return self._host if self.options.compares == "full" else self._by_messages("deferred")
+        return self.host if self.options.compares == "full" else self._by_messages("deferred")
 
-    def _refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
+    def refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
         """Tell the other ranks, once for each error, that this rank refuses a call; `call` has its known fields."""
         if hasattr(error, "is_reported"):
             return
         error.is_reported = True  # type: ignore[attr-defined] # a mark of ours
-        comparison = self._of_devices() if on_device else self._host
+        comparison = self.of_devices() if on_device else self.host
         refused = (call or Signature(""))._replace(refusal=str(error))
         # The caller raises the refusal itself: an error in telling others must not replace it.
         with contextlib.suppress(GpucollError):
             if comparison is not None:
-                self._waits.run(comparison.compare(refused.encode()), "a call that was refused")
+                self.waits.run(comparison.compare(refused.encode()), "a call that was refused")
 
     @contextlib.contextmanager
-    def _refusing(self) -> Iterator[None]:
+    def refusing(self) -> Iterator[None]:
         """Report a refusal raised in the block to the ranks waiting for this rank, and raise it."""
         try:
             yield
         except REFUSALS as error:
-            self._refuse(error)
+            self.refuse(error)
             raise
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         """Tell the other ranks, once, that this rank goes no further, and why."""
-        if not self._has_aborted and not self._link.has_ended():
-            self._has_aborted = True
-            with contextlib.suppress(*self._link.foreign):
-                failure = self._waits.failure
+        if not self.has_aborted and not self.link.has_ended():
+            self.has_aborted = True
+            with contextlib.suppress(*self.link.foreign):
+                failure = self.waits.failure
                 # MPI's end waits for all ranks, and a dead rank never comes: set a deadline for `_at_exit`.
                 if failure is not None:
-                    finalize_within.append(DEATH if self._link.processes.ended() else
-                                           self.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
+                    finalize_within.append(DEATH if self.link.processes.ended() else
+                                           self.options.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
                 # Pass on the rank behind the failure, so that other ranks blame that rank and not this one.
                 why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
                 if isinstance(failure, RankFailedError) and failure.ranks:
                     why = FAILED_BY + failure.ranks[0]
                 if isinstance(failure, CollectiveTimeout) and failure.ranks:
                     why = late_for(failure.ranks[0])
-                abort(self._link.wire, self._living(), why)
+                abort(self.link.wire, self._living(), why)
 
     def _living(self) -> list[int]:
         """Return the other ranks, after a failure without the dead ones: MPI may crash in a send to a dead rank."""
-        failure = self._waits.failure
+        failure = self.waits.failure
         if failure is None:
-            return sorted({*range(self.size)} - {self.rank})
+            return sorted({*range(self.link.place.size)} - {self.link.place.rank})
         named = failure.ranks if isinstance(failure, RankFailedError) else ()
-        dead = {self.rank, *named, *self._link.processes.ended()}
-        return sorted({*range(self.size)} - dead)
+        dead = {self.link.place.rank, *named, *self.link.processes.ended()}
+        return sorted({*range(self.link.place.size)} - dead)
 
-    def _gpu(self, name: str) -> Gpu:
-        if name in self._gpus:
-            return self._gpus[name]
-        gpu = super()._gpu(name)
+    def watch(self, gpu: Gpu) -> None:
+        """Record, observe and compare the calls on a new GPU, and set a watchdog on these calls."""
         recorded = [] if self._flight is None else [Recorded(self._flight)]
-        gpu.observers, gpu.comparison = [*recorded, *self._observers], self._of_devices()
-        if gpu.device.asynchronous and self.size > 1:
-            self._watches.append(DeviceWatch(gpu, self._waits, may_call=self._link.threads))
-        return gpu
+        gpu.observers, gpu.comparison = [*recorded, *self._observers], self.of_devices()
+        if gpu.device.asynchronous and self.link.place.size > 1:
+            self._watches.append(DeviceWatch(gpu, self.waits, may_call=self.link.threads))
 
     def close(self) -> None:
-        """Complete the operations under way and release all resources; idempotent.
-
-        A collective call unless the communicator has failed. If another rank has failed, or does not come within the
-        timeout (seconds), MPI's communicators are not freed: after a free on some ranks only, late messages could reach
-        the next communicators. Ranks that are threads do not wait for each other: the last `close` frees the memory of
-        all.
-
-        Raises the error of an incomplete call on a GPU, unless a call or a wait has raised the error before.
-        """
-        if self.closed or self._is_forked:
+        """Complete the operations under way and release all resources; see `Communicator.close`."""
+        if self.closed or self.is_forked:
             return
         self.closed = True
-        self._forget_calls()
+        self.stop_calls()
         if self._exporter is not None:
-            self._exporter.retire(self._clock.sums)
+            self._exporter.retire(self.clock.sums)
         # No watchdog may look at streams and transports during their release.
         for watch in self._watches:
             watch.close()
-        was_well, reported = self._waits.failure is None, self._waits.reported
-        unreported, self._waits.unreported = self._waits.unreported, None
-        if isinstance(self._link, LocalLink):
+        was_well, reported = self.waits.failure is None, self.waits.reported
+        unreported, self.waits.unreported = self.waits.unreported, None
+        if isinstance(self.link, LocalLink):
             ended = self._has_ended()
-            self._waits.close()
-            self._link.close(self._release, failed=not ended)
+            self.waits.close()
+            self.link.close(self._release, failed=not ended)
         else:
             together = self._shutdown()
             if together and self._flight is not None:
                 self._flight.began(CLOSED)
                 self._flight.ended()
-            self._waits.close()
-            if not together and not self._regroups:
-                self._link.leave()
+            self.waits.close()
+            if not together and not self.regroups:
+                self.link.leave()
             self._release(not together)
-            if self._preflight is not None:
-                self._preflight.close()
+            if self.preflight is not None:
+                self.preflight.close()
         unreported = unreported or (self._unfinished if was_well else None)
         # Another thread may have raised the same failure already: report it once.
         if unreported is not None and kind_of(unreported) != reported:
             raise unreported
 
-    def _forget_calls(self) -> None:
-        """Close the engine: all later calls take the path through Python, with its checks."""
-        self._fast_path = not_known
-        if self._engine is not None:
-            self._engine.close()
-
     def _has_ended(self) -> bool:
         """Return whether all operations of this rank have ended without error, on its devices too."""
         try:
-            self._waits.run(iter(()), "close")
+            self.waits.run(iter(()), "close")
         except GpucollError:
             return False
         return self._devices_have_ended()
 
     def _devices_have_ended(self, *, awaited: bool = True) -> bool:
         """Return whether all work on devices ends well: within the timeout if `awaited`, else within GRACE."""
-        errors = [gpu.unfinished(self.timeout if awaited else GRACE) for gpu in self._gpus.values()]
+        errors = [gpu.unfinished(self.options.timeout if awaited else GRACE) for gpu in self.gpus.values()]
         error = next(filter(None, errors), None)
         self._unfinished = error and (self._explain(error) or error)
         return error is None
 
     def _release(self, failed: bool) -> None:
         """Release all memory. If a rank has `failed`, keep the link and the devices' memory: ranks may use both."""
-        self._host.close()
-        for gpu in self._gpus.values():
+        self.host.close()
+        for gpu in self.gpus.values():
             gpu.close(failed=failed)
-        self._calls.close(failed=failed)
+        for release in self.releases:
+            release(failed)
         if not failed:
-            self._link.free()
+            self.link.free()
 
     def _shutdown(self) -> bool:
         """Return whether all ranks have come to `close` without failure; a failed rank tells, and does not wait."""
-        if self._link.has_ended():
+        if self.link.has_ended():
             return False
         # A dead rank never comes to `close`: fail now, not at the deadline.
-        if self._waits.failure is None and self._link.processes.ended():
-            self._waits.failure = self._guard.cause()
-        failure = self._waits.failure
-        leaving = shutdown(self._link.wire, self._living(), failed=failure is not None)
+        if self.waits.failure is None and self.link.processes.ended():
+            self.waits.failure = self.guard.cause()
+        failure = self.waits.failure
+        leaving = shutdown(self.link.wire, self._living(), failed=failure is not None)
         if failure is not None:
-            self._host.fail(failure)
-            self._abort()
-            with contextlib.suppress(*self._link.foreign):
+            self.host.fail(failure)
+            self.abort()
+            with contextlib.suppress(*self.link.foreign):
                 all(done() for done in leaving)  # sends the message, and does not wait for answers
             return False
         # A deferred comparison may still be under way: judge it first, since no later call will.
         try:
-            if self._preflight is not None:
-                self._waits.run(self._preflight.settled(), "close")
-            self._waits.run(leaving, "close")
+            if self.preflight is not None:
+                self.waits.run(self.preflight.settled(), "close")
+            self.waits.run(leaving, "close")
         except GpucollError:
             self._devices_have_ended(awaited=False)
             return False
         return self._devices_have_ended()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        if kind is not None and self._waits.failure is None:  # the other ranks may be elsewhere: do not wait for them
-            self._waits.failure = UsageError(f"its `with` block was left by {kind.__name__}")
+    def leave(self, error: type[BaseException] | None) -> None:
+        """Close at the end of a `with` block, which was left by `error`."""
+        if error is not None and self.waits.failure is None:  # the other ranks may be elsewhere: do not wait for them
+            self.waits.failure = UsageError(f"its `with` block was left by {error.__name__}")
         self.close()
 
 
 def _threads_of(reference: weakref.ref[Lifecycle]) -> set[int]:
     """Return the system's numbers of the threads of a communicator's last calls; none if it was dropped."""
     comm = reference()
-    return set() if comm is None else {comm._waits.thread, comm._host.thread()} - {0}
+    return set() if comm is None else {comm.waits.thread, comm.host.thread()} - {0}
 
 
 _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
@@ -306,13 +340,13 @@ def _after_fork() -> None:
     devices.forget()
     for comm in _alive:
         # Transports, threads and locks belong to the parent: touch none of these.
-        comm._is_forked = True
-        comm._forget_calls()
+        comm.is_forked = True
+        comm.stop_calls()
         comm._watches.clear()
-        comm._waits.forget()
-        if comm._link.processes.watch is not None:
-            comm._link.processes.watch.drop()  # other hosts see the parent's end by its closed connection
-        comm._waits.hooks.append(comm._check_usable)  # ends a wait for the parent's `Work`
+        comm.waits.forget()
+        if comm.link.processes.watch is not None:
+            comm.link.processes.watch.drop()  # other hosts see the parent's end by its closed connection
+        comm.waits.hooks.append(comm.check_usable)  # ends a wait for the parent's `Work`
 
 
 def _at_exit() -> None:
@@ -327,18 +361,18 @@ def _at_exit() -> None:
     # CUDA may end next: the watchdog thread must not call it any more.
     devices.stop()
     for comm in list(_alive):
-        if not (comm.closed or comm._is_forked or comm._link.mpi is None or comm._link.has_ended()):
+        if not (comm.closed or comm.is_forked or comm.link.mpi is None or comm.link.has_ended()):
             try:
                 # ENDS is a rank that left without `close`. Any other reason is a failure, and MPI's end may then hang.
-                is_lost = not {ENDS}.issuperset(comm._link.aborted().values())
-            except comm._link.foreign:  # MPI raises if it knows of a dead rank
+                is_lost = not {ENDS}.issuperset(comm.link.aborted().values())
+            except comm.link.foreign:  # MPI raises if it knows of a dead rank
                 is_lost = True
             if is_lost:
                 finalize_within.append(FINALIZE)
-            if comm._link.processes.ended():
+            if comm.link.processes.ended():
                 finalize_within.append(DEATH)
-            comm._host.fail(RankFailedError("the process has ended", ranks=(comm.rank,)))
-            comm._abort()
+            comm.host.fail(RankFailedError("the process has ended", ranks=(comm.link.place.rank,)))
+            comm.abort()
             comm.closed = True  # MPI's end frees communicators, and so would close this one again
     if finalize_within:
         linger_at_most(max(finalize_within))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy
 
 from gpucoll.arrays import Array, RankInfo, Space, on_gpu, prepare
-from gpucoll.communicator.core import CallOptions
-from gpucoll.communicator.lifecycle import Lifecycle
+from gpucoll.communicator.calls import CallOptions
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import row_of
 from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError, minority
+
+if TYPE_CHECKING:
+    from gpucoll.communicator.core import Core
 
 Metadata: TypeAlias = dict[str, Any]
 Failure: TypeAlias = GpucollError | MemoryError | None  # the error of this rank's own part, or None
@@ -28,43 +30,44 @@ def metadata_of(x: Array, shape: Sequence[int]) -> Metadata:
     return {"shape": list(shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
 
 
-class MetadataExchange(Lifecycle):
+class MetadataExchange:
     """Exchanges of small JSON objects by the communicator's own schedules, with its deadline."""
 
-    def _checked_sizes(self, name: str, root: Any) -> RankInfo:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def sizes(self, name: str, root: Any) -> RankInfo:
         """Return rank, size and root for a call that begins with an exchange; report a refusal in the exchange."""
-        with self._refusing():
-            return self._sizes(name, root)
+        with self._core.life.refusing():
+            return self._core.sizes(name, root)
 
-    def _broadcast_metadata(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
+    def broadcast(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
         """Return the root's metadata on every rank; raise an error in it: `mine` on the root, PeerError elsewhere."""
-        row = row_with(metadata, self.size) if self.rank == root else numpy.empty(_row_bytes(self.size), numpy.uint8)
-        row = self._exchange("broadcast", row, name, root)
-        return self._checked_metadata([_read(row.tobytes())], name, mine, first=root)[0]
+        size = self._core.size
+        row = row_with(metadata, size) if self._core.rank == root else numpy.empty(_row_bytes(size), numpy.uint8)
+        row = self.exchange("broadcast", row, name, root)
+        return checked([_read(row.tobytes())], name, mine, first=root)[0]
 
-    def _all_gather_metadata(self, metadata: Metadata, name: str, mine: Failure = None) -> list[Metadata]:
+    def all_gather(self, metadata: Metadata, name: str, mine: Failure = None) -> list[Metadata]:
         """Return all ranks' metadata on every rank, in rank order; raise an error of any rank on all ranks."""
-        return self._checked_rows(self._exchange("all_gather", row_with(metadata, self.size), name), name, mine)
+        return checked_rows(self.exchange("all_gather", row_with(metadata, self._core.size), name), name, mine)
 
-    def _checked_rows(self, rows: Array, name: str, mine: Failure) -> list[Metadata]:
-        return self._checked_metadata([_read(row.tobytes()) for row in rows], name, mine)
-
-    def _exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
+    def exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
         """Return the result of a collective on `row` at once, even inside a group of calls."""
         # The call itself cannot be prepared without the result: a group must not put it off.
-        cache_key = (f"{collective} of a header of {name}", "", root, "auto")
-        result = self._fast_path(*cache_key, row, None)
+        core, cache_key = self._core, (f"{collective} of a header of {name}", "", root, "auto")
+        result = core.fast_path(*cache_key, row, None)
         if result is NotImplemented:
-            call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))
-            shows = self._host.shows_calls is not None
-            allowed = "shared" if shows else self._host_executor()  # the other ranks look for the call there
-            ready = self._resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root, header=name)
-            self._waits.run(self._counted(self._operation(ready, call.space, call), ready.request), name)
-            self._calls.keep(cache_key, row, None, ready, call, self._seconds(ready.call))
+            call = prepare(COLLECTIVES[collective], row, None, core.sizes(name, root))
+            shows = core.host.shows_calls is not None
+            allowed = "shared" if shows else core.host_executor()  # the other ranks look for the call there
+            ready = core.resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root, header=name)
+            core.waits.run(core.measured(core.operation(ready, call.space, call), ready.request), name)
+            core.calls.keep(cache_key, row, None, ready, call, core.seconds_of(ready.call))
             result = call.result
         return result
 
-    def _metadata_space(self, name: str, metadata: Metadata, source: Any, out: Any, stream: Any) -> Space:
+    def space_of(self, name: str, metadata: Metadata, source: Any, out: Any, stream: Any) -> Space:
         """Return the space of a call with the root's `metadata`; `source` and `out` are this rank's arrays or None."""
         here = [array for array in (source, out) if array is not None]
         # The executor must be the same on all ranks: the root's arrays decide.
@@ -72,19 +75,25 @@ class MetadataExchange(Lifecycle):
             raise ArgumentError(f"{name}: out must be on the same device as the root's array, which is "
                                 f"{'on a GPU' if metadata['gpu'] else 'on the host'}", code="GC-DEVICE")
         if not here and metadata["gpu"]:
-            return self._gpu("cuda").space(stream)
-        return self._space(name, *here, stream=stream)
+            return self._core.gpu("cuda").space(stream)
+        return self._core.space(name, *here, stream=stream)
 
-    def _checked_metadata(self, metadata: list[Metadata], name: str, mine: Failure,
-                          first: int = 0) -> list[Metadata]:
-        if mine is not None:
-            raise mine
-        # Every rank has the same rows, so all ranks raise for the same rank.
-        refused = {first + rank: one["error"] for rank, one in enumerate(metadata) if "error" in one}
-        if refused:
-            rank, reason = next(iter(refused.items()))
-            raise PeerError(f"{name}: rank {rank} refused its arguments: {reason}", ranks=tuple(refused))
-        return metadata
+
+def checked(metadata: list[Metadata], name: str, mine: Failure, first: int = 0) -> list[Metadata]:
+    """Return the metadata of ranks from `first` on; raise `mine`, or PeerError if a rank refuses its arguments."""
+    if mine is not None:
+        raise mine
+    # Every rank has the same rows, so all ranks raise for the same rank.
+    refused = {first + rank: one["error"] for rank, one in enumerate(metadata) if "error" in one}
+    if refused:
+        rank, reason = next(iter(refused.items()))
+        raise PeerError(f"{name}: rank {rank} refused its arguments: {reason}", ranks=tuple(refused))
+    return metadata
+
+
+def checked_rows(rows: Array, name: str, mine: Failure) -> list[Metadata]:
+    """Return the metadata in the host messages of all ranks; errors as in `checked`."""
+    return checked([_read(row.tobytes()) for row in rows], name, mine)
 
 
 def _row_bytes(ranks: int) -> int:

@@ -1,37 +1,132 @@
-"""The collectives with the same shapes on all ranks. All take the options of `Collectives.all_reduce`."""
+"""The communicator: a group of ranks, with one method for each collective.
+
+Each method with the same shapes on all ranks takes the options of `Communicator.all_reduce`. The methods delegate to
+the parts of a communicator in the other files of this room. A repeated call goes from here into the engine at once.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-import numpy
-
-from gpucoll.arrays import (
-    NOTHING,
-    Prepared,
-    RankInfo,
-    as_array,
-    block_shape,
-    carried_dtype,
-    check_input,
-    module_of,
-    prepare_scatter,
+from gpucoll.communicator import elastic, objects
+from gpucoll.communicator.advice import check_numerics, explain
+from gpucoll.communicator.backends import Key
+from gpucoll.communicator.calls import CallOptions
+from gpucoll.communicator.core import Core
+from gpucoll.communicator.elastic import TIMEOUT, same_options
+from gpucoll.communicator.extrema import located
+from gpucoll.communicator.links import Link, MpiLink
+from gpucoll.communicator.overloads import (
+    ExchangingBlocks,
+    GatheringBlocks,
+    GatheringBlocksToRoot,
+    Moving,
+    MovingToRoot,
+    Overwriting,
+    Probing,
+    Receiving,
+    Reducing,
+    ReducingBlocks,
+    ReducingToRoot,
+    ScatteringBlocks,
+    shaped,
 )
-from gpucoll.communicator.core import CallOptions, Key, counted
-from gpucoll.communicator.gpu import on_side_stream
-from gpucoll.communicator.metadata import Metadata, MetadataExchange, metadata_of
-from gpucoll.communicator.overloads import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
-from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.core.dtypes import numpy_dtype, row_of
-from gpucoll.core.signature import Signature
-from gpucoll.errors import ArgumentError, DtypeError, GpucollError
-from gpucoll.executors import ReadyCall
-from gpucoll.executors.engine.tables import TEXT
-from gpucoll.progress.operations import Operation
+from gpucoll.communicator.persistent import PersistentCall, planned
+from gpucoll.communicator.points import PointToPoint
+from gpucoll.communicator.ragged import VectorVariants
+from gpucoll.communicator.scatter import scatter
+from gpucoll.communicator.symmetric import SymmetricHeaps
+from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, Status
+from gpucoll.errors import RankFailedError
+from gpucoll.health.guard import FAILED_BY
+from gpucoll.health.shares import Stats
+from gpucoll.launch import bootstrap, regroup
+from gpucoll.transport.control import abort
+from gpucoll.tuner.explanation import Explanation
+
+if TYPE_CHECKING:
+    from gpucoll.communicator.cartesian import Cartesian
 
 
-class Collectives(MetadataExchange):
-    """Methods of `Communicator`: the collectives with the same shapes on all ranks."""
+class Communicator:
+    """A group of ranks and their collective operations; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
+
+    ``rank size local_rank local_size node nodes`` are numbers. ``device`` is the CUDA ordinal or None. ``mpi`` is the
+    duplicated mpi4py communicator, or None without MPI. ``timeout check executor`` are the options. ``address`` is the
+    place where newcomers join (`grow`), "tcp://host:port", or None.
+    """
+
+    def __init__(self, link: Link, options: bootstrap.Options) -> None:
+        core_type, points, blocks = link.parts or (Core, PointToPoint, VectorVariants)
+        try:
+            core: Core = core_type(link, options)
+        except BaseException as error:
+            # E.g. no memory left: the other ranks would wait for this rank until their deadlines.
+            if link.mpi is not None:
+                culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
+                others = {*range(link.place.size)} - {link.place.rank, culprit, *link.processes.ended()}
+                abort(link.wire, others, FAILED_BY + culprit)
+            raise
+        self.options = core.options
+        self.mpi: Any = link.mpi if link.has_collectives else None
+        self.address = None if link.members is None else regroup.text_of(link.members.address)
+        self._core, self._memory = core, SymmetricHeaps(core)
+        self._points: PointToPoint = points(core)
+        self._blocks: VectorVariants = blocks(core)
+        self._survivors: Communicator | None = None  # the survivors' communicator, once this one has been shrunk
+
+    @classmethod
+    def from_mpi(cls, mpi: Any, **options: Unpack[bootstrap.GivenOptions]) -> Communicator:
+        """Return a communicator of the ranks of an mpi4py intracommunicator, after duplicating `mpi`.
+
+        A collective call. Options as in `gpucoll.init`. Raises ArgumentError if `mpi` is no intracommunicator,
+        UsageError if the options differ between ranks, BackendError if MPI has no room for another communicator.
+        """
+        wanted = bootstrap.options(options)
+        if hasattr(mpi, "virtual"):  # of virtual ranks
+            made: Communicator = mpi.virtual(wanted)
+            return made
+        return cls(same_options(MpiLink(mpi, wanted.timeout), wanted), wanted)
+
+    rank = property(lambda self: self._core.link.place.rank, doc="This rank, 0 .. size - 1.")
+    size = property(lambda self: self._core.link.place.size, doc="The number of ranks.")
+    local_rank = property(lambda self: self._core.link.place.local_rank, doc="This rank's number on its node.")
+    local_size = property(lambda self: self._core.link.place.local_size, doc="How many ranks this node has.")
+    node = property(lambda self: self._core.link.place.nodes[self.rank], doc="This rank's node, 0 .. nodes - 1.")
+    nodes = property(lambda self: max(self._core.link.place.nodes) + 1, doc="How many nodes there are.")
+    timeout = property(lambda self: self.options.timeout, doc="Seconds: the deadline of every wait.")
+    check = property(lambda self: self.options.check, doc="full, data, deferred, off, or None for the default.")
+    executor = property(lambda self: self.options.executor, doc="The executor asked for, or None.")
+    closed = property(lambda self: self._core.life.closed, doc="Whether this communicator was closed.")
+
+    def _over(self, link: Link) -> Communicator:
+        """Return a communicator of the ranks joined by `link`, with the options of this communicator."""
+        return Communicator(link, self.options)
+
+    @property
+    def seconds_under_way(self) -> float:
+        """Seconds so far with at least one operation of this rank under way on the host behind a `Work`.
+
+        All asynchronous operations count. Blocking calls count if queued behind other calls, blocking messages between
+        two ranks if longer than about 1 ms. The growth between two readings is the communication hidden behind the
+        computation in between.
+        """
+        return self._core.waits.under_way.seconds
+
+    @property
+    def device(self) -> int | None:
+        """The CUDA ordinal of this rank; None without a GPU.
+
+        The ordinal is given by `device=` or GPUCOLL_DEVICE; otherwise it is the number of the rank on its host, modulo
+        the number of GPUs. A communicator made by `split` has the device of its parent. Ranks that are threads use the
+        current device of their thread.
+        """
+        return self._core.device
+
+    # ------------------------------------------------------------------------------------- collectives of equal shapes
 
     @shaped(Reducing)
     def all_reduce(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
@@ -46,52 +141,57 @@ class Collectives(MetadataExchange):
         ArgumentError and DtypeError before data moves; MismatchError if the ranks' calls differ, PeerError if another
         rank refuses its arguments, RankFailedError, and CollectiveTimeout at the deadline. MPI-5.0, 6.9.6.
         """
-        if dtype is None and stream is None and not async_op and self._group is None:
+        core = self._core
+        if dtype is None and stream is None and not async_op and core.group is None:
             # The engine repeats known calls without checks in Python; NotImplemented means an unknown call.
-            result = self._fast_path("all_reduce", op, 0, algorithm, x, out)
+            result = core.fast_path("all_reduce", op, 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
-        return self._collective("all_reduce", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return core.collective("all_reduce", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(ReducingToRoot)
     def reduce(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
                algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all `x` (shape s) on `root`, None elsewhere; no `x` changes. MPI-5.0, 6.9.1."""
-        if dtype is None and stream is None and not async_op and self._group is None:
-            result = self._fast_path("reduce", op, root, algorithm, x, out)
+        core = self._core
+        if dtype is None and stream is None and not async_op and core.group is None:
+            result = core.fast_path("reduce", op, root, algorithm, x, out)
             if result is not NotImplemented:
                 return result
-        return self._collective("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
+        return core.collective("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
 
     @shaped(Overwriting)
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Overwrite every rank's `x` (shape s) with the root's, and return `x`. MPI-5.0, 6.4."""
-        if stream is None and not async_op and self._group is None:
-            result = self._fast_path("broadcast", "", root, algorithm, x, None)
+        core = self._core
+        if stream is None and not async_op and core.group is None:
+            result = core.fast_path("broadcast", "", root, algorithm, x, None)
             if result is not NotImplemented:
                 return result
-        return self._collective("broadcast", x, None, "", None, root, algorithm, async_op, stream)
+        return core.collective("broadcast", x, None, "", None, root, algorithm, async_op, stream)
 
     @shaped(Moving)
     def all_gather(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank. MPI-5.0, 6.7."""
-        if stream is None and not async_op and self._group is None:
-            result = self._fast_path("all_gather", "", 0, algorithm, x, out)
+        core = self._core
+        if stream is None and not async_op and core.group is None:
+            result = core.fast_path("all_gather", "", 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
-        return self._collective("all_gather", x, out, "", None, 0, algorithm, async_op, stream)
+        return core.collective("all_gather", x, out, "", None, 0, algorithm, async_op, stream)
 
     @shaped(MovingToRoot)
     def gather(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on `root`; else None. MPI-5.0, 6.5."""
-        if stream is None and not async_op and self._group is None:
-            result = self._fast_path("gather", "", root, algorithm, x, out)
+        core = self._core
+        if stream is None and not async_op and core.group is None:
+            result = core.fast_path("gather", "", root, algorithm, x, out)
             if result is not NotImplemented:
                 return result
-        return self._collective("gather", x, out, "", None, root, algorithm, async_op, stream)
+        return core.collective("gather", x, out, "", None, root, algorithm, async_op, stream)
 
     def scatter(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                 async_op: bool = False) -> Any:
@@ -100,122 +200,47 @@ class Collectives(MetadataExchange):
         The other ranks learn shape and dtype from the root's call descriptor in shared memory, or from one host
         message. If the root refuses its arguments, the other ranks raise PeerError.
         """
+        core = self._core
         cache_key: Key = ()
-        if stream is None and not async_op and self._group is None:
-            result = self._fast_path("scatter", "", root, algorithm, x, out)
+        if stream is None and not async_op and core.group is None:
+            cache_key = ("scatter", "", root, algorithm)
+            result = core.fast_path(*cache_key, x, out)
             if result is not NotImplemented:
                 return result
-            cache_key = ("scatter", "", root, algorithm) if self._host.shows_calls is not None else ()
-        rank_info, options = self._checked_sizes("scatter", root), CallOptions(algorithm, async_op, stream)
-        if self.rank != rank_info.root:
-            return self._scatter_to(out, rank_info, options, cache_key)
-        shows, made = self._host.shows_calls if cache_key else None, None
-        metadata: Metadata = {}
-        try:
-            with self._current(stream, [x]):
-                source = check_input("scatter", x)
-            metadata = metadata_of(source, (self.size, *block_shape("scatter", source, self.size)))
-            if shows and not metadata["gpu"] and not self.options.emulated:
-                made = self._scattering(x, source, out, rank_info, options, metadata)
-        except (GpucollError, MemoryError) as error:
-            # Without call descriptors the other ranks wait for this message.
-            if shows is None:
-                self._broadcast_metadata(self.rank, {"error": str(error)}, "scatter", mine=error)
-            known = {"dtype": metadata["dtype"], "shape": (*metadata["shape"][1:],)} if metadata else {}
-            self._refuse(error, Signature("scatter" if known else "", root=rank_info.root, **known))
-            raise
-        # The call descriptor replaces the message only if the executor shows it, and its text fits.
-        executor = made and made[0].call.executor
-        if made and getattr(executor, "shows_calls", executor) is shows and len(made[0].request.description) < TEXT:
-            return self._begin(*made, options, cache_key, source, out)
-        self._broadcast_metadata(self.rank, metadata, "scatter")
-        # Without a key: each call needs the message.
-        return self._scatter_known(x, source, out, rank_info, options, metadata, ())
-
-    def _scatter_to(self, out: Any, rank_info: RankInfo, options: CallOptions, cache_key: Key) -> Any:
-        metadata = self._shown_by(rank_info, out, options) or self._broadcast_metadata(rank_info.root, {}, "scatter")
-        return self._scatter_known(None, None, out, rank_info, options, metadata, cache_key)
-
-    @counted
-    def _scatter_known(self, x: Any, source: Any, out: Any, rank_info: RankInfo, options: CallOptions,
-                       metadata: Metadata, cache_key: Key) -> Any:
-        """Scatter, with the root's metadata known."""
-        made = self._scattering(x, source, out, rank_info, options, metadata)
-        return self._begin(*made, options, cache_key, source, out)
-
-    def _scattering(self, x: Any, source: Any, out: Any, rank_info: RankInfo, options: CallOptions,
-                    metadata: Metadata) -> tuple[ReadyCall, Prepared]:
-        space = self._metadata_space("scatter", metadata, x, out, options.stream)
-        call = prepare_scatter(source, out, tuple(metadata["shape"]), numpy_dtype(metadata["dtype"]), rank_info, space)
-        call = on_side_stream(call) if options.async_op else call
-        return self._resolve(COLLECTIVES["scatter"], call, options, self.executor, root=rank_info.root), call
-
-    def _shown_by(self, rank_info: RankInfo, out: Any, options: CallOptions) -> Metadata | None:
-        """Return the metadata in the root's call descriptor; None if the root sends a message or makes another call.
-
-        If the root refuses its arguments, an error in this rank's own arguments comes first, else PeerError.
-        """
-        shows, description = self._host.shows_calls, ""
-        if shows is None:
-            return None
-
-        def shown() -> bool:
-            nonlocal description
-            self._check_usable()
-            description = shows.next_call(rank_info.root)
-            return description is not None
-
-        # `look` polls the root's call descriptor.
-        def look() -> Operation:
-            try:
-                yield shown
-            except BaseException as error:
-                if not self.closed:
-                    # The root may run ahead of this rank: only this note ends the root's wait for this rank later.
-                    self._host.fail(error)
-                raise
-
-        self._waits.run(look(), "scatter")
-        call = Signature.decode(description)
-        metadata: Metadata | None = None
-        if (call.collective, call.root, call.where, call.header) == ("scatter", rank_info.root, "", "") and call.dtype:
-            metadata = {"shape": [self.size, *call.shape], "dtype": call.dtype, "gpu": False}
-        if not call.refusal:
-            return metadata
-        if metadata is not None:
-            counted(Collectives._scattering)(self, None, None, out, rank_info, options, metadata)
-        self._waits.run(shows.compare(Signature("scatter", root=rank_info.root).encode()), "scatter")
-        return None
+        return scatter(core, x, out, root, CallOptions(algorithm, async_op, stream), cache_key)
 
     @shaped(Reducing)
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                        stream: Any = None, async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the reduction of all ranks' `x` (shape (size, \\*s)). MPI-5.0, 6.10.1."""
-        if dtype is None and stream is None and not async_op and self._group is None:
-            result = self._fast_path("reduce_scatter", op, 0, algorithm, x, out)
+        core = self._core
+        if dtype is None and stream is None and not async_op and core.group is None:
+            result = core.fast_path("reduce_scatter", op, 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
-        return self._collective("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return core.collective("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Moving)
     def all_to_all(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return block `rank` of every rank's `x`, in rank order; both have shape (size, \\*s). MPI-5.0, 6.8."""
-        if stream is None and not async_op and self._group is None:
-            result = self._fast_path("all_to_all", "", 0, algorithm, x, out)
+        core = self._core
+        if stream is None and not async_op and core.group is None:
+            result = core.fast_path("all_to_all", "", 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
-        return self._collective("all_to_all", x, out, "", None, 0, algorithm, async_op, stream)
+        return core.collective("all_to_all", x, out, "", None, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
     def scan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
              stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank`. MPI-5.0, 6.11.1."""
-        if dtype is None and stream is None and not async_op and self._group is None:
-            result = self._fast_path("scan", op, 0, algorithm, x, out)
+        core = self._core
+        if dtype is None and stream is None and not async_op and core.group is None:
+            result = core.fast_path("scan", op, 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
-        return self._collective("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return core.collective("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
     def exscan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
@@ -224,11 +249,12 @@ class Collectives(MetadataExchange):
 
         MPI-5.0, 6.11.2, with an undefined result on rank 0.
         """
-        if dtype is None and stream is None and not async_op and self._group is None:
-            result = self._fast_path("exscan", op, 0, algorithm, x, out)
+        core = self._core
+        if dtype is None and stream is None and not async_op and core.group is None:
+            result = core.fast_path("exscan", op, 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
-        return self._collective("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return core.collective("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     def maxloc(self, x: Any, index: Any = None) -> tuple[Any, Any]:
         """Return the maximum of all ranks' `x` (shape s), element by element, and its `index`, on every rank.
@@ -238,48 +264,306 @@ class Collectives(MetadataExchange):
         on any executor, "max" of `x` and "min" of the indices of the maxima; the host waits for nothing else. Not in a
         group (UsageError). Raises ArgumentError and DtypeError before data moves. MPI-5.0, 6.9.4.
 
+        >>> import numpy
         >>> import gpucoll as gc
         >>> gc.run_local(lambda comm: comm.maxloc(numpy.array([3 - comm.rank, 4])), 2)[0]
         (array([3, 4]), array([0, 0]))
         """
-        return self._located("maxloc", "max", x, index)
+        return located(self._core, "maxloc", "max", x, index)
 
     def minloc(self, x: Any, index: Any = None) -> tuple[Any, Any]:
         """Return the minimum of all ranks' `x` and its `index`, as `maxloc`; NaN is the minimum."""
-        return self._located("minloc", "min", x, index)
-
-    @counted
-    def _located(self, name: str, op: str, x: Any, index: Any) -> tuple[Any, Any]:
-        self._check_apart(name)
-        with self._current(None, [x]):
-            source = check_input(name, x)
-            indices = module_of(source).full(source.shape, self.rank, "int64") if index is None \
-                else as_array(name, "index", index)
-        self._space(name, x).check(name, "index", indices)
-        if row_of(indices.dtype).kind != "int" or carried_dtype(x):
-            raise DtypeError(f"{name}: x is an array of {x.dtype}, index of {indices.dtype}; index must be integers, "
-                             "and x of a dtype known to CuPy, so not float8")
-        if indices.shape != source.shape:
-            raise ArgumentError(f"{name}: index has shape {indices.shape}, expected {source.shape}, one for each "
-                                "element of x", code="GC-SHAPE")
-        values = self.all_reduce(x, op=op)
-        with self._current(None, [x]):
-            is_there = (source == values) | (source != source)  # NaN equals nothing, and wins
-            # Ranks without the extreme give the largest integer, which loses in "min".
-            indices = module_of(source).where(is_there, indices, indices.dtype.type(numpy.iinfo(indices.dtype).max))
-        return values, self.all_reduce(indices, op="min")
+        return located(self._core, "minloc", "min", x, index)
 
     def barrier(self, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return when every rank has called `barrier`; with `stream` the stream waits, not the host. MPI-5.0, 6.3."""
-        cache_key = () if async_op or stream is not None or self._group is not None else ("barrier", "", 0, algorithm)
-        if cache_key and self._fast_path(*cache_key, None, None) is not NotImplemented:
-            return None
-        return self._barrier(CallOptions(algorithm, async_op, stream), cache_key)
+        core = self._core
+        cache_key: Key = ()
+        if stream is None and not async_op and core.group is None:
+            cache_key = ("barrier", "", 0, algorithm)
+            if core.fast_path(*cache_key, None, None) is not NotImplemented:
+                return None
+        return core.barrier(CallOptions(algorithm, async_op, stream), cache_key)
 
-    @counted
-    def _barrier(self, options: CallOptions, cache_key: Key) -> Any:
-        self._check_usable()
-        if options.stream is None and not self.options.emulated:
-            return self._run("barrier", NOTHING, options, cache_key=cache_key)
-        space = self._gpu("emulated" if self.options.emulated else "cuda").space(options.stream)
-        return self._run("barrier", NOTHING._replace(space=space), options)
+    # ---------------------------------------------------------------------------------------- blocks of unlike lengths
+
+    @shaped(GatheringBlocks)
+    def all_gather_v(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
+                     async_op: bool = False) -> Any:
+        """Return the list of all ranks' `x` (shape (n_i, \\*s)) on every rank; views of one array. MPI-5.0, 6.7.
+
+        `out` receives the result and is returned. It is one array (sum(n_i), \\*s), and `x` may be this rank's block in
+        it; or it is a list of arrays (n_i, \\*s), at the cost of a copy.
+        """
+        return self._blocks.gather("all_gather_v", x, out, 0, CallOptions(algorithm, async_op, stream))
+
+    @shaped(GatheringBlocksToRoot)
+    def gather_v(self, x: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
+                 async_op: bool = False) -> Any:
+        """Return the list of all ranks' `x` (shape (n_i, \\*s)) on `root`, None elsewhere. MPI-5.0, 6.5.
+
+        `out` is as in `all_gather_v`.
+        """
+        return self._blocks.gather("gather_v", x, out, root, CallOptions(algorithm, async_op, stream))
+
+    @shaped(ScatteringBlocks)
+    def scatter_v(self, xs: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
+                  async_op: bool = False) -> Any:
+        """Return array `rank` (shape (n_i, \\*s)) of the list `xs` of arrays on the root. MPI-5.0, 6.6.
+
+        Other ranks pass None for `xs`. `out` (n_i, \\*s) receives the array and is returned.
+        """
+        return self._blocks.scatter(xs, out, root, CallOptions(algorithm, async_op, stream))
+
+    @shaped(ExchangingBlocks)
+    def all_to_all_v(self, xs: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
+                     async_op: bool = False) -> Any:
+        """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8.
+
+        `out` receives the result and is returned: a list of arrays (``out=xs`` if each array has the length of its
+        replacement), or one array for all blocks one after another, to save a copy.
+        """
+        return self._blocks.all_to_all(xs, out, CallOptions(algorithm, async_op, stream))
+
+    @shaped(ReducingBlocks)
+    def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
+                         algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
+        """Return `counts[rank]` rows of the reduction of all ranks' `x` (shape (sum(counts), \\*s)).
+
+        The blocks of rows follow in rank order. `counts` is the same on all ranks; `out` (counts[rank], \\*s) receives
+        the result and is returned. MPI-5.0, 6.10.2.
+        """
+        return self._blocks.reduce_scatter(x, counts, op, out, dtype, CallOptions(algorithm, async_op, stream))
+
+    # ------------------------------------------------------------------------------------------------- pickled objects
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Return the list of all ranks' objects, in rank order, on every rank."""
+        return objects.all_gather(self, obj)
+
+    def gather_object(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """Return the list of all ranks' objects, in rank order, on `root`; None elsewhere."""
+        return objects.gather(self, obj, root)
+
+    def broadcast_object(self, obj: Any = None, root: int = 0) -> Any:
+        """Return the root's object, a copy on other ranks; elsewhere `obj` is ignored."""
+        return objects.broadcast(self, obj, root)
+
+    def scatter_object(self, objs: Any = None, root: int = 0) -> Any:
+        """Return a copy of object `rank` of the root's list of `size` objects; elsewhere `objs` is ignored."""
+        return objects.scatter(self, objs, root)
+
+    # ---------------------------------------------------------------------------- messages, groups, parts of the ranks
+
+    def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
+        """Send `x` (shape s) to rank `dst`, for a `recv` there with the same `tag`, 0 .. 32767. MPI-5.0, 3.2.
+
+        Returns None, or a `Work` with ``async_op=True``. To ``gpucoll.PROC_NULL``, or mpi4py's, nothing is sent; `recv`
+        from PROC_NULL receives nothing, and `out` is unchanged. Raises ArgumentError.
+        """
+        if x is not None and not async_op and self._core.group is None:
+            # The engine does most blocking messages inside a node, with few steps of Python.
+            begun = self._points.exchange_here(x, dst, None, -1, tag)
+            if begun is not NotImplemented:
+                return None if begun is True else self._points.rest("send", begun, x, None, -1)
+        return self._points.send(x, dst, tag, async_op=async_op)
+
+    @shaped(Receiving)
+    def recv(self, out: Any, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *, async_op: bool = False) -> Any:
+        """Receive a message from rank `src` into `out` (shape s) and return `out`. MPI-5.0, 3.2.
+
+        Raises MismatchError for a message of another length, or on the host of another dtype. `out` is unchanged then,
+        with one exception: a message of another length, carried by MPI, UCX, a store or between threads, may fill the
+        first part of `out`.
+
+        On the host `src` may be ``gpucoll.ANY_SOURCE`` and `tag` ``gpucoll.ANY_TAG``, or mpi4py's. NCCL has neither:
+        such a receive into a GPU array raises UsageError. So does ``ANY_TAG`` if messages travel through a store.
+        The receive takes the first message available, and messages of one rank in sending order. A receive from a named
+        rank has precedence if it begins before the message is available. `status`, a `Status` or mpi4py's, is set to
+        source, tag and bytes of the message.
+        """
+        if out is not None and status is None and not async_op and self._core.group is None:
+            begun = self._points.exchange_here(None, -1, out, src, tag)
+            if begun is not NotImplemented:
+                return out if begun is True else self._points.rest("recv", begun, None, out, src)
+        return self._points.recv(out, src, tag, status, async_op=async_op)
+
+    def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
+        """Send `x` to rank `dst` while receiving `out` from rank `src`; return `out`. MPI-5.0, 3.11."""
+        if x is not None and out is not None and not async_op and self._core.group is None:
+            begun = self._points.exchange_here(x, dst, out, src, tag)
+            if begun is not NotImplemented:
+                return out if begun is True else self._points.rest("sendrecv", begun, x, out, src)
+        return self._points.sendrecv(x, out, dst, src, tag, async_op=async_op)
+
+    @shaped(Probing)
+    def probe(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Any:
+        """Wait for a message available to `recv`; return its `Status`, or `status`. The message stays available.
+
+        `count` is in bytes, for a message above 1 GiB perhaps of its first piece only. Host only: UsageError on the
+        emulated device. MPI-5.0, 3.8.1.
+        """
+        return self._points.probe(src, tag, Status() if status is None else status)
+
+    def iprobe(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Status | None:
+        """Return the status as `probe` does if a message is available now, else None; never wait. MPI-5.0, 3.8.1."""
+        return self._points.iprobe(src, tag, Status() if status is None else status)
+
+    def group(self) -> contextlib.AbstractContextManager[None]:
+        """Run all calls of the block together at its end; their results are valid after the block.
+
+        All messages between two ranks are under way before the first wait; collectives follow in the order of the
+        calls. Groups do not nest: UsageError.
+        """
+        return self._points.group()
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Return a communicator of the ranks of the same `color`, ordered by `key` and rank; None if `color` is None.
+
+        A collective call; the options are inherited. Raises ArgumentError, and PeerError on the other ranks. MPI-5.0,
+        7.4.2.
+        """
+        link = self._points.split(color, key)
+        return None if link is None else self._over(link)
+
+    def cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Cartesian | None:
+        """Return a communicator of the first ``prod(dims)`` ranks as a grid of lengths `dims`; None on other ranks.
+
+        A collective call; the options are inherited. `periods` is one bool for each dimension, or one for all: True
+        makes the dimension a ring. None means False. Ranks keep their order, whatever `reorder` is. Raises
+        ArgumentError for wrong arguments, PeerError on the other ranks, and MismatchError if ranks pass different
+        grids. MPI-5.0, 8.5.1.
+        """
+        from gpucoll.communicator.cartesian import made_grid
+
+        return made_grid(self, dims, periods)
+
+    # ---------------------------------------------------------------------------------------- planned calls and memory
+
+    def plan(self, collective: str, x: Any = None, out: Any = None, **options: Any) -> PersistentCall:
+        """Return a callable that repeats `collective` on `x` and `out`, resolved once: shapes, executor, algorithm.
+
+        `options` are those of the collective: op, root, dtype, algorithm, stream. If `out` is None, the result is
+        allocated once. The callable keeps the arrays; their content may change between calls. No data move here. On a
+        GPU a call enqueues in `stream` (None: CuPy's current stream), and can be captured in a CUDA graph. All ranks
+        plan and call alike. Raises ArgumentError and DtypeError as the collective does, TypeError for an unknown
+        option.
+
+        Messages between two ranks can be planned too, by these ranks only: ``plan("send", x, dst=, tag=0)``,
+        ``plan("recv", out=, src=, tag=0, status=None)`` and ``plan("sendrecv", x, out, dst=, src=, tag=0)``.
+        """
+        return planned(self, collective, x, out, **options)
+
+    def empty(self, shape: Any, dtype: Any, device: str | None = None) -> Any:
+        """Return an array in memory mapped by all ranks of this node; its elements are undefined. A collective call.
+
+        `shape` and `dtype` are the same on all ranks, `device` is "cpu" or "cuda" (None: "cpu"). A later call reuses a
+        block once every rank has dropped its array; on a GPU, as with CuPy's pool, work on the new array must follow on
+        the stream of the old one. After `close` the system gets the memory back with the last array. Raises
+        ArgumentError, DtypeError, MismatchError (ranks differ), PeerError (another rank refuses), BackendError (no
+        memory, no GPU).
+        """
+        return self._memory.empty("empty", shape, dtype, device)
+
+    def zeros(self, shape: Any, dtype: Any, device: str | None = None) -> Any:
+        """Return an array of zeros, otherwise as `empty`. A collective call."""
+        array = self._memory.empty("zeros", shape, dtype, device)
+        with self._core.current(None, [array]):
+            array[...] = 0
+        return array
+
+    # ---------------------------------------------------------------------------------------- explanations and figures
+
+    def explain(self, collective: str, nbytes: int, dtype: Any = "float32", device: str | None = None) -> Explanation:
+        """Return why ``algorithm="auto"`` chooses its algorithm for `nbytes` bytes, the larger of input and output.
+
+        `dtype` is the dtype of the elements; a reduction is a sum. `device` is "cpu", "cuda" or "emulated", by default
+        the device of NumPy arrays. The `gpucoll.tuner.explanation.Explanation` prints as a table and is a dictionary.
+        After calls of about this size on host arrays it has measured seconds beside the predicted ones. The user's own
+        algorithms come last: "auto" never takes any of these. No rank waits for another. Raises ArgumentError and
+        DtypeError.
+        """
+        return explain(self._core, collective, nbytes, dtype, device)
+
+    def check_numerics(self, x: Any, name: str = "x") -> None:
+        """Raise ArgumentError on every rank if a rank's `x` (any shape) has a NaN or an infinity.
+
+        A collective call. The error has `name` for the array, the first such rank, and the first index and value on
+        that rank; ``ranks`` lists all such ranks. Cost: one host message.
+        """
+        check_numerics(self._core, x, name)
+
+    def stats(self) -> Stats:
+        """Return figures of all completed collective calls of this rank, by collective and size class.
+
+        The keys are pairs such as ``("all_reduce", 4096)``. The size class is the largest power of two not above the
+        bytes of the call (the larger of input and output over all ranks), 0 for a call without data. The values have
+        the keys ``calls``, ``bytes``, ``own_seconds``, ``waiting_seconds`` and ``moving_seconds``. Own seconds: how
+        much later than the first rank this rank came to the calls, at most the time since its last call. Waiting
+        seconds: in calls, until the other ranks had come. Moving seconds: the rest of the calls. No rank waits for
+        another, and the figures outlive `close`. The guide to performance says what each executor can tell.
+
+        >>> import gpucoll as gc
+        >>> gc.run_local(lambda comm: (comm.barrier(), comm.stats()["barrier", 0]["calls"])[1], 2)
+        [1, 1]
+        """
+        return self._core.clock.sums.stats()
+
+    # ---------------------------------------------------------------------------------------------- lost and new ranks
+
+    def shrink(self) -> Communicator:
+        """Return a communicator of the surviving ranks, in the order of their old ranks; this one fails and is closed.
+
+        A collective call of all surviving ranks; a rank waiting in another call is woken. A rank does not survive if
+        its process has ended, or if the rank has closed this communicator after the failure. Under MPI on one node, and
+        without MPI, survivors go on without MPI: ``mpi`` is then None. The launcher must let survivors live:
+        ``gpucoll run --standalone --survive`` does, and Open MPI's ``mpiexec --with-ft ulfm``, where MPI shrinks.
+
+        Repeated after a `replace` without newcomers, the call returns the survivors' communicator. Raises
+        CollectiveTimeout if a living rank does not come within ``timeout`` seconds, and UsageError if ranks of several
+        hosts have an MPI that ends with its first process. Source: MPI forum's User Level Failure Mitigation.
+        """
+        return elastic.shrink(self)
+
+    def grow(self, size: int, timeout: float = TIMEOUT) -> Communicator:
+        """Return a communicator of `size` ranks: members keep their ranks, newcomers of `gpucoll.join` come after.
+
+        A collective call of all members. Newcomers come to `address` and prove themselves by GPUCOLL_SECRET. They take
+        over the options of the members. This communicator stays usable. Raises CollectiveTimeout after `timeout`
+        seconds without enough newcomers, RankFailedError if a member dies, ArgumentError (on the other ranks PeerError)
+        for a wrong `size`, MismatchError if sizes differ, UsageError for ranks that are threads and without a secret.
+        """
+        return elastic.grow(self, size, range(self.size), timeout, "grow")
+
+    def replace(self, timeout: float = TIMEOUT) -> Communicator:
+        """Return a communicator of as many ranks as before: survivors keep their ranks, newcomers take the lost ones.
+
+        A collective call of all surviving ranks: `shrink`, then `grow`; this communicator fails and is closed. Raises
+        the errors of both; ranks that die meanwhile are replaced, too. After a CollectiveTimeout without newcomers,
+        `replace` can be called again, and `shrink` returns the communicator of the survivors.
+        """
+        return elastic.replace(self, timeout)
+
+    # --------------------------------------------------------------------------------------------------------- the end
+
+    def close(self) -> None:
+        """Complete the operations under way and release all resources; idempotent.
+
+        A collective call unless the communicator has failed. If another rank has failed, or does not come within the
+        timeout (seconds), MPI's communicators are not freed: after a free on some ranks only, late messages could reach
+        the next communicators. Ranks that are threads do not wait for each other: the last `close` frees the memory of
+        all.
+
+        Raises the error of an incomplete call on a GPU, unless a call or a wait has raised the error before.
+        """
+        self._core.life.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._core.life.leave(kind)
+
+    def __repr__(self) -> str:
+        return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy
@@ -28,17 +28,11 @@ from gpucoll.arrays import (
     prepare_blocks,
     room_for,
 )
-from gpucoll.communicator.core import CallOptions, Key, counted
+from gpucoll.communicator.backends import Key
+from gpucoll.communicator.calls import CallOptions
+from gpucoll.communicator.core import Core, reports_refusals
 from gpucoll.communicator.gpu import on_side_stream
-from gpucoll.communicator.metadata import KEPT, Metadata, MetadataExchange, check_alike, row_with
-from gpucoll.communicator.overloads import (
-    ExchangingBlocks,
-    GatheringBlocks,
-    GatheringBlocksToRoot,
-    ReducingBlocks,
-    ScatteringBlocks,
-    shaped,
-)
+from gpucoll.communicator.metadata import KEPT, Metadata, check_alike, checked_rows, row_with
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import are_whole, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
@@ -99,114 +93,90 @@ class KnownBlocks(NamedTuple):
             and not (isinstance(x, list) and any(numpy.may_share_memory(one, out) for one in x))
 
 
-class VectorVariants(MetadataExchange):
-    """Methods of `Communicator`: the v-variants."""
+class VectorVariants:
+    """The v-variants of a communicator, with the calls known to the engine."""
 
-    @shaped(GatheringBlocks)
-    def all_gather_v(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
-                     async_op: bool = False) -> Any:
-        """Return the list of all ranks' `x` (shape (n_i, \\*s)) on every rank; views of one array. MPI-5.0, 6.7.
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        # This rank's host messages in earlier calls, by `_key_of` their inputs.
+        self._messages: dict[Key, Array] = {}
+        # Calls known to the engine, by name, op, root, algorithm and the bytes of all ranks' host messages.
+        self._known_blocks: dict[Key, KnownBlocks] = {}
+        # The counts of all ranks in earlier calls, by call and by the bytes of the ranks' host messages.
+        self._agreed: dict[tuple[str, bytes], tuple[Counts, ...]] = {}
 
-        `out` receives the result and is returned. It is one array (sum(n_i), \\*s), and `x` may be this rank's block in
-        it; or it is a list of arrays (n_i, \\*s), at the cost of a copy.
-        """
-        return self._gather_v("all_gather_v", x, out, 0, CallOptions(algorithm, async_op, stream))
-
-    @shaped(GatheringBlocksToRoot)
-    def gather_v(self, x: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
-                 async_op: bool = False) -> Any:
-        """Return the list of all ranks' `x` (shape (n_i, \\*s)) on `root`, None elsewhere. MPI-5.0, 6.5.
-
-        `out` is as in `all_gather_v`.
-        """
-        return self._gather_v("gather_v", x, out, root, CallOptions(algorithm, async_op, stream))
-
-    def _gather_v(self, name: str, x: Any, out: Any, root: Any, options: CallOptions) -> Any:
+    def gather(self, name: str, x: Any, out: Any, root: Any, options: CallOptions) -> Any:
+        """Gather blocks on the root, or on every rank; see `Communicator.gather_v`."""
         found, rows = self._repeat(name, x, out, options, root=root)
         if found is not NotImplemented:
             return found
-        rank_info = self._checked_sizes(name, root)
+        rank_info = self._core.metadata.sizes(name, root)
         source, everyone, messages = self._agree(name, lambda: self._opened(check_rows, name, x, options.stream),
                                                  lambda row: (len(row),), rows)
         counts = tuple(one for one, in everyone)
-        taken = counts if COLLECTIVES[name].output.exists(self.rank, rank_info.root) else ()
+        taken = counts if COLLECTIVES[name].output.exists(self._core.rank, rank_info.root) else ()
         blocks = Blocks(name, source.shape[1:], source.dtype, (len(source),), taken, sum(counts),
                         self._same(name, counts, source, options, root=rank_info.root), counts, messages)
         return self._run_blocks(blocks, source, source, options, x, out=out, root=rank_info.root)
 
-    @shaped(ScatteringBlocks)
-    def scatter_v(self, xs: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
-                  async_op: bool = False) -> Any:
-        """Return array `rank` (shape (n_i, \\*s)) of the list `xs` of arrays on the root. MPI-5.0, 6.6.
-
-        Other ranks pass None for `xs`. `out` (n_i, \\*s) receives the array and is returned.
-        """
-        rank_info = self._checked_sizes("scatter_v", root)
+    def scatter(self, xs: Any, out: Any, root: Any, options: CallOptions) -> Any:
+        """Scatter the root's blocks; see `Communicator.scatter_v`."""
+        core, rank_info = self._core, self._core.metadata.sizes("scatter_v", root)
         arrays, mine = None, None
-        if self.rank == rank_info.root:
-            arrays, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, stream, self.size))
+        if core.rank == rank_info.root:
+            arrays, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, options.stream, core.size))
         given = {} if arrays is None else _metadata_of(arrays, tuple(map(len, arrays)))
         metadata = {"error": str(mine)} if mine else given
-        metadata = self._broadcast_metadata(rank_info.root, metadata, "scatter_v", mine)
-        return self._scatter_v_known(arrays, xs, out, metadata, rank_info, CallOptions(algorithm, async_op, stream))
+        metadata = core.metadata.broadcast(rank_info.root, metadata, "scatter_v", mine)
+        return self._scatter_known(arrays, xs, out, metadata, rank_info, options)
 
-    @counted
-    def _scatter_v_known(self, arrays: list[Array] | None, xs: Any, out: Any, metadata: Metadata, rank_info: RankInfo,
-                         options: CallOptions) -> Any:
+    @reports_refusals
+    def _scatter_known(self, arrays: list[Array] | None, xs: Any, out: Any, metadata: Metadata, rank_info: RankInfo,
+                       options: CallOptions) -> Any:
         counts, tail, dtype = tuple(metadata["counts"]), tuple(metadata["tail"]), numpy_dtype(metadata["dtype"])
-        space = self._metadata_space("scatter_v", metadata, arrays and xs[0], out, options.stream)
+        space = self._core.metadata.space_of("scatter_v", metadata, arrays and xs[0], out, options.stream)
         like = numpy.empty((0, *tail), dtype) if not metadata["gpu"] else None
-        blocks = Blocks("scatter_v", tail, dtype, () if arrays is None else counts, (counts[self.rank],), sum(counts),
-                        self._same("scatter_v", counts, like, options, root=rank_info.root))
+        blocks = Blocks("scatter_v", tail, dtype, () if arrays is None else counts, (counts[self._core.rank],),
+                        sum(counts), self._same("scatter_v", counts, like, options, root=rank_info.root))
         return self._run_blocks(blocks, arrays, arrays, options, xs, space=space, out=out, root=rank_info.root)
 
-    @shaped(ExchangingBlocks)
-    def all_to_all_v(self, xs: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
-                     async_op: bool = False) -> Any:
-        """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8.
-
-        `out` receives the result and is returned: a list of arrays (``out=xs`` if each array has the length of its
-        replacement), or one array for all blocks one after another, to save a copy.
-        """
-        name, options = "all_to_all_v", CallOptions(algorithm, async_op, stream)
+    def all_to_all(self, xs: Any, out: Any, options: CallOptions) -> Any:
+        """Exchange blocks of all pairs of ranks; see `Communicator.all_to_all_v`."""
+        name = "all_to_all_v"
         found, rows = self._repeat(name, xs, out, options)
         if found is not NotImplemented:
             return found
-        self._check_usable()
-        arrays, everyone, messages = self._agree(name, lambda: self._opened(check_blocks, name, xs, stream, self.size),
+        self._core.life.check_usable()
+        rank, size = self._core.rank, self._core.size
+        arrays, everyone, messages = self._agree(name,
+                                                 lambda: self._opened(check_blocks, name, xs, options.stream, size),
                                                  lambda arrays: tuple(map(len, arrays)), rows)
         most = max(sum(side) for side in (*everyone, *zip(*everyone, strict=True)))
-        blocks = Blocks(name, arrays[0].shape[1:], arrays[0].dtype, everyone[self.rank],
-                        tuple(row[self.rank] for row in everyone), most,
+        blocks = Blocks(name, arrays[0].shape[1:], arrays[0].dtype, everyone[rank],
+                        tuple(row[rank] for row in everyone), most,
                         self._same(name, everyone, arrays[0], options), (), messages)
         return self._run_blocks(blocks, arrays, arrays, options, xs, out=out)
 
-    @shaped(ReducingBlocks)
-    def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
-                         algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
-        """Return `counts[rank]` rows of the reduction of all ranks' `x` (shape (sum(counts), \\*s)).
-
-        The blocks of rows follow in rank order. `counts` is the same on all ranks; `out` (counts[rank], \\*s) receives
-        the result and is returned. MPI-5.0, 6.10.2.
-        """
-        name, options = "reduce_scatter_v", CallOptions(algorithm, async_op, stream)
+    def reduce_scatter(self, x: Any, counts: Any, op: Any, out: Any, dtype: Any, options: CallOptions) -> Any:
+        """Reduce rows to blocks of `counts` rows; see `Communicator.reduce_scatter_v`."""
+        name = "reduce_scatter_v"
         found, rows = (NotImplemented, None) if dtype is not None else \
             self._repeat(name, x, out, options, op, counts=counts)
         if found is not NotImplemented:
             return found
-        self._check_usable()
+        self._core.life.check_usable()
         lengths: Counts = ()
 
         def check() -> Array:
             nonlocal lengths
-            rows = self._opened(check_rows, name, x, stream)
+            rows = self._opened(check_rows, name, x, options.stream)
             lengths = self._check_counts(name, counts, len(rows))
             return rows
 
         source, _, messages = self._agree(name, check, lambda _: lengths, rows, alike=True)
         cache_key = self._same(name, lengths, source, options, op) if dtype is None else ()
-        blocks = Blocks(name, source.shape[1:], source.dtype, lengths, (lengths[self.rank],), sum(lengths), cache_key,
-                        (), messages)
+        blocks = Blocks(name, source.shape[1:], source.dtype, lengths, (lengths[self._core.rank],), sum(lengths),
+                        cache_key, (), messages)
         return self._run_blocks(blocks, source, source, options, x, out=out, op=op, kind=dtype)
 
     def _repeat(self, name: str, x: Any, out: Any, options: CallOptions, op: Any = "", root: Any = 0,
@@ -216,19 +186,19 @@ class VectorVariants(MetadataExchange):
         Return the result, or NotImplemented. The second value is the host messages of all ranks if they were exchanged,
         else None: a call that cannot be repeated goes on with them.
         """
-        plain = type(root) is int and type(options.algorithm) is type(op) is str
-        if not plain or options.async_op or options.stream is not None or self._group is not None:
+        core, plain = self._core, type(root) is int and type(options.algorithm) is type(op) is str
+        if not plain or options.async_op or options.stream is not None or core.group is not None:
             return NotImplemented, None
         mine = self._messages.get(_key_of(name, x, counts))
         # The same exchange as that of a rank which does not repeat the call.
-        rows = NotImplemented if mine is None else self._fast_path(f"all_gather of a header of {name}", "", 0, "auto",
-                                                                   mine, None)
+        rows = NotImplemented if mine is None else core.fast_path(f"all_gather of a header of {name}", "", 0, "auto",
+                                                                  mine, None)
         if rows is NotImplemented:
             return NotImplemented, None
         known = self._known_blocks.get((name, op, root, options.algorithm, rows.tobytes()))
         return (NotImplemented if known is None else self._repeat_known(known, x, out)), rows
 
-    @counted
+    @reports_refusals
     def _repeat_known(self, known: KnownBlocks, x: Any, out: Any) -> Any:
         source = numpy.concatenate(x, axis=None) if isinstance(x, list) else x.reshape(-1)
         if out is None:
@@ -237,29 +207,20 @@ class VectorVariants(MetadataExchange):
             row = out.reshape(-1)
         else:
             return NotImplemented
-        if self._fast_path(*known.cache_key, source, row) is NotImplemented:
+        if self._core.fast_path(*known.cache_key, source, row) is NotImplemented:
             return NotImplemented
         if out is not None or row is None:
             return out
         blocks = [row[part].reshape(shape) for part, shape in known.blocks]
         return blocks if known.is_list else blocks[0]
 
-    @functools.cached_property
-    def _messages(self) -> dict[Key, Array]:
-        """This rank's host messages in earlier calls, by `_key_of` their inputs."""
-        return {}
-
-    @functools.cached_property
-    def _known_blocks(self) -> dict[Key, KnownBlocks]:
-        """Calls known to the engine, by name, op, root, algorithm and the bytes of all ranks' host messages."""
-        return {}
-
     def _same(self, name: str, counts: Any, x: Any, options: CallOptions, op: Any = "", root: int = 0) -> Key:
         """Return the engine's key for a call; () if the engine cannot run the whole call."""
-        is_plain = type(x) is numpy.ndarray and not options.async_op and options.stream is None and self._group is None
+        is_plain = type(x) is numpy.ndarray and not options.async_op and options.stream is None \
+            and self._core.group is None
         return (f"{name} {counts} {x.shape[1:]}", op, root, options.algorithm) if is_plain else ()
 
-    @counted
+    @reports_refusals
     def _run_blocks(self, blocks: Blocks, source: Any, given: Any, options: CallOptions, x: Any, *, space: Any = None,
                     out: Any = None, op: Any = None, root: int = 0, kind: Any = None) -> Any:
         """Run a call on `source`: an array, a list of arrays to join, or None; `given` stays alive until the end.
@@ -268,10 +229,10 @@ class VectorVariants(MetadataExchange):
         """
         row, sources = COLLECTIVES[blocks.name], given if isinstance(given, list) else [] if given is None else [given]
         if space is None:
-            space = self._space(blocks.name, *(x if isinstance(given, list) else [x]), stream=options.stream)
+            space = self._core.space(blocks.name, *(x if isinstance(given, list) else [x]), stream=options.stream)
         kind = kind_of(blocks.name, sources[0], kind) if row.reduces else row_of(blocks.dtype)
         room = None if out is None else room_for(row, out, blocks.rooms or blocks.taken, blocks.tail, blocks.dtype,
-                                                 sources, self.rank, space)
+                                                 sources, self._core.rank, space)
         if source is not None:
             # Only host plans of a gather know that the input may be this rank's block of `out`: else copy the input.
             is_known = space is HOST and row.output.blocks and not row.input.blocks
@@ -280,27 +241,27 @@ class VectorVariants(MetadataExchange):
         formed, result = form_blocks(row, blocks.taken, blocks.tail, blocks.dtype, kind, space, room)
         row_of_result = None if formed is None else formed.row
         # Known counts and known rows: the engine does the whole call.
-        if blocks.cache_key and self._fast_path(*blocks.cache_key, source, row_of_result) is not NotImplemented:
+        if blocks.cache_key and self._core.fast_path(*blocks.cache_key, source, row_of_result) is not NotImplemented:
             if formed is not None:
                 formed.deliver(space)
             return result
         call = prepare_blocks(source, (blocks.given, blocks.taken), blocks.most, blocks.tail, kind, space, formed,
                               result, given)
         call = on_side_stream(call) if options.async_op else call
-        checked = self._check_op(blocks.name, op, call) if row.reduces else None
-        ready = self._resolve(row, call, options, self.executor, checked, root)
+        checked = self._core.check_op(blocks.name, op, call) if row.reduces else None
+        ready = self._core.resolve(row, call, options, self._core.options.executor, checked, root)
         if ready.source is call.input:  # no copy scaled by an op
             self._learn_rows(blocks, ready)
-        return self._begin(ready, call, options, (), None, None)
+        return self._core.begin(ready, call, options, (), None, None)
 
     def _learn_rows(self, blocks: Blocks, ready: ReadyCall) -> None:
         """Add a call to the engine's table, with its flat rows, if the engine can run it."""
         cache_key, messages = blocks.cache_key, blocks.messages
-        plan = self._engine_plan(ready.call) if cache_key else None
+        plan = self._core.engine_plan(ready.call) if cache_key else None
         if plan is None:
             return
-        self._engine.cache_call(*cache_key, ready.source, ready.target, ready.target, plan,
-                                self._seconds(ready.call), ready.request.nbytes)
+        self._core.engine.cache_call(*cache_key, ready.source, ready.target, ready.target, plan,
+                                     self._core.seconds_of(ready.call), ready.request.nbytes)
         if messages is not None and messages.key:
             if len(self._messages) >= KEPT or len(self._known_blocks) >= KEPT:
                 self._messages.clear()
@@ -310,20 +271,15 @@ class VectorVariants(MetadataExchange):
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
         whole = are_whole(counts) and all(one >= 0 for one in counts)
-        if not whole or len(counts) != self.size or sum(counts) != rows:
-            raise ArgumentError(f"{name}: counts {counts!r} must be {self.size} numbers with the sum {rows}, the "
+        if not whole or len(counts) != self._core.size or sum(counts) != rows:
+            raise ArgumentError(f"{name}: counts {counts!r} must be {self._core.size} numbers with the sum {rows}, the "
                                 "length of x's first axis", code="GC-COUNTS")
         return tuple(int(count) for count in counts)
 
     def _opened(self, check: Callable[..., T], name: str, x: Any, stream: Any, *more: int) -> T:
         """Return the result of `check`, called with the call's stream as the current stream."""
-        with self._current(stream, x if isinstance(x, list | tuple) else [x]):
+        with self._core.current(stream, x if isinstance(x, list | tuple) else [x]):
             return check(name, x, *more)
-
-    @functools.cached_property
-    def _agreed(self) -> dict[tuple[str, bytes], tuple[Counts, ...]]:
-        """The counts of all ranks in earlier calls, by call and by the bytes of the ranks' host messages."""
-        return {}
 
     def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], Counts], rows: Array | None = None, *,
                alike: bool = False) -> tuple[Any, tuple[Counts, ...], HostMessages]:
@@ -333,14 +289,15 @@ class VectorVariants(MetadataExchange):
         """
         checked, mine = _attempt(check)
         lengths = () if mine else counts(checked)
-        mine_row = row_with({"error": str(mine)}, self.size) if mine else _row_of(*_like(checked), lengths, self.size)
+        size = self._core.size
+        mine_row = row_with({"error": str(mine)}, size) if mine else _row_of(*_like(checked), lengths, size)
         if rows is None:
-            rows = self._exchange("all_gather", mine_row, name)
+            rows = self._core.metadata.exchange("all_gather", mine_row, name)
         key = (name, rows.tobytes())
         # The same messages were checked before: take the counts from there.
         found = self._agreed.get(key) if mine is None else None
         if found is None:
-            everyone = self._checked_rows(rows, name, mine)
+            everyone = checked_rows(rows, name, mine)
             for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), ("gpu", "GC-DEVICE"),
                                *([("counts", "GC-COUNTS")] if alike else [])]:
                 check_alike(name, everyone, what, code)

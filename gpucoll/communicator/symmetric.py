@@ -10,8 +10,9 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays.segments import Heap
+from gpucoll.communicator.core import Core
 from gpucoll.communicator.gpu import Gpu
-from gpucoll.communicator.metadata import Metadata, MetadataExchange, check_alike
+from gpucoll.communicator.metadata import Metadata, check_alike
 from gpucoll.core.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, DtypeError, GpucollError, nearest
 from gpucoll.progress.operations import keep_for_ever
@@ -19,38 +20,26 @@ from gpucoll.progress.operations import keep_for_ever
 DEVICES = ("cpu", "cuda")
 
 
-class Symmetric(MetadataExchange):
-    """Methods of `Communicator`: arrays in symmetric memory."""
+class SymmetricHeaps:
+    """The symmetric memory of a communicator, by kind of memory."""
 
-    def empty(self, shape: Any, dtype: Any, device: str | None = None) -> Any:
-        """Return an array in memory mapped by all ranks of this node; its elements are undefined. A collective call.
-
-        `shape` and `dtype` are the same on all ranks, `device` is "cpu" or "cuda" (None: "cpu"). A later call reuses a
-        block once every rank has dropped its array; on a GPU, as with CuPy's pool, work on the new array must follow on
-        the stream of the old one. After `close` the system gets the memory back with the last array. Raises
-        ArgumentError, DtypeError, MismatchError (ranks differ), PeerError (another rank refuses), BackendError (no
-        memory, no GPU).
-        """
-        return self._symmetric("empty", shape, dtype, device)
-
-    def zeros(self, shape: Any, dtype: Any, device: str | None = None) -> Any:
-        """Return an array of zeros, otherwise as `empty`. A collective call."""
-        array = self._symmetric("zeros", shape, dtype, device)
-        with self._current(None, [array]):
-            array[...] = 0
-        return array
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._heaps: dict[str, Heap] = {"cpu": core.host.heap}  # in use
+        self._own_heaps: dict[str, Heap] = {}  # closed here: executors and windows do not close these
+        core.life.releases.append(self._release)
 
     def _release(self, failed: bool) -> None:
-        super()._release(failed)
         for where, heap in self._own_heaps.items():
-            gpu = self._gpus[where]
+            gpu = self._core.gpus[where]
             if gpu.windows is not None and (failed or gpu.order.has_captured):
                 keep_for_ever(heap)  # NCCL may still use its windows
             else:
                 heap.close()
 
-    def _symmetric(self, name: str, shape: Any, dtype: Any, device: str | None) -> Any:
-        self._check_usable()
+    def empty(self, name: str, shape: Any, dtype: Any, device: str | None) -> Any:
+        """Return an array for the call `name`; see `Communicator.empty`."""
+        self._core.life.check_usable()
         try:
             where = self._where(name, device)
             wanted: Metadata = {"shape": _lengths(name, shape), "dtype": row_of(dtype).name, "device": where}
@@ -59,9 +48,9 @@ class Symmetric(MetadataExchange):
             if 0 in wanted["shape"] and large >> 63:  # no memory needed, but NumPy refuses the shape
                 raise ArgumentError(f"{name}: shape {shape!r} is too large for any memory", code="GC-SHAPE")
         except GpucollError as error:
-            self._all_gather_metadata({"error": str(error)}, name, error)  # raises `error`
+            self._core.metadata.all_gather({"error": str(error)}, name, error)  # raises `error`
         dropped = self._heaps[where].dropped() if where in self._heaps else []
-        everyone = self._all_gather_metadata(wanted | {"dropped": dropped}, name)
+        everyone = self._core.metadata.all_gather(wanted | {"dropped": dropped}, name)
         for key, code in (("shape", "GC-SHAPE"), ("dtype", "GC-DTYPE"), ("device", "GC-DEVICE")):
             check_alike(name, everyone, key, code)
         heap, shared = self._memory(where)
@@ -85,7 +74,7 @@ class Symmetric(MetadataExchange):
                                  code="GC-MEMORY")
             facts = {"error": str(error)}
         try:
-            everyone = self._all_gather_metadata(facts, name, error)
+            everyone = self._core.metadata.all_gather(facts, name, error)
         except GpucollError:
             # Another rank has no memory: undo, so that all heaps stay alike.
             if slab is not None:
@@ -95,9 +84,9 @@ class Symmetric(MetadataExchange):
             try:
                 shared.reach(slab.key, [one["slab"] for one in everyone])
             except GpucollError as failure:  # other ranks may have mapped the slab: no way back
-                self._waits.failure = failure
+                self._core.waits.failure = failure
                 raise
-        elif heap is self._host.heap:
+        elif heap is self._core.host.heap:
             self._reach_on_host(name, slab, [one["slab"] for one in everyone])
 
     def _reach_on_host(self, name: str, slab: Any, keys: list[int]) -> None:
@@ -105,23 +94,23 @@ class Symmetric(MetadataExchange):
         failure: BackendError | None = None
         facts: Metadata = {}
         try:
-            self._host.reach(slab, keys)
+            self._core.host.reach(slab, keys)
         except (BackendError, OSError, ValueError) as error:
             failure = BackendError(f"{name}: another rank's memory is out of reach: {error}", code="GC-MEMORY")
             facts = {"error": str(failure)}
         try:
-            self._all_gather_metadata(facts, name, failure)
+            self._core.metadata.all_gather(facts, name, failure)
         except GpucollError as error:
-            self._waits.failure = error
+            self._core.waits.failure = error
             raise
 
     def _where(self, name: str, device: Any) -> str:
         """Return the kind of memory asked for: cpu, emulated or cuda."""
         if device not in (None, *DEVICES):
             raise ArgumentError(f"{name}: no device is named {device!r}{nearest(device, DEVICES)}", code="GC-DEVICE")
-        if device == "cuda" and self.device is None:
+        if device == "cuda" and self._core.device is None:
             raise BackendError(f"{name}: CuPy finds no GPU in this process", code="GC-NO-GPU")
-        return "cuda" if device == "cuda" else "emulated" if self.options.emulated else "cpu"
+        return "cuda" if device == "cuda" else "emulated" if self._core.options.emulated else "cpu"
 
     def _memory(self, where: str) -> tuple[Heap, Any]:
         """Return the heap of a device, and the object giving kernels access to it; a collective call at first."""
@@ -133,10 +122,10 @@ class Symmetric(MetadataExchange):
     def _shared(self, where: str) -> Any:
         """Return the peer executor's symmetric memory, else NCCL's windows, else None."""
         try:
-            gpu = self._gpu(where)
+            gpu = self._core.gpu(where)
             peer = gpu.peer
         except (CollectiveTimeout, BackendError) as error:
-            self._waits.failure = error
+            self._core.waits.failure = error
             raise
         if peer is not None:
             return peer.symmetric
@@ -147,19 +136,9 @@ class Symmetric(MetadataExchange):
     def _own_heap(self, where: str) -> Heap:
         """Return a heap out of reach of other ranks' kernels."""
         if where != "cuda":
-            return self._host.heap
-        self._own_heaps[where] = _gpu_heap(self._gpu(where), self.size)
+            return self._core.host.heap
+        self._own_heaps[where] = _gpu_heap(self._core.gpu(where), self._core.size)
         return self._own_heaps[where]
-
-    @functools.cached_property
-    def _heaps(self) -> dict[str, Heap]:
-        """The heaps in use, by kind of memory."""
-        return {"cpu": self._host.heap}
-
-    @functools.cached_property
-    def _own_heaps(self) -> dict[str, Heap]:
-        """The heaps to be closed here, by kind of memory; executors and windows do not close these."""
-        return {}
 
 
 def _gpu_heap(gpu: Gpu, size: int) -> Heap:

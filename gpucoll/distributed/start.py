@@ -125,7 +125,7 @@ def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: 
     if seconds not in (None, part.timeout):
         with part:
             options = part.options._replace(timeout=seconds)
-            part = type(part)(part._link.split(0, part.rank), options)
+            part = type(part)(internal.link_of(part).split(0, part.rank), options)
     groups.append(ProcessGroup(part, members))
     return groups[-1]
 

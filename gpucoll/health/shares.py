@@ -6,13 +6,17 @@ readings of the clock and from the findings of the engine and of the comparison 
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy
+
 from gpucoll.progress.operations import Operation
 
 SUMS = 5  # of a kind of calls: calls, bytes, then the seconds of the three shares; kernels/binding/calls.h adds alike
+TIMED = 32  # timings kept for each kind of call
 HEADER = "header of "  # begins the name of a host message that announces the call of the name's rest
 NAMES = ("calls", "bytes", "own_seconds", "waiting_seconds", "moving_seconds")
 Kind = tuple[str, int]  # the collective, and the bit length of the bytes
@@ -54,17 +58,20 @@ class CallShares:
 class CallSums:
     """The sums of a communicator by kind of call: of the calls counted here, and of the engine's repeated calls.
 
-    `engine` has rows by name, executor, algorithm and bit length; the sums are the last SUMS numbers of a row.
+    `times` has timings of blocking calls on host arrays, by name, executor, algorithm and bit length of the size.
+    Number 0 of a row is the number of calls, then comes a ring of the seconds of the last `TIMED` calls, then the sums
+    of the engine's repeated calls.
     """
 
-    def __init__(self, engine: Mapping[tuple[str, str, str, int], Any]) -> None:
+    def __init__(self) -> None:
         self.python: dict[Kind, list[float]] = {}
-        self._engine = engine
+        self.times: dict[tuple[str, str, str, int], Any] = collections.defaultdict(
+            lambda: numpy.zeros(1 + TIMED + SUMS))
 
     def stats(self) -> Stats:
         """Return the figures by collective and size class."""
         # Copies of both tables: another thread may add a kind of call meanwhile.
-        engine = [(name, bits, row[-SUMS:].tolist()) for (name, _, _, bits), row in list(self._engine.items())]
+        engine = [(name, bits, row[-SUMS:].tolist()) for (name, _, _, bits), row in list(self.times.items())]
         return stats_of(engine + [(*kind, list(row)) for kind, row in list(self.python.items())])
 
 

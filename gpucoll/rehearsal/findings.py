@@ -192,7 +192,7 @@ class Analysis:
     def _is_gone(self, group: VirtualGroup, number: int) -> bool:
         """Return whether a rank makes no further call in the group: its program has ended."""
         rank = self._turns.ranks[number]
-        here = [one for one in rank.communicators if one._link.group is group]
+        here = [one for one in rank.communicators if one.link.group is group]
         return rank.has_ended or rank.failure is not None or all(one.closed for one in here)
 
     def _alone(self, group: VirtualGroup, mine: int, other: int, place: str, verb: str, tag: str,

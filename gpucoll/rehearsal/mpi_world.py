@@ -17,12 +17,12 @@ import numpy
 from mpi4py import MPI
 
 import gpucoll.mpi
-from gpucoll.communicator import internal
+from gpucoll.communicator import Communicator, internal
 from gpucoll.errors import UsageError
 from gpucoll.launch.bootstrap import Options
 from gpucoll.mpi.buffers import row
 from gpucoll.rehearsal.matching import VirtualGroup
-from gpucoll.rehearsal.ranks import VirtualCommunicator, VirtualLink
+from gpucoll.rehearsal.ranks import VirtualLink
 
 UPPER = ("Barrier", "Bcast", "Reduce", "Allreduce", "Scan", "Exscan", "Gather", "Allgather", "Scatter", "Alltoall",
          "Reduce_scatter", "Reduce_scatter_block", "Gatherv", "Allgatherv", "Scatterv", "Alltoallv")
@@ -38,7 +38,7 @@ class VirtualMpi(MPI.Intracomm):
 
     def __init__(self, group: VirtualGroup) -> None:
         self._group = group
-        self._comms: dict[int, VirtualCommunicator] = {}
+        self._comms: dict[int, Communicator] = {}
         self._attributes: dict[tuple[int, Any], Any] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -48,20 +48,20 @@ class VirtualMpi(MPI.Intracomm):
         return id(self)
 
     @property
-    def comm(self) -> VirtualCommunicator:
+    def comm(self) -> Communicator:
         """The communicator of the rank whose turn it is."""
         number = self._group.turns.current.number
         if number not in self._comms:
             link = VirtualLink(self._group, self._group.members.index(number))
-            self._comms[number] = VirtualCommunicator(link, Options())
+            self._comms[number] = Communicator(link, Options())
         return self._comms[number]
 
     rank = property(lambda self: self.comm.rank, doc="This rank.")
     size = property(lambda self: self._group.size, doc="The number of ranks.")
 
-    def virtual(self, options: Options) -> VirtualCommunicator:
+    def virtual(self, options: Options) -> Communicator:
         """Return a communicator of these ranks for `Communicator.from_mpi`. A collective call."""
-        return VirtualCommunicator(self._part(0, self.rank), options)
+        return Communicator(self._part(0, self.rank), options)
 
     def _part(self, color: int | None, key: int) -> Any:
         return internal.link_of(self.comm).split(color, key)

@@ -13,10 +13,15 @@ from typing import Any
 from gpucoll.algorithms import find, schedule
 from gpucoll.arrays import Space, on_gpu
 from gpucoll.arrays.segments import Heap
-from gpucoll.communicator import Cartesian, Communicator
+from gpucoll.communicator import Communicator
 from gpucoll.communicator.backends import HostBackend
+from gpucoll.communicator.core import Core
+from gpucoll.communicator.lifecycle import Lifecycle
 from gpucoll.communicator.links import Link
-from gpucoll.communicator.metadata import Failure, Metadata, check_alike
+from gpucoll.communicator.metadata import Failure, Metadata, MetadataExchange, check_alike, checked
+from gpucoll.communicator.points import PointToPoint
+from gpucoll.communicator.ragged import VectorVariants
+from gpucoll.communicator.wildcards import PointMessage
 from gpucoll.core.signature import Signature
 from gpucoll.errors import GpucollError, UsageError
 from gpucoll.executors import Call, CallRequest, Executor, ReadyCall, Refusal, call_site
@@ -156,132 +161,152 @@ class VirtualLink(Link):
         return None
 
 
-class VirtualCommunicator(Communicator):
-    """A communicator of virtual ranks."""
+class VirtualLifecycle(Lifecycle):
+    """The waits, the executor and the end of a virtual rank's communicator."""
 
-    _link: VirtualLink
+    link: VirtualLink
 
-    def __init__(self, link: VirtualLink, *rest: Any) -> None:
-        given = next(one for one in rest if isinstance(one, Options))
+    def __init__(self, link: VirtualLink, options: Options) -> None:
         # Neither a comparison by messages nor a device: both belong to real ranks.
-        plain = given._replace(check="off", device=None)
-        super().__init__(link, *(plain if one is given else one for one in rest))
-        self.options = given._replace(device=None)
-        link.group.rank_of(self.rank).communicators.append(self)
+        super().__init__(link, options._replace(check="off", device=None))
+        link.group.rank_of(link.place.rank).communicators.append(self)
 
-    def _new_waits(self) -> Progress:
-        self._link.waits = VirtualWaits(self._link.group, self.rank)
-        return self._link.waits
+    def new_waits(self) -> Progress:
+        self.link.waits = VirtualWaits(self.link.group, self.link.place.rank)
+        return self.link.waits
 
-    def _new_host(self) -> HostBackend:
-        self._virtual = VirtualExecutor(self._link.group, self.rank)
-        return VirtualBackend(self._virtual, self.size)
+    def new_host(self) -> HostBackend:
+        self.executor = VirtualExecutor(self.link.group, self.link.place.rank)
+        return VirtualBackend(self.executor, self.link.place.size)
 
-    def _over(self, link: Link) -> Any:
-        return VirtualCommunicator(link, self.options)  # type: ignore[arg-type] # all links here are virtual
-
-    def _grid(self, *arguments: Any) -> Any:
-        return VirtualCartesian(*arguments)
-
-    def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
-        if any(map(on_gpu, arrays)):
-            raise UsageError(f"{name}: x is a GPU array; precheck follows calls on host arrays, so let the program "
-                             "use NumPy there", code="GC-PRECHECK")
-        return super()._space(name, *arrays, stream=stream)
-
-    def _compile(self, request: CallRequest, *_: Any) -> Call:
-        if request.algorithm not in ("auto", "native"):
-            _check_algorithm(request.collective, request.algorithm, self.size, request.root)
-        return VirtualCall(self._virtual, request)
-
-    def _check_usable(self) -> None:
-        turns = self._link.group.turns
+    def check_usable(self) -> None:
+        turns = self.link.group.turns
         turns.check("a call")
         try:
-            super()._check_usable()
+            super().check_usable()
         except GpucollError:
             turns.pause("a call after close or a failure")  # the program may repeat the call for ever
             raise
 
-    def _start(self, name: str, *arguments: Any) -> Any:
-        return self._placed(super()._start(name, *arguments))
-
-    def _in_group(self, *arguments: Any) -> Work:
-        return self._placed(super()._in_group(*arguments))
-
-    def _placed(self, result: Any) -> Any:
-        """Note the line of a call of the open group: the group starts its calls only at its end."""
-        if self._group:
-            self._group[-1].place = call_site()  # type: ignore[attr-defined] # a mark of ours
-        return result
-
-    def _refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
+    def refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
         if not hasattr(error, "is_reported"):
             error.is_reported = True  # type: ignore[attr-defined] # a mark of ours
-            self._link.group.arrive(self.rank, Signature("", refusal=REFUSED).encode(), call_site(), str(error))
-
-    # ------------------------------------------------------------ host messages, as objects
-
-    def _exchanged(self, name: str, root: int, given: Any) -> list[Any]:
-        self._check_usable()
-        found = list[Any]()
-        call = Signature(name, root=root, header=name)
-        self._waits.run(self._link.group.exchange(self.rank, call, given, list, found), name)
-        everyone: list[Any] = found[0]
-        return everyone
-
-    def _broadcast_metadata(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
-        everyone = self._exchanged(name, root, metadata)
-        return self._checked_metadata([everyone[root]], name, mine, first=root)[0]
-
-    def _all_gather_metadata(self, metadata: Metadata, name: str, mine: Failure = None) -> list[Metadata]:
-        return self._checked_metadata(self._exchanged(name, 0, metadata), name, mine)
-
-    def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], tuple[int, ...]], rows: Any = None, *,
-               alike: bool = False) -> tuple[Any, tuple[tuple[int, ...], ...], Any]:
-        checked, mine = None, None
-        try:
-            checked = check()
-            some = checked[0] if isinstance(checked, list) else checked
-            given: Metadata = {"dtype": some.dtype.name, "tail": some.shape[1:], "counts": counts(checked)}
-        except GpucollError as error:
-            given, mine = {"error": str(error)}, error
-        everyone = self._all_gather_metadata(given, name, mine)
-        for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), *([("counts", "GC-COUNTS")] if alike else [])]:
-            check_alike(name, everyone, what, code)
-        return checked, tuple(one["counts"] for one in everyone), None
-
-    def _found(self, source: int | None, tag: int | None, status: Any = None) -> Generator[Pending, None, ProbeResult]:
-        probes = self._link.group.probes
-        probes[self.rank] = source, tag
-        found = yield from super()._found(source, tag, status)
-        probes.pop(self.rank, None)
-        return found
+            refused = Signature("", refusal=REFUSED).encode()
+            self.link.group.arrive(self.link.place.rank, refused, call_site(), str(error))
 
     def close(self) -> None:
         """Complete all operations under way; wait for the other ranks unless the communicator has failed."""
         if not self.closed:
             self.closed = True
-            self._end(waits=self._waits.failure is None)
+            self.end(waits=self.waits.failure is None)
 
-    def _end(self, *, waits: bool, is_end: bool = False) -> None:
+    def end(self, *, waits: bool, is_end: bool = False) -> None:
         """Leave: complete all operations, and with `waits` wait for the other ranks to leave."""
         self.closed = True
-        self._forget_calls()
-        turns, mine, group = self._link.group.turns, self._waits, self._link.group
+        self.stop_calls()
+        turns, mine, group = self.link.group.turns, self.waits, self.link.group
         if turns.is_over:
             return
         assert isinstance(mine, VirtualWaits)
         if waits or is_end:
             turns.wait(lambda: mine.is_idle, "close")
-        call = group.arrive(self.rank, CLOSE, "" if is_end else call_site(), is_end=is_end)
+        call = group.arrive(self.link.place.rank, CLOSE, "" if is_end else call_site(), is_end=is_end)
         if waits:
             turns.wait(lambda: call.is_complete, "close")
-        self._host.close()
+        self.host.close()
 
 
-class VirtualCartesian(VirtualCommunicator, Cartesian):
-    """A grid of virtual ranks."""
+class VirtualMetadata(MetadataExchange):
+    """Host messages of a virtual rank: objects, not rows of bytes."""
+
+    _core: VirtualCore
+
+    def broadcast(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
+        everyone = self._exchanged(name, root, metadata)
+        return checked([everyone[root]], name, mine, first=root)[0]
+
+    def all_gather(self, metadata: Metadata, name: str, mine: Failure = None) -> list[Metadata]:
+        return checked(self._exchanged(name, 0, metadata), name, mine)
+
+    def _exchanged(self, name: str, root: int, given: Any) -> list[Any]:
+        core = self._core
+        core.life.check_usable()
+        found = list[Any]()
+        call = Signature(name, root=root, header=name)
+        core.waits.run(core.link.group.exchange(core.rank, call, given, list, found), name)
+        everyone: list[Any] = found[0]
+        return everyone
+
+
+class VirtualCore(Core):
+    """The path of a virtual rank's calls."""
+
+    life_type = VirtualLifecycle
+    metadata_type = VirtualMetadata
+    life: VirtualLifecycle
+    link: VirtualLink
+
+    def __init__(self, link: VirtualLink, options: Options) -> None:
+        super().__init__(link, options._replace(device=None))
+
+    def space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
+        if any(map(on_gpu, arrays)):
+            raise UsageError(f"{name}: x is a GPU array; precheck follows calls on host arrays, so let the program "
+                             "use NumPy there", code="GC-PRECHECK")
+        return super().space(name, *arrays, stream=stream)
+
+    def compile(self, request: CallRequest, *_: Any) -> Call:
+        if request.algorithm not in ("auto", "native"):
+            _check_algorithm(request.collective, request.algorithm, self.size, request.root)
+        return VirtualCall(self.life.executor, request)
+
+    def start(self, name: str, *arguments: Any) -> Any:
+        return placed(super().start(name, *arguments), self.group)
+
+
+class VirtualBlocks(VectorVariants):
+    """The v-variants of a virtual rank: the lengths are exchanged as objects."""
+
+    def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], tuple[int, ...]], rows: Any = None, *,
+               alike: bool = False) -> tuple[Any, tuple[tuple[int, ...], ...], Any]:
+        given, mine = None, None
+        try:
+            given = check()
+            some = given[0] if isinstance(given, list) else given
+            facts: Metadata = {"dtype": some.dtype.name, "tail": some.shape[1:], "counts": counts(given)}
+        except GpucollError as error:
+            facts, mine = {"error": str(error)}, error
+        everyone = self._core.metadata.all_gather(facts, name, mine)
+        for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), *([("counts", "GC-COUNTS")] if alike else [])]:
+            check_alike(name, everyone, what, code)
+        return given, tuple(one["counts"] for one in everyone), None
+
+
+class VirtualPoints(PointToPoint):
+    """The messages of a virtual rank."""
+
+    _core: VirtualCore
+
+    def in_group(self, message: PointMessage, group: list[Work]) -> Work:
+        work: Work = placed(super().in_group(message, group), group)
+        return work
+
+    def found(self, source: int | None, tag: int | None, status: Any = None) -> Generator[Pending, None, ProbeResult]:
+        probes = self._core.link.group.probes
+        probes[self._core.rank] = source, tag
+        found = yield from super().found(source, tag, status)
+        probes.pop(self._core.rank, None)
+        return found
+
+
+def placed(result: Any, group: list[Work] | None) -> Any:
+    """Note the line of the last call of an open group, and return `result`: a group starts its calls at its end."""
+    if group:
+        group[-1].place = call_site()  # type: ignore[attr-defined] # a mark of ours
+    return result
+
+
+VirtualLink.parts = VirtualCore, VirtualPoints, VirtualBlocks
 
 
 @functools.lru_cache(1024)
@@ -291,13 +316,13 @@ def _check_algorithm(collective: str, algorithm: str, size: int, root: int) -> N
     schedule(collective, algorithm, rank=0, size=size, root=root)
 
 
-def world_of(group: VirtualGroup, rank: int, options: Options) -> VirtualCommunicator:
+def world_of(group: VirtualGroup, rank: int, options: Options) -> Communicator:
     """Return the communicator of a rank of the world."""
-    return VirtualCommunicator(VirtualLink(group, rank), options)
+    return Communicator(VirtualLink(group, rank), options)
 
 
 def end(communicators: list[Any], *, failed: bool) -> None:
     """Leave all communicators of a rank whose program has ended, or has `failed`."""
     for one in communicators:
         if not one.closed:
-            one._end(waits=False, is_end=not failed)
+            one.end(waits=False, is_end=not failed)

@@ -333,7 +333,7 @@ class TorchProcessGroup(Names):
             raise DistBackendError("recv: into a GPU tensor a source must be named")
 
         def begin(array: Any) -> tuple[Any, int] | None:
-            source = self._points._sender(tag)
+            source = internal.sender_of(self._points, tag)
             return None if source is None else (self._points.recv(array, source, tag, async_op=True), source)
 
         return self._message(tensors, begin)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array
-from gpucoll.communicator import Communicator
+from gpucoll.communicator import Communicator, internal
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.progress.operations import Work
@@ -67,7 +67,7 @@ class ParameterServer:
             place = comm.rank - workers
             # Half, so a server drops a silent worker before the workers waiting for the server time out.
             for pair in self._pairs if may_lose_workers else ():
-                pair._waits.timeout = comm.timeout / 2
+                internal.waits_of(pair).timeout = comm.timeout / 2
             self._fill(self.parameters)
             self._part = {str(number): bucket.row[owned(bucket.row.size, place, servers)].copy()
                           for number, bucket in enumerate(self._whole)}
@@ -152,7 +152,7 @@ class _Shard:
             self._listen(worker)
         while self._live:
             # No deadline here: each posted receive has a deadline of its own, and then counts as completed.
-            waits = next(iter(self._live.values()))._waits
+            waits = internal.waits_of(next(iter(self._live.values())))
             waits.until(self._has_news, "serve", float("inf"))
             for worker in list(self._live):
                 if worker in self._asked and self._asked[worker][1].is_completed():

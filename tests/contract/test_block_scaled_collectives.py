@@ -98,7 +98,7 @@ def test_bits_and_bounds(executor, name):
 def test_sums_of_a_host_travel_between_hosts(size, nodes):
     """Every rank has the same bits, one rounding for a direction, and a bound that holds, in place or not."""
     def program(comm):
-        link = comm._link
+        link = comm._core.link
         local = [rank for rank in range(size) if nodes[rank] == nodes[comm.rank]]
         link.place = link.place._replace(nodes=nodes, local_rank=local.index(comm.rank), local_size=len(local))
         for turn, (name, dtype, op) in enumerate(itertools.product(FORMATS, DTYPES, ("sum", "avg"))):
@@ -123,7 +123,7 @@ def test_sums_of_a_host_travel_between_hosts(size, nodes):
 def test_segments_have_the_bits_of_the_whole(nodes, monkeypatch):
     """Between hosts a segment is on the way while the next is converted; `nvfp4` has a scale for a share of it."""
     def program(comm):
-        comm._link.place = comm._link.place._replace(nodes=nodes)
+        comm._core.link.place = comm._core.link.place._replace(nodes=nodes)
         x = given(comm.rank, (1200,), "float32", 3)
         found = []
         for name in FORMATS:

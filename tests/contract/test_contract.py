@@ -14,6 +14,7 @@ import mixture
 import oracle
 import programs
 from gpucoll.algorithms import registry
+from gpucoll.communicator.points import PointToPoint
 from gpucoll.core.collectives import COLLECTIVES
 from grids import generator, naming, sampled
 from programs import MOVEMENTS, REDUCTIONS
@@ -47,14 +48,14 @@ def test_random_programs(executor, share):
 @pytest.mark.mutant
 def test_mixtures_find_messages_out_of_order(monkeypatch):
     """Some random programs notice a group with receives begun in reverse order."""
-    begin = gc.Communicator._in_group
+    begin = PointToPoint.in_group
 
-    def first(comm, message, group):
-        work = begin(comm, message, group)
+    def first(points, message, group):
+        work = begin(points, message, group)
         group.insert(0 if work.name == "recv" else len(group), group.pop())
         return work
 
-    monkeypatch.setattr(gc.Communicator, "_in_group", first)
+    monkeypatch.setattr(PointToPoint, "in_group", first)
     drawn = [mixture.draw(generator(f"planted/{number}"), 2) for number in range(10)]
     with pytest.raises((AssertionError, gc.GpucollError)):
         [on_threads(2, mixture.run, program) for program in drawn]

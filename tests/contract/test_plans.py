@@ -47,7 +47,7 @@ def replayed(comm):
             assert (y == repeat % comm.size).all()
             comm.barrier()
     if comm.executor == "nccl":
-        (gpu,) = comm._gpus.values()
+        (gpu,) = comm._core.gpus.values()
         assert len(gpu.made[0]._graphs.buffered) >= 3
 
 

@@ -302,7 +302,7 @@ def lost(comm):
         assert (weights["w"] == -step).all()
         if comm.rank == 1 and step == 2:
             for pair in place._pairs:
-                pair._waits.failure = gc.UsageError("this worker has died")
+                pair._core.waits.failure = gc.UsageError("this worker has died")
                 pair.close()
             return
         place.push({"w": numpy.ones(100)})

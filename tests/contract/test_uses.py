@@ -100,7 +100,7 @@ def late(comm, begun):
     if comm.rank == 0:
         work = comm.all_reduce(numpy.ones(5), async_op=True, algorithm="ring")
         after = comm.all_reduce(numpy.ones(5), async_op=True)
-        comm._waits.timeout, work._deadline = 0.2, 0.0  # set once both calls are under way
+        comm._core.waits.timeout, work._deadline = 0.2, 0.0  # set once both calls are under way
         for wait in (work.wait, work.synchronize):
             with pytest.raises(gc.CollectiveTimeout, match=r"waited 0\.2 s for the other ranks"):
                 wait()

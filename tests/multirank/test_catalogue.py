@@ -66,7 +66,7 @@ def crosswise(mpi):
     """
     comms = [gc.Communicator.from_mpi(mpi, timeout=seconds(60)) for _ in range(2)]
     first, waits = mpi.rank % 2, threading.Event()
-    comms[first]._waits.hooks.append(waits.set)
+    comms[first]._core.waits.hooks.append(waits.set)
 
     def calls(number):
         if number != first:  # until the first thread waits or has ended: the other rank starts with the other call
@@ -111,7 +111,8 @@ def waited_for(mpi):
                 assert (comm.all_reduce(x) == comm.size).all()
             else:
                 work = comm.all_reduce(x, async_op=True)
-                comm._waits.hooks.append(lambda: lines.said and not sent and sent.append(mpi.Send(numpy.ones(1), 1)))
+                comm._core.waits.hooks.append(
+                    lambda: lines.said and not sent and sent.append(mpi.Send(numpy.ones(1), 1)))
                 sent = [] if comm.rank == 0 else [None]
                 assert (work.wait() == comm.size).all()
                 assert comm.rank or any("rank 0 has waited" in one and "rank 1" in one for one in lines.said)
@@ -158,7 +159,7 @@ def taken_out(mpi):
         def rings():
             raise KeyboardInterrupt
 
-        comm._waits.hooks.append(rings)
+        comm._core.waits.hooks.append(rings)
         with pytest.raises(KeyboardInterrupt):
             comm.split(0)
     mpi.Barrier()
@@ -220,7 +221,7 @@ def same_on_two_nodes(mpi):
     with gc.Communicator.from_mpi(mpi, **options) as one:
         link = MpiLink(mpi, seconds(60))
         link.place = link.place._replace(nodes=tuple(rank % 2 for rank in range(mpi.size)))
-        with mock.patch("gpucoll.communicator.MpiLink", return_value=link):
+        with mock.patch("gpucoll.communicator.methods.MpiLink", return_value=link):
             two = gc.Communicator.from_mpi(mpi, **options)
         with two:
             assert (one.nodes, two.nodes) == (1, 2)
@@ -248,7 +249,7 @@ def served(comm):
     place = training.ParameterServer({"w": numpy.zeros(100)}, comm, 1, training.SGD(1.0))
     if place.is_server:
         for pair in place._pairs:
-            pair._waits.failure = gc.UsageError("this server has died")
+            pair._core.waits.failure = gc.UsageError("this server has died")
             pair.close()
         return
 

@@ -19,16 +19,16 @@ from pace import seconds
 def out_of_reach(mpi):
     """If the system refuses access to a peer's memory and a rank has ended, the error names the ended rank."""
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
-        shared, gone = comm._host._shared, [7]
+        shared, gone = comm._core.host._shared, [7]
         with pytest.raises(gc.BackendError, match="out of reach"):
             shared.out_of_reach(3)
-        comm._guard._processes = type("Processes", (), {
+        comm._core.life.guard._processes = type("Processes", (), {
             "ended": lambda self, patience=0.0: gone, "numbers": {}, "state": lambda self, rank: "dead"})()
         for told in (lambda: shared.out_of_reach(3), lambda: shared.attach(comm.rank ^ 1, 10 ** 9)):
             with pytest.raises(gc.RankFailedError) as failed:
                 told()
             assert failed.value.ranks == (7,)
-        comm._guard._processes = comm._link.processes
+        comm._core.life.guard._processes = comm._core.link.processes
 
 
 def test_memory_out_of_reach_is_a_rank_that_has_ended(ranks):  # noqa: F811
@@ -42,16 +42,16 @@ def deadline_of_another(mpi, executor):
         comm.all_reduce(x)
         if comm.rank == 2:
             error = gc.CollectiveTimeout("waited in vain", ranks=(1,))
-            comm._waits.failure = error
-            comm._host.fail(error)
-            comm._abort()
+            comm._core.waits.failure = error
+            comm._core.host.fail(error)
+            comm._core.life.abort()
         elif comm.rank == 0:
             with pytest.raises(gc.CollectiveTimeout) as told:
                 comm.all_reduce(x)
             assert told.value.ranks == (1,)
         else:
-            comm._waits.failure = gc.CollectiveTimeout("does not come", ranks=(1,))  # not reported to other ranks
-            comm._has_aborted = True
+            comm._core.waits.failure = gc.CollectiveTimeout("does not come", ranks=(1,))  # not reported to other ranks
+            comm._core.life.has_aborted = True
         mpi.Barrier()
 
 
@@ -134,7 +134,7 @@ def known_threads(comm):
     x, me = numpy.ones(3), threading.get_native_id()
     for _ in range(3):
         comm.all_reduce(x, x.copy())
-    assert comm._waits.thread == me
+    assert comm._core.waits.thread == me
     out, done = numpy.empty_like(x), []
     comm.all_reduce(x, out)
 
@@ -145,7 +145,7 @@ def known_threads(comm):
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    assert comm._host.thread() == done[0]
+    assert comm._core.host.thread() == done[0]
 
 
 def test_the_engine_notes_which_thread_calls():

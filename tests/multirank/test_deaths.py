@@ -316,7 +316,7 @@ def fails(*_):
     raise KeyError("split")
 began, said = time.monotonic(), ""
 if comm.rank == 1:
-    comm._link.split = fails
+    comm._core.link.split = fails
     with contextlib.suppress(KeyError), comm:
         comm.split(0)
 else:

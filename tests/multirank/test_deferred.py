@@ -66,7 +66,7 @@ def stays_away(mpi):
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
         comm.all_reduce(numpy.ones(5))
         if comm.rank != 2:
-            comm._waits.timeout = 0.5
+            comm._core.waits.timeout = 0.5
             with pytest.raises(gc.CollectiveTimeout) as late:
                 comm.all_reduce(numpy.ones(5))
             assert late.value.ranks == (2,)

@@ -110,7 +110,7 @@ def left(mpi):
         for _ in range(2):
             with pytest.raises(gc.MismatchError):
                 comm.all_reduce(numpy.ones(3 + comm.rank))
-            assert comm._host.under_way() == ""
+            assert comm._core.host.under_way() == ""
         assert (comm.all_reduce(numpy.ones(3)) == 2).all()
 
 
@@ -178,7 +178,7 @@ def test_who_does_not_wait_is_told_later(ranks, executor, device):  # noqa: F811
 def words_come_late(mpi):
     """Rank 0 learns of a mismatch from rank 2, on the same node, and waits for the words of the calls."""
     with on_two_nodes(mpi, None) as comm:
-        preflight, x, asked = comm._preflight, numpy.arange(3.0), []
+        preflight, x, asked = comm._core.life.preflight, numpy.arange(3.0), []
         wire, explain = preflight._wire, preflight.explain
         comm.all_reduce(x)
 
@@ -192,7 +192,7 @@ def words_come_late(mpi):
 
         preflight._wire = SimpleNamespace(Irecv=receive, Isend=wire.Isend)
         preflight.explain = explained
-        comm._has_aborted = True  # nor does rank 0 receive abort messages
+        comm._core.life.has_aborted = True  # nor does rank 0 receive abort messages
         with pytest.raises(gc.ArgumentError if comm.rank == CULPRIT else gc.PeerError) as told:
             comm.all_reduce(x, op="nonsense" if comm.rank == CULPRIT else "sum", algorithm="ring")
         assert told.value.code == ("GC-OP" if comm.rank == CULPRIT else "GC-PEER")

@@ -31,7 +31,7 @@ def refusal(call):
 def nothing_is_queued(comm):
     """Kernels preparing a call run with the call: a refused call or a new plan enqueues no kernel."""
     comm.all_reduce(numpy.ones(3))
-    (gpu,) = comm._gpus.values()
+    (gpu,) = comm._core.gpus.values()
     queue, strided = gpu.space(None).stream.queue, numpy.zeros(140, numpy.float32)[::2]
     for wrong in ({"op": "nope"}, {"op": "band"}, {"algorithm": "rng"}, {"algorithm": "torus(7x7)"}):
         refusal(functools.partial(comm.all_reduce, strided, **wrong))
@@ -212,7 +212,7 @@ def test_a_second_thread_in_a_call_is_refused():
 
     first = threading.Thread(target=wait_in_vain)
     first.start()
-    while one._waits._owner is None:
+    while one._core.waits._owner is None:
         pass
     assert refusal(one.barrier) == ("UsageError", "GC-THREAD", ())
     first.join()

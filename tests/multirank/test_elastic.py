@@ -245,13 +245,13 @@ DIES_IN_GROW = """
 comm = world()
 comm.barrier()
 if rank == 1:
-    comm._link.members = comm._link.members._replace(admitting_rank=1)  # comes to no other rank
+    comm._core.link.members = comm._core.link.members._replace(admitting_rank=1)  # comes to no other rank
     import gpucoll.launch.regroup as regroup
     regroup._Roll = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 if rank == 2:  # comes after the death, and after rank 0, had that rank left at once
     import gpucoll.launch.regroup as regroup
     from gpucoll.transport.rendezvous import becomes
-    follow, ended = regroup._follow, comm._link.processes.ended
+    follow, ended = regroup._follow, comm._core.link.processes.ended
     regroup._follow = lambda *given: (becomes(lambda: 1 in ended(), timeout), becomes(lambda: 0 in ended(), 1),
                                       follow(*given))[-1]
 try:

@@ -106,7 +106,7 @@ def fresh_data(comm):
                 case.turn(turn)
             for turn in range(6, 9):  # arrays of other addresses
                 case.turn(turn, numpy.empty_like(case.x))
-    assert comm._engine.call_count > 1000
+    assert comm._core.engine.call_count > 1000
 
 
 @on_shared
@@ -195,7 +195,7 @@ def one_fails_later(mpi):
         for _ in range(3):
             comm.broadcast(x, 0, algorithm="chain")
         x[:] = comm.rank + 7
-        failed, looks = comm._host.executors[0]._node_ranks.words[0], itertools.count()
+        failed, looks = comm._core.host.executors[0]._node_ranks.words[0], itertools.count()
 
         def look():
             """Count the polls of the waiting rank after the failure of rank 0; wake rank 1 at poll number LOOKS."""
@@ -203,14 +203,14 @@ def one_fails_later(mpi):
                 mpi.send(None, 1)
 
         if comm.rank == 2:  # rank 2 polls the other ranks between sleeps
-            comm._waits.hooks.append(look)
+            comm._core.waits.hooks.append(look)
         if comm.rank == 1:  # late
             mpi.recv(source=2)
         comm.broadcast(x, 0, algorithm="chain")
         assert (x == 7).all()
         if comm.rank == 0:
-            comm._host.fail(gc.UsageError("on purpose"))
-        comm._waits.failure = gc.UsageError("on purpose")
+            comm._core.host.fail(gc.UsageError("on purpose"))
+        comm._core.waits.failure = gc.UsageError("on purpose")
 
 
 class Interrupt(Exception):
@@ -244,7 +244,7 @@ def interrupted(mpi):
         else:
             with pytest.raises(Interrupt):
                 interruptible(mpi, comm, x)
-        comm._waits.failure = comm._waits.failure or gc.UsageError("on purpose")
+        comm._core.waits.failure = comm._core.waits.failure or gc.UsageError("on purpose")
         comm.close()
         mpi.Barrier()
     signal.signal(signal.SIGUSR1, before)
@@ -260,7 +260,7 @@ def one_is_missing(mpi):
         with pytest.raises(gc.CollectiveTimeout):
             comm.all_reduce(x, algorithm="ring")
     mpi.Barrier()
-    comm._waits.failure = comm._waits.failure or gc.UsageError("left")
+    comm._core.waits.failure = comm._core.waits.failure or gc.UsageError("left")
     comm.close()
 
 

@@ -39,7 +39,7 @@ def interrupted(comm, raises):
 
     call(3)
     if comm.rank == 0:
-        comm._waits.slow_wait = rings
+        comm._core.waits.slow_wait = rings
         with pytest.raises(Rung if raises else gc.UsageError, match="" if raises else "inside another call"):
             call()
         with pytest.raises(gc.RevokedError):
@@ -60,7 +60,7 @@ def somebody_stays_away(comm):
     for _ in range(3):
         comm.all_reduce(x, out, algorithm="one_shot")
     if comm.rank:
-        comm._waits.timeout = 0.2
+        comm._core.waits.timeout = 0.2
         for error in (gc.CollectiveTimeout, gc.RevokedError):
             with pytest.raises(error):
                 comm.all_reduce(x, out, algorithm="one_shot")
@@ -72,7 +72,7 @@ def the_first_failure_is_named(comm):
     """A rank passing on the failure of another rank names the failed rank."""
     comm.all_reduce(numpy.ones(4))
     if comm.rank == 0:
-        comm._host.fail(gc.RankFailedError("rank 2 has failed", ranks=(2,)))
+        comm._core.host.fail(gc.RankFailedError("rank 2 has failed", ranks=(2,)))
     elif comm.rank == 1:
         with pytest.raises(gc.RankFailedError) as failed:
             comm.all_reduce(numpy.ones(4))
@@ -86,7 +86,7 @@ def a_failed_rank_closes(comm):
     with mock.patch.object(guard, "GRACE", seconds(600)):
         comm.all_reduce(numpy.ones(4))
         if comm.rank == 0:
-            comm._waits.failure = gc.BackendError("no more")
+            comm._core.waits.failure = gc.BackendError("no more")
             comm.close()
         else:
             with pytest.raises(gc.RankFailedError) as failed:

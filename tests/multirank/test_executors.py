@@ -100,7 +100,7 @@ def on_two_nodes(mpi, executor, **options):
     """Return a communicator with the ranks placed on two pretended nodes in turn."""
     link = MpiLink(mpi, 30.0)
     link.place = link.place._replace(nodes=tuple(rank % 2 for rank in range(mpi.size)))
-    with mock.patch("gpucoll.communicator.MpiLink", return_value=link):
+    with mock.patch("gpucoll.communicator.methods.MpiLink", return_value=link):
         return gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor=executor, **options)
 
 
@@ -120,8 +120,8 @@ def several_nodes(mpi):
                     found, wanted = (getattr(comm, collective)(x, algorithm=algorithm)
                                      for comm, x in zip((here, there), xs, strict=True))
                     assert found.tobytes() == wanted.tobytes(), (collective, algorithm)
-            assert here._host.executors[0].name == "hybrid"
-            assert [one.name for one in here._host.executors] == ["hybrid", "mpi", "native"]
+            assert here._core.host.executors[0].name == "hybrid"
+            assert [one.name for one in here._core.host.executors] == ["hybrid", "mpi", "native"]
 
 
 def one_without_the_engine(mpi, check):

@@ -18,7 +18,7 @@ comm = gc.init(timeout=timeout if executor == "any" else 60, executor=None if ex
 mine = numpy.ones(count)
 if executor == "shared":
     comm.all_reduce(mine, algorithm=kind)
-    comm._waits.timeout = timeout  # the first call takes long on a loaded machine
+    comm._core.waits.timeout = timeout  # the first call takes long on a loaded machine
 
 def tell(what):
     open(os.path.join(folder, what), "w").close()

@@ -33,7 +33,7 @@ def around(comm):
                 assert comm.sendrecv(x, out, right, left, tag=turn % 3) is out
                 x[:] = -1
                 assert (out == content(count, left, turn)).all(), (count, turn)
-    assert comm._points is comm._host._shared
+    assert comm._points.carrier is comm._core.host._shared
 
 
 @on_shared
@@ -128,16 +128,16 @@ def nobody_sends(mpi):
             with pytest.raises(gc.RevokedError):
                 comm.recv(out, 0)
             assert (out == 0).all()
-        comm._waits.failure = comm._waits.failure or gc.UsageError("on purpose")
+        comm._core.waits.failure = comm._core.waits.failure or gc.UsageError("on purpose")
 
 
 @on_shared
 def wrong_requests(comm):
     for wrong in ((True, numpy.zeros((4, 4))[:, 1], 0, 0), (True, numpy.zeros(4), comm.size, 0)):
         with pytest.raises(ValueError, match="no message"):
-            comm._host._shared.engine.message(*wrong)
+            comm._core.host._shared.engine.message(*wrong)
     with pytest.raises(TypeError):
-        comm._host._shared.engine.message(True, [0], 0, 0)
+        comm._core.host._shared.engine.message(True, [0], 0, 0)
 
 
 @on_shared
@@ -145,7 +145,7 @@ def collected(comm):
     """The collector frees a request and an array referring to each other; the message goes to the next receive."""
     if comm.rank == 0:
         row = numpy.zeros(4, "i8").view(type("Row", (numpy.ndarray,), {}))
-        row.request = comm._host._shared.engine.message(False, row, 1, 7)
+        row.request = comm._core.host._shared.engine.message(False, row, 1, 7)
         gone = weakref.ref(row)
         del row
         collector.collect()
@@ -181,7 +181,7 @@ def dropped(comm):
 
 def dropped_beside(comm, hit):
     """Receive a message while another thread drops the request of a second message; set `hit` if both coincided."""
-    engine, row = comm._host._shared.engine, numpy.zeros(4, "i8")
+    engine, row = comm._core.host._shared.engine, numpy.zeros(4, "i8")
     requests, gone, ended = [engine.message(False, row, 1, 7)], weakref.ref(row), threading.Event()
     del row
 

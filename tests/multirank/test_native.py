@@ -97,13 +97,13 @@ def again(mpi):
         for name, call, expected in cases(comm, 5):
             for in_place in (False, True):
                 call(in_place, **native)
-                with mock.patch.object(core.Core, "_run", side_effect=AssertionError(name)), \
-                        mock.patch.object(core.Core, "_begin", side_effect=AssertionError(name)), \
+                with mock.patch.object(core.Core, "run", side_effect=AssertionError(name)), \
+                        mock.patch.object(core.Core, "begin", side_effect=AssertionError(name)), \
                         mock.patch.object(NativeExecutor, "copied", side_effect=AssertionError(name)):
                     found = call(in_place, **native)
                 assert found is None if expected is None else (found == expected).all(), (name, in_place)
         comm.barrier(**native)
-        with mock.patch.object(core.Core, "_run", side_effect=AssertionError):
+        with mock.patch.object(core.Core, "run", side_effect=AssertionError):
             comm.barrier(**native)
 
 
@@ -169,7 +169,7 @@ with gc.init(timeout=60) as world, gc.Communicator.from_mpi(world.mpi, timeout=f
     x, out = numpy.ones(8 << 20), numpy.zeros(8 << 20)
     for turn in range(4):
         if (comm.rank, turn) == (1, 3):
-            threading.Thread(target=stop, args=(comm._engine.calling,), daemon=True).start()
+            threading.Thread(target=stop, args=(comm._core.engine.calling,), daemon=True).start()
         comm.all_reduce(x, out=out, algorithm="native")
 """
 

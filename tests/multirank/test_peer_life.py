@@ -37,7 +37,7 @@ LARGE = 1_100_000  # elements of four bytes: more than the staging buffer holds
 
 def staged(comm):
     """Return the staging buffer in this rank's slab; all zero if nothing was ever staged."""
-    meeting = comm._gpus["emulated"].made[0]._handshake
+    meeting = comm._core.gpus["emulated"].made[0]._handshake
     first = meeting.room.offsets["staging"]
     return meeting.memory.slab.row[first:first + meeting.room.staging]
 

@@ -118,7 +118,7 @@ def wrong_dtypes(comm):
 def in_order(comm):
     """A blocking send does not overtake an earlier send that waits for the stepping lock, held by another thread."""
     if comm.rank == 0 and comm.size > 1:
-        waits, sent = comm._waits, threading.Event()
+        waits, sent = comm._core.waits, threading.Event()
         with waits._stepping:
             first = comm.send(numpy.array([1]), 1, async_op=True)
 
@@ -221,9 +221,10 @@ def broken_off(comm):
     for call in ("Irecv", "Isend"):
         for error, kind, after in errors:
             other = comm.split(comm.rank)
-            other._points = Stopping(other._points, call, error, after=after)
-            other._link.points = Stopping(other._link.points, call, error, after=after)  # the emulated device's
-            other._exchange_here = lambda *_: NotImplemented
+            other._points.carrier = Stopping(other._points.carrier, call, error, after=after)
+            link = other._core.link
+            link.points = Stopping(link.points, call, error, after=after)  # the emulated device's
+            other._points.exchange_here = lambda *_: NotImplemented
             with pytest.raises(kind):
                 other.sendrecv(x, out, 0, 0)
             with pytest.raises(gc.RevokedError):
@@ -265,7 +266,7 @@ def on_processes(mpi):
 def after_one_not_yet_begun(comm):
     """A send queued while another thread advances messages begins before the next send to the same rank."""
     if comm.rank == 0:
-        with comm._waits._stepping:
+        with comm._core.waits._stepping:
             first = comm.send(numpy.array([1]), 1, async_op=True)
         comm.send(numpy.array([2]), 1)
         first.wait()
@@ -275,7 +276,7 @@ def after_one_not_yet_begun(comm):
 
 def over_mpi(mpi, program):
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor="mpi") as comm:
-        comm._exchange_here = lambda *_: NotImplemented
+        comm._points.exchange_here = lambda *_: NotImplemented
         program(comm)
 
 

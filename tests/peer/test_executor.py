@@ -29,7 +29,7 @@ def on_threads(size, program):
 
 
 def executor(comm):
-    return comm._gpus["emulated"].made[0]
+    return comm._core.gpus["emulated"].made[0]
 
 
 def values(comm, count):
@@ -99,10 +99,10 @@ def test_a_slab_that_one_rank_cannot_reach_is_read_by_none():
 
 def explained_alone(comm):
     """Rank 0 asks alone: making the peer executor would wait for the other rank."""
-    comm._gpu("emulated")
+    comm._core.gpu("emulated")
     if comm.rank == 0:
         assert comm.explain("all_reduce", 1024, device="emulated")
-    return comm._gpus["emulated"].make_peer is not None
+    return comm._core.gpus["emulated"].make_peer is not None
 
 
 def test_an_explanation_waits_for_no_rank():

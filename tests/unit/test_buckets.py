@@ -46,7 +46,8 @@ def test_collectives_go_on_beside_computing_where_a_rank_has_two_processors(own,
         def gathered(mine, call, error):
             return [mine, {"room": other}]
 
-        return can_overlap(SimpleNamespace(local_size=ranks, nodes=nodes, _all_gather_metadata=gathered), arrays)
+        core = SimpleNamespace(metadata=SimpleNamespace(all_gather=gathered))
+        return can_overlap(SimpleNamespace(local_size=ranks, nodes=nodes, _core=core), arrays)
 
     assert decided(True) == room
     assert not decided(False)  # all ranks of a call decide alike: a rank without room decides for all

@@ -56,8 +56,8 @@ def flipping(comm):
         ready = original(*arguments, **options)
         return ready._replace(call=Flipping(ready.call, flip))
 
-    original, flip = comm._resolve, []
-    with mock.patch.object(comm, "_resolve", resolve):
+    original, flip = comm._core.resolve, []
+    with mock.patch.object(comm._core, "resolve", resolve):
         yield flip
 
 
@@ -177,7 +177,7 @@ def test_right_data_are_accepted(size):
 def rows_of_a_call(comm, name, algorithm):
     """Return the check of this rank, and the rows of all ranks."""
     kept = []
-    with mock.patch.object(comm, "_compared", lambda check, name: kept.append(check) or iter(())):
+    with mock.patch.object(comm._core, "_compared", lambda check, name: kept.append(check) or iter(())):
         call(comm, name, numpy.arange(8) + comm.rank, algorithm=algorithm)
     return kept[0], comm.all_gather(kept[0].completed())
 

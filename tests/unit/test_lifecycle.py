@@ -35,7 +35,7 @@ def test_a_rank_that_has_come_to_a_call_is_not_awaited():
     """The waiting thread may be without a processor while another thread asks."""
     comms = gc.init_local(2, timeout=NEVER)
     all_on_threads(comms, lambda comm: comm.barrier())
-    first, second = (comm._host._shared for comm in comms)
+    first, second = (comm._core.host._shared for comm in comms)
     waiting = first.compare("a call")
     go_on = next(waiting)
     assert first.awaited() == {1}

@@ -24,8 +24,8 @@ def growth(before, after, kind):
 
 def waits(comm):
     """Return whether a rank has come to a call, and waits for the other ranks."""
-    by_messages = comm._host._comparison
-    return by_messages.is_comparing if comm.executor == "mpi" else comm._host.under_way() != ""
+    by_messages = comm._core.host._comparison
+    return by_messages.is_comparing if comm.executor == "mpi" else comm._core.host.under_way() != ""
 
 
 def late_by(comms, make):

@@ -83,7 +83,7 @@ def test_a_real_rank_is_named_with_the_line_of_its_call(tmp_path, monkeypatch, c
         x = numpy.ones(100)
         for _ in range(8):  # the engine's own table does most of the calls
             if comm.rank == 1:
-                while comms[0]._awaited() != {1}:
+                while comms[0]._core.life._awaited() != {1}:
                     time.sleep(1e-4)
                 time.sleep(0.02)  # the delay itself
             lines.append(inspect.currentframe().f_lineno + 1)

@@ -14,6 +14,7 @@ import pytest
 
 import gpucoll
 from gpucoll.algorithms import registry
+from gpucoll.communicator.links import Link
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("gpucoll", "bench", "kernels", "scripts")
@@ -56,6 +57,17 @@ def test_files_are_short():
     assert [path for path in SOURCES if code_lines(path) > 300] == []
     tests = (ROOT / "tests").rglob("*.py")
     assert [path.name for path in tests if len(path.read_text().splitlines()) > 400] == []
+
+
+def test_a_communicator_inherits_nothing():
+    """Its methods delegate to parts, each with a class of its own."""
+    assert (gpucoll.Communicator.__bases__, gpucoll.Cartesian.__bases__) == ((object,), (gpucoll.Communicator,))
+    parts = vars(gpucoll.run_local(lambda comm: comm, 1)[0]).values()
+    core = next(one for one in parts if hasattr(one, "life"))
+    ours = [type(one) for one in [*parts, *vars(core).values()]
+            if type(one).__module__.startswith("gpucoll.communicator") and not isinstance(one, Link)]
+    assert len(ours) >= 6
+    assert {one.__bases__ for one in ours} == {(object,)}
 
 
 def test_no_two_classes_have_one_name():

@@ -34,6 +34,7 @@ class Chunk:
         first = self.start - room.ctypes.data
         self.bytes, self.nbytes, self.device = room[first:first + nbytes], nbytes, device
         self.live = given is not None
+        self.spoiler = None  # the stream that overwrites the freed memory
         with _lock:
             place = bisect.bisect(_starts, self.start)
             _starts.insert(place, self.start)
@@ -64,6 +65,9 @@ class Memory:
                 synchronising("cudaMalloc", self.device_id)
                 self.chunk = Chunk(self._key[2], self.device_id)
             self.chunk.live = True
+            # A destroyed stream leaves memory to the stream with its handle: that stream's work is the next to write.
+            if self.chunk.spoiler is not _queue(self._key):
+                self.chunk.spoiler = None
             self.ptr = self.chunk.start
 
     def __del__(self):
@@ -83,11 +87,25 @@ def _spoil(key, chunk):
     A missing synchronization then shows as garbage. For a destroyed stream, a new stream with the same handle, if any,
     overwrites the memory, without order after the old stream.
     """
-    queue = MACHINE.queues[key[0]] if key[1] in (0, 1) else MACHINE.objects.get(key[1])
-    if isinstance(queue, Queue) and MACHINE.fault is None:
-        MACHINE.put(queue, lambda: chunk.bytes.fill(GARBAGE) is None)
+    queue = _queue(key)
+    if queue is not None and MACHINE.fault is None:
+        chunk.spoiler = queue
+        MACHINE.put(queue, lambda: _overwritten(chunk, queue))
     with _lock:
         _free[key].append(chunk)
+
+
+def _queue(key):
+    """Return the stream to which freed memory belongs now, None if there is none."""
+    queue = MACHINE.queues[key[0]] if key[1] in (0, 1) else MACHINE.objects.get(key[1])
+    return queue if isinstance(queue, Queue) else None
+
+
+def _overwritten(chunk, queue):
+    """Overwrite memory, unless an array on another stream has it already; return True."""
+    if chunk.spoiler is queue:
+        chunk.bytes.fill(GARBAGE)
+    return True
 
 
 class UnownedMemory:
