@@ -62,6 +62,7 @@ class Lifecycle:
         self.releases: list[Callable[[bool], None]] = []
         self.closed = False
         self.is_forked = False  # whether this is a fork's child: the links then belong to the parent
+        # Before the first exchange with other ranks: a rank may die in that exchange.
         self.guard = self._new_guard()
         if isinstance(link, LocalLink):
             # Weak: the links' shared state must not keep a dropped communicator alive.
@@ -240,6 +241,7 @@ class Lifecycle:
         if self.closed or self.is_forked:
             return
         self.closed = True
+        # A call may begin on another thread while this one closes: from here on each call checks `closed`.
         self.stop_calls()
         if self._exporter is not None:
             self._exporter.retire(self.clock.sums)
@@ -288,6 +290,7 @@ class Lifecycle:
         self.host.close()
         for gpu in self.gpus.values():
             gpu.close(failed=failed)
+        # After the devices: kernels may read the memory of compiled calls until their GPU has closed.
         for release in self.releases:
             release(failed)
         if not failed:

@@ -124,7 +124,7 @@ def test_shares_stay_inside_the_call_and_the_time_before_it():
 
 
 def test_a_comparison_that_ends_first_adds_to_the_call_under_way():
-    clock = CallClock(list, CallSums({}))
+    clock = CallClock(list, CallSums())
     call = clock.begin("all_reduce", 16)
     call.found(0, 1)
     clock.waited += 2
