@@ -43,6 +43,8 @@ class Backend(Protocol):
     @property
     def executors(self) -> tuple[Executor, ...]: ...
 
+    def observed(self, call: Call) -> Call: ...
+
 
 def able(backend: Backend, request: CallRequest, allowed: str | None) -> tuple[str, ...]:
     """Return the names of executors able to serve `request`, whose algorithm may be "auto".
@@ -94,7 +96,7 @@ def compile_request(backend: Backend, request: CallRequest, tuner: Tuner, place:
     if isinstance(call, Refusal):
         raise ArgumentError(f"{request.collective}: executor {choice.executor} cannot serve: {call.reason}",
                             code="GC-ALGO")
-    return call
+    return backend.observed(call)
 
 
 def make_plan(request: CallRequest, choice: Choice, place: RankTopology) -> Plan:
@@ -128,8 +130,9 @@ class HostBackend:
             messages if not isinstance(messages, MpiExecutor) and messages.on_engine else None
         self._with_engine = [one for one in (shared, messages) if one is not None and not isinstance(one, MpiExecutor)]
         self._walker = messages if isinstance(messages, MpiExecutor) else None
-        self._is_observed = False
         self._comparison: Comparison | None = None
+        self._observers: list[CallObserver] = []
+        self._reported: list[CallObserver] = []  # of calls that the engine does not record: the flight record, too
 
     def observe(self, flight: Flight | None, observers: Sequence[CallObserver], comparison: Comparison | None) -> None:
         """Compare, record and observe every call; with observers no call is left to the engine alone.
@@ -137,17 +140,17 @@ class HostBackend:
         `comparison` compares by messages. The engine of `shared` compares without messages: it reads the call
         descriptors of the other ranks.
         """
-        recorded: list[CallObserver] = [] if flight is None else [Recorded(flight)]
-        self._is_observed, self._comparison = bool(observers), comparison
+        self._observers, self._comparison = [*observers], comparison
+        self._reported = [*([] if flight is None else [Recorded(flight)]), *observers]
         if self._shared is not None:
             if self._shared.name != "shared":
                 self._shared.comparison = comparison
             if flight is not None:
                 self._shared.record(flight.memory, LAST, HEAD, CALLS)
-        # The engine compares and records its own calls; all other executors need a wrapper for both.
-        self.executors = tuple(
-            observed(one, observers) if one.on_engine else
-            observed(one, [*recorded, *observers], self) for one in self.executors)
+
+    def observed(self, call: Call) -> Call:
+        """Return `call` with its comparison and its reports, as far as the engine does not compare and record it."""
+        return observed(call, self._observers) if call.executor.on_engine else observed(call, self._reported, self)
 
     def engines(self) -> list[Any]:
         """Return the engines made so far: the communicator's, and the engine of messages."""
@@ -160,7 +163,7 @@ class HostBackend:
     def engine(self, waits: Progress) -> Any:
         """Return the engine for calls planned before, set to follow `waits`; None without an engine."""
         shared = self._shared
-        if shared is None or shared.engine is None or self._is_observed:
+        if shared is None or shared.engine is None or self._observers:
             return None
         # Calls of the engine bypass `waits.run`: share its lock, queues and failure.
         shared.engine.bind_progress(*waits.gate(), waits, GpucollError)

@@ -22,7 +22,7 @@ from gpucoll.device.messages import MessageTransport
 from gpucoll.device.sources import Scale
 from gpucoll.device.streams import Output, StreamOrder
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, GpucollError, UsageError
-from gpucoll.executors import Call, CallRequest, Executor, ReadyCall, Refusal
+from gpucoll.executors import Call, Executor, ReadyCall
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.handshake import exchange
@@ -70,7 +70,11 @@ class Gpu:
     def executors(self) -> tuple[Executor, ...]:
         """All executors: the peer executor first, if any, the native one last. The first access makes `peer`."""
         self._make_peer()
-        return tuple(observed(one, self.observers, self.comparison) for one in self.made)
+        return tuple(self.made)
+
+    def observed(self, call: Call) -> Call:
+        """Return `call` with its comparison and its reports to the observers."""
+        return observed(call, self.observers, self.comparison)
 
     def space(self, stream: Any) -> DeviceSpace:
         """Return the space of a call on `stream`; None means the current stream."""
@@ -351,40 +355,9 @@ def _emulated(link: Link) -> Gpu:
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor
 
-        gpu.made.append(_AfterKernels(NativeExecutor(link.wire), gpu.device))
-    return gpu
-
-
-class _AfterKernels(Executor):
-    """MPI's own collectives on the emulated device, after all work enqueued before."""
-
-    name = "native"
-
-    def __init__(self, executor: Executor, device: Device) -> None:
-        self._executor, self._device = executor, device
-
-    def serves(self, request: CallRequest) -> str | None:
-        return self._executor.serves(request)
-
-    def compile(self, request: CallRequest) -> Call | Refusal:
-        call = self._executor.compile(request)
-        return call if isinstance(call, Refusal) else _CallAfterKernels(self, call, self._device)
-
-    def close(self) -> None:
-        self._executor.close()
-
-
-class _CallAfterKernels(Call):
-    """A call on the host that reads and writes memory of the emulated device."""
-
-    def __init__(self, executor: Executor, call: Call, device: Device) -> None:
-        super().__init__(executor, call.request)
-        self._call, self._device = call, device
-
-    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
         # MPI reads the memory on the host: kernels enqueued before must have written it.
-        yield from self._device.settle(stream)
-        yield from self._call.run(source, target)
+        gpu.made.append(NativeExecutor(link.wire, before=gpu.device.settle))
+    return gpu
 
 
 def _same_ordinal(link: Link, ordinal: int) -> Operation:

@@ -14,7 +14,7 @@ import numpy
 
 from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError, nearest
-from gpucoll.executors import Call, CallRequest, Executor, Launcher, Refusal, call_site
+from gpucoll.executors import Call, CallRequest, Launcher, call_site
 from gpucoll.health.flight import Flight
 from gpucoll.health.preflight import Deferred
 from gpucoll.progress.operations import Operation, throw
@@ -42,49 +42,14 @@ class Comparison(Protocol):
         """Wait until all ranks are known to make this call; else raise MismatchError or PeerError, on all ranks."""
 
 
-class Observed(Executor):
-    """An executor that reports each call to `observers`, after ranks have compared the call by `comparison`, if given.
-    """
-
-    def __init__(self, executor: Executor, observers: Sequence[CallObserver], comparison: Comparison | None) -> None:
-        self.name, self._executor = executor.name, executor
-        self._observers, self._comparison = observers, comparison
-
-    @property
-    def on_engine(self) -> bool:
-        return self._executor.on_engine
-
-    @property
-    def captures(self) -> bool:
-        return self._executor.captures
-
-    @property
-    def minds_blocking(self) -> bool:
-        return self._executor.minds_blocking
-
-    def serves(self, request: CallRequest) -> str | None:
-        return self._executor.serves(request)
-
-    def compile(self, request: CallRequest) -> Call | Refusal:
-        call = self._executor.compile(request)
-        return call if isinstance(call, Refusal) else ObservedCall(self, call, self._observers, self._comparison)
-
-    def awaited(self) -> set[int] | None:
-        return self._executor.awaited()
-
-    def close(self) -> None:
-        self._executor.close()
-
-
 class ObservedCall(Call):
     """A call that is compared, then reported to observers in each of its phases.
 
     Repeated GPU calls take a shorter path (`launcher`) without observers, if the comparison is deferred.
     """
 
-    def __init__(self, executor: Executor, call: Call, observers: Sequence[CallObserver],
-                 comparison: Comparison | None) -> None:
-        super().__init__(executor, call.request)
+    def __init__(self, call: Call, observers: Sequence[CallObserver], comparison: Comparison | None) -> None:
+        super().__init__(call.executor, call.request)
         self._call, self._observers, self._comparison = call, observers, comparison
         self.completes = call.completes
 
@@ -235,9 +200,9 @@ class Faults:
                 raise BackendError(f"{request.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
 
 
-def observed(executor: Executor, observers: Sequence[CallObserver], comparison: Comparison | None = None) -> Executor:
-    """Return the executor wrapped with these observers, or the executor itself if nothing observes or compares."""
-    return Observed(executor, observers, comparison) if observers or comparison else executor
+def observed(call: Call, observers: Sequence[CallObserver], comparison: Comparison | None = None) -> Call:
+    """Return a call with these observers, or the call itself if nothing observes or compares."""
+    return ObservedCall(call, observers, comparison) if observers or comparison else call
 
 
 def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver]:

@@ -165,7 +165,7 @@ def test_an_operation_behind_an_observer_is_told_its_error():
 
     inner = Inner(None, CallRequest("barrier", "auto", row_of("uint8")))
     seen = type("Observer", (), {"on_phase": lambda self, phase, request, rows: None})()
-    operation, error = ObservedCall(None, inner, [seen], None).run(None, None), gc.MismatchError("unlike")
+    operation, error = ObservedCall(inner, [seen], None).run(None, None), gc.MismatchError("unlike")
     next(operation)
     with pytest.raises(gc.MismatchError):
         operation.throw(error)
