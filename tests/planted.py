@@ -155,7 +155,7 @@ PLANTED = [
     ("guard", "looks in two calls count as two looks in one", "gpucoll/health/preflight.py",
      "missed = {(call.number, rank)", "missed = {(0, rank)"),
     ("guard", "a device's call is in the words of a host's", "gpucoll/executors/__init__.py",
-     "\"\" if self.device == \"cpu\" else \"on devices\", self.header", "\"\", self.header"),
+     "where = \"\" if self.device == \"cpu\" else \"on devices\"", "where = \"\""),
     ("guard", "who does not come to init is not named", "gpucoll/launch/bootstrap.py",
      "missing = roll.missing()", "missing = ()"),
     ("guard", "who stops in init is waited for without a deadline", "gpucoll/launch/bootstrap.py",

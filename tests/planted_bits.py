@@ -48,4 +48,15 @@ PLANTED_BITS = [
      "xp.where(most == most, most, numpy.inf)", "xp.where(most == most, most, 0)"),
     ("product", "formats: a strided result is left where it was formed", "gpucoll/block_scaled/__init__.py",
      "                target[...] = place\n", "                pass\n"),
+    ("product", "blocks: calls with unlike lengths are taken for each other", "gpucoll/executors/__init__.py",
+     "self.header, self.cut.digest,", "self.header, \"\","),
+    ("product", "blocks: lengths that have changed are a mismatch", "gpucoll/executors/__init__.py",
+     "lack_lengths = not moved and is_one_call and any(call.lengths for call in found)", "lack_lengths = False"),
+    ("product", "blocks: any call beside a known one has only other lengths", "gpucoll/executors/__init__.py",
+     "len({call.header or call.collective for call in found}) == 1", "True"),
+    ("product", "blocks: an exchange beside a known call is not made again", "gpucoll/communicator/metadata.py",
+     "                # Another rank has taken the lengths of an earlier call; it comes here, too.\n"
+     "                continue\n", "                raise\n"),
+    ("product", "blocks: lengths are exchanged in every call", "gpucoll/communicator/ragged.py",
+     "max(0, self._exchanges.get(name, 1) - 1)", "1"),
 ]

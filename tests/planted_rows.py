@@ -5,7 +5,7 @@ CALL = "gpucoll/executors/__init__.py"
 WAITS = "gpucoll/progress/waits.py"
 PLANTED_ROWS = [("row", *fault) for fault in (
     ("unlike shapes are told as unlike counts", "gpucoll/core/signature.py", '"shape": "GC-SHAPE", ', ""),
-    ("ranks compare bytes, not shapes", CALL, "self.header, self.shape,", "self.header, (),"),
+    ("ranks compare bytes, not shapes", CALL, " self.shape, algorithm, op)", " (), algorithm, op)"),
     ("ranks compare kinds of dtypes", CALL, "self.nbytes, self.dtype.name,", "self.nbytes, self.dtype.kind,"),
     ("ranks do not compare ops", CALL, "self.op.expression or self.op.name\n", "self.op.expression\n"),
     ("words that come late are not waited for", "gpucoll/health/preflight.py", "EXPLAINS = 1.0", "EXPLAINS = 0.0"),

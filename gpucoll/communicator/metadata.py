@@ -14,6 +14,7 @@ from gpucoll.communicator.calls import CallOptions
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import row_of
 from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError, minority
+from gpucoll.executors import LengthsDiffer
 
 if TYPE_CHECKING:
     from gpucoll.communicator.core import Core
@@ -54,6 +55,14 @@ class MetadataExchange:
 
     def exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
         """Return the result of a collective on `row` at once, even inside a group of calls."""
+        while True:
+            try:
+                return self._exchanged_once(collective, row, name, root)
+            except LengthsDiffer:
+                # Another rank has taken the lengths of an earlier call; it comes here, too.
+                continue
+
+    def _exchanged_once(self, collective: str, row: Array, name: str, root: int) -> Any:
         # The call itself cannot be prepared without the result: a group must not put it off.
         core, cache_key = self._core, (f"{collective} of a header of {name}", "", root, "auto")
         result = core.fast_path(*cache_key, row, None)

@@ -1,12 +1,15 @@
 """The v-variants: blocks of different lengths along the first axis. One host message exchanges the lengths.
 
 An error on one rank is raised on every rank: the host message carries the refusal. The engine repeats calls with known
-lengths, as all other calls.
+lengths, as all other calls. Inside a node a rank whose own lengths are those of its last call foretells the lengths of
+all ranks from that call, and sends no host message. The ranks compare what they foretell with the call itself, before
+data move. If it differs, all ranks exchange host messages.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import math
 from collections.abc import Callable
@@ -36,9 +39,12 @@ from gpucoll.communicator.metadata import KEPT, Metadata, check_alike, checked_r
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import are_whole, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.executors import ReadyCall
+from gpucoll.executors import LengthsDiffer, ReadyCall
 
 T = TypeVar("T")
+# Calls that take the lengths of all ranks from an earlier call: in these no rank goes ahead of the comparison of calls.
+FORETOLD = ("all_gather_v", "all_to_all_v", "reduce_scatter_v")
+MOST_EXCHANGES = 64  # of lengths that have changed, before they are taken from an earlier call again
 Counts = tuple[int, ...]
 
 
@@ -62,6 +68,11 @@ class HostMessages(NamedTuple):
     key: Key
     mine: Array
     all: bytes
+
+    @property
+    def digest(self) -> str:
+        """A digest of all messages, equal on all ranks."""
+        return hashlib.blake2b(self.all, digest_size=8).hexdigest()
 
 
 class KnownBlocks(NamedTuple):
@@ -104,6 +115,11 @@ class VectorVariants:
         self._known_blocks: dict[Key, KnownBlocks] = {}
         # The counts of all ranks in earlier calls, by call and by the bytes of the ranks' host messages.
         self._agreed: dict[tuple[str, bytes], tuple[Counts, ...]] = {}
+        # The last known call by name, op, root, algorithm and this rank's input; by name the number of exchanges before
+        # lengths are taken from there, and the number after the next change of lengths.
+        self._last: dict[Key, KnownBlocks] = {}
+        self._exchanges: dict[str, int] = {}
+        self._patience: dict[str, int] = {}
 
     def gather(self, name: str, x: Any, out: Any, root: Any, options: CallOptions) -> Any:
         """Gather blocks on the root, or on every rank; see `Communicator.gather_v`."""
@@ -189,14 +205,31 @@ class VectorVariants:
         core, plain = self._core, type(root) is int and type(options.algorithm) is type(op) is str
         if not plain or options.async_op or options.stream is not None or core.group is not None:
             return NotImplemented, None
-        mine = self._messages.get(_key_of(name, x, counts))
-        # The same exchange as that of a rank which does not repeat the call.
-        rows = NotImplemented if mine is None else core.fast_path(f"all_gather of a header of {name}", "", 0, "auto",
-                                                                  mine, None)
+        key, how = _key_of(name, x, counts), (name, op, root, options.algorithm)
+        mine = self._messages.get(key)
+        if mine is None:
+            return NotImplemented, None
+        try:
+            last = self._last.get((*how, *key)) if self._exchanges.get(name) == 0 else None
+            found = NotImplemented if last is None else self._repeat_known(last, x, out)
+            if found is not NotImplemented:
+                return found, None
+            # The same exchange as that of a rank which does not repeat the call.
+            rows = core.fast_path(f"all_gather of a header of {name}", "", 0, "auto", mine, None)
+        except LengthsDiffer:
+            # Lengths that change often cost more than their exchange.
+            self._patience[name] = min(2 * self._patience.get(name, 1), MOST_EXCHANGES)
+            self._exchanges[name] = self._patience[name]
+            return NotImplemented, None
         if rows is NotImplemented:
             return NotImplemented, None
-        known = self._known_blocks.get((name, op, root, options.algorithm, rows.tobytes()))
-        return (NotImplemented if known is None else self._repeat_known(known, x, out)), rows
+        known = self._known_blocks.get((*how, rows.tobytes()))
+        if known is None:
+            return NotImplemented, rows
+        if name in FORETOLD and core.options.compares in (None, "full") and core.host.compares_calls:
+            self._last[*how, *key] = known
+            self._exchanges[name] = max(0, self._exchanges.get(name, 1) - 1)
+        return self._repeat_known(known, x, out), rows
 
     @reports_refusals
     def _repeat_known(self, known: KnownBlocks, x: Any, out: Any) -> Any:
@@ -246,7 +279,7 @@ class VectorVariants:
                 formed.deliver(space)
             return result
         call = prepare_blocks(source, (blocks.given, blocks.taken), blocks.most, blocks.tail, kind, space, formed,
-                              result, given)
+                              result, given, "" if blocks.messages is None else blocks.messages.digest)
         call = on_side_stream(call) if options.async_op else call
         checked = self._core.check_op(blocks.name, op, call) if row.reduces else None
         ready = self._core.resolve(row, call, options, self._core.options.executor, checked, root)
@@ -266,6 +299,7 @@ class VectorVariants:
             if len(self._messages) >= KEPT or len(self._known_blocks) >= KEPT:
                 self._messages.clear()
                 self._known_blocks.clear()
+                self._last.clear()
             self._messages[messages.key] = messages.mine
             self._known_blocks[blocks.name, *cache_key[1:], messages.all] = KnownBlocks.of(blocks)
 

@@ -19,8 +19,9 @@ class Signature(NamedTuple):
     """A call in the form shared by all ranks making the same call; texts of any length are the last fields.
 
     `nbytes` counts the larger of input and output. `where` is "on devices" or "on the host" for calls depending on the
-    place. `header` is the collective announced by this exchange of shapes. `op` is empty without a reduction, `refusal`
-    is empty for accepted arguments.
+    place. `header` is the collective announced by this exchange of shapes. `lengths` is a digest of the lengths of all
+    ranks' blocks, empty if all blocks are equally long. `op` is empty without a reduction, `refusal` is empty for
+    accepted arguments.
 
     >>> call = Signature("all_reduce", 8, "float32", shape=(2,), algorithm="ring", op="sum")
     >>> call.describe()
@@ -35,6 +36,7 @@ class Signature(NamedTuple):
     root: int = 0
     where: str = ""
     header: str = ""
+    lengths: str = ""
     shape: tuple[int, ...] = ()
     algorithm: str = ""
     op: str = ""

@@ -73,8 +73,9 @@ class CallRequest:
         if self.plan is not None and self.plan.digest:
             algorithm += f" #{self.plan.digest}"
         op = "" if self.op is None else self.op.expression or self.op.name
-        return Signature(self.collective, self.nbytes, self.dtype.name, self.root,
-                         "" if self.device == "cpu" else "on devices", self.header, self.shape, algorithm, op).encode()
+        where = "" if self.device == "cpu" else "on devices"
+        return Signature(self.collective, self.nbytes, self.dtype.name, self.root, where, self.header, self.cut.digest,
+                         self.shape, algorithm, op).encode()
 
     @property
     def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -242,6 +243,10 @@ def call_site() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+class LengthsDiffer(MismatchError):
+    """The ranks are in one v-variant, but not all know the lengths of all blocks: they exchange the lengths anew."""
+
+
 def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = False) -> MismatchError | PeerError:
     """Return the error raised on all `ranks`, given the `calls` they show; the second line of a call is a call site.
 
@@ -264,9 +269,12 @@ def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = Fa
         error: MismatchError | PeerError = PeerError(f"ranks {named} refused their arguments{nothing}: {table}",
                                                      ranks=refused)
     else:
-        most = max(groups.values(), key=len)
-        error = MismatchError(f"ranks make different calls{nothing}: {table}",
-                              code=code_of_difference([*map(Signature.decode, groups)]),
-                              ranks=tuple(sorted({*ranks} - {*most})))
+        most, found = max(groups.values(), key=len), [*map(Signature.decode, groups)]
+        # Some ranks took the lengths of an earlier call, and others did not, or took those of another earlier call.
+        is_one_call = len({call.header or call.collective for call in found}) == 1
+        lack_lengths = not moved and is_one_call and any(call.lengths for call in found)
+        error = (LengthsDiffer if lack_lengths else MismatchError)(
+            f"ranks make different calls{nothing}: {table}", code=code_of_difference(found),
+            ranks=tuple(sorted({*ranks} - {*most})))
     error.settled = not moved
     return error

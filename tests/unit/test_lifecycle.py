@@ -54,7 +54,7 @@ def test_a_comparison_is_joined_after_two_looks_in_one_call(monkeypatch, numbers
     calls, begun = iter(numbers), []
     link = SimpleNamespace(wire=None, place=SimpleNamespace(rank=0, size=2, nodes=(0, 0)), has_collectives=False)
     looking = preflight.Preflight(link, Progress(NEVER), lambda: preflight.HostCall(next(calls), {1}, "mine"),
-                                  CallClock(list, CallSums({})))
+                                  CallClock(list, CallSums()))
     looking._is_seen, looking._anybody = lambda rank: True, -1  # rank 1 compares a call by messages
     monkeypatch.setattr(looking, "_begin", lambda description, moves: begun.append(description))
     for _ in numbers:

@@ -8,9 +8,9 @@ from gpucoll.core.signature import Signature, code_of_difference, described, is_
 from gpucoll.executors import shortened
 from thread_ranks import on_threads
 
-CALLS = [Signature("all_reduce", 24, "float32", 0, "", "", (2, 3), "torus(4x2)", "sum"),
-         Signature("broadcast", 1120, "uint8", 1, "", "scatter", (1120,), "linear"), Signature("barrier"),
-         Signature("gather", 0, "bool", 2, "on devices", "", (), "native"),
+CALLS = [Signature("all_reduce", 24, "float32", 0, "", "", "", (2, 3), "torus(4x2)", "sum"),
+         Signature("broadcast", 1120, "uint8", 1, "", "scatter", "", (1120,), "linear"), Signature("barrier"),
+         Signature("gather", 0, "bool", 2, "on devices", "", "5d1c", (), "native"),
          Signature("scatter", dtype="int8", shape=(0,), refusal="x has shape (3,): no\x1fblocks")]
 
 
@@ -39,7 +39,7 @@ def test_words_that_are_no_signature_stand_for_themselves():
 @pytest.mark.parametrize(("unlike", "code"), [
     ({"collective": "reduce"}, "GC-COLLECTIVE"), ({"dtype": "int8"}, "GC-DTYPE"), ({"shape": (6,)}, "GC-SHAPE"),
     ({"op": "max"}, "GC-OP"), ({"root": 1}, "GC-ROOT"), ({"nbytes": 25}, "GC-COUNTS"),
-    ({"algorithm": "ring"}, "GC-ALGO"), ({"header": "split"}, "GC-CALL"),
+    ({"algorithm": "ring"}, "GC-ALGO"), ({"header": "split"}, "GC-CALL"), ({"lengths": "5d1c"}, "GC-CALL"),
     ({"root": 1, "algorithm": "ring"}, "GC-ROOT")])
 def test_the_first_unlike_field_has_the_code(unlike, code):
     assert code_of_difference([CALLS[0], CALLS[0]._replace(**unlike)]) == code

@@ -1,0 +1,111 @@
+"""The v-variants that take the lengths of all ranks' blocks from an earlier call: a single call of the engine."""
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from grids import generator
+from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+
+STEADY = 150  # calls with the same lengths after which these are taken for known again
+
+
+def block(rank, other, length, turn):
+    return numpy.arange(2.0 * length).reshape(length, 2) + 100 * rank + 1000 * other + turn
+
+
+def call(comm, name, lengths, turn):
+    """Make a call with lengths by sender and receiver, and compare the result with what the ranks have sent."""
+    rank, everyone = comm.rank, range(comm.size)
+    if name == "all_gather_v":
+        found = comm.all_gather_v(block(rank, 0, lengths[rank][0], turn))
+        expected = [block(one, 0, lengths[one][0], turn) for one in everyone]
+    elif name == "all_to_all_v":
+        found = comm.all_to_all_v([block(rank, one, lengths[rank][one], turn) for one in everyone])
+        expected = [block(one, rank, lengths[one][rank], turn) for one in everyone]
+    else:
+        counts = lengths[0]
+        found = [comm.reduce_scatter_v(block(rank, 0, sum(counts), turn), counts)]
+        begin = sum(counts[:rank])
+        expected = [sum(block(one, 0, sum(counts), turn) for one in everyone)[begin:begin + counts[rank]]]
+    assert [one.tolist() for one in found] == [one.tolist() for one in expected], (name, turn)
+
+
+NAMES = ("all_gather_v", "all_to_all_v", "reduce_scatter_v")
+
+
+@on_shared
+def steady_lengths(comm):
+    """With the lengths of the call before, a call is one call of the engine; with other lengths it is right, too."""
+    lengths, other = ([[1 + (rank + one + shift) % 4 for one in range(comm.size)] for rank in range(comm.size)]
+                      for shift in (0, 1))
+    for name in NAMES:
+        for turn in range(4):
+            before = comm._core.host_engine().call_count
+            call(comm, name, lengths, turn)
+        assert comm._core.host_engine().call_count == before + 1, name
+        for turn in range(3):
+            call(comm, name, other, turn)
+            call(comm, name, lengths, turn)
+
+
+@on_shared
+def changing_lengths(comm):
+    """Lengths of some ranks change while those of others stay: each call is right."""
+    random = generator("foretold")
+    few = [[[random.choice((3, 3, 3, 1, 5)) for _ in range(comm.size)] for _ in range(comm.size)] for _ in range(4)]
+    for turn in range(600):
+        call(comm, random.choice(NAMES), few[min(3, int(random.expovariate(1.5)))], turn)
+
+
+@on_shared
+def tables_of_one_total(comm):
+    """All ranks foretell, but not the same: a rank whose own length is in two tables takes the newer table."""
+    tables = [[[length] for length in lengths] for lengths in ((1, 2, 3), (2, 1, 3))]
+    for turn in range(2 * STEADY):
+        call(comm, "all_gather_v", tables[turn // STEADY], turn)
+    for turn in range(4):
+        call(comm, "all_gather_v", tables[turn % 2], turn)
+
+
+@on_shared
+def disagreements(comm):
+    """Another op, another collective or refused arguments on one rank are told as before, and then all goes on."""
+    lengths = [[1 + (rank + one) % 3 for one in range(comm.size)] for rank in range(comm.size)]
+    counts, odd = lengths[0], comm.rank == 1
+    rows = block(comm.rank, 0, sum(counts), 0)
+
+    def steady():
+        for turn in range(STEADY):
+            for name in NAMES:
+                call(comm, name, lengths, turn)
+            comm.reduce_scatter_v(rows, counts, "max")
+
+    steady()
+    with pytest.raises(gc.MismatchError) as told:
+        comm.reduce_scatter_v(rows, counts, "max" if odd else "sum")
+    assert told.value.code == "GC-OP"
+    with pytest.raises(gc.MismatchError) as told:
+        comm.barrier() if odd else call(comm, "all_gather_v", lengths, 0)
+    assert told.value.code == "GC-COLLECTIVE"
+    steady()
+    with pytest.raises(gc.MismatchError) as told:
+        comm.all_gather_v(rows.astype("f4") if odd else rows)
+    assert told.value.code == "GC-DTYPE"
+    with pytest.raises(gc.ArgumentError if odd else gc.PeerError):
+        comm.all_gather_v("no array" if odd else rows)
+    steady()
+
+
+CASES = [(steady_lengths, 1), (steady_lengths, 2), (steady_lengths, 3), (changing_lengths, 2), (changing_lengths, 4),
+         (tables_of_one_total, 3), (disagreements, 2), (disagreements, 3)]
+
+
+@pytest.mark.parametrize(("body", "size"), [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in CASES])
+def test_foretold(ranks, body, size):  # noqa: F811 (the fixture)
+    ranks(body, size)
+
+
+@pytest.mark.parametrize("body", [steady_lengths, changing_lengths, disagreements])
+def test_between_threads(body):
+    gc.run_local(lambda comm: body.__wrapped__(comm), 3, executor="shared")
