@@ -51,9 +51,11 @@ PLANTED_BITS = [
     ("product", "blocks: calls with unlike lengths are taken for each other", "gpucoll/executors/__init__.py",
      "self.header, self.cut.digest,", "self.header, \"\","),
     ("product", "blocks: lengths that have changed are a mismatch", "gpucoll/executors/__init__.py",
-     "lack_lengths = not moved and is_one_call and any(call.lengths for call in found)", "lack_lengths = False"),
+     "== 1 < len({call.lengths for call in found})", "== 0"),
     ("product", "blocks: any call beside a known one has only other lengths", "gpucoll/executors/__init__.py",
-     "len({call.header or call.collective for call in found}) == 1", "True"),
+     "len({call.header or call.collective for call in found}) == 1", "1"),
+    ("product", "blocks: calls with the same lengths have unlike lengths", "gpucoll/executors/__init__.py",
+     "1 < len({call.lengths for call in found})", "1"),
     ("product", "blocks: an exchange beside a known call is not made again", "gpucoll/communicator/metadata.py",
      "                # Another rank has taken the lengths of an earlier call; it comes here, too.\n"
      "                continue\n", "                raise\n"),

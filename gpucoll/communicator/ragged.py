@@ -42,8 +42,6 @@ from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import LengthsDiffer, ReadyCall
 
 T = TypeVar("T")
-# Calls that take the lengths of all ranks from an earlier call: in these no rank goes ahead of the comparison of calls.
-FORETOLD = ("all_gather_v", "all_to_all_v", "reduce_scatter_v")
 MOST_EXCHANGES = 64  # of lengths that have changed, before they are taken from an earlier call again
 Counts = tuple[int, ...]
 
@@ -226,7 +224,8 @@ class VectorVariants:
         known = self._known_blocks.get((*how, rows.tobytes()))
         if known is None:
             return NotImplemented, rows
-        if name in FORETOLD and core.options.compares in (None, "full") and core.host.compares_calls:
+        # Foretold lengths need a comparison before data move. No v-variant is eager, so all ranks meet in each call.
+        if core.options.compares in (None, "full") and core.host.compares_calls:
             self._last[*how, *key] = known
             self._exchanges[name] = max(0, self._exchanges.get(name, 1) - 1)
         return self._repeat_known(known, x, out), rows

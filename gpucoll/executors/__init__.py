@@ -246,6 +246,18 @@ def call_site() -> str:
 class LengthsDiffer(MismatchError):
     """The ranks are in one v-variant, but not all know the lengths of all blocks: they exchange the lengths anew."""
 
+    settled = True  # no data have moved, and the communicator goes on
+
+
+def lack_lengths(calls: Sequence[str]) -> bool:
+    """Return whether the ranks are in one v-variant, and some took the lengths of an earlier call.
+
+    The other ranks exchange lengths, or took those of another earlier call.
+    """
+    found = [*map(Signature.decode, calls)]
+    # An exchange of lengths has a header and no lengths. Calls with the same lengths differ in another way.
+    return len({call.header or call.collective for call in found}) == 1 < len({call.lengths for call in found})
+
 
 def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = False) -> MismatchError | PeerError:
     """Return the error raised on all `ranks`, given the `calls` they show; the second line of a call is a call site.
@@ -269,12 +281,9 @@ def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = Fa
         error: MismatchError | PeerError = PeerError(f"ranks {named} refused their arguments{nothing}: {table}",
                                                      ranks=refused)
     else:
-        most, found = max(groups.values(), key=len), [*map(Signature.decode, groups)]
-        # Some ranks took the lengths of an earlier call, and others did not, or took those of another earlier call.
-        is_one_call = len({call.header or call.collective for call in found}) == 1
-        lack_lengths = not moved and is_one_call and any(call.lengths for call in found)
-        error = (LengthsDiffer if lack_lengths else MismatchError)(
-            f"ranks make different calls{nothing}: {table}", code=code_of_difference(found),
-            ranks=tuple(sorted({*ranks} - {*most})))
+        most = max(groups.values(), key=len)
+        error = MismatchError(f"ranks make different calls{nothing}: {table}",
+                              code=code_of_difference([*map(Signature.decode, groups)]),
+                              ranks=tuple(sorted({*ranks} - {*most})))
     error.settled = not moved
     return error

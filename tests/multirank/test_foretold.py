@@ -7,6 +7,7 @@ import gpucoll as gc
 from grids import generator
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 
+ALIKE = 5  # calls in a row after which a short call may go ahead
 STEADY = 150  # calls with the same lengths after which these are taken for known again
 
 
@@ -20,6 +21,9 @@ def call(comm, name, lengths, turn):
     if name == "all_gather_v":
         found = comm.all_gather_v(block(rank, 0, lengths[rank][0], turn))
         expected = [block(one, 0, lengths[one][0], turn) for one in everyone]
+    elif name == "gather_v":
+        found = comm.gather_v(block(rank, 0, lengths[rank][0], turn), comm.size - 1) or []
+        expected = [block(one, 0, lengths[one][0], turn) for one in everyone if rank == comm.size - 1]
     elif name == "all_to_all_v":
         found = comm.all_to_all_v([block(rank, one, lengths[rank][one], turn) for one in everyone])
         expected = [block(one, rank, lengths[one][rank], turn) for one in everyone]
@@ -31,7 +35,7 @@ def call(comm, name, lengths, turn):
     assert [one.tolist() for one in found] == [one.tolist() for one in expected], (name, turn)
 
 
-NAMES = ("all_gather_v", "all_to_all_v", "reduce_scatter_v")
+NAMES = ("all_gather_v", "all_to_all_v", "gather_v", "reduce_scatter_v")
 
 
 @on_shared
@@ -69,6 +73,20 @@ def tables_of_one_total(comm):
 
 
 @on_shared
+def empty_blocks(comm):
+    """A rank that reads from few others goes ahead of none, also in short calls that come again."""
+    for odd in range(comm.size):
+        lengths, other = ([[0 if (rank + one) % comm.size == odd else 2 for one in range(comm.size)]
+                           if rank != changed else [3] * comm.size for rank in range(comm.size)]
+                          for changed in (-1, odd))
+        for turn in range(STEADY):
+            for name in NAMES[:3]:
+                for _ in range(ALIKE):
+                    call(comm, name, lengths, turn)
+            call(comm, NAMES[turn % 3], lengths if turn % 50 else other, turn)
+
+
+@on_shared
 def disagreements(comm):
     """Another op, another collective or refused arguments on one rank are told as before, and then all goes on."""
     lengths = [[1 + (rank + one) % 3 for one in range(comm.size)] for rank in range(comm.size)]
@@ -98,7 +116,7 @@ def disagreements(comm):
 
 
 CASES = [(steady_lengths, 1), (steady_lengths, 2), (steady_lengths, 3), (changing_lengths, 2), (changing_lengths, 4),
-         (tables_of_one_total, 3), (disagreements, 2), (disagreements, 3)]
+         (tables_of_one_total, 3), (empty_blocks, 2), (empty_blocks, 3), (disagreements, 2), (disagreements, 3)]
 
 
 @pytest.mark.parametrize(("body", "size"), [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in CASES])

@@ -235,8 +235,10 @@ class EngineExecutor(Executor):
         """
         number, node_ranks, words = self.engine.call_count, sorted(self._node_ranks.all), self._node_ranks.words
         settles = meet and self._check == ALL and not any(self.engine.is_eager(rank, number) for rank in node_ranks)
-        # Wait until all ranks have shown their descriptions. After `settle` the next use of the same descriptor waits
-        # for all counters, so that no rank can miss the descriptions.
+        # After `settle` the next use of the same descriptor waits for all counters, so that no rank can miss it.
+        if settles:
+            self._node_ranks.check_lengths(self.engine, number)
+        # Wait until all ranks have shown their descriptions with their places in the code.
         if settles:
             self.engine.add_call_site(call_site())
         else:
@@ -249,14 +251,7 @@ class EngineExecutor(Executor):
             calls = [self.engine.description(rank, number) for rank in node_ranks]
             self.engine.settle()
             raise disagreement(node_ranks, calls)
-        # A mismatch can be found one or two calls late, by ranks that did not meet in the differing call itself. Search
-        # back for the first call whose descriptions differ.
-        for earlier in range(3):
-            shown = {rank: self.engine.description(rank, number - earlier) for rank in node_ranks
-                     if self.engine.is_eager(rank, number - earlier)
-                     or number - earlier <= words[rank][COUNTER] >> ROUNDS <= number - earlier + 1}
-            if len(set(shown.values())) > 1:
-                break
+        shown = self._node_ranks.unlike_calls(self.engine, number)
         # Ranks may be several calls apart, as behind a root that was ahead: then compare the last calls.
         if len(set(shown.values())) < 2 and self._check != OFF:
             shown = {rank: last for rank, (_, last) in self.progress().items()}

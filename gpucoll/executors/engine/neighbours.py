@@ -18,7 +18,8 @@ import numpy
 from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Copier, Segment, attach
 from gpucoll.errors import BackendError
-from gpucoll.executors.engine.tables import CACHE_LINE, HEAD, PAGE, SLOT_BYTES, SLOTS, TOKEN
+from gpucoll.executors import LengthsDiffer, lack_lengths
+from gpucoll.executors.engine.tables import CACHE_LINE, COUNTER, HEAD, PAGE, ROUNDS, SLOT_BYTES, SLOTS, TOKEN
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
 
@@ -64,6 +65,31 @@ class NodeRanks:
         self._copier = Copier()
         self.maps = self.copies = False  # whether all pairs can map, and copy, memory
         self.all_able = False
+
+    def check_lengths(self, engine: Any, number: int) -> None:
+        """Cancel call `number` and raise LengthsDiffer if it is a v-variant with the lengths of different calls.
+
+        All ranks have come to the call, see the same descriptions, and do the same.
+        """
+        # A rank in the next call still shows this description: it is overwritten two calls later, after a wait for all.
+        if lack_lengths([engine.description(rank, number) for rank in self.all]):
+            engine.settle()
+            raise LengthsDiffer("the lengths of blocks have changed")
+
+    def unlike_calls(self, engine: Any, number: int) -> dict[int, str]:
+        """Return the ranks' descriptions of call `number`, or of the call before, or of the one before that.
+
+        A mismatch can be found one or two calls late, by ranks that did not meet in the differing call itself. The
+        first call whose descriptions differ is taken.
+        """
+        shown: dict[int, str] = {}
+        for earlier in range(3):
+            shown = {rank: engine.description(rank, number - earlier) for rank in sorted(self.all)
+                     if engine.is_eager(rank, number - earlier)
+                     or number - earlier <= self.words[rank][COUNTER] >> ROUNDS <= number - earlier + 1}
+            if len(set(shown.values())) > 1:
+                break
+        return shown
 
     def meet(self, wire: Any) -> Operation:
         """Gain access to the memory of all other ranks, and agree on the ways open to all pairs of ranks.
