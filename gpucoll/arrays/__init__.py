@@ -99,7 +99,7 @@ def joined(xs: Sequence[Array], space: Space) -> Array:
 class Cut(NamedTuple):
     """The number of elements in a block; for unequal blocks the lengths of the blocks of input and output.
 
-    `digest` tells the lengths of all ranks' blocks apart, if this rank knows these.
+    `digest` tells the lengths of all ranks' blocks apart, where this rank took these from an earlier call.
     """
 
     elements: int
@@ -312,16 +312,13 @@ def form_blocks(row: Collective, lengths: Sequence[int], tail: tuple[int, ...], 
 
 
 def prepare_blocks(source: Array | None, lengths: tuple[Sequence[int], Sequence[int]], most: int, tail: tuple[int, ...],
-                   kind: Dtype, space: Space, formed: Target | Targets | None, result: Any, given: Any,
-                   digest: str = "") -> Prepared:
+                   kind: Dtype, space: Space, formed: Target | Targets | None, result: Any, given: Any) -> Prepared:
     """Return the prepared call of a v-variant; `lengths` are the blocks of both sides, along the first axis.
 
     `most` is the length of the longest input or output of all ranks. Choices made by `most` are equal on all ranks.
-    `digest` is as in `Cut`.
     """
     width = math.prod(tail)
-    given_lengths, taken_lengths = (tuple(length * width for length in side) for side in lengths)
-    cut = Cut(0, (given_lengths, taken_lengths), digest)
+    cut = Cut(0, (tuple(length * width for length in lengths[0]), tuple(length * width for length in lengths[1])))
     row_in = None if source is None else space.read_as(source, kind)
     return Prepared(row_in, formed, kind, cut, most * width * kind.itemsize, result, space, tail, given)
 

@@ -34,6 +34,9 @@ class Cartesian(Communicator):
         self.dims, self.periods = dims, periods
         self._halo = self._over(halo)  # a second communicator of these ranks: no message can match a user's
 
+    def _over(self, link: Link) -> Communicator:
+        return Communicator(link, self.options)
+
     @property
     def coords(self) -> tuple[int, ...]:
         """The coordinates of this rank."""

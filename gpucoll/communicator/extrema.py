@@ -36,4 +36,7 @@ def located(core: Core, name: str, op: str, x: Any, index: Any) -> tuple[Any, An
 
 
 def _all_reduced(core: Core, x: Any, op: str) -> Any:
-    return core.collective("all_reduce", x, None, op, None, 0, "auto", False, None)
+    result = core.fast_path("all_reduce", op, 0, "auto", x, None)
+    if result is NotImplemented:
+        result = core.collective("all_reduce", x, None, op, None, 0, "auto", False, None)
+    return result

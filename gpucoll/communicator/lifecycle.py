@@ -291,10 +291,12 @@ class Lifecycle:
         for gpu in self.gpus.values():
             gpu.close(failed=failed)
         # After the devices: kernels may read the memory of compiled calls until their GPU has closed.
-        for release in self.releases:
-            release(failed)
-        if not failed:
-            self.link.free()
+        try:
+            for release in self.releases:
+                release(failed)
+        finally:
+            if not failed:
+                self.link.free()
 
     def _shutdown(self) -> bool:
         """Return whether all ranks have come to `close` without failure; a failed rank tells, and does not wait."""
@@ -321,11 +323,15 @@ class Lifecycle:
             return False
         return self._devices_have_ended()
 
-    def leave(self, error: type[BaseException] | None) -> None:
-        """Close at the end of a `with` block, which was left by `error`."""
-        if error is not None and self.waits.failure is None:  # the other ranks may be elsewhere: do not wait for them
+    def leave_block(self, error: type[BaseException] | None) -> None:
+        """Fail if a `with` block was left by `error`: the other ranks may be elsewhere, and are not waited for."""
+        if error is not None and self.waits.failure is None:
             self.waits.failure = UsageError(f"its `with` block was left by {error.__name__}")
-        self.close()
+
+    @property
+    def records_calls(self) -> bool:
+        """Whether each call is recorded in a file."""
+        return self._flight is not None
 
 
 def _threads_of(reference: weakref.ref[Lifecycle]) -> set[int]:

@@ -104,7 +104,7 @@ class Communicator:
 
     def _over(self, link: Link) -> Communicator:
         """Return a communicator of the ranks joined by `link`, with the options of this communicator."""
-        return Communicator(link, self.options)
+        return type(self)(link, self.options)
 
     @property
     def seconds_under_way(self) -> float:
@@ -563,7 +563,8 @@ class Communicator:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        self._core.life.leave(kind)
+        self._core.life.leave_block(kind)
+        self.close()
 
     def __repr__(self) -> str:
         return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy
@@ -39,7 +40,7 @@ from gpucoll.communicator.metadata import KEPT, Metadata, check_alike, checked_r
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import are_whole, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.executors import LengthsDiffer, ReadyCall
+from gpucoll.executors import Call, LengthsDiffer, ReadyCall, Refusal
 
 T = TypeVar("T")
 MOST_EXCHANGES = 64  # of lengths that have changed, before they are taken from an earlier call again
@@ -67,16 +68,14 @@ class HostMessages(NamedTuple):
     mine: Array
     all: bytes
 
-    @property
-    def digest(self) -> str:
-        """A digest of all messages, equal on all ranks."""
-        return hashlib.blake2b(self.all, digest_size=8).hexdigest()
-
 
 class KnownBlocks(NamedTuple):
     """A call that the engine repeats, with the lengths of all ranks: a new result and its blocks."""
 
     cache_key: Key
+    foretold_key: Key  # the key of the call with foretold lengths
+    call: Call
+    digest: str  # of the lengths of all ranks
     elements: int  # of the result, 0 on a rank without a result
     shape: tuple[int, ...]  # of a single array `out`
     dtype: numpy.dtype
@@ -84,13 +83,13 @@ class KnownBlocks(NamedTuple):
     is_list: bool  # whether the result is the list of the blocks
 
     @classmethod
-    def of(cls, blocks: Blocks) -> KnownBlocks:
+    def of(cls, blocks: Blocks, call: Call, digest: str) -> KnownBlocks:
         width, stops = math.prod(blocks.tail), list(itertools.accumulate(blocks.taken))
         parts = tuple((slice((stop - length) * width, stop * width), (length, *blocks.tail))
                       for length, stop in zip(blocks.taken, stops, strict=True))
-        rows = sum(blocks.taken)
-        return cls(blocks.cache_key, rows * width, (rows, *blocks.tail), blocks.dtype, parts,
-                   COLLECTIVES[blocks.name].output.blocks)
+        rows, (name, *how) = sum(blocks.taken), blocks.cache_key
+        return cls(blocks.cache_key, (f"{name} {digest}", *how), call, digest, rows * width, (rows, *blocks.tail),
+                   blocks.dtype, parts, COLLECTIVES[blocks.name].output.blocks)
 
     def takes(self, out: Any, x: Any) -> bool:
         """Return whether the result may be formed in the memory of `out`, as far as the engine does not check.
@@ -116,6 +115,7 @@ class VectorVariants:
         # The last known call by name, op, root, algorithm and this rank's input; by name the number of exchanges before
         # lengths are taken from there, and the number after the next change of lengths.
         self._last: dict[Key, KnownBlocks] = {}
+        self._foretold: set[Key] = set()  # keys of calls that the engine knows with foretold lengths
         self._exchanges: dict[str, int] = {}
         self._patience: dict[str, int] = {}
 
@@ -209,9 +209,11 @@ class VectorVariants:
             return NotImplemented, None
         try:
             last = self._last.get((*how, *key)) if self._exchanges.get(name) == 0 else None
-            found = NotImplemented if last is None else self._repeat_known(last, x, out)
+            found = NotImplemented if last is None else self._repeat_known(last, last.foretold_key, x, out)
             if found is not NotImplemented:
                 return found, None
+            if last is not None:  # perhaps the engine's table was full, and has forgotten the call
+                self._foretold.discard(last.foretold_key)
             # The same exchange as that of a rank which does not repeat the call.
             rows = core.fast_path(f"all_gather of a header of {name}", "", 0, "auto", mine, None)
         except LengthsDiffer:
@@ -224,14 +226,35 @@ class VectorVariants:
         known = self._known_blocks.get((*how, rows.tobytes()))
         if known is None:
             return NotImplemented, rows
-        # Foretold lengths need a comparison before data move. No v-variant is eager, so all ranks meet in each call.
-        if core.options.compares in (None, "full") and core.host.compares_calls:
+        found = self._repeat_known(known, known.cache_key, x, out)
+        if found is not NotImplemented and self._foretells(known, x):
             self._last[*how, *key] = known
             self._exchanges[name] = max(0, self._exchanges.get(name, 1) - 1)
-        return self._repeat_known(known, x, out), rows
+        return found, rows
+
+    def _foretells(self, known: KnownBlocks, x: Any) -> bool:
+        """Return whether the engine can repeat a call without an exchange; let the engine know that form of the call.
+
+        Foretold lengths need a comparison before data move. No v-variant is eager, so all ranks meet in each call. A
+        record of calls would show calls that were given up.
+        """
+        core = self._core
+        if known.foretold_key in self._foretold:
+            return True
+        if core.options.compares not in (None, "full") or not core.host.compares_calls or core.life.records_calls:
+            return False
+        request = known.call.request
+        call = known.call.executor.compile(replace(request, cut=request.cut._replace(digest=known.digest)))
+        if isinstance(call, Refusal) or (plan := core.engine_plan(call)) is None:
+            return False
+        source = numpy.concatenate(x, axis=None) if isinstance(x, list) else x.reshape(-1)
+        row = numpy.empty(known.elements, known.dtype) if known.blocks else None
+        core.engine.cache_call(*known.foretold_key, source, row, row, plan, core.seconds_of(call), request.nbytes)
+        self._foretold.add(known.foretold_key)
+        return True
 
     @reports_refusals
-    def _repeat_known(self, known: KnownBlocks, x: Any, out: Any) -> Any:
+    def _repeat_known(self, known: KnownBlocks, cache_key: Key, x: Any, out: Any) -> Any:
         source = numpy.concatenate(x, axis=None) if isinstance(x, list) else x.reshape(-1)
         if out is None:
             row = numpy.empty(known.elements, known.dtype) if known.blocks else None
@@ -239,7 +262,7 @@ class VectorVariants:
             row = out.reshape(-1)
         else:
             return NotImplemented
-        if self._core.fast_path(*known.cache_key, source, row) is NotImplemented:
+        if self._core.fast_path(*cache_key, source, row) is NotImplemented:
             return NotImplemented
         if out is not None or row is None:
             return out
@@ -278,7 +301,7 @@ class VectorVariants:
                 formed.deliver(space)
             return result
         call = prepare_blocks(source, (blocks.given, blocks.taken), blocks.most, blocks.tail, kind, space, formed,
-                              result, given, "" if blocks.messages is None else blocks.messages.digest)
+                              result, given)
         call = on_side_stream(call) if options.async_op else call
         checked = self._core.check_op(blocks.name, op, call) if row.reduces else None
         ready = self._core.resolve(row, call, options, self._core.options.executor, checked, root)
@@ -299,8 +322,10 @@ class VectorVariants:
                 self._messages.clear()
                 self._known_blocks.clear()
                 self._last.clear()
+                self._foretold.clear()
             self._messages[messages.key] = messages.mine
-            self._known_blocks[blocks.name, *cache_key[1:], messages.all] = KnownBlocks.of(blocks)
+            known = KnownBlocks.of(blocks, ready.call, hashlib.blake2b(messages.all, digest_size=8).hexdigest())
+            self._known_blocks[blocks.name, *cache_key[1:], messages.all] = known
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
         whole = are_whole(counts) and all(one >= 0 for one in counts)

@@ -20,8 +20,8 @@ class Signature(NamedTuple):
 
     `nbytes` counts the larger of input and output. `where` is "on devices" or "on the host" for calls depending on the
     place. `header` is the collective announced by this exchange of shapes. `lengths` is a digest of the lengths of all
-    ranks' blocks, empty if all blocks are equally long. `op` is empty without a reduction, `refusal` is empty for
-    accepted arguments.
+    ranks' blocks, where a rank took these from an earlier call. `op` is empty without a reduction, `refusal` is empty
+    for accepted arguments.
 
     >>> call = Signature("all_reduce", 8, "float32", shape=(2,), algorithm="ring", op="sum")
     >>> call.describe()

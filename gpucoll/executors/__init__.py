@@ -256,7 +256,8 @@ def lack_lengths(calls: Sequence[str]) -> bool:
     """
     found = [*map(Signature.decode, calls)]
     # An exchange of lengths has a header and no lengths. Calls with the same lengths differ in another way.
-    return len({call.header or call.collective for call in found}) == 1 < len({call.lengths for call in found})
+    return len({call.header or call.collective for call in found}) == 1 < len({call.lengths for call in found}) \
+        and all(call.header or call.lengths for call in found)
 
 
 def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = False) -> MismatchError | PeerError:

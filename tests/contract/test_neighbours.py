@@ -80,6 +80,8 @@ def apart(comm):
         part = ring.split(ring.rank % 2)
         assert type(part) is gc.Communicator
         part.close()
+    assert ring.closed
+    assert ring._halo.closed
 
 
 @program

@@ -1,5 +1,7 @@
 """The v-variants that take the lengths of all ranks' blocks from an earlier call: a single call of the engine."""
 
+import contextlib
+
 import numpy
 import pytest
 
@@ -100,6 +102,17 @@ def disagreements(comm):
             comm.reduce_scatter_v(rows, counts, "max")
 
     steady()
+
+    def two_calls():
+        """Call twice; in a group the lengths of both calls are exchanged before any data."""
+        with comm.group() if odd else contextlib.nullcontext():
+            for _ in range(2):
+                comm.all_gather_v(rows, algorithm="ring")
+
+    with pytest.raises(gc.MismatchError) as told:
+        two_calls()
+    assert "all_gather_v by ring" in str(told.value)
+    steady()
     with pytest.raises(gc.MismatchError) as told:
         comm.reduce_scatter_v(rows, counts, "max" if odd else "sum")
     assert told.value.code == "GC-OP"
@@ -115,6 +128,21 @@ def disagreements(comm):
     steady()
 
 
+@on_shared
+def recorded_calls(comm):
+    """A record of calls has no calls that were given up: with a record no lengths are foretold."""
+    lengths = [[1 + rank] for rank in range(comm.size)]
+    for turn in range(4):
+        before = comm._core.host_engine().call_count
+        call(comm, "all_gather_v", lengths, turn)
+    assert comm._core.host_engine().call_count == before + 2
+
+
+def test_recorded_calls(monkeypatch, tmp_path):
+    monkeypatch.setenv("GPUCOLL_DUMP_DIR", str(tmp_path))
+    gc.run_local(recorded_calls.__wrapped__, 2, executor="shared")
+
+
 CASES = [(steady_lengths, 1), (steady_lengths, 2), (steady_lengths, 3), (changing_lengths, 2), (changing_lengths, 4),
          (tables_of_one_total, 3), (empty_blocks, 2), (empty_blocks, 3), (disagreements, 2), (disagreements, 3)]
 
@@ -126,4 +154,4 @@ def test_foretold(ranks, body, size):  # noqa: F811 (the fixture)
 
 @pytest.mark.parametrize("body", [steady_lengths, changing_lengths, disagreements])
 def test_between_threads(body):
-    gc.run_local(lambda comm: body.__wrapped__(comm), 3, executor="shared")
+    gc.run_local(body.__wrapped__, 3, executor="shared")
