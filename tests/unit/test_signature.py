@@ -5,7 +5,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.core.signature import Signature, code_of_difference, described, is_refusal
-from gpucoll.executors import shortened
+from gpucoll.executors import lack_lengths, shortened
 from thread_ranks import on_threads
 
 CALLS = [Signature("all_reduce", 24, "float32", 0, "", "", "", (2, 3), "torus(4x2)", "sum"),
@@ -61,3 +61,23 @@ def test_a_description_may_change(executor, monkeypatch):
     monkeypatch.setattr(Signature, "describe", lambda self: "something else for everyone")
     codes = ["GC-SHAPE", "GC-ROOT", "GC-OP"]
     assert on_threads(2, calls_that_differ, executor=executor, check="full") == [(codes, [0, 1]), (codes, [2, 3])]
+
+
+def test_only_foretold_calls_lack_lengths():
+    """Calls of one v-variant, all foretold or exchanges of lengths, lack lengths; no other calls that differ do."""
+    foretold, other = (Signature("all_gather_v", 8, "f4", lengths=one, algorithm="ring") for one in ("5d1c", "77aa"))
+    header = Signature("all_gather", 1072, "uint8", header="all_gather_v", algorithm="direct")
+    agreed = foretold._replace(lengths="")
+
+    def lack(*calls):
+        return lack_lengths([call.encode() for call in calls])
+
+    assert lack(foretold, header)
+    assert lack(foretold, other)
+    assert lack(header, other, foretold)
+    assert not lack(foretold, foretold._replace(op="max"))
+    assert not lack(foretold, agreed)
+    assert not lack(header, agreed)
+    assert not lack(foretold, Signature("barrier"))
+    assert not lack(foretold, header._replace(header="gather_v"))
+    assert not lack(foretold, Signature("", refusal="no array"))
