@@ -61,7 +61,7 @@ PLANTED_BITS = [
     ("product", "blocks: calls with the same lengths have unlike lengths", "gpucoll/executors/__init__.py",
      "1 < len({call.lengths for call in found})", "1"),
     ("product", "blocks: an exchange beside a known call is not made again", "gpucoll/communicator/metadata.py",
-     "                # Another rank has taken the lengths of an earlier call; it comes here, too.\n"
+     "                # Another rank has foretold lengths that have changed. All ranks now exchange lengths.\n"
      "                continue\n", "                raise\n"),
     ("product", "blocks: lengths are exchanged in every call", "gpucoll/communicator/ragged.py",
      "max(0, self._exchanges.get(name, 1) - 1)", "1"),

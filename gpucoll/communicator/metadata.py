@@ -57,12 +57,12 @@ class MetadataExchange:
         """Return the result of a collective on `row` at once, even inside a group of calls."""
         while True:
             try:
-                return self._exchanged_once(collective, row, name, root)
+                return self._exchange_once(collective, row, name, root)
             except LengthsDiffer:
-                # Another rank has taken the lengths of an earlier call; it comes here, too.
+                # Another rank has foretold lengths that have changed. All ranks now exchange lengths.
                 continue
 
-    def _exchanged_once(self, collective: str, row: Array, name: str, root: int) -> Any:
+    def _exchange_once(self, collective: str, row: Array, name: str, root: int) -> Any:
         # The call itself cannot be prepared without the result: a group must not put it off.
         core, cache_key = self._core, (f"{collective} of a header of {name}", "", root, "auto")
         result = core.fast_path(*cache_key, row, None)

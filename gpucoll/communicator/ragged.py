@@ -1,9 +1,9 @@
 """The v-variants: blocks of different lengths along the first axis. One host message exchanges the lengths.
 
 An error on one rank is raised on every rank: the host message carries the refusal. The engine repeats calls with known
-lengths, as all other calls. Inside a node a rank whose own lengths are those of its last call foretells the lengths of
-all ranks from that call, and sends no host message. The ranks compare what they foretell with the call itself, before
-data move. If it differs, all ranks exchange host messages.
+lengths, as all other calls. Inside a node a rank with the lengths of an earlier call takes the lengths of all ranks from
+that call, and sends no host message: the lengths are foretold. A digest of foretold lengths is part of the description
+that the ranks compare before data move. If the descriptions differ, all ranks exchange host messages.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ class VectorVariants:
         self._known_blocks: dict[Key, KnownBlocks] = {}
         # The counts of all ranks in earlier calls, by call and by the bytes of the ranks' host messages.
         self._agreed: dict[tuple[str, bytes], tuple[Counts, ...]] = {}
-        # The last known call by name, op, root, algorithm and this rank's input; by name the number of exchanges before
-        # lengths are taken from there, and the number after the next change of lengths.
+        # The last known call, by name, op, root, algorithm and this rank's input: its lengths are foretold.
         self._last: dict[Key, KnownBlocks] = {}
         self._foretold: set[Key] = set()  # keys of calls that the engine knows with foretold lengths
+        # By name: the number of exchanges still to come before lengths are foretold, and that number after a change.
         self._exchanges: dict[str, int] = {}
         self._patience: dict[str, int] = {}
 
