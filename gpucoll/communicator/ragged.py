@@ -1,9 +1,9 @@
 """The v-variants: blocks of different lengths along the first axis. One host message exchanges the lengths.
 
 An error on one rank is raised on every rank: the host message carries the refusal. The engine repeats calls with known
-lengths, as all other calls. Inside a node a rank with the lengths of an earlier call takes the lengths of all ranks from
-that call, and sends no host message: the lengths are foretold. A digest of foretold lengths is part of the description
-that the ranks compare before data move. If the descriptions differ, all ranks exchange host messages.
+lengths, as all other calls. Inside a node a rank with the lengths of an earlier call takes the lengths of all ranks
+from that call, and sends no host message: the lengths are foretold. A digest of foretold lengths is part of the
+description that the ranks compare before data move. If the descriptions differ, all ranks exchange host messages.
 """
 
 from __future__ import annotations
