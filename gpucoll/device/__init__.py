@@ -4,7 +4,7 @@
     nvrtc gxx   the two compilers; store: the cache of compiled kernels; command: `gpucoll kernels`, filling the cache
     launch      arguments and grids of the kernels
     peer        layout of the memory shared by the ranks of a node, and arguments of the peer kernels
-    gpus        the assignment of GPUs to ranks
+    gpus        the assignment of GPUs to ranks; nvlink: the links between these GPUs
     cuda        a GPU, through CuPy; driver: functions of the CUDA driver missing in CuPy
     emulated    the same kernels on NumPy arrays, on the CPU
     streams     scratch memory, and the order of a communicator's operations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy
 
+from gpucoll.device.nvlink import LinkedGpu
 from gpucoll.errors import BackendError
 
 if TYPE_CHECKING:
@@ -89,8 +90,14 @@ class Device(Protocol):
     # Like `current`; in addition, calls of the thread do not invalidate captures of other threads.
     relaxed: AbstractContextManager[object] = nullcontext()
 
+    linked_gpu: LinkedGpu = LinkedGpu()
+
     def channels(self, ranks: int) -> int:
         """Return the number of blocks per rank that run at the same time if `ranks` ranks share this device."""
+
+    def moves_rows(self, gpus: Sequence[LinkedGpu]) -> bool:
+        """Return whether ranks on `gpus` may use packets of 128 bytes; see `nvlink.moves_rows`."""
+        return True
 
     def owns(self, array: Any) -> str | None:
         """Return None for an array in this device's memory, else the location of the array, as text."""

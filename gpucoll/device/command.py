@@ -78,7 +78,7 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
     by_kind = {
         **{kernel: [sources.reducing(kernel, *pair) for pair in (*pairs, *exact)]
            for kernel in ("steps", "fold_share", "fold_all", "reduce")},
-        "packets": [sources.reducing("packets", *pair) for pair in pairs],  # exact sums do not travel in packets
+        **{kernel: [sources.reducing(kernel, *pair) for pair in pairs] for kernel in sources.IN_PACKETS},
         "cast": [sources.instance("cast", *pair) for pair in itertools.permutations(real, 2)],
         "scale": [sources.instance("scale", what, dtype) for what, kinds in _SCALES for dtype in dtypes
                   if dtype.kind in kinds and (everything or what == "divide" or

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import cupy
 import numpy
 
-from gpucoll.device import Device, driver
+from gpucoll.device import Device, driver, nvlink
+from gpucoll.device.gpus import describe_gpu
 from gpucoll.device.launch import Kernels, Launch
 from gpucoll.device.nvrtc import compile_cubin, recipe
 from gpucoll.device.sources import Instance, text
@@ -49,6 +50,15 @@ class CudaDevice(Device):
 
     def channels(self, ranks: int) -> int:
         return max(1, min(MOST_CHANNELS, self._processors // ranks))
+
+    @functools.cached_property
+    def linked_gpu(self) -> nvlink.LinkedGpu:  # type: ignore[override]
+        """The GPU, as the other ranks must know it."""
+        gpu = describe_gpu(self.ordinal)
+        return nvlink.LinkedGpu(nvlink.numbered(gpu.pci), gpu.capability)
+
+    def moves_rows(self, gpus: Sequence[nvlink.LinkedGpu]) -> bool:
+        return nvlink.moves_rows(gpus)
 
     def owns(self, array: Any) -> str | None:
         if not isinstance(array, cupy.ndarray):

@@ -12,19 +12,22 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll.device.launch import Arguments, opaque
+from gpucoll.device.launch import WORD, Arguments, opaque
 
-# Constants and structs of the kernels: peer.h, peer_packets.cu, peer_shots.cu, peer_steps.cu.
+# Constants and structs of the kernels: peer.h, peer_packets.cu, peer_ll128.cu, peer_shots.cu, peer_steps.cu.
 MOST_RANKS, BUFFERS = 16, 4
 PROGRESS_BYTES = 128  # bytes of a progress record of two blocks, so that no two records share a cache line
 TILE_BYTES = 32 * 16  # data of the packets lying together (TILE in peer_packets.cu)
+# A group of the kernel `ll128` (peer_ll128.cu): two packets of 128 bytes carry 15 words, moved by a row of 8 threads.
+GROUP_WORDS, ROW, GROUP_BYTES = 15, 8, 256
 STATE = numpy.dtype([("epoch", "u8"), ("started", "u4"), ("ended", "u4")])
 BOOK = numpy.dtype([("sent", "u8"), ("received", "u8")])
 CONTROL = numpy.dtype([(name, "u8") for name in ("aborted", "failures", "where", "peer", "wanted", "seen")])
 HEAP = numpy.dtype([("slabs", "u8", MOST_RANKS), ("control", "u8"), ("patience", "u8"),
                     ("rank", "u4"), ("ranks", "u4"), ("depth", "u4"),
-                    *((name, "u8") for name in ("lines", "books", "packets", "slots", "staging", "packet_room",
-                                                "slot_bytes", "staging_bytes"))], align=True)
+                    *((name, "u8") for name in ("lines", "books", "packets", "ll128", "slots", "staging",
+                                                "packet_room", "ll128_room", "slot_bytes", "staging_bytes"))],
+                   align=True)
 _ENDS = [("src", "u8"), ("dst", "u8"), ("count", "u8")]
 PACKETS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8")], align=True)
 SHOTS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8"), ("source_mark", "u8"), ("result_mark", "u8"),
@@ -43,15 +46,16 @@ class Room(NamedTuple):
     """The capacities of a slab, the same on every rank.
 
     `channels` is the largest number of blocks in a launch. `packets` is the number of bytes in the largest message
-    sent as packets. `depth` slots of `slot` bytes connect two blocks. `staging` is the number of bytes in a section of
-    an array. A slab has space for two sections: one section is copied while the other is reduced. All numbers of bytes
-    are multiples of 16.
+    sent as packets of 16 bytes, `ll128` in the largest message sent as packets of 128 bytes. `depth` slots of `slot`
+    bytes connect two blocks. `staging` is the number of bytes in a section of an array. A slab has space for two
+    sections: one section is copied while the other is reduced. All numbers of bytes are multiples of 16.
     """
 
     ranks: int
     channels: int = 8
     depth: int = 4
     packets: int = 1 << 16
+    ll128: int = 1 << 17
     slot: int = 1 << 15
     staging: int = 1 << 22
 
@@ -61,16 +65,21 @@ class Room(NamedTuple):
         return -(-self.packets // TILE_BYTES) * 2 * TILE_BYTES
 
     @property
+    def ll128_room(self) -> int:
+        """The number of bytes for the packets of 128 bytes of one writing rank."""
+        return -(-self.ll128 // (GROUP_WORDS * WORD)) * GROUP_BYTES
+
+    @property
     def offsets(self) -> dict[str, int]:
         """The offset of each part in bytes, a multiple of 128; "end" is the size of the slab.
 
-        >>> Room(ranks=2, channels=1, depth=1, packets=16, slot=16, staging=16).offsets["lines"]
+        >>> Room(ranks=2, channels=1, depth=1, packets=16, ll128=16, slot=16, staging=16).offsets["lines"]
         128
         """
         lines, begins, end = self.channels * self.ranks, {}, 0
         parts = {"state": STATE.itemsize, "lines": lines * PROGRESS_BYTES, "books": lines * BOOK.itemsize,
-                 "packets": 2 * self.ranks * self.packet_room, "slots": lines * self.depth * self.slot,
-                 "staging": 2 * self.staging}
+                 "packets": 2 * self.ranks * self.packet_room, "ll128": 2 * self.ranks * self.ll128_room,
+                 "slots": lines * self.depth * self.slot, "staging": 2 * self.staging}
         for name, nbytes in parts.items():
             begins[name] = end
             end += -(-nbytes // PROGRESS_BYTES) * PROGRESS_BYTES
@@ -100,16 +109,17 @@ class PeerHeap:
 
     def __init__(self, room: Room, rank: int, slabs: Sequence[int], control: int, patience: float) -> None:
         self.room, self.rank = room, rank
-        offsets = {name: room.offsets[name] for name in ("lines", "books", "packets", "slots", "staging")}
+        offsets = {name: room.offsets[name] for name in ("lines", "books", "packets", "ll128", "slots", "staging")}
         values = {"slabs": _filled(slabs), "control": control, "patience": int(min(patience, 1e9) * 1e9), "rank": rank,
                   "ranks": room.ranks, "depth": room.depth, **offsets, "packet_room": room.packet_room,
-                  "slot_bytes": room.slot, "staging_bytes": room.staging}
+                  "ll128_room": room.ll128_room, "slot_bytes": room.slot, "staging_bytes": room.staging}
         self._heap = numpy.zeros((), HEAP)
         for name, value in values.items():
             self._heap[name] = value
 
     def packets(self, src: int, dst: int, count: int, nan_bytes: int = 0) -> Arguments:
-        """Return the arguments of an all-reduce by packets of at most `Room.packets` bytes."""
+        """Return the arguments of an all-reduce of at most `Room.packets` bytes by `packets`, `Room.ll128` by `ll128`.
+        """
         return self._arguments(PACKETS, src=src, dst=dst, count=count, nan_bytes=nan_bytes)
 
     def shots(self, src: int, dst: int, count: int, sources: Places = NOWHERE, results: Places = NOWHERE,

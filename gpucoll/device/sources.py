@@ -32,11 +32,13 @@ FILES = {  # kernel: source file, and prefix of the C struct of the arguments
     "maxima": ("device/quantise.cu", "Maxima"),  # finds the largest magnitudes of rows
     "reduce": ("device/reduce.cu", "Reduce"),  # combines two or more arrays
     "packets": ("device/peer_packets.cu", "Packets"),  # all-reduce by small messages into the peers' memory
+    "ll128": ("device/peer_ll128.cu", "Packets"),  # the same by packets of 128 bytes, over NVLink
     "fold_all": ("device/peer_shots.cu", "Shots"),  # all-reduce in the peers' memory: every rank reduces all elements
     "fold_share": ("device/peer_shots.cu", "Shots"),  # all-reduce: every rank reduces a share and writes it to all
     "steps": ("device/peer_steps.cu", "Steps"),  # executes any schedule
 }
-PEER = ("steps", "packets", "fold_all", "fold_share")
+PEER = ("steps", "packets", "ll128", "fold_all", "fold_share")
+IN_PACKETS = ("packets", "ll128")  # read once and combined on arrival; an exact sum may read its operands twice
 MOVES = ("copy", "pack", "unpack")
 SHORT = ("float16", "bfloat16")  # dtypes of compressed gradients
 # Two formats of 16 bits for Adam's moments, which only `cast` knows.
@@ -125,9 +127,8 @@ def _families() -> dict[Instance, tuple[Instance, ...]]:
                          *(instance("scale", what, dtype) for what in scales)])
         families += [[reducing(kernel, op, dtype) for kernel in PEER] for op in ops]
         exact = [op for op in EXACT.values() if dtype.kind in op.kinds]
-        # Packets carry no exact sums: see `PeerBinder`.
         families += [[reducing("reduce", op, dtype) for op in exact],
-                     *([reducing(kernel, op, dtype) for kernel in PEER if kernel != "packets"] for op in exact)]
+                     *([reducing(kernel, op, dtype) for kernel in PEER if kernel not in IN_PACKETS] for op in exact)]
     return {member: tuple(dict.fromkeys(one)) for one in families for member in one}
 
 

@@ -21,6 +21,8 @@ struct alignas(16) Word {
     u32 x, y, z, w;
 };
 
+constexpr u32 ROW = 8;  // threads moving 128 bytes together
+
 #if defined(__CUDACC__)
 
 #define GC_DEV __device__ __forceinline__
@@ -90,6 +92,15 @@ GC_DEV void store_packet(u64 address, Word word) {
     asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};"
                  : : "l"(address), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w) : "memory");
 }
+// A row: ROW threads of a warp with consecutive numbers, together at the same instruction. A row moves 128 bytes from
+// an address divisible by 128, each thread 16 bytes. Over NVLink and in a GPU's memory the bytes of a row become
+// visible together: not promised by PTX, but the base of NCCL's LL128 protocol on the same links.
+GC_DEV u32 row_mask() { return 0xFFu << (threadIdx.x & 24); }
+GC_DEV bool row_all(bool vote) { return __all_sync(row_mask(), vote); }
+// Bring the threads of a row together; straight code after the call keeps the threads together.
+GC_DEV void gather_row() { __syncwarp(row_mask()); }
+GC_DEV Word load_row(u64 address) { return load_packet(address); }
+GC_DEV void store_row(u64 address, Word word) { store_packet(address, word); }
 // Return the next number of a counter running from 0 to `last`, then from 0 again.
 GC_DEV u32 take_ticket(u64 address, u32 last) { return atomicInc(reinterpret_cast<u32*>(address), last); }
 GC_DEV void rest() { __nanosleep(20); }
@@ -188,6 +199,19 @@ GC_DEV void store_packet(u64 address, Word word) {
     store_relaxed(address + 8 * first, halves[first]);
     gc_between();
     store_relaxed(address + 8 * (1 - first), halves[1 - first]);
+}
+// The row's last thread to arrive moves all 128 bytes.
+GC_DEV bool row_all(bool vote) { return gc_row(A_VOTE, 0, nullptr, vote); }
+GC_DEV void gather_row() {}
+GC_DEV Word load_row(u64 address) {
+    expect_aligned<Word>(address);
+    Word word;
+    gc_row(A_LOAD, address, reinterpret_cast<u64*>(&word), true);
+    return word;
+}
+GC_DEV void store_row(u64 address, Word word) {
+    expect_aligned<Word>(address);
+    gc_row(A_STORE, address, reinterpret_cast<u64*>(&word), true);
 }
 // Relaxed, as atomicInc on a GPU.
 GC_DEV u32 take_ticket(u64 address, u32 last) {

@@ -19,8 +19,8 @@ struct Heap {
     u64 control;            // this rank's `Control`; outside the slab, so that the host can write while a kernel runs
     u64 patience;           // the deadline of a wait in nanoseconds
     u32 rank, ranks, depth;
-    u64 lines, books, packets, slots, staging;
-    u64 packet_room, slot_bytes, staging_bytes;  // bytes: packets of one writing rank, a slot, a section
+    u64 lines, books, packets, ll128, slots, staging;
+    u64 packet_room, ll128_room, slot_bytes, staging_bytes;  // bytes: for one writing rank (two), a slot, a section
 };
 
 // The failure of this rank. `aborted` is set by a failed wait or by the host; `failures` counts failed waits. The other
@@ -82,25 +82,35 @@ GC_DEV bool is_aborted(const Heap& heap) {
     return load_relaxed(address_of(&static_cast<const Control*>(pointer_to(heap.control))->aborted)) != 0;
 }
 
-// Wait until `come(seen)` is true; return false after an abort or at the deadline. `come` sets `seen` to the progress
-// of `peer`. `peer` is a reference because `come` may change the awaited rank. All waiting between ranks goes through
-// this function, so every wait has a deadline. The clock is read after SPINS tests at the earliest: short waits
-// never read the clock.
-template <class Come> GC_DEV bool wait(const Heap& heap, Wanted what, const u32& peer, u64 wanted, const Come& come) {
+// The threads waiting together, all for one outcome: a single thread, or the threads of a row.
+struct Alone {
+    GC_DEV static bool all(bool own) { return own; }
+};
+struct WholeRow {
+    GC_DEV static bool all(bool own) { return row_all(own); }
+};
+
+// Wait until `come(seen)` is true for all waiting threads; return false after an abort or at the deadline. `come` sets
+// `seen` to the progress of `peer`. `peer` is a reference because `come` may change the awaited rank. All waiting
+// between ranks goes through this function, so every wait has a deadline. The clock is read after SPINS tests at the
+// earliest: short waits never read the clock.
+template <class Waiting = Alone, class Come>
+GC_DEV bool wait(const Heap& heap, Wanted what, const u32& peer, u64 wanted, const Come& come) {
     u64 seen = 0, deadline = 0;
-    for (u32 spins = 1; !come(seen); ++spins) {
+    for (u32 spins = 1;; ++spins) {
+        const bool here = come(seen);
+        if (Waiting::all(here)) return true;
         if (spins % SPINS == 0) {
             const u64 now = nanoseconds();
             if (deadline == 0) deadline = now + heap.patience;
-            if (is_aborted(heap)) return false;
-            if (now > deadline) {
-                fail(heap, what, peer, wanted, seen);
+            if (!Waiting::all(!is_aborted(heap))) return false;
+            if (!Waiting::all(now <= deadline)) {
+                if (!here) fail(heap, what, peer, wanted, seen);
                 return false;
             }
         }
         rest();
     }
-    return true;
 }
 
 // ---------------------------------------------------------------- blocks

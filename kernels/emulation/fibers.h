@@ -24,6 +24,10 @@ typedef void (*Body)(const void* arguments);
 const Place* gc_place();
 // Wait until all threads of the block have arrived; return whether all voted true.
 bool gc_barrier(bool vote);
+// Wait until all threads of the row have arrived with the same action: a vote, or a move of 128 bytes between memory at
+// `address` and the threads' words. Return whether all threads voted true.
+enum RowAction : u32 { A_VOTE, A_LOAD, A_STORE };
+bool gc_row(RowAction action, u64 address, u64* word, bool vote);
 // Let other fibers run: the calling fiber waits for an event.
 void gc_pause();
 // Possibly let other ranks run, if turns are random: called at every synchronising access.

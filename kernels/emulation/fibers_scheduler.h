@@ -59,10 +59,22 @@ struct Launch {
     u32 count, threads, stream, begun, ended;
 };
 
+constexpr u32 ROW_THREADS = 8;
+
+// A row of threads moving 128 bytes together: the threads arrived, with the parts of the move, and the votes.
+struct Row {
+    u32 arrived;
+    bool unanimous, verdict;
+    RowAction action;
+    u64 addresses[ROW_THREADS];
+    u64* words[ROW_THREADS];
+};
+
 // A block: threads arrived at the barrier, their votes and the verdict of the last barrier, and the shared arrays.
 struct Block {
     Launch* launch;
     Fiber* fibers;
+    Row* rows;
     u32 arrived, ended;
     bool begun, unanimous, verdict;
     void* arrays[ARRAYS];
@@ -246,11 +258,32 @@ static void prepare_block(Launch& launch, u32 index) {
     // ThreadSanitizer would report a race.
     block.arena = static_cast<char*>(memset(granted(malloc(ARENA)), UNWRITTEN, ARENA));
     block.fibers = static_cast<Fiber*>(granted(calloc(launch.threads, sizeof(Fiber))));
+    block.rows = static_cast<Row*>(granted(calloc(launch.threads / ROW_THREADS + 1, sizeof(Row))));
     for (u32 i = 0; i < launch.threads; ++i) {
         block.fibers[i].block = &block;
         block.fibers[i].place = {{i, 0, 0}, {index, 0, 0}, {launch.threads, 1, 1}, {launch.count, 1, 1}};
     }
     released(&block);
+}
+
+// Move the 128 bytes of a row. The other ranks may be other processes, and a CPU moves 128 bytes in parts: so the last
+// 8 bytes, the number of the operation, are stored last and loaded first.
+static void move_row(const Row& row) {
+    for (u32 i = 0; i < 2 * ROW_THREADS; ++i) {
+        const u32 half = row.action == A_STORE ? i : 2 * ROW_THREADS - 1 - i;
+        u64* const memory = reinterpret_cast<u64*>(row.addresses[half / 2]) + half % 2;
+        u64* const word = row.words[half / 2] + half % 2;
+        if (row.action == A_STORE)
+            __atomic_store_n(memory, *word, __ATOMIC_RELEASE);
+        else
+            *word = __atomic_load_n(memory, __ATOMIC_ACQUIRE);
+    }
+}
+
+static bool is_whole(const Row& row) {
+    bool whole = row.addresses[0] % (2 * ROW_THREADS * sizeof(u64)) == 0;
+    for (u32 i = 0; i < ROW_THREADS; ++i) whole = whole && row.addresses[i] == row.addresses[0] + 2 * i * sizeof(u64);
+    return whole;
 }
 
 static void let_go(Launch* launch) {
@@ -261,6 +294,7 @@ static void let_go(Launch* launch) {
             if (block.fibers[i].shadow != nullptr) __tsan_destroy_fiber(block.fibers[i].shadow);
         }
         free(block.fibers);
+        free(block.rows);
         free(block.arena);
     }
     free(launch->blocks);
@@ -329,6 +363,39 @@ __attribute__((noipa)) bool gc_barrier(bool vote) {
     }
     host::acquired(&block);
     return block.verdict;
+}
+
+__attribute__((noipa)) bool gc_row(RowAction action, u64 address, u64* word, bool vote) {
+    host::World& world = *host::running;
+    host::Fiber& fiber = *world.current;
+    const u32 thread = fiber.place.thread.x, lane = thread % host::ROW_THREADS, first = thread - lane;
+    host::Row& row = fiber.block->rows[thread / host::ROW_THREADS];
+    host::released(&row);
+    if (row.arrived == 0) {
+        row.action = action;
+        row.unanimous = true;
+    } else if (row.action != action) {
+        gc_fault("a row with threads at different instructions", address);
+    }
+    row.addresses[lane] = address;
+    row.words[lane] = word;
+    row.unanimous = row.unanimous && vote;
+    if (++row.arrived == host::ROW_THREADS) {
+        row.arrived = 0;
+        row.verdict = row.unanimous;
+        if (action != A_VOTE && !host::is_whole(row))
+            gc_fault("a row that is not 128 bytes in a line", address);
+        else if (action != A_VOTE)
+            host::move_row(row);
+        for (u32 i = first; i < first + host::ROW_THREADS; ++i)
+            if (fiber.block->fibers[i].state == host::WAITING) fiber.block->fibers[i].state = host::RUNNABLE;
+        if (world.by_chance) host::leave(world);
+    } else {
+        fiber.state = host::WAITING;
+        host::leave(world);
+    }
+    host::acquired(&row);
+    return row.verdict;
 }
 
 __attribute__((noipa)) u64 gc_clock() {

@@ -1,14 +1,16 @@
 """All-reduces of the direct kernels, back to back on every rank's stream, compared with NumPy."""
 
+import itertools
+
 import numpy
 
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import sources
-from gpucoll.device.peer import Places, Room
+from gpucoll.device.peer import ROW, Places, Room
 from peer.world import World, expected, placed
 
-KERNELS = ("packets", "fold_all", "fold_share")
+KERNELS = ("packets", "ll128", "fold_all", "fold_share")
 NAMES = "abcdefghijkl"
 WRONG = "b"  # an array with unusable addresses, given in place of arrays not shared by the ranks
 # Kernel, source, destination, and sharing of these arrays: True (equal marks on all ranks), False, "some" (marks only
@@ -30,30 +32,41 @@ SCRIPT = (
     ("fold_share", "k", "j", "others"),
     ("fold_all", "k", "i", "some"),
     ("packets", "c", "c", False),
+    ("ll128", "a", "b", False),
+    ("ll128", "b", "d", False),
+    ("ll128", "d", "d", False),
     ("fold_share", "a", "l", False),
+    ("ll128", "l", "h", False),
+    ("packets", "h", "i", False),
+    ("ll128", "c", "e", False),
     ("fold_share", "g", "g", False),
 )
 
 
 def instances(op, name):
     row, dtype = OPS[op], DTYPES[name]
-    return tuple(sources.reducing(kernel, row, dtype) for kernel in ("packets", "fold_all", "fold_share"))
+    return tuple(sources.reducing(kernel, row, dtype) for kernel in KERNELS)
 
 
 def room_for(ranks, nbytes, channels, sections=1):
     """Return a room without spare space, so that overruns are noticed; staging an array takes `sections` sections."""
     words = -(-nbytes // 16)
-    return Room(ranks, channels, depth=2, packets=16 * words, slot=32, staging=16 * -(-words // sections))
+    return Room(ranks, channels, depth=2, packets=16 * words, ll128=16 * words, slot=32,
+                staging=16 * -(-words // sections))
 
 
 def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCRIPT, misaligned=0, between=None,
-        sections=1, **world):
+        sections=1, filled=None, **world):
     """Run `script` on all ranks, and `between(world, rank)` after each operation, and compare all arrays with NumPy.
+
+    `filled` has the value of all elements for some arrays; the other arrays have random values.
 
     Raises AssertionError for a wrong bit, and Fault if the kernels do not end properly.
     """
     data = [{key: expected.random_array(name, count, 100 * rank + number) for number, key in enumerate(NAMES)}
             for rank in range(ranks)]
+    for own, (key, value) in itertools.product(data, (filled or {}).items()):
+        own[key][:] = value
     held = [{key: placed(values, misaligned * (number % 3)) for number, (key, values) in enumerate(own.items())}
             for own in data]
     where = World(room_for(ranks, data[0]["a"].nbytes, blocks, sections), libraries, **world)
@@ -61,7 +74,8 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
     for kernel, src, dst, shared in script:
         for rank in range(ranks):
             arguments = arguments_of(where.heaps[rank], kernel, held, rank, src, dst, shared)
-            where.launch(rank, entries[kernel], arguments, blocks, threads)
+            # A row of `ll128` has eight threads.
+            where.launch(rank, entries[kernel], arguments, blocks, max(threads, ROW) if kernel == "ll128" else threads)
             if between is not None:
                 between(where, rank)
         result = expected.reduced(expected.PAIRS[op], [own[src] for own in data])
@@ -72,15 +86,16 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
         for key in NAMES:
             assert expected.same(held[rank][key], data[rank][key], zeros_free=op in ("min", "max")), (rank, key)
     staged = -(-data[0]["a"].nbytes // where.room.staging)
-    epochs = sum(1 if kernel == "packets" or (shared is True and (kernel, src) != ("fold_all", dst)) else staged
-                 for kernel, src, dst, shared in script)
+    in_one = [kernel in sources.IN_PACKETS or (shared is True and (kernel, src) != ("fold_all", dst))
+              for kernel, src, dst, shared in script]
+    epochs = sum(1 if one else staged for one in in_one)
     assert [int(slab[:8].view(numpy.uint64)[0]) for slab in where.slabs] == [epochs] * ranks
 
 
 def arguments_of(heap, kernel, held, rank, src, dst, shared):
     source, target = held[rank][src], held[rank][dst]
     ends = source.ctypes.data, target.ctypes.data, source.size
-    if kernel == "packets":
+    if kernel in sources.IN_PACKETS:
         return heap.packets(*ends)
     mark = {True: 7, False: 0, "some": 7 * (rank % 2), "others": 7 + rank}[shared]
     inputs, results = (Places(mark, [own[name if shared is True else WRONG].ctypes.data for own in held])

@@ -31,6 +31,7 @@ ONE_WAY_RANKS = schedules.ranks_of(ONE_WAY, 2)
 DIRECT = direct.instances(OP, NAME)
 FLOATS = direct.instances(OP, "float32")
 STEPS = sources.reducing("steps", OPS[OP], DTYPES[NAME]), sources.reducing("steps", None, DTYPES[NAME])
+IN_PACKETS = [row for row in direct.SCRIPT if row[0] in sources.IN_PACKETS]  # rows of the script
 
 
 def check_direct(libraries, seed=0, **options):
@@ -56,7 +57,7 @@ def check_groups(libraries, seed=0):
 
 def check_order(libraries, seed=0):
     """Sums with last bits depending on the order of summation."""
-    direct.run(libraries, OP, "float32", ranks=3, seed=seed)
+    direct.run(libraries, OP, "float32", ranks=3, count=300, seed=seed, script=IN_PACKETS)
 
 
 def check_few_blocks(libraries, seed=0):
@@ -84,16 +85,20 @@ def check_local(libraries, seed=0):
 
 def check_between(libraries, seed=0):
     """All-reduces in packets, with broadcasts in between."""
-    count = 20
-    packets = [(kernel, src, dst, shared) for kernel, src, dst, shared in direct.SCRIPT if kernel == "packets"]
-    direct.run(libraries, OP, NAME, ranks=3, count=count, seed=seed, script=packets,
-                    between=lambda world, rank: ONE_WAY_RANKS[rank].launch(world, ONE_WAY, rank, 2, 4))
+    direct.run(libraries, OP, NAME, ranks=3, count=20, seed=seed, script=IN_PACKETS,
+               between=lambda world, rank: ONE_WAY_RANKS[rank].launch(world, ONE_WAY, rank, 2, 4))
 
 
 def check_tiles(libraries, seed=0):
-    """All-reduces in packets of more words than a tile holds."""
-    packets = [(kernel, src, dst, shared) for kernel, src, dst, shared in direct.SCRIPT if kernel == "packets"]
-    direct.run(libraries, OP, NAME, ranks=3, count=300, seed=seed, script=packets)
+    """All-reduces in packets of more words than a tile, or a group, holds, by one group of threads and by several."""
+    direct.run(libraries, OP, NAME, ranks=3, count=300, seed=seed, script=IN_PACKETS)
+    direct.run(libraries, OP, NAME, ranks=6, count=127, seed=seed, script=IN_PACKETS, threads=16, blocks=1)
+
+
+def check_numbers(libraries, seed=0):
+    """Data equal to the number of a later operation, in the buffer of this operation."""
+    script = [("ll128", "a", "d", False), ("packets", "b", "e", False), ("packets", "c", "f", False)]
+    direct.run(libraries, OP, NAME, ranks=3, count=300, seed=seed, script=script, filled={"a": 3})
 
 
 GONE = 2**64 - 1
@@ -102,14 +107,14 @@ GONE = 2**64 - 1
 def check_late(libraries, seed=0):
     """A rank giving up leaves GONE for its peers; a late rank then writes nothing into the result of the first rank."""
     for late in (False, True):
-        world = World(Room(2, 1, packets=64, slot=32, staging=64), libraries, seed=seed, patience=1e-3)
+        world = World(Room(2, 1, packets=64, ll128=64, slot=32, staging=64), libraries, seed=seed, patience=1e-3)
         rows = [placed(numpy.arange(16, dtype=NAME)) for _ in range(4)]
         sources, results = (Places(7, [row.ctypes.data for row in rows[first::2]]) for first in (0, 1))
         lines = [slab[world.room.offsets["lines"]:].view(numpy.uint64) for slab in world.slabs]
         if late:
             lines[1][0] = GONE  # of rank 0
         ends = sources.addresses[late], results.addresses[late]
-        world.launch(int(late), DIRECT[2].entry, world.heaps[late].shots(*ends, 16, sources, results), 1, 4)
+        world.launch(int(late), DIRECT[3].entry, world.heaps[late].shots(*ends, 16, sources, results), 1, 4)
         with contextlib.suppress(Fault):
             world.run()
             raise AssertionError("nobody was missing")
@@ -132,6 +137,18 @@ IN_ORDER = """            Word units[1] = {first + k == a.heap.rank ? own : word
 SWAPPED = """            // on odd ranks the second and the third change places
             const u32 taken = a.heap.rank % 2 == 1 && first == 0 && a.heap.ranks > 2 && (k == 1 || k == 2) ? 3 - k : k;
             Word units[1] = {first + taken == a.heap.rank ? own : words[taken]};
+"""
+IN_ORDER_LL128 = "const bool mine = first + k == a.heap.rank;\n"
+SWAPPED_LL128 = """const bool mine = first + k == a.heap.rank;
+            // on odd ranks the total of the first two operands is another
+            if (a.heap.rank % 2 == 1 && first + k == 2) {
+                widen<T>(total[0], words[2][0]);
+                Word again[2] = {words[0][0], words[0][1]}, more[2] = {own[0], own[1]};
+                widen<T>(total[1], words[2][1]);
+                combine<T, Op>(total, again);
+                combine<T, Op>(total, more);
+                continue;
+            }
 """
 STAGED = """        if (!section.sources) stage_section(next);
         together = meet(a.heap, channel, MEETINGS * epoch + 2);
@@ -175,6 +192,18 @@ MUTANTS = {
     "the tiles of packets overlap": Mutant("index / TILE * 2 * TILE", "index / TILE * TILE", check_tiles),
     "the second packets lie on the first ones": Mutant(
         "there + TILE * sizeof(Word)", "there + TILE / 2 * sizeof(Word)", check_tiles),
+    "ll128: a packet is not waited for": Mutant("number != epoch || again != epoch", "number != epoch", check_direct),
+    "ll128: a single buffer": Mutant("epoch % 2 * heap.ranks + writer", "writer", check_direct),
+    "ll128: groups overlap": Mutant("group * GROUP_BYTES + lane()", "group * (GROUP_BYTES / 2) + lane()", check_tiles),
+    "ll128: the second words are the first words": Mutant(
+        "first_word(group) + ROW - 1", "first_word(group) + ROW - 2", check_tiles),
+    "ll128: the word beside the number is cut": Mutant(
+        "{words[k][0].x, words[k][0].y, words[k][1].x, words[k][1].y}",
+        "{words[k][0].x, words[k][0].y, words[k][0].x, words[k][0].y}", check_tiles),
+    "ll128: a thread reads the number alone": Mutant("Waiting::all(here)", "here", check_direct),
+    "ll128: lies where packets lie": Mutant("heap.slabs[owner] + heap.ll128 +", "heap.slabs[owner] + heap.packets +",
+                                            check_numbers),
+    "ll128: sums in another order on some ranks": Mutant(IN_ORDER_LL128, SWAPPED_LL128, check_order),
     "sums in another order on some ranks": Mutant(IN_ORDER, SWAPPED, check_order),
     "operations are not counted": Mutant(
         "        store_relaxed(address_of(&state_of(heap)->epoch), epoch);", "        ;", check_direct),
@@ -229,8 +258,8 @@ MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.p
           ("credits.pml -DONE_WAY", True), ("credits.pml -DONE_WAY -DNO_CREDIT", False),
           ("credits.pml -DIN_ORDER", False), ("tickets.pml", True), ("tickets.pml -DBY_INDEX", False),
           ("tickets.pml -DSTALE", False)]
-NEEDED = {check_direct: DIRECT, check_tiles: DIRECT, check_late: DIRECT, check_sections: DIRECT, check_askew: DIRECT,
-          check_groups: DIRECT, check_few_blocks: DIRECT, check_order: FLOATS,
+NEEDED = {check_direct: DIRECT, check_tiles: DIRECT, check_numbers: DIRECT, check_late: DIRECT, check_sections: DIRECT,
+          check_askew: DIRECT, check_groups: DIRECT, check_few_blocks: DIRECT, check_order: FLOATS,
           check_between: (*DIRECT, *STEPS), check_steps: STEPS, check_one_way: STEPS, check_local: STEPS}
 
 

@@ -152,7 +152,7 @@ def unwritten(dtype, count):
 def run(libraries, *cases, channels=2, depth=2, slot=32, threads=4, **world):
     """Run `cases` back to back on every rank's stream; raise AssertionError for a wrong element."""
     size = cases[0].size
-    where = World(Room(size, channels, depth, packets=16, slot=slot, staging=16), libraries, **world)
+    where = World(Room(size, channels, depth, packets=16, ll128=16, slot=slot, staging=16), libraries, **world)
     ranks = [ranks_of(case, channels) for case in cases]
     for case, own in zip(cases, ranks, strict=True):
         check(case.programs(channels), channels, depth, max(1, slot // case.width))

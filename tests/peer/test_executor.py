@@ -11,6 +11,7 @@ import pytest
 
 import gpucoll as gc
 import thread_ranks
+from gpucoll.device import sources
 from gpucoll.executors.peer import binding
 from multirank import test_peer_life as processes
 from pace import seconds
@@ -93,6 +94,26 @@ def test_a_slab_that_one_rank_cannot_reach_is_read_by_none():
         x[:] = values(comm, x.size)[comm.rank]
         assert (comm.all_reduce(x, out, algorithm="two_shot") == sum(values(comm, x.size))).all()
         assert processes.staged(comm).any()
+
+    on_threads(2, program)
+
+
+@pytest.mark.parametrize("able", [(True, True), (True, False)])
+def test_the_length_of_a_message_chooses_the_packets(able):
+    """Packets of 16 bytes, of 128 bytes if all ranks can use these, and none for long messages; the same bits."""
+    def program(comm):
+        device = comm._core.gpu("emulated").device
+        with mock.patch.object(device, "moves_rows", return_value=able[comm.rank]):
+            for count, kernel in ((4096, "packets"), (4097, "ll128" if all(able) else "packets"),
+                                  (16385, "ll128" if all(able) else "fold_all"), (32768, "ll128"), (32769, "fold_all")):
+                everyone = values(comm, count)
+                result = comm.all_reduce(everyone[comm.rank], algorithm="one_shot")
+                assert (result == everyone[0] + everyone[1]).all()
+                if all(able) or kernel != "ll128":
+                    assert f"{kernel}_float32_sum" in {one.entry for one in device.kernels._loaded
+                                                       if isinstance(one, sources.Instance)}
+            loaded = {one.entry for one in device.kernels._loaded if isinstance(one, sources.Instance)}
+            assert ("ll128_float32_sum" in loaded) == all(able)
 
     on_threads(2, program)
 

@@ -75,19 +75,20 @@ def test_ops_and_dtypes(made):
 
 
 # In a ring, a rank waiting for the missing rank also keeps the next rank waiting.
-@pytest.mark.parametrize(("kernel", "told"), [("packets", "where 2, peer 1,"), ("fold_all", "where 1, peer 1,"),
+@pytest.mark.parametrize(("kernel", "told"), [("packets", "where 2, peer 1,"), ("ll128", "where 2, peer 1,"),
+                                              ("fold_all", "where 1, peer 1,"),
                                               ("ring", "where 3,")])
 def test_a_rank_that_never_comes_is_told(both, kernel, told):
     """The other ranks give up and name the wait; their results have all bits set, NaN as floating-point numbers."""
-    world = World(Room(3, 2, packets=64, slot=32, staging=64), both, patience=1e-2)
+    world = World(Room(3, 2, packets=64, ll128=64, slot=32, staging=64), both, patience=1e-2)
     case = Case("all_reduce", "ring", 3, 16)
     ranks = schedules.ranks_of(case, 2)
     for rank, own in enumerate(ranks):
         if kernel == "ring" and rank != 1:
             own.launch(world, case, rank, 2, 4, nan_bytes=64)
         elif rank != 1:
-            make = world.heaps[rank].packets if kernel == "packets" else world.heaps[rank].shots
-            world.launch(rank, f"{kernel}_int32_sum", make(*own.buffers[:2], 16, nan_bytes=64), 2, 4)
+            make = world.heaps[rank].packets if kernel in sources.IN_PACKETS else world.heaps[rank].shots
+            world.launch(rank, f"{kernel}_int32_sum", make(*own.buffers[:2], 16, nan_bytes=64), 2, 8)
     with pytest.raises(Fault, match=f"gave up.*{told}"):
         world.run()
     for rank in (0, 2):
@@ -95,7 +96,7 @@ def test_a_rank_that_never_comes_is_told(both, kernel, told):
 
 
 def test_the_host_ends_a_wait(both):
-    world = World(Room(2, 1, packets=64, slot=32, staging=64), both, patience=1e9)
+    world = World(Room(2, 1, packets=64, ll128=64, slot=32, staging=64), both, patience=1e9)
     world.controls[0]["aborted"] = 1
     x = numpy.zeros(4, numpy.int32)
     world.launch(0, "packets_int32_sum", world.heaps[0].packets(x.ctypes.data, x.ctypes.data, 4), 1, 4)

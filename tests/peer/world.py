@@ -16,6 +16,7 @@ if KERNELS not in sys.path:
 
 import expected  # noqa: E402, F401 (the path comes first; others take these from here)
 from emulation import Fault, library  # noqa: E402
+from emulation import run as run_kernel  # noqa: E402, F401
 
 PATIENCE = 2e-1  # seconds of a simulated clock: a turn takes 100 ns
 ALL = 1 << 30  # for `residency`: no limit

@@ -22,7 +22,8 @@ from pace import Patience
 from refusals import refused
 
 ROOT = Path(__file__).parents[2]
-KINDS = ["steps", "fold_share", "fold_all", "reduce", "packets", "cast", "scale", "compress", "pack", "unpack", "copy"]
+KINDS = ["steps", "fold_share", "fold_all", "reduce", "packets", "ll128", "cast", "scale", "compress", "pack", "unpack",
+         "copy"]
 FEW = {"cast": [sources.instance("cast", DTYPES["float32"], DTYPES["float16"])],
        "copy": [sources.instance("copy", 1), sources.instance("copy", 16)]}
 
@@ -57,9 +58,9 @@ def test_all_are_what_collectives_are_defined_for():
     assert list(found) == KINDS
     pairs = [(OPS[op], DTYPES[name]) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
     exact = [(op, dtype) for op in EXACT.values() for dtype in DTYPES.values() if dtype.kind in ("float", "complex")]
-    for kind in ("reduce", "packets", "steps", "fold_share"):
+    for kind in ("reduce", "packets", "ll128", "steps", "fold_share"):
         made = {one for one in found[kind] if not re.fullmatch(r"\D+\d+", one.entry)}
-        assert {sources.reducing(kind, *pair) for pair in pairs + exact * (kind != "packets")} == made
+        assert {sources.reducing(kind, *pair) for pair in pairs + exact * (kind not in sources.IN_PACKETS)} == made
     assert {len(found[kind]) for kind in ("pack", "unpack", "copy")} == {5}
     assert len(found["cast"]) == 15 * 14
     assert len(found["compress"]) == 4 + 4 * 2 + 2 * 2 * 2 + 5 * 2 * 4

@@ -20,7 +20,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 HARD = [*(f"kernels/{name}" for name in (
             "engine/node.h", "engine/waits.h", "engine/walker.h", "engine/mail.h", "binding/engine.cc",
             "binding/calls.h", "binding/plans.h", "binding/messages.h", "device/walk.h", "device/peer.h",
-            "device/peer_packets.cu", "device/peer_shots.cu", "device/peer_steps.cu")),
+            "device/peer_packets.cu", "device/peer_ll128.cu", "device/peer_shots.cu", "device/peer_steps.cu")),
         *(f"gpucoll/{name}.py" for name in (
             "plan/__init__", "executors/engine/instructions", "executors/engine/plans", "executors/engine/neighbours",
             "progress/waits", "health/guard", "health/preflight", "health/remote", "transport/connections",

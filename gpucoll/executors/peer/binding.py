@@ -15,8 +15,8 @@ from gpucoll.core.chunks import Ragged
 from gpucoll.core.ops import EXACT_NAMES
 from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Arguments
-from gpucoll.device.peer import NOWHERE, Places
-from gpucoll.device.sources import UNITS, Instance, instance, reducing
+from gpucoll.device.peer import GROUP_WORDS, NOWHERE, ROW, Places
+from gpucoll.device.sources import IN_PACKETS, UNITS, Instance, instance, reducing
 from gpucoll.device.streams import Workspace
 from gpucoll.executors import CallRequest
 from gpucoll.executors.peer.handshake import Handshake
@@ -29,7 +29,10 @@ KEPT = 256  # addresses of one call
 SHARE = 1 << 13
 # Threads of a block for packets, at least: blocks on several SMs issue the packets faster than a single block.
 FEWEST_THREADS = 128
-STEPS, PACKETS = "steps", "packets"  # kernels for any schedule, and for short messages
+STEPS, PACKETS, LL128 = "steps", "packets", "ll128"  # kernels for any schedule, and for short messages
+# The most bytes in packets of 16 bytes, if packets of 128 bytes can be used. In longer messages the bytes saved on the
+# links outweigh the votes of `ll128`: an estimate, not measured.
+SHORTEST = 1 << 14
 ALL, SHARE_OF_ALL = "fold_all", "fold_share"  # kernels: a rank reduces all elements, or its share
 # Places equal on every rank, and never used: in kernel `ALL` no rank reads another rank's result.
 NO_MATTER = Places(1)
@@ -77,9 +80,11 @@ class Binding:
         if room.ranks == 1:
             return STEPS
         kernel = find(request.collective, request.algorithm).traits.kernel or STEPS
-        # Packets are read once, and combined on arrival: an exact sum may read its operands twice.
-        is_exact = request.op is not None and request.op.name in EXACT_NAMES
-        return PACKETS if kernel == ALL and request.nbytes <= room.packets and not is_exact else kernel
+        if kernel != ALL or (request.op is not None and request.op.name in EXACT_NAMES):
+            return kernel
+        if self._handshake.moves_rows and SHORTEST < request.nbytes <= room.ll128:
+            return LL128
+        return PACKETS if request.nbytes <= room.packets else kernel
 
     def _launch(self, blocks: int, threads: int, arguments: Arguments) -> Enqueue:
         launch = self._device.kernels.launcher(self._instance)
@@ -95,9 +100,11 @@ class Binding:
         if not count:
             return []
         blocks, threads = self._blocks(), self._device.most_threads
-        if self._kernel == PACKETS:
+        if self._kernel in IN_PACKETS:
             arguments = heap.packets(source, target, count, nan_bytes)
-            blocks, threads = packet_grid(-(-request.nbytes // WORD), self._handshake.room.channels, threads)
+            words = -(-request.nbytes // WORD)
+            wanted = words if self._kernel == PACKETS else ROW * -(-words // GROUP_WORDS)
+            blocks, threads = packet_grid(wanted, self._handshake.room.channels, threads)
         elif self._kernel == SHARE_OF_ALL:
             places = self._places(source), self._places(target)
             arguments = heap.shots(source, target, count, *places, nan_bytes)
@@ -170,16 +177,16 @@ class Binding:
         return address(self._workspace.row(name, nbytes, stream))
 
 
-def packet_grid(words: int, channels: int, most_threads: int) -> tuple[int, int]:
-    """Return the numbers of blocks and threads for `words` words in packets: a thread for each word, if possible.
+def packet_grid(wanted: int, channels: int, most_threads: int) -> tuple[int, int]:
+    """Return the numbers of blocks and threads for packets: `wanted` threads in all, if possible.
 
     >>> packet_grid(1, 16, 512), packet_grid(512, 16, 512), packet_grid(2100, 16, 512), packet_grid(4096, 16, 512)
     ((1, 128), (4, 128), (9, 256), (16, 256))
     """
     fewest = min(FEWEST_THREADS, most_threads)
-    blocks = min(channels, -(-words // fewest))
-    threads = min(most_threads, max(fewest, 1 << (-(-words // blocks) - 1).bit_length()))
-    return min(blocks, -(-words // threads)), threads
+    blocks = min(channels, -(-wanted // fewest))
+    threads = min(most_threads, max(fewest, 1 << (-(-wanted // blocks) - 1).bit_length()))
+    return min(blocks, -(-wanted // threads)), threads
 
 
 def _nan_bytes(request: CallRequest) -> int:

@@ -9,6 +9,7 @@ import numpy
 
 from gpucoll.arrays import address
 from gpucoll.device import Device, Event
+from gpucoll.device.nvlink import LinkedGpu
 from gpucoll.device.peer import MOST_RANKS, PeerHeap, Room
 from gpucoll.executors.peer.memory import HostMemory, PeerMemory
 from gpucoll.progress.operations import Pending, keep_for_ever
@@ -31,6 +32,7 @@ class Handshake:
         self._open, self._between_processes = False, link.mpi is not None
         self.memory = PeerMemory()
         self.room = Room(link.place.size)
+        self.moves_rows = False  # whether the ranks may use packets of 128 bytes
         self.unavailable_reason: str | None = None
         if len(set(link.place.nodes)) > 1:
             self.unavailable_reason = "the ranks are on several nodes"
@@ -60,7 +62,8 @@ class Handshake:
 
     def _meet(self) -> Iterator[Pending]:
         # All ranks must cut their slabs alike: use the smallest number of channels proposed.
-        proposed = yield from exchange(self._place, self._wire, [self._device.channels(self._place.size)])
+        proposed = yield from exchange(self._place, self._wire, [self._device.channels(self._place.size),
+                                                                 *self._device.linked_gpu])
         self.room = Room(self._place.size, min(row[0] for row in proposed), staging=self._device.staging)
         # After a failure go on with the exchanges: the other ranks wait for this one, and all must agree on the
         # outcome.
@@ -79,7 +82,9 @@ class Handshake:
                 self.heap = PeerHeap(self.room, self._place.rank, slabs, control, self._timeout)
             except OSError as error:
                 reached, self.unavailable_reason = False, f"this rank cannot reach the memory of another one: {error}"
-        everybody = yield from exchange(self._place, self._wire, [reached])
+        moves_rows = self._device.moves_rows([LinkedGpu(*row[1:3]) for row in proposed])
+        everybody = yield from exchange(self._place, self._wire, [reached, moves_rows])
+        self.moves_rows = all(row[1] for row in everybody)
         failed = [rank for rank, row in enumerate(everybody) if not row[0]]
         if failed:
             self.unavailable_reason = self.unavailable_reason or \

@@ -11,7 +11,7 @@ NCCL's messages travel by MPI. A misuse raises the error of CUDA or NCCL, with t
 The "cubins" are shared objects for the CPU: importing the stand-in makes gpucoll compile GPU code by g++.
 """
 
-from gpucoll.device import driver, gxx, nvrtc
+from gpucoll.device import driver, gxx, nvlink, nvrtc
 
 from . import _capture, _machine, cuda
 from ._array import (
@@ -54,5 +54,6 @@ __all__ = ["RawKernel", "RawModule", "abs", "add", "arange", "argpartition", "ar
            "where", "zeros", "zeros_like"]
 
 driver.exchange_capture_mode = _capture.exchange
+nvlink.joined = lambda numbers: True  # no NVML here; all GPUs of the stand-in are joined
 nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
 nvrtc.recipe = lambda arch, major=None: f"stand-in\n{gxx.recipe()}"  # equal for every arch

@@ -1,0 +1,59 @@
+"""NVLink between the GPUs of a node, as reported by NVML."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+BY_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
+SINCE = 70  # compute capability 7.0
+
+
+class LinkedGpu(NamedTuple):
+    """A GPU: PCI domain, bus and device as one number, and compute capability (90 for 9.0)."""
+
+    pci: int = 0
+    capability: int = 0
+
+
+def numbered(pci: str) -> int:
+    """Return CUDA's PCI id as a number of 32 bits.
+
+    >>> hex(numbered("0000:3B:01.0"))
+    '0x3b01'
+    """
+    domain, bus, device = pci.partition(".")[0].split(":")
+    return int(domain, 16) << 16 | int(bus, 16) << 8 | int(device, 16)
+
+
+def moves_rows(gpus: Sequence[LinkedGpu]) -> bool:
+    """Return whether 128 bytes stored by one instruction on any of these GPUs reach the other GPUs together.
+
+    True on the conditions of NCCL's LL128 protocol: NVLink between all pairs, one compute capability, 7.0 or newer.
+    False also without NVML or pynvml. Source: NCCL's tuning.cc.
+    """
+    numbers, capabilities = {gpu.pci for gpu in gpus}, {gpu.capability for gpu in gpus}
+    # Two ranks on parts of one GPU (MIG), or threads sharing a GPU, have no NVLink between them.
+    return len(numbers) == len(gpus) and len(capabilities) == 1 and min(capabilities) >= SINCE and joined(numbers)
+
+
+def joined(numbers: Sequence[int] | set[int]) -> bool:
+    """Return whether NVML reports NVLink, direct or by NVSwitch, between all pairs of the GPUs with these PCI ids."""
+    try:
+        import pynvml
+    except ImportError:
+        return False
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByPciBusId(f"{one >> 16:08X}:{one >> 8 & 255:02X}:{one & 255:02X}.0")
+                   for one in sorted(numbers)]
+        return all(pynvml.nvmlDeviceGetP2PStatus(*pair, BY_NVLINK) == 0 for pair in itertools.permutations(handles, 2))
+    # A container may hide the other GPUs from NVML.
+    except pynvml.NVMLError:
+        return False
+    finally:
+        pynvml.nvmlShutdown()
