@@ -28,6 +28,18 @@ def symmetric(comm):
                 same(target, sum(ranges(comm, count)))
 
 
+def packets_of_128_bytes(comm):
+    """Packets of 128 bytes arrive whole in messages of other data each time, on one GPU without NVLink, too."""
+    with comm.split(0) as other:
+        device = other._core.gpu("cuda").device
+        with patch.object(device, "moves_rows", return_value=True):
+            for count in (4097, 16_384, 30_001, 32_768):
+                for turn in range(20):
+                    result = other.all_reduce(ramp(comm, count) + turn, algorithm="one_shot")
+                    same(result, sum(ranges(comm, count)) + comm.size * turn)
+        assert "ll128_float32_sum" in {getattr(one, "entry", "") for one in device.kernels._loaded}
+
+
 def blocks(comm):
     """A block is used again once all ranks have dropped its array; no rank gets a block that another rank lacks."""
     places = set()

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy
 
-from gpucoll.device.nvlink import LinkedGpu
 from gpucoll.errors import BackendError
 
 if TYPE_CHECKING:
@@ -90,12 +89,12 @@ class Device(Protocol):
     # Like `current`; in addition, calls of the thread do not invalidate captures of other threads.
     relaxed: AbstractContextManager[object] = nullcontext()
 
-    linked_gpu: LinkedGpu = LinkedGpu()
+    linked_gpu: tuple[int, int] = (0, 0)  # the GPU as a pair for `moves_rows`
 
     def channels(self, ranks: int) -> int:
         """Return the number of blocks per rank that run at the same time if `ranks` ranks share this device."""
 
-    def moves_rows(self, gpus: Sequence[LinkedGpu]) -> bool:
+    def moves_rows(self, gpus: Sequence[tuple[int, int]]) -> bool:
         """Return whether ranks on `gpus` may use packets of 128 bytes; see `nvlink.moves_rows`."""
         return True
 

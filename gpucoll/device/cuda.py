@@ -52,12 +52,11 @@ class CudaDevice(Device):
         return max(1, min(MOST_CHANNELS, self._processors // ranks))
 
     @functools.cached_property
-    def linked_gpu(self) -> nvlink.LinkedGpu:  # type: ignore[override]
-        """The GPU, as the other ranks must know it."""
+    def linked_gpu(self) -> tuple[int, int]:  # type: ignore[override]
         gpu = describe_gpu(self.ordinal)
-        return nvlink.LinkedGpu(nvlink.numbered(gpu.pci), gpu.capability)
+        return nvlink.numbered(gpu.pci), gpu.capability
 
-    def moves_rows(self, gpus: Sequence[nvlink.LinkedGpu]) -> bool:
+    def moves_rows(self, gpus: Sequence[tuple[int, int]]) -> bool:
         return nvlink.moves_rows(gpus)
 
     def owns(self, array: Any) -> str | None:

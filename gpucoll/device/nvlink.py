@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 BY_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 SINCE = 70  # compute capability 7.0
-
-
-class LinkedGpu(NamedTuple):
-    """A GPU: PCI domain, bus and device as one number, and compute capability (90 for 9.0)."""
-
-    pci: int = 0
-    capability: int = 0
 
 
 def numbered(pci: str) -> int:
@@ -27,13 +19,14 @@ def numbered(pci: str) -> int:
     return int(domain, 16) << 16 | int(bus, 16) << 8 | int(device, 16)
 
 
-def moves_rows(gpus: Sequence[LinkedGpu]) -> bool:
+def moves_rows(gpus: Sequence[tuple[int, int]]) -> bool:
     """Return whether 128 bytes stored by one instruction on any of these GPUs reach the other GPUs together.
 
-    True on the conditions of NCCL's LL128 protocol: NVLink between all pairs, one compute capability, 7.0 or newer.
-    False also without NVML or pynvml. Source: NCCL's tuning.cc.
+    A GPU is a pair: the number of its PCI id, and its compute capability (90 for 9.0). True on the conditions of NCCL's
+    LL128 protocol: NVLink between all pairs, one compute capability, 7.0 or newer. False also without NVML or pynvml.
+    Source: NCCL's tuning.cc.
     """
-    numbers, capabilities = {gpu.pci for gpu in gpus}, {gpu.capability for gpu in gpus}
+    numbers, capabilities = {pci for pci, _ in gpus}, {capability for _, capability in gpus}
     # Two ranks on parts of one GPU (MIG), or threads sharing a GPU, have no NVLink between them.
     return len(numbers) == len(gpus) and len(capabilities) == 1 and min(capabilities) >= SINCE and joined(numbers)
 

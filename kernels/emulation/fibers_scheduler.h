@@ -389,10 +389,11 @@ __attribute__((noipa)) bool gc_row(RowAction action, u64 address, u64* word, boo
             host::move_row(row);
         for (u32 i = first; i < first + host::ROW_THREADS; ++i)
             if (fiber.block->fibers[i].state == host::WAITING) fiber.block->fibers[i].state = host::RUNNABLE;
-        if (world.by_chance) host::leave(world);
+        if (world.by_chance) gc_pause();
     } else {
         fiber.state = host::WAITING;
-        host::leave(world);
+        // No progress: a row waiting for another rank loads and votes for ever.
+        gc_pause();
     }
     host::acquired(&row);
     return row.verdict;

@@ -168,7 +168,7 @@ TOGETHER = [*ALONE, ("missed",), ("without_nccl",), ("float8_below_hopper",),
 # ranks must be processes: threads share the null stream.
 PEER = [("streams", "two_shot"), ("launched", "two_shot"), ("asynchronous", "one_shot"), ("points",), ("dlpack",),
         ("captured", "one_shot"), ("captured", "two_shot"), ("captured", "ring"), ("planned",), ("symmetric",),
-        ("blocks",),
+        ("blocks",), ("packets_of_128_bytes",),
         *(("mirrored", "every_op_and_dtype", "all_reduce", name) for name in ("one_shot", "two_shot", "ring")),
         *(("mirrored", "every_op_and_dtype", name, "ring") for name in ("reduce_scatter", "reduce_scatter_v")),
         *(("mirrored", "every_count", name, "auto") for name in ("all_reduce", "reduce", "scan", "exscan")),

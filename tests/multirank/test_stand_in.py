@@ -80,7 +80,8 @@ ON_PEER = [("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring")
            ("current_device",),
            ("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"), ("captured", "ring"),
            ("captured", "one_shot"), ("captured", "two_shot"), ("dlpack",), ("symmetric",), ("planned",), ("blocks",),
-           ("unreachable",), ("lossy",), ("many_calls", "ring"), ("lifetimes", "ring", "one_shot", "two_shot"),
+           ("packets_of_128_bytes",), ("unreachable",), ("lossy",), ("many_calls", "ring"),
+           ("lifetimes", "ring", "one_shot", "two_shot"),
            ("fault",), ("mirrored", "every_count", "all_reduce", "ring")]
 
 
@@ -326,7 +327,7 @@ def test_training_on_gpus(mpiexec, emulated_kernels, tmp_path):
 
 THREADS = [*ANYWHERE, ("split",), ("of_threads",)]
 PEER_THREADS = [("asynchronous", "one_shot"), ("dlpack",), ("symmetric",), ("planned",), ("captured", "ring"),
-                ("blocks",), ("kernels_of_threads",)]
+                ("blocks",), ("packets_of_128_bytes",), ("kernels_of_threads",)]
 
 
 # The hostile machine is slow with 16 blocks per rank, and programs that allocate while a stream is held would hang.

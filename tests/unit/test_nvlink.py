@@ -6,7 +6,6 @@ import types
 import pytest
 
 from gpucoll.device import nvlink
-from gpucoll.device.nvlink import LinkedGpu
 
 PCI = {0x3B00: "00000000:3B:00.0", 0x1_0000_8600: "00010000:86:00.0", 0xAF01: "00000000:AF:01.0"}
 ONE, TWO, THREE = PCI
@@ -28,7 +27,7 @@ def library(monkeypatch):
 
 
 def gpus(*numbers, capability=90):
-    return [LinkedGpu(number, capability) for number in numbers]
+    return [(number, capability) for number in numbers]
 
 
 def test_pairs_of_equal_gpus_on_nvlink_move_rows(library):
@@ -41,7 +40,7 @@ def test_pairs_of_equal_gpus_on_nvlink_move_rows(library):
 def test_other_gpus_do_not(library):
     assert not nvlink.moves_rows(gpus(ONE, ONE))  # two ranks on one GPU
     assert not nvlink.moves_rows(gpus(ONE, TWO, capability=61))
-    assert not nvlink.moves_rows([LinkedGpu(ONE, 80), LinkedGpu(TWO, 90)])
+    assert not nvlink.moves_rows([(ONE, 80), (TWO, 90)])
 
 
 def refuse(*_):

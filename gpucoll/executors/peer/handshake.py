@@ -9,7 +9,6 @@ import numpy
 
 from gpucoll.arrays import address
 from gpucoll.device import Device, Event
-from gpucoll.device.nvlink import LinkedGpu
 from gpucoll.device.peer import MOST_RANKS, PeerHeap, Room
 from gpucoll.executors.peer.memory import HostMemory, PeerMemory
 from gpucoll.progress.operations import Pending, keep_for_ever
@@ -82,7 +81,7 @@ class Handshake:
                 self.heap = PeerHeap(self.room, self._place.rank, slabs, control, self._timeout)
             except OSError as error:
                 reached, self.unavailable_reason = False, f"this rank cannot reach the memory of another one: {error}"
-        moves_rows = self._device.moves_rows([LinkedGpu(*row[1:3]) for row in proposed])
+        moves_rows = self._device.moves_rows([(row[1], row[2]) for row in proposed])
         everybody = yield from exchange(self._place, self._wire, [reached, moves_rows])
         self.moves_rows = all(row[1] for row in everybody)
         failed = [rank for rank, row in enumerate(everybody) if not row[0]]
