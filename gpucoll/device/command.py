@@ -79,13 +79,14 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
         **{kernel: [sources.reducing(kernel, *pair) for pair in (*pairs, *exact)]
            for kernel in ("steps", "fold_share", "fold_all", "reduce")},
         **{kernel: [sources.reducing(kernel, *pair) for pair in pairs] for kernel in sources.IN_PACKETS},
+        "multimem_share": [sources.reducing("multimem_share", *pair) for pair in pairs if sources.is_switched(*pair)],
         "cast": [sources.instance("cast", *pair) for pair in itertools.permutations(real, 2)],
         "scale": [sources.instance("scale", what, dtype) for what, kinds in _SCALES for dtype in dtypes
                   if dtype.kind in kinds and (everything or what == "divide" or
                                               (what == "multiply" and dtype.name in SMALL_RANGE))],  # see scaled_mean
         "compress": sources.compressing(),
         **{kernel: [sources.instance(kernel, width) for width in sources.UNITS]
-           for kernel in ("pack", "unpack", "copy")},
+           for kernel in ("multimem_gather", "pack", "unpack", "copy")},
     }
     by_kind["steps"] += [sources.reducing("steps", None, dtype) for dtype in widths]
     # Ops with the same CUDA expression share a kernel, so remove duplicates.

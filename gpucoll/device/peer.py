@@ -14,7 +14,8 @@ import numpy
 
 from gpucoll.device.launch import WORD, Arguments, opaque
 
-# Constants and structs of the kernels: peer.h, peer_packets.cu, peer_ll128.cu, peer_shots.cu, peer_steps.cu.
+# Constants and structs of the kernels: peer.h, peer_packets.cu, peer_ll128.cu, peer_shots.cu, peer_multimem.cu,
+# peer_steps.cu.
 MOST_RANKS, BUFFERS = 16, 4
 PROGRESS_BYTES = 128  # bytes of a progress record of two blocks, so that no two records share a cache line
 TILE_BYTES = 32 * 16  # data of the packets lying together (TILE in peer_packets.cu)
@@ -31,7 +32,8 @@ HEAP = numpy.dtype([("slabs", "u8", MOST_RANKS), ("control", "u8"), ("patience",
 _ENDS = [("src", "u8"), ("dst", "u8"), ("count", "u8")]
 PACKETS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8")], align=True)
 SHOTS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8"), ("source_mark", "u8"), ("result_mark", "u8"),
-                     ("sources", "u8", MOST_RANKS), ("results", "u8", MOST_RANKS)], align=True)
+                     ("sources", "u8", MOST_RANKS), ("results", "u8", MOST_RANKS), ("staged", "u8"),
+                     ("multicast", "u8")], align=True)
 STEPS = numpy.dtype([("heap", HEAP), ("buffers", "u8", BUFFERS), ("region", "u8"), *(
     (name, "u8") for name in ("nan_bytes", "rounds", "lanes", "parts", "writes", "round_count", "movers"))], align=True)
 PART = numpy.dtype([("start", "u8"), ("count", "u8"), ("buffer", "u4"), ("combine", "u4")])
@@ -100,6 +102,14 @@ class Places(NamedTuple):
 NOWHERE = Places(0)
 
 
+class Multicast(NamedTuple):
+    """Multicast memory of two sections: the address of this rank's own memory, and the address for all ranks at once.
+    """
+
+    own: int
+    group: int
+
+
 class PeerHeap:
     """The slabs of all ranks, at addresses valid on `rank`, and the arguments of the kernels on `rank`.
 
@@ -113,6 +123,7 @@ class PeerHeap:
         values = {"slabs": _filled(slabs), "control": control, "patience": int(min(patience, 1e9) * 1e9), "rank": rank,
                   "ranks": room.ranks, "depth": room.depth, **offsets, "packet_room": room.packet_room,
                   "ll128_room": room.ll128_room, "slot_bytes": room.slot, "staging_bytes": room.staging}
+        self._staging = slabs[rank] + offsets["staging"]
         self._heap = numpy.zeros((), HEAP)
         for name, value in values.items():
             self._heap[name] = value
@@ -121,6 +132,14 @@ class PeerHeap:
         """Return the arguments of an all-reduce of at most `Room.packets` bytes by `packets`, `Room.ll128` by `ll128`.
         """
         return self._arguments(PACKETS, src=src, dst=dst, count=count, nan_bytes=nan_bytes)
+
+    def multimem(self, src: int, dst: int, count: int, memory: Multicast, nan_bytes: int = 0) -> Arguments:
+        """Return the arguments of an all-reduce by `multimem_share`, or an all-gather by `multimem_gather`.
+
+        `count` is the number of elements of the array, or of the units of a block.
+        """
+        return self._arguments(SHOTS, src=src, dst=dst, count=count, nan_bytes=nan_bytes, staged=memory.own,
+                               multicast=memory.group)
 
     def shots(self, src: int, dst: int, count: int, sources: Places = NOWHERE, results: Places = NOWHERE,
               nan_bytes: int = 0) -> Arguments:
@@ -132,7 +151,7 @@ class PeerHeap:
         """
         return self._arguments(SHOTS, src=src, dst=dst, count=count, nan_bytes=nan_bytes, source_mark=sources.mark,
                                result_mark=results.mark, sources=_filled(sources.addresses),
-                               results=_filled(results.addresses))
+                               results=_filled(results.addresses), staged=self._staging)
 
     def steps(self, buffers: Sequence[int], region: int, program: dict[str, int], rounds: int, movers: int,
               nan_bytes: int = 0) -> Arguments:

@@ -35,10 +35,16 @@ FILES = {  # kernel: source file, and prefix of the C struct of the arguments
     "ll128": ("device/peer_ll128.cu", "Packets"),  # the same by packets of 128 bytes, over NVLink
     "fold_all": ("device/peer_shots.cu", "Shots"),  # all-reduce in the peers' memory: every rank reduces all elements
     "fold_share": ("device/peer_shots.cu", "Shots"),  # all-reduce: every rank reduces a share and writes it to all
+    "multimem_share": ("device/peer_multimem.cu", "Shots"),  # the same, reduced and written by the NVLink switch
+    "multimem_gather": ("device/peer_multimem.cu", "Shots"),  # all-gather: the switch writes a block to all ranks
     "steps": ("device/peer_steps.cu", "Steps"),  # executes any schedule
 }
 PEER = ("steps", "packets", "ll128", "fold_all", "fold_share")
 IN_PACKETS = ("packets", "ll128")  # read once and combined on arrival; an exact sum may read its operands twice
+# The ops of the NVLink switch by CUDA expression, and the dtypes; floats are only added. See multimem.h.
+SWITCH_OPS = {"add(a, b)": "M_ADD", "minimum(a, b)": "M_MIN", "maximum(a, b)": "M_MAX", "a & b": "M_AND",
+              "a | b": "M_OR", "a ^ b": "M_XOR"}
+SWITCH_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "uint32", "int64", "uint64")
 MOVES = ("copy", "pack", "unpack")
 SHORT = ("float16", "bfloat16")  # dtypes of compressed gradients
 # Two formats of 16 bits for Adam's moments, which only `cast` knows.
@@ -90,10 +96,18 @@ def reducing(kernel: str, op: Op | None, dtype: Dtype) -> Instance:
     file, arguments = FILES[kernel]
     entry = f"{kernel}_{name}"
     lines = (f"struct Op_{entry} {{\n    typedef Wide<{cuda}> W;\n"
-             f"    static GC_DEV W of(W a, W b) {{ return W({expression}); }}\n}};\n")
+             f"    static GC_DEV W of(W a, W b) {{ return W({expression}); }}\n")
+    if kernel == "multimem_share":
+        lines += f"    static constexpr u32 MULTIMEM = {SWITCH_OPS[expression]};\n"
+    lines += "};\n"
     if op is not None and op.name in EXACT_NAMES:
         lines = f"typedef {op.cuda} Op_{entry};\n"
     return Instance(entry, file, f"{lines}GC_ENTRY({entry}, {arguments}Arguments, {kernel}<{cuda}, Op_{entry}>)\n")
+
+
+def is_switched(op: Op, dtype: Dtype) -> bool:
+    """Return whether the NVLink switch has the op for the dtype."""
+    return dtype.name in SWITCH_DTYPES and (op.cuda == "add(a, b)" if dtype.kind == "float" else op.cuda in SWITCH_OPS)
 
 
 def _name(op: Op) -> str:
@@ -119,6 +133,7 @@ def _families() -> dict[Instance, tuple[Instance, ...]]:
     """Return the families by kernel: moving kernels; reduce and scale of a dtype; peer kernels of an op and dtype; ...
     """
     families = [*compressing_families(), [instance(kernel, width) for kernel in MOVES for width in UNITS],
+                [instance("multimem_gather", width) for width in UNITS],
                 [reducing("steps", None, row) for row in {row.itemsize: row for row in DTYPES.values()}.values()]]
     for dtype in DTYPES.values():
         ops = [op for op in OPS.values() if dtype.kind in op.kinds]

@@ -15,6 +15,8 @@ struct ShotsArguments {
     u64 source_mark, result_mark;  // identify slab and offset; nonzero and equal on all ranks: direct access
     u64 sources[MOST_RANKS];       // addresses of the ranks' inputs, for reading
     u64 results[MOST_RANKS];       // addresses of the ranks' results, for writing
+    u64 staged;     // this rank's staging area: in the slab, or in the memory of `multicast`
+    u64 multicast;  // the staging areas of all ranks at once, see multimem.h; 0 without such memory
 };
 
 constexpr u64 MEETINGS = 3;  // the most meetings for a section
@@ -43,6 +45,9 @@ GC_DEV Section next_of(const Section& section, u64 count) {
 GC_DEV u64 staging_of(const Heap& heap, const Section& section, u32 rank) {
     return heap.slabs[rank] + heap.staging + section.half * heap.staging_bytes;
 }
+GC_DEV u64 own_staging(const ShotsArguments& a, const Section& section) {
+    return a.staged + section.half * a.heap.staging_bytes;
+}
 
 // Return the address of a rank's input, or result, for this section.
 template <class T> GC_DEV u64 source_of(const ShotsArguments& a, const Section& section, u32 rank) {
@@ -52,9 +57,9 @@ template <class T> GC_DEV u64 result_of(const ShotsArguments& a, const Section& 
     return section.results ? a.results[rank] + section.start * sizeof(T) : staging_of(a.heap, section, rank);
 }
 
-// Copy elements of this rank's input into this rank's slab.
+// Copy elements of this rank's input into this rank's staging area.
 template <class T> GC_DEV void stage(const ShotsArguments& a, const Section& section, Range range) {
-    const u64 own = staging_of(a.heap, section, a.heap.rank), src = address_of(a.src) + section.start * sizeof(T);
+    const u64 own = own_staging(a, section), src = address_of(a.src) + section.start * sizeof(T);
     copy_range<T>(whole_block(), own + range.start * sizeof(T), src + range.start * sizeof(T), range.count);
 }
 
@@ -73,13 +78,13 @@ GC_DEV bool agree(const ShotsArguments& a, u32 channel, u64 epoch, Section& sect
     return meet(a.heap, channel, MEETINGS * epoch + 1);
 }
 
-// Call, for each section, stage_section, then reduce once all ranks have staged, then collect once all ranks have
-// reduced. A single meeting between two sections serves two purposes: the current section is reduced on all ranks, and
-// the next section is staged.
+// Call, for each section of at most `most` elements, stage_section, then reduce once all ranks have staged, then collect
+// once all ranks have reduced. A single meeting between two sections serves two purposes: the current section is reduced
+// on all ranks, and the next section is staged.
 template <class T, class Stage, class Reduce, class Collect>
-GC_DEV void for_sections(const ShotsArguments& a, u32 channel, const Stage& stage_section, const Reduce& reduce,
-                         const Collect& collect) {
-    const u64 most = a.heap.staging_bytes / sizeof(T), first = a.count < most ? a.count : most;
+GC_DEV void for_sections(const ShotsArguments& a, u32 channel, u64 most, const Stage& stage_section,
+                         const Reduce& reduce, const Collect& collect) {
+    const u64 first = a.count < most ? a.count : most;
     u64 epoch = epoch_of(a.heap);
     Section section = {0, first, first, 0, false, false};
     bool together = agree(a, channel, epoch, section, stage_section);
@@ -124,7 +129,8 @@ template <class T, class Op> GC_DEV void fold_all(const ShotsArguments& a) {
         const auto source = [&](u32 rank) { return source_of<T>(a, section, rank) + offset; };
         fold_all<T, Op>(a, Operands{a.heap.ranks, source, 1, [&](u32) { return dst; }}, range.count);
     };
-    for_sections<T>(a, channel, [&](const Section& section) { stage<T>(a, section, mine(section)); }, reduce,
+    const auto stage_section = [&](const Section& section) { stage<T>(a, section, mine(section)); };
+    for_sections<T>(a, channel, a.heap.staging_bytes / sizeof(T), stage_section, reduce,
                     [](const Section&) {});
 }
 
@@ -133,18 +139,41 @@ template <class T> GC_DEV Range share_of(const ShotsArguments& a, const Section&
     return part_there(section, part_of<T>(part_of<T>({0, section.room}, a.heap.ranks, rank), gridDim.x, channel));
 }
 
-// Two-shot all-reduce: every rank reduces its share of the data, and writes the result to all ranks at once. So both
-// directions of a link are busy. The elements overwritten, in place or in the staging area, are read by no other rank.
-template <class T, class Op> GC_DEV void fold_share(const ShotsArguments& a) {
+// All-reduce by shares: every rank calls reduce_share(section, elements) for its share of the data, which reduces the
+// elements and writes the results to all ranks at once. So both directions of a link are busy. The elements
+// overwritten, in place or in the staging area, are read by no other rank. `between` is called between the accesses of
+// reduce_share and all other accesses to the staging area.
+template <class T, class ReduceShare, class Between>
+GC_DEV void by_shares(const ShotsArguments& a, const ReduceShare& reduce_share, const Between& between) {
     const u32 channel = take_channel(a.heap), ranks = a.heap.ranks;
     const auto for_shares = [&](const Section& section, const auto& job) {
         for (u32 k = 0; k < ranks; ++k) job(share_of<T>(a, section, k, channel));
     };
     const auto stage_section = [&](const Section& section) {
         for_shares(section, [&](Range share) { stage<T>(a, section, share); });
+        between();
     };
     const auto reduce = [&](const Section& section) {
-        const Range share = share_of<T>(a, section, a.heap.rank, channel);
+        between();
+        reduce_share(section, share_of<T>(a, section, a.heap.rank, channel));
+        between();
+    };
+    const auto collect = [&](const Section& section) {
+        const u64 src = own_staging(a, section), dst = address_of(a.dst) + section.start * sizeof(T);
+        if (section.results) return;
+        between();
+        for_shares(section, [&](Range share) {
+            const u64 offset = share.start * sizeof(T);
+            copy_range<T>(whole_block(), dst + offset, src + offset, share.count);
+        });
+    };
+    for_sections<T>(a, channel, a.heap.staging_bytes / sizeof(T), stage_section, reduce, collect);
+}
+
+// Two-shot all-reduce: every rank reads the inputs of its share from all ranks.
+template <class T, class Op> GC_DEV void fold_share(const ShotsArguments& a) {
+    const u32 ranks = a.heap.ranks;
+    const auto reduce_share = [&](const Section& section, Range share) {
         const u64 offset = share.start * sizeof(T);
         const auto source = [&](u32 rank) { return source_of<T>(a, section, rank) + offset; };
         // Start with this rank: otherwise all ranks would write to rank 0 first.
@@ -153,13 +182,5 @@ template <class T, class Op> GC_DEV void fold_share(const ShotsArguments& a) {
         };
         fold_all<T, Op>(a, Operands{ranks, source, ranks, target}, share.count);
     };
-    const auto collect = [&](const Section& section) {
-        const u64 src = staging_of(a.heap, section, a.heap.rank), dst = address_of(a.dst) + section.start * sizeof(T);
-        if (section.results) return;
-        for_shares(section, [&](Range share) {
-            const u64 offset = share.start * sizeof(T);
-            copy_range<T>(whole_block(), dst + offset, src + offset, share.count);
-        });
-    };
-    for_sections<T>(a, channel, stage_section, reduce, collect);
+    by_shares<T>(a, reduce_share, [] {});
 }

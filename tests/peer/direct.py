@@ -43,9 +43,22 @@ SCRIPT = (
 )
 
 
-def instances(op, name):
+# The switch combines in any order, so these rows are for integers only.
+SWITCHED = (
+    *SCRIPT[:5],
+    ("multimem_share", "a", "b", False),
+    ("multimem_share", "b", "f", False),
+    ("fold_share", "b", "g", True),
+    ("multimem_share", "c", "c", False),
+    ("multimem_share", "g", "h", False),
+    ("packets", "h", "i", False),
+    ("multimem_share", "i", "i", False),
+)
+
+
+def instances(op, name, kernels=KERNELS):
     row, dtype = OPS[op], DTYPES[name]
-    return tuple(sources.reducing(kernel, row, dtype) for kernel in KERNELS)
+    return tuple(sources.reducing(kernel, row, dtype) for kernel in kernels)
 
 
 def room_for(ranks, nbytes, channels, sections=1):
@@ -70,10 +83,11 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
     held = [{key: placed(values, misaligned * (number % 3)) for number, (key, values) in enumerate(own.items())}
             for own in data]
     where = World(room_for(ranks, data[0]["a"].nbytes, blocks, sections), libraries, **world)
-    entries = dict(zip(KERNELS, (instance.entry for instance in instances(op, name)), strict=True))
+    kernels = {row[0] for row in script}
+    entries = {kernel: instance.entry for kernel, instance in zip(kernels, instances(op, name, kernels), strict=True)}
     for kernel, src, dst, shared in script:
         for rank in range(ranks):
-            arguments = arguments_of(where.heaps[rank], kernel, held, rank, src, dst, shared)
+            arguments = arguments_of(where, kernel, held, rank, src, dst, shared)
             # A row of `ll128` has eight threads.
             where.launch(rank, entries[kernel], arguments, blocks, max(threads, ROW) if kernel == "ll128" else threads)
             if between is not None:
@@ -92,14 +106,37 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
     assert [int(slab[:8].view(numpy.uint64)[0]) for slab in where.slabs] == [epochs] * ranks
 
 
-def arguments_of(heap, kernel, held, rank, src, dst, shared):
-    source, target = held[rank][src], held[rank][dst]
+def arguments_of(where, kernel, held, rank, src, dst, shared):
+    heap, source, target = where.heaps[rank], held[rank][src], held[rank][dst]
     ends = source.ctypes.data, target.ctypes.data, source.size
     if kernel in sources.IN_PACKETS:
         return heap.packets(*ends)
+    if kernel == "multimem_share":
+        return heap.multimem(*ends, where.multicasts[rank])
     mark = {True: 7, False: 0, "some": 7 * (rank % 2), "others": 7 + rank}[shared]
     inputs, results = (Places(mark, [own[name if shared is True else WRONG].ctypes.data for own in held])
                        for name in (src, dst))
     if kernel == "fold_all":  # in place, the kernel would overwrite data read by the others
         return heap.shots(*ends, Places(0) if src == dst else inputs, Places(1))
     return heap.shots(*ends, inputs, results)
+
+
+def gather(libraries, *, ranks, count, width=4, blocks=2, threads=4, sections=1, misaligned=0, repeats=3, **world):
+    """Gather blocks of `count` units of `width` bytes by the switch, back to back into two results in turn."""
+    parts = -(-count * width // 16 // sections) or 1
+    where = World(Room(ranks, blocks, 2, packets=16, ll128=16, slot=32, staging=16 * parts * ranks), libraries, **world)
+    entry = sources.instance("multimem_gather", width).entry
+    kept, wanted = [], []
+    for number in range(repeats):
+        data = [expected.random_array("uint8", count * width, 100 * rank + number) for rank in range(ranks)]
+        inputs = [placed(one, misaligned * (rank % 2)) for rank, one in enumerate(data)]
+        outputs = [placed(numpy.zeros(ranks * count * width, numpy.uint8), misaligned) for _ in range(ranks)]
+        for rank in range(ranks):
+            ends = inputs[rank].ctypes.data, outputs[rank].ctypes.data
+            where.launch(rank, entry, where.heaps[rank].multimem(*ends, count, where.multicasts[rank]), blocks, threads)
+        kept.append((inputs, outputs))
+        wanted.append(numpy.concatenate(data))
+    where.run()
+    for (_, outputs), result in zip(kept, wanted, strict=True):
+        for rank in range(ranks):
+            assert (outputs[rank] == result).all(), rank

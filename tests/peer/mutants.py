@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,8 @@ SEEDS = range(6)
 ONE_WAY = Case("broadcast", "chain", 3, 20, segments=2)
 ONE_WAY_RANKS = schedules.ranks_of(ONE_WAY, 2)
 DIRECT = direct.instances(OP, NAME)
+SWITCH = (*DIRECT, *direct.instances(OP, NAME, ["multimem_share"]))
+GATHER = (sources.instance("multimem_gather", 4),)
 FLOATS = direct.instances(OP, "float32")
 STEPS = sources.reducing("steps", OPS[OP], DTYPES[NAME]), sources.reducing("steps", None, DTYPES[NAME])
 IN_PACKETS = [row for row in direct.SCRIPT if row[0] in sources.IN_PACKETS]  # rows of the script
@@ -101,6 +104,21 @@ def check_numbers(libraries, seed=0):
     direct.run(libraries, OP, NAME, ranks=3, count=300, seed=seed, script=script, filled={"a": 3})
 
 
+def check_switch(libraries, seed=0):
+    """All-reduces by the switch among other all-reduces, in one or several sections."""
+    run = functools.partial(direct.run, libraries, OP, NAME, seed=seed, script=direct.SWITCHED)
+    run(ranks=3)
+    run(ranks=4, count=131, sections=3, threads=8)
+    run(ranks=2, count=70, sections=2, misaligned=4)
+
+
+def check_gather(libraries, seed=0):
+    """All-gathers by the switch, in one or several sections."""
+    for ranks, count, sections in ((2, 7, 1), (3, 100, 3), (5, 33, 2)):
+        direct.gather(libraries, ranks=ranks, count=count, sections=sections, seed=seed)
+    direct.gather(libraries, ranks=3, count=50, sections=2, misaligned=4, threads=8, seed=seed)
+
+
 GONE = 2**64 - 1
 
 
@@ -131,6 +149,7 @@ class Mutant(NamedTuple):
     check: object
 
 
+SPREAD = "half + a.heap.rank * room + part.start * sizeof(Unit), part.count * sizeof(Unit)"
 MEET = "store_release(address_of(&line_of(heap, peer, channel, heap.rank)->met), wanted);"
 IN_ORDER = """            Word units[1] = {first + k == a.heap.rank ? own : words[k]};
 """
@@ -179,8 +198,8 @@ MUTANTS = {
         check_sections),
     "sections are not counted": Mutant("        ++epoch;\n", "", check_sections),
     "two_shot: other elements are reduced": Mutant(
-        "share_of<T>(a, section, a.heap.rank, channel);",
-        "share_of<T>(a, section, a.heap.rank, gridDim.x - 1 - channel);",
+        "share_of<T>(a, section, a.heap.rank, channel));",
+        "share_of<T>(a, section, a.heap.rank, gridDim.x - 1 - channel));",
         check_direct),
     "two_shot: one rank less gets the result": Mutant(
         "Operands{ranks, source, ranks, target}", "Operands{ranks, source, ranks - 1, target}", check_direct),
@@ -204,6 +223,21 @@ MUTANTS = {
     "ll128: lies where packets lie": Mutant("heap.slabs[owner] + heap.ll128 +", "heap.slabs[owner] + heap.packets +",
                                             check_numbers),
     "ll128: sums in another order on some ranks": Mutant(IN_ORDER_LL128, SWAPPED_LL128, check_order),
+    "switch: a share is reduced in the other half": Mutant(
+        "section.half * a.heap.staging_bytes + share.start", "share.start", check_switch),
+    "switch: the end of a share is left out": Mutant(
+        "(nbytes + sizeof(Word) - 1) / sizeof(Word)", "nbytes / sizeof(Word)", check_switch),
+    "switch: a share is staged in the slab": Mutant(
+        "return a.staged + section.half", "return a.heap.slabs[a.heap.rank] + a.heap.staging + section.half",
+        check_switch),
+    "switch: some words are reduced twice": Mutant(
+        "job(batch, Evenly{start, sizeof(Word)})", "job(batch, Evenly{start, sizeof(Word)}); "
+        "if (blockIdx.x == 1) job(batch, Evenly{start, sizeof(Word)})", check_switch),
+    "gather: a block is written to the place of rank 0": Mutant(
+        SPREAD, SPREAD.replace(" + a.heap.rank * room", ""), check_gather),
+    "gather: a block is written in the other half": Mutant(SPREAD, SPREAD.replace("half + ", ""), check_gather),
+    "gather: the results of sections lie one over the other": Mutant(
+        "(k * a.count + section.start + part.start)", "(k * a.count + part.start)", check_gather),
     "sums in another order on some ranks": Mutant(IN_ORDER, SWAPPED, check_order),
     "operations are not counted": Mutant(
         "        store_relaxed(address_of(&state_of(heap)->epoch), epoch);", "        ;", check_direct),
@@ -260,6 +294,7 @@ MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.p
           ("tickets.pml -DSTALE", False)]
 NEEDED = {check_direct: DIRECT, check_tiles: DIRECT, check_numbers: DIRECT, check_late: DIRECT, check_sections: DIRECT,
           check_askew: DIRECT, check_groups: DIRECT, check_few_blocks: DIRECT, check_order: FLOATS,
+          check_switch: SWITCH, check_gather: GATHER,
           check_between: (*DIRECT, *STEPS), check_steps: STEPS, check_one_way: STEPS, check_local: STEPS}
 
 

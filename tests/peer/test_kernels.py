@@ -28,7 +28,8 @@ pytestmark = pytest.mark.kernel
 @pytest.fixture(scope="module")
 def made():
     """Return the libraries of all default tests, compiled on all cores."""
-    units = {"once": sources.text(*mutants.DIRECT, *mutants.STEPS), "floats": sources.text(*mutants.FLOATS),
+    units = {"once": sources.text(*mutants.SWITCH, *mutants.GATHER, *mutants.STEPS),
+             "floats": sources.text(*mutants.FLOATS),
              "often": sources.text(*(one for op, name in OFTEN for one in (
                  *direct.instances(op, name), sources.reducing("steps", OPS[op], DTYPES[name]))))}
     compile_all(units.values())
@@ -60,6 +61,18 @@ def test_direct_operations_back_to_back(both, seeds):
             run(ranks=size, seed=seed, blocks=3, residency=(ALL, 1)[seed % 2])
             run(ranks=size, seed=seed, count=(33, 100)[seed % 2], sections=2 + seed % 3)
     run(ranks=4, count=20_000, blocks=4, threads=128)
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_collectives_by_the_switch_back_to_back(both, seeds):
+    run = functools.partial(direct.run, both, mutants.OP, mutants.NAME, script=direct.SWITCHED)
+    for size, (seed,) in itertools.product(SIZES, seeds):
+        with naming((size, seed)):
+            run(ranks=size, seed=seed, blocks=3, residency=(ALL, 1)[seed % 2])
+            run(ranks=size, seed=seed, count=(33, 100)[seed % 2], sections=2 + seed % 3, misaligned=4 * (seed % 2))
+            direct.gather(both, ranks=size, seed=seed, count=1 + seed % 70, sections=1 + seed % 4, blocks=3)
+    run(ranks=4, count=20_000, blocks=4, threads=128)
+    direct.gather(both, ranks=4, count=20_000, blocks=4, threads=128, sections=3)
 
 
 def test_ops_and_dtypes(made):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 
 from gpucoll.device import sources
-from gpucoll.device.peer import CONTROL, PeerHeap
+from gpucoll.device.peer import CONTROL, Multicast, PeerHeap
 
 KERNELS = str(Path(__file__).parents[1] / "kernels")
 if KERNELS not in sys.path:
@@ -47,7 +47,10 @@ class World:
         addresses = [slab.ctypes.data for slab in self.slabs]
         self.heaps = [PeerHeap(room, rank, addresses, control.ctypes.data, patience)
                       for rank, control in enumerate(self.controls)]
-        self._kept = []
+        staged = [zeros(2 * room.staging) for _ in range(room.ranks)]
+        table = numpy.array([room.ranks, *(one.ctypes.data for one in staged)], numpy.uint64)
+        self.multicasts = [Multicast(one.ctypes.data, table.ctypes.data) for one in staged]
+        self._kept = [staged, table]
 
     def launch(self, rank, entry, arguments, blocks, threads):
         self._kept.append(arguments)

@@ -22,8 +22,8 @@ from pace import Patience
 from refusals import refused
 
 ROOT = Path(__file__).parents[2]
-KINDS = ["steps", "fold_share", "fold_all", "reduce", "packets", "ll128", "cast", "scale", "compress", "pack", "unpack",
-         "copy"]
+KINDS = ["steps", "fold_share", "fold_all", "reduce", "packets", "ll128", "multimem_share", "cast", "scale", "compress",
+         "multimem_gather", "pack", "unpack", "copy"]
 FEW = {"cast": [sources.instance("cast", DTYPES["float32"], DTYPES["float16"])],
        "copy": [sources.instance("copy", 1), sources.instance("copy", 16)]}
 
@@ -61,7 +61,7 @@ def test_all_are_what_collectives_are_defined_for():
     for kind in ("reduce", "packets", "ll128", "steps", "fold_share"):
         made = {one for one in found[kind] if not re.fullmatch(r"\D+\d+", one.entry)}
         assert {sources.reducing(kind, *pair) for pair in pairs + exact * (kind not in sources.IN_PACKETS)} == made
-    assert {len(found[kind]) for kind in ("pack", "unpack", "copy")} == {5}
+    assert {len(found[kind]) for kind in ("multimem_gather", "pack", "unpack", "copy")} == {5}
     assert len(found["cast"]) == 15 * 14
     assert len(found["compress"]) == 4 + 4 * 2 + 2 * 2 * 2 + 5 * 2 * 4
     everything = [one.entry for some in found.values() for one in some]
