@@ -91,6 +91,8 @@ def pairs(megabytes: str) -> Iterator[Finding]:
             if comm.rank == 0:
                 yield finding("peer memory", FAILED, reason=peer.unavailable_reason)
             return
+        if comm.rank == 0:
+            yield finding("NVLink", PASSED, **peer.links)
         places = peer.symmetric.places(mine.data.ptr, mine.nbytes).addresses
         kernels, stream = internal.gpu_of(comm, "cuda").device.kernels, cupy.cuda.Stream(non_blocking=True)
         given = cupy.arange(count, dtype="uint32")

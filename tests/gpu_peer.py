@@ -1,6 +1,9 @@
 """Programs on CuPy arrays in memory shared by the ranks, and planned calls: for any executor, mostly `peer`."""
 
 import gc as collector
+import importlib
+import itertools
+import os
 from unittest.mock import patch
 
 import cupy
@@ -8,6 +11,7 @@ import numpy
 
 import gpucoll as gc
 from gpu_helpers import PATIENCE, raising, ramp, ranges, refused, same
+from gpucoll.executors.peer import multicast
 
 LARGE = 1_100_000  # elements of four bytes: more than the peer executor's staging area
 
@@ -38,6 +42,57 @@ def packets_of_128_bytes(comm):
                     result = other.all_reduce(ramp(comm, count) + turn, algorithm="one_shot")
                     same(result, sum(ranges(comm, count)) + comm.size * turn)
         assert "ll128_float32_sum" in {getattr(one, "entry", "") for one in device.kernels._loaded}
+
+
+def switched(comm, needed=True):
+    """Sums and gathers by the NVLink switch, in one or several sections; rank order with deterministic=True.
+
+    Unless `needed`, GPUs without such a switch do.
+    """
+    for deterministic in (False, True):
+        with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, deterministic=deterministic) as other:
+            for count in (1, 1001, 70_000, LARGE * 4):
+                x = cupy.asarray((numpy.arange(count) % 1024 + comm.rank).astype("float32"))
+                out = cupy.empty_like(x)
+                for source, target in ((x, out), (x.astype("int32"), None), (x[count // 3:], out[count // 3:])):
+                    result = other.all_reduce(source, target, algorithm="two_shot")
+                    same(result, comm.all_reduce(source, algorithm="ring").get())
+                blocks = other.all_gather(x[count // 2:], algorithm="direct")
+                same(blocks, comm.all_gather(x[count // 2:], algorithm="ring").get())
+            if not (needed or other._core.gpus["cuda"].peer.links["reductions_by_switch"]):
+                continue
+            loaded = {getattr(one, "entry", "") for one in other._core.gpus["cuda"].device.kernels._loaded}
+            assert ("multimem_share_float32_sum" in loaded) is not deterministic
+            assert {"multimem_share_int32_sum", "multimem_gather_4"} <= loaded
+
+
+def unswitched(comm):
+    """No rank uses multicast memory if a rank has none, or sums there are wrong; all memory is given back."""
+    driver = importlib.import_module("cuda.bindings.driver")
+    before = len(driver.open_handles), len(driver._reserved)
+    refuse = (driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+    cases = [(driver, name, lambda *_: refuse) for name in (
+        "cuDeviceGetAttribute", "cuMulticastGetGranularity", "cuMulticastCreate", "cuMemExportToShareableHandle",
+        "cuMemImportFromShareableHandle", "cuMulticastAddDevice", "cuMemCreate", "cuMulticastBindMem", "cuMemMap",
+        "cuMemSetAccess")]
+    cases += [(multicast, "reach", raising(OSError())), (multicast, "Offer", raising(OSError()))]
+    for (module, name, refusal), rank in itertools.product(cases, range(2)):
+        with patch.object(module, name, refusal if comm.rank == rank else getattr(module, name)):
+            _without_switch(comm, has_switch=name in (OTHERS_ALONE if rank == 0 else ROOT_ALONE))
+        assert (len(driver.open_handles), len(driver._reserved)) == before, name
+    with patch.dict(os.environ, {"STAND_IN_SWITCH": "lossy"}):
+        _without_switch(comm)
+
+
+# Functions called by rank 0 alone, and by the other ranks alone
+ROOT_ALONE = ("cuMulticastGetGranularity", "cuMulticastCreate", "cuMemExportToShareableHandle", "Offer")
+OTHERS_ALONE = ("cuMemImportFromShareableHandle", "reach")
+
+
+def _without_switch(comm, has_switch=False):
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        same(other.all_reduce(ramp(comm, 1000), algorithm="two_shot"), sum(ranges(comm, 1000)))
+        assert other._core.gpus["cuda"].peer.links["reductions_by_switch"] is has_switch
 
 
 def blocks(comm):

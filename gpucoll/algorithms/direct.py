@@ -30,7 +30,8 @@ def _others(rank: int, size: int) -> Iterable[int]:
 
 
 @algorithm("all_gather_v", **EXCHANGE)
-@algorithm("all_gather", **(ALIKE | {"traits": Traits(at_source=True, barriers=1, probes=(8,))}))
+@algorithm("all_gather", **(ALIKE | {"traits": Traits(at_source=True, barriers=1, probes=(8,),
+                                                        kernel="multimem_gather")}))
 def direct_all_gather(rank: int, size: int) -> Rounds:
     own, others = Slice("input", 0), _others(rank, size)
     yield (Copy(own, Slice("output", rank)), *(Send(own, peer) for peer in others),

@@ -133,25 +133,21 @@ class PeerHeap:
         """
         return self._arguments(PACKETS, src=src, dst=dst, count=count, nan_bytes=nan_bytes)
 
-    def multimem(self, src: int, dst: int, count: int, memory: Multicast, nan_bytes: int = 0) -> Arguments:
-        """Return the arguments of an all-reduce by `multimem_share`, or an all-gather by `multimem_gather`.
-
-        `count` is the number of elements of the array, or of the units of a block.
-        """
-        return self._arguments(SHOTS, src=src, dst=dst, count=count, nan_bytes=nan_bytes, staged=memory.own,
-                               multicast=memory.group)
-
     def shots(self, src: int, dst: int, count: int, sources: Places = NOWHERE, results: Places = NOWHERE,
-              nan_bytes: int = 0) -> Arguments:
-        """Return the arguments of an all-reduce by `fold_all` or `fold_share`.
+              nan_bytes: int = 0, multicast: Multicast | None = None) -> Arguments:
+        """Return the arguments of an all-reduce by `fold_all`, `fold_share` or, with `multicast`, `multimem_share`.
 
-        `sources` are the addresses of the ranks' inputs. `results`, only for `fold_share`, are the addresses of the
+        With `multicast` also of an all-gather by `multimem_gather`; `count` is then the number of units of a block.
+
+        `sources` are the addresses of the ranks' inputs. `results`, not for `fold_all`, are the addresses of the
         ranks' results. The kernel uses the addresses if all ranks have the same nonzero `mark`. Otherwise the data go
         through the slabs.
         """
         return self._arguments(SHOTS, src=src, dst=dst, count=count, nan_bytes=nan_bytes, source_mark=sources.mark,
                                result_mark=results.mark, sources=_filled(sources.addresses),
-                               results=_filled(results.addresses), staged=self._staging)
+                               results=_filled(results.addresses),
+                               staged=multicast.own if multicast is not None else self._staging,
+                               multicast=multicast.group if multicast is not None else 0)
 
     def steps(self, buffers: Sequence[int], region: int, program: dict[str, int], rounds: int, movers: int,
               nan_bytes: int = 0) -> Arguments:

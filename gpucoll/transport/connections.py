@@ -112,11 +112,7 @@ class Connection:
 
     def is_own_users(self) -> bool:
         """Return whether the other end belongs to this user, as the kernel knows for Unix sockets; True for TCP."""
-        if self.socket.family != socket.AF_UNIX:
-            return True
-        # The credentials are three integers: process, user, group.
-        _, user, _ = struct.unpack("3i", self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return int(user) == os.geteuid()
+        return self.socket.family != socket.AF_UNIX or belongs_to_user(self.socket)
 
     def join(self, rank: int, size: int, token: str, timeout: float, **more: Any) -> dict[str, Any]:
         """Greet rank 0 and return the welcome frame; StoreError if either end rejects the other.
@@ -140,6 +136,13 @@ class Connection:
         if not _same(welcome.get("proof"), proof(token, "hub", rank, nonces)):
             raise StoreError("init: the process at the address of rank 0 does not know the token of this job")
         return welcome
+
+
+def belongs_to_user(connected: socket.socket) -> bool:
+    """Return whether the other end of a Unix socket belongs to this user, by the kernel's word."""
+    # The credentials are three integers: process, user, group.
+    _, user, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(user) == os.geteuid()
 
 
 def refused(answer: dict[str, Any]) -> StoreError:

@@ -1,4 +1,5 @@
-// All-reduce and all-gather through multicast memory, in sections copied into this memory first.
+// All-reduce and all-gather through multicast memory, in sections copied into this memory first. An all-reduce of
+// arrays directly accessible to all ranks goes without copies and without the switch, as in peer_shots.cu.
 //
 // One reducing load replaces a load from every rank, and one store replaces a store to every rank: a GPU sends and
 // receives 1 / ranks of an all-reduced array twice, instead of (ranks - 1) / ranks twice, and the switches do the rest.
@@ -25,6 +26,10 @@ GC_DEV void reduce_batch(u64 group, const Batch<COUNT>& batch, const Evenly& pla
 // same bits, although the order of summation is unknown.
 template <class T, class Op> GC_DEV void multimem_share(const ShotsArguments& a) {
     const auto reduce_share = [&](const Section& section, Range share) {
+        if (section.sources) {
+            fold_share<T, Op>(a, section, share);
+            return;
+        }
         for_words(section.half * a.heap.staging_bytes + share.start * sizeof(T), share.count * sizeof(T),
                   [&](const auto& batch, const Evenly& place) { reduce_batch<T, Op>(a.multicast, batch, place); });
     };

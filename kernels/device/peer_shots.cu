@@ -69,9 +69,14 @@ GC_DEV bool agree(const ShotsArguments& a, u32 channel, u64 epoch, Section& sect
     send_values(a.heap, channel, a.source_mark, a.result_mark);
     if (a.source_mark == 0) stage_section(section);
     if (!meet(a.heap, channel, MEETINGS * epoch)) return false;
-    const bool alike = is_alike(a.heap, channel, 0, a.source_mark);
+    bool alike = is_alike(a.heap, channel, 0, a.source_mark);
     section.sources = alike && a.source_mark != 0;
     section.results = is_alike(a.heap, channel, 1, a.result_mark) && a.result_mark != 0;
+    // Multicast memory holds the inputs and the results of a section, or neither.
+    if (a.multicast != 0 && section.sources != section.results) {
+        alike = alike && a.source_mark == 0;
+        section.sources = section.results = false;
+    }
     if (section.sources && section.results) section.count = section.room = a.count;
     if (alike) return true;
     if (a.source_mark != 0) stage_section(section);  // some other rank's mark differs: stage after all
@@ -170,17 +175,17 @@ GC_DEV void by_shares(const ShotsArguments& a, const ReduceShare& reduce_share, 
     for_sections<T>(a, channel, a.heap.staging_bytes / sizeof(T), stage_section, reduce, collect);
 }
 
-// Two-shot all-reduce: every rank reads the inputs of its share from all ranks.
-template <class T, class Op> GC_DEV void fold_share(const ShotsArguments& a) {
+// Read the inputs of a share from all ranks, and write the results to all ranks.
+template <class T, class Op> GC_DEV void fold_share(const ShotsArguments& a, const Section& section, Range share) {
+    const u64 offset = share.start * sizeof(T);
     const u32 ranks = a.heap.ranks;
-    const auto reduce_share = [&](const Section& section, Range share) {
-        const u64 offset = share.start * sizeof(T);
-        const auto source = [&](u32 rank) { return source_of<T>(a, section, rank) + offset; };
-        // Start with this rank: otherwise all ranks would write to rank 0 first.
-        const auto target = [&](u32 k) {
-            return result_of<T>(a, section, (a.heap.rank + k) % ranks) + offset;
-        };
-        fold_all<T, Op>(a, Operands{ranks, source, ranks, target}, share.count);
-    };
-    by_shares<T>(a, reduce_share, [] {});
+    const auto source = [&](u32 rank) { return source_of<T>(a, section, rank) + offset; };
+    // Start with this rank: otherwise all ranks would write to rank 0 first.
+    const auto target = [&](u32 k) { return result_of<T>(a, section, (a.heap.rank + k) % ranks) + offset; };
+    fold_all<T, Op>(a, Operands{ranks, source, ranks, target}, share.count);
+}
+
+// Two-shot all-reduce.
+template <class T, class Op> GC_DEV void fold_share(const ShotsArguments& a) {
+    by_shares<T>(a, [&](const Section& section, Range share) { fold_share<T, Op>(a, section, share); }, [] {});
 }

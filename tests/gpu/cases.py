@@ -348,7 +348,7 @@ PARTS = {
     "schedules": {"a rank on every GPU": functools.partial(across, TOGETHER, 2),
                   "one rank": alone,
                   **{f"{ranks} processes on one GPU": functools.partial(shared, ranks) for ranks in (2, 4)}},
-    "peer": {"peer, a rank on every GPU": functools.partial(across, PEER, 3, ON_PEER),
+    "peer": {"peer, a rank on every GPU": functools.partial(across, [*PEER, ("switched", False)], 3, ON_PEER),
              **{f"peer, {ranks} processes on one GPU": functools.partial(peer_processes, ranks) for ranks in (2, 4)}},
     "graphs": {"graphs, a rank on every GPU": functools.partial(across, GRAPHS, 3),
                "graphs, peer, a rank on every GPU": functools.partial(across, PEER_GRAPHS, 3, ON_PEER),

@@ -31,7 +31,8 @@ WHEELS = ("nvidia-cuda-nvrtc-cu12==12.0.76", "nvidia-cuda-nvrtc-cu12==12.9.86", 
           "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvrtc==13.1.80", "nvidia-cuda-nvrtc")  # the newest at the end
 ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 FRESH = 30 * 86400.0  # seconds before the newest version is looked up again
-SHORT = ["packets", "ll128", "multimem_share", "multimem_gather", "reduce", "cast", "scale", "compress", "pack", "unpack", "copy"]  # short to compile
+SHORT = ["packets", "ll128", "multimem_share", "multimem_gather", "reduce", "cast", "scale", "compress", "pack",
+         "unpack", "copy"]  # short to compile
 
 
 def kernels():
@@ -43,7 +44,8 @@ def kernels():
             "cast": sources.instance("cast", DTYPES["float32"], DTYPES["float8_e4m3fn"]),
             "scale": sources.instance("scale", "divide", DTYPES["float64"]),
             "compress": sources.instance("quantise", DTYPES["float64"], FORMATS["nvfp4"]),
-            "multimem_gather": sources.instance("multimem_gather", 8), "pack": sources.instance("pack", 4), "unpack": sources.instance("unpack", 16),
+            "multimem_gather": sources.instance("multimem_gather", 8),
+            "pack": sources.instance("pack", 4), "unpack": sources.instance("unpack", 16),
             "copy": sources.instance("copy", 16)}
 
 

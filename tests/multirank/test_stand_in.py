@@ -141,6 +141,13 @@ ON_MACHINES = pytest.mark.parametrize("machine", [
     pytest.param({}, id="usual"), pytest.param(HOSTILE, id="hostile", marks=NIGHTLY)])
 
 
+@pytest.mark.slow
+@ON_MACHINES
+@pytest.mark.parametrize("program", ["switched", "unswitched"])
+def test_the_nvlink_switch(gpus, program, machine):
+    gpus(program, 3, env={**PEER, "STAND_IN_SWITCH": "1", **machine})
+
+
 @ON_MACHINES
 def test_alone_in_fours_and_in_parts(gpus, machine):
     gpus("many", 1, [("streams", "ring"), ("captured", "ring"), ("dlpack",)], env=machine)

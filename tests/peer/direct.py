@@ -14,8 +14,8 @@ KERNELS = ("packets", "ll128", "fold_all", "fold_share")
 NAMES = "abcdefghijkl"
 WRONG = "b"  # an array with unusable addresses, given in place of arrays not shared by the ranks
 # Kernel, source, destination, and sharing of these arrays: True (equal marks on all ranks), False, "some" (marks only
-# on odd ranks), "others" (unequal marks). The arrays are reused soon: without synchronization, a rank running ahead
-# overwrites data still read by another rank.
+# on odd ranks), "others" (unequal marks), "inputs" (equal marks of the inputs only). The arrays are reused soon: without
+# synchronization, a rank running ahead overwrites data still read by another rank.
 SCRIPT = (
     ("packets", "a", "d", False),
     ("fold_all", "a", "e", True),
@@ -47,7 +47,13 @@ SCRIPT = (
 SWITCHED = (
     *SCRIPT[:5],
     ("multimem_share", "a", "b", False),
-    ("multimem_share", "b", "f", False),
+    ("multimem_share", "b", "f", "some"),
+    ("multimem_share", "f", "e", True),
+    ("multimem_share", "f", "g", "others"),
+    ("multimem_share", "a", "j", "inputs"),
+    ("fold_share", "j", "k", "inputs"),
+    ("multimem_share", "k", "l", "inputs"),
+    ("multimem_share", "e", "e", True),
     ("fold_share", "b", "g", True),
     ("multimem_share", "c", "c", False),
     ("multimem_share", "g", "h", False),
@@ -111,14 +117,14 @@ def arguments_of(where, kernel, held, rank, src, dst, shared):
     ends = source.ctypes.data, target.ctypes.data, source.size
     if kernel in sources.IN_PACKETS:
         return heap.packets(*ends)
-    if kernel == "multimem_share":
-        return heap.multimem(*ends, where.multicasts[rank])
-    mark = {True: 7, False: 0, "some": 7 * (rank % 2), "others": 7 + rank}[shared]
-    inputs, results = (Places(mark, [own[name if shared is True else WRONG].ctypes.data for own in held])
+    mark = {True: 7, False: 0, "some": 7 * (rank % 2), "others": 7 + rank, "inputs": 7}[shared]
+    inputs, results = (Places(mark, [own[name if shared in (True, "inputs") else WRONG].ctypes.data for own in held])
                        for name in (src, dst))
+    if shared == "inputs":
+        results = Places(0)
     if kernel == "fold_all":  # in place, the kernel would overwrite data read by the others
         return heap.shots(*ends, Places(0) if src == dst else inputs, Places(1))
-    return heap.shots(*ends, inputs, results)
+    return heap.shots(*ends, inputs, results, multicast=where.multicasts[rank] if kernel == "multimem_share" else None)
 
 
 def gather(libraries, *, ranks, count, width=4, blocks=2, threads=4, sections=1, misaligned=0, repeats=3, **world):
@@ -133,7 +139,8 @@ def gather(libraries, *, ranks, count, width=4, blocks=2, threads=4, sections=1,
         outputs = [placed(numpy.zeros(ranks * count * width, numpy.uint8), misaligned) for _ in range(ranks)]
         for rank in range(ranks):
             ends = inputs[rank].ctypes.data, outputs[rank].ctypes.data
-            where.launch(rank, entry, where.heaps[rank].multimem(*ends, count, where.multicasts[rank]), blocks, threads)
+            arguments = where.heaps[rank].shots(*ends, count, multicast=where.multicasts[rank])
+            where.launch(rank, entry, arguments, blocks, threads)
         kept.append((inputs, outputs))
         wanted.append(numpy.concatenate(data))
     where.run()

@@ -230,6 +230,8 @@ MUTANTS = {
     "switch: a share is staged in the slab": Mutant(
         "return a.staged + section.half", "return a.heap.slabs[a.heap.rank] + a.heap.staging + section.half",
         check_switch),
+    "switch: inputs that all ranks reach are not staged": Mutant(
+        "        alike = alike && a.source_mark == 0;\n", "", check_switch),
     "switch: some words are reduced twice": Mutant(
         "job(batch, Evenly{start, sizeof(Word)})", "job(batch, Evenly{start, sizeof(Word)}); "
         "if (blockIdx.x == 1) job(batch, Evenly{start, sizeof(Word)})", check_switch),

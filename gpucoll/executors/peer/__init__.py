@@ -4,6 +4,7 @@
     step_tables  a plan as tables for the step kernel, which runs any schedule; and a check against deadlock
     handshake    how the ranks get access to each other's slabs (a slab is a rank's piece of shared memory)
     memory, ipc  slabs of the emulated device and of GPUs; arrays in symmetric memory
+    multicast    memory of GPUs reduced and written by the NVLink switch; descriptors: how the ranks get access to it
 
 Some algorithms have a kernel of their own (`Traits.kernel`); short messages travel in packets. The host enqueues and
 returns. The kernel waits for the other ranks, at most until the deadline; after a time-out the communicator has failed.
@@ -70,6 +71,12 @@ class PeerExecutor(Executor):
     def unavailable_reason(self) -> str | None:
         """The reason why the ranks cannot share memory; None if all ranks can."""
         return self._handshake.unavailable_reason
+
+    @property
+    def links(self) -> dict[str, bool]:
+        """What the links between the GPUs allow."""
+        return {"packets_of_128_bytes": self._handshake.moves_rows,
+                "reductions_by_switch": self._handshake.multicast is not None}
 
     def serves(self, request: CallRequest) -> str | None:
         """Return None for ranks on one node, on a stream allowed there."""

@@ -16,7 +16,7 @@ from gpucoll.core.ops import EXACT_NAMES
 from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Arguments
 from gpucoll.device.peer import GROUP_WORDS, NOWHERE, ROW, Places
-from gpucoll.device.sources import IN_PACKETS, UNITS, Instance, instance, reducing
+from gpucoll.device.sources import IN_PACKETS, UNITS, Instance, instance, is_switched, reducing
 from gpucoll.device.streams import Workspace
 from gpucoll.executors import CallRequest
 from gpucoll.executors.peer.handshake import Handshake
@@ -34,6 +34,7 @@ STEPS, PACKETS, LL128 = "steps", "packets", "ll128"  # kernels for any schedule,
 # links outweigh the votes of `ll128`: an estimate, not measured.
 SHORTEST = 1 << 14
 ALL, SHARE_OF_ALL = "fold_all", "fold_share"  # kernels: a rank reduces all elements, or its share
+SWITCH_SHARE, SWITCH_GATHER = "multimem_share", "multimem_gather"  # kernels: the NVLink switch reduces, or writes
 # Places equal on every rank, and never used: in kernel `ALL` no rank reads another rank's result.
 NO_MATTER = Places(1)
 
@@ -72,6 +73,8 @@ class Binding:
 
     @functools.cached_property
     def _instance(self) -> Instance:
+        if self._kernel == SWITCH_GATHER:
+            return instance(SWITCH_GATHER, self._unit)
         return reducing(self._kernel, self._request.op, self._request.dtype)
 
     def _chosen_kernel(self) -> str:
@@ -80,11 +83,23 @@ class Binding:
         if room.ranks == 1:
             return STEPS
         kernel = find(request.collective, request.algorithm).traits.kernel or STEPS
+        if kernel == SWITCH_GATHER:
+            return kernel if self._handshake.multicast is not None else STEPS
+        # The order of summation in the switch is unknown.
+        if kernel == SHARE_OF_ALL and self._handshake.multicast is not None and request.order == "any" \
+                and request.op is not None and is_switched(request.op, request.dtype):
+            return SWITCH_SHARE
         if kernel != ALL or (request.op is not None and request.op.name in EXACT_NAMES):
             return kernel
         if self._handshake.moves_rows and SHORTEST < request.nbytes <= room.ll128:
             return LL128
         return PACKETS if request.nbytes <= room.packets else kernel
+
+    @property
+    def _unit(self) -> int:
+        """The bytes gathered as one: arrays of complex numbers need only be aligned to the real parts."""
+        dtype = self._request.dtype
+        return dtype.itemsize // 2 if dtype.kind == "complex" else dtype.itemsize
 
     def _launch(self, blocks: int, threads: int, arguments: Arguments) -> Enqueue:
         launch = self._device.kernels.launcher(self._instance)
@@ -105,9 +120,13 @@ class Binding:
             words = -(-request.nbytes // WORD)
             wanted = words if self._kernel == PACKETS else ROW * -(-words // GROUP_WORDS)
             blocks, threads = packet_grid(wanted, self._handshake.room.channels, threads)
-        elif self._kernel == SHARE_OF_ALL:
+        elif self._kernel == SWITCH_GATHER:
+            count = (request.sizes[0] or 0) // self._unit
+            arguments = heap.shots(source, target, count, nan_bytes=nan_bytes, multicast=self._handshake.multicast)
+        elif self._kernel in (SHARE_OF_ALL, SWITCH_SHARE):
             places = self._places(source), self._places(target)
-            arguments = heap.shots(source, target, count, *places, nan_bytes)
+            multicast = self._handshake.multicast if self._kernel == SWITCH_SHARE else None
+            arguments = heap.shots(source, target, count, *places, nan_bytes, multicast)
         # In place, the result of `ALL` would overwrite an input still read by other ranks: then inputs are staged.
         else:
             inputs = NOWHERE if source == target else self._places(source)

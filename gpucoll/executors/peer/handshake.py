@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy
 
 from gpucoll.arrays import address
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Event
-from gpucoll.device.peer import MOST_RANKS, PeerHeap, Room
+from gpucoll.device.peer import MOST_RANKS, Multicast, PeerHeap, Room
+from gpucoll.device.sources import reducing
 from gpucoll.executors.peer.memory import HostMemory, PeerMemory
 from gpucoll.progress.operations import Pending, keep_for_ever
 from gpucoll.progress.waits import Progress
@@ -32,6 +36,7 @@ class Handshake:
         self.memory = PeerMemory()
         self.room = Room(link.place.size)
         self.moves_rows = False  # whether the ranks may use packets of 128 bytes
+        self.multicast: Multicast | None = None  # memory of all ranks at one address, if a switch can reduce there
         self.unavailable_reason: str | None = None
         if len(set(link.place.nodes)) > 1:
             self.unavailable_reason = "the ranks are on several nodes"
@@ -96,6 +101,11 @@ class Handshake:
                 self.unavailable_reason = (
                     f"data that ranks {lost[0][0]} and {lost[0][1]} exchange in each other's memory do not arrive, "
                     "although it opens; an IOMMU or ACS between their GPUs is the usual reason")
+        if self.unavailable_reason is None and self._place.size > 1:
+            step = functools.partial(exchange, self._place, self._wire)
+            found = yield from self.memory.multicast(self._place.rank, slabs, self.room, step)
+            if found is not None and all(row[0] for row in (yield from step([(yield from self._reduces(found))]))):
+                self.multicast = found
         self._open = True
 
     def _lost(self, slabs: Sequence[int]) -> Generator[Pending, None, list[bool]]:
@@ -123,6 +133,24 @@ class Handshake:
         theirs = numpy.stack([_pattern(writer, rank) for writer in range(size)])
         return [bool((found[0, other] != mine[other]).any() or (found[1, other] != theirs[other]).any())
                 for other in range(size)]
+
+
+    def _reduces(self, multicast: Multicast) -> Generator[Pending, None, bool]:
+        """Return whether a sum by the switch is right. All ranks have loaded the kernel before any rank launches it."""
+        rank, size, device = self._place.rank, self._place.size, self._device
+        kernel = device.kernels.launcher(reducing("multimem_share", OPS["sum"], DTYPES["int64"]))
+        yield from self.meet()
+        everybody = [_pattern(one, one) for one in range(size)]
+        given = self.memory.upload(everybody[rank].view(numpy.uint8))
+        stream = device.new_stream()
+        taken = device.empty(given.nbytes, numpy.dtype("u1"), stream)
+        arguments = self.heap.shots(address(given), address(taken), everybody[0].size, multicast=multicast)
+        kernel(1, device.most_threads, arguments, stream)
+        if device.asynchronous:
+            yield from _until_done(device.mark(stream))
+        else:
+            yield from device.settle(stream)
+        return bool((self.memory.download(taken).view(numpy.int64) == sum(everybody)).all())
 
 
 def _pattern(writer: int, owner: int) -> numpy.ndarray[Any, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import struct
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import cupy
@@ -15,9 +15,11 @@ import numpy
 from gpucoll.arrays import Array
 from gpucoll.arrays.segments import Block
 from gpucoll.device.cuda import CudaDevice
-from gpucoll.device.peer import CONTROL
+from gpucoll.device.peer import CONTROL, Multicast, Room
 from gpucoll.errors import BackendError
-from gpucoll.executors.peer.memory import PeerMemory
+from gpucoll.executors.peer.memory import Exchange, PeerMemory
+from gpucoll.executors.peer.multicast import MulticastMemory
+from gpucoll.progress.operations import Pending
 
 WORDS = 8  # 64-bit words of a CUDA IPC handle
 _HANDLE = struct.Struct(f"={WORDS}q")
@@ -61,6 +63,7 @@ class IpcMemory(PeerMemory):
         self._device = device
         self.slab = self.new_slab(nbytes)
         self._opened: list[int] = []
+        self._multicast: MulticastMemory | None = None
         self._uploads = device.new_stream()  # one stream, so that uploads reuse memory of CuPy's pool
         # The host must be able to set `aborted` while a kernel runs: so the record is in pinned host memory.
         with device.current:
@@ -83,6 +86,11 @@ class IpcMemory(PeerMemory):
             self._opened.append(cupy.cuda.runtime.ipcOpenMemHandle(_HANDLE.pack(*handle[:WORDS])))
         return self._opened[-1]
 
+    def multicast(self, rank: int, slabs: Sequence[int], room: Room,
+                  exchange: Exchange) -> Generator[Pending, None, Multicast | None]:
+        self._multicast = MulticastMemory(self._device, rank, room.ranks, 2 * room.staging)
+        return (yield from self._multicast.join(exchange))
+
     def upload(self, row: Array) -> Any:
         with self._device.current, self._uploads:
             there = cupy.asarray(row)
@@ -96,12 +104,16 @@ class IpcMemory(PeerMemory):
 
     def close(self) -> None:
         super().close()
+        if self._multicast is not None:
+            self._multicast.close()
         with self._device.current:
             for pointer in self._opened:
                 cupy.cuda.runtime.ipcCloseMemHandle(pointer)
         self._opened.clear()
 
     def free(self) -> None:
+        if self._multicast is not None:
+            self._multicast.free()
         self.slab.free()
 
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeAlias
 
 import numpy
 
 from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Block, Heap, Segment, Slab, attach, on_host
-from gpucoll.device.peer import CONTROL, NOWHERE, Places
+from gpucoll.device.peer import CONTROL, NOWHERE, Multicast, Places, Room
+from gpucoll.progress.operations import Pending
+
+# Exchange words: return the words of every rank, in rank order.
+Exchange: TypeAlias = Callable[[Sequence[int]], Generator[Pending, None, list[list[int]]]]
 
 # With the process number, identifies this process: containers may repeat process numbers, a fork repeats this number.
 PROCESS = secrets.randbits(62)
@@ -70,6 +74,13 @@ class PeerMemory:
     def _map(self, process: int, handle: Sequence[int]) -> int:
         raise OSError("no such memory exists")
 
+    def multicast(self, rank: int, slabs: Sequence[int], room: Room,
+                  exchange: Exchange) -> Generator[Pending, None, Multicast | None]:
+        """Return memory reduced and written for all ranks by one access; None if some rank has none. A collective call.
+        """
+        return None
+        yield from ()
+
     def close(self) -> None:
         """Unmap the others' slabs; before any slab is freed."""
         self._pointed_to.clear()
@@ -81,6 +92,9 @@ class PeerMemory:
 class HostMemory(PeerMemory):
     """The peer memory of the emulated device; a slab lives until the last mapping has gone."""
 
+    # Whether a switch is emulated. By default none is: a switch combines floats in an order of its own.
+    has_switch = False
+
     def __init__(self, nbytes: int) -> None:
         super().__init__()
         self.slab = self.new_slab(nbytes)
@@ -91,6 +105,16 @@ class HostMemory(PeerMemory):
 
     def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Array:
         return on_host(block, shape, dtype)
+
+    def multicast(self, rank: int, slabs: Sequence[int], room: Room,
+                  exchange: Exchange) -> Generator[Pending, None, Multicast | None]:
+        everybody = yield from exchange([self.has_switch])
+        if not all(row[0] for row in everybody):
+            return None
+        staging = [slab + room.offsets["staging"] for slab in slabs]
+        # The staging areas, and a table of these for the kernels: see multimem.h.
+        self._table = numpy.array([room.ranks, *staging], numpy.uint64)
+        return Multicast(staging[rank], address(self._table))
 
     def _handle(self, slab: Segment) -> Sequence[int]:
         return [slab.key]

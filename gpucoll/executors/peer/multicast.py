@@ -1,0 +1,203 @@
+"""Multicast memory of the GPUs of a node: one address reads or writes the memory of all GPUs, by the NVLink switch.
+
+Every rank allocates memory on its GPU and binds the memory to a common object of CUDA. All ranks map the object at an
+address of its own, used by the kernels of ``kernels/device/peer_multimem.cu`` only. Hopper GPUs and newer behind an
+NVSwitch have such memory (NVLS). Source: CUDA's driver API, multicast object management.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from gpucoll.device.cuda import CudaDevice
+from gpucoll.device.peer import Multicast
+from gpucoll.executors.peer.descriptors import Offer, reach, take
+from gpucoll.executors.peer.memory import Exchange
+from gpucoll.progress.operations import Pending
+
+
+class Lacking(Exception):
+    """Some rank cannot take part: no rank has multicast memory."""
+
+
+class MulticastMemory:
+    """One rank's part in the multicast memory of `size` ranks, at least `nbytes` on each GPU."""
+
+    def __init__(self, device: CudaDevice, rank: int, size: int, nbytes: int) -> None:
+        self._device, self._rank, self._size, self._nbytes = device, rank, size, nbytes
+        self._driver: Any = None
+        self._object: Any = None  # the common object
+        self._memory: Any = None  # this GPU's memory, bound to the object
+        self._mapped: list[int] = []  # addresses
+        self._bound = False
+
+    def join(self, exchange: Exchange) -> Generator[Pending, None, Multicast | None]:
+        """Return the memory, or None if some rank cannot take part; a collective call.
+
+        CUDA demands this order on all ranks together: all GPUs join the object before any memory is bound, and all
+        memory is bound before the object is used.
+        """
+        try:
+            yield from self._together(exchange, self._check)
+            offer = yield from self._offered(exchange)
+            yield from self._together(exchange, self._add_device, offer)
+            yield from self._together(exchange, self._bind)
+            yield from self._together(exchange, self._map_object)
+        except Lacking:
+            self.close()
+            self.free()
+            return None
+        own, group = self._mapped
+        return Multicast(own, group)
+
+    def _together(self, exchange: Exchange, act: Callable[..., Sequence[int] | None],
+                  *arguments: Any) -> Generator[Pending, None, list[list[int]]]:
+        """Do a step on all ranks and return the words of all ranks' results; raise Lacking if the step fails on some.
+        """
+        try:
+            with self._device.current:
+                row = [1, *(act(*arguments) or ())]
+        except OSError:
+            row = [0]
+        everybody = yield from exchange(row)
+        if not all(one[0] for one in everybody):
+            raise Lacking
+        return [one[1:] for one in everybody]
+
+    def _check(self) -> None:
+        try:
+            from cuda.bindings import driver
+        except ImportError as error:
+            raise OSError(str(error)) from error
+        self._driver = driver
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
+        if not self._call("cuDeviceGetAttribute", attribute, self._gpu()):
+            raise OSError("the GPU has no multicast memory")
+
+    def _offered(self, exchange: Exchange) -> Generator[Pending, None, int]:
+        """Return this process's descriptor of the common object, made by rank 0; -1 if none came.
+
+        All ranks connect before rank 0 waits for them: a rank in another container cannot connect.
+        """
+        offer: list[Offer] = []
+        connected: list[Any] = []
+        descriptor = -1
+        try:
+            words = yield from self._together(exchange, self._make if self._rank == 0 else _nothing, offer)
+            name, self._nbytes = words[0][:2]
+            yield from self._together(exchange, _nothing if self._rank == 0 else _connect, connected, name)
+            if self._rank == 0:
+                descriptor = self._export()
+                yield from offer[0].give(descriptor, self._size - 1)
+            else:
+                descriptor = yield from take(connected[0])
+        except OSError:
+            if descriptor >= 0:
+                os.close(descriptor)
+            descriptor = -1
+        finally:
+            for one in (*offer, *connected):
+                one.close()
+        return descriptor
+
+    def _make(self, offer: list[Offer]) -> Sequence[int]:
+        """Make the common object and the offer on rank 0; return the offer's name and the bytes of the object."""
+        wanted = self._object_properties()
+        step = self._call("cuMulticastGetGranularity", wanted,
+                          self._driver.CUmulticastGranularity_flags.CU_MULTICAST_GRANULARITY_MINIMUM)
+        self._nbytes = wanted.size = -(-self._nbytes // step) * step
+        self._object = self._call("cuMulticastCreate", wanted)
+        offer.append(Offer())
+        return offer[0].name, self._nbytes
+
+    def _export(self) -> int:
+        with self._device.current:
+            return int(self._call("cuMemExportToShareableHandle", self._object, self._by_descriptor(), 0))
+
+    def _add_device(self, descriptor: int) -> None:
+        if descriptor < 0:
+            raise OSError("no descriptor has come")
+        try:
+            if self._rank != 0:
+                self._object = self._call("cuMemImportFromShareableHandle", descriptor, self._by_descriptor())
+        finally:
+            os.close(descriptor)
+        self._call("cuMulticastAddDevice", self._object, self._gpu())
+
+    def _bind(self) -> None:
+        """Allocate memory, map it for this rank alone, and bind it to the common object."""
+        driver = self._driver
+        wanted = driver.CUmemAllocationProp()
+        wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        wanted.location.id = self._device.ordinal
+        wanted.requestedHandleTypes = self._by_descriptor()  # as of the object
+        self._memory = self._call("cuMemCreate", self._nbytes, wanted, 0)
+        self._map(self._memory)
+        self._call("cuMulticastBindMem", self._object, 0, self._memory, 0, self._nbytes, 0)
+        self._bound = True
+
+    def _map_object(self) -> None:
+        self._map(self._object)
+
+    def _map(self, memory: Any) -> None:
+        driver = self._driver
+        start = self._call("cuMemAddressReserve", self._nbytes, 0, 0, 0)
+        try:
+            self._call("cuMemMap", start, self._nbytes, 0, memory, 0)
+        except OSError:
+            self._call("cuMemAddressFree", start, self._nbytes)
+            raise
+        self._mapped.append(int(start))
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = self._device.ordinal
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        self._call("cuMemSetAccess", start, self._nbytes, [access], 1)
+
+    def _object_properties(self) -> Any:
+        wanted = self._driver.CUmulticastObjectProp()
+        wanted.numDevices, wanted.size = self._size, self._nbytes
+        wanted.handleTypes = self._by_descriptor()
+        return wanted
+
+    def _by_descriptor(self) -> Any:
+        return self._driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+    def _gpu(self) -> Any:
+        return self._call("cuDeviceGet", self._device.ordinal)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the driver; return its result, or raise OSError."""
+        code, *results = getattr(self._driver, name)(*arguments)
+        if int(code) != 0:
+            raise OSError(f"{name}: {code!r}")
+        return results[0] if results else None
+
+    def close(self) -> None:
+        """Unmap the memory; idempotent. No kernel of this rank may still use the memory."""
+        with self._device.current:
+            for start in self._mapped:
+                self._call("cuMemUnmap", start, self._nbytes)
+                self._call("cuMemAddressFree", start, self._nbytes)
+        self._mapped.clear()
+
+    def free(self) -> None:
+        """Release the memory once all ranks have unmapped the object; idempotent."""
+        with self._device.current:
+            if self._bound:
+                self._call("cuMulticastUnbind", self._object, self._gpu(), 0, self._nbytes)
+            for handle in (self._memory, self._object):
+                if handle is not None:
+                    self._call("cuMemRelease", handle)
+        self._bound, self._memory, self._object = False, None, None
+
+
+def _nothing(*_: object) -> None:
+    """Take part in a step of other ranks."""
+
+
+def _connect(connected: list[Any], name: int) -> None:
+    connected.append(reach(name))
