@@ -14,8 +14,8 @@ KERNELS = ("packets", "ll128", "fold_all", "fold_share")
 NAMES = "abcdefghijkl"
 WRONG = "b"  # an array with unusable addresses, given in place of arrays not shared by the ranks
 # Kernel, source, destination, and sharing of these arrays: True (equal marks on all ranks), False, "some" (marks only
-# on odd ranks), "others" (unequal marks), "inputs" (equal marks of the inputs only). The arrays are reused soon: without
-# synchronization, a rank running ahead overwrites data still read by another rank.
+# on odd ranks), "others" (unequal marks), "inputs" (equal marks of the inputs only). The arrays are reused soon:
+# without synchronization, a rank running ahead overwrites data still read by another rank.
 SCRIPT = (
     ("packets", "a", "d", False),
     ("fold_all", "a", "e", True),
