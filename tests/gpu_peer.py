@@ -75,7 +75,7 @@ def unswitched(comm):
         "cuDeviceGetAttribute", "cuMulticastGetGranularity", "cuMulticastCreate", "cuMemExportToShareableHandle",
         "cuMemImportFromShareableHandle", "cuMulticastAddDevice", "cuMemCreate", "cuMulticastBindMem", "cuMemMap",
         "cuMemSetAccess")]
-    cases += [(multicast, "reach", raising(OSError())), (multicast, "Offer", raising(OSError()))]
+    cases += [(multicast, "reach", raising(OSError())), (multicast, "DescriptorOffer", raising(OSError()))]
     for (module, name, refusal), rank in itertools.product(cases, range(2)):
         with patch.object(module, name, refusal if comm.rank == rank else getattr(module, name)):
             _without_switch(comm, has_switch=name in (OTHERS_ALONE if rank == 0 else ROOT_ALONE))
@@ -85,7 +85,7 @@ def unswitched(comm):
 
 
 # Functions called by rank 0 alone, and by the other ranks alone
-ROOT_ALONE = ("cuMulticastGetGranularity", "cuMulticastCreate", "cuMemExportToShareableHandle", "Offer")
+ROOT_ALONE = ("cuMulticastGetGranularity", "cuMulticastCreate", "cuMemExportToShareableHandle", "DescriptorOffer")
 OTHERS_ALONE = ("cuMemImportFromShareableHandle", "reach")
 
 

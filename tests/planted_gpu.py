@@ -91,8 +91,6 @@ PLANTED_GPU = [
      "len(numbers) == len(gpus) and ", ""),
     ("gpu", "the switch sums although an order is promised", "gpucoll/executors/peer/binding.py",
      ' and request.order == "any" \\\n', " \\\n"),
-    ("gpu", "complex numbers are gathered as one by the switch", "gpucoll/executors/peer/binding.py",
-     'dtype.itemsize // 2 if dtype.kind == "complex" else dtype.itemsize', "dtype.itemsize"),
     ("gpu", "a switch that sums wrongly is used", "gpucoll/executors/peer/handshake.py",
      "if found is not None and all(row[0] for row in (yield from step([(yield from self._reduces(found))]))):",
      "if found is not None:"),

@@ -1,30 +1,22 @@
 """Interrupted and damaged checkpoints: a folder holds the old checkpoint or the new checkpoint, complete."""
 
+import json
 import os
 import random
-import signal
+import subprocess
 import sys
-import threading
+from pathlib import Path
 
 import numpy
 import pytest
 
 import gpucoll as gc
+import killed_saves
 from gpucoll import training
 from gpucoll.training import checkpoint
 from grids import SEED
+from killed_saves import RANKS, saved
 from thread_ranks import on_threads
-
-RANKS = 2
-
-
-def saved(comm, folder, value, watch=None):
-    """Save parameters with all elements equal to `value`."""
-    trainer = training.ZeRO({"w": numpy.full((30, 7), value), "b": numpy.full(11, value)}, comm, training.Adam(), 2)
-    comm.barrier()
-    if watch is not None:
-        watch()
-    trainer.save(folder)
 
 
 def loaded(comm, folder):
@@ -33,38 +25,23 @@ def loaded(comm, folder):
     return {float(value) for array in trainer.parameters.values() for value in array.flat}
 
 
-def killed_after(lines, folder, functions):
-    """Save in a child process, killed after `lines` lines of checkpoint.py; return whether the save ended before.
+@pytest.fixture
+def killed_after():
+    """Yield `killed_saves.killed_after`, run by a process of its own."""
+    paths = os.pathsep.join([str(Path(killed_saves.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # NumPy's own threads would make the process one of several threads.
+    variables = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, killed_saves.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          env=variables, text=True) as server:
+        def ask(*request):
+            server.stdin.write(json.dumps(request, default=str) + "\n")
+            server.stdin.flush()
+            return json.loads(server.stdout.readline())
 
-    Only lines of `functions` count, or all lines for no functions.
-    """
-    child = os.fork()
-    if child == 0:
-        left, lock = [lines], threading.Lock()
-
-        def trace(frame, event, argument):
-            if event == "line" and (not functions or frame.f_code.co_name in functions):
-                with lock:
-                    left[0] -= 1
-                    if left[0] < 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
-            return trace if frame.f_code.co_filename == checkpoint.__file__ else None
-
-        def watch():
-            threading.settrace(trace)  # for the writing threads
-            sys.settrace(trace)
-
-        try:
-            on_threads(RANKS, saved, folder, 2.0, watch)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFEXITED(status)
+        yield ask
 
 
-def swept(tmp_path, count, functions=()):
+def swept(killed_after, tmp_path, count, functions=()):
     """Interrupt a save at the first line, the last line and random lines; the folder must stay complete."""
     on_threads(RANKS, saved, tmp_path, 1.0)
     least, most = 0, 1
@@ -87,14 +64,14 @@ def swept(tmp_path, count, functions=()):
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_an_interrupted_checkpoint(tmp_path, count):
+def test_an_interrupted_checkpoint(killed_after, tmp_path, count):
     """A save interrupted in the functions changing the folder is harmless; `--nightly` tries every line."""
-    swept(tmp_path, count, ("_count", "_write_through"))
+    swept(killed_after, tmp_path, count, ("_count", "_write_through"))
 
 
 @pytest.mark.nightly
-def test_a_checkpoint_interrupted_anywhere(tmp_path):
-    swept(tmp_path, 1000)
+def test_a_checkpoint_interrupted_anywhere(killed_after, tmp_path):
+    swept(killed_after, tmp_path, 1000)
 
 
 def refused(comm, folder, name):

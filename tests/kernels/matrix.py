@@ -49,15 +49,33 @@ def kernels():
             "copy": sources.instance("copy", 16)}
 
 
+DISASSEMBLER = "nvidia-cuda-nvdisasm"
+
+
 def library(wheel):
     """Return the path of the NVRTC in a wheel kept among the user's caches; raise NoNetwork if the wheel is missing."""
+    return only(wheel, r"libnvrtc\.so\.\d+")
+
+
+def disassembled(cubin):
+    """Return the lines of the GPU's own instructions in a cubin, by NVIDIA's nvdisasm."""
+    tool = only(DISASSEMBLER, "nvdisasm")
+    tool.chmod(0o755)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([tool, "-c", file.name], check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def only(wheel, pattern):
+    """Return the path of the wheel's only file with a name of this pattern."""
     folder = default_folder() / "nvrtc" / wheel.replace("==", "-")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{folder}.lock"):
         if not folder.is_dir() or ("==" not in wheel and time.time() - folder.stat().st_mtime > FRESH):
             with contextlib.suppress(packages.NoNetwork) if folder.is_dir() else contextlib.nullcontext():
                 install(wheel, folder)
-    (found,) = [path for path in folder.rglob("libnvrtc.so.*") if re.fullmatch(r"libnvrtc\.so\.\d+", path.name)]
+    (found,) = [path for path in folder.rglob("*") if path.is_file() and re.fullmatch(pattern, path.name)]
     return found
 
 

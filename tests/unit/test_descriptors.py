@@ -29,7 +29,7 @@ def pipe():
 
 @pytest.fixture
 def offer():
-    made = descriptors.Offer()
+    made = descriptors.DescriptorOffer()
     yield made
     made.close()
 

@@ -74,7 +74,7 @@ class Binding:
     @functools.cached_property
     def _instance(self) -> Instance:
         if self._kernel == SWITCH_GATHER:
-            return instance(SWITCH_GATHER, self._unit)
+            return instance(SWITCH_GATHER, self._request.dtype.itemsize)
         return reducing(self._kernel, self._request.op, self._request.dtype)
 
     def _chosen_kernel(self) -> str:
@@ -94,12 +94,6 @@ class Binding:
         if self._handshake.moves_rows and SHORTEST < request.nbytes <= room.ll128:
             return LL128
         return PACKETS if request.nbytes <= room.packets else kernel
-
-    @property
-    def _unit(self) -> int:
-        """The bytes gathered as one: arrays of complex numbers need only be aligned to the real parts."""
-        dtype = self._request.dtype
-        return dtype.itemsize // 2 if dtype.kind == "complex" else dtype.itemsize
 
     def _launch(self, blocks: int, threads: int, arguments: Arguments) -> Enqueue:
         launch = self._device.kernels.launcher(self._instance)
@@ -121,7 +115,7 @@ class Binding:
             wanted = words if self._kernel == PACKETS else ROW * -(-words // GROUP_WORDS)
             blocks, threads = packet_grid(wanted, self._handshake.room.channels, threads)
         elif self._kernel == SWITCH_GATHER:
-            count = (request.sizes[0] or 0) // self._unit
+            count //= self._handshake.room.ranks
             arguments = heap.shots(source, target, count, nan_bytes=nan_bytes, multicast=self._handshake.multicast)
         elif self._kernel in (SHARE_OF_ALL, SWITCH_SHARE):
             places = self._places(source), self._places(target)
@@ -140,20 +134,20 @@ class Binding:
         request, width, channels = self._request, self._request.dtype.itemsize, self._channels()
         room = functools.partial(self._room, stream=stream)
         made, places, _ = self._program
-        here, there = self._ends(source, target, room)
+        here = target if request.in_place else source
+        if source and self._plan.copy_input:
+            here = room("input", request.sizes[0] or 0)
         region, scratch = made.region * width, self._plan.workspace["scratch"] * width
-        buffers = [here, there, room("scratch", scratch), room("staging", region * channels)]
+        buffers = [here, target, room("scratch", scratch), room("staging", region * channels)]
         enqueued: list[Enqueue] = []
-        given, taken = ((nbytes or 0) // width for nbytes in request.sizes)
         if here != source:
-            enqueued.append(functools.partial(self._device.kernels.copy, source, here, given, width))
+            enqueued.append(functools.partial(self._device.kernels.copy, source, here, (request.sizes[0] or 0) // width,
+                                              width))
         if made.steps:
             movers = self._device.most_threads // 2
             arguments = self._handshake.heap.steps(buffers, region, places, len(made.steps), movers,
                                                    _nan_bytes(request))
             enqueued.append(self._launch(channels, movers + self._device.warp, arguments))
-        if there != target:
-            enqueued.append(functools.partial(self._device.kernels.copy, there, target, taken, width))
         return enqueued
 
     def _channels(self) -> int:
@@ -161,23 +155,6 @@ class Binding:
         if isinstance(self._plan.layouts.input, Ragged):
             return self._handshake.room.channels
         return self._blocks()
-
-    def _ends(self, source: int, target: int, room: Callable[[str, int], int]) -> tuple[int, int]:
-        """Return the addresses of input and output for the kernel: of the arrays, or of buffers in place of arrays.
-
-        Buffers are used if the plan needs a copy of the input, or if arrays are not aligned to the element size: a
-        kernel that only moves data moves whole elements, but a complex array need only be aligned to the real parts.
-        """
-        request, copies = self._request, self._plan.copy_input
-        given, taken = (nbytes or 0 for nbytes in request.sizes)
-        misaligned = request.op is None and (source | target) % request.dtype.itemsize != 0
-        there = room("output", taken) if misaligned and target else target
-        here = source
-        if request.in_place and not copies:
-            here = there
-        elif source and (misaligned or copies):
-            here = room("input", given)
-        return here, there
 
     @functools.cached_property
     def _program(self) -> tuple[Program, dict[str, int], Any]:

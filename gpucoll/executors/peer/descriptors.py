@@ -18,7 +18,7 @@ from gpucoll.transport.connections import belongs_to_user
 NAME_BITS = 62  # of the name of an offer
 
 
-class Offer:
+class DescriptorOffer:
     """A descriptor on offer to processes of this user; `name` is a number for `reach`."""
 
     def __init__(self) -> None:

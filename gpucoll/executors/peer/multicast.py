@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpucoll.device.cuda import CudaDevice
 from gpucoll.device.peer import Multicast
-from gpucoll.executors.peer.descriptors import Offer, reach, take
+from gpucoll.executors.peer.descriptors import DescriptorOffer, reach, take
 from gpucoll.executors.peer.memory import Exchange
 from gpucoll.progress.operations import Pending
+
+if TYPE_CHECKING:
+    from gpucoll.device.cuda import CudaDevice
 
 
 class Lacking(Exception):
@@ -81,7 +83,7 @@ class MulticastMemory:
 
         All ranks connect before rank 0 waits for them: a rank in another container cannot connect.
         """
-        offer: list[Offer] = []
+        offer: list[DescriptorOffer] = []
         connected: list[Any] = []
         descriptor = -1
         try:
@@ -102,14 +104,14 @@ class MulticastMemory:
                 one.close()
         return descriptor
 
-    def _make(self, offer: list[Offer]) -> Sequence[int]:
+    def _make(self, offer: list[DescriptorOffer]) -> Sequence[int]:
         """Make the common object and the offer on rank 0; return the offer's name and the bytes of the object."""
         wanted = self._object_properties()
         step = self._call("cuMulticastGetGranularity", wanted,
                           self._driver.CUmulticastGranularity_flags.CU_MULTICAST_GRANULARITY_MINIMUM)
         self._nbytes = wanted.size = -(-self._nbytes // step) * step
         self._object = self._call("cuMulticastCreate", wanted)
-        offer.append(Offer())
+        offer.append(DescriptorOffer())
         return offer[0].name, self._nbytes
 
     def _export(self) -> int:
