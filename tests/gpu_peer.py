@@ -75,7 +75,9 @@ def unswitched(comm):
         "cuDeviceGetAttribute", "cuMulticastGetGranularity", "cuMulticastCreate", "cuMemExportToShareableHandle",
         "cuMemImportFromShareableHandle", "cuMulticastAddDevice", "cuMemCreate", "cuMulticastBindMem", "cuMemMap",
         "cuMemSetAccess")]
-    cases += [(multicast, "reach", raising(OSError())), (multicast, "DescriptorOffer", raising(OSError()))]
+    cases += [(driver, "cuMulticastCreate", raising(RuntimeError("the driver has no such function"))),
+              (driver, "CUdevice_attribute", None),
+              *((multicast, name, raising(OSError())) for name in ("reach", "DescriptorOffer"))]
     for (module, name, refusal), rank in itertools.product(cases, range(2)):
         with patch.object(module, name, refusal if comm.rank == rank else getattr(module, name)):
             _without_switch(comm, has_switch=name in (OTHERS_ALONE if rank == 0 else ROOT_ALONE))

@@ -5,13 +5,16 @@
 """
 
 import ast
+import contextlib
 import ctypes
 import importlib
 import inspect
 import json
+import os
 import re
 import sys
 import timeit
+import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -125,11 +128,12 @@ def calls():
 
 def surface():
     """Check that the stand-in's names exist in the real CuPy, with parameters of the same names."""
-    tree = {"cupy.cuda.runtime": "cuda/runtime.py", "cupy.cuda.nccl": "cuda/nccl.py", "cupy.cuda": "cuda/stream.py"}
+    tree = {"cupy.cuda.runtime": "cupy/cuda/runtime.py", "cupy.cuda.nccl": "cupy/cuda/nccl.py",
+            "cupy.cuda": "cupy/cuda/stream.py", "cuda.bindings.driver": "cuda/bindings/driver.py"}
     seen, wrong = 0, []
     for module, name in tree.items():
         real = importlib.import_module(module)
-        for node in ast.parse((STAND_IN / "cupy" / name).read_text()).body:
+        for node in ast.parse((STAND_IN / name).read_text()).body:
             if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
                 continue
             members = [node] if isinstance(node, ast.FunctionDef) else [
@@ -186,6 +190,57 @@ def symbols():
     return version, wrong
 
 
+def driver():
+    """Pass all arguments of multicast memory to the real cuda-bindings; return the names of the called functions.
+
+    Without CUDA's driver a function raises RuntimeError after taking its arguments.
+    """
+    from cuda.bindings import driver as real
+
+    from gpucoll.device.peer import Multicast
+    from gpucoll.executors.peer import multicast
+
+    called, wrong = set(), []
+    results = {"cuMulticastGetGranularity": 1 << 21, "cuMemExportToShareableHandle": os.dup(0)}
+    handles = {"cuMulticastCreate", "cuMemCreate"}
+
+    class Driver:
+        def __getattr__(self, name):
+            if not re.match("cu[A-Z]", name):
+                return getattr(real, name)
+
+            def call(*arguments):
+                called.add(name)
+                try:
+                    getattr(real, name)(*arguments)
+                except RuntimeError:
+                    pass
+                except Exception as error:
+                    wrong.append(f"{name}: {error!r}")
+                made = real.CUmemGenericAllocationHandle(1) if name in handles else results.get(name, 1 << 30)
+                return real.CUresult.CUDA_SUCCESS, made
+
+            return call
+
+    def alone(words):
+        yield lambda: True
+        return [words]
+
+    device = types.SimpleNamespace(ordinal=0, current=contextlib.nullcontext())
+    memory = multicast.MulticastMemory(device, 0, 1, 1 << 25)
+    sys.modules["cuda.bindings.driver"] = sys.modules["cuda.bindings"].driver = Driver()
+    joining = memory.join(alone)
+    try:
+        while True:
+            next(joining)
+    except StopIteration as stop:
+        if stop.value != Multicast(1 << 30, 1 << 30):
+            wrong.append(f"join returned {stop.value}")
+    memory.close()
+    memory.free()
+    return len(called), wrong
+
+
 def absent():
     """Return the errors shown to a rank lacking a library: our own errors, with installation advice."""
     from gpucoll.device import gpus, nvrtc
@@ -213,5 +268,5 @@ if __name__ == "__main__":
     else:
         import cupy
 
-        parts = {one.__name__: one() for one in (calls, surface, costs, symbols)}
+        parts = {one.__name__: one() for one in (calls, surface, costs, symbols, driver)}
         print(json.dumps({"cupy": cupy.__version__, **parts}))

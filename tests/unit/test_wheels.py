@@ -17,8 +17,8 @@ from pace import seconds
 WHEELS = Path(__file__).parents[1] / "wheels.py"
 COMMON = ["numpy", "mpi4py", "platformdirs", "filelock", "ml_dtypes"]
 ENVIRONMENTS = {
-    "newest": ["cupy-cuda13x", "nvidia-nccl-cu13", "nvidia-cuda-nvrtc>=13,<14"],
-    "oldest": ["cupy-cuda12x==14.0.0", "nvidia-nccl-cu12", "nvidia-cuda-nvrtc-cu12"],
+    "newest": ["cupy-cuda13x", "nvidia-nccl-cu13", "nvidia-cuda-nvrtc>=13,<14", "cuda-bindings>=13,<14"],
+    "oldest": ["cupy-cuda12x==14.0.0", "nvidia-nccl-cu12", "nvidia-cuda-nvrtc-cu12", "cuda-bindings>=12.4,<13"],
     "bare": ["cupy-cuda13x"],
 }
 
@@ -55,11 +55,12 @@ def test_structs_of_launch_arguments_are_made_as_the_package_makes_them():
 def test_the_real_ones_have_what_we_call(name):
     said = asked(name)
     print(said)  # shows also the microseconds, as information
-    for part in ("calls", "surface", "costs", "symbols"):
+    for part in ("calls", "surface", "costs", "symbols", "driver"):
         assert said[part][1] == [], part
     assert said["calls"][0] > 300
     assert said["surface"][0] > 40
     assert len(said["costs"][0]) == 7
+    assert said["driver"][0] >= 14
 
 
 @pytest.mark.nightly

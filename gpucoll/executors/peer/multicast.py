@@ -71,10 +71,12 @@ class MulticastMemory:
     def _check(self) -> None:
         try:
             from cuda.bindings import driver
-        except ImportError as error:
+
+            attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
+        # An old version of the package has no such attribute.
+        except (ImportError, AttributeError) as error:
             raise OSError(str(error)) from error
         self._driver = driver
-        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
         if not self._call("cuDeviceGetAttribute", attribute, self._gpu()):
             raise OSError("the GPU has no multicast memory")
 
@@ -173,7 +175,11 @@ class MulticastMemory:
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """Call a function of the driver; return its result, or raise OSError."""
-        code, *results = getattr(self._driver, name)(*arguments)
+        try:
+            code, *results = getattr(self._driver, name)(*arguments)
+        # The package has functions and attributes that an older driver lacks.
+        except RuntimeError as error:
+            raise OSError(str(error)) from error
         if int(code) != 0:
             raise OSError(f"{name}: {code!r}")
         return results[0] if results else None

@@ -63,7 +63,7 @@ class CUmemAccess_flags(enum.IntEnum):
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
 
 
-class Location:
+class _Location:
     __slots__ = ("id", "type")
 
 
@@ -75,17 +75,17 @@ class CUmemAllocationProp:
     __slots__ = ("location", "requestedHandleTypes", "type")
 
     def __init__(self):
-        self.location = Location()
+        self.location = _Location()
 
 
 class CUmemAccessDesc:
     __slots__ = ("flags", "location")
 
     def __init__(self):
-        self.location = Location()
+        self.location = _Location()
 
 
-class Handle:
+class _Handle:
     """Memory of a GPU, or a multicast object: a file."""
 
     def __init__(self, file, nbytes, is_object):
@@ -120,7 +120,7 @@ def cuMulticastGetGranularity(prop, option):
 def cuMulticastCreate(prop):
     if prop.size % STEP or prop.numDevices < 1:
         return INVALID, None
-    handle = Handle(os.memfd_create("stand-in"), prop.size, is_object=True)
+    handle = _Handle(os.memfd_create("stand-in"), prop.size, is_object=True)
     os.pwrite(handle.file, HEADER.pack(MARK, prop.numDevices, 0, 0, prop.size), 0)
     return OK, handle
 
@@ -133,7 +133,7 @@ def cuMemImportFromShareableHandle(osHandle, shHandleType):
     if HEADER.unpack(os.pread(osHandle, HEADER.size, 0))[0] != MARK:
         return INVALID, None
     nbytes = HEADER.unpack(os.pread(osHandle, HEADER.size, 0))[4]
-    return OK, Handle(os.dup(osHandle), nbytes, is_object=True)
+    return OK, _Handle(os.dup(osHandle), nbytes, is_object=True)
 
 
 def cuMulticastAddDevice(mcHandle, dev):
@@ -146,7 +146,7 @@ def cuMemCreate(size, prop, flags):
         return INVALID, None
     file = os.memfd_create("stand-in")
     os.ftruncate(file, size)
-    return OK, Handle(file, size, is_object=False)
+    return OK, _Handle(file, size, is_object=False)
 
 
 def cuMulticastBindMem(mcHandle, mcOffset, memHandle, memOffset, size, flags):
