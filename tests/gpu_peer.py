@@ -11,6 +11,7 @@ import numpy
 
 import gpucoll as gc
 from gpu_helpers import PATIENCE, raising, ramp, ranges, refused, same
+from gpucoll.device.launch import Kernels
 from gpucoll.executors.peer import multicast
 
 LARGE = 1_100_000  # elements of four bytes: more than the peer executor's staging area
@@ -72,9 +73,9 @@ def unswitched(comm):
     before = len(driver.open_handles), len(driver._reserved)
     refuse = (driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
     cases = [(driver, name, lambda *_: refuse) for name in (
-        "cuDeviceGetAttribute", "cuMulticastGetGranularity", "cuMulticastCreate", "cuMemExportToShareableHandle",
-        "cuMemImportFromShareableHandle", "cuMulticastAddDevice", "cuMemCreate", "cuMulticastBindMem", "cuMemMap",
-        "cuMemSetAccess")]
+        "cuDeviceGetAttribute", "cuMulticastGetGranularity", "cuMemGetAllocationGranularity", "cuMulticastCreate",
+        "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMulticastAddDevice", "cuMemCreate",
+        "cuMulticastBindMem", "cuMemMap", "cuMemSetAccess")]
     cases += [(driver, "cuMulticastCreate", raising(RuntimeError("the driver has no such function"))),
               (driver, "CUdevice_attribute", None),
               *((multicast, name, raising(OSError())) for name in ("reach", "DescriptorOffer"))]
@@ -82,13 +83,28 @@ def unswitched(comm):
         with patch.object(module, name, refusal if comm.rank == rank else getattr(module, name)):
             _without_switch(comm, has_switch=name in (OTHERS_ALONE if rank == 0 else ROOT_ALONE))
         assert (len(driver.open_handles), len(driver._reserved)) == before, name
+    for name in ("cuMemUnmap", "cuMulticastUnbind", "cuMemRelease"):  # an error at the end keeps no rank waiting
+        with patch.object(driver, name, lambda *_: refuse if comm.rank else (driver.CUresult.CUDA_SUCCESS,)):
+            _without_switch(comm, has_switch=True)
+    before = len(driver.open_handles), len(driver._reserved)
     with patch.dict(os.environ, {"STAND_IN_SWITCH": "lossy"}):
         _without_switch(comm)
+    real, refusal = Kernels.launcher, raising(MemoryError())
+    with patch.object(Kernels, "launcher", lambda kernels, one: refusal() if comm.rank and "multimem" in one.entry
+                      else real(kernels, one)):
+        _without_switch(comm)
+    assert (len(driver.open_handles), len(driver._reserved)) == before
 
 
 # Functions called by rank 0 alone, and by the other ranks alone
-ROOT_ALONE = ("cuMulticastGetGranularity", "cuMulticastCreate", "cuMemExportToShareableHandle", "DescriptorOffer")
+ROOT_ALONE = ("cuMulticastGetGranularity", "cuMemGetAllocationGranularity", "cuMulticastCreate",
+              "cuMemExportToShareableHandle", "DescriptorOffer")
 OTHERS_ALONE = ("cuMemImportFromShareableHandle", "reach")
+
+
+def on_one_gpu(comm):
+    """Ranks sharing a GPU do not use the switch."""
+    _without_switch(comm)
 
 
 def _without_switch(comm, has_switch=False):

@@ -201,7 +201,8 @@ def driver():
     from gpucoll.executors.peer import multicast
 
     called, wrong = set(), []
-    results = {"cuMulticastGetGranularity": 1 << 21, "cuMemExportToShareableHandle": os.dup(0)}
+    results = {"cuMulticastGetGranularity": 1 << 21, "cuMemGetAllocationGranularity": 1 << 21,
+               "cuMemExportToShareableHandle": os.dup(0)}
     handles = {"cuMulticastCreate", "cuMemCreate"}
 
     class Driver:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 
 BY_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
-SINCE = 70  # compute capability 7.0
+CAPABILITIES = {70, 80, 90, 100, 120}  # GPUs on which NCCL uses LL128; others are not tested by NVIDIA
 
 
 def numbered(pci: str) -> int:
@@ -23,12 +24,12 @@ def moves_rows(gpus: Sequence[tuple[int, int]]) -> bool:
     """Return whether 128 bytes stored by one instruction on any of these GPUs reach the other GPUs together.
 
     A GPU is a pair: the number of its PCI id, and its compute capability (90 for 9.0). True on the conditions of NCCL's
-    LL128 protocol: NVLink between all pairs, one compute capability, 7.0 or newer. False also without NVML or pynvml.
-    Source: NCCL's tuning.cc.
+    LL128 protocol: NVLink between all pairs, one compute capability of `CAPABILITIES`. False also without NVML or
+    pynvml. Source: NCCL's tuning.cc.
     """
     numbers, capabilities = {pci for pci, _ in gpus}, {capability for _, capability in gpus}
     # Two ranks on parts of one GPU (MIG), or threads sharing a GPU, have no NVLink between them.
-    return len(numbers) == len(gpus) and len(capabilities) == 1 and min(capabilities) >= SINCE and joined(numbers)
+    return len(numbers) == len(gpus) and len(capabilities) == 1 and capabilities <= CAPABILITIES and joined(numbers)
 
 
 def joined(numbers: Sequence[int] | set[int]) -> bool:
@@ -49,4 +50,5 @@ def joined(numbers: Sequence[int] | set[int]) -> bool:
     except pynvml.NVMLError:
         return False
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()

@@ -15,8 +15,8 @@ enum Multimem : u32 { M_ADD, M_MIN, M_MAX, M_AND, M_OR, M_XOR };
 
 #if defined(__CUDACC__)
 
-// PTX has `multimem` since CUDA 12.1, for Hopper and newer.
-#if __CUDA_ARCH__ >= 900 && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 1))
+// PTX has `multimem` with sums of narrow floats as float32 since CUDA 12.2, for Hopper and newer.
+#if __CUDA_ARCH__ >= 900 && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 2))
 
 GC_DEV void alias_fence() { asm volatile("fence.proxy.alias;" ::: "memory"); }
 

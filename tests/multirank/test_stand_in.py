@@ -245,6 +245,14 @@ def test_two_ranks_on_one_gpu(mpiexec, emulated_kernels, variables, said):
     assert job(2, CLAIM, **variables) == said
 
 
+@pytest.mark.slow
+def test_two_ranks_on_one_gpu_have_no_switch(mpiexec, emulated_kernels):
+    result = launch(2, sys.executable, HERE / "gpu_programs.py", '[["on_one_gpu"]]', timeout=seconds(120),
+                    env=environment(**PEER, **SHARE, STAND_IN_GPUS="1", STAND_IN_SWITCH="1",
+                                    NCCL_MULTI_RANK_GPU_ENABLE="1"))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 ON_OWN_GPU = """
 import cupy, gpucoll as gc
 with gc.init(timeout=60) as comm:

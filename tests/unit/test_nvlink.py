@@ -40,11 +40,17 @@ def test_pairs_of_equal_gpus_on_nvlink_move_rows(library):
 def test_other_gpus_do_not(library):
     assert not nvlink.moves_rows(gpus(ONE, ONE))  # two ranks on one GPU
     assert not nvlink.moves_rows(gpus(ONE, TWO, capability=61))
+    assert not nvlink.moves_rows(gpus(ONE, TWO, capability=86))  # a bridge of NVLink, and not among NCCL's
     assert not nvlink.moves_rows([(ONE, 80), (TWO, 90)])
 
 
 def refuse(*_):
     raise NVMLError
+
+
+def test_an_error_at_the_end_does_not_matter(library, monkeypatch):
+    monkeypatch.setattr(library, "nvmlShutdown", refuse)
+    assert nvlink.moves_rows(gpus(ONE, TWO))
 
 
 @pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetP2PStatus"])

@@ -60,7 +60,7 @@ def test_the_real_ones_have_what_we_call(name):
     assert said["calls"][0] > 300
     assert said["surface"][0] > 40
     assert len(said["costs"][0]) == 7
-    assert said["driver"][0] >= 14
+    assert said["driver"][0] >= 15
 
 
 @pytest.mark.nightly

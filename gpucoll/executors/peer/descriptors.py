@@ -77,4 +77,7 @@ def _place(name: int) -> str:
 
 
 def _is_readable(connected: socket.socket) -> bool:
-    return bool(select.select([connected], [], [], 0)[0])
+    # `select` refuses descriptors from 1024 on.
+    poll = select.poll()
+    poll.register(connected, select.POLLIN)
+    return bool(poll.poll(0))

@@ -14,7 +14,7 @@ from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Event
 from gpucoll.device.peer import MOST_RANKS, Multicast, PeerHeap, Room
 from gpucoll.device.sources import reducing
-from gpucoll.executors.peer.memory import HostMemory, PeerMemory
+from gpucoll.executors.peer.memory import Exchange, HostMemory, PeerMemory
 from gpucoll.progress.operations import Pending, keep_for_ever
 from gpucoll.progress.waits import Progress
 
@@ -101,11 +101,10 @@ class Handshake:
                 self.unavailable_reason = (
                     f"data that ranks {lost[0][0]} and {lost[0][1]} exchange in each other's memory do not arrive, "
                     "although it opens; an IOMMU or ACS between their GPUs is the usual reason")
-        if self.unavailable_reason is None and self._place.size > 1:
-            step = functools.partial(exchange, self._place, self._wire)
-            found = yield from self.memory.multicast(self._place.rank, slabs, self.room, step)
-            if found is not None and all(row[0] for row in (yield from step([(yield from self._reduces(found))]))):
-                self.multicast = found
+        # Ranks sharing a GPU have no common multicast memory; the emulated device has no such limit.
+        apart = len({row[1] for row in proposed}) == self._place.size or not self._device.asynchronous
+        if self.unavailable_reason is None and self._place.size > 1 and apart:
+            self.multicast = yield from self._switch(slabs)
         self._open = True
 
     def _lost(self, slabs: Sequence[int]) -> Generator[Pending, None, list[bool]]:
@@ -135,22 +134,41 @@ class Handshake:
                 for other in range(size)]
 
 
-    def _reduces(self, multicast: Multicast) -> Generator[Pending, None, bool]:
-        """Return whether a sum by the switch is right. All ranks have loaded the kernel before any rank launches it."""
-        rank, size, device = self._place.rank, self._place.size, self._device
-        kernel = device.kernels.launcher(reducing("multimem_share", OPS["sum"], DTYPES["int64"]))
-        yield from self.meet()
-        everybody = [_pattern(one, one) for one in range(size)]
-        given = self.memory.upload(everybody[rank].view(numpy.uint8))
-        stream = device.new_stream()
-        taken = device.empty(given.nbytes, numpy.dtype("u1"), stream)
-        arguments = self.heap.shots(address(given), address(taken), everybody[0].size, multicast=multicast)
+    def _switch(self, slabs: Sequence[int]) -> Generator[Pending, None, Multicast | None]:
+        """Return multicast memory that has reduced integers and narrow floats rightly on all ranks; None without.
+
+        A wrong sum of a sample means that the switch is not used.
+        """
+        step = functools.partial(exchange, self._place, self._wire)
+        found = yield from self.memory.multicast(self._place.rank, slabs, self.room, step)
+        for name in ("int64", "float16") if found is not None else ():
+            samples = [(_pattern(rank, rank) % 64).astype(name) for rank in range(self._place.size)]
+            right = yield from self._reduces(name, samples, found, step)
+            if not all(row[0] for row in (yield from step([right]))):
+                self.memory.drop_multicast()
+                return None
+        return found
+
+    def _reduces(self, name: str, samples: Sequence[numpy.ndarray[Any, Any]], multicast: Multicast | None,
+                 step: Exchange) -> Generator[Pending, None, bool]:
+        """Return whether the switch sums the ranks' samples rightly.
+
+        No rank launches the kernel before all ranks have loaded it and have memory: the kernels wait for each other.
+        """
+        device, stream = self._device, self._device.new_stream()
+        try:
+            kernel = device.kernels.launcher(reducing("multimem_share", OPS["sum"], DTYPES[name]))
+            given = self.memory.upload(samples[self._place.rank].view(numpy.uint8))
+            taken = device.empty(given.nbytes, numpy.dtype("u1"), stream)
+            ready = True
+        except Exception:
+            ready = False
+        if not all(row[0] for row in (yield from step([ready]))):
+            return False
+        arguments = self.heap.shots(address(given), address(taken), samples[0].size, multicast=multicast)
         kernel(1, device.most_threads, arguments, stream)
-        if device.asynchronous:
-            yield from _until_done(device.mark(stream))
-        else:
-            yield from device.settle(stream)
-        return bool((self.memory.download(taken).view(numpy.int64) == sum(everybody)).all())
+        yield from (_until_done(device.mark(stream)) if device.asynchronous else device.settle(stream))
+        return bool((self.memory.download(taken).view(name) == sum(samples)).all())
 
 
 def _pattern(writer: int, owner: int) -> numpy.ndarray[Any, Any]:

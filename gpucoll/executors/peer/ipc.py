@@ -91,6 +91,10 @@ class IpcMemory(PeerMemory):
         self._multicast = MulticastMemory(self._device, rank, room.ranks, 2 * room.staging)
         return (yield from self._multicast.join(exchange))
 
+    def drop_multicast(self) -> None:
+        assert self._multicast is not None
+        self._multicast.release()
+
     def upload(self, row: Array) -> Any:
         with self._device.current, self._uploads:
             there = cupy.asarray(row)

@@ -81,6 +81,9 @@ class PeerMemory:
         return None
         yield from ()
 
+    def drop_multicast(self) -> None:
+        """Give up the memory of `multicast`, on all ranks, after a meeting of all ranks."""
+
     def close(self) -> None:
         """Unmap the others' slabs; before any slab is freed."""
         self._pointed_to.clear()

@@ -7,11 +7,13 @@ NVSwitch have such memory (NVLS). Source: CUDA's driver API, multicast object ma
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoll.device.peer import Multicast
+from gpucoll.errors import GpucollError
 from gpucoll.executors.peer.descriptors import DescriptorOffer, reach, take
 from gpucoll.executors.peer.memory import Exchange
 from gpucoll.progress.operations import Pending
@@ -48,8 +50,7 @@ class MulticastMemory:
             yield from self._together(exchange, self._bind)
             yield from self._together(exchange, self._map_object)
         except Lacking:
-            self.close()
-            self.free()
+            self.release()
             return None
         own, group = self._mapped
         return Multicast(own, group)
@@ -57,11 +58,13 @@ class MulticastMemory:
     def _together(self, exchange: Exchange, act: Callable[..., Sequence[int] | None],
                   *arguments: Any) -> Generator[Pending, None, list[list[int]]]:
         """Do a step on all ranks and return the words of all ranks' results; raise Lacking if the step fails on some.
+
+        `act` waits for no rank. Any error means that this rank lacks multicast memory.
         """
         try:
             with self._device.current:
                 row = [1, *(act(*arguments) or ())]
-        except OSError:
+        except Exception:
             row = [0]
         everybody = yield from exchange(row)
         if not all(one[0] for one in everybody):
@@ -87,30 +90,39 @@ class MulticastMemory:
         """
         offer: list[DescriptorOffer] = []
         connected: list[Any] = []
-        descriptor = -1
         try:
             words = yield from self._together(exchange, self._make if self._rank == 0 else _nothing, offer)
             name, self._nbytes = words[0][:2]
             yield from self._together(exchange, _nothing if self._rank == 0 else _connect, connected, name)
-            if self._rank == 0:
-                descriptor = self._export()
-                yield from offer[0].give(descriptor, self._size - 1)
-            else:
-                descriptor = yield from take(connected[0])
+            if self._rank != 0:
+                return (yield from take(connected[0]))
+            return (yield from self._give(offer[0]))
+        # A deadline that has passed is an OSError, too, and ends the handshake.
+        except GpucollError:
+            raise
         except OSError:
-            if descriptor >= 0:
-                os.close(descriptor)
-            descriptor = -1
+            return -1
         finally:
             for one in (*offer, *connected):
                 one.close()
+
+    def _give(self, offer: DescriptorOffer) -> Generator[Pending, None, int]:
+        """Give the other ranks the descriptor of the common object, and return the descriptor."""
+        descriptor = self._export()
+        try:
+            yield from offer.give(descriptor, self._size - 1)
+        except BaseException:
+            os.close(descriptor)
+            raise
         return descriptor
 
     def _make(self, offer: list[DescriptorOffer]) -> Sequence[int]:
         """Make the common object and the offer on rank 0; return the offer's name and the bytes of the object."""
-        wanted = self._object_properties()
-        step = self._call("cuMulticastGetGranularity", wanted,
-                          self._driver.CUmulticastGranularity_flags.CU_MULTICAST_GRANULARITY_MINIMUM)
+        driver, wanted = self._driver, self._object_properties()
+        step = max(self._call("cuMulticastGetGranularity", wanted,
+                              driver.CUmulticastGranularity_flags.CU_MULTICAST_GRANULARITY_MINIMUM),
+                   self._call("cuMemGetAllocationGranularity", self._memory_properties(),
+                              driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM))
         self._nbytes = wanted.size = -(-self._nbytes // step) * step
         self._object = self._call("cuMulticastCreate", wanted)
         offer.append(DescriptorOffer())
@@ -132,13 +144,7 @@ class MulticastMemory:
 
     def _bind(self) -> None:
         """Allocate memory, map it for this rank alone, and bind it to the common object."""
-        driver = self._driver
-        wanted = driver.CUmemAllocationProp()
-        wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        wanted.location.id = self._device.ordinal
-        wanted.requestedHandleTypes = self._by_descriptor()  # as of the object
-        self._memory = self._call("cuMemCreate", self._nbytes, wanted, 0)
+        self._memory = self._call("cuMemCreate", self._nbytes, self._memory_properties(), 0)
         self._map(self._memory)
         self._call("cuMulticastBindMem", self._object, 0, self._memory, 0, self._nbytes, 0)
         self._bound = True
@@ -167,6 +173,15 @@ class MulticastMemory:
         wanted.handleTypes = self._by_descriptor()
         return wanted
 
+    def _memory_properties(self) -> Any:
+        driver = self._driver
+        wanted = driver.CUmemAllocationProp()
+        wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        wanted.location.id = self._device.ordinal
+        wanted.requestedHandleTypes = self._by_descriptor()  # as of the object
+        return wanted
+
     def _by_descriptor(self) -> Any:
         return self._driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
@@ -186,21 +201,29 @@ class MulticastMemory:
 
     def close(self) -> None:
         """Unmap the memory; idempotent. No kernel of this rank may still use the memory."""
-        with self._device.current:
-            for start in self._mapped:
-                self._call("cuMemUnmap", start, self._nbytes)
-                self._call("cuMemAddressFree", start, self._nbytes)
+        for start in self._mapped:
+            self._try("cuMemUnmap", start, self._nbytes)
+            self._try("cuMemAddressFree", start, self._nbytes)
         self._mapped.clear()
 
     def free(self) -> None:
         """Release the memory once all ranks have unmapped the object; idempotent."""
-        with self._device.current:
-            if self._bound:
-                self._call("cuMulticastUnbind", self._object, self._gpu(), 0, self._nbytes)
-            for handle in (self._memory, self._object):
-                if handle is not None:
-                    self._call("cuMemRelease", handle)
+        if self._bound:
+            self._try("cuMulticastUnbind", self._object, self._device.ordinal, 0, self._nbytes)
+        for handle in (self._memory, self._object):
+            if handle is not None:
+                self._try("cuMemRelease", handle)
         self._bound, self._memory, self._object = False, None, None
+
+    def release(self) -> None:
+        """Give up memory that no kernel has used on any rank."""
+        self.close()
+        self.free()
+
+    def _try(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver; an error must not keep this rank from the other ranks' next step."""
+        with self._device.current, contextlib.suppress(OSError):
+            self._call(name, *arguments)
 
 
 def _nothing(*_: object) -> None:

@@ -47,6 +47,10 @@ class CUmulticastGranularity_flags(enum.IntEnum):
     CU_MULTICAST_GRANULARITY_MINIMUM = 0
 
 
+class CUmemAllocationGranularity_flags(enum.IntEnum):
+    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
+
+
 class CUmemAllocationHandleType(enum.IntEnum):
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1
 
@@ -115,6 +119,10 @@ def cuDeviceGetAttribute(attrib, dev):
 
 def cuMulticastGetGranularity(prop, option):
     return OK, STEP
+
+
+def cuMemGetAllocationGranularity(prop, option):
+    return OK, STEP // 2
 
 
 def cuMulticastCreate(prop):
