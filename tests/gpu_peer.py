@@ -42,7 +42,8 @@ def packets_of_128_bytes(comm):
                 for turn in range(20):
                     result = other.all_reduce(ramp(comm, count) + turn, algorithm="one_shot")
                     same(result, sum(ranges(comm, count)) + comm.size * turn)
-        assert "ll128_float32_sum" in {getattr(one, "entry", "") for one in device.kernels._loaded}
+        loaded = {getattr(one, "entry", "") for one in device.kernels._loaded}
+        assert ("ll128_float32_sum" in loaded) is (comm.size > 1)
 
 
 def switched(comm, needed=True):

@@ -11,7 +11,7 @@ from gpucoll.device.peer import ROW, Places, Room
 from peer.world import World, expected, placed
 
 KERNELS = ("packets", "ll128", "fold_all", "fold_share")
-NAMES = "abcdefghijkl"
+NAMES = "abcdefghijklmnopq"
 WRONG = "b"  # an array with unusable addresses, given in place of arrays not shared by the ranks
 # Kernel, source, destination, and sharing of these arrays: True (equal marks on all ranks), False, "some" (marks only
 # on odd ranks), "others" (unequal marks), "inputs" (equal marks of the inputs only). The arrays are reused soon:
@@ -32,13 +32,13 @@ SCRIPT = (
     ("fold_share", "k", "j", "others"),
     ("fold_all", "k", "i", "some"),
     ("packets", "c", "c", False),
-    ("ll128", "a", "b", False),
-    ("ll128", "b", "d", False),
-    ("ll128", "d", "d", False),
+    ("ll128", "a", "m", False),
+    ("ll128", "m", "n", False),
+    ("ll128", "n", "n", False),
     ("fold_share", "a", "l", False),
-    ("ll128", "l", "h", False),
-    ("packets", "h", "i", False),
-    ("ll128", "c", "e", False),
+    ("ll128", "l", "o", False),
+    ("packets", "o", "p", False),
+    ("ll128", "c", "q", False),
     ("fold_share", "g", "g", False),
 )
 
