@@ -1,9 +1,9 @@
 // All-reduce and all-gather through multicast memory, in sections copied into this memory first. An all-reduce of
 // arrays directly accessible to all ranks goes without copies and without the switch, as in peer_shots.cu.
 //
-// One reducing load replaces a load from every rank, and one store replaces a store to every rank: a GPU sends and
-// receives 1 / ranks of an all-reduced array twice, instead of (ranks - 1) / ranks twice, and the switches do the rest.
-// Meetings and sections are those of peer_shots.cu.
+// One reducing load replaces a load from every rank, and one store replaces a store to every rank. In an all-reduce a GPU
+// sends and receives 1 + 1 / ranks times the array, instead of 2 (ranks - 1) / ranks times; in an all-gather a GPU sends
+// its block once. Meetings and sections are those of peer_shots.cu.
 #include "device/multimem.h"
 #include "device/peer_shots.cu"
 
