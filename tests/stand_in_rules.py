@@ -272,6 +272,29 @@ def memory():
     return y.data.ptr == address, int(y.get()[0]) == _memory.GARBAGE, size, again
 
 
+def memory_of_a_destroyed_stream():
+    """Return whether a new stream has the handle and the memory of a destroyed one, and what its array holds.
+
+    The destroyed stream still works, and overwrites its freed memory late: after the new stream's array has values.
+    """
+    gate, old = threading.Event(), cupy.cuda.Stream(non_blocking=True)
+    handle = old.ptr
+    with old:
+        x = cupy.empty(512, "u1")
+    address = x.data.ptr
+    put(old, gate.is_set, kernel=False)
+    del x
+    MACHINE.settle()
+    del old
+    new = cupy.cuda.Stream(non_blocking=True)
+    with new:
+        y = cupy.full(512, 7, "u1")
+        new.synchronize()
+        gate.set()
+        runtime.deviceSynchronize()
+        return new.ptr == handle, y.data.ptr == address, int(y.get()[0])
+
+
 def device_changes():
     class Comm:
         rank = 0

@@ -58,6 +58,10 @@ def test_a_rule(machine, rule):
     assert machine(rule, GPUCOLL_STAND_IN=f"hostile,-{rule}", **given) == usual
 
 
+def test_late_work_of_a_destroyed_stream_spares_the_memorys_next_array(machine):
+    assert machine("memory_of_a_destroyed_stream", GPUCOLL_STAND_IN="hostile") == [True, True, 7]
+
+
 def test_connections_as_nccl_makes_them(machine):
     """Grouped calls connect; ungrouped sends around a ring deadlock; a group against calls in turn is truncated."""
     assert machine("protocol") == [[""], ["deadlock"], ["Message truncated"]]
