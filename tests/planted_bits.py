@@ -65,4 +65,9 @@ PLANTED_BITS = [
      "                continue\n", "                raise\n"),
     ("product", "blocks: lengths are exchanged in every call", "gpucoll/communicator/ragged.py",
      "max(0, self._exchanges.get(name, 1) - 1)", "1"),
+    ("product", "host messages: an array of another call is an error of JSON", "gpucoll/communicator/metadata.py",
+     "    except ValueError as error:\n        raise MismatchError",
+     "    except KeyError as error:\n        raise MismatchError"),
+    ("product", "host messages: a number is taken for metadata", "gpucoll/communicator/metadata.py",
+     "if not isinstance(found, dict):", "if False:"),
 ]

@@ -47,7 +47,7 @@ class MetadataExchange:
         size = self._core.size
         row = row_with(metadata, size) if self._core.rank == root else numpy.empty(_row_bytes(size), numpy.uint8)
         row = self.exchange("broadcast", row, name, root)
-        return checked([_read(row.tobytes())], name, mine, first=root)[0]
+        return checked([_read(row, name)], name, mine, first=root)[0]
 
     def all_gather(self, metadata: Metadata, name: str, mine: Failure = None) -> list[Metadata]:
         """Return all ranks' metadata on every rank, in rank order; raise an error of any rank on all ranks."""
@@ -102,7 +102,7 @@ def checked(metadata: list[Metadata], name: str, mine: Failure, first: int = 0) 
 
 def checked_rows(rows: Array, name: str, mine: Failure) -> list[Metadata]:
     """Return the metadata in the host messages of all ranks; errors as in `checked`."""
-    return checked([_read(row.tobytes()) for row in rows], name, mine)
+    return checked([_read(row, name) for row in rows], name, mine)
 
 
 def _row_bytes(ranks: int) -> int:
@@ -123,9 +123,21 @@ def row_with(metadata: Metadata, ranks: int) -> Array:
     return row
 
 
+def _read(row: Array, name: str) -> Metadata:
+    """Return the metadata in a host message of the call `name`; raise MismatchError for data of another call."""
+    try:
+        return _parsed(row.tobytes())
+    # With check="off" calls are not compared, and this rank may receive an array of another call.
+    except ValueError as error:
+        raise MismatchError(f"{name}: what came from another rank is no message of this call; the ranks are in "
+                            'different calls, and the default check= names them') from error
+
+
 @functools.lru_cache(KEPT)
-def _read(row: bytes) -> Metadata:
-    found: Metadata = json.loads(row.rstrip(b"\0"))
+def _parsed(row: bytes) -> Metadata:
+    found = json.loads(row.rstrip(b"\0"))
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")
     return found
 
 
