@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import filelock
 
+import budgets
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import sources
@@ -43,7 +44,7 @@ def compile_all(texts):
     """Put the shared objects of all sources into the cache; among several processes, only one compiles."""
     with filelock.FileLock(user_store().folder / "tests.lock"):
         missing = [source for source in dict.fromkeys(texts) if not is_kept(source)]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with budgets.compiling(), ThreadPoolExecutor(os.cpu_count()) as pool:
             for source, content in zip(missing, pool.map(compile_shared, missing), strict=True):
                 user_store().path(source, ".so", lambda content=content: content, flags=recipe())
 

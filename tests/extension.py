@@ -9,6 +9,7 @@ import sysconfig
 
 import numpy
 
+import budgets
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.sources import folder, inlined
 from gpucoll.device.store import user_store
@@ -26,7 +27,8 @@ def text():
 
 def compiled(source, *options, place=None):
     """Return the shared object of a source, with the digest of the sources in `place` or in the package."""
-    return compile_shared(source, f'-D{MACRO}="{digest(place or folder())}"', *FOLDERS, *options)
+    with budgets.compiling():
+        return compile_shared(source, f'-D{MACRO}="{digest(place or folder())}"', *FOLDERS, *options)
 
 
 def built(source, *options):

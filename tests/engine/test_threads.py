@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 
+import budgets
 import engine_mutants
 from engine import written
 from gpucoll.arrays.segments import Copier
@@ -42,7 +43,8 @@ def linked(compiler, text, options):
     """Return the program compiled from a text."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "driver")
-        subprocess.run([*compiler, *options, "-x", "c++", "-", "-o", target], input=text, text=True, check=True)
+        with budgets.compiling():
+            subprocess.run([*compiler, *options, "-x", "c++", "-", "-o", target], input=text, text=True, check=True)
         return target.read_bytes()
 
 

@@ -132,6 +132,16 @@ class Report:
         self.user_properties = [("cpu", 99.0), ("cpu", cpu)]  # the value of an earlier phase, then of this phase
 
 
+def test_processor_seconds_of_compilers_do_not_count():
+    burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"]
+    before = budgets.processor_seconds()
+    with budgets.compiling():
+        subprocess.run(burn, check=True)
+    assert budgets.processor_seconds() - before < 0.3
+    subprocess.run(burn, check=True)
+    assert budgets.processor_seconds() - before >= 0.3
+
+
 def test_folders_are_held_to_their_budgets(monkeypatch):
     """Seconds are only shown; too many processor seconds fail a run under `HOLD`; slow tests count for neither."""
     monkeypatch.setenv(pace.VARIABLE, "2.0")
