@@ -1,7 +1,7 @@
 """Multicast memory of the GPUs of a node: one address reads or writes the memory of all GPUs, by the NVLink switch.
 
-Every rank allocates memory on its GPU and binds the memory to a common object of CUDA. All ranks map the object at an
-address of its own, used by the kernels of ``kernels/device/peer_multimem.cu`` only. Hopper GPUs and newer behind an
+Every rank allocates memory on its GPU and binds the memory to a common object of CUDA. Every rank maps the object at a
+second address, used by the kernels of ``kernels/device/peer_multimem.cu`` only. Hopper GPUs and newer behind an
 NVSwitch have such memory (NVLS). Source: CUDA's driver API, multicast object management.
 """
 
