@@ -14,7 +14,6 @@ from gpucoll.communicator.calls import CallOptions
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import row_of
 from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError, minority
-from gpucoll.executors import LengthsDiffer
 
 if TYPE_CHECKING:
     from gpucoll.communicator.core import Core
@@ -54,18 +53,13 @@ class MetadataExchange:
         return checked_rows(self.exchange("all_gather", row_with(metadata, self._core.size), name), name, mine)
 
     def exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
-        """Return the result of a collective on `row` at once, even inside a group of calls."""
-        while True:
-            try:
-                return self._exchange_once(collective, row, name, root)
-            except LengthsDiffer:
-                # Another rank has foretold lengths that have changed. All ranks now exchange lengths.
-                continue
+        """Return the result of a collective on `row` at once, even inside a group of calls.
 
-    def _exchange_once(self, collective: str, row: Array, name: str, root: int) -> Any:
+        Raises LengthsDiffer, a reason to repeat the exchange, if another rank has foretold lengths that have changed.
+        """
         # The call itself cannot be prepared without the result: a group must not put it off.
         core, cache_key = self._core, (f"{collective} of a header of {name}", "", root, "auto")
-        result = core.fast_path(*cache_key, row, None)
+        result: Array = core.fast_path(*cache_key, row, None)
         if result is NotImplemented:
             call = prepare(COLLECTIVES[collective], row, None, core.sizes(name, root))
             shows = core.host.shows_calls is not None

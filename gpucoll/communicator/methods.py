@@ -295,6 +295,10 @@ class Communicator:
         `out` receives the result and is returned. It is one array (sum(n_i), \\*s), and `x` may be this rank's block in
         it; or it is a list of arrays (n_i, \\*s), at the cost of a copy.
         """
+        if stream is None and not async_op and self._core.group is None:
+            result = self._blocks.repeat("all_gather_v", "", 0, algorithm, x, out)
+            if result is not NotImplemented:
+                return result
         return self._blocks.gather("all_gather_v", x, out, 0, CallOptions(algorithm, async_op, stream))
 
     @shaped(GatheringBlocksToRoot)
@@ -304,6 +308,10 @@ class Communicator:
 
         `out` is as in `all_gather_v`.
         """
+        if stream is None and not async_op and self._core.group is None:
+            result = self._blocks.repeat("gather_v", "", root, algorithm, x, out)
+            if result is not NotImplemented:
+                return result
         return self._blocks.gather("gather_v", x, out, root, CallOptions(algorithm, async_op, stream))
 
     @shaped(ScatteringBlocks)
@@ -313,6 +321,10 @@ class Communicator:
 
         Other ranks pass None for `xs`. `out` (n_i, \\*s) receives the array and is returned.
         """
+        if stream is None and not async_op and self._core.group is None:
+            result = self._blocks.repeat("scatter_v", "", root, algorithm, xs, out)
+            if result is not NotImplemented:
+                return result
         return self._blocks.scatter(xs, out, root, CallOptions(algorithm, async_op, stream))
 
     @shaped(ExchangingBlocks)
@@ -323,6 +335,10 @@ class Communicator:
         `out` receives the result and is returned: a list of arrays (``out=xs`` if each array has the length of its
         replacement), or one array for all blocks one after another, to save a copy.
         """
+        if stream is None and not async_op and self._core.group is None:
+            result = self._blocks.repeat("all_to_all_v", "", 0, algorithm, xs, out)
+            if result is not NotImplemented:
+                return result
         return self._blocks.all_to_all(xs, out, CallOptions(algorithm, async_op, stream))
 
     @shaped(ReducingBlocks)
@@ -333,6 +349,10 @@ class Communicator:
         The blocks of rows follow in rank order. `counts` is the same on all ranks; `out` (counts[rank], \\*s) receives
         the result and is returned. MPI-5.0, 6.10.2.
         """
+        if dtype is None and stream is None and not async_op and self._core.group is None:
+            result = self._blocks.repeat("reduce_scatter_v", op, counts, algorithm, x, out)
+            if result is not NotImplemented:
+                return result
         return self._blocks.reduce_scatter(x, counts, op, out, dtype, CallOptions(algorithm, async_op, stream))
 
     # ------------------------------------------------------------------------------------------------- pickled objects

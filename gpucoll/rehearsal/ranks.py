@@ -268,7 +268,7 @@ class VirtualBlocks(VectorVariants):
     """The v-variants of a virtual rank: the lengths are exchanged as objects."""
 
     def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], tuple[int, ...]], rows: Any = None, *,
-               alike: bool = False) -> tuple[Any, tuple[tuple[int, ...], ...], Any]:
+               alike: bool = False) -> tuple[Any, tuple[tuple[int, ...], ...], str]:
         given, mine = None, None
         try:
             given = check()
@@ -279,7 +279,7 @@ class VirtualBlocks(VectorVariants):
         everyone = self._core.metadata.all_gather(facts, name, mine)
         for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), *([("counts", "GC-COUNTS")] if alike else [])]:
             check_alike(name, everyone, what, code)
-        return given, tuple(one["counts"] for one in everyone), None
+        return given, tuple(one["counts"] for one in everyone), ""
 
 
 class VirtualPoints(PointToPoint):

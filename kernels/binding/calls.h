@@ -1,9 +1,9 @@
-// The table of known calls: repeated calls are done here from beginning to end, without a step in Python.
+// Known calls: repeated calls are done here from beginning to end, without a step in Python.
 //
 // Python checks and plans a call, then registers the plan (`cache_call`). A later call with the same options, shapes and
-// dtypes finds the plan in the table. `bind` makes the same for fixed arrays. Every function returns NotImplemented
-// for calls left to Python: unknown calls, and known calls behind queued operations or beside a call of another
-// thread.
+// dtypes finds the plan in the table (table.h). `bind` makes the same for fixed arrays. Every function returns
+// NotImplemented for calls left to Python: unknown calls, known calls behind queued operations or beside a call of
+// another thread, and calls without memory for their arrays, since Python tells the other ranks.
 //
 // A call made here honours the rules of `Progress.gate`: it holds the lock (`Gate`), and `queue` must be empty. Python's
 // lock is released while waiting for other ranks (`Unlocked`). A call that lasts goes on in `slow_wait`, in Python;
@@ -13,95 +13,16 @@
 #include <memory>
 #include <optional>
 
-#include "binding/plans.h"
+#include "binding/table.h"
 #include "engine/mail.h"
 
 namespace gpucoll {
 
-static const int MOST_AXES = 6;             // arrays with more axes are left to Python: `ArraySignature` has a fixed size
-static const uint64_t SETS = 64, WAYS = 4;  // the table is set-associative: a search compares at most WAYS entries
-static const uint64_t LAST = 32;            // durations kept of each kind of call, the same number as in Python
-static const uint64_t SUMS = 5;             // calls, bytes, and seconds of own delay, waiting and moving: as in Python
-static const npy_intp APART = -1;
 // Requests dropped during an `exchange` of another thread (`Request::forget`). The arrays of further requests leak:
 // the list must not grow, since appending happens inside garbage collections.
 static const size_t MOST_DROPPED = 64;
 // A rank with its own core polls Python this many nanoseconds, then also yields: another process may need the core.
 static const uint64_t ASKED = 20000;
-
-// Dtype and shape of an array, all that plans depend on beside `Entry::inside` and `symmetric`. No dtype stands for
-// None.
-struct ArraySignature {
-    Ref<PyArray_Descr> dtype;
-    int axes = 0;
-    npy_intp shape[MOST_AXES] = {};
-
-    // Return whether an `ArraySignature` can describe an object.
-    static bool describes(PyObject* x) { return x == Py_None || (is_array(x) && PyArray_NDIM(array_of(x)) <= MOST_AXES); }
-
-    static ArraySignature of(PyObject* object) {
-        ArraySignature made;
-        if (!is_array(object)) return made;
-        PyArrayObject* array = array_of(object);
-        made.dtype = Ref<PyArray_Descr>::borrow(PyArray_DESCR(array));
-        made.axes = PyArray_NDIM(array);
-        std::copy_n(PyArray_DIMS(array), made.axes, made.shape);
-        return made;
-    }
-
-    // Return whether an object has this dtype and shape. Plans need contiguous, aligned arrays: all others are
-    // left to Python.
-    bool matches(PyObject* object) const {
-        if (!is_array(object)) return !dtype && object == Py_None;
-        PyArrayObject* array = array_of(object);
-        return PyArray_DESCR(array) == dtype.get() && PyArray_NDIM(array) == axes
-               && std::equal(shape, shape + axes, PyArray_DIMS(array))
-               && PyArray_CHKFLAGS(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
-    }
-};
-
-// What a known call needs: the plan, its bytes, and the figures of calls of its kind: the number of durations noted, a
-// ring of the last LAST durations, and the SUMS over all calls.
-struct KnownCall {
-    Ref<PlanObject> plan;
-    Ref<PyArrayObject> seconds;
-    double nbytes = 0;
-
-    template <class Each> void references(Each each) {
-        each(plan);
-        each(seconds);
-    }
-
-    // Note a call that has ended: its nanoseconds and the shares of these.
-    void note(int64_t elapsed, const Shares& shares) const {
-        double* kept = static_cast<double*>(PyArray_DATA(seconds.get()));
-        kept[1 + static_cast<uint64_t>(kept[0]) % LAST] = 1e-9 * static_cast<double>(elapsed);
-        kept[0] += 1;
-        double* sums = kept + 1 + LAST;
-        sums[0] += 1;
-        sums[1] += nbytes;
-        sums[2] += 1e-9 * static_cast<double>(shares.own);
-        sums[3] += 1e-9 * static_cast<double>(shares.waited);
-        sums[4] += 1e-9 * static_cast<double>(elapsed - shares.waited);
-    }
-};
-
-// An entry of the table: the key, and the call. Without a plan the entry is unused.
-struct Entry {
-    Ref<> options[4];  // name of the collective, op, root, algorithm
-    ArraySignature x, out;
-    bool allocates = false;   // the call was made without `out`
-    npy_intp inside = APART;  // offset of `x` in the result (a call in place), or APART
-    bool symmetric = false;   // all arrays are in symmetric memory
-    KnownCall known;
-
-    template <class Each> void references(Each each) {
-        for (Ref<>& option : options) each(option);
-        each(x.dtype);
-        each(out.dtype);
-        known.references(each);
-    }
-};
 
 // The engine of a rank and communicator, with all its state.
 struct Engine {
@@ -122,9 +43,8 @@ struct Engine {
     std::vector<std::pair<std::shared_ptr<Transfer>, Ref<>>> dropped;
     // Number of the call whose prepared function is running, or 0. Atomic: a watching thread reads the number.
     std::atomic<uint64_t> calling{0};
-    uint64_t turn = 0;  // next way of a full set to be overwritten
-    long thread = 0;    // the system's number of the thread of the last call made here, or 0
-    Entry entries[SETS * WAYS];
+    long thread = 0;  // the system's number of the thread of the last call made here, or 0
+    KnownCalls table;
 
     Engine(PyObject* owner, PyObject* base) : executor(Ref<>::borrow(owner)), errors(Ref<>::borrow(base)) {
         // Reserved here, since appending happens inside garbage collections and must not throw.
@@ -132,20 +52,14 @@ struct Engine {
     }
 
     template <class Each> void references(Each each) {
-        for (Entry& entry : entries) entry.references(each);
+        table.references(each);
         for (Ref<>* one : {&acquire, &release, &queue, &waits, &inside, &alone, &executor, &errors}) each(*one);
         each(current);
     }
 
-    // Forget all known calls. Each entry is emptied before its references are released, since that may run Python code
-    // and search the table.
-    void forget_calls() {
-        for (Entry& entry : entries) const Entry old = std::exchange(entry, Entry());
-    }
-
     // Break cycles, but during a call only those of the table: the call under way uses the rest.
     void forget() {
-        forget_calls();
+        table.forget();
         if (under_way > 0) return;
         walker.plan = nullptr;
         references([](auto& one) { one = nullptr; });
@@ -155,69 +69,19 @@ struct Engine {
 static PyObject *failure_name, *owner_name, *slow_wait_name, *broken_name, *check_failures_name, *attach_name, *differ_name,
     *out_of_reach_name, *cancel_name, *exchange_name;
 
-// Return whether two options are equal. Only exact strings and integers are compared by value: comparing other
-// objects could run Python code.
-static bool is_same(PyObject* kept, PyObject* given) {
-    if (kept == given) return true;
-    if (PyUnicode_CheckExact(kept) && PyUnicode_CheckExact(given)) return PyUnicode_Compare(kept, given) == 0;
-    return PyLong_CheckExact(kept) && PyLong_CheckExact(given) && PyObject_RichCompareBool(kept, given, Py_EQ) > 0;
-}
-
-static uint64_t hash_of(PyObject* option) {
-    if (!PyUnicode_CheckExact(option) && !PyLong_CheckExact(option)) return reinterpret_cast<uintptr_t>(option) >> 4;
-    return static_cast<uint64_t>(PyObject_Hash(option));
-}
-
-// Return the set of WAYS entries for a call. `out` is not hashed: for some calls any `out` fits (`accepts`).
-static Entry* set_of(Engine& self, PyObject* const* options, PyObject* x) {
-    // 2^64 divided by the golden ratio: spreads close numbers over the upper bits, used below.
-    const uint64_t mix = 0x9e3779b97f4a7c15u;
-    uint64_t hash = 0;
-    for (int axis = 0; is_array(x) && axis < PyArray_NDIM(array_of(x)); axis++)
-        hash = (hash ^ static_cast<uint64_t>(PyArray_DIM(array_of(x), axis))) * mix;
-    for (int i = 0; i < 4; i++) hash = (hash ^ hash_of(options[i])) * mix;
-    if (is_array(x)) hash = (hash ^ (reinterpret_cast<uintptr_t>(PyArray_DESCR(array_of(x))) >> 4)) * mix;
-    return self.entries + (hash >> 32) % SETS * WAYS;
-}
-
-// Return the offset of `x` in the memory of `out`, or APART.
-static npy_intp inside_of(PyObject* x, PyObject* out) {
-    if (!is_array(x) || !is_array(out)) return APART;
-    const std::ptrdiff_t inside = data_of(x) - data_of(out);
-    return inside >= 0 && inside < PyArray_NBYTES(array_of(out)) ? inside : APART;
-}
-
-// Return whether all arrays of a call are in symmetric memory: other memory needs other plans.
+// Return whether all arrays of a call are in symmetric memory; False for a list, since its blocks are joined first.
 static bool is_symmetric(const Engine& self, PyObject* x, PyObject* out) {
     const Segments& known = self.node.symmetric;
-    bool symmetric = !known.empty();
+    bool symmetric = !known.empty() && !is_blocks(x);
     Segment found;
     for (PyObject* array : {x, out})
         symmetric = symmetric && (!is_array(array) || known.holding(data_of(array), static_cast<uint64_t>(PyArray_NBYTES(array_of(array))), &found));
     return symmetric;
 }
 
-// Return whether an entry fits a call, but for the shape of `out` (see `accepts`).
-static bool matches(const Engine& self, const Entry* entry, PyObject* const* options, PyObject* x, PyObject* out) {
-    return entry->known.plan && is_same(entry->options[0].get(), options[0])
-           && is_same(entry->options[1].get(), options[1]) && is_same(entry->options[2].get(), options[2])
-           && is_same(entry->options[3].get(), options[3]) && entry->x.matches(x)
-           && entry->inside == inside_of(x, out) && entry->symmetric == is_symmetric(self, x, out);
-}
-
-// Return whether an entry fits the `out` of a call. An allocated result has a fixed shape; a given `out` may have
-// another shape of the same size.
-static bool accepts(const Entry* entry, PyObject* out) {
-    if (!entry->known.plan || !entry->out.dtype || entry->known.plan->state.plan.overwrites) return true;
-    return out == Py_None ? entry->allocates : entry->out.matches(out);
-}
-
-// Return the entry of a call, or null.
-static Entry* find(Engine& self, PyObject* const* options, PyObject* x, PyObject* out) {
-    Entry* set = set_of(self, options, x);
-    for (Entry* entry = set; entry < set + WAYS; entry++)
-        if (matches(self, entry, options, x, out) && accepts(entry, out)) return entry;
-    return nullptr;
+// Return the key of a call. `options` are name, op, root or counts, algorithm.
+static CallKey key_of(const Engine& self, PyObject* const* options, PyObject* x, PyObject* out) {
+    return {{options[0], options[1], options[2], options[3]}, x, out, is_symmetric(self, x, out)};
 }
 
 // Return the seconds of the monotonic clock.
@@ -430,15 +294,57 @@ static void perform(Engine& self, PyObject* name, const Ref<PlanObject>& planned
 // Return whether the call may write to `out`. Arrays overlapping differently than planned are left to Python.
 static bool may_write(const Entry* entry, PyObject* x, PyObject* out) {
     if (!entry->out.matches(out) || !PyArray_ISWRITEABLE(array_of(out))) return false;
-    if (!is_array(x)) return true;
-    const char *from = data_of(x), *to = data_of(out);
-    const npy_intp given = PyArray_NBYTES(array_of(x)), taken = PyArray_NBYTES(array_of(out));
-    if (from + given <= to || to + taken <= from) return true;
-    return entry->inside >= 0 && from - to == entry->inside;
+    bool is_apart = true;
+    for_each_array(x, [&](PyObject* one) { is_apart &= !is_overlap(one, out); });
+    return is_apart || (entry->inside >= 0 && data_of(x) - data_of(out) == entry->inside);
 }
 
-// Return the array for the result, given or new; None if this rank has no result; NotImplemented if the call is left
-// to Python.
+// Own a new object; NotImplemented in place of an error, to leave the call to Python.
+static Ref<> left_if_null(PyObject* made) {
+    if (made == nullptr) PyErr_Clear();
+    return made == nullptr ? not_implemented() : Ref<>::steal(made);
+}
+
+// Return the input as one array: the bytes of all blocks of a list, or the array itself; NotImplemented without memory.
+static Ref<> joined(PyObject* x) {
+    if (!is_blocks(x)) return Ref<>::borrow(x);
+    npy_intp nbytes = static_cast<npy_intp>(nbytes_of(x));
+    Ref<> made = left_if_null(PyArray_SimpleNew(1, &nbytes, NPY_UINT8));
+    char* to = data_of(made.get());
+    for_each_array(x, [&](PyObject* one) {
+        const size_t length = static_cast<size_t>(PyArray_NBYTES(array_of(one)));
+        if (to != nullptr && length > 0) std::memcpy(to, data_of(one), length);
+        if (to != nullptr) to += length;
+    });
+    return made;
+}
+
+// Return the list of the blocks of `out`, views of these lengths along the first axis; NotImplemented without memory.
+static Ref<> blocks_of(const Ref<>& out, const Ref<>& lengths) {
+    PyArrayObject* array = array_of(out.get());
+    const Py_ssize_t count = PyTuple_GET_SIZE(lengths.get());
+    Ref<> made = left_if_null(PyList_New(count));
+    char* start = data_of(out.get());
+    npy_intp shape[NPY_MAXDIMS];
+    std::copy_n(PyArray_DIMS(array), PyArray_NDIM(array), shape);
+    const npy_intp rows = shape[0], row = rows > 0 ? PyArray_NBYTES(array) / rows : 0;
+    for (Py_ssize_t i = 0; i < count && made.get() != Py_NotImplemented; i++) {
+        shape[0] = PyLong_AsSsize_t(PyTuple_GET_ITEM(lengths.get(), i));
+        Ref<PyArray_Descr> dtype = Ref<PyArray_Descr>::borrow(PyArray_DESCR(array));  // NumPy takes over the reference
+        Ref<> view = left_if_null(PyArray_NewFromDescr(&PyArray_Type, dtype.release(), PyArray_NDIM(array), shape, nullptr, start, NPY_ARRAY_CARRAY, nullptr));
+        Ref<> base = out;  // NumPy takes over the reference
+        if (view.get() == Py_NotImplemented || PyArray_SetBaseObject(array_of(view.get()), base.release()) != 0) {
+            PyErr_Clear();
+            return not_implemented();
+        }
+        PyList_SET_ITEM(made.get(), i, view.release());
+        start += shape[0] * row;
+    }
+    return made;
+}
+
+// Return the array for the result, given or new; None if this rank has no result; NotImplemented if the call is left to
+// Python.
 static Ref<> result_of(const Engine& self, const Entry* entry, PyObject* x, PyObject* out) {
     if (!entry->out.dtype) return out == Py_None ? none() : not_implemented();
     const Plan& plan = entry->known.plan->state.plan;
@@ -450,7 +356,7 @@ static Ref<> result_of(const Engine& self, const Entry* entry, PyObject* x, PyOb
     }
     if (out == Py_None) {
         Ref<PyArray_Descr> dtype = entry->out.dtype;  // NumPy takes over the reference
-        return checked(PyArray_Empty(entry->out.axes, entry->out.shape, dtype.release(), 0));
+        return left_if_null(PyArray_Empty(entry->out.axes, entry->out.shape, dtype.release(), 0));
     }
     return may_write(entry, x, out) ? Ref<>::borrow(out) : not_implemented();
 }
@@ -502,9 +408,7 @@ static Ref<> do_call(Engine& self, const KnownCall& known, PyObject* name, PyObj
 
 // Return whether arrays have the sizes of a plan.
 static bool fits(const Plan& plan, PyObject* x, PyObject* out) {
-    const bool gives = is_array(x) && static_cast<uint64_t>(PyArray_NBYTES(array_of(x))) == plan.given;
-    const bool takes = is_array(out) && static_cast<uint64_t>(PyArray_NBYTES(array_of(out))) == plan.taken;
-    return (plan.given == 0 || gives) && (plan.taken == 0 || takes);
+    return (plan.given == 0 || nbytes_of(x) == plan.given) && (plan.taken == 0 || nbytes_of(out) == plan.taken);
 }
 
 // Raise ValueError unless arrays have the sizes of a plan, and `seconds` has room for durations and sums.
@@ -556,51 +460,62 @@ static Ref<> bind(Engine& self, PyObject* given) {
     return Ref<>::borrow(made.get());
 }
 
-// Engine.__call__(name, op, root, algorithm, x, out): do the call and return the result, or NotImplemented if the
-// call is left to Python.
+// Engine.__call__(name, op, root or counts, algorithm, x, out): do the call and return the result, or NotImplemented if
+// the call is left to Python. The input of a v-variant may be a list of arrays, the result a list of blocks.
 static Ref<> call(Engine& self, PyObject* const* given, size_t count, PyObject* names) {
-    if (PyVectorcall_NARGS(count) != 6 || names != nullptr || (!self.waits && !self.closed))
+    if (PyVectorcall_NARGS(count) != OPTIONS + 2 || names != nullptr || (!self.waits && !self.closed))
         raise(PyExc_TypeError, "the engine takes six arguments, once it has a gate");
     if (self.closed) return not_implemented();
-    PyObject* x = given[4];
-    const Entry* entry = find(self, given, x, given[5]);
+    PyObject* x = given[OPTIONS];
+    const Entry* entry = self.table.find(key_of(self, given, x, given[OPTIONS + 1]));
     if (entry == nullptr || !is_free(self, self.queue)) return not_implemented();
-    // A copy with references: the steps below may run Python, and Python may close the communicator and clear the
+    // Copies with references: the steps below may run Python, and Python may close the communicator and clear the
     // table.
     const KnownCall known = entry->known;
-    Ref<> out = result_of(self, entry, x, given[5]);
+    const Ref<> lengths = given[OPTIONS + 1] == Py_None ? entry->lengths : nullptr;
+    Ref<> out = result_of(self, entry, x, given[OPTIONS + 1]);
     if (out.get() == Py_NotImplemented) return out;
-    return do_call(self, known, given[0], x, std::move(out));
+    // Memory is taken before the call: afterwards a rank without memory would have received, and lost, its result.
+    const Ref<> source = joined(x), blocks = lengths ? blocks_of(out, lengths) : nullptr;
+    if (source.get() == Py_NotImplemented || blocks.get() == Py_NotImplemented) return not_implemented();
+    const Ref<> result = do_call(self, known, given[0], source.get(), std::move(out));
+    return blocks && result.get() != Py_NotImplemented ? blocks : result;
 }
 
 static PyObject* call_engine(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
     return bordered([&] { return call(state_of<Engine>(object), given, count, names); });
 }
 
-// Return the entry to be written for a call: the call's own, an unused one, or the next in turn.
-static Entry* entry_for(Engine& self, PyObject* const* options, PyObject* x, PyObject* out) {
-    Entry *set = set_of(self, options, x), *unused = nullptr;
-    for (Entry* entry = set; entry < set + WAYS; entry++) {
-        if (matches(self, entry, options, x, out) && accepts(entry, out)) return entry;
-        if (!entry->known.plan && unused == nullptr) unused = entry;
-    }
-    return unused != nullptr ? unused : set + self.turn++ % WAYS;
+// cache_call(name, op, root or counts, algorithm, x, result, the caller's out, plan, seconds, nbytes, lengths): do similar
+// calls here from now on. With `lengths`, a tuple, the result is the list of the blocks of a new array.
+static Ref<> cache_call(Engine& self, PyObject* given) {
+    PyObject *options[OPTIONS], *x, *out, *callers, *planned, *seconds, *lengths = Py_None;
+    double nbytes;
+    check(PyArg_ParseTuple(given, "OOOOOOOO!O!d|O", options, options + 1, options + 2, options + 3, &x, &out, &callers,
+                           &type_of<PlanState>, &planned, &PyArray_Type, &seconds, &nbytes, &lengths));
+    if (!InputSignature::describes(x) || !ArraySignature::describes(out)) return none();
+    const CallKey key = key_of(self, options, x, callers);
+    Entry made = {{}, InputSignature::of(x), ArraySignature::of(out), callers == Py_None, inside_of(x, callers), key.symmetric,
+                  lengths == Py_None ? nullptr : Ref<>::borrow(lengths),
+                  {Ref<PlanObject>::borrow(planned), Ref<PyArrayObject>::borrow(seconds), nbytes}};
+    check_fit(made.known.plan, x, out, seconds);
+    self.table.add(key, std::move(made));
+    return none();
 }
 
-// cache_call(name, op, root, algorithm, x, result, the caller's out, plan, seconds, nbytes): do similar calls here from
-// now on.
-static Ref<> cache_call(Engine& self, PyObject* given) {
-    PyObject *options[4], *x, *out, *callers, *planned, *seconds;
-    double nbytes;
-    check(PyArg_ParseTuple(given, "OOOOOOOO!O!d", options, options + 1, options + 2, options + 3, &x, &out, &callers,
-                           &type_of<PlanState>, &planned, &PyArray_Type, &seconds, &nbytes));
-    if (!ArraySignature::describes(x) || !ArraySignature::describes(out)) return none();
-    Entry made = {{}, ArraySignature::of(x), ArraySignature::of(out), callers == Py_None, inside_of(x, callers),
-                  is_symmetric(self, x, callers), {Ref<PlanObject>::borrow(planned), Ref<PyArrayObject>::borrow(seconds), nbytes}};
-    for (int i = 0; i < 4; i++) made.options[i] = Ref<>::borrow(options[i]);
-    check_fit(made.known.plan, x, out, seconds);
-    // The old entry is released last, with the table in order: releasing may run Python code.
-    std::swap(*entry_for(self, options, x, callers), made);
+// cache_renamed(known name, text, signature, name, op, root or counts, algorithm, x, the caller's out): do a known call under
+// another name, too, and describe that call to the other ranks by `text`.
+static Ref<> cache_renamed(Engine& self, PyObject* given) {
+    PyObject *known, *options[OPTIONS], *x, *out;
+    const char* text;
+    long long signature;
+    check(PyArg_ParseTuple(given, "OsLOOOOOO", &known, &text, &signature, options, options + 1, options + 2, options + 3, &x, &out));
+    PyObject* others[OPTIONS] = {known, options[1], options[2], options[3]};
+    const Entry* entry = self.table.find(key_of(self, others, x, out));
+    if (entry == nullptr) return none();
+    Entry made = *entry;
+    made.known.plan = renamed_plan(made.known.plan->state, text, signature);
+    self.table.add(key_of(self, options, x, out), std::move(made));
     return none();
 }
 

@@ -184,7 +184,13 @@ static Ref<> bind_progress(Engine& self, PyObject* given) {
 // close(): forget all known calls. A call under way may still be completed.
 static Ref<> close(Engine& self) {
     self.closed = true;
-    self.forget_calls();
+    self.table.forget();
+    return none();
+}
+
+// forget(name): forget all known calls of this name.
+static Ref<> forget_calls(Engine& self, PyObject* name) {
+    self.table.forget(name);
     return none();
 }
 
@@ -255,11 +261,13 @@ static PyMethodDef methods[] = {
     {"bind", Method<bind>::call, METH_VARARGS, nullptr},
     {"bind_progress", Method<bind_progress>::call, METH_VARARGS, nullptr},
     {"cache_call", Method<cache_call>::call, METH_VARARGS, nullptr},
+    {"cache_renamed", Method<cache_renamed>::call, METH_VARARGS, nullptr},
     {"calling", Method<calling>::call, METH_NOARGS, nullptr},
     {"close", Method<close>::call, METH_NOARGS, nullptr},
     {"description", Method<description>::call, METH_VARARGS, nullptr},
     {"ends", Method<ends>::call, METH_NOARGS, nullptr},
     {"exchange", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(exchange_method)), METH_FASTCALL, nullptr},
+    {"forget", Method<forget_calls>::call, METH_O, nullptr},
     {"go_on", Method<go_on_once>::call, METH_NOARGS, nullptr},
     {"is_busy", Method<is_busy>::call, METH_NOARGS, nullptr},
     {"is_eager", Method<is_eager>::call, METH_VARARGS, nullptr},

@@ -228,4 +228,16 @@ static Ref<> make_plan(const Node& node, PyObject* given) {
     return Ref<>::borrow(made.get());
 }
 
+// Return a plan for the same work, described to the other ranks by `text` and `signature`.
+static Ref<PlanObject> renamed_plan(const PlanState& old, const char* text, long long signature) {
+    const auto made = make_object<PlanState>();
+    made->state.plan = old.plan;
+    made->state.calls = old.calls;
+    made->state.plan.signature = signature;
+    made->state.plan.in_row = false;
+    std::memset(made->state.plan.text, 0, TEXT);
+    std::strncpy(made->state.plan.text, text, TEXT - 1);
+    return made;
+}
+
 }  // namespace gpucoll

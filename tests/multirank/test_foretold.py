@@ -29,6 +29,10 @@ def call(comm, name, lengths, turn):
     elif name == "all_to_all_v":
         found = comm.all_to_all_v([block(rank, one, lengths[rank][one], turn) for one in everyone])
         expected = [block(one, rank, lengths[one][rank], turn) for one in everyone]
+    elif name == "scatter_v":
+        given = [block(0, one, lengths[0][one], turn) for one in everyone]
+        found = [comm.scatter_v(given if rank == 0 else None)]
+        expected = [block(0, rank, lengths[0][rank], turn)]
     else:
         counts = lengths[0]
         found = [comm.reduce_scatter_v(block(rank, 0, sum(counts), turn), counts)]
@@ -37,7 +41,7 @@ def call(comm, name, lengths, turn):
     assert [one.tolist() for one in found] == [one.tolist() for one in expected], (name, turn)
 
 
-NAMES = ("all_gather_v", "all_to_all_v", "gather_v", "reduce_scatter_v")
+NAMES = ("all_gather_v", "all_to_all_v", "gather_v", "reduce_scatter_v", "scatter_v")
 
 
 @on_shared
@@ -53,6 +57,81 @@ def steady_lengths(comm):
         for turn in range(3):
             call(comm, name, other, turn)
             call(comm, name, lengths, turn)
+    before = comm._core.host_engine().call_count
+    for turn in range(STEADY):
+        for name in NAMES:
+            call(comm, name, lengths, turn)
+    after = comm._core.host_engine().call_count
+    # At most MOST_EXCHANGES for each name, then none.
+    assert STEADY * len(NAMES) <= after - before <= (STEADY + 70) * len(NAMES)
+
+
+@on_shared
+def rare_attempts(comm):
+    """Lengths that change in each call are seldom foretold: calls given up would cost more than the exchange."""
+    lengths, turns = ([[3] for _ in range(comm.size)] for _ in range(2)), 200
+    first, second = lengths
+    second[-1] = [4]
+    before = comm._core.host_engine().call_count
+    for turn in range(turns):
+        call(comm, "all_gather_v", (first, second)[turn % 2], turn)
+    # Two calls of the engine in each, and one more where the call was given up.
+    assert comm._core.host_engine().call_count - before <= 2 * turns + 12
+
+
+@on_shared
+def outs(comm):
+    """Calls with and without `out`, in place and into lists, mixed: each has its own form in the engine."""
+    rank, everyone, random = comm.rank, range(comm.size), generator("outs")
+    lengths = [1 + one % 3 for one in everyone]
+    begin, rows = sum(lengths[:rank]), sum(lengths)
+    for turn in range(200):
+        mine = block(rank, 0, lengths[rank], turn)
+        expected = numpy.concatenate([block(one, 0, lengths[one], turn) for one in everyone])
+        out = numpy.zeros((rows, 2))
+        # The way of an odd rank may differ from that of an even rank.
+        way = random.choice(("new", "array", "place", "list", "odd"))
+        if way == "place" or (way == "odd" and rank % 2):
+            out[begin:begin + lengths[rank]] = mine
+            mine = out[begin:begin + lengths[rank]]
+        if way == "list":
+            parts = [numpy.zeros((length, 2)) for length in lengths]
+            out = numpy.concatenate(comm.all_gather_v(mine, out=parts))
+        elif way == "new" or (way == "odd" and not rank % 2):
+            out = numpy.concatenate(comm.all_gather_v(mine))
+        else:
+            assert comm.all_gather_v(mine, out) is out
+        assert (out == expected).all(), (way, turn)
+
+
+@on_shared
+def lists(comm):
+    """The blocks of a list are joined before the call, so the result may take their memory; an array is no list."""
+    rank, everyone = comm.rank, range(comm.size)
+    lengths = [1 + one % 3 for one in everyone]
+    for turn in range(6):
+        base = numpy.concatenate([block(rank, one, 2, turn) for one in everyone])
+        given = [base[2 * one:2 * one + 2] for one in everyone]
+        expected = numpy.concatenate([block(one, rank, 2, turn) for one in everyone])
+        # First with memory of its own: the engine then knows the call.
+        out = numpy.zeros_like(base) if turn < 3 else base
+        if turn < 3:
+            assert (comm.all_to_all_v(given, out) == expected).all()
+        else:
+            with pytest.raises(gc.ArgumentError) as told:
+                comm.all_to_all_v(given, out)
+            assert told.value.code == "GC-OVERLAP"
+            assert (numpy.concatenate(comm.all_to_all_v(given)) == expected).all()
+    rows = [numpy.arange(2.0 * length) + rank for length in lengths]
+    for _ in range(3):
+        comm.all_to_all_v(rows, [numpy.zeros(2 * lengths[rank]) for _ in everyone])
+    with pytest.raises(gc.ArgumentError):
+        comm.all_to_all_v(numpy.concatenate(rows), numpy.zeros(2 * lengths[rank] * comm.size))
+    counts, x = [*lengths], numpy.arange(float(sum(lengths)))
+    for _ in range(3):
+        comm.reduce_scatter_v(x, counts)
+    counts[0], counts[-1] = counts[0] + counts[-1], 0
+    assert len(comm.reduce_scatter_v(x, counts)) == counts[rank]
 
 
 @on_shared
@@ -82,7 +161,7 @@ def empty_blocks(comm):
                            if rank != changed else [3] * comm.size for rank in range(comm.size)]
                           for changed in (-1, odd))
         for turn in range(STEADY):
-            for name in NAMES[:3]:
+            for name in (*NAMES[:3], "scatter_v"):
                 for _ in range(ALIKE):
                     call(comm, name, lengths, turn)
             call(comm, NAMES[turn % 3], lengths if turn % 50 else other, turn)
@@ -143,7 +222,8 @@ def test_recorded_calls(monkeypatch, tmp_path):
     gc.run_local(recorded_calls.__wrapped__, 2, executor="shared")
 
 
-CASES = [(steady_lengths, 1), (steady_lengths, 2), (steady_lengths, 3), (changing_lengths, 2), (changing_lengths, 4),
+CASES = [(steady_lengths, 1), (steady_lengths, 2), (steady_lengths, 3), (rare_attempts, 2), (rare_attempts, 3),
+         (outs, 1), (outs, 2), (outs, 3), (lists, 2), (lists, 3), (changing_lengths, 2), (changing_lengths, 4),
          (tables_of_one_total, 3), (empty_blocks, 2), (empty_blocks, 3), (disagreements, 2), (disagreements, 3)]
 
 
@@ -152,6 +232,6 @@ def test_foretold(ranks, body, size):  # noqa: F811 (the fixture)
     ranks(body, size)
 
 
-@pytest.mark.parametrize("body", [steady_lengths, changing_lengths, disagreements])
+@pytest.mark.parametrize("body", [steady_lengths, outs, lists, changing_lengths, disagreements])
 def test_between_threads(body):
     gc.run_local(body.__wrapped__, 3, executor="shared")

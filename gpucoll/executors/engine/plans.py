@@ -28,6 +28,11 @@ LEAST, MOST_ROUNDED = 1 << 16, 1 << 28
 NOTHING = -1  # the number of no op
 
 
+def shown(description: str) -> tuple[str, int]:
+    """Return a call's description as the ranks show it, cut to fit, and its fingerprint, which they compare."""
+    return shortened(description, TEXT - 1), fingerprint(description)
+
+
 class Plans:
     """The plans of one communicator's engine.
 
@@ -122,7 +127,7 @@ class Plans:
         return list(DTYPES).index(request.dtype.name), place, self._finish(request)
 
     def _shown_plan(self, description: str, *more: Any) -> Any:
-        return self._engine.plan(shortened(description, TEXT - 1), fingerprint(description), *more)
+        return self._engine.plan(*shown(description), *more)
 
     def without_data(self, description: str) -> Any:
         """Return the plan of a call without data: only a comparison, or a refusal."""
