@@ -67,8 +67,6 @@ PLANTED_BITS = [
     ("product", "blocks: a reduction has the counts of an earlier one", "kernels/binding/table.h",
      "return count == PySequence_Fast_GET_SIZE(given) && std::equal(",
      "return count == PySequence_Fast_GET_SIZE(given) || std::equal("),
-    ("product", "blocks: an array is taken for the list of blocks that it joins", "gpucoll/communicator/ragged.py",
-     "self._learn(blocks, ready, *ends) and theirs:", "self._learn(blocks, ready, *ends):"),
     ("product", "blocks: all blocks of a result begin with the first", "kernels/binding/calls.h",
      "        start += shape[0] * row;\n", ""),
     ("product", "blocks: lengths are exchanged in every call", "gpucoll/communicator/ragged.py",

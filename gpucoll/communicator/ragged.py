@@ -274,7 +274,7 @@ class VectorVariants:
         call = on_side_stream(call) if options.async_op else call
         checked = core.check_op(blocks.name, op, call) if row.reduces else None
         ready = core.resolve(row, call, options, core.options.executor, checked, root)
-        if ready.source is call.input and self._learn(blocks, ready, *ends) and theirs:  # no copy scaled by an op
+        if ready.source is call.input and self._learn(blocks, ready, *ends):  # no copy scaled by an op
             self._foretell(blocks.name, blocks.cache_key, x, out)
         return core.begin(ready, call, options, (), None, None)
 
