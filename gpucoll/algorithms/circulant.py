@@ -10,8 +10,8 @@ upper part of the blocks to the rank a skip further on. In a reduce-scatter of f
 
 Block r thereby collects the contributions of all ranks. A reduce-scatter takes ceil(log2 P) rounds; (P - 1) N / P bytes
 are sent, received and combined. An all-gather runs the same rounds in reverse. Blocks keep their places: a range
-wrapping around is two slices. Good for all lengths where every pair of ranks has a fast path. The code uses `rank` in
-arithmetic only, so `rank` may be an array of ranks.
+wrapping around is two slices, so blocks of an all-gather may have unequal lengths. Good for all lengths where every
+pair of ranks has a fast path. The code uses `rank` in arithmetic only, so `rank` may be an array of ranks.
 """
 
 import itertools
@@ -43,6 +43,7 @@ def circulant_reduce_scatter(rank: int, size: int) -> Rounds:
     yield (Copy(Slice("scratch", rank), Slice("output", 0)),)
 
 
+@algorithm("all_gather_v", **ONCE)
 @algorithm("all_gather", **ONCE)
 def circulant_all_gather(rank: int, size: int) -> Rounds:
     yield (Copy(Slice("input", 0), Slice("output", rank)),)
