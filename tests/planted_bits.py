@@ -60,6 +60,8 @@ PLANTED_BITS = [
      "len({call.header or call.collective for call in found}) == 1", "1"),
     ("product", "blocks: calls with the same lengths have unlike lengths", "gpucoll/executors/__init__.py",
      "1 < len({call.lengths for call in found})", "1"),
+    ("product", "the environment's promise of bits is not read", "gpucoll/launch/bootstrap.py",
+     '{"0": False, "1": True}.get(text, text)', "False"),
     ("product", "blocks: an exchange beside a known call is not made again", "gpucoll/communicator/ragged.py",
      "                self._put_off(name)\n                continue\n", "                raise\n"),
     ("product", "blocks: lengths that change often are foretold each time", "gpucoll/communicator/ragged.py",

@@ -95,10 +95,12 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         if said[name] not in (None, *known):
             raise ArgumentError(f"{name}={said[name]!r} is not known{nearest(said[name], known)}", code=code)
     timeout = Options().timeout if said["timeout"] is None else seconds_of(said["timeout"])
-    deterministic = given.get("deterministic", False)
+    text = environment.get("GPUCOLL_DETERMINISTIC") or "0"
+    deterministic = given.get("deterministic", {"0": False, "1": True}.get(text, text))
     is_exact = isinstance(deterministic, str) and deterministic == "exact"
     if not is_exact and not isinstance(deterministic, bool | numpy.bool_):
-        raise UsageError(f"deterministic={deterministic!r} is neither True nor False nor 'exact'", code="GC-OPTION")
+        raise UsageError(f"deterministic={deterministic!r} is neither True nor False nor 'exact'; the environment has "
+                         "0, 1 or exact", code="GC-OPTION")
     return Options(timeout, said["check"], said["executor"], environment.get("GPUCOLL_ALGO", ""),
                    "exact" if is_exact else bool(deterministic), _device(said["device"]))
 

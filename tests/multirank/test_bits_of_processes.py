@@ -4,6 +4,7 @@ import numpy
 import pytest
 
 import bits
+import global_batch
 import gpucoll as gc
 from gpucoll import training
 from grids import generator
@@ -53,27 +54,14 @@ def test_mpis_own_sums_are_refused(ranks):
     ranks(native_is_refused, 2)
 
 
-SAMPLES, FEATURES, STEPS = 16, 9, 20
-
-
 def trained(mpi, strategy):
-    """Train a linear model on samples divided among ranks, with sums over a rank's samples in float64."""
-    random = numpy.random.default_rng(5)
-    # A few bits of mantissa: the products with weights are exact, and so is the sum over features.
-    inputs = numpy.round(16 * random.standard_normal((SAMPLES, FEATURES))) / 16
-    targets = random.standard_normal(SAMPLES)
-    each = SAMPLES // mpi.size
-    mine = slice(mpi.rank * each, mpi.rank * each + each)
-    weights = {"w": numpy.zeros(FEATURES, "f4")}
+    weights = {"w": numpy.zeros(global_batch.FEATURES, "f4")}
     with gc.Communicator.from_mpi(mpi, deterministic="exact", timeout=seconds(60)) as comm:
-        optimizer = training.SGD(0.1, momentum=0.9)
+        optimizer = training.SGD(global_batch.RATE)
         model = training.DataParallel(weights, comm) if strategy == "data parallel" else \
             training.ZeRO(weights, comm, optimizer, stage=2)
-        for _ in range(STEPS):
-            # The gradient of a sample is rounded coarsely, so that the sum over a rank's samples is exact.
-            errors = inputs[mine] @ weights["w"].astype("f8") - targets[mine]
-            gradients = numpy.round(errors[:, None] * inputs[mine] * 256) / 256
-            model.ready("w", (gradients.sum(0) / each).astype("f4"))
+        for _ in range(global_batch.STEPS):
+            model.ready("w", global_batch.gradient(weights["w"], comm.rank, comm.size))
             if strategy == "data parallel":
                 model.finish()
                 optimizer.step(weights, model.gradients)
@@ -83,6 +71,12 @@ def trained(mpi, strategy):
 
 
 @pytest.mark.parametrize("strategy", ["data parallel", "ZeRO"])
-def test_training_has_the_same_bits_on_any_number_of_ranks(ranks, strategy):
-    found = {one for size in (1, 2, 4) for one in ranks(trained, size, strategy)}
-    assert len(found) == 1
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_training_has_the_same_bits_on_any_number_of_ranks(ranks, strategy, size):
+    assert {*ranks(trained, size, strategy)} == {global_batch.trained().tobytes()}
+
+
+def test_the_batch_needs_exact_sums():
+    """Sums in rank order give other bits, on 4 and on 8 ranks."""
+    exact, *in_order = (global_batch.trained(size).tobytes() for size in (1, 4, 8))
+    assert len({exact, *in_order}) == 3

@@ -1,11 +1,14 @@
 """The backend "gpucoll" of torch.distributed: every method, PyTorch's own programs, and each way to start ranks."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import global_batch
 
 pytestmark = [
     pytest.mark.multirank,
@@ -39,6 +42,16 @@ def test_every_method_under_mpiexec(mpiexec, ranks):
 def test_ddp_trains_as_over_gloo(mpiexec, ranks):
     names = "ddp ddp_unused ddp_accumulated zero_redundancy sampler"
     check(mpiexec(ranks, sys.executable, "-W", "ignore", TRAINING, *names.split(), timeout=SECONDS), ranks, names)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, *(pytest.param(many, marks=pytest.mark.slow) for many in (4, 8))])
+def test_ddp_has_the_same_bits_on_any_number_of_ranks(mpiexec, monkeypatch, ranks):
+    monkeypatch.setenv("GPUCOLL_DETERMINISTIC", "exact")
+    script = FOLDER / "torch_bits_job.py"
+    # MPI alone gives no address of torch's store to a single rank.
+    job = torchrun(1, script) if ranks == 1 else mpiexec(ranks, sys.executable, "-W", "ignore", script, timeout=SECONDS)
+    wanted = global_batch.trained().tobytes().hex()
+    assert re.findall("weights ([0-9a-f]+)", job.stdout) == [wanted] * ranks, job.stdout + job.stderr
 
 
 @pytest.mark.slow

@@ -34,6 +34,11 @@ def test_arguments_win_over_the_environment():
             bootstrap.options({"deterministic": wrong}, {})
     assert [bootstrap.options({"deterministic": bits}, {}).deterministic for bits in (numpy.True_, "exact")] == \
         [True, "exact"]
+    said = [bootstrap.options({}, {"GPUCOLL_DETERMINISTIC": text}).deterministic for text in ("", "0", "1", "exact")]
+    assert said == [False, False, True, "exact"]
+    assert bootstrap.options({"deterministic": False}, {"GPUCOLL_DETERMINISTIC": "exact"}).deterministic is False
+    with pytest.raises(UsageError, match="the environment has 0, 1 or exact"):
+        bootstrap.options({}, {"GPUCOLL_DETERMINISTIC": "True"})
     with pytest.raises(ArgumentError, match="did you mean native"):
         bootstrap.options({}, {"GPUCOLL_EXECUTOR": "natve"})
 
