@@ -159,7 +159,11 @@ def rounded(value, name):
 
 
 def check(comm, drawn, oracle, random):
-    """Make every reduction of a case, by `auto` and by another algorithm, and compare with `oracle(op, rows)`."""
+    """Make every reduction of a case, by `auto` and by another algorithm, and compare with `oracle(op, rows)`.
+
+    Return the number of results compared on this rank.
+    """
+    results = 0
     inputs = columns(drawn.name, comm.size, drawn.seed)
     place = numpy.random.default_rng(drawn.seed).integers(0, COLUMNS, drawn.count)
     everyone = inputs[:, place]
@@ -173,10 +177,11 @@ def check(comm, drawn, oracle, random):
         names = [one for one in gc.algorithms(collective, size=comm.size) if not one.startswith("own")]
         for algorithm in ("auto", random.choice(names)):
             try:
-                _check_call(comm, collective, algorithm, drawn, mine, wanted)
+                results += _check_call(comm, collective, algorithm, drawn, mine, wanted)
             except gc.ArgumentError as refused:
                 if refused.code != "GC-DETERMINISTIC" or algorithm == "auto":
                     raise
+    return results
 
 
 def _check_call(comm, collective, algorithm, drawn, mine, wanted):
@@ -185,19 +190,21 @@ def _check_call(comm, collective, algorithm, drawn, mine, wanted):
         each = count // comm.size
         found = comm.reduce_scatter(mine[:each * comm.size].reshape(comm.size, each), **options)
         _compare(found, wanted[comm.rank * each:][:each], collective, algorithm, drawn)
-        return
+        return 1
     if collective == "reduce_scatter_v":
         bounds = [count * place * place // comm.size ** 2 for place in range(comm.size + 1)]
         lengths = [stop - start for start, stop in itertools.pairwise(bounds)]
         found = comm.reduce_scatter_v(mine, lengths, **options)
         _compare(found, wanted[bounds[comm.rank]:bounds[comm.rank + 1]], collective, algorithm, drawn)
-        return
-    root = drawn.seed % comm.size
+        return 1
+    root, results = drawn.seed % comm.size, 0
     for start, stop in itertools.pairwise(drawn.cuts):
         more = {"root": root} if collective == "reduce" else {}
         found = getattr(comm, collective)(mine[start:stop], **options, **more)
         if found is not None and wanted is not None:
             _compare(found, wanted[start:stop], collective, algorithm, drawn)
+            results += 1
+    return results
 
 
 def _compare(found, wanted, *context):
