@@ -22,7 +22,7 @@ from .cases import TESTS, UNDERSTOOD, sizes
 from .records import read
 
 PROGRAM = "gpucoll bench"
-PEERS = ("mpi", "nccl", "gloo", "cupyx", "unchecked")
+PEERS = ("mpi", "nccl", "gloo", "cupyx", "unchecked", "deterministic", "exact")
 ANY = ("all", "auto", "native")  # valid for every collective, besides the collective's algorithms
 POINTS = ("sendrecv", "hypercube")  # tests by messages, without schedules
 ALIASES = {"alltoall": "all_to_all", "alltoallv": "all_to_all_v"}  # spellings of nccl-tests
@@ -121,7 +121,8 @@ def parser() -> Parser:
         add(f"--{name}", choices=words, default=words[0], help=f"{said} ({words[0]})")
     add("--graph", action="store_true", help="-G 1")
     add("--against", default="", metavar="PEERS", 
-        help="mpi, nccl, gloo, cupyx, unchecked (gpucoll with check=off): measured in turn")
+        help="mpi, nccl, gloo, cupyx; gpucoll with check=off (unchecked), deterministic=True (deterministic) or "
+             '"exact" (exact): measured in turn')
     add("--overlap", action="store_true", help="how much hides behind computing")
     add("--compare", metavar="OLD.json", help="print what became slower; exit code 1 where some did")
     add("--tolerance", type=positive, default=0.1, help="slower by this share is still alike (0.1)")

@@ -316,13 +316,15 @@ def _cupyx(comm: Communicator, device: Device) -> Peer:
     return peer
 
 
-def _unchecked(comm: Communicator, device: Device) -> Peer:
-    """Return gpucoll by "auto" without comparing the ranks' calls: the difference is the cost of the comparison."""
-    options = {} if comm.executor is None else {"executor": comm.executor}
-    unchecked = Communicator.from_mpi(comm.mpi, check="off", timeout=comm.timeout, **options)
-    return lambda case: ours_by(unchecked, case, "auto", device)
+def _with(comm: Communicator, device: Device, **options: Any) -> Peer:
+    """Return gpucoll by "auto" with other options of the communicator: the difference is their price."""
+    executor = {} if comm.executor is None else {"executor": comm.executor}
+    other = Communicator.from_mpi(comm.mpi, timeout=comm.timeout, **executor, **options)
+    return lambda case: ours_by(other, case, "auto", device)
 
 
 PEERS: dict[str, Callable[[Communicator, Device], Peer]] = {
-    "mpi": _mpi, "nccl": _nccl, "gloo": _gloo, "cupyx": _cupyx, "unchecked": _unchecked,
+    "mpi": _mpi, "nccl": _nccl, "gloo": _gloo, "cupyx": _cupyx,
+    "unchecked": functools.partial(_with, check="off"), "deterministic": functools.partial(_with, deterministic=True),
+    "exact": functools.partial(_with, deterministic="exact"),
 }

@@ -118,8 +118,11 @@ def test_dtypes_ops_and_manners_of_nccl_tests(ranks, line):
 
 
 def test_what_is_left_out_and_unchecked_is_said(ranks):
-    code, output, record = ranks(bench, 2, "all_reduce -d half --against mpi,nccl,cupyx -c 0 -b 64 -e 64 -n 2")[0]
+    code, output, record = ranks(
+        bench, 2, "all_reduce -d half --against mpi,nccl,cupyx,deterministic,exact -c 0 -b 64 -e 64 -n 2")[0]
     assert code == 0
+    assert "deterministic" in output
+    assert "exact" in output
     assert {(row["wrong"], row["in_wrong"]) for row in rows_of(output)} == {("N/A", "N/A")}
     assert {one["what"]: one["reason"] for one in record["gpucoll"]["left_out"]} == {
         "against mpi": "MPI itself has no reduction by sum of float16",
