@@ -22,6 +22,7 @@ from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.health.flight import CALLS, HEAD, LAST, Flight
 from gpucoll.health.guard import Guard
 from gpucoll.health.observed import CallObserver, Comparison, Recorded, observed
+from gpucoll.health.preflight import Preflight
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.plan import Layouts, Plan
 from gpucoll.progress.operations import Operation
@@ -220,6 +221,11 @@ class HostBackend:
     def compares_calls(self) -> bool:
         """Whether the engine compares the calls of all ranks."""
         return self._shared is not None and self._shared.compares_calls
+
+    @property
+    def compares_first(self) -> bool:
+        """Whether the calls of all ranks are compared before data move, by the engine or by messages."""
+        return self.compares_calls or isinstance(self._comparison, Preflight)
 
     def compare(self, description: str) -> Operation:
         """Compare a call with the other ranks' calls, before data move."""

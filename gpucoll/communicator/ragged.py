@@ -1,10 +1,10 @@
 """The v-variants: blocks of different lengths along the first axis. One host message exchanges the lengths.
 
 An error on one rank is raised on every rank: the host message carries the refusal. The engine repeats calls with known
-lengths, as all other calls: its table has them under their name and a digest of the lengths of all ranks. Inside a node
-the table has a call under its name alone, too: a rank with the lengths of an earlier call takes the lengths of all
-ranks from that call, and sends no host message. The lengths are foretold. Their digest is part of the description that
-the ranks compare before data move. If the descriptions differ, all ranks exchange host messages.
+lengths, as all other calls: its table has them under their name and a digest of the lengths of all ranks. The table
+has a call under its name alone, too: a rank with the lengths of an earlier call takes the lengths of all ranks from
+that call, and sends no host message. The lengths are foretold. Their digest is part of the description that the ranks
+compare before data move. If the descriptions differ, all ranks exchange host messages.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class VectorVariants:
         """
         core, described = self._core, self._foretold.get(cache_key)
         if described is not None and self._exchanges.get(name) == 0 and core.options.compares in (None, "full") \
-                and core.host.compares_calls and not core.life.records_calls:
+                and core.host.compares_first and not core.life.records_calls:
             core.engine.cache_renamed(cache_key[0], *described, name, *cache_key[1:], x, out)
 
     def _exchanged(self, name: str, exchange: Callable[[], T]) -> T:

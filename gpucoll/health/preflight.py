@@ -18,7 +18,7 @@ import numpy
 from gpucoll.arrays import Array
 from gpucoll.core.signature import is_refusal
 from gpucoll.errors import GpucollError
-from gpucoll.executors import call_site, disagreement, shortened
+from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
 from gpucoll.health.guard import LOOK
 from gpucoll.health.mapped import OFFER, MappedDescriptions
 from gpucoll.health.shares import CallClock, CallShares
@@ -88,6 +88,8 @@ class Exchange:
         # If every rank refuses the arguments, each rank raises its own refusal.
         if are_alike or all(map(is_refusal, calls)):
             return None
+        if not self.moves and lack_lengths(calls):
+            return LengthsDiffer("the lengths of blocks have changed")
         return disagreement(range(len(calls)), calls, moved=self.moves)
 
 

@@ -1,12 +1,15 @@
 """The v-variants that take the lengths of all ranks' blocks from an earlier call: a single call of the engine."""
 
 import contextlib
+import os
+from unittest import mock
 
 import numpy
 import pytest
 
 import gpucoll as gc
-from grids import generator
+from grids import generator, often
+from multirank.test_executors import on_two_nodes
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 
 ALIKE = 5  # calls in a row after which a short call may go ahead
@@ -227,6 +230,20 @@ CASES = [(steady_lengths, 1), (steady_lengths, 2), (steady_lengths, 3), (rare_at
 @pytest.mark.parametrize(("body", "size"), [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in CASES])
 def test_foretold(ranks, body, size):  # noqa: F811 (the fixture)
     ranks(body, size)
+
+
+def on_two_hosts(mpi, body, executor):
+    """Messages compare the calls, between two pretended nodes or between all ranks; MPI's own calls are left out."""
+    schedules = {"GPUCOLL_ALGO": ";".join(f"{name}:^native" for name in NAMES)}
+    with mock.patch.dict(os.environ, schedules), on_two_nodes(mpi, executor) as comm:
+        body.__wrapped__(comm)
+
+
+@pytest.mark.parametrize(("body", "executor"), often(
+    [(body, executor) for body in (steady_lengths, changing_lengths, tables_of_one_total, outs, disagreements)
+     for executor in (None, "mpi")], (steady_lengths, None), (changing_lengths, "mpi"), (disagreements, None)))
+def test_between_hosts(ranks, body, executor):  # noqa: F811 (the fixture)
+    ranks(on_two_hosts, 3, body, executor)
 
 
 @pytest.mark.parametrize("body", [steady_lengths, outs, lists, changing_lengths, disagreements])

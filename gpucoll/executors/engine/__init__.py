@@ -74,7 +74,10 @@ class _PostedMessage(NamedTuple):
 
 
 class _Comparing:
-    """The comparison of a call by messages between nodes, as an instruction of the call's plan."""
+    """The comparison of a call by messages between nodes, as an instruction of the call's plan.
+
+    Without a `description` the call is described as in the engine's descriptor: a plan may serve under two names.
+    """
 
     def __init__(self, executor: EngineExecutor, description: str) -> None:
         self._executor, self._description = executor, description
@@ -87,8 +90,9 @@ class _Comparing:
         Raises MismatchError or PeerError if they do not; the engine then leaves the call, and no data have moved.
         """
         if self._operation is None:
-            comparison, report = self._executor.comparison, self._executor.engine.add_shares
-            self._operation = comparison.clock.reported(comparison.compare(self._description), report)
+            comparison, engine = self._executor.comparison, self._executor.engine
+            description = self._description or self._executor.under_way()
+            self._operation = comparison.clock.reported(comparison.compare(description), engine.add_shares)
         try:
             while self._pending is None or self._pending():
                 self._pending = next(self._operation, None)
@@ -267,8 +271,8 @@ class EngineExecutor(Executor):
             description = shortened(f"{description}\n{call_site()}", TEXT - 1)
         return self.walk(lambda: self._plans.without_data(description), None, None)
 
-    def _comparing(self, description: str) -> Callable[[], bool] | None:
-        """Return an instruction that compares this call by messages; None if the engine compares calls."""
+    def _comparing(self, description: str = "") -> Callable[[], bool] | None:
+        """Return an instruction that compares a call by messages; None if the engine compares calls."""
         return None if self.comparison is None else _Comparing(self, description).go_on
 
     def awaited(self) -> set[int] | None:

@@ -36,12 +36,12 @@ def shown(description: str) -> tuple[str, int]:
 class Plans:
     """The plans of one communicator's engine.
 
-    `comparing(description)` returns a function to compare a call by messages with the other ranks' calls. It returns
-    None if the engine compares calls.
+    `comparing(description)` returns a function to compare a call by messages with the other ranks' calls, by default
+    the call under way as described by the engine. It returns None if the engine compares calls.
     """
 
     def __init__(self, node_ranks: NodeRanks, engine: Any, messages: Messages,
-                 comparing: Callable[[str], Callable[[], bool] | None] = lambda description: None) -> None:
+                 comparing: Callable[..., Callable[[], bool] | None] = lambda description="": None) -> None:
         self._node_ranks, self._engine, self._messages = node_ranks, engine, messages
         self._comparing = comparing
         self._bare: dict[str, Any] = {}
@@ -75,8 +75,7 @@ class Plans:
         for buffer, wanted in enumerate((copies or not node_ranks.copies, not node_ranks.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._stage(buffer, sizes[buffer])
-        writer = Writer(request, node_ranks.rank, by_node, self._messages, self._comparing(request.description),
-                        apart=small)
+        writer = Writer(request, node_ranks.rank, by_node, self._messages, self._comparing(), apart=small)
         instructions = (*(writer.fused() if one_pass else writer.rows()),)
         readers = [(BUFFERS.index(name), peer, counter) for (name, peer), counter in writer.readers.items()]
         readers += [(INPUT, peer, 0) for peer in self._readers_of_call(request)]
