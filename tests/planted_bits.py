@@ -65,6 +65,8 @@ PLANTED_BITS = [
     ("product", "blocks: between hosts foretold lengths are compared without their digest",
      "gpucoll/executors/engine/plans.py", "self._messages, self._comparing(), apart",
      "self._messages, self._comparing(request.description), apart"),
+    ("product", "blocks: the root goes ahead in an exchange of lengths", "gpucoll/executors/engine/plans.py",
+     "(header is None or header.ragged is None)", "True"),
     ("product", "the environment's promise of bits is not read", "gpucoll/launch/bootstrap.py",
      '{"0": False, "1": True}.get(text, text)', "False"),
     ("product", "blocks: an exchange beside a known call is not made again", "gpucoll/communicator/ragged.py",

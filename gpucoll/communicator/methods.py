@@ -322,7 +322,8 @@ class Communicator:
         Other ranks pass None for `xs`. `out` (n_i, \\*s) receives the array and is returned.
         """
         if stream is None and not async_op and self._core.group is None:
-            result = self._blocks.repeat("scatter_v", "", root, algorithm, xs, out)
+            given = xs if self.rank == root else None  # other ranks' lists are ignored
+            result = self._blocks.repeat("scatter_v", "", root, algorithm, given, out)
             if result is not NotImplemented:
                 return result
         return self._blocks.scatter(xs, out, root, CallOptions(algorithm, async_op, stream))

@@ -70,8 +70,6 @@ class VectorVariants:
         self._messages: dict[Key, Array] = {}
         # The counts of all ranks in earlier calls, and a digest, by call and by the bytes of the ranks' host messages.
         self._agreed: dict[tuple[str, bytes], tuple[tuple[Counts, ...], str]] = {}
-        # What the ranks compare in a call with foretold lengths, by the key of that call without a forecast.
-        self._foretold: dict[Key, tuple[str, int]] = {}
         # By name: the number of exchanges still to come before lengths are foretold, and that number after a change.
         # All ranks exchange, and find changes, in the same calls: the numbers are equal on all ranks.
         self._exchanges: dict[str, int] = {}
@@ -202,13 +200,13 @@ class VectorVariants:
     def _foretell(self, name: str, cache_key: Key, x: Any, out: Any) -> None:
         """Let the engine repeat a known call without an exchange, if it can.
 
-        Foretold lengths need a comparison before data move. No v-variant is eager, so all ranks meet in each call. A
-        record of calls would show calls that were given up.
+        Foretold lengths need a comparison before data move. Neither v-variants nor their exchanges are eager, so all
+        ranks meet in each call. A record of calls would show calls that were given up.
         """
-        core, described = self._core, self._foretold.get(cache_key)
-        if described is not None and self._exchanges.get(name) == 0 and core.options.compares in (None, "full") \
-                and core.host.compares_first and not core.life.records_calls:
-            core.engine.cache_renamed(cache_key[0], *described, name, *cache_key[1:], x, out)
+        core = self._core
+        if self._exchanges.get(name) == 0 and core.options.compares in (None, "full") and core.host.compares_first \
+                and not core.life.records_calls:
+            core.engine.cache_renamed(cache_key[0], name, *cache_key[1:], x, out)
 
     def _exchanged(self, name: str, exchange: Callable[[], T]) -> T:
         """Return the result of an exchange of lengths; exchange again if another rank has foretold other lengths."""
@@ -287,12 +285,10 @@ class VectorVariants:
         is_list = out is None and COLLECTIVES[blocks.name].output.blocks and result is not None
         if result is not None and out is not result:
             result = result.view(blocks.dtype).reshape(sum(blocks.taken), *blocks.tail)
-        core.engine.cache_call(*cache_key, x, result, out, plan, core.seconds_of(ready.call), ready.request.nbytes,
-                               blocks.taken if is_list else None)
-        if len(self._foretold) >= KEPT:
-            self._foretold.clear()
         request = ready.request
-        self._foretold[cache_key] = shown(replace(request, cut=request.cut._replace(digest=blocks.digest)).description)
+        foretold = replace(request, cut=request.cut._replace(digest=blocks.digest)).description
+        core.engine.cache_call(*cache_key, x, result, out, plan, core.seconds_of(ready.call), request.nbytes,
+                               blocks.taken if is_list else None, *shown(foretold))
         return True
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:

@@ -478,6 +478,7 @@ static Ref<> call(Engine& self, PyObject* const* given, size_t count, PyObject* 
     // Memory is taken before the call: afterwards a rank without memory would have received, and lost, its result.
     const Ref<> source = joined(x), blocks = lengths ? blocks_of(out, lengths) : nullptr;
     if (source.get() == Py_NotImplemented || blocks.get() == Py_NotImplemented) return not_implemented();
+    if (!fits(known.plan->state.plan, source.get(), out.get())) return not_implemented();
     const Ref<> result = do_call(self, known, given[0], source.get(), std::move(out));
     return blocks && result.get() != Py_NotImplemented ? blocks : result;
 }
@@ -486,35 +487,37 @@ static PyObject* call_engine(PyObject* object, PyObject* const* given, size_t co
     return bordered([&] { return call(state_of<Engine>(object), given, count, names); });
 }
 
-// cache_call(name, op, root or counts, algorithm, x, result, the caller's out, plan, seconds, nbytes, lengths): do similar
-// calls here from now on. With `lengths`, a tuple, the result is the list of the blocks of a new array.
+// cache_call(name, op, root or counts, algorithm, x, result, the caller's out, plan, seconds, nbytes, lengths, text,
+// signature): do similar calls here from now on. With `lengths`, a tuple, the result is the list of the blocks of a new
+// array. `text` and `signature` describe the call under another name (`cache_renamed`).
 static Ref<> cache_call(Engine& self, PyObject* given) {
     PyObject *options[OPTIONS], *x, *out, *callers, *planned, *seconds, *lengths = Py_None;
+    const char* text = "";
+    long long signature = 0;
     double nbytes;
-    check(PyArg_ParseTuple(given, "OOOOOOOO!O!d|O", options, options + 1, options + 2, options + 3, &x, &out, &callers,
-                           &type_of<PlanState>, &planned, &PyArray_Type, &seconds, &nbytes, &lengths));
+    check(PyArg_ParseTuple(given, "OOOOOOOO!O!d|OsL", options, options + 1, options + 2, options + 3, &x, &out, &callers,
+                           &type_of<PlanState>, &planned, &PyArray_Type, &seconds, &nbytes, &lengths, &text, &signature));
+    if (lengths != Py_None && !PyTuple_CheckExact(lengths)) raise(PyExc_TypeError, "lengths are a tuple");
     if (!InputSignature::describes(x) || !ArraySignature::describes(out)) return none();
     const CallKey key = key_of(self, options, x, callers);
     Entry made = {{}, InputSignature::of(x), ArraySignature::of(out), callers == Py_None, inside_of(x, callers), key.symmetric,
-                  lengths == Py_None ? nullptr : Ref<>::borrow(lengths),
+                  lengths == Py_None ? nullptr : Ref<>::borrow(lengths), text, signature,
                   {Ref<PlanObject>::borrow(planned), Ref<PyArrayObject>::borrow(seconds), nbytes}};
     check_fit(made.known.plan, x, out, seconds);
     self.table.add(key, std::move(made));
     return none();
 }
 
-// cache_renamed(known name, text, signature, name, op, root or counts, algorithm, x, the caller's out): do a known call under
-// another name, too, and describe that call to the other ranks by `text`.
+// cache_renamed(known name, name, op, root or counts, algorithm, x, the caller's out): do a known call under another name,
+// too, with the description given to `cache_call`.
 static Ref<> cache_renamed(Engine& self, PyObject* given) {
     PyObject *known, *options[OPTIONS], *x, *out;
-    const char* text;
-    long long signature;
-    check(PyArg_ParseTuple(given, "OsLOOOOOO", &known, &text, &signature, options, options + 1, options + 2, options + 3, &x, &out));
+    check(PyArg_ParseTuple(given, "OOOOOOO", &known, options, options + 1, options + 2, options + 3, &x, &out));
     PyObject* others[OPTIONS] = {known, options[1], options[2], options[3]};
     const Entry* entry = self.table.find(key_of(self, others, x, out));
-    if (entry == nullptr) return none();
+    if (entry == nullptr || entry->foretold.empty()) return none();
     Entry made = *entry;
-    made.known.plan = renamed_plan(made.known.plan->state, text, signature);
+    made.known.plan = renamed_plan(made.known.plan->state, made.foretold.c_str(), made.signature);
     self.table.add(key_of(self, options, x, out), std::move(made));
     return none();
 }

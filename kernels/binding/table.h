@@ -4,6 +4,7 @@
 // an entry is looked at.
 #pragma once
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "binding/plans.h"
@@ -156,6 +157,8 @@ struct Entry {
     npy_intp inside = APART;  // offset of `x` in the result (a call in place), or APART
     bool symmetric = false;
     Ref<> lengths;            // tuple of the lengths of the blocks of which the result is a list; null for an array
+    std::string foretold;     // how the ranks describe and compare the call of `cache_renamed`; else empty
+    int64_t signature = 0;
     KnownCall known;
 
     template <class Each> void references(Each each) {

@@ -130,6 +130,12 @@ def test_what_is_left_out_and_unchecked_is_said(ranks):
         "against cupyx": "cupyx.distributed works on CuPy arrays: needs --device cuda"}
 
 
+def test_what_no_exact_sum_exists_for_is_left_out(ranks):
+    code, _, record = ranks(bench, 2, "all_reduce -o prod --against exact -c 0 -b 64 -e 64 -n 2")[0]
+    assert code == 0
+    assert [one["what"] for one in record["gpucoll"]["left_out"]] == ["against exact"]
+
+
 @pytest.mark.parametrize(("line", "outcome"), [
     ("all_reduce --min-bw 1000000", "1"), ("all_reduce -J no/such/folder/run.json", "GC-FILE"),
     ("all_reduce --executor native --algorithm ring", "GC-EXECUTOR")])

@@ -33,8 +33,8 @@ def call(comm, name, lengths, turn):
         found = comm.all_to_all_v([block(rank, one, lengths[rank][one], turn) for one in everyone])
         expected = [block(one, rank, lengths[one][rank], turn) for one in everyone]
     elif name == "scatter_v":
-        given = [block(0, one, lengths[0][one], turn) for one in everyone]
-        found = [comm.scatter_v(given if rank == 0 else None)]
+        given = [block(0, one, lengths[0][one], turn) for one in everyone]  # ignored on other ranks than the root
+        found = [comm.scatter_v(given if rank == 0 or turn % 2 else None)]
         expected = [block(0, rank, lengths[0][rank], turn)]
     else:
         counts = lengths[0]
@@ -67,6 +67,31 @@ def steady_lengths(comm):
     after = comm._core.host_engine().call_count
     # At most MOST_EXCHANGES for each name, then none.
     assert STEADY * len(NAMES) <= after - before <= (STEADY + 70) * len(NAMES)
+
+
+@on_shared
+def exchanges_in_a_row(comm):
+    """Exchanges of lengths that come several times in a row go ahead of no rank: another rank may foretell lengths."""
+    everyone = range(comm.size)
+
+    def given(length):
+        return [block(0, one, length + one, length) for one in everyone] if comm.rank == 0 else None
+
+    def several():
+        with comm.group():
+            for _ in range(2 * ALIKE):
+                comm.scatter_v(given(3))
+
+    def refused():
+        for _ in range(2 * ALIKE):
+            with pytest.raises(gc.ArgumentError if comm.rank == 0 else gc.PeerError):
+                comm.scatter_v([] if comm.rank == 0 else None)
+
+    for exchange in (several, refused):
+        exchange()
+        for turn in range(STEADY):
+            length = 3 + (turn % 50 > 48)
+            assert (comm.scatter_v(given(length)) == block(0, comm.rank, length + comm.rank, length)).all()
 
 
 @on_shared
@@ -223,6 +248,7 @@ def test_recorded_calls(monkeypatch, tmp_path):
 
 
 CASES = [(steady_lengths, 1), (steady_lengths, 2), (steady_lengths, 3), (rare_attempts, 2), (rare_attempts, 3),
+         (exchanges_in_a_row, 2), (exchanges_in_a_row, 3),
          (outs, 1), (outs, 2), (outs, 3), (lists, 2), (lists, 3), (changing_lengths, 2), (changing_lengths, 4),
          (tables_of_one_total, 3), (empty_blocks, 2), (empty_blocks, 3), (disagreements, 2), (disagreements, 3)]
 

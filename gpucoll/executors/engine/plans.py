@@ -83,8 +83,10 @@ class Plans:
             start for layout in plan.layouts for start in _padded(layout, node_ranks.size + 1))
         # In this form peers compute the places of buffers without looking at descriptors, so all ranks must choose
         # alike. The size of scratch is not alike: the engine refuses a plan whose scratch is too long for a workspace.
+        # Only such plans are eager. In an exchange of lengths all ranks meet: another rank may have foretold lengths.
+        header = COLLECTIVES.get(request.header)
         in_control = small and request.nbytes <= TINY and request.lengths is None \
-            and len(node_ranks.all) == node_ranks.size
+            and len(node_ranks.all) == node_ranks.size and (header is None or header.ragged is None)
         # in_control, small, copies_input, keeps_output, overwrites, refuses, announced, only_compares: see `Plan` in
         # kernels/engine/plan.h.
         is_broadcast = request.collective == "broadcast"
