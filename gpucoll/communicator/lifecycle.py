@@ -31,7 +31,7 @@ from gpucoll.health import devices
 from gpucoll.health.devices import DeviceWatch
 from gpucoll.health.flight import CLOSED, THREADS, Flight
 from gpucoll.health.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
-from gpucoll.health.metrics import export
+from gpucoll.health.metrics import SUMMARY, export
 from gpucoll.health.observed import Comparison, Recorded, observers_of
 from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
 from gpucoll.health.shares import CallClock, CallSums
@@ -74,12 +74,11 @@ class Lifecycle:
         self._flight = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
         rank = link.place.rank
         self._observers = observers_of(rank, os.environ)
-        self._exporter = None
-        metrics = os.environ.get("GPUCOLL_METRICS")
-        if metrics:
-            threads = isinstance(link, LocalLink)
-            self._exporter = export(metrics, rank, 0 if threads else gpu_index(link.place))
-            self._exporter.add(self.clock.sums, rank, threads=threads)
+        threads = isinstance(link, LocalLink)
+        wanted = os.environ.get("GPUCOLL_METRICS"), os.environ.get("GPUCOLL_SUMMARY") == "1" and SUMMARY
+        self._exporters = [export(one, rank, 0 if threads else gpu_index(link.place)) for one in wanted if one]
+        for exporter in self._exporters:
+            exporter.add(self.clock.sums, rank, threads=threads)
         preflight = None
         if link.place.size > 1 and options.compares != "off":
             preflight = Preflight(link, self.waits, self._elsewhere, self.clock)
@@ -243,8 +242,8 @@ class Lifecycle:
         self.closed = True
         # A call may begin on another thread while this one closes: from here on each call checks `closed`.
         self.stop_calls()
-        if self._exporter is not None:
-            self._exporter.retire(self.clock.sums)
+        for exporter in self._exporters:
+            exporter.retire(self.clock.sums)
         # No watchdog may look at streams and transports during their release.
         for watch in self._watches:
             watch.close()

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import http.server
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -20,8 +21,10 @@ from typing import Any
 
 from gpucoll.errors import ArgumentError, BackendError, nearest
 from gpucoll.health.shares import CallSums, Stats, total_of
+from gpucoll.health.summary import summary_of
 
 WAYS = ("file", "port")
+SUMMARY = "summary"  # in place of a value of GPUCOLL_METRICS: the table of GPUCOLL_SUMMARY
 PAUSE = 5.0  # seconds between two files
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # By name in `stats`: the name of the counter, and its help.
@@ -100,13 +103,29 @@ class Exporter:
                 self._past[rank] = total_of([self._past.get(rank, {}), sums.stats()])
             self._sums = [one for one in self._sums if one[1] is not sums]
 
-    def text(self) -> str:
-        """Return the figures of now."""
+    def figures(self) -> dict[int, Stats]:
+        """Return the figures of now, by rank."""
         with self._lock:
             by_rank = dict(self._past)
             for rank, sums in self._sums:
                 by_rank[rank] = total_of([by_rank.get(rank, {}), sums.stats()])
-        return text_of(by_rank)
+        return by_rank
+
+    def text(self) -> str:
+        """Return the figures of now in Prometheus' text format."""
+        return text_of(self.figures())
+
+    def summarise(self) -> None:
+        """Print the summary of rank 0 at the end of the process."""
+        owner, began = os.getpid(), time.monotonic()
+
+        def show() -> None:
+            if os.getpid() == owner:
+                with contextlib.suppress(OSError):
+                    print(summary_of(self.figures().get(0, {}), 0, time.monotonic() - began), file=sys.stderr, end="")
+
+        if self._rank == 0:
+            atexit.register(show)
 
     def write(self, path: Path) -> None:
         """Replace the file as a whole; raise OSError if the folder refuses."""
@@ -159,18 +178,20 @@ class Exporter:
 
 
 def export(wanted: str, rank: int, local_rank: int) -> Exporter:
-    """Return the exporter of this process, begun by the first call; `wanted` is the value of GPUCOLL_METRICS.
+    """Return the exporter of this process, begun by the first call; `wanted` is GPUCOLL_METRICS' value, or SUMMARY.
 
     `rank` becomes the label of the figures, `local_rank` chooses the file or the port.
 
     Raises ArgumentError for an unknown value, BackendError if the file cannot be written or the port is taken.
     """
-    place = place_of(wanted)
+    place = None if wanted == SUMMARY else place_of(wanted)
     with _making:
         if (os.getpid(), wanted) not in _exporters:
             made = Exporter(rank)
             try:
-                if isinstance(place, int):
+                if place is None:
+                    made.summarise()
+                elif isinstance(place, int):
                     made.serve(place + local_rank)
                 else:
                     made.write_on(_path(place, local_rank))

@@ -13,6 +13,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.health import metrics
+from gpucoll.health.summary import summary_of
 from pace import seconds
 from thread_ranks import all_on_threads
 
@@ -50,11 +51,52 @@ def sample(stats, rank):
             for (kind, size), figures in stats.items() for name, value in figures.items()}
 
 
-def run(program, wanted):
-    """Run a program with a value of GPUCOLL_METRICS."""
+def run(program, wanted, **more):
+    """Run a program with a value of GPUCOLL_METRICS, and `more` variables; return its standard error."""
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=seconds(60),
-                   env={**os.environ, "GPUCOLL_METRICS": wanted, "PYTHONPATH": path})
+    return subprocess.run([sys.executable, "-c", program], check=True, timeout=seconds(60), stderr=subprocess.PIPE,
+                          text=True, env={**os.environ, "GPUCOLL_METRICS": wanted, "PYTHONPATH": path, **more}).stderr
+
+
+def call_and_fork():
+    """Make calls on closed and open communicators; the child of a fork prints no summary."""
+    for comm in gc.init_local(1) + gc.init_local(1):
+        for _ in range(3):
+            comm.all_reduce(numpy.ones(1000))
+        comm.barrier()
+    comm.close()
+    if os.fork() == 0:
+        sys.exit()
+    os.wait()
+
+
+def test_a_summary_at_the_end():
+    program = "import test_metrics; test_metrics.call_and_fork()"
+    head, titles, *rows = run(program, "", GPUCOLL_SUMMARY="1").splitlines()
+    assert head.startswith("gpucoll: rank 0 ran for ")
+    assert titles.split() == "collective bytes from calls seconds own % waiting % moving % GB/s".split()
+    cells = {row.split()[0]: row.split()[1:] for row in rows[:2]}
+    assert cells["all_reduce"][:2] == ["4096", "6"]
+    assert cells["barrier"][:2] == ["0", "2"]
+    assert len(rows) == 4
+    assert run(program, "", GPUCOLL_SUMMARY="0") == ""
+
+
+def test_the_dearest_calls_of_many():
+    """A row and advice for ten kinds of calls, in the order of their seconds, and the number of the rest."""
+    stats = {("all_reduce", 1 << bits): {"calls": 2000, "bytes": 1e9, "own_seconds": 0.0, "waiting_seconds": 0.0,
+                                         "moving_seconds": float(bits)} for bits in range(13)}
+    stats["scan", 1 << 20] = {"calls": 1, "bytes": 1 << 20, "own_seconds": 90.0, "waiting_seconds": 9.0,
+                              "moving_seconds": 1.0}
+    head, _, *rows = summary_of(stats, 0, 356.0).splitlines()
+    assert head == "gpucoll: rank 0 ran for 356.00 s and was 50.0 % of the time in calls of gpucoll"
+    assert rows[0].split() == "scan 1048576 1 100.000 90.0 9.0 1.0 0.00".split()
+    assert rows[1].split() == "all_reduce 4096 2000 12.000 0.0 0.0 100.0 0.08".split()
+    assert rows[10] == "4 more kinds of calls took less time"
+    assert "this rank comes later" in rows[11]
+    assert "many short calls" in rows[12]
+    assert len(rows) == 21
+    assert summary_of({}, 0, 1.0).endswith("\nno call\n")
 
 
 def ask_the_port(port):

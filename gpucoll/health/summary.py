@@ -1,0 +1,56 @@
+"""`GPUCOLL_SUMMARY=1`: the figures of `stats` as a table on standard error, at the end of rank 0's process."""
+
+from __future__ import annotations
+
+from gpucoll.health.shares import Stats
+
+MOST = 10  # kinds of calls in the table
+SHORT, MANY = 1 << 14, 1000  # bytes of a short call, and calls from which combining short calls is advised
+HEAD: tuple[str, ...] = ("collective", "bytes from", "calls", "seconds", "own %", "waiting %", "moving %", "GB/s")
+
+
+def summary_of(stats: Stats, rank: int, seconds: float) -> str:
+    """Return the summary of a process that ran for `seconds`: a row and a sentence of advice for each kind of call.
+
+    The kinds that took most time come first. The bandwidth is algbw: bytes over the seconds of moving.
+
+    >>> figures = {"calls": 4, "bytes": 32000000, "own_seconds": 0.0, "waiting_seconds": 0.03, "moving_seconds": 0.01}
+    >>> print(summary_of({("all_reduce", 1 << 22): figures}, 0, 0.5), end="")
+    gpucoll: rank 0 ran for 0.50 s and was 8.0 % of the time in calls of gpucoll
+    collective  bytes from  calls  seconds  own %  waiting %  moving %  GB/s
+    all_reduce     4194304      4    0.040    0.0       75.0      25.0  3.20
+    all_reduce from 4194304 bytes: other ranks come later; `gpucoll report DIR --stragglers` names the slow rank.
+    """
+    kinds = sorted(((_seconds(one), kind, one) for kind, one in stats.items()), reverse=True)
+    total = sum(taken for taken, *_ in kinds)
+    rows, advice = [HEAD], []
+    for taken, (collective, size), one in kinds[:MOST]:
+        moving = one["moving_seconds"]
+        shares = [f"{100 * one[name] / taken if taken else 0.0:.1f}" for name in
+                  ("own_seconds", "waiting_seconds", "moving_seconds")]
+        speed = f"{1e-9 * one['bytes'] / moving:.2f}" if moving and one["bytes"] else "-"
+        rows.append((collective, str(size), str(int(one["calls"])), f"{taken:.3f}", *shares, speed))
+        advice.append(f"{collective} from {size} bytes: {_advice(size, one)}")
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    lines += [f"{len(kinds) - MOST} more kinds of calls took less time"] if len(kinds) > MOST else []
+    share = 100 * total / seconds if seconds else 0.0
+    head = f"gpucoll: rank {rank} ran for {seconds:.2f} s and was {share:.1f} % of the time in calls of gpucoll"
+    return "".join(f"{line}\n" for line in (head, *(lines + advice if kinds else ["no call"])))
+
+
+def _seconds(one: dict[str, float]) -> float:
+    return one["own_seconds"] + one["waiting_seconds"] + one["moving_seconds"]
+
+
+def _advice(size: int, one: dict[str, float]) -> str:
+    own, waiting, moving = one["own_seconds"], one["waiting_seconds"], one["moving_seconds"]
+    if waiting > max(own, moving):
+        return "other ranks come later; `gpucoll report DIR --stragglers` names the slow rank."
+    if own > max(waiting, moving):
+        return "this rank comes later than others; look at the program before the call."
+    if size < SHORT and one["calls"] > MANY:
+        return "many short calls; combine arrays into one, or bind the call by `comm.plan`."
+    if size < SHORT:
+        return "few short calls; there is little to gain."
+    return "data move; arrays of `comm.empty` save copies, and `gpucoll tune` measures the algorithms."
