@@ -81,7 +81,7 @@ def threads(seconds):
 
 
 def processes(seconds, how):
-    """Check drawn cases on the executor `how`, with the ranks of mpiexec, until rank 0 ends the run."""
+    """Check drawn cases on the executor `how`, "auto" for any, with the ranks of mpiexec, until rank 0 ends the run."""
     from mpi4py import MPI
 
     from multirank.test_bits_of_processes import made
@@ -92,7 +92,7 @@ def processes(seconds, how):
         random = generator(f"draws/{how}/{world.size}/{turn}")
         deterministic = random.choice([*ORACLES])
         cases = [draw(random, deterministic, world.size) for _ in range(ROUND)]
-        with made(world, how, deterministic) as comm:
+        with made(world, None if how == "auto" else how, deterministic) as comm:
             found = sum(world.allgather(checked(comm, cases, deterministic, turn)), collections.Counter())
         total[how, str(deterministic), world.size] += found.total()
         dtypes += found

@@ -44,8 +44,8 @@ PLANTED_INSIGHT = [
      "            part.replace(path)\n", "            path.write_text(part.read_text())\n            part.unlink()\n"),
     ("guard", "a summary begins with the calls that took least", "gpucoll/health/summary.py", ", reverse=True)", ")"),
     ("guard", "the child of a fork prints a summary", "gpucoll/health/metrics.py",
-     "            if os.getpid() == owner:\n                with contextlib.suppress(OSError):\n                    print(",
-     "            if owner:\n                with contextlib.suppress(OSError):\n                    print("),
+     "if os.getpid() == owner:\n                with contextlib.suppress(OSError):\n                    print(",
+     "if owner:\n                with contextlib.suppress(OSError):\n                    print("),
     ("guard", "the figures of closed communicators are lost", "gpucoll/health/metrics.py",
      "total_of([self._past.get(rank, {}), sums.stats()])", "self._past.get(rank, {})"),
 ]
