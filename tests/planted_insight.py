@@ -43,6 +43,8 @@ PLANTED_INSIGHT = [
     ("guard", "the file of metrics is seen half written", "gpucoll/health/metrics.py",
      "            part.replace(path)\n", "            path.write_text(part.read_text())\n            part.unlink()\n"),
     ("guard", "a summary begins with the calls that took least", "gpucoll/health/summary.py", ", reverse=True)", ")"),
+    ("guard", "OpenTelemetry reads the same figure for all counters", "gpucoll/health/metrics.py",
+     "Observation(one[name], labels)", "Observation(one[\"calls\"], labels)"),
     ("guard", "the child of a fork prints a summary", "gpucoll/health/metrics.py",
      "if os.getpid() == owner:\n                with contextlib.suppress(OSError):\n                    print(",
      "if owner:\n                with contextlib.suppress(OSError):\n                    print("),

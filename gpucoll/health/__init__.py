@@ -7,7 +7,7 @@
     report       `gpucoll report DIR`: compares the flight recorder files of all ranks
     stragglers   `gpucoll report DIR --stragglers`: the rank that delays the others
     shares       own delay, waiting and moving: the three shares of every call, for `stats`
-    metrics      the same figures for Prometheus: GPUCOLL_METRICS
+    metrics      the same figures for Prometheus and OpenTelemetry: GPUCOLL_METRICS
     summary      the calls that took most time, at the end of a job: GPUCOLL_SUMMARY
     guard        the hook of every wait: raises an error when an awaited rank has died or aborted
     integrity    data compared after each call, with check="data"

@@ -1,9 +1,10 @@
-"""`GPUCOLL_METRICS`: the figures of `stats` for Prometheus, in a file or at a port of localhost.
+"""`GPUCOLL_METRICS`: the figures of `stats` for Prometheus, in a file or at a port of localhost, or for OpenTelemetry.
 
-The format is Prometheus' text format 0.0.4. A process exports the sums over all its communicators, the closed ones too,
+Prometheus reads its text format 0.0.4. A process exports the sums over all its communicators, the closed ones too,
 since a counter never decreases. ``file:F.prom`` is replaced every few seconds and at the end, always as a whole, as
 node_exporter's textfile collector needs it. The first rank of a host writes ``F.prom``, local rank 3 ``F-3.prom``.
-``port:9400`` answers HTTP requests to 127.0.0.1, local rank 3 at port 9403.
+``port:9400`` answers HTTP requests to 127.0.0.1, local rank 3 at port 9403. With ``otel`` the counters are observed by
+OpenTelemetry's meter provider, set by the program.
 """
 
 from __future__ import annotations
@@ -15,25 +16,26 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError, BackendError, nearest
 from gpucoll.health.shares import CallSums, Stats, total_of
 from gpucoll.health.summary import summary_of
+from gpucoll.version import __version__
 
-WAYS = ("file", "port")
+WAYS = ("file", "port", "otel")
 SUMMARY = "summary"  # in place of a value of GPUCOLL_METRICS: the table of GPUCOLL_SUMMARY
 PAUSE = 5.0  # seconds between two files
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# By name in `stats`: the name of the counter, and its help.
+# By name in `stats`: the name of the counter, its help, and OpenTelemetry's unit.
 COUNTERS = {
-    "calls": ("gpucoll_calls_total", "Completed calls."),
-    "bytes": ("gpucoll_bytes_total", "Bytes of the calls, the larger of input and output over all ranks."),
-    "own_seconds": ("gpucoll_own_seconds_total", "Seconds by which this rank came later than the first rank."),
-    "waiting_seconds": ("gpucoll_waiting_seconds_total", "Seconds in calls until the other ranks had come."),
-    "moving_seconds": ("gpucoll_moving_seconds_total", "Seconds of moving and reducing."),
+    "calls": ("gpucoll_calls_total", "Completed calls.", "{call}"),
+    "bytes": ("gpucoll_bytes_total", "Bytes of the calls, the larger of input and output over all ranks.", "By"),
+    "own_seconds": ("gpucoll_own_seconds_total", "Seconds by which this rank came later than the first rank.", "s"),
+    "waiting_seconds": ("gpucoll_waiting_seconds_total", "Seconds in calls until the other ranks had come.", "s"),
+    "moving_seconds": ("gpucoll_moving_seconds_total", "Seconds of moving and reducing.", "s"),
 }
 
 
@@ -46,7 +48,7 @@ def text_of(by_rank: Mapping[int, Stats]) -> str:
     gpucoll_calls_total{rank="3",collective="barrier",size_class="0"} 2
     """
     lines = []
-    for name, (counter, words) in COUNTERS.items():
+    for name, (counter, words, _) in COUNTERS.items():
         rows = [(f'rank="{rank}",collective="{escaped(collective)}",size_class="{size}"', figures[name])
                 for rank, found in sorted(by_rank.items()) for (collective, size), figures in found.items()
                 if name in figures]
@@ -65,21 +67,24 @@ def escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def place_of(wanted: str) -> Path | int:
-    """Return the file or the port in a text such as ``file:F.prom`` or ``port:9400``; ArgumentError for another text.
+def place_of(wanted: str) -> Path | int | None:
+    """Return the file of ``file:F.prom``, the port of ``port:9400``, None for ``otel``; ArgumentError for other texts.
 
     >>> place_of("port:9400")
     9400
     """
     way, _, place = wanted.partition(":")
     if way not in WAYS:
-        raise ArgumentError(f"GPUCOLL_METRICS={wanted!r}{nearest(way, WAYS)}; write file:F.prom or port:9400",
+        raise ArgumentError(f"GPUCOLL_METRICS={wanted!r}{nearest(way, WAYS)}; write file:F.prom, port:9400 or otel",
                             code="GC-METRICS")
+    if wanted == "otel":
+        return None
     if way == "file" and place:
         return Path(place)
     if way == "port" and place.isdecimal() and 0 < int(place) < 1 << 16:
         return int(place)
-    raise ArgumentError(f"GPUCOLL_METRICS={wanted!r} is not of the kind file:F.prom or port:9400", code="GC-METRICS")
+    raise ArgumentError(f"GPUCOLL_METRICS={wanted!r} is not of the kind file:F.prom, port:9400 or otel",
+                        code="GC-METRICS")
 
 
 class Exporter:
@@ -156,6 +161,24 @@ class Exporter:
         threading.Thread(target=serve, name="gpucoll metrics", daemon=True).start()
         atexit.register(write)
 
+    def observe(self) -> None:
+        """Let OpenTelemetry's meter provider read the counters; raise ImportError without its package."""
+        from opentelemetry import metrics
+
+        meter = metrics.get_meter("gpucoll", __version__)
+
+        def reading(name: str) -> Callable[..., Iterator[Any]]:
+            def read(_: Any) -> Iterator[Any]:
+                for rank, stats in self.figures().items():
+                    for (collective, size), one in stats.items():
+                        labels: dict[str, Any] = {"rank": rank, "collective": collective, "size_class": size}
+                        yield metrics.Observation(one[name], labels)
+
+            return read
+
+        for name, (counter, words, unit) in COUNTERS.items():
+            meter.create_observable_counter(counter.removesuffix("_total"), [reading(name)], unit, words)
+
     def serve(self, port: int) -> None:
         """Answer HTTP requests at a port of localhost in a thread; raise OSError if the port is taken."""
         exporter = self
@@ -182,19 +205,25 @@ def export(wanted: str, rank: int, local_rank: int) -> Exporter:
 
     `rank` becomes the label of the figures, `local_rank` chooses the file or the port.
 
-    Raises ArgumentError for an unknown value, BackendError if the file cannot be written or the port is taken.
+    Raises ArgumentError for an unknown value, BackendError if the file cannot be written, the port is taken, or
+    OpenTelemetry is missing.
     """
-    place = None if wanted == SUMMARY else place_of(wanted)
+    place = SUMMARY if wanted == SUMMARY else place_of(wanted)
     with _making:
         if (os.getpid(), wanted) not in _exporters:
             made = Exporter(rank)
             try:
-                if place is None:
+                if place == SUMMARY:
                     made.summarise()
+                elif place is None:
+                    made.observe()
                 elif isinstance(place, int):
                     made.serve(place + local_rank)
-                else:
+                elif isinstance(place, Path):
                     made.write_on(_path(place, local_rank))
+            except ImportError as error:
+                raise BackendError("GPUCOLL_METRICS=otel needs OpenTelemetry: pip install opentelemetry-sdk",
+                                   code="GC-METRICS") from error
             except (OSError, OverflowError) as error:
                 raise BackendError(f"GPUCOLL_METRICS={wanted}: rank {rank}: {error}", code="GC-METRICS") from error
             _exporters[os.getpid(), wanted] = made

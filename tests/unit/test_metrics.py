@@ -82,6 +82,38 @@ def test_a_summary_at_the_end():
     assert run(program, "", GPUCOLL_SUMMARY="0") == ""
 
 
+def observed_by_otel():
+    """Compare the counters of OpenTelemetry's reader with the figures; the provider may come after the first call."""
+    from opentelemetry import metrics as otel
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    comms, reader = gc.init_local(2), InMemoryMetricReader()
+    otel.set_meter_provider(MeterProvider([reader]))
+    all_on_threads(comms, lambda comm: (comm.all_reduce(numpy.ones(3)), comm.barrier()))
+    scope, = reader.get_metrics_data().resource_metrics[0].scope_metrics
+    assert scope.scope.name == "gpucoll"
+    found = {(one.name + "_total", point.attributes["rank"], point.attributes["collective"]): point.value
+             for one in scope.metrics for point in one.data.data_points}
+    expected = {(metrics.COUNTERS[name][0], comm.rank, kind): value for comm in comms
+                for (kind, _), figures in comm.stats().items() for name, value in figures.items()}
+    assert found == expected
+    assert {one.name: one.unit for one in scope.metrics}["gpucoll_bytes"] == "By"
+    print("as expected", file=sys.stderr)
+
+
+def test_opentelemetry_reads_the_counters():
+    assert "as expected" in run("import test_metrics; test_metrics.observed_by_otel()", "otel")
+
+
+def test_opentelemetry_may_be_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.setenv("GPUCOLL_METRICS", "otel")
+    with pytest.raises(gc.BackendError, match="pip install opentelemetry-sdk") as caught:
+        gc.init_local(1)
+    assert caught.value.code == "GC-METRICS"
+
+
 def test_the_dearest_calls_of_many():
     """A row and advice for ten kinds of calls, in the order of their seconds, and the number of the rest."""
     stats = {("all_reduce", 1 << bits): {"calls": 2000, "bytes": 1e9, "own_seconds": 0.0, "waiting_seconds": 0.0,
@@ -170,7 +202,7 @@ def test_labels_are_escaped():
 
 
 @pytest.mark.parametrize("wanted", ["on", "files:F.prom", "file:", "port:", "port:http", "port:0", "port:65536",
-                                    "port:-1"])
+                                    "port:-1", "otel:"])
 def test_unknown_values_are_refused_at_the_start(monkeypatch, wanted):
     monkeypatch.setenv("GPUCOLL_METRICS", wanted)
     with pytest.raises(gc.ArgumentError, match="port:9400") as caught:
