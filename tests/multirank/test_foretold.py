@@ -130,6 +130,23 @@ def outs(comm):
 
 
 @on_shared
+def symmetric(comm):
+    """Blocks and results in symmetric memory on all ranks, then on some: plans for other memory are not taken."""
+    rank, random, own = comm.rank, generator("symmetric"), generator(f"symmetric/{comm.rank}")
+    for length in (3, 3000, 60000):
+        lengths = [length * (1 + one % 3) for one in range(comm.size)]
+        inputs, results = comm.empty(3 * length, "f8"), comm.empty(sum(lengths), "f8")
+        for turn in range(40):
+            draw = random if turn < 20 else own
+            x = draw.choice((inputs, numpy.empty(3 * length)))[:lengths[rank]]
+            out = draw.choice((None, results, numpy.empty(sum(lengths))))
+            x[:] = numpy.arange(lengths[rank]) + 1000 * rank + turn
+            found = comm.all_gather_v(x, out)
+            expected = [numpy.arange(one) + 1000 * other + turn for other, one in enumerate(lengths)]
+            assert (numpy.concatenate(found if out is None else [found]) == numpy.concatenate(expected)).all()
+
+
+@on_shared
 def lists(comm):
     """The blocks of a list are joined before the call, so the result may take their memory; an array is no list."""
     rank, everyone = comm.rank, range(comm.size)
@@ -247,10 +264,10 @@ def test_recorded_calls(monkeypatch, tmp_path):
     gc.run_local(recorded_calls.__wrapped__, 2, executor="shared")
 
 
-CASES = [(steady_lengths, 1), (steady_lengths, 2), (steady_lengths, 3), (rare_attempts, 2), (rare_attempts, 3),
-         (exchanges_in_a_row, 2), (exchanges_in_a_row, 3),
-         (outs, 1), (outs, 2), (outs, 3), (lists, 2), (lists, 3), (changing_lengths, 2), (changing_lengths, 4),
-         (tables_of_one_total, 3), (empty_blocks, 2), (empty_blocks, 3), (disagreements, 2), (disagreements, 3)]
+CASES = [(steady_lengths, 1), (steady_lengths, 2), (steady_lengths, 3), (exchanges_in_a_row, 2),
+         (exchanges_in_a_row, 3), (rare_attempts, 2), (rare_attempts, 3), (outs, 1), (outs, 2), (outs, 3),
+         (symmetric, 3), (lists, 2), (lists, 3), (changing_lengths, 2), (changing_lengths, 4), (tables_of_one_total, 3),
+         (empty_blocks, 2), (empty_blocks, 3), (disagreements, 2), (disagreements, 3)]
 
 
 @pytest.mark.parametrize(("body", "size"), [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in CASES])
