@@ -88,7 +88,7 @@ class VectorVariants:
 
     def gather(self, name: str, x: Any, out: Any, root: Any, options: CallOptions) -> Any:
         """Gather blocks on the root, or on every rank; see `Communicator.gather_v`."""
-        found, rows = self._repeat(name, ("", root, options.algorithm), x, out, options)
+        found, rows = self._exchange_and_repeat(name, ("", root, options.algorithm), x, out, options)
         if found is not NotImplemented:
             return found
         rank_info = self._core.metadata.sizes(name, root)
@@ -131,7 +131,7 @@ class VectorVariants:
     def all_to_all(self, xs: Any, out: Any, options: CallOptions) -> Any:
         """Exchange blocks of all pairs of ranks; see `Communicator.all_to_all_v`."""
         name, how = "all_to_all_v", ("", 0, options.algorithm)
-        found, rows = self._repeat(name, how, xs, out, options)
+        found, rows = self._exchange_and_repeat(name, how, xs, out, options)
         if found is not NotImplemented:
             return found
         self._core.life.check_usable()
@@ -148,7 +148,8 @@ class VectorVariants:
     def reduce_scatter(self, x: Any, counts: Any, op: Any, out: Any, dtype: Any, options: CallOptions) -> Any:
         """Reduce rows to blocks of `counts` rows; see `Communicator.reduce_scatter_v`."""
         name, how = "reduce_scatter_v", (op, tuple(counts) if type(counts) is list else counts, options.algorithm)
-        found, rows = self._repeat(name, how, x, out, options) if dtype is None else (NotImplemented, None)
+        found, rows = (NotImplemented, None) if dtype is not None else \
+            self._exchange_and_repeat(name, how, x, out, options)
         if found is not NotImplemented:
             return found
         self._core.life.check_usable()
@@ -167,7 +168,8 @@ class VectorVariants:
                         digest, cache_key)
         return self._run_blocks(blocks, source, source, options, x, out=out, op=op, kind=dtype)
 
-    def _repeat(self, name: str, how: Key, x: Any, out: Any, options: CallOptions) -> tuple[Any, Array | None]:
+    def _exchange_and_repeat(self, name: str, how: Key, x: Any, out: Any,
+                             options: CallOptions) -> tuple[Any, Array | None]:
         """Exchange lengths, and repeat a call by the engine if the lengths are those of an earlier call.
 
         `how` is op, root or counts, and algorithm. Return the result, or NotImplemented. The second value is the host
