@@ -220,7 +220,7 @@ class CallTable:
         if known.launch is not None and gpu.device.is_open(on):
             shares = self._core.clock.begin(request.collective, request.nbytes)
             if self._core.waits.at_once(gpu.order.enqueue, request.collective, known.launch, on, known.output):
-                self._core.clock.end(shares)
+                self._core.clock.end(shares, enqueued=True)
                 return result
         space, kept = DeviceSpace(gpu, on, output=known.output), NOTHING._replace(given=x, result=result)
         self._run(ready, space, kept, repeated=True)

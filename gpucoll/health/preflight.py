@@ -94,25 +94,24 @@ class Exchange:
 
 
 class MappedExchange(Exchange):
-    """The exchange of call `number` by memory mapped by all ranks."""
+    """The exchange of call `number`, published before, by memory mapped by all ranks."""
 
     def __init__(self, mapped: MappedDescriptions, number: int, text: str, *, moves: bool) -> None:
         super().__init__(mapped.rows[number % 2], text, moves=moves)
-        self._mapped, self._number, self._missing = mapped, number, mapped.others
-        mapped.publish(number, _row(text), time.time_ns())
+        self._published, self.number = mapped.published, number
 
     def arrivals(self) -> list[int]:
-        return self._mapped.arrivals(self._number)
+        found: list[int] = self._published.arrivals(self.number)
+        return found
 
     def missing(self) -> Set[int]:
-        if self._missing:
-            self._missing = self._mapped.later(self._missing, self._number)
-        return self._missing
+        found: frozenset[int] = self._published.missing(self.number)
+        return found
 
     def difference(self) -> GpucollError | None:
         error = super().difference()
         # Another thread of this rank has judged this call, and begun the next: the rows may hold later calls.
-        return error if self._mapped.is_last(self._number) else None
+        return error if self._published.number == self.number else None
 
 
 class MessageExchange(Exchange):
@@ -124,7 +123,7 @@ class MessageExchange(Exchange):
         rows = self._rows[:, :MESSAGE_BYTES]
         super().__init__(rows, text, moves=moves)  # type: ignore[arg-type] # a sequence of rows
         stamped = numpy.array([time.time_ns(), *offer])
-        self._rows[rank, :MESSAGE_BYTES], self._rows[rank, MESSAGE_BYTES:] = _row(text), stamped.view(numpy.uint8)
+        self._rows[rank] = numpy.frombuffer(_row(text) + stamped.tobytes(), numpy.uint8)
         others = [other for other in range(size) if other != rank]
         # Note each request once posted: if a later one raises, `__del__` keeps the memory of the earlier ones.
         self._receives: dict[int, Any] = {}
@@ -223,10 +222,28 @@ class Preflight:
 
     def begin(self, description: str) -> None:
         """Begin to compare a call, after waiting for the previous comparison; raise the previous call's difference."""
-        # At most one exchange is in flight: `_exchange` holds a single one.
-        if not self._has_settled():
-            self._waits.until(self._has_settled, "comparing calls", self._waits.deadline())
-        self._begin(description, moves=True).call = self.clock.current
+        if not self._advance(description):
+            # At most one exchange is in flight: `_exchange` holds a single one.
+            if not self._has_settled():
+                self._waits.until(self._has_settled, "comparing calls", self._waits.deadline())
+            self._begin(description, moves=True).call = self.clock.current
+
+    def _advance(self, description: str) -> bool:
+        """Begin to compare a call, if the previous call is known to agree; return whether done. The common case."""
+        last, mapped = self._exchange, self._mapped
+        if not isinstance(last, MappedExchange) or not last.moves or last.is_judged or mapped is None:
+            return False
+        found = mapped.published.advance(last.number, _row(description))
+        if found is None:
+            return False
+        last.is_judged = True
+        if last.call is not None:
+            last.call.found(*found)
+            last.call = None
+        self._calls, self._agreed = last.number + 1, last.text
+        self._exchange = MappedExchange(mapped, self._calls, description, moves=True)
+        self._exchange.call = self.clock.current
+        return True
 
     def _begin(self, text: str, *, moves: bool) -> Exchange:
         mapped = self._mapped = self._mapped or MappedDescriptions(self._rank, self._nodes, MESSAGE_BYTES)
@@ -235,8 +252,11 @@ class Preflight:
         # Keep the description of the call before: the last known call of a rank that has not come to this call.
         if self._exchange is not None:
             self._agreed = self._exchange.text
-        self._exchange = MappedExchange(mapped, self._calls, text, moves=moves) if self._is_mapped else \
-            MessageExchange(self._wire, self._rank, self._size, text, mapped.offer, moves=moves)
+        if self._is_mapped:
+            mapped.published.publish(self._calls, _row(text))
+            self._exchange = MappedExchange(mapped, self._calls, text, moves=moves)
+        else:
+            self._exchange = MessageExchange(self._wire, self._rank, self._size, text, mapped.offer, moves=moves)
         return self._exchange
 
     def _use_offers(self, mapped: MappedDescriptions) -> None:
@@ -256,8 +276,8 @@ class Preflight:
             self._use_offers(mapped)
         if mapped is None or not self._is_mapped:
             return bool(self._probe(rank))
-        ranks = range(self._size) if rank == self._anybody else (rank,)
-        return len(mapped.later(ranks, self._calls + 1)) < len(ranks)
+        missing = mapped.published.missing(self._calls + 1)
+        return len(missing) < self._size if rank == self._anybody else rank not in missing
 
     @property
     def _under_way(self) -> Exchange | None:
@@ -337,7 +357,7 @@ class Preflight:
         last, missing = self._exchange, self.missing()
         if last is None:
             return dict.fromkeys(range(self._size), (0, ""))
-        before = self._calls - 1, _text(_row(self._agreed).tobytes()).partition("\n")[0]
+        before = self._calls - 1, _text(_row(self._agreed)).partition("\n")[0]
         return {rank: before if rank in missing else (self._calls, last.description(rank))
                 for rank in range(self._size)}
 
@@ -356,11 +376,8 @@ class Deferred:
 
 # Cached: a training loop repeats the same few calls.
 @functools.lru_cache(256)
-def _row(text: str) -> Array:
-    row = numpy.zeros(MESSAGE_BYTES, numpy.uint8)
-    kept = shortened(text, MESSAGE_BYTES).encode()
-    row[:len(kept)] = numpy.frombuffer(kept, numpy.uint8)
-    return row
+def _row(text: str) -> bytes:
+    return shortened(text, MESSAGE_BYTES).encode().ljust(MESSAGE_BYTES, b"\0")
 
 
 @functools.lru_cache(256)

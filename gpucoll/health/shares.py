@@ -26,22 +26,24 @@ Stats = dict[Kind, dict[str, float]]
 class CallShares:
     """The shares of a call under way, and of the last calls while their comparison is open; nanoseconds."""
 
-    __slots__ = ("_duration", "_nbytes", "_sums", "_totals", "_waited", "began", "between")
+    __slots__ = ("_duration", "_nbytes", "_sums", "_waited", "began", "between", "totals")
 
     def __init__(self, sums: list[float], nbytes: int, began: int, between: int, totals: tuple[int, int]) -> None:
-        self._sums, self._nbytes, self.began, self.between, self._totals = sums, nbytes, began, between, totals
+        self._sums, self._nbytes, self.began, self.between, self.totals = sums, nbytes, began, between, totals
         self._duration: int | None = None  # until the call has ended
         self._waited = 0
 
     def end(self, now: int, totals: tuple[int, int]) -> None:
         """Count the call, which ends now, with the shares by which `totals` have grown since the begin."""
-        self._duration = now - self.began
-        own, waited = (after - before for after, before in zip(totals, self._totals, strict=True))
-        self._sums[0] += 1
-        self._sums[1] += self._nbytes
-        self._sums[4] += 1e-9 * self._duration
+        (own, waited), (own_before, waited_before), sums = totals, self.totals, self._sums
+        self._duration = duration = now - self.began
+        sums[0] += 1
+        sums[1] += self._nbytes
+        sums[4] += 1e-9 * duration
         early, self._waited = self._waited, 0
-        self.found(own, waited + early)
+        # A call that only enqueued finds its shares later.
+        if own != own_before or waited != waited_before or early:
+            self.found(own - own_before, waited - waited_before + early)
 
     def found(self, own: int, waited: int) -> None:
         """Add an own delay and a wait, known only now; at most the time between two calls, and in the call."""
@@ -68,6 +70,10 @@ class CallSums:
         self.times: dict[tuple[str, str, str, int], Any] = collections.defaultdict(
             lambda: numpy.zeros(1 + TIMED + SUMS))
 
+    def row(self, name: str, nbytes: int) -> list[float]:
+        """Return the sums of the calls of a kind that are counted here."""
+        return self.python.setdefault((name, nbytes.bit_length()), [0.0] * SUMS)
+
     def stats(self) -> Stats:
         """Return the figures by collective and size class."""
         # Copies of both tables: another thread may add a kind of call meanwhile.
@@ -90,16 +96,15 @@ class CallClock:
 
     def begin(self, name: str, nbytes: int) -> CallShares:
         """Return the shares of a call that begins now; `nbytes` is the larger of input and output."""
-        self.take()  # of a comparison without a call, such as a refusal
-        now, (*totals, left) = time.monotonic_ns(), self._totals()
-        sums = self.sums.python.setdefault((name, nbytes.bit_length()), [0.0] * SUMS)
-        self.current = CallShares(sums, nbytes, now, now - left, (totals[0], totals[1]))
+        self.own = self.waited = 0  # of a comparison without a call, such as a refusal
+        now, (own, waited, left) = time.monotonic_ns(), self._totals()
+        self.current = CallShares(self.sums.row(name, nbytes), nbytes, now, now - left, (own, waited))
         return self.current
 
-    def end(self, call: CallShares) -> None:
-        """Count a call that ends now."""
-        self._left = time.monotonic_ns()
-        call.end(self._left, self._totals()[:2])
+    def end(self, call: CallShares, *, enqueued: bool = False) -> None:
+        """Count a call that ends now. A call that only `enqueued` has not waited, nor run an engine."""
+        self._left = now = time.monotonic_ns()
+        call.end(now, call.totals if enqueued else self._totals()[:2])
         self.current = None
 
     def measured(self, operation: Operation, name: str, nbytes: int) -> Operation:

@@ -1,5 +1,7 @@
 // The Python type `Engine`, one object per rank and communicator. The executor `shared` makes the object and drives
-// its methods; the communicator calls the object itself for known calls (calls.h).
+// its methods; the communicator calls the object itself for known calls (calls.h). The type `Descriptions` compares calls
+// made without the engine (descriptions.h).
+#include "binding/descriptions.h"
 #include "binding/messages.h"
 
 namespace gpucoll {
@@ -299,6 +301,10 @@ static Ref<> make_module() {
     type_of<Engine>.tp_getset = members;
     type_of<Request>.tp_methods = request_methods;
     type_of<Request>.tp_getset = request_members;
+    type_of<Descriptions>.tp_new = new_descriptions;
+    type_of<Descriptions>.tp_methods = description_methods;
+    type_of<Descriptions>.tp_getset = description_members;
+    make_type<Descriptions>("gpucoll._engine.Descriptions");
     make_type<Engine>("gpucoll._engine.Engine", true);
     make_type<PlanState>("gpucoll._engine.Plan");
     make_type<BoundCall>("gpucoll._engine.Bound", true);
@@ -306,6 +312,7 @@ static Ref<> make_module() {
     Ref<> made = checked(PyModule_Create(&definition));
     check(PyModule_AddStringConstant(made.get(), "sources", GC_SOURCES) == 0);
     check(PyModule_AddIntConstant(made.get(), "BOX", sizeof(Ring)) == 0);
+    check(PyModule_AddObjectRef(made.get(), "Descriptions", reinterpret_cast<PyObject*>(&type_of<Descriptions>)) == 0);
     check(PyModule_AddObjectRef(made.get(), "Engine", reinterpret_cast<PyObject*>(&type_of<Engine>)) == 0);
     return made;
 }

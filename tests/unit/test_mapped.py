@@ -1,17 +1,19 @@
-"""The words of calls in mapped memory: offers, tokens, and rows used in turn."""
+"""The descriptions of calls in mapped memory: offers, tokens, and slots used in turn."""
 
 import numpy
 import pytest
 
+from gpucoll.executors.engine.extension import built, library
 from gpucoll.health import mapped
 from gpucoll.health.mapped import MappedDescriptions
 from gpucoll.health.preflight import MESSAGE_BYTES, MappedExchange
 
 NBYTES = 8
+pytestmark = pytest.mark.skipif(library() is None, reason="the engine's module is not built")
 
 
-def ranks(size=3, nodes=None):
-    return [MappedDescriptions(rank, nodes or (0,) * size, NBYTES) for rank in range(size)]
+def ranks(size=3, nodes=None, nbytes=NBYTES):
+    return [MappedDescriptions(rank, nodes or (0,) * size, nbytes) for rank in range(size)]
 
 
 def met(everyone):
@@ -23,28 +25,61 @@ def met(everyone):
 
 
 def row(value):
-    return numpy.full(NBYTES, value, numpy.uint8)
+    return bytes([value] * NBYTES)
 
 
-def test_every_rank_reads_the_words_of_every_rank():
+def test_every_rank_reads_the_descriptions_of_every_rank():
     everyone = met(ranks())
     for number in (3, 4, 5):
+        arrived = []
         for rank, one in enumerate(everyone):
-            one.publish(number, row(10 * number + rank), 100 * number + rank)
+            one.published.publish(number, row(10 * number + rank))
+            arrived.append(one.published.arrivals(number)[rank])
+        assert arrived == sorted(arrived)
         for one in everyone:
-            assert [set(words) for words in one.rows[number % 2]] == [{10 * number + rank} for rank in range(3)]
-            assert one.arrivals(number) == [100 * number + rank for rank in range(3)]
-            assert one.later(one.others, number) == frozenset()
-            assert one.later(one.others, number + 1) == one.others
+            assert [set(text) for text in one.rows[number % 2]] == [{10 * number + rank} for rank in range(3)]
+            assert one.published.arrivals(number) == arrived
+            assert one.published.number == number
+            assert one.published.missing(number) == frozenset()
+            assert one.published.missing(number + 1) == {0, 1, 2}
 
 
-def test_the_words_of_a_call_stay_during_the_next_call():
+def test_the_description_of_a_call_stays_during_the_next_call():
     first, second = met(ranks(2))
-    first.publish(3, row(1), 1)
-    first.publish(4, row(2), 2)
-    assert [words[0] for words in (second.rows[1][0], second.rows[0][0])] == [1, 2]
-    assert second.later({0}, 4) == frozenset()
-    assert first.later({1}, 3) == {1}
+    first.published.publish(3, row(1))
+    first.published.publish(4, row(2))
+    assert [texts[0].tobytes() for texts in (second.rows[1], second.rows[0])] == [row(1), row(2)]
+    assert second.published.missing(4) == {1}
+    assert first.published.missing(3) == {1}
+
+
+def test_the_next_call_is_published_once_all_ranks_agree():
+    first, second, third = (one.published for one in met(ranks()))
+    for one in (third, first):
+        one.publish(3, row(1))
+    assert first.advance(3, row(2)) is None  # a rank is missing
+    second.publish(3, row(1))
+    arrived = first.arrivals(3)
+    assert third.advance(3, row(2)) == (0, arrived[1] - arrived[2])
+    assert first.advance(3, row(2)) == (arrived[0] - arrived[2], arrived[1] - arrived[0])
+    assert second.advance(3, row(9)) == (arrived[1] - arrived[2], 0)
+    assert [one.number for one in (first, second, third)] == [4, 4, 4]
+    assert first.missing(4) == frozenset()
+    for one in (first, second, third):
+        assert one.advance(4, row(3)) is None  # the descriptions differ
+        assert one.advance(3, row(3)) is None  # not the last call
+        assert one.number == 4
+
+
+def test_descriptions_of_another_length_are_refused():
+    one = met(ranks(2))[0].published
+    for call in (one.publish, one.advance):
+        with pytest.raises(ValueError, match="has 8 bytes"):
+            call(0, bytes(9))
+    module = built()
+    for segments, rank in (([numpy.zeros(79, numpy.uint8)], 0), ([b""], 0), ([numpy.zeros(80, numpy.uint8)], 1)):
+        with pytest.raises(ValueError, match=r"room for two|no rank 1"):
+            module.Descriptions(segments, rank, NBYTES)
 
 
 def test_a_segment_with_another_token_is_not_used():
@@ -64,9 +99,10 @@ def test_a_file_of_another_size_is_not_used(monkeypatch, nbytes):
 
 
 def test_a_thread_with_an_earlier_call_judges_no_rows_of_later_calls():
-    everyone = met([MappedDescriptions(rank, (0, 0), MESSAGE_BYTES) for rank in range(2)])
+    everyone = met(ranks(2, nbytes=MESSAGE_BYTES))
 
     def begun(rank, number, text):
+        everyone[rank].published.publish(number, text.encode().ljust(MESSAGE_BYTES, b"\0"))
         return MappedExchange(everyone[rank], number, text, moves=True)
 
     stale = begun(0, 3, "one")
@@ -90,7 +126,8 @@ def test_a_rank_without_memory_is_not_used(monkeypatch):
     assert [one.offer[3] for one in everyone] == [0, 0]
 
 
-@pytest.mark.parametrize(("nodes", "machine"), [((0, 0, 1), "x86_64"), ((0, 0, 0), "aarch64")])
-def test_several_nodes_and_weakly_ordered_processors_get_no_offer(monkeypatch, nodes, machine):
-    monkeypatch.setattr(mapped.platform, "machine", lambda: machine)
-    assert not any(one.offer.any() for one in ranks(3, nodes))
+def test_there_is_no_offer_on_several_nodes_or_without_the_module(monkeypatch):
+    assert all(one.offer.any() for one in ranks())
+    assert not any(one.offer.any() for one in ranks(nodes=(0, 0, 1)))
+    monkeypatch.setattr(mapped, "library", lambda: None)
+    assert not any(one.offer.any() for one in ranks())
