@@ -121,6 +121,7 @@ def _add_schedules(verbs: Any) -> None:
     verify.add_argument("--collective", help="only this collective")
     verify.add_argument("--algorithm", help="only this algorithm")
     verify.add_argument("--segments", type=size_range, default="1,3", metavar="1,3", help="pipelining to prove")
+    verify.add_argument("--plans", action="store_true", help="prove what executors make of it for up to 16 ranks, too")
     draw = _add_verb(verbs, "draw", _draw, json=False, help="draw a schedule, round by round")
     convert = _add_verb(verbs, "convert", _convert, json=False, help="write a schedule as MSCCL's XML")
     for verb in (draw, convert):
@@ -240,7 +241,7 @@ def _proved_named(options: Any, name: str | None) -> Iterator[Any]:
         raise ArgumentError(f"there is no {options.collective!r}{nearest(options.collective, COLLECTIVES)}")
     if name is not None and name.partition("(")[0] not in known:
         raise ArgumentError(f"there is no {name!r}{nearest(name, known)}")
-    yield from prove_registry(options.ranks, options.segments, options.collective, name)
+    yield from prove_registry(options.ranks, options.segments, options.collective, name, plans=options.plans)
 
 
 def _proved_files(options: Any) -> Iterator[Any]:
@@ -254,7 +255,7 @@ def _proved_files(options: Any) -> Iterator[Any]:
             continue
         try:
             for key in loaded(file):
-                yield from prove_registry(options.ranks, options.segments, *key)
+                yield from prove_registry(options.ranks, options.segments, *key, plans=options.plans)
         except ArgumentError as error:
             if error.code != "GC-PROOF":
                 raise

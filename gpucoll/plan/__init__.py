@@ -117,7 +117,14 @@ class Plan:
         first = schedule.rank * (schedule.chunks // schedule.size) if is_block else 0
         # Input and output may stay one memory only if no round needs input that is gone.
         self.copy_input = in_place and _reads_overwritten(schedule, first)
-        self._made_of = schedule, first if in_place and not self.copy_input else None, same_node
+        self._alias = first if in_place and not self.copy_input else None  # the output's chunk where the input begins
+        self._made_of = schedule, same_node
+
+    def real(self, part: Slice) -> Slice:
+        """Return where the memory of a slice is: an input in place is part of the output."""
+        if self._alias is None or part.buffer != "input":
+            return part
+        return Slice("output", self._alias + part.first, part.count)
 
     @functools.cached_property
     def shares_input(self) -> bool:
@@ -143,7 +150,7 @@ class Plan:
 
     @functools.cached_property
     def _resolved(self) -> tuple[tuple[tuple[Step, ...], ...], dict[str, int]]:
-        schedule, alias, same_node = self._made_of
+        schedule, same_node = self._made_of
         rounds, ends = list(schedule), None
         if same_node and self.schedules:
             # Only the schedules of same-node partners are needed; other ranks' schedules would cost time and memory.
@@ -151,7 +158,7 @@ class Plan:
             ends = {peer: _ends(peer, schedule.rank, self.schedules(peer))
                     for peer in sorted(peers.intersection(same_node))}
             ends = ends or None
-        resolver = _Resolver(self.layouts, alias, ends)
+        resolver = _Resolver(self.layouts, self.real, ends)
         return (*map(resolver.round, itertools.cycle(HALVES), rounds),), resolver.workspace
 
 
@@ -189,13 +196,13 @@ def _reads_overwritten(rounds: Iterable[Round], offset: int) -> bool:
 class _Resolver:
     """The state of lowering rounds in order: readers and last writer of each chunk, and use of the workspace.
 
-    With `alias` the input lies in the output from chunk `alias` on; `ends` has the results of `_ends` by same-node
-    peer. If there are same-node peers, every receive lands in the workspace: posting a receive does not wait for
-    same-node peers, and some peer may still be reading the destination.
+    `real` is `Plan.real`; `ends` has the results of `_ends` by same-node peer. If there are same-node peers, every
+    receive lands in the workspace: posting a receive does not wait for same-node peers, and some peer may still be
+    reading the destination.
     """
 
-    def __init__(self, layouts: Layouts, alias: int | None, ends: dict[int, _Ends] | None) -> None:
-        self._layouts, self._alias, self._is_direct, self._ends = layouts, alias, ends is None, ends or {}
+    def __init__(self, layouts: Layouts, real: Callable[[Slice], Slice], ends: dict[int, _Ends] | None) -> None:
+        self._layouts, self._real, self._is_direct, self._ends = layouts, real, ends is None, ends or {}
         self.workspace = dict.fromkeys(("scratch", *HALVES), 0)
         self._number = self._used = 0  # the last step's number; the elements of `_half` in use
         self._half = HALVES[0]
@@ -254,9 +261,7 @@ class _Resolver:
     def _span(self, part: Slice) -> Span:
         span = self._spans.get(part)
         if span is None:
-            real = part  # where the memory is: an aliased input is part of the output
-            if self._alias is not None and part.buffer == "input":
-                real = Slice("output", self._alias + part.first, part.count)
+            real = self._real(part)
             span = self._spans[part] = Span(real.buffer, *self._layouts.span(real), real)
             if part.buffer == "scratch":
                 self.workspace["scratch"] = max(self.workspace["scratch"], span.stop)

@@ -1,21 +1,23 @@
-"""Dependencies in a plan and on two streams: conflicting steps are ordered, and messages still meet on every rank."""
+"""Plans are proved, and wrong plans refused; on two streams conflicting steps are ordered, and messages still meet."""
 
 import collections
+import functools
 import itertools
 from types import SimpleNamespace
 
 import pytest
 
-from gpucoll.algorithms import algorithms, schedule
+from gpucoll.algorithms import algorithms, schedule, schedules
 from gpucoll.core.chunks import Layout
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES
-from gpucoll.core.schedule import Recv, RecvReduce, Schedule, Send, Slice
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Schedule, Send, Slice
 from gpucoll.executors.engine.instructions import Writer
 from gpucoll.executors.engine.tables import CALL, PUBLISH, WAIT
-from gpucoll.executors.nccl import Node, nodes_of
-from gpucoll.plan import Layouts, Plan, Reduction
-from gpucoll.verify.symbolic import replay
+from gpucoll.executors.nccl import nodes_of
+from gpucoll.plan import Layouts, Message, Plan, Reduction, proof
+from gpucoll.plan.proof import prove_plans
+from gpucoll.verify.symbolic import ScheduleError, replay
 from grids import generator, naming
 
 ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
@@ -50,21 +52,6 @@ def conflict(first, then):
 
     (reads, writes), (others_reads, others_writes) = touched(first), touched(then)
     return meet(writes, others_reads | others_writes) or meet(reads, others_writes)
-
-
-def of_step(step):
-    if isinstance(step, Reduction):
-        return Node(forms=[step])
-    return Node(sends=[step]) if step.sends else Node(receives=[step])
-
-
-def unordered(plan):
-    """Return the pairs of steps in conflict without an order."""
-    steps, follows = [step for steps in plan.rounds for step in steps], {}
-    for step in steps:
-        follows[step.number] = step.after.union(*(follows[number] for number in step.after))
-    return [(first, then) for first, then in itertools.combinations(steps, 2)
-            if first.number not in follows[then.number] and conflict(of_step(first), of_step(then))]
 
 
 def faults(nodes):
@@ -111,10 +98,81 @@ SOME = [pytest.param(generator(10).sample(CASES, 60), id="few"),
 
 
 @pytest.mark.parametrize("cases", SOME)
-def test_steps_follow_what_they_conflict_with(cases):
-    for case, in_place, nodes in itertools.product(cases, (False, True), (0, 1, 2)):
-        with naming((*case, in_place, nodes)):
-            assert not any(map(unordered, plans(*case, in_place, nodes)))
+def test_plans_are_proved(cases):
+    for (collective, algorithm, size, segments, elements), in_place in itertools.product(cases, (False, True)):
+        made = schedules(collective, algorithm, size=size, segments=segments)
+        for nodes in (None, (0,) * size, tuple(rank % 2 for rank in range(size))):
+            with naming((collective, algorithm, size, segments, elements, in_place, nodes)):
+                assert prove_plans(made, elements, in_place=in_place, nodes=nodes) > 0 or size == 1
+
+
+def exchanged(*cuts):
+    """Return an all-reduce of two ranks that send each other the chunks between `cuts`; a pair of cuts is a round."""
+    def rounds(rank):
+        yield (Copy(Slice("input", 0, 4), Slice("output", 0, 4)),)
+        for steps in cuts:
+            parts = [Slice("input", first, stop - first) for first, stop in itertools.pairwise(steps)]
+            yield (*(Send(part, 1 - rank) for part in parts),
+                   *(RecvReduce(part._replace(buffer="output"), 1 - rank) for part in parts))
+
+    return [Schedule("all_reduce", "test", rank, 2, 4, functools.partial(rounds, rank)) for rank in range(2)]
+
+
+def test_staging_is_read_before_it_is_written_again():
+    """A chunk is read from staging before a message of other lengths overwrites the memory, two rounds later."""
+    # 70 elements are longer than a cache line: the message of two chunks lies over both chunks of the first round.
+    assert prove_plans(exchanged((0, 1, 2), (), (2, 4)), 280) == 20
+
+
+def altered(what, **changes):
+    """Return a function that changes the steps of a kind; the values of `changes` are computed from the step."""
+    def alter(step):
+        return step._replace(**{name: make(step) for name, make in changes.items()}) if what(step) else step
+
+    return alter
+
+
+def reduces(step):
+    return isinstance(step, Reduction) and len(step.sources) > 1
+
+
+def sends(step):
+    return isinstance(step, Message) and step.sends
+
+
+def moved(span, by):
+    return span._replace(start=span.start + by, stop=span.stop + by)
+
+
+ALTERED = {
+    "order": (altered(reduces, after=lambda step: frozenset()), "without an order"),
+    "source": (altered(reduces, sources=lambda step: step.sources[:1]), "wrong content"),
+    "partner": (lambda step: None if sends(step) else step, "0 sends meet 2 receives"),
+    "circle": (altered(lambda step: step.number == 2, after=lambda step: frozenset([6])), "circle of steps"),
+    "length": (altered(sends, span=lambda step: step.span._replace(stop=step.span.stop - 1)), "differ in length"),
+    "place": (altered(reduces, dst=lambda step: moved(step.dst, 8)), "beyond the end"),
+    "content": (altered(sends, span=lambda step: moved(step.span, 8 if step.span.start == 0 else -8)), "combines"),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_a_wrong_plan_is_refused(name, monkeypatch):
+    """In the plan of rank 1 one property is wrong; the schedule itself is right."""
+    alter, reason = ALTERED[name]
+
+    class Altered(Plan):
+        @property
+        def rounds(self):
+            right = super().rounds
+            if self._made_of[0].rank == 0:
+                return right
+            return tuple(tuple(step for step in map(alter, steps) if step is not None) for steps in right)
+
+    right = exchanged((0, 2, 4))
+    assert prove_plans(right, 16) == 14
+    monkeypatch.setattr(proof, "Plan", Altered)
+    with pytest.raises(ScheduleError, match=reason):
+        prove_plans(right, 16)
 
 
 class Mailbox:
@@ -163,15 +221,6 @@ def test_ranks_of_nodes_come_to_their_ends(cases):
     for case, in_place, nodes in itertools.product(cases, (False, True), (1, 2, 3)):
         with naming((*case, in_place, nodes)):
             assert not stuck([*plans(*case, in_place, nodes)])
-
-
-def test_what_is_aside_is_read_before_something_else_comes_there():
-    """A staged chunk is read before a message of other lengths overwrites the staging memory, two rounds later."""
-    apart = [RecvReduce(Slice("output", chunk), 1) for chunk in range(2)]
-    rounds = [apart, (), [RecvReduce(Slice("output", 2, 2), 1)]]
-    layout = Layout(8, 4)
-    made = Schedule("all_reduce", "test", 0, 2, 4, lambda: rounds)
-    assert unordered(Plan(made, Layouts(layout, layout), in_place=False)) == []
 
 
 @pytest.mark.parametrize("cases", SOME)

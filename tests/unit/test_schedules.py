@@ -7,6 +7,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll import analysis
 from gpucoll.algorithms import algorithms, all_ranks, registry, schedule
 from gpucoll.analysis.verify import prove_registry, verify
 from gpucoll.core.chunks import Layout
@@ -192,6 +193,21 @@ def test_names_that_are_returned_work_and_others_are_refused():
         assert refused.value.code == "GC-ALGO"
     with pytest.raises(ArgumentError, match="did you mean ring"):
         schedule("all_reduce", "rng", rank=0, size=4)
+
+
+def test_plans_are_proved_where_asked(monkeypatch):
+    proved = []
+
+    def noted(made, elements, *, root, in_place, nodes):
+        proved.append((len(made), elements, in_place, nodes))
+
+    monkeypatch.setattr(analysis.verify, "prove_plans", noted)
+    list(prove_registry((3,), (1,), "all_reduce", "ring"))
+    assert not proved
+    list(prove_registry((3,), (1,), "all_reduce", "ring", plans=True))
+    assert sorted(proved, key=repr) == sorted(
+        [(3, elements, in_place, nodes) for elements in (2, 5) for in_place in (False, True)
+         for nodes in (None, (0, 0, 0), (0, 1, 1))], key=repr)
 
 
 @pytest.mark.parametrize("name", ["torus", "hierarchical"])
