@@ -92,7 +92,7 @@ PLANTED_GPU = [
     ("gpu", "the switch sums although an order is promised", "gpucoll/executors/peer/binding.py",
      ' and request.order == "any" \\\n', " \\\n"),
     ("gpu", "a switch that sums wrongly is used", "gpucoll/executors/peer/handshake.py",
-     "if not all(row[0] for row in (yield from step([right]))):", "if False:"),
+     "if not all(row[0] for row in (yield from self._exchange([right]))):", "if False:"),
     ("gpu", "multicast memory is used although a rank has none", "gpucoll/executors/peer/multicast.py",
      "if not all(one[0] for one in everybody):", "if not row[0]:"),
     ("gpu", "ranks sharing a GPU use the switch", "gpucoll/executors/peer/handshake.py",

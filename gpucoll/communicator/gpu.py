@@ -25,12 +25,12 @@ from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, Gpuco
 from gpucoll.executors import Call, Executor, ReadyCall
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.peer import PeerExecutor
-from gpucoll.executors.peer.handshake import exchange
 from gpucoll.health.observed import CallObserver, Comparison, observed
 from gpucoll.launch import bootstrap
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
+from gpucoll.transport.control import exchange
 from gpucoll.transport.tags import TAGS, Tag
 
 
@@ -362,7 +362,8 @@ def _emulated(link: Link) -> Gpu:
 
 def _same_ordinal(link: Link, ordinal: int) -> Operation:
     """Exchange the GPU ordinals of the threads; raise UsageError on all threads if they differ."""
-    ordinals = [place[0] for place in (yield from exchange(link.place, link.wire, [ordinal]))]
+    place = link.place
+    ordinals = [row[0] for row in (yield from exchange(link.wire, place.rank, range(place.size), [ordinal]))]
     if len(set(ordinals)) > 1:
         raise UsageError(f"threads are on GPUs {', '.join(map(str, ordinals))}, and reach each other's memory on a "
                          "single GPU only; in each thread call cupy.cuda.Device(n).use(), or use mpiexec",

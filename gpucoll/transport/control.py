@@ -1,16 +1,41 @@
-"""Messages that end a communicator, in order or after a failure; and the cancellation of receives."""
+"""Messages beside the calls: an exchange of numbers, the end of a communicator, and the cancellation of receives."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 import numpy
 
 from gpucoll.errors import RankFailedError
-from gpucoll.progress.operations import Operation, keep_for_ever
+from gpucoll.progress.operations import Operation, Pending, keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
+
+NUMBERS = 16  # of an exchange: enough for a CUDA handle, or for a number on each of the ranks of a node
+
+
+def exchange(comm: Any, rank: int, ranks: Sequence[int],
+             numbers: Sequence[int]) -> Generator[Pending, None, list[list[int]]]:
+    """Return the numbers of each of `ranks`, in this order; `rank` is this rank, and missing numbers are 0.
+
+    For the time before the first call: agreement on memory, devices and ways to reach them.
+    """
+    rows = numpy.zeros((len(ranks), NUMBERS), numpy.int64)
+    mine = rows[ranks.index(rank)]
+    mine[:len(numbers)] = numbers
+    others = [(other, row) for other, row in zip(ranks, rows, strict=True) if other != rank]
+    requests = [comm.Irecv([row.view(numpy.uint8), BYTES], other, Tag.HANDSHAKE) for other, row in others]
+    requests += [comm.Isend([mine.view(numpy.uint8), BYTES], other, Tag.HANDSHAKE) for other, _ in others]
+    try:
+        for request in requests:
+            while not request.Test():
+                yield request.Test
+    except BaseException:
+        # MPI may still write to these rows.
+        keep_for_ever((rows, requests))
+        raise
+    return rows.tolist()
 
 
 def shutdown(comm: Any, others: Collection[int], *, failed: bool) -> Operation:

@@ -18,7 +18,7 @@ class Tag(enum.IntEnum):
 
     SHUTDOWN = 0  # a rank leaves the communicator, in order or after a failure
     DEVICE = 1  # the transport of an emulated device
-    HANDSHAKE = 2  # same-node ranks test how they can read each other's memory
+    HANDSHAKE = 2  # ranks agree on memory, devices, and ways to reach each other's memory
     ABORT = 3  # a rank has failed or ended, and takes part in no further call
     COMPARISON = 4  # ranks compare their calls before data move
     FIRST_CALL = 5

@@ -20,8 +20,8 @@ from gpucoll.arrays.segments import Copier, Segment, attach
 from gpucoll.errors import BackendError
 from gpucoll.executors import LengthsDiffer, lack_lengths
 from gpucoll.executors.engine.tables import CACHE_LINE, COUNTER, HEAD, PAGE, ROUNDS, SLOT_BYTES, SLOTS, TOKEN
-from gpucoll.progress.operations import Operation, keep_for_ever
-from gpucoll.transport.tags import BYTES, Tag
+from gpucoll.progress.operations import Operation
+from gpucoll.transport.control import exchange
 
 # Bytes of a buffer up to which all ranks work in the control segments, wherever their arrays are.
 TINY = 1 << 19
@@ -47,13 +47,12 @@ class NodeRanks:
     def __init__(self, place: Any, able: bool, box: int) -> None:
         self.rank, self.size, self._able = place.rank, place.size, able
         self.all = frozenset(rank for rank, node in enumerate(place.nodes) if node == place.nodes[place.rank])
-        self._others = sorted(self.all - {self.rank})
         self.first = head_bytes(self.size)  # the place of the workspaces
         # The place of the mailboxes. Each workspace has a spare page: the engine shifts the starts (see `Node.offset`).
         self.boxes = self.first + 2 * len(BUFFERS) * (SMALL + PAGE)
         self._refused = 0  # the error number if the system gives this rank no memory
         try:
-            self._segment = Segment(self.boxes + self.size * box, shared=bool(self._others))
+            self._segment = Segment(self.boxes + self.size * box, shared=len(self.all) > 1)
         # Do not raise here, where the other ranks would wait in vain: `meet` raises on all ranks.
         except OSError as error:
             self._segment, self._refused = Segment(self.first, shared=False), error.errno or errno.ENOMEM
@@ -100,30 +99,15 @@ class NodeRanks:
         # process number may mean another process.
         token = numpy.array([secrets.randbits(62)], numpy.int64)
         self.words[self.rank][TOKEN] = int(token[0])
-        received = yield from self._exchange(wire, [os.getpid(), self.keys[self.rank], int(token[0]), address(token),
-                                                self._refused])
-        refused = {self.rank: self._refused, **{other: words.pop() for other, words in received.items()}}
+        ranks = sorted(self.all)
+        facts = yield from exchange(wire, self.rank, ranks, [os.getpid(), self.keys[self.rank], int(token[0]),
+                                                             address(token), self._refused])
+        refused = {rank: row[4] for rank, row in zip(ranks, facts, strict=True)}
         _raise_refusals(refused)
-        able = [self._try(other, *words) for other, words in received.items()]
+        able = [self._try(other, *row[:4]) for other, row in zip(ranks, facts, strict=True) if other != self.rank]
         mine = [*([int(all(column)) for column in zip(*able, strict=True)] or [1, 1]), int(self._able)]
-        everyone = yield from self._exchange(wire, mine)
-        self.maps, self.copies, self.all_able = (all(column) for column in zip(mine, *everyone.values(), strict=True))
-
-    def _exchange(self, wire: Any, words: list[int]) -> Any:
-        """Send `words` to all others, and return the words of each, of the same number."""
-        sent = numpy.array(words, numpy.int64)
-        received = {other: numpy.empty_like(sent) for other in self._others}
-        requests = [wire.Irecv([row.view(numpy.uint8), BYTES], other, Tag.HANDSHAKE) for other, row in received.items()]
-        requests += [wire.Isend([sent.view(numpy.uint8), BYTES], other, Tag.HANDSHAKE) for other in self._others]
-        try:
-            for request in requests:
-                while not request.Test():
-                    yield request.Test
-        except BaseException:
-            # MPI may still write to these arrays.
-            keep_for_ever((sent, received, requests))
-            raise
-        return {other: row.tolist() for other, row in received.items()}
+        rows = yield from exchange(wire, self.rank, ranks, mine)
+        self.maps, self.copies, self.all_able = (all(row[place] for row in rows) for place in range(3))
 
     def _try(self, other: int, process: int, key: int, token: int, place: int) -> tuple[bool, bool]:
         """Return whether this rank can map, and whether this rank can copy, the memory of another rank."""

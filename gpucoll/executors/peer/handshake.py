@@ -14,12 +14,10 @@ from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Event
 from gpucoll.device.peer import MOST_RANKS, Multicast, PeerHeap, Room
 from gpucoll.device.sources import reducing
-from gpucoll.executors.peer.memory import Exchange, HostMemory, PeerMemory
-from gpucoll.progress.operations import Pending, keep_for_ever
+from gpucoll.executors.peer.memory import HostMemory, PeerMemory
+from gpucoll.progress.operations import Pending
 from gpucoll.progress.waits import Progress
-
-TAG = 2  # of messages before the first call
-WORDS = 16  # of a message: enough for a CUDA handle, or for a word on each of MOST_RANKS ranks
+from gpucoll.transport.control import exchange
 
 
 class Handshake:
@@ -29,7 +27,8 @@ class Handshake:
 
     def __init__(self, device: Device, link: Any, timeout: float) -> None:
         self._device, self._timeout = device, timeout
-        self._place, self._wire = link.place, link.wire
+        self._place = link.place
+        self._exchange = functools.partial(exchange, link.wire, link.place.rank, range(link.place.size))
         self._waits = Progress(timeout, foreign=link.foreign)
         self._waits.context = device.current
         self._open, self._between_processes = False, link.mpi is not None
@@ -52,7 +51,7 @@ class Handshake:
 
     def meet(self) -> Iterator[Pending]:
         """Wait until every rank has come here."""
-        yield from exchange(self._place, self._wire, [])
+        yield from self._exchange([])
 
     def close(self) -> None:
         """Release all memory; idempotent. A collective call, except among threads, which map no other rank's memory."""
@@ -61,12 +60,12 @@ class Handshake:
             self.memory.close()
             if self._between_processes:
                 # CUDA memory must not be freed while mapped elsewhere: wait until all ranks have unmapped the slabs.
-                self._waits.run(exchange(self._place, self._wire, []), "peer memory")
+                self._waits.run(self._exchange([]), "peer memory")
             self.memory.free()
 
     def _meet(self) -> Iterator[Pending]:
         # All ranks must cut their slabs alike: use the smallest number of channels proposed.
-        proposed = yield from exchange(self._place, self._wire, [self._device.channels(self._place.size),
+        proposed = yield from self._exchange([self._device.channels(self._place.size),
                                                                  *self._device.linked_gpu])
         self.room = Room(self._place.size, min(row[0] for row in proposed), staging=self._device.staging)
         # After a failure go on with the exchanges: the other ranks wait for this one, and all must agree on the
@@ -77,7 +76,7 @@ class Handshake:
             exported = self.memory.export(self.memory.slab)
         except OSError as error:
             self.unavailable_reason = f"there is no memory that ranks could share: {error}"
-        everybody = yield from exchange(self._place, self._wire, [bool(exported), *exported])
+        everybody = yield from self._exchange([bool(exported), *exported])
         reached = all(row[0] for row in everybody)
         if reached:
             try:
@@ -87,14 +86,14 @@ class Handshake:
             except OSError as error:
                 reached, self.unavailable_reason = False, f"this rank cannot reach the memory of another one: {error}"
         moves_rows = self._device.moves_rows([(row[1], row[2]) for row in proposed])
-        everybody = yield from exchange(self._place, self._wire, [reached, moves_rows])
+        everybody = yield from self._exchange([reached, moves_rows])
         self.moves_rows = all(row[1] for row in everybody)
         failed = [rank for rank, row in enumerate(everybody) if not row[0]]
         if failed:
             self.unavailable_reason = self.unavailable_reason or \
                 f"rank {failed[0]} cannot reach the memory of every other rank"
         elif self._between_processes and self._device.asynchronous:
-            everybody = yield from exchange(self._place, self._wire, (yield from self._lost(slabs)))
+            everybody = yield from self._exchange((yield from self._lost(slabs)))
             lost = sorted(sorted((rank, other)) for rank, row in enumerate(everybody)
                           for other in range(self._place.size) if row[other])
             if lost:
@@ -139,18 +138,17 @@ class Handshake:
 
         A wrong sum of a sample means that the switch is not used.
         """
-        step = functools.partial(exchange, self._place, self._wire)
-        found = yield from self.memory.multicast(self._place.rank, slabs, self.room, step)
+        found = yield from self.memory.multicast(self._place.rank, slabs, self.room, self._exchange)
         for name in ("int64", "float16") if found is not None else ():
             samples = [(_pattern(rank, rank) % 64).astype(name) for rank in range(self._place.size)]
-            right = yield from self._reduces(name, samples, found, step)
-            if not all(row[0] for row in (yield from step([right]))):
+            right = yield from self._reduces(name, samples, found)
+            if not all(row[0] for row in (yield from self._exchange([right]))):
                 self.memory.drop_multicast()
                 return None
         return found
 
-    def _reduces(self, name: str, samples: Sequence[numpy.ndarray[Any, Any]], multicast: Multicast | None,
-                 step: Exchange) -> Generator[Pending, None, bool]:
+    def _reduces(self, name: str, samples: Sequence[numpy.ndarray[Any, Any]],
+                 multicast: Multicast | None) -> Generator[Pending, None, bool]:
         """Return whether the switch sums the ranks' samples rightly.
 
         No rank launches the kernel before all ranks have loaded it and have memory: the kernels wait for each other.
@@ -163,7 +161,7 @@ class Handshake:
             ready = True
         except Exception:
             ready = False
-        if not all(row[0] for row in (yield from step([ready]))):
+        if not all(row[0] for row in (yield from self._exchange([ready]))):
             return False
         arguments = self.heap.shots(address(given), address(taken), samples[0].size, multicast=multicast)
         kernel(1, device.most_threads, arguments, stream)
@@ -179,23 +177,6 @@ def _pattern(writer: int, owner: int) -> numpy.ndarray[Any, Any]:
 def _until_done(event: Event) -> Iterator[Pending]:
     while not event.done:
         yield lambda: event.done
-
-
-def exchange(place: Any, wire: Any, words: Sequence[int]) -> Generator[Pending, None, list[list[int]]]:
-    """Return the words of every rank, in rank order, sent over a link's `wire`; missing words are 0."""
-    rows = numpy.zeros((place.size, WORDS), numpy.int64)
-    rows[place.rank, :len(words)] = words
-    others = [other for other in range(place.size) if other != place.rank]
-    requests = [wire.Irecv([rows[other].view(numpy.uint8), "B"], other, TAG) for other in others]
-    requests += [wire.Isend([rows[place.rank].view(numpy.uint8), "B"], other, TAG) for other in others]
-    try:
-        for request in requests:
-            while not request.Test():
-                yield request.Test
-    except BaseException:
-        keep_for_ever((rows, requests))
-        raise
-    return rows.tolist()
 
 
 def _memory(device: Any, nbytes: int) -> PeerMemory:
