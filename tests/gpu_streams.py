@@ -101,6 +101,17 @@ def launched(comm, algorithm):
         assert not second.done
     with second:
         same(again, (total + comm.size) * comm.size)
+    for repeat in range(5):  # new results, in the memory of the result before
+        with first:
+            x = ramp(comm, 500, repeat)
+            made = comm.all_reduce(x, op="avg", algorithm=algorithm, stream=first)
+            same(made, sum(ranges(comm, 500, repeat)) / numpy.float32(comm.size))
+            del made
+            with held(first):
+                made = comm.all_reduce(x, algorithm=algorithm, stream=first)
+                assert not first.done
+            same(made, sum(ranges(comm, 500, repeat)))
+            del made
     return [one.launch is not None for one in comm._core.calls.bound()]
 
 

@@ -2,7 +2,10 @@
 
 PLANTED_GPU = [
     ("gpu", "a graph keeps no array of a call that comes again", "gpucoll/communicator/calls.py",
-     "            kept = NOTHING._replace(given=x, result=result)  # as", "            kept = NOTHING  # as"),
+     "output=output), NOTHING._replace(given=x, result=result)", "output=output), NOTHING"),
+    ("gpu", "a new result of a repeated call lacks its last step", "gpucoll/communicator/calls.py",
+     "launch = call.launcher(ready.source, ready.target) if call.is_whole else None",
+     "launch = call.launcher(ready.source, ready.target)"),
     ("gpu", "a call that needs a stream which does not block is repeated on any", "gpucoll/communicator/calls.py",
      "known.call.executor.minds_blocking and ", "False and "),
     ("gpu", "a captured all_to_all in place lets its copy go", "gpucoll/executors/nccl/nccl_collectives.py",

@@ -209,25 +209,23 @@ class CallTable:
         if known.rows is None:
             result = gpu.device.empty(*known.allocates, on) if known.allocates else None
             ready = known.on(x, result, on)
-            space = DeviceSpace(gpu, on, output=output_of(request, result, ready.target))
-            kept = NOTHING._replace(given=x, result=result)  # as a user's CUDA graph may replay the call
-            self._run(ready, space, kept)
-            return result
-        result, ready = x if out is None and request.has_output else out, ReadyCall(call, *known.rows)
-        if known.output is not None and known.output.owner() is None:  # another array now uses this memory
-            known.output = output_of(request, result, ready.target)
+            output = output_of(request, result, ready.target)
+            launch = call.launcher(ready.source, ready.target) if call.is_whole else None
+        else:
+            result, ready = x if out is None and request.has_output else out, ReadyCall(call, *known.rows)
+            if known.output is not None and known.output.owner() is None:  # another array now uses this memory
+                known.output = output_of(request, result, ready.target)
+            output, launch = known.output, known.launch
         # The short way: enqueue at once, if the stream needs no preparation and no other call is queued.
-        if known.launch is not None and gpu.device.is_open(on):
+        if launch is not None and gpu.device.is_open(on):
             shares = self._core.clock.begin(request.collective, request.nbytes)
-            if self._core.waits.at_once(gpu.order.enqueue, request.collective, known.launch, on, known.output):
+            if self._core.waits.at_once(gpu.order.enqueue, request.collective, launch, on, output):
                 self._core.clock.end(shares, enqueued=True)
                 return result
-        space, kept = DeviceSpace(gpu, on, output=known.output), NOTHING._replace(given=x, result=result)
-        self._run(ready, space, kept, repeated=True)
-        if known.launch is None and call.is_whole:
+        # A user's CUDA graph may replay the call: keep the arrays.
+        space, kept = DeviceSpace(gpu, on, output=output), NOTHING._replace(given=x, result=result)
+        operation = self._core.operation(ready, space, kept, repeated=known.rows is not None)
+        self._core.waits.run(self._core.measured(operation, request), request.collective)
+        if known.rows is not None and known.launch is None and call.is_whole:
             known.launch = call.launcher(ready.source, ready.target)
         return result
-
-    def _run(self, ready: ReadyCall, space: DeviceSpace, kept: Prepared, *, repeated: bool = False) -> None:
-        operation = self._core.operation(ready, space, kept, repeated=repeated)
-        self._core.waits.run(self._core.measured(operation, ready.request), ready.request.collective)
