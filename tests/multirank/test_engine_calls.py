@@ -3,7 +3,6 @@
 import functools
 import os
 import signal
-import sys
 from unittest import mock
 
 import numpy
@@ -14,6 +13,7 @@ from gpucoll.communicator import core
 from gpucoll.executors.engine.neighbours import SMALL, TINY
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds
+from paths import passed
 
 
 @on_shared
@@ -129,29 +129,6 @@ def long_arrays_are_not_staged(comm):
     for algorithm in ("two_shot", "ring"):
         comm.all_reduce(x, x, algorithm=algorithm)
     assert set(comm._core.host._shared._plans._staging) <= {2}  # buffer 2 is scratch
-
-
-# The files of a wait for another rank: how late the other rank is decides whether a call passes them.
-WAITING = ("progress/waits.py", "progress/pauses.py", "health/guard.py", "health/processes.py")
-
-
-def passed(call):
-    """Return the number of gpucoll's Python files passed by a call, but for WAITING, and the number of lines."""
-    lines = []
-
-    def trace(frame, event, _):
-        if "gpucoll" in frame.f_code.co_filename.split(os.sep):
-            lines.extend([frame.f_code.co_filename] * (event == "line"))
-            return trace
-        return None
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return len({file for file in lines if not file.endswith(WAITING)}), len(lines)
 
 
 @on_shared

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 
 from pace import seconds
@@ -166,6 +167,16 @@ def test_calls_that_repeat_become_graphs(gpus, algorithm, machine):
 @pytest.mark.parametrize(("algorithm", "executor"), [("ring", {}), ("native", {}), ("two_shot", PEER)])
 def test_calls_on_the_same_arrays_take_one_launch(gpus, algorithm, executor, machine):
     assert all(map(all, gpus("launched", SIZE, algorithm, env={**executor, **machine})))
+
+
+FEW_LINES = {"ring": [(12, 145), (16, 350)], "native": [(12, 145), (14, 220)], "two_shot": [(13, 155), (16, 210)]}
+
+
+@pytest.mark.parametrize("algorithm", FEW_LINES)
+def test_repeated_calls_pass_few_lines_of_python(gpus, algorithm):
+    """The limits are for files and lines, with a given result and with a new one."""
+    for found in gpus("passes", SIZE, algorithm, env=PEER if algorithm == "two_shot" else {}):
+        assert (numpy.array(found) <= FEW_LINES[algorithm]).all(), found
 
 
 @ON_MACHINES
