@@ -32,7 +32,7 @@ from gpucoll.health.devices import DeviceWatch
 from gpucoll.health.flight import CLOSED, THREADS, Flight
 from gpucoll.health.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
 from gpucoll.health.metrics import SUMMARY, export
-from gpucoll.health.observed import Comparison, Recorded, observers_of
+from gpucoll.health.observed import STRAGGLERS, Comparison, Recorded, observers_of
 from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
@@ -58,6 +58,7 @@ class Lifecycle:
         self.host = self.new_host()
         self.gpus: dict[str, Gpu] = {}
         self.clock = CallClock(self.host.engines, CallSums())
+        self.waits.on_delay = self.clock.sums.delayed
         self.stop_calls: Callable[[], None] = lambda: None
         self.releases: list[Callable[[bool], None]] = []
         self.closed = False
@@ -75,7 +76,8 @@ class Lifecycle:
         rank = link.place.rank
         self._observers = observers_of(rank, os.environ)
         threads = isinstance(link, LocalLink)
-        wanted = os.environ.get("GPUCOLL_METRICS"), os.environ.get("GPUCOLL_SUMMARY") == "1" and SUMMARY
+        wanted = (os.environ.get("GPUCOLL_METRICS"), os.environ.get("GPUCOLL_SUMMARY") == "1" and SUMMARY,
+                  os.environ.get("GPUCOLL_DEBUG") == STRAGGLERS and STRAGGLERS)
         self._exporters = [export(one, rank, 0 if threads else gpu_index(link.place)) for one in wanted if one]
         for exporter in self._exporters:
             exporter.add(self.clock.sums, rank, threads=threads)

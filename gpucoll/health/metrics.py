@@ -1,5 +1,7 @@
 """`GPUCOLL_METRICS`: the figures of `stats` for Prometheus, in a file or at a port of localhost, or for OpenTelemetry.
 
+Also the same figures as a summary at the end (`GPUCOLL_SUMMARY`), and as warnings (`GPUCOLL_DEBUG=stragglers`).
+
 Prometheus reads its text format 0.0.4. A process exports the sums over all its communicators, the closed ones too,
 since a counter never decreases. ``file:F.prom`` is replaced every few seconds and at the end, always as a whole, as
 node_exporter's textfile collector needs it. The first rank of a host writes ``F.prom``, local rank 3 ``F-3.prom``.
@@ -21,13 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError, BackendError, nearest
+from gpucoll.health.observed import STRAGGLERS, logger
 from gpucoll.health.shares import CallSums, Stats, total_of
 from gpucoll.health.summary import summary_of
 from gpucoll.version import __version__
 
 WAYS = ("file", "port", "otel")
 SUMMARY = "summary"  # in place of a value of GPUCOLL_METRICS: the table of GPUCOLL_SUMMARY
-PAUSE = 5.0  # seconds between two files
+PAUSE = 5.0  # seconds between two files, and between two looks for a late rank
+MUCH = 0.02  # the share of own delays in the time from which a rank is called late
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # By name in `stats`: the name of the counter, its help, and OpenTelemetry's unit.
 COUNTERS = {
@@ -95,6 +99,7 @@ class Exporter:
         self._lock = threading.Lock()
         self._sums: list[tuple[int, CallSums]] = []
         self._past: dict[int, Stats] = {}  # of closed communicators
+        self._past_delays: dict[int, dict[str, float]] = {}
 
     def add(self, sums: CallSums, rank: int, *, threads: bool) -> None:
         """Export the sums of a communicator. All those of a process count for its first rank, `threads` for `rank`."""
@@ -106,6 +111,7 @@ class Exporter:
         with self._lock:
             for rank, _ in [one for one in self._sums if one[1] is sums]:
                 self._past[rank] = total_of([self._past.get(rank, {}), sums.stats()])
+                _add(self._past_delays.setdefault(rank, {}), sums.delays)
             self._sums = [one for one in self._sums if one[1] is not sums]
 
     def figures(self) -> dict[int, Stats]:
@@ -114,6 +120,14 @@ class Exporter:
             by_rank = dict(self._past)
             for rank, sums in self._sums:
                 by_rank[rank] = total_of([by_rank.get(rank, {}), sums.stats()])
+        return by_rank
+
+    def delays(self) -> dict[int, dict[str, float]]:
+        """Return the seconds of own delays of now, by rank and call site."""
+        with self._lock:
+            by_rank = {rank: dict(delays) for rank, delays in self._past_delays.items()}
+            for rank, sums in self._sums:
+                _add(by_rank.setdefault(rank, {}), sums.delays)
         return by_rank
 
     def text(self) -> str:
@@ -127,10 +141,36 @@ class Exporter:
         def show() -> None:
             if os.getpid() == owner:
                 with contextlib.suppress(OSError):
-                    print(summary_of(self.figures().get(0, {}), 0, time.monotonic() - began), file=sys.stderr, end="")
+                    print(summary_of(self.figures().get(0, {}), 0, time.monotonic() - began,
+                                     self.delays().get(0, {})), file=sys.stderr, end="")
 
         if self._rank == 0:
             atexit.register(show)
+
+    def warn(self) -> None:
+        """Log, every PAUSE seconds, the ranks of this process that keep others waiting, and the call site."""
+        before: dict[int, dict[str, float]] = {}
+
+        def look(seconds: float) -> None:
+            for rank, delays in self.delays().items():
+                known = before.get(rank, {})
+                grown = {site: taken - known.get(site, 0.0) for site, taken in delays.items()}
+                total = sum(grown.values())
+                if total > MUCH * seconds:
+                    site = max(grown, key=grown.__getitem__)
+                    logger().warning("rank %d came late: %.3f s of the last %.1f s are its own delays, %.3f s of them "
+                                     "before the call at %s", rank, total, seconds, grown[site], site or "?")
+                before[rank] = delays
+
+        def serve() -> None:
+            began = time.monotonic()
+            while True:
+                time.sleep(PAUSE)
+                ended = time.monotonic()
+                look(ended - began)
+                began = ended
+
+        threading.Thread(target=serve, name="gpucoll stragglers", daemon=True).start()
 
     def write(self, path: Path) -> None:
         """Replace the file as a whole; raise OSError if the folder refuses."""
@@ -200,21 +240,30 @@ class Exporter:
         threading.Thread(target=server.serve_forever, name="gpucoll metrics", daemon=True).start()
 
 
+def _add(into: dict[str, float], delays: Mapping[str, float]) -> None:
+    for site, seconds in list(delays.items()):  # a copy: another thread may add a site
+        into[site] = into.get(site, 0.0) + seconds
+
+
 def export(wanted: str, rank: int, local_rank: int) -> Exporter:
-    """Return the exporter of this process, begun by the first call; `wanted` is GPUCOLL_METRICS' value, or SUMMARY.
+    """Return the exporter of this process, begun by the first call.
+
+    `wanted` is GPUCOLL_METRICS' value, SUMMARY or STRAGGLERS.
 
     `rank` becomes the label of the figures, `local_rank` chooses the file or the port.
 
     Raises ArgumentError for an unknown value, BackendError if the file cannot be written, the port is taken, or
     OpenTelemetry is missing.
     """
-    place = SUMMARY if wanted == SUMMARY else place_of(wanted)
+    place = wanted if wanted in (SUMMARY, STRAGGLERS) else place_of(wanted)
     with _making:
         if (os.getpid(), wanted) not in _exporters:
             made = Exporter(rank)
             try:
                 if place == SUMMARY:
                     made.summarise()
+                elif place == STRAGGLERS:
+                    made.warn()
                 elif place is None:
                     made.observe()
                 elif isinstance(place, int):

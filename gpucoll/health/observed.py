@@ -19,7 +19,8 @@ from gpucoll.health.flight import Flight
 from gpucoll.health.preflight import Deferred
 from gpucoll.progress.operations import Operation, throw
 
-LEVELS = ("info", "detail")
+STRAGGLERS = "stragglers"  # a level of GPUCOLL_DEBUG without observers: see `metrics.Exporter.warn`
+LEVELS = ("info", "detail", STRAGGLERS)
 PHASES = ("before", "after_send", "after")
 DEEDS = ("sigkill", "sigstop", "raise", "delay", "corrupt")
 DELAY = 1.0  # seconds of the fault "delay": long enough that the other ranks have to wait
@@ -211,7 +212,7 @@ def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver
     level, fault = environment.get("GPUCOLL_DEBUG", ""), environment.get("GPUCOLL_FAULT", "")
     if level and level not in LEVELS:
         raise ArgumentError(f"GPUCOLL_DEBUG={level!r}{nearest(level, LEVELS)}", code="GC-DEBUG")
-    if level:
+    if level and level != STRAGGLERS:
         found.append(Log(rank, level, logger()))
     if fault and (chosen := Fault.of(fault)).rank == rank:
         found.append(Faults(chosen))

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy
 
+from gpucoll.executors import call_site
 from gpucoll.progress.operations import Operation
 
+LATE = 100_000  # nanoseconds of an own delay from which the call site is noted; as in kernels/binding/calls.h
 SUMS = 5  # of a kind of calls: calls, bytes, then the seconds of the three shares; kernels/binding/calls.h adds alike
 TIMED = 32  # timings kept for each kind of call
 HEADER = "header of "  # begins the name of a host message that announces the call of the name's rest
@@ -33,8 +35,11 @@ class CallShares:
         self._duration: int | None = None  # until the call has ended
         self._waited = 0
 
-    def end(self, now: int, totals: tuple[int, int]) -> None:
-        """Count the call, which ends now, with the shares by which `totals` have grown since the begin."""
+    def end(self, now: int, totals: tuple[int, int]) -> int:
+        """Count the call, which ends now, with the shares by which `totals` have grown since the begin.
+
+        Returns the own delay, if known already.
+        """
         (own, waited), (own_before, waited_before), sums = totals, self.totals, self._sums
         self._duration = duration = now - self.began
         sums[0] += 1
@@ -44,6 +49,7 @@ class CallShares:
         # A call that only enqueued finds its shares later.
         if own != own_before or waited != waited_before or early:
             self.found(own - own_before, waited - waited_before + early)
+        return min(own - own_before, self.between)
 
     def found(self, own: int, waited: int) -> None:
         """Add an own delay and a wait, known only now; at most the time between two calls, and in the call."""
@@ -67,12 +73,17 @@ class CallSums:
 
     def __init__(self) -> None:
         self.python: dict[Kind, list[float]] = {}
+        self.delays: dict[str, float] = collections.defaultdict(float)  # seconds of own delays by call site
         self.times: dict[tuple[str, str, str, int], Any] = collections.defaultdict(
             lambda: numpy.zeros(1 + TIMED + SUMS))
 
     def row(self, name: str, nbytes: int) -> list[float]:
         """Return the sums of the calls of a kind that are counted here."""
         return self.python.setdefault((name, nbytes.bit_length()), [0.0] * SUMS)
+
+    def delayed(self, nanoseconds: int) -> None:
+        """Note an own delay of a call that has just ended; the caller is the user's thread, inside the call."""
+        self.delays[call_site()] += 1e-9 * nanoseconds
 
     def stats(self) -> Stats:
         """Return the figures by collective and size class."""
@@ -104,7 +115,9 @@ class CallClock:
     def end(self, call: CallShares, *, enqueued: bool = False) -> None:
         """Count a call that ends now. A call that only `enqueued` has not waited, nor run an engine."""
         self._left = now = time.monotonic_ns()
-        call.end(now, call.totals if enqueued else self._totals()[:2])
+        own = call.end(now, call.totals if enqueued else self._totals()[:2])
+        if own > LATE:
+            self.sums.delayed(own)
         self.current = None
 
     def measured(self, operation: Operation, name: str, nbytes: int) -> Operation:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpucoll.health.shares import Stats
 
-MOST = 10  # kinds of calls in the table
+MOST, MOST_SITES = 10, 5  # kinds of calls in the table, and call sites before which the rank came late
+NO_DELAYS: Mapping[str, float] = {}
 SHORT, MANY = 1 << 14, 1000  # bytes of a short call, and calls from which combining short calls is advised
 HEAD: tuple[str, ...] = ("collective", "bytes from", "calls", "seconds", "own %", "waiting %", "moving %", "GB/s")
 
 
-def summary_of(stats: Stats, rank: int, seconds: float) -> str:
+def summary_of(stats: Stats, rank: int, seconds: float, delays: Mapping[str, float] = NO_DELAYS) -> str:
     """Return the summary of a process that ran for `seconds`: a row and a sentence of advice for each kind of call.
 
-    The kinds that took most time come first. The bandwidth is algbw: bytes over the seconds of moving.
+    The kinds that took most time come first. The bandwidth is algbw: bytes over the seconds of moving. `delays` are the
+    seconds of own delays by call site; the sites with most of them are listed.
 
     >>> figures = {"calls": 4, "bytes": 32000000, "own_seconds": 0.0, "waiting_seconds": 0.03, "moving_seconds": 0.01}
     >>> print(summary_of({("all_reduce", 1 << 22): figures}, 0, 0.5), end="")
@@ -36,7 +40,9 @@ def summary_of(stats: Stats, rank: int, seconds: float) -> str:
     lines += [f"{len(kinds) - MOST} more kinds of calls took less time"] if len(kinds) > MOST else []
     share = 100 * total / seconds if seconds else 0.0
     head = f"gpucoll: rank {rank} ran for {seconds:.2f} s and was {share:.1f} % of the time in calls of gpucoll"
-    return "".join(f"{line}\n" for line in (head, *(lines + advice if kinds else ["no call"])))
+    sites = sorted(delays.items(), key=lambda one: -one[1])[:MOST_SITES]
+    late = [f"late by {taken:.3f} s before the call at {site or '?'}" for site, taken in sites]
+    return "".join(f"{line}\n" for line in (head, *(lines + advice + late if kinds else ["no call"])))
 
 
 def _seconds(one: dict[str, float]) -> float:

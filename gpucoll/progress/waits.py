@@ -88,6 +88,8 @@ class Progress:
         self.name, self.waits_since = "", 0.0  # the operation of the last wait, and the start time (`time.monotonic`)
         self.went_on = 0.0  # the time of the last progress of any operation (`time.monotonic`)
         self.on_failure: Callable[[], None] = lambda: None  # tells the other ranks, once
+        # Notes the nanoseconds by which this rank came late to a call of the engine that has just ended.
+        self.on_delay: Callable[[int], None] = lambda nanoseconds: None
         # Returns the ranks to blame for a late wait: a sentence, and the numbers of the ranks.
         self.blame: Callable[[], tuple[str, tuple[int, ...]]] = lambda: ("", ())
         # Returns the cause of an error of the transport or of another rank, if more is known than the error says.

@@ -23,6 +23,9 @@ namespace gpucoll {
 static const size_t MOST_DROPPED = 64;
 // A rank with its own core polls Python this many nanoseconds, then also yields: another process may need the core.
 static const uint64_t ASKED = 20000;
+// Nanoseconds of a rank's own delay from which the call site is noted: finding it takes a few microseconds. As in
+// gpucoll/health/shares.py.
+static const int64_t LATE = 100000;
 
 // The engine of a rank and communicator, with all its state.
 struct Engine {
@@ -67,7 +70,7 @@ struct Engine {
 };
 
 static PyObject *failure_name, *owner_name, *slow_wait_name, *broken_name, *check_failures_name, *attach_name, *differ_name,
-    *out_of_reach_name, *cancel_name, *exchange_name;
+    *out_of_reach_name, *cancel_name, *exchange_name, *on_delay_name;
 
 // Return whether all arrays of a call are in symmetric memory; False for a list, since its blocks are joined first.
 static bool is_symmetric(const Engine& self, PyObject* x, PyObject* out) {
@@ -394,6 +397,12 @@ class Gate {
     Engine& self;
 };
 
+// Let Python note an own delay with the call site. An error there is not this call's: the call has been completed.
+static void note_delay(const Engine& self, int64_t own) {
+    if (!Ref<>::steal(PyObject_CallMethodObjArgs(self.waits.get(), on_delay_name, number(own).get(), nullptr)))
+        PyErr_WriteUnraisable(self.object);
+}
+
 // Do a known call; return `out`, or NotImplemented if another thread is in a call or the root in another call.
 static Ref<> do_call(Engine& self, const KnownCall& known, PyObject* name, PyObject* x, Ref<> out) {
     const Gate gate(self);
@@ -403,6 +412,7 @@ static Ref<> do_call(Engine& self, const KnownCall& known, PyObject* name, PyObj
     perform(self, name, known.plan, x, out.get());
     if (self.walker.has_passed) return not_implemented();
     known.note(self.node.left - self.walker.arrived, self.walker.shares);
+    if (self.walker.shares.own > LATE) note_delay(self, self.walker.shares.own);
     return out;
 }
 

@@ -1,12 +1,16 @@
 """GPUCOLL_METRICS: Prometheus' text in a file or at a port, read by a parser of its own."""
 
+import logging
 import os
 import re
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -68,6 +72,46 @@ def call_and_fork():
     if os.fork() == 0:
         sys.exit()
     os.wait()
+
+
+def come_late():
+    """Let rank 1 come late to the calls of one line, until three warnings say so; print the last."""
+    metrics.PAUSE, said = 0.2, []
+    logging.getLogger("gpucoll").addHandler(SimpleNamespace(level=0, handle=lambda one: said.append(one.getMessage())))
+    comms = gc.init_local(2, timeout=seconds(60))
+
+    def calls(comm):
+        done = False
+        while not done:
+            if comm.rank == 1:
+                while comms[0]._core.host.under_way() == "":
+                    time.sleep(1e-4)
+                time.sleep(0.01)
+            done = bool(comm.all_reduce(numpy.full(8, comm.rank == 0 and len(said) > 2), op="max")[0])  # the line
+
+    all_on_threads(comms, calls)
+    print(said[2], file=sys.stderr)
+
+
+def test_a_rank_that_comes_late_says_so_with_its_line():
+    lines = Path(__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if text.endswith("# the line"))
+    found = run("import test_metrics; test_metrics.come_late()", "", GPUCOLL_DEBUG="stragglers")
+    said = re.fullmatch(r"rank 1 came late: (\S+) s of the last (\S+) s are its own delays, (\S+) s of them before the "
+                        rf"call at {re.escape(__file__)}:{line}\n", found)
+    assert said, found
+    total, passed, longest = map(float, said.groups())
+    assert metrics.MUCH * passed < total < passed
+    assert longest == total
+
+
+def test_the_summary_names_the_lines_before_which_the_rank_came_late():
+    kind = {("barrier", 0): dict.fromkeys(("calls", "bytes", "own_seconds", "waiting_seconds", "moving_seconds"), 1.0)}
+    delays = {f"train.py:{number}": float(number) for number in range(7)} | {"": 9.0}
+    assert summary_of(kind, 0, 10.0, delays).splitlines()[-5:] == [
+        "late by 9.000 s before the call at ?", *(f"late by {number}.000 s before the call at train.py:{number}"
+                                                  for number in (6, 5, 4, 3))]
+    assert "late by" not in summary_of(kind, 0, 10.0)
 
 
 def test_a_summary_at_the_end():

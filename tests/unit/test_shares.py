@@ -67,7 +67,7 @@ def calls():
 
 @pytest.mark.parametrize("options", WAYS, ids=lambda options: "-".join(options.values()))
 def test_a_late_rank_has_the_delay_and_the_other_the_wait(options):
-    comms = gc.init_local(2, timeout=seconds(60), **options)
+    comms, known_sites = gc.init_local(2, timeout=seconds(60), **options), {}
     for _ in range(2):  # the first time by Python, the second time by the engine's table of known calls
         for name, size, nbytes, make in calls():
             before, after = late_by(comms, make)
@@ -76,6 +76,11 @@ def test_a_late_rank_has_the_delay_and_the_other_the_wait(options):
             assert [(one["calls"], one["bytes"]) for one in (first, late)] == [(number, nbytes)] * 2
             assert first["waiting_seconds"] >= DELAY, (name, first)
             assert late["own_seconds"] >= DELAY, (name, late)
+            sites, known = dict(comms[1]._core.clock.sums.delays), known_sites
+            grown = {site: taken - known.get(site, 0) for site, taken in sites.items() if taken > known.get(site, 0)}
+            assert sum(grown.values()) >= DELAY, (name, grown)
+            assert all(not site or site.startswith(f"{__file__}:") for site in grown), grown
+            known_sites = sites
             # Others' starts are scheduled by the system: only the seconds' signs are known.
             assert min(one[share] for one in (first, late) for share in SHARES) > -1e-9
     for comm in comms:
