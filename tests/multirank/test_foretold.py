@@ -196,6 +196,16 @@ def tables_of_one_total(comm):
 
 
 @on_shared
+def known_tables_mixed(comm):
+    """All ranks foretell, each the lengths of another call, in which all ranks had its length."""
+    for name in NAMES[:3]:
+        for turn, length in enumerate((1, 1, 2, 2, 1, 2)):
+            call(comm, name, [[length] * comm.size] * comm.size, turn)
+        for turn in range(3):
+            call(comm, name, [[1 + (rank > 0)] * comm.size for rank in range(comm.size)], turn)
+
+
+@on_shared
 def empty_blocks(comm):
     """A rank that reads from few others goes ahead of none, also in short calls that come again."""
     for odd in range(comm.size):
@@ -267,6 +277,7 @@ def test_recorded_calls(monkeypatch, tmp_path):
 CASES = [(steady_lengths, 1), (steady_lengths, 2), (steady_lengths, 3), (exchanges_in_a_row, 2),
          (exchanges_in_a_row, 3), (rare_attempts, 2), (rare_attempts, 3), (outs, 1), (outs, 2), (outs, 3),
          (symmetric, 3), (lists, 2), (lists, 3), (changing_lengths, 2), (changing_lengths, 4), (tables_of_one_total, 3),
+         (known_tables_mixed, 2), (known_tables_mixed, 3),
          (empty_blocks, 2), (empty_blocks, 3), (disagreements, 2), (disagreements, 3)]
 
 
@@ -283,8 +294,9 @@ def on_two_hosts(mpi, body, executor):
 
 
 @pytest.mark.parametrize(("body", "executor"), often(
-    [(body, executor) for body in (steady_lengths, changing_lengths, tables_of_one_total, outs, disagreements)
-     for executor in (None, "mpi")], (steady_lengths, None), (changing_lengths, "mpi"), (disagreements, None)))
+    [(body, executor) for body in (steady_lengths, changing_lengths, tables_of_one_total, known_tables_mixed, outs,
+                                   disagreements) for executor in (None, "mpi")],
+    (steady_lengths, None), (changing_lengths, "mpi"), (known_tables_mixed, "mpi"), (disagreements, None)))
 def test_between_hosts(ranks, body, executor):  # noqa: F811 (the fixture)
     ranks(on_two_hosts, 3, body, executor)
 
