@@ -81,7 +81,9 @@ class Options(NamedTuple):
 
 
 def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
-    """Return the options: `given` values, else those of the environment, else the defaults. None counts as not given.
+    """Return the options: `given` values, else those of the environment, else the defaults.
+
+    None counts as not given; `deterministic` has no value None.
 
     >>> options({"timeout": 5}, {"GPUCOLL_TIMEOUT": "9", "GPUCOLL_CHECK": "off"})
     Options(timeout=5.0, check='off', executor=None, prefer='', deterministic=False, device=None)
