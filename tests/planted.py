@@ -89,7 +89,7 @@ PLANTED = [
      "if preflight is None or (self.host.compares_calls and not preflight.missing()):",
      "if preflight is None or self.host.compares_calls:"),
     ("guard", "the call before is not waited for", "gpucoll/health/preflight.py",
-     "        yield from self._settled()\n", ""),
+     "            yield from self.settled()\n            self._begin(", "            self._begin("),
     ("guard", "an error of the transport is not explained by unlike calls", "gpucoll/communicator/lifecycle.py",
      "        if self.preflight is not None:\n            differ =", "        if False:\n            differ ="),
     ("guard", "the words of a call are written over those of the call before", "kernels/binding/descriptions.h",

@@ -121,7 +121,7 @@ def _add_schedules(verbs: Any) -> None:
     verify.add_argument("--collective", help="only this collective")
     verify.add_argument("--algorithm", help="only this algorithm")
     verify.add_argument("--segments", type=size_range, default="1,3", metavar="1,3", help="pipelining to prove")
-    verify.add_argument("--plans", action="store_true", help="prove what executors make of it for up to 16 ranks, too")
+    verify.add_argument("--plans", action="store_true", help="prove the plans made of it for up to 16 ranks, too")
     draw = _add_verb(verbs, "draw", _draw, json=False, help="draw a schedule, round by round")
     convert = _add_verb(verbs, "convert", _convert, json=False, help="write a schedule as MSCCL's XML")
     for verb in (draw, convert):

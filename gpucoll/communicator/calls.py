@@ -219,7 +219,12 @@ class CallTable:
         # The short way: enqueue at once, if the stream needs no preparation and no other call is queued.
         if launch is not None and gpu.device.is_open(on):
             shares = self._core.clock.begin(request.collective, request.nbytes)
-            if self._core.waits.at_once(gpu.order.enqueue, request.collective, launch, on, output):
+            try:
+                is_made = self._core.waits.at_once(gpu.order.enqueue, request.collective, launch, on, output)
+            except BaseException:
+                keep_for_ever((x, result))  # the kernel may have been enqueued
+                raise
+            if is_made:
                 self._core.clock.end(shares, enqueued=True)
                 return result
         # A user's CUDA graph may replay the call: keep the arrays.

@@ -203,7 +203,9 @@ class Core:
         seconds = self.seconds_of(ready.call)
         if cache_key:
             self.calls.keep(cache_key, x, out, ready, call, seconds)
-        operation = self.measured(self.operation(ready, call.space, call), ready.request)
+        # Asynchronous calls end in another thread or line.
+        place = "" if options.async_op or self.group is not None else None
+        operation = self.measured(self.operation(ready, call.space, call), ready.request, place)
         return self.start(ready.request.collective, operation, call, options.async_op, seconds)
 
     def seconds_of(self, call: Call) -> Array | None:
@@ -214,10 +216,10 @@ class Core:
         name = HEADER + request.header if request.header else request.collective
         return self.clock.sums.times[name, call.executor.name, request.algorithm, request.nbytes.bit_length()]
 
-    def measured(self, operation: Operation, request: CallRequest) -> Operation:
-        """Return the operation of a call, with its shares counted for `stats`."""
+    def measured(self, operation: Operation, request: CallRequest, place: str | None = None) -> Operation:
+        """Return the operation of a call, with its shares counted for `stats`; `place` is as in `CallShares`."""
         name = HEADER + request.header if request.header else request.collective
-        return self.clock.measured(operation, name, request.nbytes)
+        return self.clock.measured(operation, name, request.nbytes, place)
 
     def timed(self, operation: Operation, name: str, seconds: Array | None) -> None:
         if seconds is None:

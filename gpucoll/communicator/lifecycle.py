@@ -31,8 +31,8 @@ from gpucoll.health import devices
 from gpucoll.health.devices import DeviceWatch
 from gpucoll.health.flight import CLOSED, THREADS, Flight
 from gpucoll.health.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
-from gpucoll.health.metrics import SUMMARY, export
-from gpucoll.health.observed import STRAGGLERS, Comparison, Recorded, observers_of
+from gpucoll.health.metrics import exporters
+from gpucoll.health.observed import Comparison, Recorded, observers_of
 from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
@@ -76,9 +76,7 @@ class Lifecycle:
         rank = link.place.rank
         self._observers = observers_of(rank, os.environ)
         threads = isinstance(link, LocalLink)
-        wanted = (os.environ.get("GPUCOLL_METRICS"), os.environ.get("GPUCOLL_SUMMARY") == "1" and SUMMARY,
-                  os.environ.get("GPUCOLL_DEBUG") == STRAGGLERS and STRAGGLERS)
-        self._exporters = [export(one, rank, 0 if threads else gpu_index(link.place)) for one in wanted if one]
+        self._exporters = exporters(os.environ, rank, 0 if threads else gpu_index(link.place))
         for exporter in self._exporters:
             exporter.add(self.clock.sums, rank, threads=threads)
         preflight = None

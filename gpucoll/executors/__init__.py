@@ -226,11 +226,12 @@ def fingerprint(text: str) -> int:
 def shortened(text: str, nbytes: int) -> str:
     """Return `text` cut to at most `nbytes` bytes; a fingerprint of the first line replaces the end that is cut off.
 
-    A second line, the call site, is kept whole.
+    A second line, the call site, is kept, of a long one the end.
     """
     if len(text.encode()) <= nbytes:
         return text
     call, newline, site = text.partition("\n")
+    site = site.encode()[-(nbytes // 2):].decode(errors="ignore")
     end = f"... {fingerprint(call):x}{newline}{site}"
     return call.encode()[:max(0, nbytes - len(end.encode()))].decode(errors="ignore") + end
 

@@ -159,7 +159,7 @@ class Exporter:
                 if total > MUCH * seconds:
                     site = max(grown, key=grown.__getitem__)
                     logger().warning("rank %d came late: %.3f s of the last %.1f s are its own delays, %.3f s of them "
-                                     "before the call at %s", rank, total, seconds, grown[site], site or "?")
+                                     "before %s", rank, total, seconds, grown[site], site or "asynchronous calls")
                 before[rank] = delays
 
         def serve() -> None:
@@ -245,6 +245,19 @@ def _add(into: dict[str, float], delays: Mapping[str, float]) -> None:
         into[site] = into.get(site, 0.0) + seconds
 
 
+def exporters(environment: Mapping[str, str], rank: int, local_rank: int) -> list[Exporter]:
+    """Return this process' exporters asked for by GPUCOLL_METRICS, GPUCOLL_SUMMARY and GPUCOLL_DEBUG; see `export`.
+
+    Raises ArgumentError for an unknown value of GPUCOLL_METRICS.
+    """
+    metrics = environment.get("GPUCOLL_METRICS", "")
+    if metrics:
+        place_of(metrics)
+    wanted = (metrics, environment.get("GPUCOLL_SUMMARY") == "1" and SUMMARY,
+              environment.get("GPUCOLL_DEBUG") == STRAGGLERS and STRAGGLERS)
+    return [export(one, rank, local_rank) for one in wanted if one]
+
+
 def export(wanted: str, rank: int, local_rank: int) -> Exporter:
     """Return the exporter of this process, begun by the first call.
 
@@ -252,7 +265,7 @@ def export(wanted: str, rank: int, local_rank: int) -> Exporter:
 
     `rank` becomes the label of the figures, `local_rank` chooses the file or the port.
 
-    Raises ArgumentError for an unknown value, BackendError if the file cannot be written, the port is taken, or
+    Raises BackendError if the file cannot be written, the port is taken, or
     OpenTelemetry is missing.
     """
     place = wanted if wanted in (SUMMARY, STRAGGLERS) else place_of(wanted)

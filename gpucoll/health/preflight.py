@@ -220,8 +220,14 @@ class Preflight:
         while not self._has_settled():
             yield self._has_settled
 
+    def deferred(self, description: str) -> Operation:
+        """Begin to compare a call, once the previous call is known to agree; raise the previous call's difference."""
+        if not self._advance(description):
+            yield from self.settled()
+            self._begin(description, moves=True).call = self.clock.current
+
     def begin(self, description: str) -> None:
-        """Begin to compare a call, after waiting for the previous comparison; raise the previous call's difference."""
+        """Do as `deferred`, outside an operation."""
         if not self._advance(description):
             # At most one exchange is in flight: `_exchange` holds a single one.
             if not self._has_settled():
@@ -229,7 +235,7 @@ class Preflight:
             self._begin(description, moves=True).call = self.clock.current
 
     def _advance(self, description: str) -> bool:
-        """Begin to compare a call, if the previous call is known to agree; return whether done. The common case."""
+        """Begin to compare a call, if the last one was compared alike and is known to agree; return whether done."""
         last, mapped = self._exchange, self._mapped
         if not isinstance(last, MappedExchange) or not last.moves or last.is_judged or mapped is None:
             return False
@@ -238,7 +244,8 @@ class Preflight:
             return False
         last.is_judged = True
         if last.call is not None:
-            last.call.found(*found)
+            own, waited = found
+            self.clock.found(last.call, own, waited, last.text)
             last.call = None
         self._calls, self._agreed = last.number + 1, last.text
         self._exchange = MappedExchange(mapped, self._calls, description, moves=True)
@@ -298,7 +305,7 @@ class Preflight:
             if call is not None:
                 arrivals = exchange.arrivals()
                 mine = arrivals[self._rank]
-                call.found(mine - min(arrivals), max(arrivals) - mine)
+                self.clock.found(call, mine - min(arrivals), max(arrivals) - mine, exchange.text)
 
     def explain(self, patience: float, *, differ: bool) -> GpucollError | None:
         """Return the difference between calls that explains an error; None if none is found in `patience` seconds.
@@ -366,12 +373,7 @@ class Deferred:
     """A comparison that does not delay the call: its result is judged by the next call."""
 
     def __init__(self, preflight: Preflight) -> None:
-        self.begin, self._settled, self.clock = preflight.begin, preflight.settled, preflight.clock
-
-    def compare(self, description: str) -> Operation:
-        """Begin to compare this call, once the previous call is known to agree."""
-        yield from self._settled()
-        self.begin(description)
+        self.begin, self.compare, self.clock = preflight.begin, preflight.deferred, preflight.clock
 
 
 # Cached: a training loop repeats the same few calls.

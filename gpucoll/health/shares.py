@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 
+from gpucoll.core.signature import described
 from gpucoll.executors import call_site
 from gpucoll.progress.operations import Operation
 
@@ -26,14 +27,18 @@ Stats = dict[Kind, dict[str, float]]
 
 
 class CallShares:
-    """The shares of a call under way, and of the last calls while their comparison is open; nanoseconds."""
+    """The shares of a call under way, and of the last calls while their comparison is open; nanoseconds.
 
-    __slots__ = ("_duration", "_nbytes", "_sums", "_waited", "began", "between", "totals")
+    `place` is None if the call ends in the user's line that makes the call, else "".
+    """
+
+    __slots__ = ("_duration", "_nbytes", "_sums", "_waited", "began", "between", "place", "totals")
 
     def __init__(self, sums: list[float], nbytes: int, began: int, between: int, totals: tuple[int, int]) -> None:
         self._sums, self._nbytes, self.began, self.between, self.totals = sums, nbytes, began, between, totals
         self._duration: int | None = None  # until the call has ended
         self._waited = 0
+        self.place: str | None = None
 
     def end(self, now: int, totals: tuple[int, int]) -> int:
         """Count the call, which ends now, with the shares by which `totals` have grown since the begin.
@@ -48,19 +53,24 @@ class CallShares:
         early, self._waited = self._waited, 0
         # A call that only enqueued finds its shares later.
         if own != own_before or waited != waited_before or early:
-            self.found(own - own_before, waited - waited_before + early)
-        return min(own - own_before, self.between)
+            return self.found(own - own_before, waited - waited_before + early)
+        return 0
 
-    def found(self, own: int, waited: int) -> None:
-        """Add an own delay and a wait, known only now; at most the time between two calls, and in the call."""
-        self._sums[2] += 1e-9 * min(max(own, 0), self.between)
+    def found(self, own: int, waited: int) -> int:
+        """Add an own delay and a wait, known only now; at most the time between two calls, and in the call.
+
+        Returns the own delay that counts.
+        """
+        own = min(max(own, 0), self.between)
+        self._sums[2] += 1e-9 * own
         if self._duration is None:
             self._waited += max(waited, 0)
-            return
+            return own
         waited = min(max(waited, 0), self._duration - self._waited)
         self._waited += waited
         self._sums[3] += 1e-9 * waited
         self._sums[4] -= 1e-9 * waited
+        return own
 
 
 class CallSums:
@@ -81,9 +91,13 @@ class CallSums:
         """Return the sums of the calls of a kind that are counted here."""
         return self.python.setdefault((name, nbytes.bit_length()), [0.0] * SUMS)
 
-    def delayed(self, nanoseconds: int) -> None:
-        """Note an own delay of a call that has just ended; the caller is the user's thread, inside the call."""
-        self.delays[call_site()] += 1e-9 * nanoseconds
+    def delayed(self, nanoseconds: int, place: str | None = None) -> None:
+        """Note an own delay before a call, if the delay is long.
+
+        The place is the user's line running now, unless given: a description of the call, or "" for unknown.
+        """
+        if nanoseconds > LATE:
+            self.delays[call_site() if place is None else place] += 1e-9 * nanoseconds
 
     def stats(self) -> Stats:
         """Return the figures by collective and size class."""
@@ -115,14 +129,19 @@ class CallClock:
     def end(self, call: CallShares, *, enqueued: bool = False) -> None:
         """Count a call that ends now. A call that only `enqueued` has not waited, nor run an engine."""
         self._left = now = time.monotonic_ns()
-        own = call.end(now, call.totals if enqueued else self._totals()[:2])
-        if own > LATE:
-            self.sums.delayed(own)
+        self.sums.delayed(call.end(now, call.totals if enqueued else self._totals()[:2]), call.place)
         self.current = None
 
-    def measured(self, operation: Operation, name: str, nbytes: int) -> Operation:
+    def found(self, call: CallShares, own: int, waited: int, description: str) -> None:
+        """Add the shares of a call that its comparison has found only after the call."""
+        counted = call.found(own, waited)
+        if counted > LATE:
+            self.sums.delayed(counted, described(description))
+
+    def measured(self, operation: Operation, name: str, nbytes: int, place: str | None = None) -> Operation:
         """Return an operation that carries out another and counts its shares; a failed call is not counted."""
         call = self.begin(name, nbytes)
+        call.place = place
         try:
             yield from operation
         except BaseException:

@@ -41,7 +41,7 @@ def summary_of(stats: Stats, rank: int, seconds: float, delays: Mapping[str, flo
     share = 100 * total / seconds if seconds else 0.0
     head = f"gpucoll: rank {rank} ran for {seconds:.2f} s and was {share:.1f} % of the time in calls of gpucoll"
     sites = sorted(delays.items(), key=lambda one: -one[1])[:MOST_SITES]
-    late = [f"late by {taken:.3f} s before the call at {site or '?'}" for site, taken in sites]
+    late = [f"late by {taken:.3f} s before {site or 'asynchronous calls'}" for site, taken in sites]
     return "".join(f"{line}\n" for line in (head, *(lines + advice + late if kinds else ["no call"])))
 
 

@@ -106,11 +106,13 @@ class Plan:
     `same_node` are the ranks with memory readable by this rank; `schedules(rank)` returns the schedule of any rank, and
     must be given for `same_node` to have an effect. With `in_place`, input and output are the same memory. If only the
     output has blocks, the input is this rank's block of the output. Where a round reads an input chunk overwritten by
-    an earlier round, `copy_input` is true, and the executor must run the plan on a copy of the input.
+    an earlier round, `copy_input` is true, and the executor must run the plan on a copy of the input. Parts of the
+    workspace begin at multiples of `alignment` elements.
     """
 
     def __init__(self, schedule: Schedule, layouts: Layouts, *, in_place: bool,
-                 schedules: Callable[[int], Schedule] | None = None, same_node: Collection[int] = ()) -> None:
+                 schedules: Callable[[int], Schedule] | None = None, same_node: Collection[int] = (),
+                 alignment: int = CACHE_LINE) -> None:
         self.layouts, self.schedules, self.digest = layouts, schedules, schedule.digest
         row = COLLECTIVES[schedule.collective]
         is_block = row.output.blocks and not row.input.blocks
@@ -118,7 +120,7 @@ class Plan:
         # Input and output may stay one memory only if no round needs input that is gone.
         self.copy_input = in_place and _reads_overwritten(schedule, first)
         self._alias = first if in_place and not self.copy_input else None  # the output's chunk where the input begins
-        self._made_of = schedule, same_node
+        self._made_of = schedule, same_node, alignment
 
     def real(self, part: Slice) -> Slice:
         """Return where the memory of a slice is: an input in place is part of the output."""
@@ -150,7 +152,7 @@ class Plan:
 
     @functools.cached_property
     def _resolved(self) -> tuple[tuple[tuple[Step, ...], ...], dict[str, int]]:
-        schedule, same_node = self._made_of
+        schedule, same_node, alignment = self._made_of
         rounds, ends = list(schedule), None
         if same_node and self.schedules:
             # Only the schedules of same-node partners are needed; other ranks' schedules would cost time and memory.
@@ -158,7 +160,7 @@ class Plan:
             ends = {peer: _ends(peer, schedule.rank, self.schedules(peer))
                     for peer in sorted(peers.intersection(same_node))}
             ends = ends or None
-        resolver = _Resolver(self.layouts, self.real, ends)
+        resolver = _Resolver(self.layouts, self.real, ends, alignment)
         return (*map(resolver.round, itertools.cycle(HALVES), rounds),), resolver.workspace
 
 
@@ -201,7 +203,9 @@ class _Resolver:
     reading the destination.
     """
 
-    def __init__(self, layouts: Layouts, real: Callable[[Slice], Slice], ends: dict[int, _Ends] | None) -> None:
+    def __init__(self, layouts: Layouts, real: Callable[[Slice], Slice], ends: dict[int, _Ends] | None,
+                 alignment: int) -> None:
+        self._alignment = alignment
         self._layouts, self._real, self._is_direct, self._ends = layouts, real, ends is None, ends or {}
         self.workspace = dict.fromkeys(("scratch", *HALVES), 0)
         self._number = self._used = 0  # the last step's number; the elements of `_half` in use
@@ -270,7 +274,7 @@ class _Resolver:
     def _in_workspace(self, span: Span) -> Span:
         # Parts begin at cache lines, so that two of them never share a line written by one rank and read by another.
         start, stop = self._used, self._used + span.stop - span.start
-        self._used = -(-stop // CACHE_LINE) * CACHE_LINE
+        self._used = -(-stop // self._alignment) * self._alignment
         self.workspace[self._half] = max(self.workspace[self._half], self._used)
         return Span(self._half, start, stop, span.like)
 

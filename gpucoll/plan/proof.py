@@ -1,14 +1,14 @@
-"""Prove plans: what executors carry out is what the schedule promises, in every order of steps that a plan allows.
+"""Prove plans: each order of steps that a plan allows ends with what the schedule promises.
 
-The proof of a schedule (`gpucoll.verify.symbolic`) speaks of chunks and rounds. Executors carry out the steps of a
-`Plan` on elements. A step waits only for the steps in its `after`, and for other ranks. Two conditions together cover
-all orders of the steps:
+The proof of a schedule (`gpucoll.verify.symbolic`) speaks of chunks and rounds. A `Plan` has steps on elements, and
+executors make messages, instructions and tables of these. A step waits only for the steps in its `after`, and for other
+ranks. Two conditions together cover all orders of the steps:
 
 1. In one order the plans of all ranks come to their ends, with the promised content of every element.
 2. Two steps of a rank that touch a common element, of which one writes, are ordered by `after`.
 
 The content of an element is a pair: the number of the input element, and a sum with a digit for each rank, the count of
-its contributions.
+its contributions. The order of the operands of a result is not proved, nor what an executor makes of the plan.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def prove_plans(schedules: Sequence[Schedule], elements: int, *, root: int = 0, 
     """
     row, size, chunks = COLLECTIVES[schedules[0].collective], len(schedules), schedules[0].chunks
     per_block, ranks = chunks // size if row.blocks else chunks, list[_PlannedRank]()
-    for rank, one in enumerate(schedules):
+    for rank, schedule in enumerate(schedules):
         counts = [(chunks if side.blocks else per_block) if side.exists(rank, root) else 0
                   for side in (row.input, row.output)]
         layouts = Layouts(*(_layout(row, buffer, rank, size, elements, per_block) for buffer in ("input", "output")))
@@ -47,12 +47,13 @@ def prove_plans(schedules: Sequence[Schedule], elements: int, *, root: int = 0, 
         is_common = (row.output.blocks and not row.input.blocks) \
             or (counts[0] == counts[1] and layouts.input == layouts.output)
         same_node = () if nodes is None else [other for other in range(size) if nodes[other] == nodes[rank]]
-        plan = Plan(one, layouts, in_place=in_place and all(counts) and is_common, schedules=schedules.__getitem__,
-                    same_node=same_node)
+        plan = Plan(schedule, layouts, in_place=in_place and all(counts) and is_common, schedules=schedules.__getitem__,
+                    same_node=same_node, alignment=1)  # without gaps, parts of unlike rounds overlap in most ways
         ranks.append(_PlannedRank(row, rank, plan, counts))
+    for one in ranks:
+        one.check_order()
     _run(ranks)
     for done in ranks:
-        done.check_order()
         done.check_result(ranks, root, per_block)
     return sum(len(done.steps) for done in ranks)
 
@@ -82,8 +83,8 @@ class _PlannedRank:
         given, taken = (Slice("input", 0, counts[0]), Slice("output", 0, counts[1]))
         self.memory |= {part.buffer: [None] * plan.layouts.span(part)[1] for part in (given, taken)}
         buffer, elements = self.at(given)
-        for element, place in enumerate(elements):
-            self.memory[buffer][place] = element, 1 << DIGIT * rank
+        self.given: list[Content] = [(element, 1 << DIGIT * rank) for element in range(len(elements))]
+        self.memory[buffer][elements.start:elements.stop] = self.given
 
     def at(self, part: Slice) -> Place:
         """Return the place of a slice in this rank's memory."""
@@ -107,6 +108,8 @@ class _PlannedRank:
         for number, (_, step) in sorted(self.steps.items()):
             before[number] = 0
             for one in step.after:
+                if one not in before or one == number:
+                    raise self.error(step, f"follows step {one}, which is not before")
                 before[number] |= before[one] | 1 << one
             reads, writes = self._touched(step)
             for buffer, elements in [*reads, *writes]:
@@ -129,7 +132,9 @@ class _PlannedRank:
         return [self.place(one) for one in step.sources if one.buffer != PEER], [self.place(step.dst)]
 
     def check_result(self, ranks: Sequence[_PlannedRank], root: int, per_block: int) -> None:
-        """Raise ScheduleError if an element of the output differs from the promise of the collective."""
+        """Raise ScheduleError if an element of the output differs from the promise, or the input was written."""
+        if self.at(Slice("input", 0))[0] == "input" and self.memory["input"] != self.given:
+            raise ScheduleError(f"{self.row.name}: rank {self.rank}: the plan writes to the input", ranks=(self.rank,))
         for chunk in range(self._count):
             piece = self.row.result(self.rank, len(ranks), root, per_block, chunk)
             if not piece.ranks:  # nothing is promised
@@ -197,6 +202,15 @@ def _partners(ranks: Sequence[_PlannedRank]) -> dict[Node, list[Node]]:
                                                                   "receives")
         for send, read in zip(sends[pair], reads[pair], strict=True):
             partners[read] += [send] if len(pair) == 2 else sends[pair]
+    for (rank, number), found in partners.items():
+        step, places = ranks[rank].steps[number][1], []
+        for sender, sent in found:
+            message = ranks[sender].steps[sent][1]
+            assert isinstance(message, Message)
+            places.append((sender, ranks[sender].place(message.span)))
+        for span in () if isinstance(step, Message) else step.sources:
+            if span.buffer == PEER and (span.start, ranks[span.start].at(span.like)) not in places:
+                raise ranks[rank].error(step, f"reads {span.like} of rank {span.start}, which is not sent")
     return partners
 
 
@@ -209,6 +223,10 @@ def _move(ranks: Sequence[_PlannedRank], rank: int, step: Step, sources: Sequenc
         raise ranks[rank].error(step, "reads or writes beyond the end of a buffer")
     if len({len(there) for _, (_, there) in places}) != 1:
         raise ranks[rank].error(step, "source and destination differ in length")
+    # The first operand may be the destination itself. An executor overwrites any other before reading it.
+    later = sources[1:] if sources[0] == places[-1] else sources
+    if any(owner == rank and name == buffer and set(there) & set(elements) for owner, (name, there) in later):
+        raise ranks[rank].error(step, "overwrites an operand")
     contents = [[ranks[owner].memory[name][element] for element in there] for owner, (name, there) in sources]
     for place, *parts in zip(elements, *contents, strict=True):
         known = [part for part in parts if part is not None]

@@ -397,14 +397,9 @@ class Gate {
     Engine& self;
 };
 
-// Let Python note an own delay with the call site. An error there is not this call's: the call has been completed.
-static void note_delay(const Engine& self, int64_t own) {
-    if (!Ref<>::steal(PyObject_CallMethodObjArgs(self.waits.get(), on_delay_name, number(own).get(), nullptr)))
-        PyErr_WriteUnraisable(self.object);
-}
-
-// Do a known call; return `out`, or NotImplemented if another thread is in a call or the root in another call.
-static Ref<> do_call(Engine& self, const KnownCall& known, PyObject* name, PyObject* x, Ref<> out) {
+// Do a known call; return `out`, or NotImplemented if another thread is in a call or the root in another call. `own` is
+// set to this rank's own delay.
+static Ref<> do_gated_call(Engine& self, const KnownCall& known, PyObject* name, PyObject* x, Ref<> out, int64_t* own) {
     const Gate gate(self);
     if (!gate.is_open || self.closed) return not_implemented();
     std::optional<CallOwner> owner;
@@ -412,8 +407,18 @@ static Ref<> do_call(Engine& self, const KnownCall& known, PyObject* name, PyObj
     perform(self, name, known.plan, x, out.get());
     if (self.walker.has_passed) return not_implemented();
     known.note(self.node.left - self.walker.arrived, self.walker.shares);
-    if (self.walker.shares.own > LATE) note_delay(self, self.walker.shares.own);
+    *own = self.walker.shares.own;
     return out;
+}
+
+// Do a known call as `do_gated_call`, and let Python note a long own delay. Outside the gate: a signal handler may run in
+// that function, call this communicator, and raise.
+static Ref<> do_call(Engine& self, const KnownCall& known, PyObject* name, PyObject* x, Ref<> out) {
+    int64_t own = 0;
+    const Ref<> waits = self.waits;
+    Ref<> done = do_gated_call(self, known, name, x, std::move(out), &own);
+    if (own > LATE) checked(PyObject_CallMethodObjArgs(waits.get(), on_delay_name, number(own).get(), nullptr));
+    return done;
 }
 
 // Return whether arrays have the sizes of a plan.

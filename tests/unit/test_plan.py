@@ -1,6 +1,7 @@
 """Plans are proved, and wrong plans refused; on two streams conflicting steps are ordered, and messages still meet."""
 
 import collections
+import contextlib
 import functools
 import itertools
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from gpucoll.core.schedule import Copy, Recv, RecvReduce, Schedule, Send, Slice
 from gpucoll.executors.engine.instructions import Writer
 from gpucoll.executors.engine.tables import CALL, PUBLISH, WAIT
 from gpucoll.executors.nccl import nodes_of
-from gpucoll.plan import Layouts, Message, Plan, Reduction, proof
+from gpucoll.plan import PEER, Layouts, Message, Plan, Reduction, Span, proof
 from gpucoll.plan.proof import prove_plans
 from gpucoll.verify.symbolic import ScheduleError, replay
 from grids import generator, naming
@@ -120,8 +121,7 @@ def exchanged(*cuts):
 
 def test_staging_is_read_before_it_is_written_again():
     """A chunk is read from staging before a message of other lengths overwrites the memory, two rounds later."""
-    # 70 elements are longer than a cache line: the message of two chunks lies over both chunks of the first round.
-    assert prove_plans(exchanged((0, 1, 2), (), (2, 4)), 280) == 20
+    assert prove_plans(exchanged((0, 1, 2), (), (2, 4)), 8) == 20
 
 
 def altered(what, **changes):
@@ -148,31 +148,65 @@ ALTERED = {
     "order": (altered(reduces, after=lambda step: frozenset()), "without an order"),
     "source": (altered(reduces, sources=lambda step: step.sources[:1]), "wrong content"),
     "partner": (lambda step: None if sends(step) else step, "0 sends meet 2 receives"),
-    "circle": (altered(lambda step: step.number == 2, after=lambda step: frozenset([6])), "circle of steps"),
+    "circle": (altered(sends, after=lambda step: frozenset([2, 3])), "circle of steps"),
+    "number": (altered(sends, after=lambda step: frozenset([7])), "follows step 7, which is not before"),
     "length": (altered(sends, span=lambda step: step.span._replace(stop=step.span.stop - 1)), "differ in length"),
-    "place": (altered(reduces, dst=lambda step: moved(step.dst, 8)), "beyond the end"),
+    "place": (altered(reduces, dst=lambda step: moved(step.dst, 16)), "beyond the end"),
+    "operand": (altered(reduces, sources=lambda step: step.sources[::-1]), "overwrites an operand"),
+    "input": (lambda step: [step, Reduction(8, frozenset(range(1, 8)), whole("input"), (whole("output"),))]
+              if step.number == 7 else step, "writes to the input"),
     "content": (altered(sends, span=lambda step: moved(step.span, 8 if step.span.start == 0 else -8)), "combines"),
 }
 
 
-@pytest.mark.parametrize("name", ALTERED)
-def test_a_wrong_plan_is_refused(name, monkeypatch):
-    """In the plan of rank 1 one property is wrong; the schedule itself is right."""
-    alter, reason = ALTERED[name]
+def whole(buffer):
+    return Span(buffer, 0, 16, Slice(buffer, 0, 4))
 
+
+@contextlib.contextmanager
+def altered_plans(monkeypatch, alter, ranks):
+    """Let the proof meet plans of these ranks with the steps returned by `alter`: one for each, none, or a list."""
     class Altered(Plan):
         @property
         def rounds(self):
             right = super().rounds
-            if self._made_of[0].rank == 0:
+            if self._made_of[0].rank not in ranks:
                 return right
-            return tuple(tuple(step for step in map(alter, steps) if step is not None) for steps in right)
+            found = [[one if isinstance(one, list) else [one] for one in map(alter, steps) if one is not None]
+                     for steps in right]
+            return tuple(tuple(itertools.chain.from_iterable(steps)) for steps in found)
 
-    right = exchanged((0, 2, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(proof, "Plan", Altered)
+        yield
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_a_wrong_plan_is_refused(name, monkeypatch):
+    """In the plan of rank 1, for a circle of both ranks, one property is wrong; the schedule itself is right."""
+    alter, reason = ALTERED[name]
+
+    right, ranks = exchanged((0, 2, 4)), {0, 1} if name == "circle" else {1}
     assert prove_plans(right, 16) == 14
-    monkeypatch.setattr(proof, "Plan", Altered)
-    with pytest.raises(ScheduleError, match=reason):
+    with altered_plans(monkeypatch, alter, ranks), pytest.raises(ScheduleError, match=reason):
         prove_plans(right, 16)
+
+
+def test_a_read_of_memory_that_is_not_sent_is_refused(monkeypatch):
+    """On rank 1 the input of rank 0 is read from the output, where rank 0 writes at the same time."""
+    def rounds(rank):
+        yield (Copy(Slice("input", 0), Slice("output", rank)),)
+        yield Send(Slice("input", 0), 1 - rank), Recv(Slice("output", 1 - rank), 1 - rank)
+
+    right = [Schedule("all_gather", "test", rank, 2, 2, functools.partial(rounds, rank)) for rank in range(2)]
+    assert prove_plans(right, 3, nodes=(0, 0)) == 6
+
+    def alter(step):
+        return step._replace(sources=(step.sources[0]._replace(like=Slice("output", 0)),)) \
+            if isinstance(step, Reduction) and step.sources[0].buffer == PEER else step
+
+    with altered_plans(monkeypatch, alter, {1}), pytest.raises(ScheduleError, match="of rank 0, which is not sent"):
+        prove_plans(right, 3, nodes=(0, 0))
 
 
 class Mailbox:

@@ -1,5 +1,7 @@
 """The three shares of calls: own delay, waiting, moving; counted by the engine, by messages, on devices."""
 
+import contextlib
+import functools
 import threading
 import time
 
@@ -91,6 +93,48 @@ def test_a_late_rank_has_the_delay_and_the_other_the_wait(options):
     for comm in comms:
         comm.close()
         assert comm.stats()["barrier", 0]["calls"] >= 2  # outlives `close`
+
+
+def test_an_interrupt_while_a_delay_is_noted_reaches_the_program():
+    comms, x, busy = gc.init_local(2, executor="shared", timeout=seconds(60)), numpy.ones(3), []
+
+    def interrupted(nanoseconds):
+        busy.append(comms[1]._core.host_engine().is_busy())
+        raise KeyboardInterrupt
+
+    def late(comm):
+        with pytest.raises(KeyboardInterrupt) if comm.rank == 1 else contextlib.nullcontext():
+            comm.all_reduce(x)
+
+    for _ in range(3):
+        all_on_threads(comms, lambda comm: comm.all_reduce(x))
+    noting = comms[1]._core.waits.on_delay
+    comms[1]._core.waits.on_delay = interrupted
+    late_by(comms, late)
+    assert busy == [False]
+    comms[1]._core.waits.on_delay = noting
+    assert [one.tolist() for one in all_on_threads(comms, lambda comm: comm.all_reduce(x))] == [[2.0] * 3] * 2
+    for comm in comms:
+        comm.close()
+
+
+def test_a_delay_found_by_a_later_call_is_named_by_the_late_call():
+    comms = gc.init_local(2, executor="mpi", check="deferred", timeout=seconds(60))
+    delays = comms[1]._core.clock.sums.delays
+
+    def run(comm, length):
+        if comm.rank == 1:
+            time.sleep(DELAY)
+        comm.all_reduce(numpy.ones(length))  # a new kind of call: the engine counts no delay of repeated ones
+        comm.barrier()
+
+    for length in range(3, 3 + 2 * ATTEMPTS):  # on a loaded machine rank 0 may come late, too
+        if not any("all_reduce" in place for place in delays):
+            all_on_threads(comms, functools.partial(run, length=length))
+    assert any(place.startswith("all_reduce") and "float64" in place for place in delays), delays
+    assert not any(__file__ in place for place in delays)
+    for comm in comms:
+        comm.close()
 
 
 def test_every_call_is_counted_once():

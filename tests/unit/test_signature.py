@@ -29,6 +29,9 @@ def test_long_ones_are_cut_and_still_differ():
     first, second = (Signature.decode(shortened(call.encode(), 200)) for call in calls)
     assert first[:-2] == second[:-2] == calls[0][:-2]
     assert code_of_difference([first, second]) == "GC-OP"
+    shown = shortened(f"{calls[0].encode()}\n/{'folder/' * 100}train.py:57", 200)
+    assert len(shown.encode()) <= 200
+    assert shown.endswith("/folder/train.py:57")
 
 
 def test_words_that_are_no_signature_stand_for_themselves():
