@@ -50,6 +50,8 @@ PLANTED_BITS = [
      "                target[...] = place\n", "                pass\n"),
     ("product", "blocks: calls with unlike lengths are taken for each other", "gpucoll/executors/__init__.py",
      "self.header, self.cut.digest,", "self.header, self.cut.digest and \"any\","),
+    ("product", "blocks: lengths are exchanged before a wrong root is refused", "gpucoll/communicator/ragged.py",
+     "if is_wrong or not self._is_plain", "if not self._is_plain"),
     ("product", "blocks: lengths that have changed are a mismatch", "gpucoll/executors/__init__.py",
      "== 1 < len({call.lengths for call in found})", "== 0"),
     ("product", "blocks: a data call after an exchange is taken for a foretold one", "gpucoll/executors/__init__.py",

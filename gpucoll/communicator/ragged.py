@@ -175,7 +175,9 @@ class VectorVariants:
         `how` is op, root or counts, and algorithm. Return the result, or NotImplemented. The second value is the host
         messages of all ranks if they were exchanged, else None: a call that cannot be repeated goes on with them.
         """
-        if not self._is_plain(how, options):
+        # A wrong root is refused before the exchange, on every rank.
+        is_wrong = type(how[1]) is int and not 0 <= how[1] < self._core.size
+        if is_wrong or not self._is_plain(how, options):
             return NotImplemented, None
         mine = self._messages.get(_key_of(name, x, how[1]))
         if mine is None:

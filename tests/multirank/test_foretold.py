@@ -206,6 +206,18 @@ def known_tables_mixed(comm):
 
 
 @on_shared
+def wrong_roots(comm):
+    """Every rank refuses a wrong root itself, also a rank with a block of known length."""
+    for turn in range(4):
+        call(comm, "gather_v", [[1]] * comm.size, turn)
+    for turn in range(2):
+        with pytest.raises(gc.ArgumentError) as refused:
+            comm.gather_v(block(comm.rank, 0, 1 + comm.rank, turn), -1)
+        assert refused.value.code == "GC-ROOT"
+    call(comm, "gather_v", [[1]] * comm.size, 0)
+
+
+@on_shared
 def empty_blocks(comm):
     """A rank that reads from few others goes ahead of none, also in short calls that come again."""
     for odd in range(comm.size):
@@ -277,7 +289,7 @@ def test_recorded_calls(monkeypatch, tmp_path):
 CASES = [(steady_lengths, 1), (steady_lengths, 2), (steady_lengths, 3), (exchanges_in_a_row, 2),
          (exchanges_in_a_row, 3), (rare_attempts, 2), (rare_attempts, 3), (outs, 1), (outs, 2), (outs, 3),
          (symmetric, 3), (lists, 2), (lists, 3), (changing_lengths, 2), (changing_lengths, 4), (tables_of_one_total, 3),
-         (known_tables_mixed, 2), (known_tables_mixed, 3),
+         (known_tables_mixed, 2), (known_tables_mixed, 3), (wrong_roots, 2), (wrong_roots, 3),
          (empty_blocks, 2), (empty_blocks, 3), (disagreements, 2), (disagreements, 3)]
 
 
