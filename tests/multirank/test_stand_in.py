@@ -169,7 +169,7 @@ def test_calls_on_the_same_arrays_take_one_launch(gpus, algorithm, executor, mac
     assert all(map(all, gpus("launched", SIZE, algorithm, env={**executor, **machine})))
 
 
-FEW_LINES = {"ring": [(12, 145), (16, 450)], "native": [(12, 145), (14, 220)], "two_shot": [(13, 155), (16, 210)]}
+FEW_LINES = {"ring": [(13, 180), (17, 500)], "native": [(13, 180), (15, 260)], "two_shot": [(14, 190), (17, 250)]}
 
 
 @pytest.mark.parametrize("algorithm", FEW_LINES)
