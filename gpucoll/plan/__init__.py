@@ -214,14 +214,16 @@ class _Resolver:
         self._writer: dict[Chunk, int] = {}
         self._readers: dict[Chunk, set[int]] = collections.defaultdict(set)  # since the last write
         self._users: dict[str, set[int]] = {half: set() for half in HALVES}  # readers by half
-        # Steps that read this half two rounds ago: a write to the half must follow them.
-        self._before: set[int] = set()
+        # Steps that read the half in the last round using the half: a write to the half must follow them.
+        self._before: dict[str, set[int]] = {half: set() for half in HALVES}
 
     def round(self, half: str, steps: Round) -> tuple[Step, ...]:
         """Return the steps of the next round; all moves to one destination become one result."""
         self._half, self._used = half, 0
-        # The round before uses the other half: data in the workspace wait only for readers from two rounds ago.
-        self._before, self._users[half] = self._users[half], set()
+        # The round before uses the other half: data in the workspace wait for readers from two rounds ago, or from the
+        # last round before that used this half.
+        if self._users[half]:
+            self._before[half], self._users[half] = self._users[half], set()
         moves = [step for step in steps if not isinstance(step, Send)
                  and not (isinstance(step, Copy) and self._span(step.src) == self._span(step.dst))]
         sends = [step for step in steps if isinstance(step, Send)]
@@ -304,7 +306,7 @@ class _Resolver:
                 self._readers[chunk].add(self._number)
             self._users.get(span.buffer, set()).add(self._number)
         for span in writes:
-            after.update(self._before if span.buffer in HALVES else ())
+            after.update(self._before.get(span.buffer, ()))
             for chunk in span.chunks:
                 after.update(self._readers.pop(chunk, ()), (self._writer.get(chunk, self._number),))
                 self._writer[chunk] = self._number

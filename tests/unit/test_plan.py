@@ -122,6 +122,7 @@ def exchanged(*cuts):
 def test_staging_is_read_before_it_is_written_again():
     """A chunk is read from staging before a message of other lengths overwrites the memory, two rounds later."""
     assert prove_plans(exchanged((0, 1, 2), (), (2, 4)), 8) == 20
+    assert prove_plans(exchanged((0, 1, 2), (), (), (), (2, 4)), 8) == 20  # a round between leaves the half unused
 
 
 def altered(what, **changes):
