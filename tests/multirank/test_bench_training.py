@@ -49,8 +49,8 @@ def test_ddp_has_the_same_gradients_as_pytorch(lines):
     head, names, *rows = lines(2, "ddp --layers 2 --width 16 --batch 3 --repeats 2")
     assert head.startswith("2 layers of 16, 544 parameters of float32, batch 3, 2 ranks, PyTorch ")
     assert names.split("  ")[-1] == "communication ms"
-    assert [row.split("  ")[0] for row in rows[:2]] == ["gpucoll", "ddp"]
-    assert rows[2].startswith("communication, ddp / gpucoll ")
+    assert [row.split("  ")[0] for row in rows[:3]] == ["gpucoll", "ddp", "ddp, views"]
+    assert rows[3].startswith("communication, ddp / gpucoll ")
 
 
 def test_ddp_without_pytorch_is_one_line(mpiexec, tmp_path):
