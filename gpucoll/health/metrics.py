@@ -123,7 +123,7 @@ class Exporter:
         return by_rank
 
     def delays(self) -> dict[int, dict[str, float]]:
-        """Return the seconds of own delays of now, by rank and call site."""
+        """Return the seconds of own delays until now, by rank and place (see `CallSums.delayed`)."""
         with self._lock:
             by_rank = {rank: dict(delays) for rank, delays in self._past_delays.items()}
             for rank, sums in self._sums:
@@ -261,12 +261,10 @@ def exporters(environment: Mapping[str, str], rank: int, local_rank: int) -> lis
 def export(wanted: str, rank: int, local_rank: int) -> Exporter:
     """Return the exporter of this process, begun by the first call.
 
-    `wanted` is GPUCOLL_METRICS' value, SUMMARY or STRAGGLERS.
+    `wanted` is GPUCOLL_METRICS' value, SUMMARY or STRAGGLERS. `rank` becomes the label of the figures, `local_rank`
+    chooses the file or the port.
 
-    `rank` becomes the label of the figures, `local_rank` chooses the file or the port.
-
-    Raises BackendError if the file cannot be written, the port is taken, or
-    OpenTelemetry is missing.
+    Raises BackendError if the file cannot be written, the port is taken, or OpenTelemetry is missing.
     """
     place = wanted if wanted in (SUMMARY, STRAGGLERS) else place_of(wanted)
     with _making:

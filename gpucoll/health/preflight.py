@@ -227,7 +227,7 @@ class Preflight:
             self._begin(description, moves=True).call = self.clock.current
 
     def begin(self, description: str) -> None:
-        """Do as `deferred`, outside an operation."""
+        """Begin to compare a call, as `deferred` does; this thread itself waits for the previous comparison."""
         if not self._advance(description):
             # At most one exchange is in flight: `_exchange` holds a single one.
             if not self._has_settled():

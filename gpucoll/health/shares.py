@@ -83,7 +83,7 @@ class CallSums:
 
     def __init__(self) -> None:
         self.python: dict[Kind, list[float]] = {}
-        self.delays: dict[str, float] = collections.defaultdict(float)  # seconds of own delays by call site
+        self.delays: dict[str, float] = collections.defaultdict(float)  # seconds of own delays by place: see `delayed`
         self.times: dict[tuple[str, str, str, int], Any] = collections.defaultdict(
             lambda: numpy.zeros(1 + TIMED + SUMS))
 

@@ -73,8 +73,7 @@ class Progress:
         self.unreported: GpucollError | None = None  # the failure, until a call or a wait has raised it
         self.reported: object = None  # the kind (`kind_of`) of the last error raised by a call or a wait
         self._owner: int | None = None  # the thread inside a blocking call; None while the progress thread steps
-        self._foreign = foreign
-        self._threads = threads
+        self._foreign, self._threads = foreign, threads
         self._spin = CROWDED_SPIN if crowded else SPIN
         self._queue: collections.deque[Work] = collections.deque()  # collectives, in order
         self._alone: list[Work] = []  # messages between two ranks, in no order
@@ -409,8 +408,7 @@ class Progress:
         keep_for_ever([*self._queue, *self._alone])
         self._queue.clear()
         self._alone.clear()
-        self.under_way = UnderWay()
-        self._thread = None
+        self.under_way, self._thread = UnderWay(), None
         self._stepping = threading.Lock()  # the parent's may have been held at the moment of the fork
 
     def close(self) -> None:
