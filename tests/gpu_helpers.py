@@ -15,11 +15,11 @@ PATIENCE = seconds(60)
 
 @contextlib.contextmanager
 def held(stream):
-    """Inside, no work enqueued on the stream begins; a wait for this work would never end."""
+    """Inside, no work enqueued on the stream begins before the event is set; a wait for this work would never end."""
     gate = threading.Event()
     stream.launch_host_func(lambda _: gate.wait(PATIENCE / 4), None)
     try:
-        yield
+        yield gate
     finally:
         gate.set()
 

@@ -17,6 +17,7 @@ import gpu_hazards
 import gpu_hostile
 import gpu_lifetimes
 import gpu_peer
+import gpu_splits
 import gpu_streams
 import gpu_torch
 import gpu_training
@@ -28,7 +29,7 @@ from gpu_helpers import PATIENCE, Foreign, called_before, held, raising, ramp, r
 from mirrored import NATIVE, Mirrored
 from restless import restless
 
-HOMES = (gpu_streams, gpu_peer, gpu_torch, gpu_hostile, gpu_lifetimes, gpu_hazards, gpu_training,
+HOMES = (gpu_streams, gpu_peer, gpu_torch, gpu_hostile, gpu_lifetimes, gpu_hazards, gpu_training, gpu_splits,
          sys.modules[__name__])
 
 
@@ -117,14 +118,6 @@ def points(comm):
     for k, out in enumerate(outs):
         same(out, numpy.full(3 + k, left + k / 4))
     same(total, numpy.array([sum(range(comm.size))]))
-
-
-def split(comm):
-    """The parts of a communicator stay on their ranks' GPUs."""
-    half = comm.split(comm.rank % 2)
-    assert half.device == comm.device
-    same(half.all_reduce(cupy.ones(3)), numpy.full(3, float(half.size)))
-    half.close()
 
 
 def dlpack(comm):

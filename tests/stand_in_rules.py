@@ -154,7 +154,7 @@ def float8():
 def rounding():
     """Return a sum; rounding at every hop loses small values coming after the large value."""
     rooms = [numpy.array([value] * 3, "f2").view("u1") for value in (2048, 1, 1)]
-    return nccl._reduced(6, 0, rooms).view("f2").tolist()
+    return nccl.reduced(6, 0, rooms).view("f2").tolist()
 
 
 def synchronising():

@@ -39,6 +39,7 @@ from gpucoll.core.ops import NOT_IN, Op, Order, op_of
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError
 from gpucoll.executors import Call, CallRequest, ReadyCall
+from gpucoll.executors.peer import PeerExecutor
 from gpucoll.health.integrity import DataCheck
 from gpucoll.health.shares import HEADER, TIMED
 from gpucoll.launch.bootstrap import Options
@@ -134,16 +135,27 @@ class Core:
     def gpu(self, name: str) -> Gpu:
         """Return the device "cuda" or "emulated" of this rank, made when first used."""
         if name not in self.gpus:
-            # The peer executor needs a handshake of all ranks: only if asked for, or measured for "auto".
-            peer = self.options.executor == "peer" or self.tuner.has_measured("peer", name)
-            self.gpus[name] = make_gpu(name, self.link, self.options.timeout, self.device, peer=peer)
-            # A failed transport must end every wait.
-            self.waits.hooks.append(self.gpus[name].check)
-            # The progress thread drives operations too: each thread must get its own current GPU back.
-            if name == "cuda":
-                self.waits.context = self.gpus[name].device.current
-            self.life.watch(self.gpus[name])
+            self.use_gpu(name, make_gpu(name, self.link, self.options.timeout, self.device))
         return self.gpus[name]
+
+    def use_gpu(self, name: str, gpu: Gpu) -> None:
+        """Use `gpu` as the device "cuda" or "emulated" of this rank."""
+        # The peer executor needs a handshake of all ranks, left to the first collective: only if asked for, or measured
+        # for "auto".
+        if self.options.executor == "peer" or self.tuner.has_measured("peer", name):
+            gpu.make_peer = functools.partial(PeerExecutor, gpu.device, gpu.order, self.link, self.options.timeout)
+        self.gpus[name] = gpu
+        # A failed transport must end every wait.
+        self.waits.hooks.append(gpu.check)
+        # The progress thread drives operations too: each thread must get its own current GPU back.
+        if name == "cuda":
+            self.waits.context = gpu.device.current
+        self.life.watch(gpu)
+
+    def shared_gpu(self) -> Gpu | None:
+        """Return the GPU of this rank if the parts of this communicator are to share its resources, else None."""
+        gpu = self.gpus.get("cuda")
+        return None if gpu is None or gpu.split is None else gpu
 
     @reports_refusals
     def collective(self, name: str, x: Any, out: Any, op: Any, dtype: Any, root: Any, algorithm: Any, async_op: bool,

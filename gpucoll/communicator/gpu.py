@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -24,7 +24,6 @@ from gpucoll.device.streams import Output, StreamOrder
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Call, Executor, ReadyCall
 from gpucoll.executors.nccl import NcclExecutor
-from gpucoll.executors.peer import PeerExecutor
 from gpucoll.health.observed import CallObserver, Comparison, observed
 from gpucoll.launch import bootstrap
 from gpucoll.progress.operations import Operation, keep_for_ever
@@ -32,6 +31,10 @@ from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import exchange
 from gpucoll.transport.tags import TAGS, Tag
+
+if TYPE_CHECKING:
+    from gpucoll.device.nccl import Nccl
+    from gpucoll.executors.peer import PeerExecutor
 
 
 class Gpu:
@@ -48,6 +51,8 @@ class Gpu:
         self.made: list[Executor] = [self._scheduled]
         self._transport = transport
         self.windows: Any = None  # symmetric memory for NCCL, if the program asks for it
+        # Makes the GPU of a part of the ranks with the resources of this one, if the program asks for it: see `_split`.
+        self.split: Callable[[int | None, int, int], Gpu | None] | None = None
         self.make_peer: Callable[[], PeerExecutor] | None = None
         self._peer: PeerExecutor | None = None
         self.observers: Sequence[CallObserver] = ()
@@ -330,22 +335,17 @@ def on_side_stream(call: Prepared) -> Prepared:
     return call._replace(space=call.space.on_side_stream()) if isinstance(call.space, DeviceSpace) else call
 
 
-def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer: bool) -> Gpu:
+def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None) -> Gpu:
     """Return the device of a communicator: "emulated", or "cuda" with its ordinal; `link` joins the ranks.
 
-    With `peer` the device also has the peer executor. A collective call on "cuda". Raises BackendError if a rank has no
-    GPU. Raises UsageError if processes share a GPU (without GPUCOLL_SHARE_GPU=1), or if threads use different GPUs.
+    A collective call on "cuda". Raises BackendError if a rank has no GPU. Raises UsageError if processes share a GPU
+    (without GPUCOLL_SHARE_GPU=1), or if threads use different GPUs.
     """
     if name == "emulated":
-        gpu = _emulated(link)
-    elif ordinal is None:
+        return _emulated(link)
+    if ordinal is None:
         raise BackendError(f"CuPy finds no GPU in this process: {gpus.no_gpu()}", code="GC-NO-GPU")
-    else:
-        gpu = (_between_threads if link.mpi is None else _between_processes)(link, timeout, ordinal)
-    if peer:
-        # Left to the first collective: the peer executor needs all ranks at once.
-        gpu.make_peer = functools.partial(PeerExecutor, gpu.device, gpu.order, link, timeout)
-    return gpu
+    return (_between_threads if link.mpi is None else _between_processes)(link, timeout, ordinal)
 
 
 def _emulated(link: Link) -> Gpu:
@@ -386,17 +386,39 @@ def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
         gpus.claim_gpu(link.mpi, ordinal), *(gpus.nccl_id(link.mpi) for _ in range(2))))
     # All ranks must choose alike: the oldest GPU decides on NCCL's float8.
     lowest = min(gpu.capability for gpu in claimed)
-    from gpucoll.communicator.windows import Windows
     from gpucoll.device.cuda import CudaDevice
-    from gpucoll.device.nccl import Nccl
-    from gpucoll.executors.nccl.nccl_collectives import NcclNative
+    from gpucoll.device.nccl import joined
 
     device = CudaDevice(ordinal)
-    transport, points = (Nccl(link.place.rank, link.place.size, one, device, timeout) for one in ids)
+    return _on_nccl(device, [joined(link.place.rank, link.place.size, one, device, timeout) for one in ids], lowest)
+
+
+def _on_nccl(device: Device, communicators: Sequence[Nccl], capability: int) -> Gpu:
+    """Return the GPU of a rank with two NCCL communicators, for collectives and for messages.
+
+    `capability` is the lowest compute capability of all ranks.
+    """
+    from gpucoll.communicator.windows import Windows
+    from gpucoll.device.nccl import shares
+    from gpucoll.executors.nccl.nccl_collectives import NcclNative
+
+    transport, points = communicators
     gpu = Gpu(device, transport, points)
-    gpu.made.append(NcclNative(device, transport, gpu.order, capability=lowest))
+    gpu.made.append(NcclNative(device, transport, gpu.order, capability=capability))
     gpu.windows = Windows.promised(device, transport)
+    if shares():
+        gpu.split = functools.partial(_split, device, communicators, capability)
     return gpu
+
+
+def _split(device: Device, communicators: Sequence[Nccl], capability: int, color: int | None, key: int, size: int
+           ) -> Gpu | None:
+    """Return the GPU of the `size` ranks of the same `color`, ordered by `key`; None without a color.
+
+    A collective call of all ranks. The new NCCL communicators share the resources of `communicators`.
+    """
+    parts = [part for part in (one.split(color, key, size) for one in communicators) if part is not None]
+    return _on_nccl(device, parts, capability) if parts else None
 
 
 def is_on_device(argument: Any) -> bool:

@@ -444,8 +444,7 @@ class Communicator:
         A collective call; the options are inherited. Raises ArgumentError, and PeerError on the other ranks. MPI-5.0,
         7.4.2.
         """
-        link = self._points.split(color, key)
-        return None if link is None else self._over(link)
+        return self._points.split(color, key, self._over)
 
     def cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Cartesian | None:
         """Return a communicator of the first ``prod(dims)`` ranks as a grid of lengths `dims`; None on other ranks.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -34,6 +34,9 @@ from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work, in_thread
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, MAX_MESSAGE, TAGS
+
+if TYPE_CHECKING:
+    from gpucoll.communicator.methods import Communicator
 
 
 class PointToPoint:
@@ -290,15 +293,24 @@ class PointToPoint:
         for work in (*points, *works):
             work.wait()
 
-    def split(self, color: int | None, key: int) -> Link | None:
-        """Return the link of the ranks of the same `color`; see `Communicator.split`."""
-        self._core.life.check_usable()
-        mine = _wrong_split(color, key)
-        self._core.metadata.all_gather({"error": str(mine)} if mine else {}, "split", mine)
+    def split(self, color: int | None, key: int, over: Callable[[Link], Communicator]) -> Communicator | None:
+        """Return the communicator `over` the link of the ranks of the same `color`; see `Communicator.split`."""
+        core = self._core
+        core.life.check_usable()
+        gpu = core.shared_gpu()
+        mine = _wrong_split(color, key) or (None if gpu is None else gpu.unfinished(core.options.timeout))
+        core.metadata.all_gather({"error": str(mine)} if mine else {}, "split", mine)
         # A rank interrupted in the first exchange never comes to the second. All other ranks then stop here, and not in
         # a split by MPI, which nothing can interrupt.
-        self._core.metadata.all_gather({}, "split")
-        return self.part(None if color is None else int(color), int(key))
+        core.metadata.all_gather({}, "split")
+        color, key = None if color is None else int(color), int(key)
+        link = self.part(color, key)
+        part = None if link is None else over(link)
+        if gpu is not None and gpu.split is not None:
+            shared = gpu.split(color, key, 0 if link is None else link.place.size)
+            if part is not None and shared is not None:
+                part._core.use_gpu("cuda", shared)
+        return part
 
     def part(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of `color`; wait with a deadline, if threads may call the link."""

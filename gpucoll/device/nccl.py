@@ -12,6 +12,7 @@ import ctypes
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,9 @@ CUPYS = {"all_reduce": "allReduce", "reduce": "reduce", "reduce_scatter": "reduc
 FOREIGN = {"all_to_all": "ncclAlltoAll", "gather": "ncclGather", "scatter": "ncclScatter"}
 FOREIGN_SINCE = 22800
 WINDOWS_SINCE = 22700
+SPLIT_SINCE = 21800
+NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
+SHARE = "GPUCOLL_NCCL_SHARE"  # "1": communicators made by `split` share the resources of their parent
 SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
 # CuPy raises KeyError for an error code unknown to CuPy.
 ERRORS = (KeyError, nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)
@@ -50,10 +54,41 @@ class NcclCall(NamedTuple):
 FLOAT8_SINCE = 22400, 90  # NCCL version and compute capability supporting reductions of float8
 
 
+class Family:
+    """NCCL communicators with common resources: a communicator, and all parts made of it by `Nccl.split`.
+
+    NCCL allows one thread at a time in a family. The abort of one communicator ends the work of the whole family.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # held to enqueue, and to begin a call in a helper thread
+        self.helper: concurrent.futures.Future[Any] = concurrent.futures.Future()  # the latest call in a helper thread
+        self.helper.set_result(None)
+        self.has_parts = False
+        self.is_aborted = False
+
+    def enter(self, seconds: float = 0) -> bool:
+        """Hold the lock and return True if no other thread is in NCCL, or leaves NCCL within `seconds`."""
+        limit = time.monotonic() + seconds
+        if not self.lock.acquire(timeout=seconds):
+            return False
+        if not self.helper.done():
+            concurrent.futures.wait([self.helper], max(0, limit - time.monotonic()))
+        if self.helper.done():
+            return True
+        self.lock.release()
+        return False
+
+    def is_idle(self) -> bool:
+        """Return whether no thread is in NCCL."""
+        return self.helper.done() and not self.lock.locked()
+
+
 class Nccl:
     """The NCCL communicator of one rank: calls on addresses and streams.
 
-    Creating and closing the communicator take at most `timeout` seconds each.
+    `make` returns the communicator of CuPy's binding. Creating and closing the communicator take at most `timeout`
+    seconds each. A communicator made by `split` belongs to the `family` of its parent.
 
     NCCL connects two ranks at the first message in each direction, and all ranks at the first collective with a new
     algorithm. Connecting blocks the calling thread inside NCCL until the other ranks make the same call. Therefore a
@@ -62,17 +97,16 @@ class Nccl:
 
     capturable = True
 
-    def __init__(self, rank: int, size: int, unique_id: Any, device: Any, timeout: float) -> None:
-        self._timeout, self._device, self.size = timeout, device, size
+    def __init__(self, make: Callable[[], Any], size: int, device: Any, timeout: float, family: Family) -> None:
+        self._timeout, self._device, self.size = min(timeout, threading.TIMEOUT_MAX), device, size
+        self._family = family
         self.registers = os.environ.get("NCCL_LEGACY_CUDA_REGISTER", "0") != "0"
         self._connected: set[Hashable] = set()
-        # The call in a helper thread, if any: NCCL allows one thread at a time.
-        self._connecting: concurrent.futures.Future[Any] | None = None
         # Only the first `abort` may call NCCL, and the watchdog's thread may abort at the same time as the caller.
         self._aborting, self._is_aborted = threading.Lock(), False
         self._windows: list[tuple[int, range]] = []  # handle and addresses of each window
         with _reported("init"):
-            self._comm = self._within("init", lambda: nccl.NcclCommunicator(size, unique_id, rank))
+            self._comm = self._within("init", make)
         # Never run CuPy's destructor: the garbage collector would call the destructor at an arbitrary time, and the
         # destructor waits for the other ranks.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
@@ -107,10 +141,10 @@ class Nccl:
             return None
 
         def launch(stream: Any) -> None:
-            try:
-                call.enqueue(stream)
-            except ERRORS as error:
-                raise _ours(call.what, error) from error
+            # An asynchronous call, also of another communicator of the family, may be connecting.
+            if not self._family.enter(self._timeout):
+                raise self._late(call.what)
+            self._enqueue(call.what, functools.partial(call.enqueue, stream))
 
         return launch
 
@@ -136,23 +170,47 @@ class Nccl:
         *root, stream = root_and_stream
         _check(function, source, target, count, dtype, *root, self._comm.comm, stream)
 
+    def split(self, color: int | None, key: int, size: int) -> Nccl | None:
+        """Return the communicator of the `size` ranks of the same `color`, ordered by `key`; None without a color.
+
+        A collective call of all ranks, with no work under way on the GPU.
+        """
+        color = NO_COLOR if color is None else color
+        self._family.has_parts = True
+        part = Nccl(lambda: self._comm.commSplit(color, key), size, self._device, self._timeout, self._family)
+        return None if part._comm is None else part
+
     def _call(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
         """Enqueue at once if all connections in `needed` exist; else return an operation connecting and enqueuing."""
-        if self._connecting is not None or not self._connected.issuperset(needed):
-            return self._connect(what, needed, enqueue)
+        if self._connected.issuperset(needed) and self._family.enter():
+            self._enqueue(what, enqueue)
+            return NOTHING
+        return self._connect(what, needed, enqueue)
+
+    def _enqueue(self, what: str, enqueue: Callable[[], Any]) -> None:
+        """Enqueue a call and leave the family."""
         try:
+            self._check_family()
             enqueue()
         except ERRORS as error:
             raise _ours(what, error) from error
-        return NOTHING
+        finally:
+            self._family.lock.release()
 
     def _connect(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
-        # One thread at a time may call NCCL: wait for the helper thread of the previous call.
-        while self._connecting is not None:
-            yield self._connecting.done
-        self._connecting = begun = self._begin(what, enqueue)
+        if not self._family.has_parts:
+            return self._connecting(what, needed, enqueue)
+        # NCCL runs the calls of a family in the order of the enqueuing, which must be the order of the program on every
+        # rank: enqueue before the next call.
+        with _reported(what):
+            self._within(what, enqueue)
+        self._connected.update(needed)
+        return NOTHING
+
+    def _connecting(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
+        while (begun := self._begin_alone(what, enqueue)) is None:
+            yield self._family.is_idle
         yield begun.done
-        self._connecting = None
         with _reported(what):
             begun.result()
         self._connected.update(needed)
@@ -171,8 +229,15 @@ class Nccl:
     def check(self) -> None:
         # After an abort the memory of NCCL's communicator may be freed.
         if not self._is_aborted:
+            self._check_family()
             with _reported("communicator"):
                 self._comm.check_async_error()
+
+    def _check_family(self) -> None:
+        # The kernels of an aborted family end without results, and NCCL reports no error.
+        if self._family.is_aborted:
+            raise BackendError(f"NCCL: the communicator was aborted, or with {SHARE}=1 another one that shares its "
+                               "resources", code="GC-NCCL")
 
     def close(self, *, captured: bool) -> None:
         """Destroy the communicator in a helper thread; after the timeout return and leave the thread running.
@@ -200,15 +265,28 @@ class Nccl:
         # records an abort only after the end of the abort, so a second abort would free the memory twice.
         with self._aborting:
             is_first, self._is_aborted = not self._is_aborted, True
+            self._family.is_aborted = True
         if is_first:
             self._begin("abort", self._comm.abort)
 
     def _within(self, what: str, call: Callable[[], Any]) -> Any:
         """Return `call()`, run in a helper thread; raise CollectiveTimeout if the call exceeds the timeout."""
-        try:
-            return self._begin(what, call).result(min(self._timeout, threading.TIMEOUT_MAX))
-        except concurrent.futures.TimeoutError:
-            raise CollectiveTimeout(f"NCCL {what}: waited {self._timeout:g} s for the other ranks") from None
+        begun = self._begin_alone(what, call, self._timeout)
+        if begun is None or not concurrent.futures.wait([begun], self._timeout).done:
+            raise self._late(what)
+        return begun.result()
+
+    def _late(self, what: str) -> CollectiveTimeout:
+        return CollectiveTimeout(f"NCCL {what}: waited {self._timeout:g} s for the other ranks")
+
+    def _begin_alone(self, what: str, call: Callable[[], Any], seconds: float = 0
+                     ) -> concurrent.futures.Future[Any] | None:
+        """Run `call` in a helper thread and return a future; None if another thread is in NCCL for `seconds`."""
+        if not self._family.enter(seconds):
+            return None
+        self._family.helper = begun = self._begin(what, call)
+        self._family.lock.release()
+        return begun
 
     def _begin(self, what: str, call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
         """Run `call` in a helper thread; return a future for the result."""
@@ -225,6 +303,21 @@ class Nccl:
 
         threading.Thread(target=act, name=f"gpucoll NCCL {what}", daemon=True).start()
         return outcome
+
+
+def joined(rank: int, size: int, unique_id: Any, device: Any, timeout: float) -> Nccl:
+    """Return the communicator of `size` ranks with the same `unique_id`; a collective call."""
+    config = nccl.NcclConfig(split_share=1) if shares() else None
+    return Nccl(lambda: nccl.NcclCommunicator(size, unique_id, rank, config), size, device, timeout, Family())
+
+
+def shares() -> bool:
+    """Return whether parts of a communicator share its resources, as the program asks by GPUCOLL_NCCL_SHARE=1."""
+    if os.environ.get(SHARE) != "1":
+        return False
+    if version() < SPLIT_SINCE:
+        raise BackendError(f"{SHARE}=1: NCCL {version()} has no ncclCommSplit, {SPLIT_SINCE} has", code="GC-NCCL")
+    return True
 
 
 def version() -> int:

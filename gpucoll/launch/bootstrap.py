@@ -273,6 +273,7 @@ def check_alike(comm: Any, wanted: Options) -> None:
                                "GPUCOLL_DEVICE=emulated": wanted.emulated, "deterministic": wanted.deterministic,
                                "GPUCOLL_DUMP_DIR": bool(os.environ.get("GPUCOLL_DUMP_DIR")),
                                "GPUCOLL_NCCL_WINDOWS": os.environ.get("GPUCOLL_NCCL_WINDOWS"),
+                               "GPUCOLL_NCCL_SHARE": os.environ.get("GPUCOLL_NCCL_SHARE"),
                                "the version of gpucoll": __version__,
                                "the major version of NumPy": numpy.__version__.partition(".")[0]})
     for name, first in everyone[0].items():

@@ -119,7 +119,7 @@ def binding():
 
     device = CudaDevice(0)
     cupy.cuda.Device(0).use()
-    own = nccl.Nccl(0, 1, library.get_unique_id(), device, LIMIT)
+    own = nccl.joined(0, 1, library.get_unique_id(), device, LIMIT)
     with cupy.cuda.Stream(non_blocking=True) as stream:
         x, out = cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")
         source, target, count, nbytes = x.data.ptr, out.data.ptr, x.size, x.nbytes
@@ -178,7 +178,7 @@ PEER = [("streams", "two_shot"), ("launched", "two_shot"), ("asynchronous", "one
         ("mirrored", "shapes_and_strides", "one_shot"), ("mirrored", "special_values", "ring"),
         ("mirrored", "carriers", "two_shot"), ("mirrored", "digests", "all_reduce", "two_shot", "float32")]
 PROCESSES = ("current_device", "missed", "without_nccl", "float8_below_hopper")  # programs with communicators of MPI
-WINDOWS = {"GPUCOLL_NCCL_WINDOWS": "1"}
+NCCLS = {"GPUCOLL_NCCL_WINDOWS": "1", "GPUCOLL_NCCL_SHARE": "1"}
 ON_PEER = {"GPUCOLL_EXECUTOR": "peer"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on a GPU: no streams in a common hardware queue
 THREADS = [*(program for program in TOGETHER if program[0] not in PROCESSES), ("of_threads",)]
@@ -292,10 +292,10 @@ def torch_backend():
     assert job.stdout.count("all right") == ranks, (job.stdout + job.stderr)[-4000:]
 
 
-def windows(ranks):
-    """Run NCCL's collectives on arrays in windows of NCCL."""
+def with_nccl(which, ranks):
+    """Run NCCL's collectives on arrays in windows of NCCL, or on parts with the resources of their parent."""
     taken(ranks)
-    programs(mpiexec(ranks), [("windows",)], LIMIT, SHARED | WINDOWS)
+    programs(mpiexec(ranks), [which], LIMIT, SHARED | NCCLS)
 
 
 def across(which, minutes, variables=None):
@@ -343,8 +343,9 @@ PARTS = {
     "NCCL": {"NCCL's binding": binding,
              "native, a rank on every GPU": functools.partial(across, NATIVE, 2),
              "native, one rank": functools.partial(programs, [], NATIVE, LIMIT),
-             "windows, a rank on every GPU": functools.partial(across, [("windows",)], 1, WINDOWS),
-             "windows, 2 processes on one GPU": functools.partial(windows, 2)},
+             "windows and parts, a rank on every GPU": functools.partial(across, [("windows",), ("parts",)], 1, NCCLS),
+             "windows, 2 processes on one GPU": functools.partial(with_nccl, ("windows",), 2),
+             "parts, 3 processes on one GPU": functools.partial(with_nccl, ("parts",), 3)},
     "schedules": {"a rank on every GPU": functools.partial(across, TOGETHER, 2),
                   "one rank": alone,
                   **{f"{ranks} processes on one GPU": functools.partial(shared, ranks) for ranks in (2, 4)}},

@@ -184,6 +184,13 @@ def test_arrays_in_windows_of_nccl(gpus, machine):
     gpus("windows", SIZE, env={"GPUCOLL_NCCL_WINDOWS": "1", **machine})
 
 
+@ON_MACHINES
+def test_parts_with_the_resources_of_their_parent(gpus, machine):
+    share = {"GPUCOLL_NCCL_SHARE": "1", **machine}
+    gpus("parts", 4, env=share)
+    gpus("failed_part", SIZE, env=share)
+
+
 def test_graphs_of_memory_that_other_ranks_map_are_not_kept_by_address(gpus):
     assert not any(map(any, gpus("launched", SIZE, "ring", env={"NCCL_LEGACY_CUDA_REGISTER": "1"})))
 

@@ -5,6 +5,11 @@ receives from rank - i. The rank announces new directions to both peers and wait
 after connecting. Only an abort ends the wait, no deadline. A rank without new directions meets no other rank.
 """
 
+import contextlib
+import threading
+
+from .hostile import report
+
 
 class Truncated(Exception):
     """An announcement of a peer differs from the directions connected by this rank."""
@@ -67,3 +72,20 @@ class Connections:
     def _meet(self, sends, receives, channel, put, take):
         connect(self._rank, self._size, sends, receives, lambda peer, tag, value: put(peer, 3 * tag + channel, value),
                 lambda peer, tag: take(peer, 3 * tag + channel))
+
+
+class Family:
+    """Communicators with common resources: a stream of their own orders their groups, and one abort ends them all."""
+
+    def __init__(self):
+        self.aborted, self.issued, self.ended, self._inside = False, 0, 0, None
+
+    @contextlib.contextmanager
+    def entered(self):
+        before, self._inside = self._inside, threading.get_ident()
+        if before not in (None, self._inside):
+            report("two threads call NCCL on communicators with common resources")
+        try:
+            yield
+        finally:
+            self._inside = before

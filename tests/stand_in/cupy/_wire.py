@@ -106,6 +106,13 @@ def meet(size, unique_id, rank, bus):
     return world.Create_group(world.group.Incl([number for _, number, _ in news]), tag), [spot for _, _, spot in news]
 
 
+def undefined():
+    """Return the color of ranks without a part."""
+    from mpi4py import MPI
+
+    return MPI.UNDEFINED
+
+
 def wait(request):
     """Return the value of an mpi4py request; polling lets other threads run."""
     while True:

@@ -12,20 +12,16 @@ import threading
 import types
 import weakref
 
-import ml_dtypes
 import numpy
 
 from .. import _memory, _windows, _wire
-from .._connect import Connections, Truncated
+from .._connect import Connections, Family, Truncated
 from .._machine import MACHINE, CUDARuntimeError
+from .._reductions import KINDS, PAIRS, reduced
 from ..hostile import capability, nccl_version, on, report
 from . import runtime
 
 available = True
-_KINDS = [numpy.dtype(kind) for kind in ("i1 u1 i4 u4 i8 u8 f2 f4 f8".split())] + [
-    numpy.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)]
-_PAIRS = (numpy.add, numpy.multiply, numpy.maximum, numpy.minimum, numpy.add)
-_AVG = 4
 _FLOAT8 = 10  # the first float8 dtype
 
 _last_error = ""
@@ -81,8 +77,9 @@ def _end_group():
             raise error
         for comm in {call.comm: None for call in calls}:
             mine = [call for call in calls if call.comm is comm]
-            comm._connect(mine)
-            _enqueue(comm, mine)
+            with comm.family.entered():
+                comm._connect(mine)
+                _enqueue(comm, mine)
 
 
 def _enqueue(comm, calls):
@@ -108,22 +105,22 @@ class _Launch:
 
 
 class _Group:
-    """The calls of a group, an action of the machine. Groups of a communicator run in order, on any streams."""
+    """The calls of a group, an action of the machine. Groups of a family run in order, on any streams."""
 
     def __init__(self, comm, calls):
-        self.comm, self.calls, self.pending, self.turn = comm, calls, None, comm.issued
-        comm.issued += 1
+        self.comm, self.family, self.calls, self.pending, self.turn = comm, comm.family, calls, None, comm.family.issued
+        self.family.issued += 1
 
     def __call__(self):
-        if self.comm.aborted:
+        if self.family.aborted:
             return True
-        if self.comm.ended < self.turn:
+        if self.family.ended < self.turn:
             return False
         # All calls begin together: in sequence, two ranks could wait for each other.
         if self.pending is None:
             self.pending = [step for call in self.calls for step in call.begin()]
         self.pending = [step for step in self.pending if not step()]
-        self.comm.ended += not self.pending
+        self.family.ended += not self.pending
         return not self.pending
 
 
@@ -162,54 +159,46 @@ class _Collective:
         return [*(wire.send(mine, self.kind, peer) for peer in range(wire.size)), has_ended]
 
 
-def _reduced(kind, op, rooms, root=None):
-    """Return the reduction in rank order: short floats in float32, an integer average rounded towards zero."""
-    dtype = _KINDS[kind]
-    if on("rounding") and dtype.kind not in "iu":
-        return _by_hops(dtype, op, [room.view(dtype) for room in rooms], root)
-    wide = numpy.float32 if dtype.itemsize < 4 and dtype.kind not in "iu" else dtype
-    with numpy.errstate(all="ignore"):
-        total = rooms[0].view(dtype).astype(wide)
-        for room in rooms[1:]:
-            total = _PAIRS[op](total, room.view(dtype).astype(wide))
-        total = total / len(rooms) if op == _AVG else total
-        return total.astype(dtype).view(numpy.uint8)
-
-
-def _by_hops(dtype, op, rooms, root):
-    """Return the reduction around the ring, rounded at each rank; a part ends at a rank and begins at the next rank."""
-    wide, size = numpy.float32 if dtype.itemsize < 4 else dtype, len(rooms)
-    with numpy.errstate(all="ignore"):
-        if op == _AVG:  # NCCL divides the inputs
-            rooms = [(room.astype(wide) * wide.type(1 / size) if wide is dtype else room.astype(wide) / wide(size)
-                      ).astype(dtype) for room in rooms]
-        split = [numpy.array_split(room, size) if root is None else [room] for room in rooms]
-        for part, last in enumerate(range(size) if root is None else [root]):
-            total = split[(last + 1) % size][part]
-            for hop in range(2, size + 1):
-                total = _PAIRS[op](split[(last + hop) % size][part].astype(wide), total.astype(wide)).astype(dtype)
-            split[0][part] = total
-        return numpy.concatenate(split[0]).view(numpy.uint8)
+class NcclConfig:
+    def __init__(self, split_share=0):
+        self.split_share = split_share
 
 
 class NcclCommunicator:
     _collected = 0  # communicators collected without destroy or abort
 
-    def __init__(self, ndev, commId, rank):
+    def __init__(self, ndev, commId, rank, config=None):
         self.comm = 0
         if not isinstance(commId, bytes) or len(commId) != 128:
             raise TypeError(f"Argument 'commId' has incorrect type {type(commId)} or length")
         self._device = MACHINE.use()
         mpi, spots = _wire.meet(ndev, bytes(commId), rank, runtime.deviceGetPCIBusId(self._device))
-        self.mpi, self.wire = mpi, _wire.Wire(rank, ndev, mpi)
-        self.aborted, self.issued, self.ended = False, 0, 0
-        self.graphs, self.destroying = 0, False
-        self.windows = _windows.Windows()
-        self._connections = Connections(rank, ndev)
         if len(set(spots)) < len(spots) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
             _refuse(5, "Duplicate GPU detected : two ranks on one CUDA device")
+        self._begin(mpi, rank, ndev, config or NcclConfig(), Family())
+
+    def _begin(self, mpi, rank, size, config, family):
+        self.mpi, self.wire, self.config, self.family = mpi, _wire.Wire(rank, size, mpi), config, family
+        self.graphs, self.destroying = 0, False
+        self.windows = _windows.Windows()
+        self._connections = Connections(rank, size)
         self.comm = next(MACHINE.handles)
         _communicators[self.comm] = self
+
+    def commSplit(self, color, key, config=None):
+        """Return the communicator of the ranks of the same color; the parent's configuration decides on sharing."""
+        self._usable()
+        if self.family.ended < self.family.issued:
+            report("ncclCommSplit with work of the communicator under way")
+        alone = self.mpi is None
+        mpi = None if alone else self.mpi.Split(_wire.undefined() if color == -1 else color, key)
+        if color == -1:
+            return None
+        part = NcclCommunicator.__new__(NcclCommunicator)
+        part._device = self._device
+        family = self.family if self.config.split_share else Family()
+        part._begin(mpi, 0 if alone else mpi.rank, 1 if alone else mpi.size, config or self.config, family)
+        return part
 
     def __del__(self):
         if getattr(self, "comm", 0):
@@ -248,7 +237,7 @@ class NcclCommunicator:
         self._connections.register(self.wire.put, lambda peer, tag: self.wire.take(peer, tag, self._not_aborted))
 
     def _not_aborted(self):
-        if self.aborted:
+        if self.family.aborted:
             _refuse(3, "the communicator was aborted")
 
     def _wait_for_graphs(self):
@@ -262,19 +251,19 @@ class NcclCommunicator:
             if self.windows.places:
                 report("ncclCommDestroy of a communicator that has windows")
             # Poll, so that an abort by another thread ends the wait.
-            while self.ended < self.issued and not self.aborted and MACHINE.fault is None:
+            while self.family.ended < self.family.issued and not self.family.aborted and MACHINE.fault is None:
                 MACHINE.hurry = True
                 threading.Event().wait(1e-3)
             self._wait_for_graphs()
             self.comm = 0
-            if self.mpi is not None and not self.aborted:
+            if self.mpi is not None and not self.family.aborted:
                 self.mpi.Free()
 
     def abort(self):
         if self.comm:
             if self.destroying and on("graphs_alive"):
                 report("ncclCommAbort of a communicator while ncclCommDestroy is at work on it")
-            self.aborted, self.comm = True, 0
+            self.family.aborted, self.comm = True, 0
             self._wait_for_graphs()
 
     def device_id(self):
@@ -299,14 +288,14 @@ class NcclCommunicator:
         groupStart()
         try:
             self._usable()
-            if not 0 <= datatype < len(_KINDS) or not 0 <= (op or 0) < len(_PAIRS) or not 0 <= peer < self.wire.size:
+            if not 0 <= datatype < len(KINDS) or not 0 <= (op or 0) < len(PAIRS) or not 0 <= peer < self.wire.size:
                 _refuse(4, f"dtype {datatype}, op {op}, rank {peer}")
             if datatype >= _FLOAT8 and on("float8"):
                 if get_version() < 22400:
                     _refuse(4, f"dtype {datatype} is unknown to NCCL {get_version()}")
                 if op is not None and int(capability()) < 90:
                     _refuse(4, "FP8 reduction support begins with sm90 capable devices.")
-            yield _KINDS[datatype].itemsize
+            yield KINDS[datatype].itemsize
         except NcclError as error:
             _local.error = error
             _end_group()
@@ -331,11 +320,11 @@ class NcclCommunicator:
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
         self._collective("allReduce", sendbuf, recvbuf, count, count, datatype, stream,
-                         lambda rooms: _reduced(datatype, op, rooms), op)
+                         lambda rooms: reduced(datatype, op, rooms), op)
 
     def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
         self._collective("reduce", sendbuf, recvbuf, count, count * (self.rank_id() == root), datatype, stream,
-                         lambda rooms: _reduced(datatype, op, rooms, root), op, root)
+                         lambda rooms: reduced(datatype, op, rooms, root), op, root)
 
     def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
         source = sendbuff if self.rank_id() == root else recvbuff
@@ -344,7 +333,7 @@ class NcclCommunicator:
 
     def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
         self._collective("reduceScatter", sendbuf, recvbuf, recvcount * self.wire.size, recvcount, datatype, stream,
-                         lambda rooms: numpy.split(_reduced(datatype, op, rooms), len(rooms))[self.wire.rank], op)
+                         lambda rooms: numpy.split(reduced(datatype, op, rooms), len(rooms))[self.wire.rank], op)
 
     def allGather(self, sendbuf, recvbuf, count, datatype, stream):
         self._collective("allGather", sendbuf, recvbuf, count, count * self.wire.size, datatype, stream,
