@@ -1,6 +1,18 @@
 """Faults for `mutation.py` in the shares of calls, the stragglers and the metrics, in the form of `planted.py`."""
 
 PLANTED_INSIGHT = [
+    ("guard", "a call that fails leaves its range open", "gpucoll/health/observed.py",
+     'elif phase in ("after", "failed") and', 'elif phase == "after" and'),
+    ("guard", "a repeated call has no range", "gpucoll/communicator/backends.py",
+     "if shared is None or shared.engine is None or self._observers:", "if shared is None or shared.engine is None:"),
+    ("guard", "a counter has another name than the dashboard asks for", "gpucoll/health/metrics.py",
+     '"own_seconds": ("gpucoll_own_seconds_total"', '"own_seconds": ("gpucoll_late_seconds_total"'),
+    ("guard", "torch: calls that the ring of a rank has lost are compared", "gpucoll/health/torch_trace.py",
+     "if call.number >= first and", "if"),
+    ("guard", "torch: a part has the first ranks", "gpucoll/health/torch_trace.py",
+     "if stories is world else sorted(places)", ""),
+    ("guard", "torch: calls under way are complete", "gpucoll/health/torch_trace.py",
+     '"started" if call.ended is None else "completed"', '"completed"'),
     ("guard", "data: pages have no places in a checksum", "gpucoll/health/integrity.py",
      "    return numpy.multiply.accumulate(steps, dtype=word)", "    return numpy.ones_like(steps)"),
     ("guard", "data: the input is looked at after the call", "gpucoll/communicator/core.py",

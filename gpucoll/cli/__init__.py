@@ -198,6 +198,7 @@ def _add_machines(verbs: Any) -> None:
     report.add_argument("--stragglers", action="store_true",
                         help="name the rank that delays the others, its call site, and since when")
     report.add_argument("--trace", metavar="F.json", help="write all calls as a timeline, as Chrome and Perfetto read")
+    report.add_argument("--torch", metavar="OUT", help="write all calls for PyTorch's analyser: torchfrtrace OUT")
     precheck = _add_verb(verbs, "precheck", _from("gpucoll.rehearsal.program"), json=False,
                          help="check that the calls of all ranks of a program agree, before the program runs")
     precheck.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="the number of ranks")

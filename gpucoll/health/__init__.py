@@ -5,6 +5,7 @@
     devices      a watchdog for calls on GPUs, where no host thread waits
     flight       the flight recorder: the last calls of a rank, in a mapped file that survives SIGKILL
     report       `gpucoll report DIR`: compares the flight recorder files of all ranks
+    torch_trace  `gpucoll report DIR --torch OUT`: the same files for PyTorch's analyser
     stragglers   `gpucoll report DIR --stragglers`: the rank that delays the others
     shares       own delay, waiting and moving: the three shares of every call, for `stats`
     metrics      the same figures for Prometheus and OpenTelemetry: GPUCOLL_METRICS

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll.core.signature import described
+from gpucoll.core.signature import Signature
 from gpucoll.errors import ArgumentError, BackendError
 
 MAGIC = b"gpucoll flight 2"
@@ -81,8 +81,13 @@ class RecordedCall(NamedTuple):
     began: int
     ended: int | None
     nbytes: int
-    description: str
+    signature: Signature
     site: str = ""  # file and line in the user's program, if known
+
+    @property
+    def description(self) -> str:
+        """The call in words."""
+        return self.signature.describe()
 
 
 class Story(NamedTuple):
@@ -125,6 +130,7 @@ def _calls(records: Any, wall: int) -> list[RecordedCall]:
     """Return the recorded calls in order, without records whose write was interrupted."""
     found = [RecordedCall(int(one["number"]), int(one["began"]) + wall,
                           int(one["ended"]) + wall if one["ended"] else None, int(one["nbytes"]),
-                          described(one["description"].decode(errors="replace")), one["site"].decode(errors="replace"))
+                          Signature.decode(one["description"].decode(errors="replace")),
+                          one["site"].decode(errors="replace"))
              for one in records if one["number"]]
     return sorted(found)

@@ -1,13 +1,14 @@
-"""Executors wrapped with observers: flight recorder, log (GPUCOLL_DEBUG) and faults for tests (GPUCOLL_FAULT)."""
+"""Executors wrapped with observers: flight recorder, log and ranges (GPUCOLL_DEBUG), faults (GPUCOLL_FAULT)."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy
@@ -20,7 +21,8 @@ from gpucoll.health.preflight import Deferred
 from gpucoll.progress.operations import Operation, throw
 
 STRAGGLERS = "stragglers"  # a level of GPUCOLL_DEBUG without observers: see `metrics.Exporter.warn`
-LEVELS = ("info", "detail", STRAGGLERS)
+RANGES = ("nvtx", "profiler")  # levels of GPUCOLL_DEBUG with ranges for NVIDIA's tools and for PyTorch's profiler
+LEVELS = ("info", "detail", STRAGGLERS, *RANGES)
 PHASES = ("before", "after_send", "after")
 DEEDS = ("sigkill", "sigstop", "raise", "delay", "corrupt")
 DELAY = 1.0  # seconds of the fault "delay": long enough that the other ranks have to wait
@@ -32,7 +34,7 @@ Rows: TypeAlias = tuple[Any, Any]  # the flat arrays of a call: input and output
 class CallObserver(Protocol):
     """An observer of calls. A call runs `on_phase` in each of its phases."""
 
-    # "before": the call begins; "after_send": it first waits for other ranks; "after": it has ended without an error.
+    # "before": the call begins; "after_send": it first waits for other ranks; then "after", or "failed" by an error.
     def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None: ...
 
 
@@ -81,8 +83,15 @@ class ObservedCall(Call):
             yield from self._comparison.compare(self.request.description)
         rows = source, target
         self._notify("before", rows)
+        try:
+            yield from self._executed(self._call.run(source, target, stream, repeated=repeated), rows)
+        except BaseException:
+            self._notify("failed", rows)
+            raise
+        self._notify("after", rows)
+
+    def _executed(self, operation: Operation, rows: Rows) -> Operation:
         waits = False
-        operation = self._call.run(source, target, stream, repeated=repeated)
         try:
             for pending in operation:
                 if not waits:
@@ -96,7 +105,6 @@ class ObservedCall(Call):
         # A call that never waited has all phases as well: faults and logs rely on them.
         if not waits:
             self._notify("after_send", rows)
-        self._notify("after", rows)
 
     def _notify(self, phase: str, rows: Rows) -> None:
         for one in self._observers:
@@ -136,6 +144,43 @@ class Log:
         elif phase == "after" and self._level == "detail":
             self._logger.info("rank %d: %s took %.1f us", self._rank, description,
                               1e6 * (time.perf_counter() - self._began))
+
+
+class Ranges:
+    """The observer for the levels of `RANGES`: each call is a range, named in words, in the timeline of a profiler.
+
+    `nvtx` needs the package nvtx and shows the ranges in Nsight Systems, `profiler` needs PyTorch.
+    """
+
+    def __init__(self, level: str) -> None:
+        self._began: Callable[[str], Callable[[], None]] = _profiled if level == "profiler" else _in_nvtx
+        try:
+            self._began("gpucoll")()
+        except ImportError as error:
+            package = "nvtx" if level == "nvtx" else "torch"
+            raise ArgumentError(f"GPUCOLL_DEBUG={level}: {error}; pip install {package}", code="GC-DEBUG") from None
+        self._end: Callable[[], None] | None = None
+
+    def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
+        """Begin or end the range of a call."""
+        if phase == "before":
+            self._end = self._began(described(request.description))
+        elif phase in ("after", "failed") and self._end is not None:
+            self._end()
+
+
+def _in_nvtx(words: str) -> Callable[[], None]:
+    """Begin a range of NVTX; return the function that ends the range, in any thread."""
+    import nvtx
+
+    return functools.partial(nvtx.end_range, nvtx.start_range(words, domain="gpucoll"))
+
+
+def _profiled(words: str) -> Callable[[], None]:
+    """Begin a range of PyTorch's profiler; return the function that ends the range, in any thread."""
+    from torch.autograd.profiler import record_function
+
+    return functools.partial(record_function(words).__enter__().__exit__, None, None, None)
 
 
 def logger() -> logging.Logger:
@@ -212,7 +257,9 @@ def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver
     level, fault = environment.get("GPUCOLL_DEBUG", ""), environment.get("GPUCOLL_FAULT", "")
     if level and level not in LEVELS:
         raise ArgumentError(f"GPUCOLL_DEBUG={level!r}{nearest(level, LEVELS)}", code="GC-DEBUG")
-    if level and level != STRAGGLERS:
+    if level in RANGES:
+        found.append(Ranges(level))
+    elif level and level != STRAGGLERS:
         found.append(Log(rank, level, logger()))
     if fault and (chosen := Fault.of(fault)).rank == rank:
         found.append(Faults(chosen))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError, listed
+from gpucoll.health import torch_trace
 from gpucoll.health.flight import CLOSED, Story, read
 from gpucoll.health.stragglers import lines as lines_by_rank
 from gpucoll.health.stragglers import straggler
@@ -114,9 +115,11 @@ def lines(found: dict[str, Any]) -> Iterable[str]:
         yield f"  rank {one['rank']} came last to {one['came_last']} calls: {one['seconds']:.6f} s waited for it"
 
 
-def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = False) -> str:
-    """Return the report on a folder, and write the timeline to `trace` if given; ArgumentError without any file.
+def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = False, torch: Path | None = None
+            ) -> str:
+    """Return the report on a folder; ArgumentError without any file.
 
+    The timeline is written to `trace`, if given, and files for PyTorch's analyser into the folder `torch`, if given.
     The report is on the rank that delays the others if `by_rank`, otherwise on the last calls.
     """
     groups, damaged = stories(folder)
@@ -126,6 +129,8 @@ def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = 
                             code="GC-DUMP")
     if trace is not None:
         trace.write_text(json.dumps(timeline(groups)))
+    if torch is not None:
+        torch_trace.write(torch, groups)
     if by_rank:
         named = straggler(groups)
         return json.dumps(named | {"damaged": damaged}, indent=1) if as_json else \
@@ -140,7 +145,7 @@ def main(options: Any) -> int:
     """Run `gpucoll report`: print the report and return 0, or print an error and return 2."""
     try:
         print(written(Path(options.folder), options.trace and Path(options.trace), options.json,
-                      by_rank=options.stragglers))
+                      by_rank=options.stragglers, torch=options.torch and Path(options.torch)))
     except ArgumentError as error:
         print(f"gpucoll report: {error.args[0]}", file=sys.stderr)
         return 2

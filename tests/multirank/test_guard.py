@@ -153,7 +153,7 @@ def test_a_crash_leaves_a_report(tmp_path, capsys):
 class Wanted:
     """The arguments of `gpucoll report`."""
 
-    trace, json, stragglers = None, False, False
+    trace, torch, json, stragglers = None, None, False, False
 
     def __init__(self, folder):
         self.folder = folder

@@ -9,6 +9,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.cli import main
+from gpucoll.core.signature import Signature
 from gpucoll.health.flight import RecordedCall, Story
 from gpucoll.health.stragglers import delays, straggler
 from pace import seconds
@@ -27,7 +28,7 @@ def stories(late, calls=20, size=4):
         for number in range(1, calls + 1):
             start = START + number * PERIOD
             end = start + max(late(number, other) for other in range(size)) + LENGTH
-            made.append(RecordedCall(number, start + late(number, rank), end, 8, "barrier",
+            made.append(RecordedCall(number, start + late(number, rank), end, 8, Signature("barrier"),
                                      f"train.py:{10 + number % 2}"))
         found.append(Story("g", rank, size, 100 + rank, "host", tuple(made)))
     return {"g": found}
@@ -60,10 +61,11 @@ def test_ranks_alike_late_in_turn_do_not_stand_out():
 
 
 def test_a_call_that_ended_late_is_no_delay_before_the_next():
+    barrier, broadcast = Signature("barrier"), Signature("broadcast")
     first, second = (Story("g", rank, 2, 100 + rank, "host", (
-        RecordedCall(1, START - 20, START - 10, 8, "barrier"), RecordedCall(2, START - 5, START - 4, 8, "broadcast"),
-        RecordedCall(3, START, START + 10 + 500 * rank, 8, "broadcast"),
-        RecordedCall(4, START + 20 + 500 * rank, START + 600, 8, "barrier"))) for rank in range(2))
+        RecordedCall(1, START - 20, START - 10, 8, barrier), RecordedCall(2, START - 5, START - 4, 8, broadcast),
+        RecordedCall(3, START, START + 10 + 500 * rank, 8, broadcast),
+        RecordedCall(4, START + 20 + 500 * rank, START + 600, 8, barrier))) for rank in range(2))
     # Rank 1 leaves the third call 500 ns later, and takes 10 ns until the second, as rank 0 does.
     assert [(one.rank, one.nanoseconds) for one in delays({"g": [first, second]}) if one.nanoseconds] == [(1, 10)]
 

@@ -1,0 +1,83 @@
+"""GPUCOLL_DEBUG=nvtx and =profiler: a range for each call, by a recorder in place of NVTX and by PyTorch's profiler."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from pace import seconds
+
+
+@pytest.fixture
+def ranges(monkeypatch):
+    """Yield the begins and ends that NVTX is told."""
+    found = []
+
+    def start_range(words, domain):
+        assert domain == "gpucoll"
+        found.append(("begin", words))
+        return len(found)
+
+    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace(
+        start_range=start_range, end_range=lambda number: found.append(("end", found[number - 1][1]))))
+    monkeypatch.setenv("GPUCOLL_DEBUG", "nvtx")
+    return found
+
+
+def test_each_call_is_a_range(ranges):
+    comm, = gc.init_local(1)
+    ranges.clear()
+    for _ in range(3):  # the third call would be the engine's alone
+        comm.all_reduce(numpy.ones(5, numpy.float32), algorithm="ring")
+    comm.broadcast(numpy.ones(2), async_op=True).wait()
+    comm.close()
+    words = [words for kind, words in ranges if kind == "begin"]
+    assert words[:3] == ["all_reduce by ring, 20 bytes of float32 in (5,), op sum, root 0"] * 3
+    assert words[3].startswith("broadcast by ")
+    assert ranges == [(kind, one) for one in words for kind in ("begin", "end")]
+
+
+def test_a_call_that_fails_leaves_no_range_open(ranges, monkeypatch):
+    monkeypatch.setenv("GPUCOLL_FAULT", "rank:0,seq:1,phase:after_send,do:raise")
+    comm, = gc.init_local(1)
+    ranges.clear()
+    with pytest.raises(gc.BackendError):
+        comm.all_reduce(numpy.ones(5))
+    monkeypatch.delenv("GPUCOLL_FAULT")
+    with pytest.raises(gc.RevokedError):
+        comm.barrier()
+    comm.close()
+    assert [kind for kind, _ in ranges] == ["begin", "end"]
+
+
+@pytest.mark.parametrize(("level", "module"), [("nvtx", "nvtx"), ("profiler", "torch.autograd.profiler")])
+def test_a_package_may_be_missing(monkeypatch, level, module):
+    monkeypatch.setenv("GPUCOLL_DEBUG", level)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(gc.ArgumentError, match=f"GPUCOLL_DEBUG={level}.*pip install") as found:
+        gc.init_local(1)
+    assert found.value.code == "GC-DEBUG"
+
+
+PROFILED = """
+import numpy, torch
+import gpucoll as gc
+with torch.profiler.profile() as profile:
+    comm, = gc.init_local(1)
+    for _ in range(3):
+        comm.all_reduce(numpy.ones(5, numpy.float32), algorithm="ring")
+print({row.key: row.count for row in profile.key_averages()})
+"""
+
+
+def test_pytorchs_profiler_shows_the_calls():
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed: pip install torch")
+    said = subprocess.run([sys.executable, "-c", PROFILED], env={**os.environ, "GPUCOLL_DEBUG": "profiler"},
+                          capture_output=True, text=True, timeout=seconds(120), check=True)
+    assert "'all_reduce by ring, 20 bytes of float32 in (5,), op sum, root 0': 3" in said.stdout, said
