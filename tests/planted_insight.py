@@ -1,6 +1,14 @@
 """Faults for `mutation.py` in the shares of calls, the stragglers and the metrics, in the form of `planted.py`."""
 
 PLANTED_INSIGHT = [
+    ("guard", "clocks: a stamp counts from the question", "gpucoll/health/clocks.py",
+     "int(stamp[0]) - (before + after) // 2", "int(stamp[0]) - before - (after - before) * 2"),
+    ("guard", "clocks: records keep the clock of their host", "gpucoll/health/flight.py",
+     "now() + clock.nanoseconds - time", "now() - time"),
+    ("guard", "clocks: a delay within the error counts", "gpucoll/health/stragglers.py",
+     " for _, call in calls]) + clock_error(ranks)", " for _, call in calls])"),
+    ("guard", "clocks: every communicator measures anew", "gpucoll/health/clocks.py",
+     "and not (known[0] and known[other])", ""),
     ("guard", "a call that fails leaves its range open", "gpucoll/health/observed.py",
      'elif phase in ("after", "failed") and', 'elif phase == "after" and'),
     ("guard", "a repeated call has no range", "gpucoll/communicator/backends.py",

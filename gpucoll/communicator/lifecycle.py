@@ -28,6 +28,7 @@ from gpucoll.errors import (
     UsageError,
 )
 from gpucoll.health import devices
+from gpucoll.health.clocks import ONE_CLOCK, align
 from gpucoll.health.devices import DeviceWatch
 from gpucoll.health.flight import CLOSED, THREADS, Flight
 from gpucoll.health.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
@@ -108,9 +109,10 @@ class Lifecycle:
         if not folder:
             return None
         place, mpi = self.link.place, self.link.mpi
+        clock = ONE_CLOCK if mpi is None else align(place.rank, place.nodes, mpi, self.link.wire, self.waits.run)
         # The files of all ranks of a communicator need one group name.
         name = f"{THREADS}{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
-        return Flight(Path(folder), name, place.rank, place.size)
+        return Flight(Path(folder), name, place.rank, place.size, clock)
 
     def new_waits(self) -> Progress:
         """Return the waits of this communicator."""

@@ -4,6 +4,7 @@
     remote       watches the ranks on other hosts, by a TCP connection of every rank to rank 0
     devices      a watchdog for calls on GPUs, where no host thread waits
     flight       the flight recorder: the last calls of a rank, in a mapped file that survives SIGKILL
+    clocks       the offsets of hosts' clocks, for the flight recorder
     report       `gpucoll report DIR`: compares the flight recorder files of all ranks
     torch_trace  `gpucoll report DIR --torch OUT`: the same files for PyTorch's analyser
     stragglers   `gpucoll report DIR --stragglers`: the rank that delays the others

@@ -18,6 +18,7 @@ import numpy
 
 from gpucoll.core.signature import Signature
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.health.clocks import ONE_CLOCK, ClockOffset, now
 
 MAGIC = b"gpucoll flight 2"
 # Layout of the file: MAGIC, the number of the last call (at LAST), the facts of the rank as JSON ended by a zero byte
@@ -35,10 +36,10 @@ CLOSED = "closed"  # the description of the last record of a communicator that a
 class Flight:
     """The recorder of one rank; `group` is the name of the communicator, the same on all ranks."""
 
-    def __init__(self, folder: Path, group: str, rank: int, size: int) -> None:
-        # "wall" is the difference of the two clocks: records hold monotonic times, reports compare ranks by wall time.
+    def __init__(self, folder: Path, group: str, rank: int, size: int, clock: ClockOffset = ONE_CLOCK) -> None:
+        # Records hold monotonic times, reports compare ranks by the time of rank 0's host: "wall" is the difference.
         facts = {"group": group, "rank": rank, "size": size, "process": os.getpid(), "host": socket.gethostname(),
-                 "wall": time.time_ns() - time.monotonic_ns()}
+                 "wall": now() + clock.nanoseconds - time.monotonic_ns(), "clock_error": clock.error}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = folder / f"{group}-rank{rank}-{os.getpid()}.flight"
@@ -99,6 +100,7 @@ class Story(NamedTuple):
     process: int
     host: str
     calls: tuple[RecordedCall, ...]
+    clock_error: int = 0  # nanoseconds: the largest error of the times, which are by the clock of rank 0's host
 
 
 def read(path: Path) -> Story:
@@ -110,7 +112,8 @@ def read(path: Path) -> Story:
         facts = _kind(json.loads(content[FACTS:HEAD].partition(b"\0")[0]), dict)
         records = numpy.frombuffer(content, RECORD, offset=HEAD)
         chosen = {name: _kind(facts.get(name), kind) for name, kind in
-                  (("group", str), ("rank", int), ("size", int), ("process", int), ("host", str), ("wall", int))}
+                  (("group", str), ("rank", int), ("size", int), ("process", int), ("host", str), ("wall", int),
+                   ("clock_error", int))}
         if not 0 <= chosen["rank"] < chosen["size"] <= 1 << 24:
             raise ValueError("it names no rank")
         wall = chosen.pop("wall")

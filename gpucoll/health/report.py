@@ -3,7 +3,7 @@
 Calls of a communicator are compared by number: ranks in the same call have recorded the same description. The report
 names the first call in which ranks differ, the last call of each rank, the missing ranks, and the ranks awaited the
 longest.
-Times of several hosts are comparable only as far as the clocks of the hosts agree.
+Times are by the clock of rank 0's host, with an error measured at the start for the ranks of other hosts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 from gpucoll.errors import ArgumentError, listed
 from gpucoll.health import torch_trace
 from gpucoll.health.flight import CLOSED, Story, read
+from gpucoll.health.stragglers import clock_error, straggler
 from gpucoll.health.stragglers import lines as lines_by_rank
-from gpucoll.health.stragglers import straggler
 
 
 def stories(folder: Path) -> tuple[dict[str, list[Story]], list[str]]:
@@ -49,7 +49,7 @@ def summary(group: str, ranks: Sequence[Story]) -> dict[str, Any]:
             # Behind the furthest call, except ranks that have closed the communicator.
             "missing": sorted(rank for rank, call in ends.items()
                               if call is None or (call.number < furthest and call.description != CLOSED)),
-            "stragglers": stragglers(ranks)}
+            "clock_error": clock_error(ranks) / 1e9, "stragglers": stragglers(ranks)}
 
 
 def divergence(ranks: Sequence[Story]) -> dict[str, Any] | None:
@@ -111,6 +111,8 @@ def lines(found: dict[str, Any]) -> Iterable[str]:
         yield f"  first divergence in call {found['divergence']['call']}: {who}"
     if found["missing"]:
         yield f"  missing in call {found['calls']}: ranks {listed(found['missing'])}"
+    if found["clock_error"]:
+        yield f"  clocks of the hosts: times of two ranks compare to within {1e6 * found['clock_error']:.0f} us"
     for one in found["stragglers"][:3]:
         yield f"  rank {one['rank']} came last to {one['came_last']} calls: {one['seconds']:.6f} s waited for it"
 

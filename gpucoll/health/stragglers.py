@@ -4,7 +4,7 @@ A rank's delay in a call is the time by which the rank came after most ranks: af
 that a single early rank makes no other rank late. The delay is at most the time since the process left its last
 recorded call: a call that ends late is no delay of the rank's own. The first call of each kind has no delay, since it
 follows the start of a program or code that runs for the first time. Only calls recorded by all ranks count.
-Times of several hosts are comparable only as far as the clocks of the hosts agree.
+A delay within the error of the hosts' clocks is none.
 """
 
 from __future__ import annotations
@@ -49,10 +49,15 @@ def delays(groups: Mapping[str, Sequence[Story]]) -> list[RankDelay]:
             if kind not in kinds or not 1 < len(calls) == ranks[0].size:
                 kinds.add(kind)
                 continue
-            most = statistics.median_low([call.began for _, call in calls])
+            most = statistics.median_low([call.began for _, call in calls]) + clock_error(ranks)
             for story, call in calls:
                 found.append(RankDelay(story.rank, _own(call, most, ends[_worker(story)]), call))
     return sorted(found, key=lambda one: one.call.began)
+
+
+def clock_error(ranks: Sequence[Story]) -> int:
+    """Return the largest error in nanoseconds of a difference of two ranks' times."""
+    return sum(sorted(story.clock_error for story in ranks)[-2:])
 
 
 def _worker(story: Story) -> tuple[str, int, int]:

@@ -1,0 +1,100 @@
+"""The clocks of two pretended hosts, one of them wrong by seconds: records of both hosts are by one clock."""
+
+import os
+import time
+from unittest import mock
+
+import numpy
+import pytest
+
+from gpucoll.health import clocks
+from gpucoll.health.flight import read
+from gpucoll.health.report import stories, summary
+from gpucoll.health.stragglers import delays, straggler
+from multirank.test_executors import on_two_nodes
+
+SECOND = 10**9
+WRONG = 7 * SECOND  # by which the clock of the second host is ahead
+
+
+def recorded(mpi, folder):
+    """Make calls with the clock of odd ranks ahead; return the offset of this rank, of two communicators in turn."""
+    def now():
+        return time.time_ns() + WRONG * (mpi.rank % 2)
+
+    with mock.patch.object(clocks, "now", now), mock.patch("gpucoll.health.flight.now", now), \
+            mock.patch.object(clocks, "_own", None), mock.patch.dict(os.environ, GPUCOLL_DUMP_DIR=folder):
+        found = []
+        for _ in range(2):
+            with on_two_nodes(mpi, None) as comm:
+                for _ in range(5):
+                    comm.all_reduce(numpy.ones(3))
+                    comm.barrier()
+            found.append(clocks._own)
+        return found
+
+
+@pytest.fixture(scope="module")
+def records(rank_pool, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("records")
+    return folder, rank_pool.run(recorded, 4, str(folder))
+
+
+def test_offsets_undo_the_wrong_clock_within_the_stated_error(records):
+    for rank, found in enumerate(records[1]):
+        assert found[0] == found[1]  # measured once
+        assert abs(found[0].nanoseconds + WRONG * (rank % 2)) <= found[0].error < SECOND
+        assert (found[0].error > 0) == (rank % 2 == 1)
+
+
+def test_records_of_two_hosts_are_by_one_clock(records):
+    groups, damaged = stories(records[0])
+    assert (len(groups), damaged) == (2, [])
+    for name, files in groups.items():
+        error = max(story.clock_error for story in files)
+        for calls in zip(*(story.calls for story in files), strict=True):
+            # Each rank ends a barrier after all ranks have begun it.
+            if calls[0].signature.collective == "barrier":
+                assert max(call.began for call in calls) <= min(call.ended for call in calls) + 2 * error
+        assert summary(name, files)["clock_error"] > 0
+
+
+def test_a_delay_within_the_error_is_none(records):
+    groups, _ = stories(records[0])
+    assert any(one.nanoseconds for one in delays(groups))
+    vague = {name: [story._replace(clock_error=SECOND) for story in files] for name, files in groups.items()}
+    assert not any(one.nanoseconds for one in delays(vague))
+    assert straggler(vague)["rank"] is None
+
+
+def test_a_rank_that_joins_later_asks_alone():
+    """Only the rank without an offset asks; the others keep theirs."""
+    known = [clocks.ClockOffset(5, 1), clocks.ClockOffset(6, 2), None]
+
+    class Gathering:
+        @staticmethod
+        def allgather(mine):
+            return known
+
+    asked = []
+
+    def answers(wire, ranks, offset):
+        asked.append((ranks, offset))
+        yield from ()
+
+    with mock.patch.object(clocks, "_own", known[0]), mock.patch.object(clocks, "_answers", answers):
+        assert clocks.align(0, (0, 1, 1), Gathering, None, lambda operation, name: [*operation]) == known[0]
+    assert asked == [([2], 5)]
+
+
+def test_one_host_has_one_clock(rank_pool, tmp_path):
+    rank_pool.run(one_host, 2, str(tmp_path))
+    assert {read(path).clock_error for path in tmp_path.glob("*.flight")} == {0}
+
+
+def one_host(mpi, folder):
+    import gpucoll as gc
+
+    with mock.patch.dict(os.environ, GPUCOLL_DUMP_DIR=folder), gc.Communicator.from_mpi(mpi) as comm:
+        comm.barrier()
+    assert clocks._own is None
