@@ -1,6 +1,14 @@
 """Faults in the bounds of graphs and in the trees that reach them, in the form of `planted`."""
 
 PLANTED_GRAPHS = [
+    ("product", "doctor: NVLinks to GPUs of other jobs lead nowhere", "gpucoll/doctor/graph_file.py",
+     "if end == SWITCH or end in by_place}", "}"),
+    ("product", "doctor: a way through the memory of a host counts twice", "gpucoll/doctor/graph_file.py",
+     "min(latency for latency, _, _ in pairs) / 2, True)", "min(latency for latency, _, _ in pairs), True)"),
+    ("product", "doctor: the ranks of a host have its GPUs in order", "gpucoll/doctor/graph_file.py",
+     "for gpu in (gpus[rank] for rank in ranks)]", "for gpu in range(len(ranks))]"),
+    ("product", "an algorithm has the name of its graph, a number", "gpucoll/cli/synthesize.py",
+     'f"graph_{name}" if name[0].isdigit() else name', "name"),
     ("product", "a number in a file is the float next to it", "gpucoll/analysis/graphs/link_graph.py",
      "Fraction(str(value))",
      "Fraction(value)"),

@@ -205,7 +205,10 @@ def _add_machines(verbs: Any) -> None:
     precheck.add_argument("--json", action="store_true", help="print the findings as a JSON list")
     precheck.add_argument("script", help="a program for gpucoll, unchanged")
     precheck.add_argument("arguments", nargs="...", help="the program's own arguments")
-    _add_verb(verbs, "doctor", _from("gpucoll.doctor"), help="examine this machine, and under mpiexec this job")
+    doctor = _add_verb(verbs, "doctor", _from("gpucoll.doctor"),
+                       help="examine this machine, and under mpiexec this job")
+    doctor.add_argument("--topology", metavar="F.toml", help="write the graph of the ranks and their links, as bound, "
+                        "synthesize and simulate read")
 
 
 def _from(module: str, name: str = "main") -> Callable[[Any], int]:

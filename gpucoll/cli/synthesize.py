@@ -74,7 +74,8 @@ def main(options: Any) -> int:
 def _written(made: Synthesis, graph: LinkGraph, options: Any) -> str:
     """Write the file of the algorithm, and return the name for commands."""
     kind = options.collective
-    name = re.sub(r"\W+", "_", f"{graph.name}_{kind}").strip("_")
+    name = re.sub(r"\W+", "_", f"{graph.name}_{kind}", flags=re.ASCII).strip("_")
+    name = f"graph_{name}" if name[0].isdigit() else name  # the name of a function in Python
     path = Path(options.output or f"{name}.py")
     if path.suffix not in (".py", ".xml"):
         raise ArgumentError(f"{path} ends neither in .py nor in .xml", code="GC-FILE")

@@ -2,6 +2,7 @@
 
     facts       versions, MPI and launcher, GPUs, shared memory, engine; reasons for missing items
     probes      messages between all pairs of ranks; every collective on small exact data
+    graph_file  the graph of the ranks' links, for `--topology F.toml`
     remarks     problems and advice, derived from the report alone; the report as text
 
 All ranks exchange the findings and so reach the same exit code; rank 0 prints.
@@ -16,12 +17,15 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy
 
 import gpucoll
-from gpucoll.doctor import facts, probes, remarks
+from gpucoll.device import gpus
+from gpucoll.device.nvlink import numbered
+from gpucoll.doctor import facts, graph_file, probes, remarks
 from gpucoll.doctor.remarks import Report
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.launch import bootstrap
@@ -39,15 +43,15 @@ def main(options: Any) -> int:
     """
     mpi = facts.mpi()
     if mpi.facts["library"] is None or mpi.facts["mismatch"]:
-        return _alone(mpi, as_json=options.json)
+        return _alone(mpi, as_json=options.json, topology=options.topology)
     try:
         facts.start_mpi()
         with gpucoll.init(timeout=None if os.environ.get("GPUCOLL_TIMEOUT") else TIMEOUT) as comm:
-            return examine(comm, mpi, as_json=options.json)
+            return examine(comm, mpi, as_json=options.json, topology=options.topology)
     # The launcher belongs to another MPI than mpi4py's.
     except UsageError as error:
         mpi.facts.update(mismatch=" ".join(error.args[0].split()), match=False)
-        return _alone(mpi, as_json=options.json)
+        return _alone(mpi, as_json=options.json, topology=options.topology)
     except ArgumentError:
         raise
     except GpucollError as error:
@@ -59,17 +63,20 @@ def main(options: Any) -> int:
         return 1
 
 
-def _alone(mpi: facts.Findings, *, as_json: bool) -> int:
+def _alone(mpi: facts.Findings, *, as_json: bool, topology: str | None) -> int:
     """Report on this process without using MPI; of several launched processes only rank 0 reports."""
     if launched()[1] != 0:
         # Open MPI's mpiexec kills all processes when one process exits with an error.
         time.sleep(SILENCE)
         return 1
-    return examine(None, mpi, as_json=as_json)
+    return examine(None, mpi, as_json=as_json, topology=topology)
 
 
-def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
-    """Examine the job of `comm`, or this process alone for None; return the exit code. A collective call."""
+def examine(comm: Any, mpi: facts.Findings, *, as_json: bool, topology: str | None = None) -> int:
+    """Examine the job of `comm`, or this process alone for None; return the exit code. A collective call.
+
+    `topology` is a file for the graph of the links.
+    """
     everyone = comm.mpi.allgather(_rank_facts(comm)) if comm else [_rank_facts(comm)]
     findings, speaks = _assemble(everyone, mpi), comm is None or comm.rank == 0
     if speaks and not as_json:
@@ -78,6 +85,8 @@ def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
         findings["links"] = probes.measure(comm.mpi, [rank["name"] for rank in everyone], comm.timeout)
     else:
         findings["missing"]["links"] = "a link needs two ranks: mpiexec -n 4 gpucoll doctor"
+    if topology and speaks:
+        _write_topology(Path(topology), findings, everyone if comm and comm.size > 1 else [])
     if comm:
         _test_self(comm, findings, [number for number, rank in enumerate(everyone) if rank["device"] is None])
     else:
@@ -88,12 +97,29 @@ def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
     return int(findings["exit_code"])
 
 
+def _write_topology(path: Path, findings: Report, ranks: Sequence[Report]) -> None:
+    """Write the graph of the links, or the reason into the report."""
+    places = {host["name"]: [numbered(gpu["pci"]) for gpu in host["gpus"] or ()] for host in findings["hosts"]}
+    try:
+        graph_file.write(path, findings, [
+            places[rank["name"]].index(rank["pci"]) if rank["pci"] in places[rank["name"]] else None
+            for rank in ranks])
+    except GpucollError as error:
+        findings["missing"]["topology"] = facts.reason(error)
+
+
 def _rank_facts(comm: Any = None) -> Report:
     """Return the facts known to one rank; only the first rank of a host describes the host."""
     # The launcher may have its own name for the host.
     name = os.environ.get("PMI_HOSTNAME") or os.environ.get("PMIX_HOSTNAME") or socket.gethostname()
     return {"name": name, "versions": facts.versions(), "cores": os.sched_getaffinity(0),
-            "device": comm and comm.device, "host": facts.host() if comm is None or comm.local_rank == 0 else None}
+            "device": comm and comm.device, "pci": _pci(comm and comm.device),
+            "host": facts.host() if comm is None or comm.local_rank == 0 else None}
+
+
+def _pci(ordinal: int | None) -> int | None:
+    """Return the number of a GPU's PCI id."""
+    return None if ordinal is None else numbered(gpus.describe_gpu(ordinal).pci)
 
 
 def _assemble(everyone: Sequence[Report], mpi: facts.Findings) -> Report:

@@ -11,6 +11,7 @@ from unittest import mock
 
 import gpucoll as gc
 from gpucoll import doctor
+from gpucoll.analysis.graphs.link_graph import load_graph
 from gpucoll.doctor import facts, probes
 from pace import seconds
 from ranks import run_job
@@ -20,11 +21,15 @@ QUICK = ("import gpucoll.cli, os, sys, gpucoll.doctor as doctor; doctor.SECONDS 
          "code = gpucoll.cli.main(['doctor', *sys.argv[1:]]); print(f'exit {{code}}', file=sys.stderr); sys.exit(code)")
 
 
-def test_launched_it_speaks_once_and_ends_alike(mpiexec):
-    job = mpiexec(2, sys.executable, "-c", QUICK.format("pass"), timeout=seconds(60))
+def test_launched_it_speaks_once_and_ends_alike(mpiexec, tmp_path):
+    path = tmp_path / "here.toml"
+    job = mpiexec(2, sys.executable, "-c", QUICK.format("pass"), "--topology", path, timeout=seconds(60))
     assert (job.returncode, job.stderr.count("exit 0")) == (0, 2), job.stdout + job.stderr
     assert job.stdout.count("gpucoll doctor: ranks 0, 1 on ") == job.stdout.count("same node: 1 pairs") == 1
     assert job.stdout.endswith("verdict     fine\n")
+    graph = load_graph(str(path))
+    assert graph.names == ("r0", "r1", "memory0")
+    assert all(edge.GBps > 0 and edge.us > 0 for edge in graph.edges.values())
 
 
 def test_alone_it_is_one_json_object_that_says_nothing_of_the_user(launcher):
