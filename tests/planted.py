@@ -80,7 +80,7 @@ PLANTED = [
     ("native", "MPI's own calls are Python's", "gpucoll/executors/native.py",
      "return self._node is not None", "return False"),
     ("product", "ranks meet once before a split", "gpucoll/communicator/points.py",
-     "        core.metadata.all_gather({}, \"split\")", "        #"),
+     "        core.metadata.all_gather({\"error\": str(error)} if error else {}, \"split\", error)", "        #"),
     ("product", "ranks meet once before a communicator is made", "gpucoll/launch/bootstrap.py",
      "for _ in range(2):  # the second time", "for _ in range(1):  # the second time"),
     ("guard", "who waits on another host tells nobody", "gpucoll/health/guard.py",

@@ -249,7 +249,11 @@ class Core:
         # An open group starts its works itself, at its end.
         work = Work(self.waits, operation, name, call.result, call.space.completion())
         if self.group is None:
-            return self.waits.submit(work)
+            self.waits.submit(work)
+            # The order of enqueuing must be the same on all ranks, over all communicators with the resources.
+            if self.shared_gpu() is not None:
+                self.waits.until(work.is_enqueued, name, float("inf"))
+            return work
         self.group.append(work)
         return work if async_op else call.result
 

@@ -52,7 +52,7 @@ class Gpu:
         self._transport = transport
         self.windows: Any = None  # symmetric memory for NCCL, if the program asks for it
         # Makes the GPU of a part of the ranks with the resources of this one, if the program asks for it: see `_split`.
-        self.split: Callable[[int | None, int, int], Gpu | None] | None = None
+        self.split: Callable[[int | None, int, Link | None, float], Gpu | None] | None = None
         self.make_peer: Callable[[], PeerExecutor] | None = None
         self._peer: PeerExecutor | None = None
         self.observers: Sequence[CallObserver] = ()
@@ -97,9 +97,9 @@ class Gpu:
         if self._peer is not None:
             self._peer.check()
 
-    def has_ended(self, timeout: float) -> bool:
-        """Return whether all enqueued work ends within `timeout` seconds."""
-        awaited = self.order.awaited() if self.device.asynchronous else []
+    def has_ended(self, timeout: float, *, messages: bool = True) -> bool:
+        """Return whether all enqueued work, or all but `messages`, ends within `timeout` seconds."""
+        awaited = [] if not self.device.asynchronous else self.order.awaited() if messages else self.order.last()
         deadline = time.monotonic() + timeout
         while not all(event.done for event in awaited):
             if time.monotonic() > deadline:
@@ -121,10 +121,10 @@ class Gpu:
             self._transport.abort()
             self.points.abort()
 
-    def unfinished(self, timeout: float) -> GpucollError | None:
+    def unfinished(self, timeout: float, *, messages: bool = True) -> GpucollError | None:
         """Return the error of a call that is aborted or does not end within `timeout` seconds; None without one."""
         try:
-            has_ended = self.has_ended(timeout)
+            has_ended = self.has_ended(timeout, messages=messages)
             self.check()
         except GpucollError as error:
             return error
@@ -387,38 +387,43 @@ def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
     # All ranks must choose alike: the oldest GPU decides on NCCL's float8.
     lowest = min(gpu.capability for gpu in claimed)
     from gpucoll.device.cuda import CudaDevice
-    from gpucoll.device.nccl import joined
+    from gpucoll.device.nccl import joined, joined_family, shares
 
     device = CudaDevice(ordinal)
-    return _on_nccl(device, [joined(link.place.rank, link.place.size, one, device, timeout) for one in ids], lowest)
+    makers = joined_family if shares() else joined, joined
+    transport, points = (make(link.place.rank, link.place.size, one, device, timeout)
+                         for make, one in zip(makers, ids, strict=True))
+    return _on_nccl(device, transport, points, lowest)
 
 
-def _on_nccl(device: Device, communicators: Sequence[Nccl], capability: int) -> Gpu:
-    """Return the GPU of a rank with two NCCL communicators, for collectives and for messages.
-
-    `capability` is the lowest compute capability of all ranks.
-    """
+def _on_nccl(device: Device, transport: Nccl, points: Nccl, capability: int) -> Gpu:
+    """Return the GPU of a rank; `capability` is the lowest compute capability of all ranks."""
     from gpucoll.communicator.windows import Windows
     from gpucoll.device.nccl import shares
     from gpucoll.executors.nccl.nccl_collectives import NcclNative
 
-    transport, points = communicators
     gpu = Gpu(device, transport, points)
     gpu.made.append(NcclNative(device, transport, gpu.order, capability=capability))
     gpu.windows = Windows.promised(device, transport)
     if shares():
-        gpu.split = functools.partial(_split, device, communicators, capability)
+        gpu.split = functools.partial(_split, device, transport, capability)
     return gpu
 
 
-def _split(device: Device, communicators: Sequence[Nccl], capability: int, color: int | None, key: int, size: int
-           ) -> Gpu | None:
-    """Return the GPU of the `size` ranks of the same `color`, ordered by `key`; None without a color.
+def _split(device: Device, transport: Nccl, capability: int, color: int | None, key: int, link: Link | None,
+           timeout: float) -> Gpu | None:
+    """Return the GPU of a part: the ranks of the same `color`, ordered by `key`, joined by `link`; None for both.
 
-    A collective call of all ranks. The new NCCL communicators share the resources of `communicators`.
+    A collective call of all ranks. The part's collectives share the resources of `transport`. Messages do not: a
+    message that waits for its receiver would hold up the collectives of the parent.
     """
-    parts = [part for part in (one.split(color, key, size) for one in communicators) if part is not None]
-    return _on_nccl(device, parts, capability) if parts else None
+    from gpucoll.device.nccl import joined
+
+    part = transport.split(color, key, 0 if link is None else link.place.size)
+    if part is None or link is None:
+        return None
+    one = bootstrap.meet(link.mpi, timeout, lambda: gpus.nccl_id(link.mpi))
+    return _on_nccl(device, part, joined(link.place.rank, link.place.size, one, device, timeout), capability)
 
 
 def is_on_device(argument: Any) -> bool:

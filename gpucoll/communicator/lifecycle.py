@@ -28,7 +28,7 @@ from gpucoll.errors import (
     UsageError,
 )
 from gpucoll.health import devices
-from gpucoll.health.clocks import ONE_CLOCK, align
+from gpucoll.health.clocks import align
 from gpucoll.health.devices import DeviceWatch
 from gpucoll.health.flight import CLOSED, THREADS, Flight
 from gpucoll.health.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
@@ -73,9 +73,10 @@ class Lifecycle:
         self.regroups = False  # whether this rank goes on in another communicator after a failure
         self._watches: list[DeviceWatch] = []
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
+        self.preflight: Preflight | None = None  # read by the guard in every wait
         self._flight = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
         rank = link.place.rank
-        self._observers = observers_of(rank, os.environ)
+        self._observers = observers_of(rank, os.environ, self.waits.blocks)
         threads = isinstance(link, LocalLink)
         self._exporters = exporters(os.environ, rank, 0 if threads else gpu_index(link.place))
         for exporter in self._exporters:
@@ -109,10 +110,9 @@ class Lifecycle:
         if not folder:
             return None
         place, mpi = self.link.place, self.link.mpi
-        clock = ONE_CLOCK if mpi is None else align(place.rank, place.nodes, mpi, self.link.wire, self.waits.run)
         # The files of all ranks of a communicator need one group name.
         name = f"{THREADS}{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
-        return Flight(Path(folder), name, place.rank, place.size, clock)
+        return Flight(Path(folder), name, place.rank, place.size, align(self.link, self.waits.run))
 
     def new_waits(self) -> Progress:
         """Return the waits of this communicator."""

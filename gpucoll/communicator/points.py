@@ -298,16 +298,18 @@ class PointToPoint:
         core = self._core
         core.life.check_usable()
         gpu = core.shared_gpu()
-        mine = _wrong_split(color, key) or (None if gpu is None else gpu.unfinished(core.options.timeout))
+        mine = _wrong_split(color, key)
         core.metadata.all_gather({"error": str(mine)} if mine else {}, "split", mine)
         # A rank interrupted in the first exchange never comes to the second. All other ranks then stop here, and not in
         # a split by MPI, which nothing can interrupt.
-        core.metadata.all_gather({}, "split")
+        # NCCL splits a communicator only without work under way; the first exchange came after all calls in the queue.
+        error = None if gpu is None else gpu.unfinished(core.options.timeout, messages=False)
+        core.metadata.all_gather({"error": str(error)} if error else {}, "split", error)
         color, key = None if color is None else int(color), int(key)
         link = self.part(color, key)
         part = None if link is None else over(link)
         if gpu is not None and gpu.split is not None:
-            shared = gpu.split(color, key, 0 if link is None else link.place.size)
+            shared = gpu.split(color, key, link, core.options.timeout)
             if part is not None and shared is not None:
                 part._core.use_gpu("cuda", shared)
         return part

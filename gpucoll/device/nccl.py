@@ -6,13 +6,13 @@ registered with NCCL for faster collectives.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import ctypes
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -60,28 +60,11 @@ class Family:
     NCCL allows one thread at a time in a family. The abort of one communicator ends the work of the whole family.
     """
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()  # held to enqueue, and to begin a call in a helper thread
-        self.helper: concurrent.futures.Future[Any] = concurrent.futures.Future()  # the latest call in a helper thread
-        self.helper.set_result(None)
-        self.has_parts = False
+    def __init__(self, *, shared: bool) -> None:
+        self.shared = shared  # whether parts join the family
+        # The calls that wait for their turn in NCCL, the call now in NCCL first.
+        self.turns: collections.deque[object] = collections.deque()
         self.is_aborted = False
-
-    def enter(self, seconds: float = 0) -> bool:
-        """Hold the lock and return True if no other thread is in NCCL, or leaves NCCL within `seconds`."""
-        limit = time.monotonic() + seconds
-        if not self.lock.acquire(timeout=seconds):
-            return False
-        if not self.helper.done():
-            concurrent.futures.wait([self.helper], max(0, limit - time.monotonic()))
-        if self.helper.done():
-            return True
-        self.lock.release()
-        return False
-
-    def is_idle(self) -> bool:
-        """Return whether no thread is in NCCL."""
-        return self.helper.done() and not self.lock.locked()
 
 
 class Nccl:
@@ -98,8 +81,7 @@ class Nccl:
     capturable = True
 
     def __init__(self, make: Callable[[], Any], size: int, device: Any, timeout: float, family: Family) -> None:
-        self._timeout, self._device, self.size = min(timeout, threading.TIMEOUT_MAX), device, size
-        self._family = family
+        self._timeout, self._device, self.size, self._family = timeout, device, size, family
         self.registers = os.environ.get("NCCL_LEGACY_CUDA_REGISTER", "0") != "0"
         self._connected: set[Hashable] = set()
         # Only the first `abort` may call NCCL, and the watchdog's thread may abort at the same time as the caller.
@@ -132,19 +114,20 @@ class Nccl:
         # In a capture NCCL may register the buffers with the other ranks and then blocks in every call, not only in
         # the first call: always use a helper thread.
         if stream.is_capturing():
-            return self._connect(call.what, call.needed, enqueue)
+            return self._in_turn(call.what, call.needed, enqueue, by_helper=True)
         return self._call(call.what, call.needed, enqueue)
 
     def launcher(self, call: NcclCall) -> Callable[[Any], None] | None:
         """Return a function that enqueues `call` on a stream without waiting; None before the ranks are connected."""
-        if not self._connected.issuperset(call.needed):
+        # In a family a call may have to wait for its turn.
+        if self._family.shared or not self._connected.issuperset(call.needed):
             return None
 
         def launch(stream: Any) -> None:
-            # An asynchronous call, also of another communicator of the family, may be connecting.
-            if not self._family.enter(self._timeout):
-                raise self._late(call.what)
-            self._enqueue(call.what, functools.partial(call.enqueue, stream))
+            try:
+                call.enqueue(stream)
+            except ERRORS as error:
+                raise _ours(call.what, error) from error
 
         return launch
 
@@ -175,45 +158,42 @@ class Nccl:
 
         A collective call of all ranks, with no work under way on the GPU.
         """
+        self._check_family()
         color = NO_COLOR if color is None else color
-        self._family.has_parts = True
         part = Nccl(lambda: self._comm.commSplit(color, key), size, self._device, self._timeout, self._family)
         return None if part._comm is None else part
 
     def _call(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
         """Enqueue at once if all connections in `needed` exist; else return an operation connecting and enqueuing."""
-        if self._connected.issuperset(needed) and self._family.enter():
-            self._enqueue(what, enqueue)
-            return NOTHING
-        return self._connect(what, needed, enqueue)
-
-    def _enqueue(self, what: str, enqueue: Callable[[], Any]) -> None:
-        """Enqueue a call and leave the family."""
-        try:
-            self._check_family()
-            enqueue()
-        except ERRORS as error:
-            raise _ours(what, error) from error
-        finally:
-            self._family.lock.release()
-
-    def _connect(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
-        if not self._family.has_parts:
-            return self._connecting(what, needed, enqueue)
-        # NCCL runs the calls of a family in the order of the enqueuing, which must be the order of the program on every
-        # rank: enqueue before the next call.
+        if self._family.shared or self._family.turns or not self._connected.issuperset(needed):
+            return self._in_turn(what, needed, enqueue)
         with _reported(what):
-            self._within(what, enqueue)
-        self._connected.update(needed)
+            enqueue()
         return NOTHING
 
-    def _connecting(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
-        while (begun := self._begin_alone(what, enqueue)) is None:
-            yield self._family.is_idle
-        yield begun.done
-        with _reported(what):
-            begun.result()
-        self._connected.update(needed)
+    def _in_turn(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any], *, by_helper: bool = False
+                 ) -> Waiting:
+        """Enqueue after all calls that came before to the family; in a helper thread, if the ranks may connect."""
+        turn, turns, begun = object(), self._family.turns, None
+        turns.append(turn)
+        try:
+            while turns[0] is not turn:
+                yield lambda: turns[0] is turn
+            self._check_family()
+            with _reported(what):
+                if by_helper or not self._connected.issuperset(needed):
+                    begun = self._begin(what, enqueue)
+                    yield begun.done
+                    begun.result()
+                    self._connected.update(needed)
+                else:
+                    enqueue()
+            # A family aborted meanwhile has enqueued nothing, or a kernel that ends without a result.
+            self._check_family()
+        finally:
+            # A helper thread still in NCCL keeps its turn: later calls wait until their deadlines.
+            if begun is None or begun.done():
+                turns.remove(turn)
 
     def register(self, start: int, nbytes: int) -> None:
         """Register memory of `allocate` as a window, of one size on all ranks. A collective call. NCCL may decline."""
@@ -242,10 +222,12 @@ class Nccl:
     def close(self, *, captured: bool) -> None:
         """Destroy the communicator in a helper thread; after the timeout return and leave the thread running.
 
-        NCCL waits until all graphs with `captured` calls are destroyed. In this case return at once.
+        NCCL waits until all graphs with `captured` calls are destroyed. In this case return at once; a communicator of
+        a family then stays, since the wait would be in NCCL beside the family's other calls.
         """
         if captured:
-            self._begin("close", self._destroy)
+            if not self._family.shared:
+                self._begin("close", self._destroy)
         else:
             # No abort after a timeout, because NCCL forbids aborting a communicator under destruction.
             with contextlib.suppress(CollectiveTimeout):
@@ -271,22 +253,10 @@ class Nccl:
 
     def _within(self, what: str, call: Callable[[], Any]) -> Any:
         """Return `call()`, run in a helper thread; raise CollectiveTimeout if the call exceeds the timeout."""
-        begun = self._begin_alone(what, call, self._timeout)
-        if begun is None or not concurrent.futures.wait([begun], self._timeout).done:
-            raise self._late(what)
-        return begun.result()
-
-    def _late(self, what: str) -> CollectiveTimeout:
-        return CollectiveTimeout(f"NCCL {what}: waited {self._timeout:g} s for the other ranks")
-
-    def _begin_alone(self, what: str, call: Callable[[], Any], seconds: float = 0
-                     ) -> concurrent.futures.Future[Any] | None:
-        """Run `call` in a helper thread and return a future; None if another thread is in NCCL for `seconds`."""
-        if not self._family.enter(seconds):
-            return None
-        self._family.helper = begun = self._begin(what, call)
-        self._family.lock.release()
-        return begun
+        try:
+            return self._begin(what, call).result(min(self._timeout, threading.TIMEOUT_MAX))
+        except concurrent.futures.TimeoutError:
+            raise CollectiveTimeout(f"NCCL {what}: waited {self._timeout:g} s for the other ranks") from None
 
     def _begin(self, what: str, call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
         """Run `call` in a helper thread; return a future for the result."""
@@ -307,8 +277,14 @@ class Nccl:
 
 def joined(rank: int, size: int, unique_id: Any, device: Any, timeout: float) -> Nccl:
     """Return the communicator of `size` ranks with the same `unique_id`; a collective call."""
-    config = nccl.NcclConfig(split_share=1) if shares() else None
-    return Nccl(lambda: nccl.NcclCommunicator(size, unique_id, rank, config), size, device, timeout, Family())
+    return Nccl(lambda: nccl.NcclCommunicator(size, unique_id, rank), size, device, timeout, Family(shared=False))
+
+
+def joined_family(rank: int, size: int, unique_id: Any, device: Any, timeout: float) -> Nccl:
+    """Return the communicator as `joined` does; parts made by `split` share its resources."""
+    config = nccl.NcclConfig(split_share=1)
+    return Nccl(lambda: nccl.NcclCommunicator(size, unique_id, rank, config), size, device, timeout,
+                Family(shared=True))
 
 
 def shares() -> bool:

@@ -216,11 +216,15 @@ class StreamOrder:
 
     def awaited(self) -> list[Event]:
         """Return the events of all operations and messages under way; all are complete when every event is."""
+        return [event for event, _ in self._flying] + self.last()
+
+    def last(self) -> list[Event]:
+        """Return the event at the end of the last operation, which follows all operations before; [] without one."""
         if self._last is not None and self._event is None:
             # The null stream has one address on all GPUs: the current device decides whose null stream is meant.
             with self._device.current:
                 self._event = self._device.mark(self._last)
-        return [event for event, _ in self._flying] + ([self._event] if self._event else [])
+        return [self._event] if self._event else []
 
 
 class _Recording:

@@ -35,27 +35,33 @@ def now() -> int:
     return time.time_ns()
 
 
-def align(rank: int, nodes: Sequence[int], mpi: Any, wire: Any, run: Callable[[Operation, str], None]) -> ClockOffset:
-    """Return this process' offset. A collective call; without messages if all ranks are on one host.
+def align(link: Any, run: Callable[[Operation, str], None]) -> ClockOffset:
+    """Return this process' offset to rank 0 of `link`; `run` waits for an operation with a deadline.
 
-    `nodes` has the host of each rank. `mpi` gathers objects, `wire` carries messages, and `run` waits for an operation
-    with a deadline.
+    A collective call; without messages if the ranks are threads, or all on one host.
     """
     global _own
-    if max(nodes) > 0:
-        known: list[ClockOffset | None] = mpi.allgather(_own)
-        # Without an offset of rank 0 all ranks begin anew, relative to rank 0.
+    rank, nodes, mpi, wire = link.place.rank, link.place.nodes, link.mpi, link.wire
+    if mpi is not None and max(nodes) > 0:
+        # A store gathers plain lists.
+        known = [offset and ClockOffset(*offset) for offset in mpi.allgather(_own)]
+        # Without an offset of rank 0 all hosts begin anew, relative to rank 0.
         origin = known[0] or ONE_CLOCK
-        asking = [other for other, node in enumerate(nodes)
-                  if node != nodes[0] and not (known[0] and known[other])]
-        found: list[ClockOffset] = []
+        # The first rank of each host asks for all its ranks.
+        first = [nodes.index(node) for node in nodes]
+        asking = [other for other, node in enumerate(nodes) if first[other] == other != 0 and not (
+            known[0] and all(offset for offset, place in zip(known, nodes, strict=True) if place == node))]
+        found = [origin]
         if rank == 0:
             run(_answers(wire, asking, origin.nanoseconds), "clocks")
         elif rank in asking:
             run(_questions(wire, found), "clocks")
-        if found:
-            _own = ClockOffset(found[0].nanoseconds, found[0].error + origin.error)
-        elif nodes[rank] == nodes[0]:
+        if asking:
+            everyone = [ClockOffset(*offset) for offset in mpi.allgather(found[0])]
+        if first[rank] in asking:
+            measured = everyone[first[rank]]
+            _own = ClockOffset(measured.nanoseconds, measured.error + origin.error)
+        elif first[rank] == 0:
             _own = origin
     return _own or ONE_CLOCK
 
@@ -71,7 +77,7 @@ def _answers(wire: Any, ranks: Sequence[int], offset: int) -> Operation:
 
 
 def _questions(wire: Any, found: list[ClockOffset]) -> Operation:
-    """Ask rank 0; append the offset by the shortest question to `found`."""
+    """Ask rank 0; put the offset by the shortest question into `found`."""
     stamp = numpy.zeros(1, numpy.int64)
     offsets = []
     for _ in range(QUESTIONS):
@@ -80,7 +86,7 @@ def _questions(wire: Any, found: list[ClockOffset]) -> Operation:
         yield from _moved(wire.Irecv, stamp, 0)
         after = now()
         offsets.append(ClockOffset(int(stamp[0]) - (before + after) // 2, (after - before + 1) // 2))
-    found.append(min(offsets, key=lambda one: one.error))
+    found[0] = min(offsets, key=lambda one: one.error)
 
 
 def _moved(move: Callable[[Any, int, int], Any], stamp: numpy.ndarray, rank: int) -> Operation:

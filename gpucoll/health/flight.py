@@ -39,7 +39,8 @@ class Flight:
     def __init__(self, folder: Path, group: str, rank: int, size: int, clock: ClockOffset = ONE_CLOCK) -> None:
         # Records hold monotonic times, reports compare ranks by the time of rank 0's host: "wall" is the difference.
         facts = {"group": group, "rank": rank, "size": size, "process": os.getpid(), "host": socket.gethostname(),
-                 "wall": now() + clock.nanoseconds - time.monotonic_ns(), "clock_error": clock.error}
+                 "wall": now() + clock.nanoseconds - time.monotonic_ns(), "clock_offset": clock.nanoseconds,
+                 "clock_error": clock.error}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = folder / f"{group}-rank{rank}-{os.getpid()}.flight"
@@ -100,7 +101,8 @@ class Story(NamedTuple):
     process: int
     host: str
     calls: tuple[RecordedCall, ...]
-    clock_error: int = 0  # nanoseconds: the largest error of the times, which are by the clock of rank 0's host
+    clock_offset: int = 0  # nanoseconds: the times are by the clock of rank 0's host, the host's own clock plus this
+    clock_error: int = 0  # nanoseconds: the largest error of the times
 
 
 def read(path: Path) -> Story:
@@ -113,7 +115,7 @@ def read(path: Path) -> Story:
         records = numpy.frombuffer(content, RECORD, offset=HEAD)
         chosen = {name: _kind(facts.get(name), kind) for name, kind in
                   (("group", str), ("rank", int), ("size", int), ("process", int), ("host", str), ("wall", int),
-                   ("clock_error", int))}
+                   ("clock_offset", int), ("clock_error", int))}
         if not 0 <= chosen["rank"] < chosen["size"] <= 1 << 24:
             raise ValueError("it names no rank")
         wall = chosen.pop("wall")

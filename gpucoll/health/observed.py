@@ -82,8 +82,8 @@ class ObservedCall(Call):
         if self._comparison is not None:
             yield from self._comparison.compare(self.request.description)
         rows = source, target
-        self._notify("before", rows)
         try:
+            self._notify("before", rows)
             yield from self._executed(self._call.run(source, target, stream, repeated=repeated), rows)
         except BaseException:
             self._notify("failed", rows)
@@ -149,10 +149,13 @@ class Log:
 class Ranges:
     """The observer for the levels of `RANGES`: each call is a range, named in words, in the timeline of a profiler.
 
-    `nvtx` needs the package nvtx and shows the ranges in Nsight Systems, `profiler` needs PyTorch.
+    `nvtx` needs the package nvtx and shows the ranges in Nsight Systems, `profiler` needs PyTorch. `blocks()` returns
+    whether this thread is in a blocking call.
     """
 
-    def __init__(self, level: str) -> None:
+    def __init__(self, level: str, blocks: Callable[[], bool]) -> None:
+        self._changes_threads = level == "nvtx"
+        self._blocks = blocks
         self._began: Callable[[str], Callable[[], None]] = _profiled if level == "profiler" else _in_nvtx
         try:
             self._began("gpucoll")()
@@ -165,8 +168,10 @@ class Ranges:
         """Begin or end the range of a call."""
         if phase == "before":
             self._end = self._began(described(request.description))
-        elif phase in ("after", "failed") and self._end is not None:
+        # PyTorch's range ends in the thread of its begin: an asynchronous call may go on in the progress thread.
+        elif self._end is not None and (phase != "after_send" or not (self._changes_threads or self._blocks())):
             self._end()
+            self._end = None
 
 
 def _in_nvtx(words: str) -> Callable[[], None]:
@@ -177,7 +182,7 @@ def _in_nvtx(words: str) -> Callable[[], None]:
 
 
 def _profiled(words: str) -> Callable[[], None]:
-    """Begin a range of PyTorch's profiler; return the function that ends the range, in any thread."""
+    """Begin a range of PyTorch's profiler; return the function that ends the range, in this thread."""
     from torch.autograd.profiler import record_function
 
     return functools.partial(record_function(words).__enter__().__exit__, None, None, None)
@@ -251,14 +256,17 @@ def observed(call: Call, observers: Sequence[CallObserver], comparison: Comparis
     return ObservedCall(call, observers, comparison) if observers or comparison else call
 
 
-def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver]:
-    """Return the observers requested by GPUCOLL_DEBUG and GPUCOLL_FAULT; raise ArgumentError for unknown values."""
+def observers_of(rank: int, environment: Mapping[str, str], blocks: Callable[[], bool]) -> list[CallObserver]:
+    """Return the observers requested by GPUCOLL_DEBUG and GPUCOLL_FAULT; raise ArgumentError for unknown values.
+
+    `blocks()` is whether the current thread is in a blocking call.
+    """
     found: list[CallObserver] = []
     level, fault = environment.get("GPUCOLL_DEBUG", ""), environment.get("GPUCOLL_FAULT", "")
     if level and level not in LEVELS:
         raise ArgumentError(f"GPUCOLL_DEBUG={level!r}{nearest(level, LEVELS)}", code="GC-DEBUG")
     if level in RANGES:
-        found.append(Ranges(level))
+        found.append(Ranges(level, blocks))
     elif level and level != STRAGGLERS:
         found.append(Log(rank, level, logger()))
     if fault and (chosen := Fault.of(fault)).rank == rank:

@@ -34,7 +34,8 @@ def delays(groups: Mapping[str, Sequence[Story]]) -> list[RankDelay]:
     """Return the delays of all ranks in all calls recorded by all ranks, in order of time."""
     ends: dict[tuple[str, int, int], list[int]] = collections.defaultdict(list)
     for story in (story for ranks in groups.values() for story in ranks):
-        ends[_worker(story)] += [call.ended for call in story.calls if call.ended is not None]
+        # By the host's own clock: records of several communicators of a process may have unlike offsets.
+        ends[_worker(story)] += [call.ended - story.clock_offset for call in story.calls if call.ended is not None]
     for known in ends.values():
         known.sort()
     found = []
@@ -51,7 +52,7 @@ def delays(groups: Mapping[str, Sequence[Story]]) -> list[RankDelay]:
                 continue
             most = statistics.median_low([call.began for _, call in calls]) + clock_error(ranks)
             for story, call in calls:
-                found.append(RankDelay(story.rank, _own(call, most, ends[_worker(story)]), call))
+                found.append(RankDelay(story.rank, _own(call, most, ends[_worker(story)], story.clock_offset), call))
     return sorted(found, key=lambda one: one.call.began)
 
 
@@ -65,10 +66,14 @@ def _worker(story: Story) -> tuple[str, int, int]:
     return story.host, story.process, story.rank if story.group.startswith(THREADS) else 0
 
 
-def _own(call: RecordedCall, most: int, ends: Sequence[int]) -> int:
-    """Return the delay of a call after most ranks, at most the time since the last of the process' `ends`."""
-    before = bisect.bisect_right(ends, call.began)
-    return min(max(0, call.began - most), call.began - ends[before - 1]) if before else 0
+def _own(call: RecordedCall, most: int, ends: Sequence[int], offset: int) -> int:
+    """Return the delay of a call after most ranks, at most the time since the last of the process' `ends`.
+
+    `ends` are by the clock of the host, the other times by the clock of rank 0, which is the host's plus `offset`.
+    """
+    here = call.began - offset
+    before = bisect.bisect_right(ends, here)
+    return min(max(0, call.began - most), here - ends[before - 1]) if before else 0
 
 
 def ranked(groups: Mapping[str, Sequence[Story]]) -> list[dict[str, Any]]:

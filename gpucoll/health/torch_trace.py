@@ -19,7 +19,7 @@ from gpucoll.health.flight import CLOSED, RecordedCall, Story
 VERSION = "2.10"  # of the format
 PREFIX = "trace_rank_"
 NO_NAME = "undefined"  # PyTorch's description of a group without a name
-# Collectives that the analyser does not know, each under a name that no other collective here has.
+# Names of PyTorch's for collectives that the analyser does not know.
 NAMES = {"gather_v": "gather", "scatter_v": "scatter", "all_to_all_v": "all_to_all_v_single",
          "scan": "all_gather_single", "exscan": "reduce_scatter_single"}
 GATHERS = ("all_gather", "gather", "all_to_all")  # the output has a block for each rank
@@ -27,12 +27,12 @@ SCATTERS = ("reduce_scatter", "scatter", "all_to_all")  # the input has a block 
 
 
 def dumps(groups: Mapping[str, Sequence[Story]]) -> list[dict[str, Any]]:
-    """Return PyTorch's dict for each rank of the largest communicator, in rank order.
+    """Return PyTorch's dict for each rank of the largest communicator, in rank order; the latest of equal size.
 
     A rank without a file has no calls. Communicators of other processes than these ranks, and parts of ranks that are
     threads, are left out.
     """
-    world = max(groups.values(), key=lambda stories: stories[0].size)
+    world = max(groups.values(), key=lambda stories: (stories[0].size, _latest(stories)))
     processes = Counter((story.host, story.process) for story in world)
     ranks = {(story.host, story.process): story.rank for story in world if processes[story.host, story.process] == 1}
     found: list[dict[str, Any]] = [{"version": VERSION, "pg_config": {}, "entries": []} for _ in range(world[0].size)]
@@ -52,6 +52,10 @@ def dumps(groups: Mapping[str, Sequence[Story]]) -> list[dict[str, Any]]:
     for dump in found:
         dump["entries"].sort(key=lambda entry: entry["time_created_ns"])
     return found
+
+
+def _latest(stories: Sequence[Story]) -> int:
+    return max((call.began for story in stories for call in story.calls), default=0)
 
 
 def _entry(story: Story, call: RecordedCall) -> dict[str, Any]:

@@ -130,6 +130,10 @@ class Progress:
             self._stepping.release()
         return True
 
+    def blocks(self) -> bool:
+        """Return whether this thread is in a blocking call."""
+        return self._owner == threading.get_ident()
+
     def _refuse_second_thread(self, name: str) -> None:
         """Raise UsageError and revoke the communicator if another thread is inside a call.
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy
@@ -67,23 +68,28 @@ def test_a_delay_within_the_error_is_none(records):
     assert straggler(vague)["rank"] is None
 
 
-def test_a_rank_that_joins_later_asks_alone():
-    """Only the rank without an offset asks; the others keep theirs."""
-    known = [clocks.ClockOffset(5, 1), clocks.ClockOffset(6, 2), None]
+def test_a_host_that_joins_later_asks_alone():
+    """Only the first rank of the host without an offset asks; a store gathers lists in place of tuples."""
+    known, calls, asked = [[5, 1], [6, 2], None, None], [], []
 
     class Gathering:
         @staticmethod
         def allgather(mine):
-            return known
+            calls.append(mine)
+            return known if len(calls) == 1 else [list(mine), list(mine), [8, 3], list(mine)]
 
-    asked = []
 
     def answers(wire, ranks, offset):
         asked.append((ranks, offset))
         yield from ()
 
-    with mock.patch.object(clocks, "_own", known[0]), mock.patch.object(clocks, "_answers", answers):
-        assert clocks.align(0, (0, 1, 1), Gathering, None, lambda operation, name: [*operation]) == known[0]
+    for rank, own, result in ((0, clocks.ClockOffset(5, 1), (5, 1)), (1, clocks.ClockOffset(6, 2), (6, 2)),
+                              (3, None, (8, 4))):
+        calls.clear()
+        with mock.patch.object(clocks, "_own", own), mock.patch.object(clocks, "_answers", answers):
+            place = SimpleNamespace(rank=rank, nodes=(0, 1, 2, 2))
+            link = SimpleNamespace(place=place, mpi=Gathering, wire=None)
+            assert clocks.align(link, lambda operation, name: [*operation]) == result
     assert asked == [([2], 5)]
 
 

@@ -188,7 +188,9 @@ def test_arrays_in_windows_of_nccl(gpus, machine):
 def test_parts_with_the_resources_of_their_parent(gpus, machine):
     share = {"GPUCOLL_NCCL_SHARE": "1", **machine}
     gpus("parts", 4, env=share)
+    gpus("early_receive", 2, env=share)
     gpus("failed_part", SIZE, env=share)
+    gpus("turns", 1, env=machine)
 
 
 def test_graphs_of_memory_that_other_ranks_map_are_not_kept_by_address(gpus):

@@ -4,12 +4,14 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.health.observed import Ranges
 from pace import seconds
 
 
@@ -62,6 +64,30 @@ def test_a_package_may_be_missing(monkeypatch, level, module):
     with pytest.raises(gc.ArgumentError, match=f"GPUCOLL_DEBUG={level}.*pip install") as found:
         gc.init_local(1)
     assert found.value.code == "GC-DEBUG"
+
+
+def test_a_range_contains_the_waiting(ranges, monkeypatch):
+    """Rank 0 waits for rank 1, which begins its call only then: the range of rank 0 is open."""
+    monkeypatch.setenv("GPUCOLL_CHECK", "off")  # a comparison would wait before the call
+    comms, waits, seen, real = gc.init_local(2), threading.Event(), [], Ranges.on_phase
+    ranges.clear()
+
+    def on_phase(self, phase, request, rows):
+        real(self, phase, request, rows)
+        if phase == "after_send":
+            seen.append([kind for kind, _ in ranges])
+            waits.set()
+
+    monkeypatch.setattr(Ranges, "on_phase", on_phase)
+    first = threading.Thread(target=lambda: comms[0].all_reduce(numpy.ones(5), algorithm="ring"))
+    first.start()
+    assert waits.wait(seconds(60))
+    comms[1].all_reduce(numpy.ones(5), algorithm="ring")
+    first.join()
+    for comm in comms:
+        comm.close()
+    assert seen[0] == ["begin"]
+    assert sorted(kind for kind, _ in ranges) == ["begin"] * 2 + ["end"] * 2
 
 
 PROFILED = """

@@ -60,6 +60,18 @@ def test_ranks_alike_late_in_turn_do_not_stand_out():
     assert [row["share"] for row in found["ranks"]] == [0.25] * 4
 
 
+def test_the_clock_of_a_host_counts_for_the_calls_of_a_process():
+    """Rank 1's record before has the host's own clock, a second behind: the delay is at most the time in between."""
+    barrier = Signature("barrier")
+    alone = Story("own", 0, 1, 101, "host", (RecordedCall(1, START, START + 505, 8, barrier),))
+    first, second = (Story("g", rank, 2, 100 + rank, "host", (
+        RecordedCall(1, START, START, 8, barrier),
+        RecordedCall(2, START + SECOND + 15 + 500 * rank, START + SECOND + 600, 8, barrier)),
+        clock_offset=SECOND * rank) for rank in range(2))
+    found = [(one.rank, one.nanoseconds) for one in delays({"own": [alone], "g": [first, second]}) if one.nanoseconds]
+    assert found == [(1, 10)]
+
+
 def test_a_call_that_ended_late_is_no_delay_before_the_next():
     barrier, broadcast = Signature("barrier"), Signature("broadcast")
     first, second = (Story("g", rank, 2, 100 + rank, "host", (

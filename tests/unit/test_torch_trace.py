@@ -59,6 +59,14 @@ def test_groups_have_the_ranks_of_the_largest_communicator():
     assert found[3]["pg_config"]["part"]["ranks"] == "[1, 3]"
 
 
+def test_of_two_runs_the_latest_counts():
+    call = [Signature("barrier", algorithm="dissemination")]
+    old, new = ([story(rank, call, name, first=first, process=10 * first + rank) for rank in range(SIZE)]
+                for name, first in (("a", 1), ("b", 9)))
+    for groups in ({"a": old, "b": new}, {"b": new, "a": old}):
+        assert [[*dump["pg_config"]] for dump in dumps(groups)] == [["b"]] * SIZE
+
+
 def test_ranks_that_are_threads_have_no_parts():
     call = [Signature("barrier", algorithm="dissemination")]
     world = [story(rank, call, process=9) for rank in range(SIZE)]
