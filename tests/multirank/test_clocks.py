@@ -62,8 +62,9 @@ def test_records_of_two_hosts_are_by_one_clock(records):
 
 def test_a_delay_within_the_error_is_none(records):
     groups, _ = stories(records[0])
-    assert any(one.nanoseconds for one in delays(groups))
-    vague = {name: [story._replace(clock_error=SECOND) for story in files] for name, files in groups.items()}
+    certain, vague = ({name: [story._replace(clock_error=error) for story in files] for name, files in groups.items()}
+                      for error in (0, SECOND))
+    assert any(one.nanoseconds for one in delays(certain))
     assert not any(one.nanoseconds for one in delays(vague))
     assert straggler(vague)["rank"] is None
 
