@@ -76,7 +76,7 @@ PLANTED_GPU = [
     ("gpu", "an asynchronous call of a part is enqueued later", "gpucoll/communicator/core.py",
      "            if self.shared_gpu() is not None:\n", "            if False:\n"),
     ("gpu", "parts have resources of their own", "gpucoll/device/nccl.py",
-     "config = nccl.NcclConfig(split_share=1)", "config = None"),
+     "config = nccl.NcclConfig(split_share=1) if shared else None", "config = None"),
     ("gpu", "a communicator goes on after the abort of its family", "gpucoll/device/nccl.py",
      "        if self._family.is_aborted:\n", "        if False:\n"),
     ("gpu", "a part is made with work of its parent under way", "gpucoll/communicator/points.py",

@@ -71,12 +71,11 @@ PLANTED_ROWS = [("row", *fault) for fault in (
     ("a second thread waits its turn", WAITS,
      "        if self._owner is None and not self.is_busy():\n", "        if True:\n"),
     ("communicators of a process take turns", WAITS,
-     "        self._stepping = threading.Lock()\n        self._more",
-     "        self._stepping = vars(Progress).get('_lock') \\\n"
-     "            or setattr(Progress, '_lock', threading.Lock()) or Progress._lock\n"
-     "        self._more"),
+     "self._stepping, self._more = threading.Lock(), threading.Event()",
+     "self._stepping, self._more = vars(Progress).get('_lock') \\\n"
+     "            or setattr(Progress, '_lock', threading.Lock()) or Progress._lock, threading.Event()"),
     ("a call inside another is made", WAITS,
-     "if self._owner == threading.get_ident():\n            raise UsageError",
+     "if self.blocks():\n            raise UsageError",
      "if False:\n            raise UsageError"),
     ("a work that is dropped stays undone", "gpucoll/communicator/lifecycle.py", "    drain_all()\n", ""),
     ("a closed communicator takes calls", "gpucoll/communicator/lifecycle.py",

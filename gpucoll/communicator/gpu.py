@@ -387,12 +387,11 @@ def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
     # All ranks must choose alike: the oldest GPU decides on NCCL's float8.
     lowest = min(gpu.capability for gpu in claimed)
     from gpucoll.device.cuda import CudaDevice
-    from gpucoll.device.nccl import joined, joined_family, shares
+    from gpucoll.device.nccl import joined, shares
 
     device = CudaDevice(ordinal)
-    makers = joined_family if shares() else joined, joined
-    transport, points = (make(link.place.rank, link.place.size, one, device, timeout)
-                         for make, one in zip(makers, ids, strict=True))
+    transport, points = (joined(link.place.rank, link.place.size, one, device, timeout, shared=shared)
+                         for one, shared in zip(ids, (shares(), False), strict=True))
     return _on_nccl(device, transport, points, lowest)
 
 

@@ -75,15 +75,13 @@ class Lifecycle:
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
         self.preflight: Preflight | None = None  # read by the guard in every wait
         self._flight = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
-        rank = link.place.rank
+        rank, threads = link.place.rank, isinstance(link, LocalLink)
         self._observers = observers_of(rank, os.environ, self.waits.blocks)
-        threads = isinstance(link, LocalLink)
         self._exporters = exporters(os.environ, rank, 0 if threads else gpu_index(link.place))
         for exporter in self._exporters:
             exporter.add(self.clock.sums, rank, threads=threads)
-        preflight = None
-        if link.place.size > 1 and options.compares != "off":
-            preflight = Preflight(link, self.waits, self._elsewhere, self.clock)
+        compares = link.place.size > 1 and options.compares != "off"
+        preflight = Preflight(link, self.waits, self._elsewhere, self.clock) if compares else None
         self.preflight = preflight if link.has_collectives else None
         # The engine compares the calls of a single node in shared memory: no messages then.
         comparison = None if self.host.compares_calls or preflight is None else \

@@ -275,16 +275,14 @@ class Nccl:
         return outcome
 
 
-def joined(rank: int, size: int, unique_id: Any, device: Any, timeout: float) -> Nccl:
-    """Return the communicator of `size` ranks with the same `unique_id`; a collective call."""
-    return Nccl(lambda: nccl.NcclCommunicator(size, unique_id, rank), size, device, timeout, Family(shared=False))
+def joined(rank: int, size: int, unique_id: Any, device: Any, timeout: float, *, shared: bool = False) -> Nccl:
+    """Return the communicator of `size` ranks with the same `unique_id`; if `shared`, parts share its resources.
 
-
-def joined_family(rank: int, size: int, unique_id: Any, device: Any, timeout: float) -> Nccl:
-    """Return the communicator as `joined` does; parts made by `split` share its resources."""
-    config = nccl.NcclConfig(split_share=1)
+    A collective call.
+    """
+    config = nccl.NcclConfig(split_share=1) if shared else None
     return Nccl(lambda: nccl.NcclCommunicator(size, unique_id, rank, config), size, device, timeout,
-                Family(shared=True))
+                Family(shared=shared))
 
 
 def shares() -> bool:

@@ -10,6 +10,7 @@ All ranks exchange the findings and so reach the same exit code; rank 0 prints.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -118,8 +119,11 @@ def _rank_facts(comm: Any = None) -> Report:
 
 
 def _pci(ordinal: int | None) -> int | None:
-    """Return the number of a GPU's PCI id."""
-    return None if ordinal is None else numbered(gpus.describe_gpu(ordinal).pci)
+    """Return the number of a GPU's PCI id, None if unknown."""
+    # The doctor also reports on machines where CUDA fails.
+    with contextlib.suppress(Exception):
+        return None if ordinal is None else numbered(gpus.describe_gpu(ordinal).pci)
+    return None
 
 
 def _assemble(everyone: Sequence[Report], mpi: facts.Findings) -> Report:

@@ -67,21 +67,19 @@ class Progress:
 
     def __init__(self, timeout: float, *, foreign: tuple[type[Exception], ...] = (), threads: bool = True,
                  crowded: bool = False) -> None:
-        self.timeout = timeout
+        self.timeout, self._foreign, self._threads = timeout, foreign, threads
         self.hooks: list[Callable[[], object]] = []
         self.failure: GpucollError | None = None
         self.unreported: GpucollError | None = None  # the failure, until a call or a wait has raised it
         self.reported: object = None  # the kind (`kind_of`) of the last error raised by a call or a wait
         self._owner: int | None = None  # the thread inside a blocking call; None while the progress thread steps
-        self._foreign, self._threads = foreign, threads
         self._spin = CROWDED_SPIN if crowded else SPIN
         self._queue: collections.deque[Work] = collections.deque()  # collectives, in order
         self._alone: list[Work] = []  # messages between two ranks, in no order
         self.under_way = UnderWay()  # the time with work in `_queue` or `_alone`
         # Held by the one thread that advances operations: a generator cannot run in two threads, and a single-threaded
         # MPI must not be called by two. Taken only without blocking: the holder may itself wait for a long time.
-        self._stepping = threading.Lock()
-        self._more = threading.Event()  # wakes the progress thread
+        self._stepping, self._more = threading.Lock(), threading.Event()  # `_more` wakes the progress thread
         self._thread: threading.Thread | None = None
         self.thread = 0  # the system's number of the thread that made the last call
         self.name, self.waits_since = "", 0.0  # the operation of the last wait, and the start time (`time.monotonic`)
@@ -99,7 +97,7 @@ class Progress:
 
     def run(self, operation: Operation, name: str) -> None:
         """Drive `operation` to the end in this thread, after all submitted before; UsageError inside another call."""
-        if self._owner == threading.get_ident():
+        if self.blocks():
             raise UsageError(f"{name}: called inside another call of this communicator, as by a signal handler")
         self.thread = threading.get_native_id()
         # The common case: nothing is queued, so drive the operation here, without a `Work` and the progress thread.
@@ -205,7 +203,7 @@ class Progress:
                 raise
             # A blocking call holds `_stepping` for its whole length, so only its own thread can advance messages
             # between two ranks. The peer may need them before it comes to this collective.
-            if self._alone and self._owner == threading.get_ident():
+            if self._alone and self.blocks():
                 self._advance_alone()
             now = time.monotonic()
             if now > deadline:
