@@ -12,6 +12,7 @@ EIGHT = "multirank/test_disagreements.py::test_eight_ranks_that_differ_are_told"
 ENGINE = "multirank/test_engine_failures.py::test_failures"
 DENIED = "multirank/test_edges.py::test_what_one_rank_is_denied_all_are_told"
 VALUES = "contract/test_contract.py::test_other_arrays"
+SPECIAL = "contract/test_contract.py::test_special_values"
 GRID = "contract/test_contract.py::test_every_algorithm"
 KILLED = "multirank/test_deaths.py::test_a_killed_rank_is_named"
 KILLED_IN = "multirank/test_deaths.py::test_whenever_a_rank_is_killed_nobody_waits"
@@ -94,10 +95,10 @@ ROWS = {
             mutants=("an array is asked for in another stream's order",)),
     33: Row("two ranks on one GPU", ("multirank/test_bootstrap.py::test_two_ranks_on_one_gpu_are_named",
             "multirank/test_stand_in.py::test_two_ranks_on_one_gpu"), mutants=("ranks may share a GPU unasked",)),
-    34: Row("NaN and infinities", (VALUES, "multirank/test_guard.py::test_numerics_are_checked"),
+    34: Row("NaN and infinities", (SPECIAL, "multirank/test_guard.py::test_numerics_are_checked"),
             mutants=("the least of floats leaves NaN out",)),
-    35: Row("integers overflow", (VALUES,), mutants=("integers are summed as floats",)),
-    36: Row("float16 overflows; subnormal numbers", (VALUES,), mutants=("float16 saturates",)),
+    35: Row("integers overflow", (SPECIAL,), mutants=("integers are summed as floats",)),
+    36: Row("float16 overflows; subnormal numbers", (SPECIAL,), mutants=("float16 saturates",)),
     37: Row("the mean of integers, products with zeros", (ARGUMENTS, GRID), mutants=("integers have a mean",)),
     38: Row("the same bits on all ranks in all runs",
             ("contract/test_contract.py::test_the_same_bits_on_every_rank_and_in_every_run",),

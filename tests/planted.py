@@ -203,7 +203,7 @@ PLANTED = [
     ("product", "a known call of a list writes into the list", "kernels/binding/calls.h",
      "is_apart &= !is_overlap(one, out);", ""),
     ("product", "a call of other lengths sends the message of a known call", "gpucoll/communicator/ragged.py",
-     "(name, x.dtype, x.shape, *counts)", "(name, x.dtype, x.shape[1:], *counts)"),
+     "(name, x.dtype, x.shape) if", "(name, x.dtype, x.shape[1:]) if"),
     ("product", "lists of other lengths send the message of a known call", "gpucoll/communicator/ragged.py",
      "*[one.shape for one in x]", "*[one.shape[1:] for one in x]"),
     ("product", "a wide type is rounded at every step", "gpucoll/arrays/space.py",

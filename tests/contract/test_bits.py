@@ -108,7 +108,10 @@ def ties(name, size):
     rows[0] = (1 + 2 * random.integers(0, 2 ** (precision - 2), 200) * 2.0 ** (1 - precision)).astype(part)
     if size > 2:
         rows[1] = part.type(2.0 ** -precision)  # half of the last bit
-        rows[2] = part.type(2.0 ** (bits.FORMATS[part.name][1] + precision)) * random.choice([-1, 1], 200).astype(part)
+        # Of float16 the least number is the half of float32's last bit beside 1.
+        least = bits.FORMATS[part.name][1]
+        tiny = 2.0 ** random.choice([least, least + precision, max(least, -30)], 200)
+        rows[2] = (tiny * random.choice([-1, 1], 200)).astype(part)
     return rows
 
 

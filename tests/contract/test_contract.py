@@ -86,6 +86,11 @@ def test_other_arrays(executor, body, algorithm):
         executor.run(size, getattr(programs, body), algorithm)
 
 
+def test_special_values(executor):
+    """Not drawn: each executor, the walk without the engine included, has arithmetic of its own."""
+    executor.run(3, programs.special_values, "auto")
+
+
 def test_averages_do_not_overflow(executor):
     for size, algorithm in ((1, "auto"), (3, "auto"), (3, "ring"), (5, "one_shot")):
         executor.run(size, programs.large_averages, algorithm)

@@ -64,6 +64,20 @@ def test_bits_are_those_of_messages_and_calls_follow_each_other(name, size):
         assert found == on_threads(size, programs.rounded, "float16", executor="mpi")
 
 
+def exscan_in_place(comm, count):
+    """The first rank has nothing to wait for, and fills its result: the others still read the same array as input."""
+    for turn in range(3):
+        x = numpy.arange(count, dtype=numpy.float64) * (comm.rank + 1) + turn
+        wanted = sum((numpy.arange(count) * (rank + 1.0) + turn for rank in range(comm.rank)), numpy.zeros(count))
+        comm.exscan(x, out=x, algorithm="linear")
+        assert (x == wanted).all(), turn
+
+
+@pytest.mark.parametrize("count", [7, 1 << 20])
+def test_an_exscan_in_place(count):
+    on_threads(4, exscan_in_place, count, executor="shared")
+
+
 def many_broadcasts(comm, count):
     """The root waits for no receiver and runs far ahead; the root's array, only read, may be read-only."""
     for number in range(100):

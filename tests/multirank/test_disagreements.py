@@ -184,7 +184,8 @@ def words_come_late(mpi):
 
         def receive(buffer, source, tag):
             request, waits = wire.Irecv(buffer, source, tag), tag == Tag.COMPARISON and comm.rank == 0
-            return SimpleNamespace(Test=lambda: not (waits and not asked) and request.Test())
+            looks = iter([False] * 4)  # a message comes after some looks of `explain`
+            return SimpleNamespace(Test=lambda: not (waits and not (asked and next(looks, True))) and request.Test())
 
         def explained(patience, *, differ):
             asked.append(patience)

@@ -174,6 +174,9 @@ def known_blocks_are_checked(comm):
     for bad in ([[one] for one in counts], counts[:-1], [1.0] * size, numpy.array(counts) + 1, None):
         with pytest.raises(gc.ArgumentError if rank == 1 else gc.PeerError):
             comm.reduce_scatter_v(rows, bad if rank == 1 else counts)
+    calls["reduce_scatter_v"]()
+    with pytest.raises(gc.ArgumentError if rank == 1 else gc.PeerError):
+        comm.reduce_scatter_v(rows[1:] if rank == 1 else rows, counts)
     for more in ({"root": [0]}, {"root": 9}, {"algorithm": ["auto"]}, {"algorithm": "nonsense"}):
         comm.gather_v(x)
         with pytest.raises(gc.ArgumentError if rank == 1 else gc.PeerError):
