@@ -75,10 +75,11 @@ def rank(folder, name):
         names = lambda collective: ["native", "auto"]  # noqa: E731
     comm = gc.init(timeout=seconds(TIMEOUT), executor=case["executor"] or None)
     number, is_culprit = comm.rank, comm.rank == int(case["culprit"] * comm.size)
-    before, came, began = mixture.held(), "success", time.monotonic()
+    announce_death(Path(folder, f"{number}.victim"))
+    before, came, began = resources(), "success", time.monotonic()
     try:
         comm.split(0).close()  # resources of a first call are kept
-        before = mixture.held()
+        before = resources()
         with comm.split(0) as part:
             varied = mixture.Varied(part)
             for step in range(STEPS):
@@ -97,12 +98,36 @@ def rank(folder, name):
         came = traceback.format_exc()
     lasted = time.monotonic() - began
     varied = part = None
-    after = mixture.held()
+    after = resources()
     left = {key: after[key] - before[key] for key in after if key != "MiB" and after[key] > before[key]}
     write(folder, number, came, left if came == "success" else {}, lasted)
     end = time.monotonic() + 4 * TIMEOUT
     while case["fault"] in ENDS_JOB and len(told(folder)) < comm.size - 1 and time.monotonic() < end:
         time.sleep(0.01)  # the launcher may end all ranks after the first end
+
+
+def resources():
+    """Return the resources held by this process, without the thread of its join port.
+
+    A rank that closes a communicator with a failed rank starts the thread, at most one in a process: the port tells
+    ranks about to regroup that this rank has left.
+    """
+    import mixture
+
+    held = mixture.held()
+    return held | {"threads": held["threads"] - any(one.name == "gpucoll hub" for one in threading.enumerate())}
+
+
+def announce_death(path):
+    """Leave a file before a signal to this process: the fault's number may be that of several ranks, of other groups.
+    """
+    send = os.kill
+
+    def kill(process, number):
+        path.touch()
+        send(process, number)
+
+    os.kill = kill
 
 
 def write(folder, number, came, left, lasted):
@@ -138,21 +163,26 @@ def once(name, size):
             with contextlib.suppress(jobs.subprocess.TimeoutExpired):
                 process.wait(0.2)
             found = told(folder)
-            if case["fault"] == "sigstop" and len(found) >= size - 1:
-                break  # the stopped rank would stay
-        in_time, found = process.poll() is not None or case["fault"] == "sigstop", told(folder)
+            if case["fault"] == "sigstop" and len(found) >= size - max(1, len(victims(folder))):
+                break  # the stopped ranks would stay
+        in_time, found, dead = process.poll() is not None or case["fault"] == "sigstop", told(folder), victims(folder)
         jobs.end_job(process, token)
         lasted, left = time.monotonic() - began, litter(folder) - before
         output.seek(0)
         said = output.read().decode(errors="replace")
-    return [*judged(case, size, culprit, found, in_time), *(f"left: {one}" for one in left)], found, said, lasted
+    wrong = [*judged(case, size, dead | {culprit}, found, in_time), *(f"left: {one}" for one in left)]
+    return wrong, found, said, lasted
+
+
+def victims(folder):
+    return {int(path.stem) for path in Path(folder).glob("*.victim")}
 
 
 def told(folder):
     return {int(path.stem): json.loads(path.read_text()) for path in Path(folder).glob("*.json") if path.stem.isdigit()}
 
 
-def judged(case, size, culprit, found, in_time):
+def judged(case, size, culprits, found, in_time):
     if not in_time:
         yield f"ranks {sorted(set(range(size)) - set(found))} did not end"
     for number, (came, left, lasted) in found.items():
@@ -167,9 +197,7 @@ def judged(case, size, culprit, found, in_time):
     missing = set(range(size)) - set(found)
     if case["fault"] == "sigkill" and not found and jobs.require_launcher().vendor.mark == "HYDRA":
         return  # MPICH's launcher sometimes ends all ranks, despite its options
-    if case["fault"] in BY_VARIABLE and len(missing) == 1:
-        return  # a split renumbers the ranks: the fault's rank is another process there
-    if missing - {culprit} and case["fault"] not in ("exception", "exit", "_exit", "thread"):
+    if missing - culprits and case["fault"] not in ("exception", "exit", "_exit", "thread"):
         yield f"ranks {sorted(missing)} have told nothing"
 
 

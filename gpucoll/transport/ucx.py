@@ -99,7 +99,8 @@ class UcxProcess:
         self._endpoints: dict[bytes, int] = {}
         # The names of the communicators that agree on a number now. The least name comes first.
         self._agreeing: list[str] = []
-        self._lock = threading.Lock()  # guards `contexts` and `_agreeing`
+        self._taking = ""  # the name for which this rank takes part now
+        self._lock = threading.Lock()  # guards `contexts`, `_agreeing` and `_taking`
         if _is_forked:
             self.reason = "the parent of this process has used UCX; start ranks by spawn"
         elif module is not None:
@@ -123,17 +124,28 @@ class UcxProcess:
         try:
             while True:
                 with self._lock:
-                    mine = self.contexts if min(self._agreeing) == name else -1
+                    if not self._taking and min(self._agreeing) == name:
+                        self._taking = name
+                    mine = self.contexts if self._taking == name else -1
                 numbers = everyone(mine)
                 highest = max(numbers)
                 if min(numbers) >= 0:
                     return highest
+                self._take_no_part(name)
                 time.sleep(RETRY)
         finally:
+            # Also after an error: other ranks may have taken the number.
+            self._take_no_part(name, highest + 1)
             with self._lock:
-                # Also after an error: other ranks may have taken the number.
-                self.contexts = max(self.contexts, highest + 1)
                 self._agreeing.remove(name)
+
+    def _take_no_part(self, name: str, next_number: int = 0) -> None:
+        """Let another name have its turn; the numbers below `next_number` are taken."""
+        with self._lock:
+            # In one step: the next name must not see a number just taken.
+            self.contexts = max(self.contexts, next_number)
+            if self._taking == name:
+                self._taking = ""
 
     def close(self, patience: float) -> None:
         """Close all connections; the last messages leave before, within `patience` seconds."""

@@ -49,12 +49,16 @@ template <class T, class Op, class Given> GC_DEV void fold_exactly(Team team, co
     });
 }
 
+// Whether the compiler needs more registers for these GPUs: the usual number of loads would not fit into 128.
+constexpr bool IS_TIGHT = GC_ARCH >= 1200;
+
 // Fold `count` elements of at least GROUP sources.
 template <class T, class Op, u32 GROUP, class Given> GC_DEV void fold_in_order(Team team, const Given& a, u64 count) {
     // Loads under way together. The wide values of a word take 4 registers, 8 for elements of 2 bytes, 16 for
     // elements of 1 byte. With more loads some kernels would exceed 128 registers.
     constexpr u32 LOADS = sizeof(T) == 1 ? (GROUP == 2 ? 4 : GROUP) : sizeof(T) > 4 ? 8 : 16;
-    constexpr u32 AT_ONCE = sizeof(T) == 2 && GROUP == 2 ? 4 : LOADS / GROUP;
+    constexpr u32 USUAL = sizeof(T) == 2 && GROUP == 2 ? 4 : LOADS / GROUP;
+    constexpr u32 AT_ONCE = IS_TIGHT && USUAL > 1 ? USUAL / 2 : USUAL;
     u64 differences = 0;
     for (u32 k = 0; k < a.sources; ++k) differences |= a.source(k) ^ a.target(0);
     for (u32 k = 1; k < a.targets; ++k) differences |= a.target(k) ^ a.target(0);

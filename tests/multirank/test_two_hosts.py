@@ -1,31 +1,25 @@
 """Two hosts joined by a network: results, tables, and the network traffic counted by the hosts' links.
 
-A host is a network namespace. A bridge in a further namespace joins the hosts, so that the machine's addresses and
-firewall are not affected. The tests need root, iproute2, and MPICH, because MPICH can be configured not to use the
-memory shared by these hosts.
+The hosts are network namespaces (scripts/hosts.py). The tests need MPICH, because MPICH can be configured not to use
+the memory shared by these hosts.
 """
 
-import contextlib
 import json
-import shutil
 import subprocess
 import sys
-import uuid
 
 import pytest
 
+import hosts
 from gpucoll.tuner.table import parse
 from pace import seconds
 from ranks import run_job
 
-LINK, NETWORK = "e0", "10.77.0"
-# UCX would detect and use the memory shared by the "hosts". Limit UCX to TCP, also inside a host.
-NO_SHARED_MEMORY = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": LINK}
 # A replacement of ssh for MPICH's mpiexec, called with options, an address, and a shell command for this host.
 LOGIN = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 host=$1; shift
-exec ip netns exec "NAME-${host##*.}" sh -c "$*"
+exec ip netns exec "MARK-${host##*.}" sh -c "$*"
 """
 MOST = 1.1  # times the array's bytes, each way: allows headers and MPI's own messages
 COUNTED = """
@@ -59,52 +53,30 @@ if comm.rank == 0:
 """
 
 
-def ip(*words):
-    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
-
-
-@contextlib.contextmanager
-def made_hosts(name):
-    """Create the hosts NAME-1 and NAME-2, and delete both on leaving the context."""
-    names = [f"{name}-{number}" for number in range(3)]  # the bridge's namespace first
-    with contextlib.ExitStack() as stack:
-        for namespace in names:
-            ip("netns", "add", namespace)
-            stack.callback(ip, "netns", "del", namespace)
-        ip("-n", names[0], "link", "add", "bridge", "type", "bridge")
-        ip("-n", names[0], "link", "set", "bridge", "up")
-        for number, namespace in enumerate(names[1:], 1):
-            ip("-n", namespace, "link", "add", LINK, "type", "veth", "peer", "name", f"port{number}", "netns", names[0])
-            ip("-n", names[0], "link", "set", f"port{number}", "master", "bridge", "up")
-            ip("-n", namespace, "addr", "add", f"{NETWORK}.{number}/24", "dev", LINK)
-            for device in (LINK, "lo"):
-                ip("-n", namespace, "link", "set", device, "up")
-        yield
-
-
 @pytest.fixture
 def on_hosts(launcher, tmp_path):
     """Yield `on_hosts(ranks, *argv)`: run `argv` on `ranks` ranks per host, return the output; skip without hosts."""
-    if shutil.which("ip") is None or launcher.vendor.mark != "HYDRA":
-        pytest.skip("hosts need iproute2's ip, and MPICH")
-    name, login = f"gpucoll-{uuid.uuid4().hex[:8]}", tmp_path / "login"
-    login.write_text(LOGIN.replace("NAME", name))
-    login.chmod(0o700)
+    reason = "MPICH's mpiexec is missing" if launcher.vendor.mark != "HYDRA" else hosts.lacking()
+    if reason:
+        pytest.skip(reason)
+    login = tmp_path / "login"
 
     def run(ranks, *argv):
-        mpiexec = [launcher.path, "-launcher", "ssh", "-launcher-exec", str(login), "-iface", LINK,
-                   "-hosts", f"{NETWORK}.1,{NETWORK}.2", "-ppn", str(ranks), "-n", str(2 * ranks)]
-        job = run_job(["ip", "netns", "exec", f"{name}-1", *mpiexec, sys.executable, *argv], seconds(120),
-                      {**NO_SHARED_MEMORY, "GPUCOLL_CACHE": str(tmp_path / "cache")})
+        mpiexec = [launcher.path, "-launcher", "ssh", "-launcher-exec", str(login), "-iface", hosts.LINK,
+                   "-hosts", ",".join(host.address for host in nodes), "-ppn", str(ranks), "-n", str(2 * ranks)]
+        job = run_job(nodes[0].within(*mpiexec, sys.executable, *argv), seconds(120),
+                      {**hosts.SOCKETS, "GPUCOLL_CACHE": str(tmp_path / "cache")})
         assert job.returncode == 0, job.stdout + job.stderr
         return job.stdout
 
     try:
-        with made_hosts(name):
+        with hosts.made(2) as (_, *nodes):
+            login.write_text(LOGIN.replace("MARK", nodes[0].namespace.rpartition("-")[0]))
+            login.chmod(0o700)
             yield run
     except subprocess.CalledProcessError as error:
         pytest.skip(f"hosts are network namespaces joined by a bridge, and cannot be made: {error.stderr.strip()}")
-    assert name not in ip("netns", "list")
+    assert nodes[0].namespace not in hosts.ip("netns", "list")
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])

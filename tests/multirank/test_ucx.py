@@ -231,13 +231,28 @@ def unconnected(monkeypatch):
 
 
 def test_communicators_made_by_threads_have_numbers_of_their_own(unconnected):
-    """Two threads of each rank make two communicators, in any order, and ranks have made others before."""
+    """Two threads of each rank make two communicators at once, the later name first; rank 1 has made others before.
+
+    No thread ends before all four have begun.
+    """
     processes, store, wave = [unconnected() for _ in range(2)], MemoryStore(), threading.Barrier(4)
+    later = [threading.Event() for _ in range(2)]
     processes[1].contexts = 11
 
     def agreed(rank, name):
-        wave.wait()
-        return processes[rank].context(name, StoreRanks(store, name, rank, 2, seconds(60)).allgather)
+        ranks, has_begun = StoreRanks(store, name, rank, 2, seconds(60)), False
+
+        def everyone(mine):
+            nonlocal has_begun
+            if not has_begun:
+                has_begun = True
+                later[rank].set()
+                wave.wait(seconds(60))
+            return ranks.allgather(mine)
+
+        if name == "a":
+            assert later[rank].wait(seconds(60))
+        return processes[rank].context(name, everyone)
 
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(agreed, (0, 0, 1, 1), "abba"))

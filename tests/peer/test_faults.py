@@ -87,7 +87,10 @@ MOVES = [sources.reducing("steps", None, DTYPES[name])
 
 
 def test_kernels_compile():
-    """A sample of ops and dtypes, drawn by the seed, compiles; the architectures share the kernels among them."""
+    """A sample of ops and dtypes, drawn by the seed, compiles; the architectures share the kernels among them.
+
+    Each architecture compiles the sum of float32. GPUs of sm_120 have no NVLink, and so no use for `ll128`.
+    """
     try:
         archs = [arch for arch in gate.ARCHS if int(arch.removeprefix("sm_")) in nvrtc.archs()]
     except BackendError as error:
@@ -95,4 +98,5 @@ def test_kernels_compile():
     pairs = generator(44).sample(PAIRS, 24)
     kernels = [*MOVES, *(MAKERS[number % len(MAKERS)](*pair) for number, pair in enumerate(pairs))]
     for first, arch in enumerate(archs):
-        gate.check(kernels[first::len(archs)], arch)
+        share = [one for one in kernels[first::len(archs)] if (arch, one.entry[:5]) != ("sm_120", "ll128")]
+        gate.check([sources.reducing("fold_all", OPS["sum"], DTYPES["float32"]), *share], arch)

@@ -16,13 +16,15 @@ import pytest
 from gpucoll.bench import arguments
 
 import pages
+import schedulers
 from gpucoll import cli
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll" / "MIGRATING.md",
            *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery")]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-THEIRS = {"module", "srun", "export", "pytest", "nvidia-smi", "torchfrtrace"}  # programs of others, not checked here
+# Programs of others, not checked here.
+THEIRS = {"module", "srun", "sbatch", "export", "pytest", "nvidia-smi", "torchfrtrace"}
 QUICK = {"bound", "convert", "draw", "explain", "simulate", "synthesize", "verify"}  # verbs run unchanged
 SMALLER = {"1..64": "1..4", "1..32": "1..4"}  # smaller ranges for the tests
 USERS = {"example.py", "train.py", "program.py"}  # programs of the reader
@@ -86,6 +88,9 @@ def check(words):
         assert rest[0] in USERS or (ROOT / rest[0]).is_file()
         if rest[0] == "scripts/train.py":
             check_options(rest[1:], help_of("scripts/train.py"))
+    elif program == "scripts/cluster":
+        assert rest[0] in schedulers.KINDS
+        check(rest[3:] if rest[1] == "--hosts" else rest[1:])
     elif program.startswith("scripts/"):
         assert os.access(ROOT / program, os.X_OK)
         text = help_of("scripts/train.py") + " --ranks -k" if program == "scripts/train" else \

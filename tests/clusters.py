@@ -1,0 +1,61 @@
+"""A cluster of two hosts on this machine, with programs and jobs in a folder of the test."""
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+
+import hosts
+import schedulers
+from jobs import same_gpucoll
+from pace import seconds
+from ranks import run_job
+
+
+class Cluster:
+    """A cluster of two hosts, with a folder for programs and their files."""
+
+    def __init__(self, everyone, variables, folder, launcher):
+        self.everyone, self.folder = everyone, folder
+        self.mpi = "--mpi=pmix" if launcher.vendor.mark == "Open MPI" else "--mpi=pmi2"
+        self.variables = {**schedulers.prepared(sys.executable, variables), **same_gpucoll(),
+                          **launcher.vendor.environment, "GPUCOLL_CACHE": str(folder / "cache"),
+                          "OMP_NUM_THREADS": "1"}
+
+    def run(self, command, timeout=60):
+        """Run a shell's command on the head; return the `subprocess.CompletedProcess`."""
+        return run_job(self.everyone[0].within("sh", "-c", f"cd {self.folder}\n{command}"), seconds(timeout),
+                       self.variables)
+
+    def printed(self, command, timeout=60):
+        """Return the output of a command that must not fail."""
+        job = self.run(command, timeout)
+        assert job.returncode == 0, job.stdout + job.stderr
+        return job.stdout
+
+    def program(self, text, *arguments, deadline=30):
+        """Return the words of a Python program, with the deadline of its calls as the first argument."""
+        path = self.folder / "program.py"
+        path.write_text(text)
+        return " ".join(["python", str(path), str(seconds(deadline)), *map(str, arguments)])
+
+    def script(self, text):
+        """Return the path of a job's script for sbatch."""
+        path = self.folder / "job.sh"
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        return path
+
+
+@contextlib.contextmanager
+def made_cluster(kind, folder, launcher):
+    """Yield a `Cluster` with the daemons of Slurm or ssh; skip the test on a machine without them."""
+    reason = hosts.lacking() or schedulers.lacking(kind)
+    if reason:
+        pytest.skip(f"a cluster with {kind}: {reason}")
+    with contextlib.ExitStack() as stack:
+        try:
+            everyone = stack.enter_context(hosts.made(2))
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"hosts are network namespaces, and cannot be made: {error.stderr.strip()}")
+        yield Cluster(everyone, stack.enter_context(schedulers.KINDS[kind](everyone)), folder, launcher)

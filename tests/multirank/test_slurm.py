@@ -1,0 +1,270 @@
+"""Jobs of Slurm on two hosts: places, steps, arrays, signals, requeued jobs, failures; with MPI and without.
+
+Slurm's own daemons serve two network namespaces: see scripts/schedulers.py.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusters import made_cluster
+from pace import Patience, seconds
+from thread_ranks import on_threads
+
+pytestmark = pytest.mark.nightly
+
+PLACE = """
+import json, os, sys
+import numpy
+import gpucoll as gc
+
+with gc.init(timeout=float(sys.argv[1])) as comm:
+    hosts = comm.all_gather(numpy.array([int(os.environ["SLURM_NODEID"])])).ravel().tolist()
+    places = comm.all_gather(numpy.array([comm.node, comm.local_rank, comm.local_size])).tolist()
+    x = numpy.arange(1 << 16) + comm.rank
+    assert (comm.all_reduce(x) == numpy.arange(1 << 16) * comm.size + sum(range(comm.size))).all()
+    if comm.rank == 0:
+        print(json.dumps([hosts, places, os.environ.get("SLURM_ARRAY_TASK_ID", "")]))
+"""
+# Every rank saves the steps done at SIGTERM.
+SAVES = """
+import os, sys, time
+from pathlib import Path
+import numpy
+import gpucoll as gc
+
+folder, steps = Path(sys.argv[2]), 0
+with gc.init(timeout=float(sys.argv[1])) as comm:
+    gc.on_terminate(lambda: Path(folder, f"saved-{comm.rank}").write_text(str(steps)))
+    while True:
+        comm.all_reduce(numpy.ones(4))
+        steps += 1
+        if comm.rank == 0:
+            Path(folder, "began").touch()
+"""
+# A training by ZeRO, with a checkpoint at the end of each run. The first run of the job ends after three steps.
+LEARNS = """
+import numpy
+from gpucoll.training import Adam, ZeRO
+
+def learned(comm, training, steps):
+    training = training or ZeRO({"w": numpy.zeros((5, 3))}, comm, Adam(0.1), stage=3)
+    for step in steps:
+        x = numpy.random.default_rng([step, comm.rank]).standard_normal((4, 5))
+        with training.layer(["w"]) as given:
+            gradient = x.T @ (x @ given["w"] - 1)
+        training.ready("w", gradient)
+        training.step()
+    with training.layer(["w"]) as given:
+        return training, given["w"].tobytes().hex()
+"""
+TRAINS = LEARNS + """
+import os, sys
+from pathlib import Path
+import gpucoll as gc
+
+folder, again = Path(sys.argv[2]), int(os.environ.get("SLURM_RESTART_COUNT", 0))
+with gc.init(timeout=float(sys.argv[1]), deterministic=True) as comm:
+    training = ZeRO.load(folder / "checkpoint", comm, Adam(0.1), stage=3) if again else None
+    training, w = learned(comm, training, range(3, 6) if again else range(3))
+    training.save(folder / "checkpoint")
+    if comm.rank == 0:
+        Path(folder, f"run-{again}").write_text(w)
+"""
+# The rank of sys.argv[2] fails in the way of sys.argv[3], after some calls.
+FAILS = """
+import os, signal, sys
+import numpy
+import gpucoll as gc
+
+with gc.init(timeout=float(sys.argv[1])) as comm:
+    for turn in range(1000):
+        comm.all_reduce(numpy.ones(4))
+        if turn == 20 and comm.rank == int(sys.argv[2]):
+            if sys.argv[3] == "raise":
+                raise ZeroDivisionError("on purpose")
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+ENDLESS = """
+import os, sys
+from pathlib import Path
+import numpy
+import gpucoll as gc
+
+with gc.init(timeout=float(sys.argv[1])) as comm:
+    while True:
+        comm.all_reduce(numpy.ones(4))
+        Path(sys.argv[2], f"began-{comm.rank}").touch()
+"""
+PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
+WITHOUT = "GPUCOLL_SECRET=secret GPUCOLL_STORE=tcp://node1:29400"
+
+
+@pytest.fixture
+def cluster(tmp_path, launcher):
+    with made_cluster("slurm", tmp_path, launcher) as cluster:
+        yield cluster
+
+
+def check_places(printed, size):
+    """Check that ranks on one host have one node, with local ranks in order; return the numbers of the hosts."""
+    on, places, _ = json.loads(printed.splitlines()[-1])
+    first = list(dict.fromkeys(on))
+    assert len(on) == size
+    assert places == [[first.index(host), on[:rank].count(host), on.count(host)] for rank, host in enumerate(on)]
+    return on
+
+
+@pytest.mark.parametrize(("size", "how", "on"), [
+    (2, "-N1", [0, 0]), (8, "-N1", [0] * 8), (4, "-N2 --ntasks-per-node=2", [0, 0, 1, 1]),
+    (3, "-N2 --ntasks-per-node=2", [0, 0, 1]), (4, "-N2 --ntasks-per-node=2 --distribution=cyclic", [0, 1, 0, 1]),
+    (5, "-N2 --distribution=plane=2", [0, 0, 1, 0, 0]), (4, "-N2 --exclusive --ntasks-per-node=2", [0, 0, 1, 1])])
+@pytest.mark.parametrize("by", ["mpi", "none"])
+def test_ranks_know_their_places(cluster, by, size, how, on):
+    variables, kind = ("", cluster.mpi) if by == "mpi" else (WITHOUT, "--mpi=none")
+    found = cluster.printed(f"{variables} srun {kind} {how} -n {size} {cluster.program(PLACE)}")
+    assert check_places(found, size) == on
+
+
+def test_the_job_of_the_page_without_mpi(cluster):
+    """Two of these jobs run side by side on the same hosts, and have different ports."""
+    text, = re.findall(r"\*\*Slurm without MPI\.\*\*.*?```sh\n#!/bin/bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    program = cluster.program(PLACE)
+    assert "python train.py" in text
+    script = cluster.script(text.replace("python train.py", program))
+    cluster.printed(f"sbatch --wait --output=a.txt {script} & sbatch --wait --output=b.txt {script} && wait $!", 120)
+    for name in "ab":
+        assert check_places((cluster.folder / f"{name}.txt").read_text(), 8) == [0] * 4 + [1] * 4
+
+
+def test_steps_side_by_side_in_one_allocation(cluster):
+    step = f"srun --exact {cluster.mpi} -N2 -n 2"
+    program = cluster.program(PLACE)
+    cluster.printed(f"salloc -N2 -n 4 sh -c '{step} --output=a.txt {program} & {step} --output=b.txt {program} && "
+                    "wait $!'")
+    for name in "ab":
+        assert check_places((cluster.folder / f"{name}.txt").read_text(), 2) == [0, 1]
+
+
+def test_an_array_of_jobs(cluster):
+    script = cluster.script(f"srun {cluster.mpi} {cluster.program(PLACE)}")
+    cluster.printed(f"sbatch --wait --array=0-2 -n 2 -N1 --output=%a.txt {script}", 120)
+    for number in range(3):
+        found = (cluster.folder / f"{number}.txt").read_text()
+        assert check_places(found, 2) == [0, 0]
+        assert json.loads(found.splitlines()[-1])[2] == str(number)
+
+
+def test_sigterm_before_the_time_limit(cluster):
+    """Slurm sends SIGTERM up to a minute earlier than asked for: here soon after the start."""
+    script = cluster.script(f"srun {cluster.mpi} {cluster.program(SAVES, cluster.folder)}")
+    job = cluster.run(f"sbatch --wait --time=1 --signal=TERM@40 -n 4 -N2 --output=said.txt {script}", 120)
+    assert job.returncode, job.stdout + job.stderr
+    said = (cluster.folder / "said.txt").read_text()
+    saved = sorted(path.name for path in cluster.folder.glob("saved-*"))
+    assert saved == [f"saved-{rank}" for rank in range(4)], said
+    assert (cluster.folder / "began").exists()
+
+
+def test_a_job_is_requeued_and_resumes(cluster):
+    """The second run begins with the checkpoint of the first, and ends with the bits of an undisturbed training."""
+    program = cluster.program(TRAINS, cluster.folder)
+    script = cluster.script(f"srun {cluster.mpi} {program} && test $SLURM_RESTART_COUNT || "
+                            "scontrol requeue $SLURM_JOB_ID")
+    said = cluster.folder / "said.txt"
+    cluster.printed(f"sbatch --requeue -n 4 -N2 --open-mode=append --output={said} {script}")
+    patience = Patience(120)
+    while cluster.printed("sleep 0.5; squeue -h") and patience.left():
+        pass
+    assert (cluster.folder / "run-1").exists(), said.read_text()
+    names = {}
+    exec(LEARNS, names)
+    undisturbed = on_threads(4, lambda comm: names["learned"](comm, None, range(6))[1], deterministic=True)
+    assert (cluster.folder / "run-1").read_text() == undisturbed[0]
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+@pytest.mark.parametrize("by", ["mpi", "none"])
+def test_a_rank_that_fails_ends_the_step(cluster, by, how):
+    """Without MPI the ranks left name the failed rank; with MPI the first end may end all ranks at once."""
+    variables, kind = ("", cluster.mpi) if by == "mpi" else (WITHOUT, "--mpi=none")
+    job = cluster.run(f"{variables} srun {kind} -N2 -n 4 --ntasks-per-node=2 {cluster.program(FAILS, 3, how)}", 90)
+    assert job.returncode, job.stdout + job.stderr
+    if how == "raise":
+        assert "ZeroDivisionError: on purpose" in job.stderr
+    if by == "none":
+        assert re.search(r"RankFailedError.*rank 3", job.stderr), job.stderr
+
+
+@pytest.mark.parametrize("by", ["mpi", "none"])
+def test_a_host_that_dies_ends_the_job(cluster, by):
+    """All processes of the second host end at once, Slurm's daemon first. Without MPI its ranks are named."""
+    variables, kind = ("", cluster.mpi) if by == "mpi" else (WITHOUT, "--mpi=none")
+    program = cluster.program(ENDLESS, cluster.folder, deadline=20)
+    step = cluster.everyone[0].within(
+        "sh", "-c", f"{variables} exec srun {kind} -N2 -n 4 --ntasks-per-node=2 {program}")
+    with open(cluster.folder / "said.txt", "w") as said:
+        job = subprocess.Popen(step, env=cluster.variables, stdout=said, stderr=said, start_new_session=True)
+    try:
+        patience = Patience(60)
+        while len(list(cluster.folder.glob("began-*"))) < 4 and job.poll() is None and patience.left():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(0.1)
+        daemon, = (int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline")
+                   if is_daemon(path, cluster.everyone[2]))
+        os.kill(daemon, signal.SIGKILL)
+        assert job.wait(seconds(90)), (cluster.folder / "said.txt").read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    if by == "none":
+        found = (cluster.folder / "said.txt").read_text()
+        assert re.search(r"(RankFailedError|CollectiveTimeout).*ranks? 2", found), found
+
+
+def is_daemon(path, host):
+    """Return whether a process is `unshare` of the host's daemon: the end of this process ends all others."""
+    with contextlib.suppress(OSError):
+        words = path.read_bytes().split(b"\0")
+        return words[0] == b"unshare" and b"--kill-child" in words and host.name.encode() in words and \
+            os.path.basename(os.readlink(path.with_name("exe"))) == "unshare"
+    return False
+
+
+def test_a_wrong_pmi_is_told(cluster):
+    """N ranks that each see a world of one stop, with the right option; the doctor has the same sentence."""
+    for command in (cluster.program(PLACE), "gpucoll doctor"):
+        job = cluster.run(f"srun --mpi=none -N2 -n 4 {command}", 120)
+        said = " ".join((job.stdout + job.stderr).split())
+        assert job.returncode, said
+        assert f"launch with srun {cluster.mpi}" in said
+        assert "[GC-LAUNCHER] Slurm's srun started 4 ranks" in said
+
+
+def test_the_doctor_finds_nothing_wrong(cluster):
+    found = cluster.printed(f"srun {cluster.mpi} -N2 -n 4 --ntasks-per-node=2 gpucoll doctor", 120)
+    assert "Slurm's srun started 4" in found
+    assert "verdict     fine" in found
+    for line in ("node1: ranks 0, 1;", "node2: ranks 2, 3;"):
+        assert f"host        {line}" in found
+
+
+def test_mpiexec_in_an_allocation(cluster, launcher):
+    if launcher.vendor.mark != "HYDRA":
+        pytest.skip("the wheel of Open MPI has no support for Slurm's allocations")
+    found = cluster.printed(f"salloc -N2 --ntasks-per-node=2 mpiexec -n 4 {cluster.program(PLACE)}")
+    assert check_places(found, 4) == [0, 0, 1, 1]
+
+
+def test_gpucoll_run_on_each_host_of_a_step(cluster):
+    words = cluster.program(PLACE).removeprefix("python ")
+    found = cluster.printed("GPUCOLL_SECRET=secret srun --mpi=none -N2 -n 2 --ntasks-per-node=1 sh -c 'gpucoll run "
+                            f"--nnodes 2 --node-rank $SLURM_NODEID --rendezvous node1:29400 -n 2 {words}'")
+    assert check_places(found, 4) == [0, 0, 1, 1]

@@ -1,0 +1,66 @@
+"""Ranks started by ssh on two hosts, as Kubernetes' MPIJob does: places, a killed rank, and the way of ssh itself."""
+
+import json
+
+import pytest
+
+from clusters import made_cluster
+
+pytestmark = pytest.mark.nightly
+
+PLACE = """
+import json, socket, sys
+import numpy
+import gpucoll as gc
+
+with gc.init(timeout=float(sys.argv[1])) as comm:
+    x = numpy.arange(1 << 16) + comm.rank
+    assert (comm.all_reduce(x) == numpy.arange(1 << 16) * comm.size + sum(range(comm.size))).all()
+    places = comm.mpi.allgather([socket.gethostname(), comm.node, comm.local_rank])
+    if comm.rank == 0:
+        print(json.dumps(places))
+"""
+FAILS = """
+import os, signal, sys
+import numpy
+import gpucoll as gc
+
+with gc.init(timeout=float(sys.argv[1])) as comm:
+    for turn in range(1000):
+        comm.all_reduce(numpy.ones(4))
+        if turn == 20 and comm.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path, launcher):
+    with made_cluster("ssh", tmp_path, launcher) as cluster:
+        yield cluster
+
+
+def mpiexec(launcher):
+    """Return the words to start two ranks on each host of the file of hosts."""
+    if launcher.vendor.mark == "HYDRA":
+        return "mpiexec -f $HOSTFILE -ppn 2 -n 4"
+    # Open MPI's own daemons take the address of the one network that all hosts share.
+    return "mpiexec --hostfile $HOSTFILE --map-by ppr:2:node:oversubscribe --allow-run-as-root -x UCX_TLS -x PATH -n 4"
+
+
+EXPECTED = [["node1", 0, 0], ["node1", 0, 1], ["node2", 1, 0], ["node2", 1, 1]]
+
+
+def test_ranks_by_a_file_of_hosts(cluster, launcher):
+    found = cluster.printed(f"{mpiexec(launcher)} {cluster.program(PLACE)}", 90)
+    assert json.loads(found.splitlines()[-1]) == EXPECTED
+
+
+def test_ranks_by_gpucoll_run(cluster):
+    words = cluster.program(PLACE).removeprefix("python ")
+    found = cluster.printed(f"gpucoll run --nproc-per-node 2 --hosts node1,node2 {words}", 90)
+    assert json.loads(found.splitlines()[-1]) == EXPECTED
+
+
+def test_a_killed_rank_ends_the_job(cluster, launcher):
+    job = cluster.run(f"{mpiexec(launcher)} {cluster.program(FAILS)}", 90)
+    assert job.returncode, job.stdout + job.stderr
