@@ -51,7 +51,11 @@ def lacking() -> str:
     if os.geteuid():
         return "hosts are network namespaces, made by root"
     missing = [name for name in ("ip", "unshare", "hostname") if shutil.which(name) is None]
-    return f"hosts need the programs {', '.join(missing)}" if missing else ""
+    if missing:
+        return f"hosts need the programs {', '.join(missing)}"
+    tried = subprocess.run(["unshare", "--net", "--uts", "--pid", "--fork", "--mount-proc", "true"],
+                           capture_output=True, text=True)
+    return f"hosts are network namespaces, and cannot be made: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 @contextlib.contextmanager
@@ -70,14 +74,14 @@ def made(count: int = 2) -> "Iterator[list[Host]]":
             with open(f"{NAMES}/{host.namespace}/hosts", "w") as file:
                 file.write(f"127.0.0.1 localhost\n{names}")
         head = everyone[0]
-        ip("-n", head.namespace, "link", "add", "bridge", "type", "bridge")
-        ip("-n", head.namespace, "addr", "add", f"{head.address}/24", "dev", "bridge")
+        ip("-n", head.namespace, "link", "add", LINK, "type", "bridge")
+        ip("-n", head.namespace, "addr", "add", f"{head.address}/24", "dev", LINK)
         for number, host in enumerate(everyone[1:], 1):
             ip("-n", host.namespace, "link", "add", LINK, "type", "veth", "peer", "name", f"port{number}",
                "netns", head.namespace)
-            ip("-n", head.namespace, "link", "set", f"port{number}", "master", "bridge", "up")
+            ip("-n", head.namespace, "link", "set", f"port{number}", "master", LINK, "up")
             ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", LINK)
         for host in everyone:
-            for device in ("bridge" if host is head else LINK, "lo"):
+            for device in (LINK, "lo"):
                 ip("-n", host.namespace, "link", "set", device, "up")
         yield everyone

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hosts import SOCKETS, Host
 
-START = 60.0  # seconds for all daemons to answer
+START = 120.0  # seconds for all daemons to answer
 SLOTS = 8     # ranks per host; more than the machine has cores
-# Several tasks on a core and no cgroups: the hosts share the cores of one machine. A host is given up after 10 s, and a
-# requeued job starts once its old credential has expired, after 5 s.
+# Several tasks on a core and no cgroups: the hosts share the cores of one machine. A host is given up after 30 s, and a
+# requeued job starts once its old credential has expired, after 20 s: enough for a loaded machine.
 CONFIGURATION = """\
 ClusterName=gpucoll
 SlurmctldHost=head({head})
 SlurmUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={folder}/munge.socket,cred_expire=20
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -39,7 +39,7 @@ SlurmdParameters=config_overrides
 SchedulerType=sched/builtin
 MpiDefault=none
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=30
 KillWait=3
 MessageTimeout=30
 TreeWidth=65533
@@ -62,6 +62,9 @@ AcceptEnv *
 CLIENT = """\
 Host *
     IdentityFile {folder}/key
+    IdentitiesOnly yes
+    IdentityAgent none
+    BatchMode yes
     UserKnownHostsFile /dev/null
     StrictHostKeyChecking no
     LogLevel ERROR
@@ -103,7 +106,7 @@ def running(command: "Sequence[str]", log: str) -> "Iterator[subprocess.Popen[by
 
 def await_daemons(is_ready: "Callable[[], bool]", daemons: "Sequence[subprocess.Popen[bytes]]",
                   logs: "Sequence[str]") -> None:
-    """Wait until the daemons answer; raise NotStarted if a daemon has ended, or after a minute."""
+    """Wait until the daemons answer; raise NotStarted if a daemon has ended, or after `START` seconds."""
     deadline = time.monotonic() + START
     while not is_ready():
         if time.monotonic() > deadline or any(daemon.poll() is not None for daemon in daemons):
@@ -154,9 +157,16 @@ def slurm(everyone: "Sequence[Host]") -> "Iterator[dict[str, str]]":
 
 def _idle(head: Host, variables: "dict[str, str]") -> int:
     """Return the number of Slurm's idle hosts; 0 before the controller answers."""
-    job = subprocess.run(head.within(str(found("sinfo")), "-h", "-N", "-t", "idle", "-o", "%N"), text=True,
-                         capture_output=True, env={**os.environ, **variables}, timeout=START)
-    return len(job.stdout.split())
+    return len(answer(head.within(str(found("sinfo")), "-h", "-N", "-t", "idle", "-o", "%N"), variables).split())
+
+
+def answer(command: "Sequence[str]", variables: "dict[str, str] | None" = None) -> str:
+    """Return what a command prints; "" if the command fails or takes longer than 10 seconds."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        job = subprocess.run(command, text=True, capture_output=True, env={**os.environ, **(variables or {})},
+                             timeout=10)
+        return job.stdout if job.returncode == 0 else ""
+    return ""
 
 
 @contextlib.contextmanager
@@ -168,7 +178,7 @@ def ssh(everyone: "Sequence[Host]") -> "Iterator[dict[str, str]]":
     _, *nodes = everyone
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ssh-"))
-        os.makedirs("/run/sshd", exist_ok=True)  # sshd's own condition
+        os.makedirs("/run/sshd", mode=0o755, exist_ok=True)  # sshd's own condition
         for name in ("host_key", "key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{folder}/{name}"], check=True)
         with open(f"{folder}/config", "w") as file:
@@ -193,8 +203,7 @@ def ssh(everyone: "Sequence[Host]") -> "Iterator[dict[str, str]]":
 
 
 def _answers(host: Host, head: Host, client: str) -> bool:
-    return subprocess.run(head.within(client, "-o", "ConnectTimeout=2", host.name, "true"), capture_output=True,
-                          timeout=START).returncode == 0
+    return answer(head.within(client, "-o", "ConnectTimeout=2", host.name, "echo", "here")) == "here\n"
 
 
 KINDS = {"slurm": slurm, "ssh": ssh}

@@ -1,8 +1,10 @@
 """A cluster of two hosts on this machine, with programs and jobs in a folder of the test."""
 
 import contextlib
-import subprocess
+import fcntl
+import os
 import sys
+import tempfile
 
 import pytest
 
@@ -11,6 +13,8 @@ import schedulers
 from jobs import same_gpucoll
 from pace import seconds
 from ranks import run_job
+
+LOCK = os.path.join(tempfile.gettempdir(), f"clusters-of-{os.getuid()}.lock")
 
 
 class Cluster:
@@ -54,8 +58,7 @@ def made_cluster(kind, folder, launcher):
     if reason:
         pytest.skip(f"a cluster with {kind}: {reason}")
     with contextlib.ExitStack() as stack:
-        try:
-            everyone = stack.enter_context(hosts.made(2))
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"hosts are network namespaces, and cannot be made: {error.stderr.strip()}")
+        # One cluster at a time: two of them, each with its ranks, are too much for a small machine.
+        fcntl.flock(stack.enter_context(open(LOCK, "w")), fcntl.LOCK_EX)
+        everyone = stack.enter_context(hosts.made(2))
         yield Cluster(everyone, stack.enter_context(schedulers.KINDS[kind](everyone)), folder, launcher)

@@ -124,7 +124,8 @@ def announce_death(path):
     send = os.kill
 
     def kill(process, number):
-        path.touch()
+        if process == os.getpid():
+            path.touch()
         send(process, number)
 
     os.kill = kill

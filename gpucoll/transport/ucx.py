@@ -118,6 +118,8 @@ class UcxProcess:
         different ranks. So a rank takes part for one name at a time, the least of those under way, and all begin again
         until every rank takes part for the same name.
         """
+        # Wait for all ranks before taking part: a rank yet to come may first be making another communicator.
+        everyone(-1)
         with self._lock:
             self._agreeing.append(name)
         highest = -1
@@ -127,14 +129,15 @@ class UcxProcess:
                     if not self._taking and min(self._agreeing) == name:
                         self._taking = name
                     mine = self.contexts if self._taking == name else -1
+                highest = max(highest, mine)  # an error of `everyone` may come after other ranks have agreed
                 numbers = everyone(mine)
-                highest = max(numbers)
+                highest = max(highest, *numbers)
                 if min(numbers) >= 0:
-                    return highest
+                    return max(numbers)
                 self._take_no_part(name)
                 time.sleep(RETRY)
         finally:
-            # Also after an error: other ranks may have taken the number.
+            # Also after an error: other ranks may have taken this rank's number.
             self._take_no_part(name, highest + 1)
             with self._lock:
                 self._agreeing.remove(name)
@@ -142,7 +145,7 @@ class UcxProcess:
     def _take_no_part(self, name: str, next_number: int = 0) -> None:
         """Let another name have its turn; the numbers below `next_number` are taken."""
         with self._lock:
-            # In one step: the next name must not see a number just taken.
+            # In one step: the next name must not be given a number just taken.
             self.contexts = max(self.contexts, next_number)
             if self._taking == name:
                 self._taking = ""

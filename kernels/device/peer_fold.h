@@ -49,7 +49,7 @@ template <class T, class Op, class Given> GC_DEV void fold_exactly(Team team, co
     });
 }
 
-// Whether the compiler needs more registers for these GPUs: the usual number of loads would not fit into 128.
+// The compiler needs more registers for sm_120 and later: the usual number of loads would not fit into 128.
 constexpr bool IS_TIGHT = GC_ARCH >= 1200;
 
 // Fold `count` elements of at least GROUP sources.

@@ -5,7 +5,9 @@ import json
 import pytest
 
 import gpucoll as gc
+import kills
 from elastic_group import BEGIN, group_in
+from grids import generator
 from pace import seconds
 
 
@@ -78,3 +80,10 @@ def test_a_training_goes_on_bit_for_bit(group, victim, moment):
             assert abs(min(losses) - (moment - 1) // 4) <= 1
         else:
             assert [*losses] == [*range(12)]
+
+
+@pytest.mark.nightly
+def test_a_training_survives_many_kills():
+    *_, told, wrong = kills.run(20, generator("kills").getrandbits(32))
+    assert told
+    assert wrong == []

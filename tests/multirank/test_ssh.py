@@ -29,6 +29,7 @@ with gc.init(timeout=float(sys.argv[1])) as comm:
     for turn in range(1000):
         comm.all_reduce(numpy.ones(4))
         if turn == 20 and comm.rank == 3:
+            open(os.path.join(sys.argv[2], "failed"), "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -62,5 +63,6 @@ def test_ranks_by_gpucoll_run(cluster):
 
 
 def test_a_killed_rank_ends_the_job(cluster, launcher):
-    job = cluster.run(f"{mpiexec(launcher)} {cluster.program(FAILS)}", 90)
+    job = cluster.run(f"{mpiexec(launcher)} {cluster.program(FAILS, cluster.folder)}", 90)
     assert job.returncode, job.stdout + job.stderr
+    assert (cluster.folder / "failed").exists()

@@ -1,6 +1,7 @@
 """Ranks of several hosts without MPI: a store joins the ranks, and UCX carries the messages between hosts."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -240,12 +241,10 @@ def test_communicators_made_by_threads_have_numbers_of_their_own(unconnected):
     processes[1].contexts = 11
 
     def agreed(rank, name):
-        ranks, has_begun = StoreRanks(store, name, rank, 2, seconds(60)), False
+        ranks, rounds = StoreRanks(store, name, rank, 2, seconds(60)), itertools.count()
 
         def everyone(mine):
-            nonlocal has_begun
-            if not has_begun:
-                has_begun = True
+            if next(rounds) == 1:  # after the round in which the ranks wait for each other
                 later[rank].set()
                 wave.wait(seconds(60))
             return ranks.allgather(mine)
@@ -262,12 +261,36 @@ def test_communicators_made_by_threads_have_numbers_of_their_own(unconnected):
     assert [one.contexts for one in processes] == [13, 13]
 
 
+@pytest.mark.parametrize(("begun", "alone"), [("ba", "ab"), ("ab", "ba"), ("ab", "ab"), ("ba", "ba")])
+def test_a_rank_with_one_thread_makes_communicators_in_any_order(unconnected, begun, alone):
+    """Rank 0 has a thread for each communicator, and begins in a given order; rank 1 makes both in a single thread."""
+    processes, store, has_begun = [unconnected() for _ in range(2)], MemoryStore(), threading.Event()
+
+    def agreed(rank, name):
+        ranks = StoreRanks(store, name, rank, 2, seconds(20))
+
+        def everyone(mine):
+            if rank == 0:
+                has_begun.set()
+            return ranks.allgather(mine)
+
+        return processes[rank].context(name, everyone)
+
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(agreed, 0, begun[0])
+        assert has_begun.wait(seconds(60))
+        second = threads.submit(agreed, 0, begun[1])
+        there = dict(zip(alone, threads.submit(lambda: [agreed(1, name) for name in alone]).result(), strict=True))
+    assert {begun[0]: first.result(), begun[1]: second.result()} == there
+    assert {*there.values()} == {0, 1}
+
+
 def test_a_number_that_others_may_have_taken_is_not_used_again(unconnected):
     here = unconnected()
     here.contexts = 3
     with pytest.raises(KeyError):
-        here.context("a", lambda mine: {}[mine])
-    assert here.context("b", lambda mine: [mine, 2]) == 3
+        here.context("a", lambda mine: {-1: [-1, -1]}[mine])
+    assert here.context("b", lambda mine: [mine, 2]) == 4
     assert here.context("c", lambda mine: [mine, 8]) == 8
     assert here.context("d", lambda mine: [mine]) == 9
 

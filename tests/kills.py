@@ -1,0 +1,160 @@
+"""A training of four ranks that loses a rank again and again, by SIGKILL at random moments, and gets newcomers.
+
+    python tests/kills.py --kills 100 [--seed 7]
+
+Every second newcomer has been started before the kill, and waits in `gpucoll.join`. The losses of every step on every
+rank must have the bits of an undisturbed training by threads. Prints the seconds from a kill to the next step, taken by
+the survivors and the newcomer, and the number of deviations. Nothing may be left in shared memory or in the temporary
+folder.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from elastic_group import BEGIN, group_in
+from pace import Patience, seconds
+
+RANKS = 4
+STARTS = 1.0  # seconds for a newcomer to start
+TRAINS = """
+from gpucoll.training import Adam, DataParallel, resume
+
+def trained(comm, stops, tell, timeout):
+    parameters, optimizer = {"w": numpy.zeros((4, 3)), "v": numpy.zeros(4)}, Adam(0.05)
+    while True:
+        try:
+            step = resume(parameters, optimizer, comm)
+            training = DataParallel(parameters, comm, bucket_bytes=40)
+            while not stops(comm, step):
+                x = numpy.random.default_rng([step, comm.rank]).standard_normal((8, 4))
+                error = x @ parameters["w"] - x[:, :3]
+                training.ready("w", x.T @ error)
+                training.ready("v", x.T @ (x @ parameters["v"] - x.sum(1)))
+                loss = comm.all_reduce(numpy.square(error).sum(keepdims=True).sum(1))[0]
+                training.finish()
+                optimizer.step(parameters, training.gradients)
+                step += 1
+                tell(step, float(loss).hex())
+            return comm, step
+        except (gc.RankFailedError, gc.RevokedError):
+            comm = comm.replace(timeout)
+"""
+# A rank writes a line for each step: the time, the step and the loss. It stops as soon as the file `stop` is there.
+PROGRAM = TRAINS + """
+folder = how[0]
+lines = open(os.path.join(folder, f"{os.getpid()}.steps"), "w", buffering=1)
+stop = os.path.join(folder, "stop")
+comm = gc.join(place, timeout) if rank < 0 else gc.init(store=place, rank=rank, size=size, timeout=timeout,
+                                                      deterministic=True)
+comm, step = trained(comm, lambda comm, step: comm.all_reduce(numpy.array([os.path.exists(stop)]), op="max")[0],
+                     lambda *words: print(time.monotonic(), *words, file=lines), timeout)
+comm.close()
+say(step=step)
+"""
+
+
+class Training:
+    """The processes of the training, and the steps that each has told."""
+
+    def __init__(self, group, folder):
+        self.group, self.folder, self.ranks = group, folder, []
+
+    def start(self, rank):
+        """Start a process: a rank, or a newcomer for -1."""
+        return self.group.start(PROGRAM, rank, RANKS, str(self.folder), timeout=60.0)
+
+    def first_step(self, process, after):
+        """Return the time of the first step told after a moment; None without a step."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.folder / f"{process.pid}.steps").read_text().split("\n")[:-1]
+            return next((moment for line in lines if (moment := float(line.split()[0])) > after), None)
+        return None
+
+    def wait(self, processes, after):
+        """Return the times of these processes' first steps after a moment; raise if a process ends, or is late."""
+        patience = Patience(60)
+        while None in (found := [self.first_step(process, after) for process in processes]):
+            ended = [process for process in processes if process.poll() is not None]
+            if ended:
+                raise RuntimeError(f"a rank ended with {ended[0].returncode}: {ended[0].stderr.read()}")
+            if not patience.left():
+                raise RuntimeError(f"no step after a kill: {found}")
+            time.sleep(0.002)
+        return found
+
+
+def disturbed(training, kills, chances):
+    """Run the training with this many kills; return the seconds from each kill to the first step of all ranks."""
+    took = {"newcomer started before": [], "newcomer started after": []}
+    training.ranks = [training.start(rank) for rank in range(RANKS)]
+    for number in range(kills):
+        newcomer = training.start(-1) if number % 2 == 0 else None
+        training.wait(training.ranks, time.monotonic() + (STARTS if newcomer else 0))
+        time.sleep(chances.uniform(0, 0.05))  # a random moment of a step
+        victim = training.ranks.pop(chances.randrange(RANKS))
+        moment = time.monotonic()
+        victim.send_signal(signal.SIGKILL)
+        kind = "newcomer started before" if newcomer else "newcomer started after"
+        training.ranks.append(newcomer or training.start(-1))
+        # The survivors take the step together with the newcomer.
+        took[kind].append(training.wait(training.ranks[-1:], moment)[0] - moment)
+    (training.folder / "stop").touch()
+    return took
+
+
+def undisturbed(steps):
+    """Return the losses of a training by threads, by step."""
+    import gpucoll as gc
+
+    names = {}
+    exec(BEGIN.partition("place, rank")[0] + TRAINS, names)
+    losses = {}
+
+    def run(comm):
+        tell = (lambda step, loss: losses.update({step: loss})) if comm.rank == 0 else lambda step, loss: None
+        names["trained"](comm, lambda comm, step: step == steps, tell, 0)
+
+    gc.run_local(run, RANKS, timeout=seconds(60), deterministic=True)
+    return losses
+
+
+def run(kills, seed):
+    """Run the series; return the seconds by kind, the number of steps, and the deviations."""
+    chances = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as lines, \
+            group_in(Path(folder)) as group:
+        training = Training(group, Path(lines))
+        took = disturbed(training, kills, chances)
+        steps = {one["step"] for one in group.said()}
+        told = [line.split()[1:] for path in Path(lines).glob("*.steps") for line in path.read_text().splitlines()]
+    assert len(steps) == 1, steps
+    expected = undisturbed(*steps)
+    wrong = [(step, loss) for step, loss in told if expected[int(step)] != loss]
+    return took, len(expected), len(told), wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    took, steps, told, wrong = run(options.kills, options.seed)
+    print("seconds to the next step  kills  median    95 %  longest")
+    for what, times in took.items():
+        times.sort()
+        print(f"{what:24}  {len(times):5}  {statistics.median(times):6.2f}  {times[int(0.95 * len(times))]:6.2f} "
+              f" {times[-1]:7.2f}")
+    print(json.dumps({"seed": options.seed, "steps": steps, "losses told": told, "losses unlike": len(wrong)}))
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
