@@ -16,6 +16,9 @@ from ranks import run_job
 
 LOCK = os.path.join(tempfile.gettempdir(), f"clusters-of-{os.getuid()}.lock")
 
+# Slurm 22.05 sometimes garbles a message between MPICH's ranks while MPI starts: start the command again.
+GARBLED = "mpi/pmi2: value not properly terminated"
+
 
 class Cluster:
     """A cluster of two hosts, with a folder for programs and their files."""
@@ -29,8 +32,12 @@ class Cluster:
 
     def run(self, command, timeout=60):
         """Run a shell's command on the head; return the `subprocess.CompletedProcess`."""
-        return run_job(self.everyone[0].within("sh", "-c", f"cd {self.folder}\n{command}"), seconds(timeout),
-                       self.variables)
+        words = self.everyone[0].within("sh", "-c", f"cd {self.folder}\n{command}")
+        for _ in range(3):
+            job = run_job(words, seconds(timeout), self.variables)
+            if GARBLED not in job.stderr:
+                break
+        return job
 
     def printed(self, command, timeout=60):
         """Return the output of a command that must not fail."""

@@ -176,7 +176,7 @@ def test_sigterm_before_the_time_limit(cluster):
 def test_a_job_is_requeued_and_resumes(cluster):
     """The second run begins with the checkpoint of the first, and ends with the bits of an undisturbed training."""
     program = cluster.program(TRAINS, cluster.folder)
-    script = cluster.script(f"srun {cluster.mpi} {program} && test $SLURM_RESTART_COUNT || "
+    script = cluster.script(f"{WITHOUT} srun --mpi=none {program} && test $SLURM_RESTART_COUNT || "
                             "scontrol requeue $SLURM_JOB_ID")
     said = cluster.folder / "said.txt"
     cluster.printed(f"sbatch --requeue -n 4 -N2 --open-mode=append --output={said} {script}")
