@@ -1,13 +1,19 @@
 """Ranks started by ssh on two hosts, as Kubernetes' MPIJob does: places, a killed rank, and the way of ssh itself."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
+import hosts
 from clusters import made_cluster
+from pace import seconds
+from ranks import run_job
 
 pytestmark = pytest.mark.nightly
 
+ROOT = Path(__file__).parents[2]
 PLACE = """
 import json, socket, sys
 import numpy
@@ -66,3 +72,12 @@ def test_a_killed_rank_ends_the_job(cluster, launcher):
     job = cluster.run(f"{mpiexec(launcher)} {cluster.program(FAILS, cluster.folder)}", 90)
     assert job.returncode, job.stdout + job.stderr
     assert (cluster.folder / "failed").exists()
+
+
+def test_the_script_runs_a_command_with_its_quotes(cluster):
+    """The words reach the program as they are; namespaces, daemons and names of hosts are gone afterwards."""
+    there = {*os.listdir("/run/netns"), *os.listdir(hosts.NAMES)}
+    job = run_job([ROOT / "scripts" / "cluster", "ssh", "--hosts", "3", "sh", "-c", "ssh node3 hostname; exit 7"],
+                  seconds(120))
+    assert (job.returncode, job.stdout) == (7, "node3\n"), job.stderr
+    assert {*os.listdir("/run/netns"), *os.listdir(hosts.NAMES)} == there
