@@ -119,8 +119,7 @@ def resources():
 
 
 def announce_death(path):
-    """Leave a file before a signal to this process: the fault's number may be that of several ranks, of other groups.
-    """
+    """Leave a file before each signal to this process: a fault by rank may stop several ranks, of different groups."""
     send = os.kill
 
     def kill(process, number):
