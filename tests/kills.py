@@ -1,6 +1,6 @@
 """A training of four ranks that loses a rank again and again, by SIGKILL at random moments, and gets newcomers.
 
-    python tests/kills.py --kills 100 [--seed 7]
+    python tests/kills.py --kills 100 [--seed 7] [--stage 2]
 
 Every second newcomer has been started before the kill, and waits in `gpucoll.join`. The losses of every step on every
 rank must have the bits of an undisturbed training by threads. Prints the seconds from a kill to the next step, taken by
@@ -19,57 +19,71 @@ import tempfile
 import time
 from pathlib import Path
 
+import gpucoll as gc
 from elastic_group import BEGIN, group_in
 from pace import Patience, seconds
 
 RANKS = 4
 STARTS = 1.0  # seconds for a newcomer to start
+# Data parallel training (stage 0) or ZeRO, with losses told by step, until `stops`. A rank that has begun a step may be
+# lost before the others have taken the step.
 TRAINS = """
-from gpucoll.training import Adam, DataParallel, resume
+import contextlib
+from gpucoll.training import Adam, DataParallel, PartnerCopy, ZeRO, resume
 
-def trained(comm, stops, tell, timeout):
-    parameters, optimizer = {"w": numpy.zeros((4, 3)), "v": numpy.zeros(4)}, Adam(0.05)
+def trained(comm, stage, stops, tell, timeout):
+    parameters = {"w": numpy.zeros((4, 3), numpy.float32), "v": numpy.zeros(4)}
+    optimizer, partner = Adam(0.05), PartnerCopy()
     while True:
         try:
-            step = resume(parameters, optimizer, comm)
-            training = DataParallel(parameters, comm, bucket_bytes=40)
-            while not stops(comm, step):
-                x = numpy.random.default_rng([step, comm.rank]).standard_normal((8, 4))
-                error = x @ parameters["w"] - x[:, :3]
-                training.ready("w", x.T @ error)
-                training.ready("v", x.T @ (x @ parameters["v"] - x.sum(1)))
+            if stage:
+                training = ZeRO(parameters, comm, optimizer, stage, partner=partner)
+            else:
+                resume(parameters, optimizer, comm)
+                training = DataParallel(parameters, comm, bucket_bytes=40)
+            while not stops(comm, optimizer.steps):
+                x = numpy.random.default_rng([optimizer.steps, comm.rank]).standard_normal((8, 4))
+                with training.layer(parameters) if stage else contextlib.nullcontext(parameters) as weights:
+                    error, rest = x @ weights["w"] - x[:, :3], x @ weights["v"] - x.sum(1)
+                training.ready("v", x.T @ rest)
+                training.ready("w", (x.T @ error).astype(numpy.float32))
                 loss = comm.all_reduce(numpy.square(error).sum(keepdims=True).sum(1))[0]
-                training.finish()
-                optimizer.step(parameters, training.gradients)
-                step += 1
-                tell(step, float(loss).hex())
-            return comm, step
+                tell(optimizer.steps, float(loss).hex())
+                if stage:
+                    training.step()
+                else:
+                    training.finish()
+                    optimizer.step(parameters, training.gradients)
+            return comm
         except (gc.RankFailedError, gc.RevokedError):
             comm = comm.replace(timeout)
 """
 # A rank writes a line for each step: the time, the step and the loss. It stops as soon as the file `stop` is there.
 PROGRAM = TRAINS + """
-folder = how[0]
+folder, stage = how[0], int(how[1])
 lines = open(os.path.join(folder, f"{os.getpid()}.steps"), "w", buffering=1)
 stop = os.path.join(folder, "stop")
 comm = gc.join(place, timeout) if rank < 0 else gc.init(store=place, rank=rank, size=size, timeout=timeout,
                                                       deterministic=True)
-comm, step = trained(comm, lambda comm, step: comm.all_reduce(numpy.array([os.path.exists(stop)]), op="max")[0],
-                     lambda *words: print(time.monotonic(), *words, file=lines), timeout)
-comm.close()
-say(step=step)
+steps = []
+def tell(step, loss):
+    steps.append(step)
+    print(time.monotonic(), step, loss, file=lines)
+trained(comm, stage, lambda comm, step: comm.all_reduce(numpy.array([os.path.exists(stop)]), op="max")[0], tell,
+        timeout).close()
+say(last=max(steps))
 """
 
 
 class Training:
     """The processes of the training, and the steps that each has told."""
 
-    def __init__(self, group, folder):
-        self.group, self.folder, self.ranks = group, folder, []
+    def __init__(self, group, folder, stage):
+        self.group, self.folder, self.stage, self.ranks = group, folder, stage, []
 
     def start(self, rank):
         """Start a process: a rank, or a newcomer for -1."""
-        return self.group.start(PROGRAM, rank, RANKS, str(self.folder), timeout=60.0)
+        return self.group.start(PROGRAM, rank, RANKS, str(self.folder), self.stage, timeout=60.0)
 
     def first_step(self, process, after):
         """Return the time of the first step told after a moment; None without a step."""
@@ -110,33 +124,31 @@ def disturbed(training, kills, chances):
     return took
 
 
-def undisturbed(steps):
+def undisturbed(steps, stage, ranks=RANKS):
     """Return the losses of a training by threads, by step."""
-    import gpucoll as gc
-
     names = {}
     exec(BEGIN.partition("place, rank")[0] + TRAINS, names)
     losses = {}
 
     def run(comm):
         tell = (lambda step, loss: losses.update({step: loss})) if comm.rank == 0 else lambda step, loss: None
-        names["trained"](comm, lambda comm, step: step == steps, tell, 0)
+        names["trained"](comm, stage, lambda comm, step: step == steps, tell, 0)
 
-    gc.run_local(run, RANKS, timeout=seconds(60), deterministic=True)
+    gc.run_local(run, ranks, timeout=seconds(60), deterministic=True)
     return losses
 
 
-def run(kills, seed):
+def run(kills, seed, stage=0):
     """Run the series; return the seconds by kind, the number of steps, and the deviations."""
     chances = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as lines, \
             group_in(Path(folder)) as group:
-        training = Training(group, Path(lines))
+        training = Training(group, Path(lines), stage)
         took = disturbed(training, kills, chances)
-        steps = {one["step"] for one in group.said()}
+        steps = {one["last"] + 1 for one in group.said()}
         told = [line.split()[1:] for path in Path(lines).glob("*.steps") for line in path.read_text().splitlines()]
     assert len(steps) == 1, steps
-    expected = undisturbed(*steps)
+    expected = undisturbed(*steps, stage)
     wrong = [(step, loss) for step, loss in told if expected[int(step)] != loss]
     return took, len(expected), len(told), wrong
 
@@ -145,8 +157,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--stage", type=int, default=0, help="of ZeRO; 0: data parallel")
     options = parser.parse_args()
-    took, steps, told, wrong = run(options.kills, options.seed)
+    took, steps, told, wrong = run(options.kills, options.seed, options.stage)
     print("seconds to the next step  kills  median    95 %  longest")
     for what, times in took.items():
         times.sort()

@@ -1,7 +1,8 @@
 """Training on several ranks with NumPy and CuPy arrays and, by DLPack, PyTorch tensors. Parameters map names to arrays.
 
     data_parallel    gradients averaged over ranks
-    zero             training state divided over ranks; uses shards, layers and checkpoint
+    zero             training state divided over ranks; uses shards, layers, checkpoint and partner
+    partner          copies of ZeRO's shards, for training after ranks were lost
     server           parameter servers
     resuming         training after ranks were lost or have joined
     optimizers       SGD, Adam, AdamW
@@ -17,11 +18,12 @@ from gpucoll.training.data_parallel import DataParallel
 from gpucoll.training.layout import Linear, ShardedArray, matmul, plan, redistribute, shard
 from gpucoll.training.mesh import Mesh
 from gpucoll.training.optimizers import SGD, Adam, AdamW
+from gpucoll.training.partner import PartnerCopy
 from gpucoll.training.resuming import resume
 from gpucoll.training.sampler import Sampler
 from gpucoll.training.server import ParameterServer
 from gpucoll.training.zero import ZeRO
 
 __all__ = ["SGD", "Adam", "AdamW", "BlockScaled", "Cast", "DataParallel", "Exact", "Int8", "Linear", "Mesh",
-           "ParameterServer", "Policy", "PowerSGD", "Sampler", "ShardedArray", "TopK", "ZeRO", "matmul", "plan",
-           "redistribute", "resume", "shard"]
+           "ParameterServer", "PartnerCopy", "Policy", "PowerSGD", "Sampler", "ShardedArray", "TopK", "ZeRO", "matmul",
+           "plan", "redistribute", "resume", "shard"]

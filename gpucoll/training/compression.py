@@ -320,6 +320,13 @@ def remembered(compression: Compression | Policy) -> Memory:
     return [(one, one.remember()) for one in compression.members]
 
 
+def restore(before: Memory) -> None:
+    """Put back the residuals that `remembered` has returned."""
+    for one, arrays in before:
+        for name, found in arrays.items():
+            setattr(one, name, dict(found))
+
+
 def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, before: Memory) -> None:
     """Raise the `error` of this rank, if any, and PeerError on the other ranks, after restoring the residuals.
 
@@ -331,9 +338,7 @@ def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, 
     try:
         internal.all_gather_metadata(comm, {} if error is None else {"error": str(error)}, call, error)
     except GpucollError:
-        for one, arrays in before:
-            for name, found in arrays.items():
-                setattr(one, name, dict(found))
+        restore(before)
         raise
 
 

@@ -33,6 +33,7 @@ from gpucoll.training.compression import (
 from gpucoll.training.layers import Layers
 from gpucoll.training.optimizers import Optimizer, check_optimizer
 from gpucoll.training.parameters import Like, Parameters, like_parameter, missing_of, opened
+from gpucoll.training.partner import PartnerCopy
 from gpucoll.training.shards import Shards, owned
 
 STAGES = (1, 2, 3)
@@ -79,32 +80,40 @@ class ZeRO:
 
     `parameters` maps names to contiguous arrays, alike on all ranks; rank 0's values are broadcast. In stages 1 and 2 a
     step updates the arrays in place. Stage 3 copies its shards and keeps no reference to the arrays, so a program can
-    free the arrays, and read values by `layer`. The constructor is a collective call. Raises ArgumentError and
-    DtypeError for wrong arguments of this rank, PeerError for wrong arguments of another rank, and MismatchError if
-    names, shapes, dtypes or memories (host, GPU) of the parameters differ between ranks.
+    free the arrays, and read values by `layer`. With a `partner`, each step copies this rank's shards to another rank,
+    and `optimizer.steps` are the steps taken before: if a rank's `partner` has state of the training, the training goes
+    on from there, and the values of `parameters` are replaced. The constructor is a collective call. Raises
+    ArgumentError and DtypeError for wrong arguments of this rank, PeerError for wrong arguments of another rank,
+    MismatchError if names, shapes, dtypes or memories (host, GPU) of the parameters differ between ranks, and
+    BackendError if a rank was lost together with its copy.
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int = 1,
-                 compression: Compression | Policy | None = None) -> None:
+                 compression: Compression | Policy | None = None, *, partner: PartnerCopy | None = None) -> None:
         def check() -> None:
             if isinstance(stage, bool) or stage not in STAGES:
                 raise ArgumentError(f"ZeRO: stage {stage!r} is not 1, 2 or 3", code="GC-STAGE")
             check_optimizer("ZeRO", optimizer)
             check_kind("ZeRO", compression)
+            if partner is not None and not isinstance(partner, PartnerCopy):
+                raise ArgumentError(f"ZeRO: partner {partner!r} is no PartnerCopy()", code="GC-PARTNER")
 
         self._comm, self._stage = comm, stage
         self.optimizer = optimizer
         arrays = opened("ZeRO", parameters, comm, check, contiguous=True)
-        self._like = {name: Like.of(comm.broadcast(array, root=0)) for name, array in arrays.items()}
-        self._own = {name: array.reshape(-1)[owned(array.size, comm.rank, comm.size)] for name, array in arrays.items()}
-        if stage == 3:
-            self._own = {name: shard.copy() for name, shard in self._own.items()}
+        self._like = {name: Like.of(array) for name, array in arrays.items()}
+        self._compression, self._partner = compression or Exact(), partner
+        check_dtypes("ZeRO", self._like, self._compression)
+        if partner is not None:
+            self._own = partner._open(arrays, comm, optimizer, self._compression, copies=stage == 3)
+        else:
+            shards = {name: comm.broadcast(array, root=0).reshape(-1)[owned(array.size, comm.rank, comm.size)]
+                      for name, array in arrays.items()}
+            self._own = {name: shard.copy() for name, shard in shards.items()} if stage == 3 else shards
         self.parameters: Parameters = {} if stage == 3 else arrays
         # From stage 2 on a bucket is freed once reduced. Buckets no longer than the longest parameter keep the memory
         # of gradients under way small.
         most = BUCKET_BYTES if stage == 1 else max(1, *(one.nbytes for one in self._like.values()))
-        self._compression = compression or Exact()
-        check_dtypes("ZeRO", self._like, self._compression)
         names = cut(self._like, min(BUCKET_BYTES, most), self._compression.of)
         self._arrivals = Arrivals(names)
         self._buckets = [Shards({name: self._like[name] for name in some}, comm.rank, comm.size) for some in names]
@@ -164,11 +173,16 @@ class ZeRO:
             # Start incomplete buckets too: other ranks are in these collectives and would wait for this rank.
             self._send(self._arrivals.startable(all_of_them=True))
             self._pipeline.finish()
+            if self._partner is not None:
+                self._partner._exchange(self._gradients, self._comm)
         self._arrivals.clear()
         tell_of_missing("step", error, self._comm, self._before)
         self._before = remembered(self._compression)
         with internal.current_stream(self._comm, self._own.values()):
-            self.optimizer.step(self._own, self._gradients)
+            if self._partner is not None:
+                self._partner._step(self.optimizer, self._before)
+            else:
+                self.optimizer.step(self._own, self._gradients)
         self._gradients.clear()
         if self._stage < 3:
             self._spread()
@@ -233,11 +247,13 @@ class ZeRO:
 
     @classmethod
     def load(cls, folder: str | Path, comm: Communicator, optimizer: Optimizer, stage: int = 1,
-             compression: Compression | Policy | None = None, *, parameters: Mapping[str, Any] | None = None) -> ZeRO:
+             compression: Compression | Policy | None = None, *, parameters: Mapping[str, Any] | None = None,
+             partner: PartnerCopy | None = None) -> ZeRO:
         """Return the training saved in `folder`, on any number of ranks and in any stage. A collective call.
 
         `parameters` are the arrays to write into; with None, new NumPy arrays become the result's `parameters`. If the
-        number of ranks has changed, each rank gets the mean of the saved residuals of a `compression`. Raises
+        number of ranks has changed, each rank gets the mean of the saved residuals of a `compression`. The state in a
+        `partner` is replaced. Raises
         BackendError, naming the file, for a missing or damaged file (PeerError on other ranks), and ArgumentError if
         the names, shapes or dtypes of `parameters`, or the kind of optimizer, differ from the checkpoint.
         """
@@ -248,7 +264,9 @@ class ZeRO:
             raise ArgumentError(f"load: {folder} was saved with {' '.join(found.optimizer)}, this is {' '.join(asked)}",
                                 code="GC-CHECKPOINT")
         given = {name: one.new(one.shape) for name, one in found.like.items()} if parameters is None else parameters
-        zero = cls(given, comm, optimizer, stage, compression)
+        if partner is not None:
+            partner._clear()
+        zero = cls(given, comm, optimizer, stage, compression, partner=partner)
         saved, here = ({name: (one.shape, one.dtype) for name, one in like.items()}
                        for like in (found.like, zero._like))
         if saved != here:
@@ -261,4 +279,6 @@ class ZeRO:
         zero._before = remembered(zero._compression)
         if stage < 3:
             zero._spread()
+        if partner is not None:
+            partner._renew(comm, optimizer, zero._before)
         return zero

@@ -1,14 +1,10 @@
-"""A data parallel training that loses a rank, gets a newcomer, and goes on with the same bits."""
-
-import json
+"""A training, data parallel or ZeRO, that loses a rank, gets a newcomer, and goes on with the same bits."""
 
 import pytest
 
-import gpucoll as gc
 import kills
-from elastic_group import BEGIN, group_in
+from elastic_group import group_in
 from grids import generator
-from pace import seconds
 
 
 @pytest.fixture
@@ -17,73 +13,84 @@ def group(tmp_path):
         yield group
 
 
-TRAINS = """
-from gpucoll.training import Adam, DataParallel, resume
-
-def trained(comm, steps, victim, moment, replaced):
-    parameters = {"v": numpy.zeros(4), "w": numpy.zeros((4, 3), numpy.float32)}
-    optimizer, losses, calls = Adam(0.05), {}, 0
-    def maybe():
-        nonlocal calls
-        calls += 1
-        if comm.rank == victim and calls == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-    while True:
-        try:
-            begin = resume(parameters, optimizer, comm)
-            training = DataParallel(parameters, comm, bucket_bytes=40)
-            for step in range(begin, steps):
-                x = numpy.random.default_rng([step, comm.rank]).standard_normal((8, 4))
-                error = x @ parameters["w"] - x[:, :3]
-                maybe()
-                training.ready("w", (x.T @ error).astype(numpy.float32))
-                maybe()
-                training.ready("v", x.T @ (x @ parameters["v"] - x.sum(1)))
-                losses[step] = float(comm.all_reduce(numpy.square(error).sum(keepdims=True).sum(1))[0]).hex()
-                training.finish()
-                maybe()
-                optimizer.step(parameters, training.gradients)
-                maybe()
-            return comm, losses
-        except (gc.RankFailedError, gc.RevokedError):
-            comm = comm.replace(replaced)
-"""
-
-LEARNS = TRAINS + """
-victim, moment = json.loads(how[0])
+LEARNS = kills.TRAINS + """
+stage, fault = int(how[0]), how[1]
+if rank >= 0:
+    os.environ["GPUCOLL_FAULT"] = fault
 comm = gc.join(place, timeout) if rank < 0 else gc.init(store=place, rank=rank, size=size, timeout=timeout,
                                                       deterministic=True)
-comm, losses = trained(comm, 12, victim if rank >= 0 else None, moment, timeout)
+losses = {}
+def tell(step, loss):
+    assert losses.setdefault(step, loss) == loss  # a step that is taken again has the same loss
+comm = trained(comm, stage, lambda comm, step: step == 6, tell, timeout)
 say(rank=comm.rank, losses=losses)
 comm.close()
 """
+CALLS = {0: 36, 1: 42, 2: 42, 3: 42}  # collectives of six steps on a rank, by the stage of ZeRO
 
 
-@pytest.mark.parametrize(("victim", "moment"), [(1, 22), (0, 21), *(
-    pytest.param(victim, moment, marks=pytest.mark.slow) for victim in range(3) for moment in (1, 12, 23, 32, 45))])
-def test_a_training_goes_on_bit_for_bit(group, victim, moment):
+@pytest.mark.parametrize(("stage", "victim", "call", "phase"), [
+    (0, 1, 22, "before"), (1, 0, 31, "after"), (3, 2, 40, "after_send"),
+    *(pytest.param(stage, call % 3, call, ("before", "after", "after_send")[call // 3 % 3], marks=pytest.mark.nightly)
+      for stage, calls in CALLS.items() for call in range(1, calls + 1))])
+def test_a_training_goes_on_bit_for_bit(group, stage, victim, call, phase):
     """The losses equal those of undisturbed threads, on every rank, and on the newcomer from its first step on."""
-    program = {}
-    exec(BEGIN.partition("place, rank")[0] + TRAINS, program)
-    undisturbed = gc.run_local(lambda comm: program["trained"](comm, 12, None, 0, 0)[1], 3, timeout=seconds(60),
-                               deterministic=True)
-    assert undisturbed[0] == undisturbed[1] == undisturbed[2]
+    undisturbed = kills.undisturbed(6, stage, ranks=3)
+    assert [*undisturbed] == [*range(6)]
     for rank in (0, 1, 2, -1):
-        group.start(LEARNS, rank, 3, json.dumps([victim, moment]))
+        group.start(LEARNS, rank, 3, stage, f"rank:{victim},seq:{call},phase:{phase},do:sigkill")
     said = group.said()
     assert sorted(one["rank"] for one in said) == [0, 1, 2]
     for one in said:
         losses = {int(step): loss for step, loss in one["losses"].items()}
-        assert losses == {step: undisturbed[0][step] for step in losses}
+        assert losses == {step: undisturbed[step] for step in losses}
         if one["rank"] == victim:
-            assert [*losses] == [*range(min(losses), 12)]
-            assert abs(min(losses) - (moment - 1) // 4) <= 1
+            assert [*losses] == [*range(min(losses), 6)]
         else:
-            assert [*losses] == [*range(12)]
+            assert [*losses] == [*range(6)]
+
+
+AGAIN = """
+from gpucoll.communicator import Communicator
+from gpucoll.training import partner
+def dying(call, now):
+    calls = []
+    def instead(*given, **named):
+        calls.append(1)
+        if len(calls) == 2 and now:  # the first call starts the training, the second follows a loss
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = call(*given, **named)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+    return instead
+moment = how.pop(0)
+if rank == 3:
+    if moment == "collecting":
+        partner.PartnerCopy._collect = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        Communicator.barrier = dying(Communicator.barrier, moment == "before the end")
+"""
+
+
+@pytest.mark.parametrize("moment", ["collecting", "before the end", pytest.param("after the end",
+                                                                                 marks=pytest.mark.slow)])
+def test_another_rank_is_lost_while_the_shards_are_collected(group, moment):
+    """The survivors of both losses and two newcomers go on with the same bits."""
+    undisturbed = kills.undisturbed(6, 1, ranks=4)
+    for rank in (0, 1, 2, 3, -1, -1):
+        group.start(AGAIN + LEARNS, rank, 4, moment, 1, "rank:1,seq:24,phase:before,do:sigkill")
+    said = group.said()
+    assert sorted(one["rank"] for one in said) == [0, 1, 2, 3]
+    for one in said:
+        losses = {int(step): loss for step, loss in one["losses"].items()}
+        assert losses == {step: undisturbed[step] for step in losses}
+        assert [*losses] == [*range(min(losses) if one["rank"] in (1, 3) else 0, 6)]
 
 
 @pytest.mark.nightly
-def test_a_training_survives_many_kills():
-    *_, told, wrong = kills.run(20, generator("kills").getrandbits(32))
+@pytest.mark.parametrize("stage", range(4))
+def test_a_training_survives_many_kills(stage):
+    *_, told, wrong = kills.run(10, generator(f"kills {stage}").getrandbits(32), stage)
     assert told
     assert wrong == []
