@@ -60,6 +60,8 @@ def trained(comm, stage, stops, tell, timeout):
 """
 # A rank writes a line for each step: the time, the step and the loss. It stops as soon as the file `stop` is there.
 PROGRAM = TRAINS + """
+import faulthandler
+faulthandler.register(signal.SIGUSR1)
 folder, stage = how[0], int(how[1])
 lines = open(os.path.join(folder, f"{os.getpid()}.steps"), "w", buffering=1)
 stop = os.path.join(folder, "stop")
@@ -94,15 +96,26 @@ class Training:
 
     def wait(self, processes, after):
         """Return the times of these processes' first steps after a moment; raise if a process ends, or is late."""
-        patience = Patience(60)
+        patience = Patience(30)  # less than `gpucoll.join` waits
         while None in (found := [self.first_step(process, after) for process in processes]):
-            ended = [process for process in processes if process.poll() is not None]
+            # A rank that has failed is the cause if another rank waits in vain.
+            ended = [process for process in [*self.ranks, *processes] if process.poll() is not None]
             if ended:
-                raise RuntimeError(f"a rank ended with {ended[0].returncode}: {ended[0].stderr.read()}")
+                raise RuntimeError(f"a rank ended with {ended[0].returncode}: {self.stacks()}")
             if not patience.left():
-                raise RuntimeError(f"no step after a kill: {found}")
+                raise RuntimeError(f"no step after a kill: {found}; {self.stacks()}")
             time.sleep(0.002)
         return found
+
+    def stacks(self):
+        """Return the stacks of all ranks, and kill the ranks."""
+        for rank in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                rank.send_signal(signal.SIGUSR1)
+        time.sleep(1)
+        for rank in self.ranks:
+            rank.kill()
+        return "\n".join(f"rank {rank.pid}: {rank.stderr.read()}" for rank in self.ranks)
 
 
 def disturbed(training, kills, chances):

@@ -60,4 +60,7 @@ ELASTIC = [
     ("elastic", "partner: the step of the ranks behind counts", "gpucoll/training/partner.py",
      "steps=max(steps, before.steps)",
      "steps=min(steps, before.steps)"),
+    ("elastic", "a store that ends with its process is an error of its own", "gpucoll/health/guard.py",
+     "raise self.cause() or error from error",
+     "raise"),
 ]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from gpucoll.core.signature import described
-from gpucoll.errors import CollectiveTimeout, RankFailedError
+from gpucoll.errors import BackendError, CollectiveTimeout, RankFailedError
 from gpucoll.health.processes import WAITS, Processes
 from gpucoll.health.remote import REPORT_INTERVAL
 
@@ -65,7 +65,11 @@ class Guard:
         if watch is not None and now > began + REPORT_INTERVAL:
             watch.report(self._mine())
         ended = self._processes.ended()
-        self._gone.update(self._aborted())
+        try:
+            self._gone.update(self._aborted())
+        except BackendError as error:
+            # The store of the messages can be gone before the end of its process is visible.
+            raise self.cause() or error from error
         if not ended and not self._gone:
             self._warn(now)
             return

@@ -49,8 +49,10 @@ template <class T, class Op, class Given> GC_DEV void fold_exactly(Team team, co
     });
 }
 
-// The compiler needs more registers for sm_120 and later: the usual number of loads would not fit into 128.
-constexpr bool IS_TIGHT = GC_ARCH >= 1200;
+// The compiler needs more registers for later GPUs: for sm_120 the usual number of loads would not fit into 128, nor for
+// sm_100 if two sources with elements of 4 bytes are folded.
+template <class T, u32 GROUP>
+constexpr bool IS_TIGHT = GC_ARCH >= 1200 || (GC_ARCH >= 1000 && sizeof(T) == 4 && GROUP == 2);
 
 // Fold `count` elements of at least GROUP sources.
 template <class T, class Op, u32 GROUP, class Given> GC_DEV void fold_in_order(Team team, const Given& a, u64 count) {
@@ -58,7 +60,7 @@ template <class T, class Op, u32 GROUP, class Given> GC_DEV void fold_in_order(T
     // elements of 1 byte. With more loads some kernels would exceed 128 registers.
     constexpr u32 LOADS = sizeof(T) == 1 ? (GROUP == 2 ? 4 : GROUP) : sizeof(T) > 4 ? 8 : 16;
     constexpr u32 USUAL = sizeof(T) == 2 && GROUP == 2 ? 4 : LOADS / GROUP;
-    constexpr u32 AT_ONCE = IS_TIGHT && USUAL > 1 ? USUAL / 2 : USUAL;
+    constexpr u32 AT_ONCE = IS_TIGHT<T, GROUP> && USUAL > 1 ? USUAL / 2 : USUAL;
     u64 differences = 0;
     for (u32 k = 0; k < a.sources; ++k) differences |= a.source(k) ^ a.target(0);
     for (u32 k = 1; k < a.targets; ++k) differences |= a.target(k) ^ a.target(0);

@@ -160,3 +160,19 @@ def test_a_rank_that_aborts_for_another_ranks_failure_names_that_rank(monkeypatc
     with pytest.raises(gc.RankFailedError) as failed:
         watching.check()
     assert failed.value.ranks == named
+
+
+def test_a_store_that_ends_with_its_process_names_the_rank():
+    """The connection breaks before the end of rank 0's process is visible; the end comes within the wait."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as rank_0:
+        def broken():
+            rank_0.stdin.close()  # the process ends soon
+            raise gc.BackendError("the store cannot be reached")
+
+        watching = guard.Guard(1, Processes({0: rank_0.pid}), lambda: {2}, dict, broken, lambda: 0.0)
+        with pytest.raises(gc.RankFailedError) as failed:
+            watching.check()
+    assert failed.value.ranks == (0,)
+    watching = guard.Guard(1, Processes({}), lambda: {2}, dict, broken, lambda: 0.0)
+    with pytest.raises(gc.BackendError, match="cannot be reached"):
+        watching.check()

@@ -1,0 +1,106 @@
+"""A process group for torchft, which trains on while replica groups fail and return. Needs the package `torchft`.
+
+torchft's lighthouse agrees on the replica groups of a step. Whenever the replica groups change, torchft configures the
+process group anew, with another store address, rank and size.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from torch.distributed import DistBackendError, Store
+from torch.distributed import Work as Handle  # type: ignore[attr-defined, unused-ignore]
+from torchft.process_group import ProcessGroupWrapper
+
+from gpucoll.torch.group import TorchProcessGroup
+
+
+class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ignore]  # torchft has no types
+    """A process group to pass to ``torchft.Manager(pg=...)``, in place of ``ProcessGroupGloo`` or ``ProcessGroupNCCL``.
+
+    `timeout` is the deadline for ranks to meet and for every call. After a failed collective the handle's `wait`
+    returns False, the handle's future has the error, and `errored` returns the error until the next configuration:
+    torchft then takes the step again. Messages between two ranks raise the error.
+    """
+
+    _error: Exception | None = None
+
+    def getBackendName(self) -> str:
+        """Return "torchft-gpucoll"."""
+        return "torchft-gpucoll"
+
+    def errored(self) -> Exception | None:
+        """Return the first error of a collective since the last configuration, or None."""
+        return self._error
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """Set the deadline of later calls, and of later configurations."""
+        super().set_timeout(timeout)
+        if self._pg is not None:
+            self._pg.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        """End the calls under way, and close the connections to the other replica groups without waiting for these."""
+        self.abort(errored=False)
+
+    def _create_pg(self, store: Store, rank: int, world_size: int) -> TorchProcessGroup:
+        self._error = None
+        return TorchProcessGroup(store, rank, world_size, self._timeout)
+
+    def _wrap_work(self, work: Any, opts: Any) -> Any:
+        return work if opts is None else _ReportedWork(work, self)  # messages between two ranks have no options
+
+    def _note(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = DistBackendError(f"aborted: {error}")  # torchft's word
+            self._error.__cause__ = error
+
+
+class _ReportedWork(Handle):  # type: ignore[misc, unused-ignore]
+    """The handle of a collective: `wait` reports an error to the group and returns False.
+
+    torchft 0.2 asks for the future of a handle after `wait`, and an exception of `wait` would end the replica.
+    """
+
+    def __init__(self, work: Any, group: ProcessGroupGpucoll) -> None:
+        super().__init__()
+        self._work, self._group = work, group
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Wait for the end of the call; return whether the results are valid."""
+        try:
+            return bool(self._work.wait(timeout))
+        except Exception as error:
+            self._group._note(error)
+            return False
+
+    def synchronize(self) -> None:
+        """Wait for the end of the call."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Let the current stream wait for the results."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether the call has ended, well or badly; never waits."""
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        """Return whether the call has ended without an error."""
+        return bool(self._work.is_success())
+
+    def exception(self) -> BaseException | None:
+        """Return the error of the call; None without an error or before the end."""
+        error: BaseException | None = self._work.exception()
+        return error
+
+    def result(self) -> list[Any]:
+        """Return the result tensors."""
+        found: list[Any] = self._work.result()
+        return found
+
+    def get_future(self) -> Any:
+        """Return the future of `result`."""
+        return self._work.get_future()
