@@ -8,9 +8,12 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from typing import NamedTuple
+
+import links
 
 LINK, NETWORK, HEAD = "e0", "10.77.0", 254
 # UCX finds the memory that these hosts share, and its users, MPICH among them, take the hosts for one.
@@ -59,8 +62,11 @@ def lacking() -> str:
 
 
 @contextlib.contextmanager
-def made(count: int = 2) -> "Iterator[list[Host]]":
-    """Create the head and `count` hosts, all joined by a bridge; delete all on leaving. The head comes first."""
+def made(count: int = 2, loss: float = 0.0, delay: float = 0.0) -> "Iterator[list[Host]]":
+    """Create the head and `count` hosts, all joined by a bridge; delete all on leaving. The head comes first.
+
+    Each frame that leaves a host arrives `delay` seconds later, and a share `loss` of the frames never arrives.
+    """
     mark = f"gpucoll-{uuid.uuid4().hex[:8]}"
     everyone = [Host(f"{mark}-0", "head", f"{NETWORK}.{HEAD}"),
                 *(Host(f"{mark}-{number}", f"node{number}", f"{NETWORK}.{number}") for number in range(1, count + 1))]
@@ -76,12 +82,30 @@ def made(count: int = 2) -> "Iterator[list[Host]]":
         head = everyone[0]
         ip("-n", head.namespace, "link", "add", LINK, "type", "bridge")
         ip("-n", head.namespace, "addr", "add", f"{head.address}/24", "dev", LINK)
+        if loss or delay:
+            stack.enter_context(carried(loss, delay, head, everyone[1:]))
         for number, host in enumerate(everyone[1:], 1):
-            ip("-n", host.namespace, "link", "add", LINK, "type", "veth", "peer", "name", f"port{number}",
-               "netns", head.namespace)
+            if not loss and not delay:
+                ip("-n", host.namespace, "link", "add", LINK, "type", "veth", "peer", "name", f"port{number}",
+                   "netns", head.namespace)
             ip("-n", head.namespace, "link", "set", f"port{number}", "master", LINK, "up")
             ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", LINK)
         for host in everyone:
             for device in (LINK, "lo"):
                 ip("-n", host.namespace, "link", "set", device, "up")
         yield everyone
+
+
+@contextlib.contextmanager
+def carried(loss: float, delay: float, head: Host, hosts: "list[Host]") -> "Iterator[None]":
+    """Join each host with the head by a link that loses and delays frames: see `links.py`."""
+    ends = [f"{host.namespace}:{LINK}={head.namespace}:port{number}" for number, host in enumerate(hosts, 1)]
+    command = [sys.executable, links.__file__, str(loss), str(delay), *ends]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as carrier:
+        try:
+            assert carrier.stdout is not None
+            if carrier.stdout.readline().strip() != "ready":
+                raise RuntimeError("the links could not be made")
+            yield
+        finally:
+            carrier.kill()
