@@ -28,7 +28,8 @@ MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gp
                                         "device.local", "nccl.nccl_collectives", "peer.ipc",
                                         "communicator.windows"))  # these need MPI or CuPy
            and all(importlib.util.find_spec(needed) is not None or not module.name.startswith(f"gpucoll.{room}")
-                   for room, needed in (("torch", "torch"), ("dask", "distributed"), ("ray", "ray")))]
+                   for room, needed in (("torch", "torch"), ("torch.torchft", "torchft"), ("dask", "distributed"),
+                                        ("ray", "ray")))]
 CODE = re.compile(r"GC-[A-Z0-9][A-Z0-9-]*")
 
 
