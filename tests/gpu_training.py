@@ -41,8 +41,15 @@ def data_parallel(comm):
 
 
 def zero(comm, stage):
-    trainer = training.ZeRO(on_device(learning.parameters(comm.rank)), comm, training.Adam(0.01), stage)
+    """Half way all ranks begin anew, and every second rank has lost its shards."""
+    copy, rule = training.PartnerCopy(), training.Adam(0.01)
+    trainer = training.ZeRO(on_device(learning.parameters(comm.rank)), comm, rule, stage, partner=copy)
     for step in range(STEPS + 1):
+        if step == 2:
+            if comm.rank % 2:
+                copy, rule = training.PartnerCopy(), training.Adam(0.01)
+            trainer = training.ZeRO(on_device(learning.parameters(7)), comm, rule, stage, partner=copy)
+            assert rule.steps == step
         with trainer.layer(learning.SHAPES) as found:
             weights = on_host(found)
         if step < STEPS:

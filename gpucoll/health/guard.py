@@ -69,7 +69,10 @@ class Guard:
             self._gone.update(self._aborted())
         except BackendError as error:
             # The store of the messages can be gone before the end of its process is visible.
-            raise self.cause() or error from error
+            found = self.cause()
+            if found is None:
+                raise
+            raise found from error
         if not ended and not self._gone:
             self._warn(now)
             return

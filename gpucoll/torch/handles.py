@@ -297,3 +297,10 @@ class Caller:
             atexit.unregister(self.close)
             self._calls.put(None)
             thread.join()
+
+    def abandon(self) -> None:
+        """End the thread after the call under way and the queued calls, which fail; do not wait."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            atexit.unregister(self.close)
+            self._calls.put(None)

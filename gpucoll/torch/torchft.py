@@ -31,8 +31,20 @@ class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ign
         return "torchft-gpucoll"
 
     def errored(self) -> Exception | None:
-        """Return the first error of a collective since the last configuration, or None."""
+        """Return the first error since the last configuration, or None; on a GPU, wait for the calls before."""
+        if self._error is None and self._pg is not None:
+            failure = self._pg.failure()
+            if failure is not None:
+                self._note(failure, self._pg)
         return self._error
+
+    def send(self, tensors: Any, dst_rank: int, tag: int) -> Any:
+        """Send a tensor to rank `dst_rank`; the handle raises errors."""
+        return self.parent.send(tensors, dst_rank, tag)
+
+    def recv(self, tensors: Any, src_rank: int, tag: int) -> Any:
+        """Receive a tensor from rank `src_rank`; the handle raises errors."""
+        return self.parent.recv(tensors, src_rank, tag)
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         """Set the deadline of later calls, and of later configurations."""
@@ -49,10 +61,11 @@ class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ign
         return TorchProcessGroup(store, rank, world_size, self._timeout)
 
     def _wrap_work(self, work: Any, opts: Any) -> Any:
-        return work if opts is None else _ReportedWork(work, self)  # messages between two ranks have no options
+        return _ReportedWork(work, self, self._pg)
 
-    def _note(self, error: Exception) -> None:
-        if self._error is None:
+    def _note(self, error: Exception, group: Any) -> None:
+        # A handle of an earlier configuration says nothing of the group in use.
+        if self._error is None and group is self._pg:
             self._error = DistBackendError(f"aborted: {error}")  # torchft's word
             self._error.__cause__ = error
 
@@ -63,16 +76,16 @@ class _ReportedWork(Handle):  # type: ignore[misc, unused-ignore]
     torchft 0.2 asks for the future of a handle after `wait`, and an exception of `wait` would end the replica.
     """
 
-    def __init__(self, work: Any, group: ProcessGroupGpucoll) -> None:
+    def __init__(self, work: Any, group: ProcessGroupGpucoll, made_by: Any) -> None:
         super().__init__()
-        self._work, self._group = work, group
+        self._work, self._group, self._made_by = work, group, made_by
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Wait for the end of the call; return whether the results are valid."""
         try:
             return bool(self._work.wait(timeout))
         except Exception as error:
-            self._group._note(error)
+            self._group._note(error, self._made_by)
             return False
 
     def synchronize(self) -> None:

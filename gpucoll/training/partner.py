@@ -1,18 +1,20 @@
-"""Copies of ZeRO's shards on partner ranks, so that a training goes on after ranks were lost, without a checkpoint.
+"""Copies of ZeRO's shards on other ranks, so that a training goes on after ranks were lost, without a checkpoint.
 
-Each rank holds the shards of another rank, its partner's, besides its own. A step has two phases. First each rank sends
-its shards of the mean gradients to the rank with the copy. Then an all-reduce of one byte ends only if all ranks have
-finished the first phase, and each rank takes the step for its own shards and for the copy. So either no rank has taken
-a step when a failure comes, or the gradients of all shards exist on two ranks, and the survivors complete the step.
+Each rank holds its own shards and a copy of the shards of another rank. A step has two phases. First each rank sends
+its shards of the mean gradients to the rank with its copy. Then an all-reduce of one byte ends only if all ranks have
+finished the first phase, and each rank takes the step for its own shards and for the copy. At a failure, either no rank
+has taken the step, or the gradients of all shards exist on two ranks, and the survivors complete the step.
 
 Source: the scheme PARTNER of Moody et al., "Design, Modeling, and Evaluation of a Scalable Multi-level Checkpointing
-System", SC 2010. The copy is kept up to date by the gradients, which are smaller than the state.
+System", SC 2010. Here gradients keep the copy up to date: these are smaller than the state.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple
 from gpucoll.arrays import Array, module_of, on_gpu
 from gpucoll.communicator import Communicator, internal
 from gpucoll.communicator.metadata import Metadata, check_alike
-from gpucoll.errors import BackendError
+from gpucoll.errors import ArgumentError, BackendError, UsageError
 from gpucoll.training.compression import Compression, Memory, Policy, remembered, restore
 from gpucoll.training.optimizers import Optimizer
 from gpucoll.training.parameters import Like, Parameters
@@ -48,49 +50,93 @@ class Portion(NamedTuple):
         return [*self.parameters.values(), *(row for rows in self.state.values() for row in rows.values())]
 
 
+class Training(NamedTuple):
+    """What all ranks of a training have alike: a fingerprint of the parameters, and the kind of the optimizer."""
+
+    parameters: int
+    optimizer: list[str]
+
+    @classmethod
+    def of(cls, like: Mapping[str, Like], optimizer: Optimizer) -> Training:
+        """Return the description of a training of these parameters."""
+        rows = [[name, one.shape, one.dtype.name] for name, one in like.items()]
+        return cls(zlib.crc32(json.dumps(rows).encode()), [type(optimizer).__name__, *optimizer.state_names])
+
+
 class Division:
     """The state of a training after `steps` steps, divided over `size` ranks: the portions of two ranks.
 
-    A later division of the same training has a higher `number`. `residuals` are the compression's after these steps.
-    `gradients` are the mean gradients of the step under way, by rank.
+    The rank's own portion comes first. A later division of the same training has a higher `number`. A division is
+    `complete` once it exists on all ranks. `residuals` are the compression's after these steps.
     """
 
-    def __init__(self, number: int, size: int, steps: int, portions: dict[int, Portion], residuals: Memory) -> None:
-        self.number, self.size, self.steps, self.portions, self.residuals = number, size, steps, portions, residuals
+    def __init__(self, number: int, size: int, training: Training, portions: dict[int, Portion], optimizer: Optimizer,
+                 residuals: Memory) -> None:
+        self.number, self.size, self.training, self.portions = number, size, training, portions
+        self.steps, self.residuals, self.complete = optimizer.steps, residuals, False
+        # The step under way: the mean gradients, by rank, and the optimizer with its numbers at the time.
         self.gradients: dict[int, Parameters] = {}
+        self.optimizer = optimizer
 
-    def step(self, optimizer: Optimizer) -> None:
+    @property
+    def metadata(self) -> list[Any]:
+        """The description for other ranks: see `Source.of`."""
+        return [self.number, self.size, self.steps, self.complete, *self.training, [*self.portions]]
+
+    def begin(self, gradients: dict[int, Parameters], optimizer: Optimizer) -> None:
+        """Keep what the step needs, so that it can be taken without the other ranks."""
+        self.gradients, self.optimizer = gradients, copy.copy(optimizer)
+
+    def step(self) -> None:
         """Take the step under way for both portions."""
         for rank, portion in self.portions.items():
-            _with_state(optimizer, portion.state, self.steps).step(portion.parameters, self.gradients[rank])
+            _with_state(self.optimizer, portion.state, self.steps).step(portion.parameters, self.gradients[rank])
         self.steps += 1
-        optimizer.steps = self.steps
         self.gradients = {}
+        self.residuals = [(one, one.remember()) for one, _ in self.residuals]
 
-    def go_to(self, steps: int, optimizer: Optimizer) -> None:
+    def go_to(self, steps: int) -> None:
         """Complete the step under way if it leads to `steps`; otherwise undo what its reduction has changed."""
         if self.steps < steps:
-            self.step(optimizer)
+            self.step()
             return
         self.gradients = {}
         restore(self.residuals)
 
 
 class Source(NamedTuple):
-    """A division that survives: for each of its ranks a present rank with this rank's portion, in `roots`."""
+    """A division that survives. `roots` has, for each of its ranks, a present rank with this rank's portion."""
 
     number: int
     size: int
     steps: int
+    complete: bool
+    training: Training
     roots: dict[int, int]
+
+    @classmethod
+    def of(cls, everyone: Sequence[Metadata]) -> list[Source]:
+        """Return all divisions on the ranks, the newest first."""
+        found: dict[int, Source] = {}
+        for present, metadata in enumerate(everyone):
+            for number, size, steps, complete, *training, (own, *others) in metadata["divisions"]:
+                before = found.get(number, cls(number, size, steps, complete, Training(*training), {}))
+                # A program may have changed arrays that are a rank's own portion; no program has the copies.
+                roots = {own: present} | before.roots | dict.fromkeys(others, present)
+                # If any rank has taken the step under way, all ranks have its gradients.
+                found[number] = before._replace(steps=max(steps, before.steps), complete=complete or before.complete,
+                                                roots=roots)
+        return [found[number] for number in sorted(found, reverse=True)]
 
 
 class PartnerCopy:
     """A copy of another rank's shards in a rank's memory, for `ZeRO`. Source: Moody et al., SC 2010 (PARTNER).
 
-    A program makes one object at its start, and passes the object to each `ZeRO` of the training. After the loss of
+    A program makes one object for a training, and passes the object to each `ZeRO` of this training. After the loss of
     ranks `ZeRO` continues from the copies, on any number of ranks, as long as no rank is lost together with the rank
-    that has its copy. The copy is on another node if there is one.
+    that has its copy. The copies are on other nodes if no node has more than half of the ranks. Only `ZeRO.step` may
+    change parameters and optimizer state. Numbers of the optimizer changed by the program, such as the learning rate,
+    must depend on `optimizer.steps` alone.
     """
 
     def __init__(self) -> None:
@@ -103,19 +149,20 @@ class PartnerCopy:
         portions = [*self._divisions[-1].portions.values()][1:] if self._divisions else []
         return sum(row.nbytes for portion in portions for row in portion.rows)
 
-    def _open(self, arrays: Parameters, comm: Communicator, optimizer: Optimizer, compression: Compression | Policy,
-              *, copies: bool) -> Parameters:
-        """Divide the state over the ranks of `comm`, and return this rank's shards; views of `arrays`, or `copies`.
+    def _resume(self, arrays: Parameters, comm: Communicator, optimizer: Optimizer,
+                compression: Compression | Policy, *, copies: bool) -> Division:
+        """Divide the state over the ranks of `comm`; the parameters are views of `arrays`, or `copies`.
 
         The state comes from the newest division with all portions on the ranks, and is written into `arrays` and
-        `optimizer`. Without any division, the parameters come from rank 0. A collective call.
+        `optimizer`. At the start of a training the parameters come from rank 0. A collective call.
         """
-        kinds = [type(optimizer).__name__, *optimizer.state_names]
-        mine = [[one.number, one.size, one.steps, *one.portions] for one in self._divisions]
-        everyone = internal.all_gather_metadata(comm, {"divisions": mine, "optimizer": kinds}, "ZeRO")
-        check_alike("ZeRO", everyone, "optimizer", "GC-OPTIMIZER")
-        source = _newest(everyone)
         like = {name: Like.of(array) for name, array in arrays.items()}
+        training = Training.of(like, optimizer)
+        everyone = internal.all_gather_metadata(
+            comm, {"divisions": [one.metadata for one in self._divisions], "optimizer": training.optimizer,
+                   "steps": optimizer.steps}, "ZeRO")
+        check_alike("ZeRO", everyone, "optimizer", "GC-OPTIMIZER")
+        source = _newest(everyone, training)
         portions = {rank: Portion.blank(like, rank, comm.size, optimizer) for rank in (comm.rank, _neighbours(comm)[0])}
         with internal.current_stream(comm, arrays.values()):
             if source is None:
@@ -128,21 +175,17 @@ class PartnerCopy:
                     shard = array.reshape(-1)[owned(array.size, rank, comm.size)]
                     portion.parameters[name] = shard.copy() if copies or rank != comm.rank else shard
             _wait(arrays.values())
-        optimizer.state = portions[comm.rank].state
         number = 1 + max((one[0] for metadata in everyone for one in metadata["divisions"]), default=0)
-        self._divisions.append(Division(number, comm.size, optimizer.steps, portions, remembered(compression)))
-        # The barrier ends only if all ranks have the new division: the old one is not needed any more.
-        comm.barrier()
-        del self._divisions[:-1]
-        return portions[comm.rank].parameters
+        kept = _with_state(optimizer, portions[comm.rank].state, 0 if source is None else source.steps)
+        return self._complete(Division(number, comm.size, training, portions, kept, remembered(compression)), comm,
+                              optimizer)
 
     def _collect(self, source: Source, arrays: Parameters, portions: Mapping[int, Portion], comm: Communicator,
                  optimizer: Optimizer) -> None:
         """Receive all portions of `source`: parameters into `arrays`, optimizer state into the new `portions`."""
         held = next((one for one in self._divisions if one.number == source.number), None)
         if held is not None:
-            held.go_to(source.steps, optimizer)
-        optimizer.steps = source.steps
+            held.go_to(source.steps)
         like = {name: Like.of(array) for name, array in arrays.items()}
         for rank, root in sorted(source.roots.items()):
             portion = held.portions[rank] if held is not None and root == comm.rank else \
@@ -159,17 +202,40 @@ class PartnerCopy:
                     for other, new in portions.items():
                         _copy_common(row, here, new.state[name][kind], owned(one.size, other, comm.size))
 
-    def _renew(self, comm: Communicator, optimizer: Optimizer, residuals: Memory) -> None:
-        """Send this rank's portion to the rank with the copy, after a checkpoint was loaded. A collective call."""
-        division = self._divisions[-1]
+    def _begin(self, own: Portion, like: Mapping[str, Like], comm: Communicator, optimizer: Optimizer,
+               residuals: Memory) -> Division:
+        """Keep a loaded training, in place of all state before; `own` is this rank's portion. A collective call."""
         other, _ = _neighbours(comm)
-        rows = division.portions[other].rows
-        with internal.current_stream(comm, rows):
-            for row, came in zip(rows, _exchanged(division.portions[comm.rank].rows, rows, comm), strict=True):
-                row[...] = came
-        division.steps, division.residuals = optimizer.steps, residuals
+        portions = {comm.rank: own}
+        with internal.current_stream(comm, own.rows):
+            if other != comm.rank:
+                portions[other] = Portion.blank(like, other, comm.size, optimizer)
+                rows = portions[other].rows
+                for row, came in zip(rows, _exchanged(own.rows, rows, comm), strict=True):
+                    row[...] = came
+            _wait(own.rows)
+        everyone = internal.all_gather_metadata(comm, {"numbers": [one.number for one in self._divisions]}, "load")
+        number = 1 + max((one for metadata in everyone for one in metadata["numbers"]), default=0)
+        return self._complete(Division(number, comm.size, Training.of(like, optimizer), portions, optimizer, residuals),
+                              comm, optimizer)
 
-    def _exchange(self, gradients: Parameters, comm: Communicator) -> None:
+    def _complete(self, division: Division, comm: Communicator, optimizer: Optimizer) -> Division:
+        """Take a new division into use on all ranks. A collective call."""
+        self._divisions.append(division)
+        # The barrier ends only if all ranks have the new division: older ones are not needed any more.
+        comm.barrier()
+        division.complete = True
+        del self._divisions[:-1]
+        optimizer.state, optimizer.steps = division.portions[comm.rank].state, division.steps
+        return division
+
+    def _check(self, division: Division) -> None:
+        """Raise UsageError if the state is not that of `division` any more."""
+        if self._divisions[-1] is not division:
+            raise UsageError("step: a later ZeRO has taken over the state of the PartnerCopy; a training needs a "
+                             "PartnerCopy of its own", code="GC-PARTNER")
+
+    def _exchange(self, gradients: Parameters, comm: Communicator, optimizer: Optimizer) -> None:
         """Send this rank's mean gradients to the rank with the copy. A collective call."""
         division = self._divisions[-1]
         other, _ = _neighbours(comm)
@@ -178,16 +244,12 @@ class PartnerCopy:
         came = _exchanged(mine, [*wanted.values()], comm)
         # From here on the step can be completed, so the gradients must have left and reached the GPU.
         _wait(mine)
-        division.gradients = {other: dict(zip(wanted, came, strict=True)), comm.rank: dict(gradients)}
+        division.begin({other: dict(zip(wanted, came, strict=True)), comm.rank: dict(gradients)}, optimizer)
 
-    def _step(self, optimizer: Optimizer, residuals: Memory) -> None:
+    def _step(self, optimizer: Optimizer) -> None:
         """Take the step under way, for this rank's shards and for the copy, after all ranks have made `_exchange`."""
-        self._divisions[-1].residuals = residuals
-        self._divisions[-1].step(optimizer)
-
-    def _clear(self) -> None:
-        """Forget everything: the training begins from a checkpoint."""
-        self._divisions.clear()
+        self._divisions[-1].step()
+        optimizer.steps = self._divisions[-1].steps
 
 
 def _with_state(optimizer: Optimizer, state: dict[str, Parameters], steps: int) -> Optimizer:
@@ -197,42 +259,45 @@ def _with_state(optimizer: Optimizer, state: dict[str, Parameters], steps: int) 
     return found
 
 
-def _newest(everyone: Sequence[Metadata]) -> Source | None:
-    """Return the newest division with all portions on the ranks, None if no rank has any division.
+def _newest(everyone: Sequence[Metadata], training: Training) -> Source | None:
+    """Return the newest division with all portions on the ranks; None at the start of a training.
 
-    Raises BackendError, on every rank, if portions of each division are lost.
+    Raises BackendError if portions are lost, and ArgumentError for another training; each on every rank.
     """
-    found: dict[int, Source] = {}
-    for root, metadata in enumerate(everyone):
-        for number, size, steps, *ranks in metadata["divisions"]:
-            before = found.get(number, Source(number, size, steps, {}))
-            # If any rank has taken the step under way, all ranks have its gradients.
-            found[number] = before._replace(steps=max(steps, before.steps),
-                                            roots=dict.fromkeys(ranks, root) | before.roots)
-    for _, source in sorted(found.items(), reverse=True):
+    found = Source.of(everyone)
+    for source in found:
+        if source.training.parameters != training.parameters:
+            raise ArgumentError("ZeRO: the PartnerCopy has a training with other names, shapes or dtypes of parameters",
+                                code="GC-PARTNER")
+        if source.training.optimizer != training.optimizer:
+            kinds = [" ".join(one.optimizer) for one in (source.training, training)]
+            raise ArgumentError(f"ZeRO: the PartnerCopy has a training with {kinds[0]}, this is {kinds[1]}",
+                                code="GC-OPTIMIZER")
         if len(source.roots) == source.size:
             return source
-    if found:
-        last = found[max(found)]
+    # Without a division on all ranks no step can have been taken: the training starts again.
+    last = next((source for source in found if source.complete), None)
+    if last is not None:
         lost = ", ".join(str(rank) for rank in range(last.size) if rank not in last.roots)
         raise BackendError(f"ZeRO: the shards of ranks {lost} of {last.size} are lost, and so are their copies; load a "
                            "checkpoint by ZeRO.load", code="GC-PARTNER")
+    steps = [metadata["steps"] for metadata in everyone]
+    if any(steps):
+        raise BackendError(f"ZeRO: the optimizers have taken {steps} steps, and no rank has a copy of the state; load "
+                           "a checkpoint by ZeRO.load, or begin with a new optimizer", code="GC-PARTNER")
     return None
 
 
 def _neighbours(comm: Communicator) -> tuple[int, int]:
     """Return the rank with its copy on this rank, and the rank with this rank's copy.
 
-    The ranks form a ring, ordered by their number on the node first, so that neighbours are on different nodes.
+    In the order of nodes the copy is as many ranks further as the largest node has: beyond the rank's own node.
     """
-    nodes, seen = internal.link_of(comm).place.nodes, Counter[int]()
-    places = []
-    for rank, node in enumerate(nodes):
-        places.append((seen[node], node, rank))
-        seen[node] += 1
-    ring = [rank for *_, rank in sorted(places)]
+    nodes = internal.link_of(comm).place.nodes
+    ring = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))
+    shift = max(Counter(nodes).values()) % len(nodes) or 1
     at = ring.index(comm.rank)
-    return ring[at - 1], ring[(at + 1) % len(ring)]
+    return ring[(at - shift) % len(ring)], ring[(at + shift) % len(ring)]
 
 
 def _exchanged(mine: Sequence[Array], theirs: Sequence[Array], comm: Communicator) -> list[Array]:

@@ -33,7 +33,7 @@ from gpucoll.training.compression import (
 from gpucoll.training.layers import Layers
 from gpucoll.training.optimizers import Optimizer, check_optimizer
 from gpucoll.training.parameters import Like, Parameters, like_parameter, missing_of, opened
-from gpucoll.training.partner import PartnerCopy
+from gpucoll.training.partner import Division, PartnerCopy, Portion
 from gpucoll.training.shards import Shards, owned
 
 STAGES = (1, 2, 3)
@@ -80,16 +80,24 @@ class ZeRO:
 
     `parameters` maps names to contiguous arrays, alike on all ranks; rank 0's values are broadcast. In stages 1 and 2 a
     step updates the arrays in place. Stage 3 copies its shards and keeps no reference to the arrays, so a program can
-    free the arrays, and read values by `layer`. With a `partner`, each step copies this rank's shards to another rank,
-    and `optimizer.steps` are the steps taken before: if a rank's `partner` has state of the training, the training goes
-    on from there, and the values of `parameters` are replaced. The constructor is a collective call. Raises
-    ArgumentError and DtypeError for wrong arguments of this rank, PeerError for wrong arguments of another rank,
-    MismatchError if names, shapes, dtypes or memories (host, GPU) of the parameters differ between ranks, and
-    BackendError if a rank was lost together with its copy.
+    free the arrays, and read values by `layer`.
+
+    With a `partner`, another rank has a copy of this rank's shards: see `PartnerCopy`. If the `partner` of any rank has
+    state of the training, the training goes on from this state: parameters and optimizer are overwritten, and
+    `optimizer.steps` are the steps taken before.
+
+    The constructor is a collective call. Raises ArgumentError and DtypeError for wrong arguments of this rank,
+    PeerError for wrong arguments of another rank, MismatchError if names, shapes, dtypes or memories (host, GPU) of the
+    parameters differ between ranks, and BackendError if a rank was lost together with its copy.
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int = 1,
                  compression: Compression | Policy | None = None, *, partner: PartnerCopy | None = None) -> None:
+        self._start(parameters, comm, optimizer, stage, compression, partner, resumes=True)
+
+    def _start(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int,
+               compression: Compression | Policy | None, partner: PartnerCopy | None, *, resumes: bool) -> None:
+        """Begin a training; with `resumes`, from the state of the `partner`, if any."""
         def check() -> None:
             if isinstance(stage, bool) or stage not in STAGES:
                 raise ArgumentError(f"ZeRO: stage {stage!r} is not 1, 2 or 3", code="GC-STAGE")
@@ -103,9 +111,11 @@ class ZeRO:
         arrays = opened("ZeRO", parameters, comm, check, contiguous=True)
         self._like = {name: Like.of(array) for name, array in arrays.items()}
         self._compression, self._partner = compression or Exact(), partner
+        self._division: Division | None = None
         check_dtypes("ZeRO", self._like, self._compression)
-        if partner is not None:
-            self._own = partner._open(arrays, comm, optimizer, self._compression, copies=stage == 3)
+        if partner is not None and resumes:
+            self._division = partner._resume(arrays, comm, optimizer, self._compression, copies=stage == 3)
+            self._own = self._division.portions[comm.rank].parameters
         else:
             shards = {name: comm.broadcast(array, root=0).reshape(-1)[owned(array.size, comm.rank, comm.size)]
                       for name, array in arrays.items()}
@@ -168,19 +178,21 @@ class ZeRO:
         Raises ArgumentError if gradients of this rank are missing, PeerError on the other ranks. After an error the
         parameters and the optimizer are unchanged.
         """
+        if self._partner is not None and self._division is not None:
+            self._partner._check(self._division)
         error = missing_of("step", self._arrivals.missing, self._comm)
         with internal.current_stream(self._comm, self._own.values()):
             # Start incomplete buckets too: other ranks are in these collectives and would wait for this rank.
             self._send(self._arrivals.startable(all_of_them=True))
             self._pipeline.finish()
             if self._partner is not None:
-                self._partner._exchange(self._gradients, self._comm)
+                self._partner._exchange(self._gradients, self._comm, self.optimizer)
         self._arrivals.clear()
         tell_of_missing("step", error, self._comm, self._before)
         self._before = remembered(self._compression)
         with internal.current_stream(self._comm, self._own.values()):
             if self._partner is not None:
-                self._partner._step(self.optimizer, self._before)
+                self._partner._step(self.optimizer)
             else:
                 self.optimizer.step(self._own, self._gradients)
         self._gradients.clear()
@@ -252,10 +264,10 @@ class ZeRO:
         """Return the training saved in `folder`, on any number of ranks and in any stage. A collective call.
 
         `parameters` are the arrays to write into; with None, new NumPy arrays become the result's `parameters`. If the
-        number of ranks has changed, each rank gets the mean of the saved residuals of a `compression`. The state in a
-        `partner` is replaced. Raises
-        BackendError, naming the file, for a missing or damaged file (PeerError on other ranks), and ArgumentError if
-        the names, shapes or dtypes of `parameters`, or the kind of optimizer, differ from the checkpoint.
+        number of ranks has changed, each rank gets the mean of the saved residuals of a `compression`. The loaded state
+        takes the place of the state in a `partner`. Raises BackendError, naming the file, for a missing or damaged file
+        (PeerError on other ranks), and ArgumentError if the names, shapes or dtypes of `parameters`, or the kind of
+        optimizer, differ from the checkpoint.
         """
         check_optimizer("load", optimizer)
         found = Checkpoint(folder, comm)
@@ -264,13 +276,13 @@ class ZeRO:
             raise ArgumentError(f"load: {folder} was saved with {' '.join(found.optimizer)}, this is {' '.join(asked)}",
                                 code="GC-CHECKPOINT")
         given = {name: one.new(one.shape) for name, one in found.like.items()} if parameters is None else parameters
-        if partner is not None:
-            partner._clear()
-        zero = cls(given, comm, optimizer, stage, compression, partner=partner)
+        zero = cls.__new__(cls)
+        zero._start(given, comm, optimizer, stage, compression, partner, resumes=False)
         saved, here = ({name: (one.shape, one.dtype) for name, one in like.items()}
                        for like in (found.like, zero._like))
         if saved != here:
             raise ArgumentError(f"load: {folder} was saved with other parameters", code="GC-CHECKPOINT")
+        optimizer.state = {}  # a state of another division may be in there
         found.read(zero._states())
         optimizer.steps = found.steps
         kept = found.read_kept()
@@ -280,5 +292,6 @@ class ZeRO:
         if stage < 3:
             zero._spread()
         if partner is not None:
-            partner._renew(comm, optimizer, zero._before)
+            own = Portion(zero._own, {name: optimizer.state_of(name, shard) for name, shard in zero._own.items()})
+            zero._division = partner._begin(own, zero._like, comm, optimizer, zero._before)
         return zero

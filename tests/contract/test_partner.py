@@ -57,19 +57,25 @@ def test_a_training_goes_on(executor, size, stage):
 
 
 class Stops(training.PartnerCopy):
-    """A copy whose rank stops before or after its own step number `at`, once."""
+    """A copy whose rank stops before or after its own step number `at`, once, and then once before it has resumed."""
 
     def __init__(self, at, *, after):
         super().__init__()
-        self.at, self.after = at, after
+        self.at, self.after, self.resumes = at, after, True
 
-    def _step(self, optimizer, residuals):
+    def _step(self, optimizer):
         stops = self._divisions[-1].steps == self.at
         if not stops or self.after:
-            super()._step(optimizer, residuals)
+            super()._step(optimizer)
         if stops:
-            self.at = None
+            self.at, self.resumes = None, False
             raise gc.RevokedError("the test ends the step here")
+
+    def _complete(self, division, comm, optimizer):
+        resumes, self.resumes = self.resumes, True
+        if not resumes:
+            raise gc.RevokedError("the test ends the constructor here")
+        return super()._complete(division, comm, optimizer)
 
 
 def stopped(comm, stage, ahead, kind):
@@ -77,9 +83,13 @@ def stopped(comm, stage, ahead, kind):
     ways = [None if kind is None else kind() for _ in range(2)]
     wanted = trained(comm, stage, None, training.Adam(), STEPS, ways[0])
     copy, optimizer = Stops(2, after=comm.rank in ahead), training.Adam()
-    with pytest.raises(gc.RevokedError):
+    with pytest.raises(gc.RevokedError, match="the step"):
         trained(comm, stage, copy, optimizer, STEPS, ways[1])
-    assert optimizer.steps == 3 if comm.rank in ahead else 2
+    assert optimizer.steps == (3 if comm.rank in ahead else 2)
+    optimizer.lr = 0.5  # a number of a later step: a step that is completed has the numbers of its beginning
+    with pytest.raises(gc.RevokedError, match="the constructor"):
+        trained(comm, stage, copy, optimizer, STEPS, ways[1])
+    optimizer.lr = 1e-3
     check_equal(trained(comm, stage, copy, optimizer, STEPS, ways[1], seed=100), wanted)
 
 
@@ -141,6 +151,73 @@ def test_a_rank_is_lost_with_its_copy(executor, tmp_path):
     executor.run(4, lost, tmp_path)
 
 
+def step_of_ones(zero):
+    for name, shape in learning.SHAPES.items():
+        zero.ready(name, numpy.ones(shape))
+    zero.step()
+
+
+def overwritten(comm):
+    """A program fills its arrays before it resumes: the copies count, not the arrays."""
+    copy, optimizer, weights = training.PartnerCopy(), training.Adam(), learning.parameters()
+    zero = training.ZeRO(weights, comm, optimizer, 1, partner=copy)
+    step_of_ones(zero)
+    wanted = whole(zero)
+    for weight in weights.values():
+        weight.fill(7)
+    check_equal(whole(training.ZeRO(weights, comm, optimizer, 2, partner=copy)), wanted)
+    with pytest.raises(gc.UsageError, match="a later ZeRO has taken over"):
+        zero.step()
+
+
+def started_again(comm):
+    """The start is broken off before all ranks have the state: nothing counts as lost."""
+    class Unfinished(training.PartnerCopy):
+        def _complete(self, division, comm, optimizer):
+            self._divisions.append(division)
+
+    copy = Unfinished()
+    copy._resume(learning.parameters(comm.rank), comm, training.SGD(1), training.Exact(), copies=False)
+    if comm.rank in (1, 2):
+        copy = training.PartnerCopy()
+    copy.__class__ = training.PartnerCopy
+    check_equal(whole(training.ZeRO(learning.parameters(comm.rank), comm, training.SGD(1), partner=copy)),
+                learning.parameters(0))
+
+
+def refused(comm, folder):
+    """What does not fit the state is refused on every rank, and the state stays."""
+    copy, optimizer = training.PartnerCopy(), training.SGD(0.1)
+    wanted = trained(comm, 1, copy, optimizer, 2)
+    for wrong, arguments in [(gc.ArgumentError, ({"w": numpy.ones(4)}, comm, optimizer)),
+                             (gc.ArgumentError, (learning.parameters(), comm, training.Adam()))]:
+        with pytest.raises(wrong, match="the PartnerCopy has a training with"):
+            training.ZeRO(*arguments, partner=copy)
+    with pytest.raises(gc.BackendError, match="no rank has a copy of the state"):
+        training.ZeRO(learning.parameters(), comm, optimizer, partner=training.PartnerCopy())
+    training.ZeRO({"v": numpy.ones(3)}, comm, training.SGD(1)).save(folder)
+    with pytest.raises(gc.ArgumentError, match="saved with other parameters"):
+        training.ZeRO.load(folder, comm, training.SGD(1), parameters=learning.parameters(), partner=copy)
+    with pytest.raises(gc.ArgumentError if comm.rank == 1 else gc.PeerError, match="partner True is no PartnerCopy"):
+        training.ZeRO.load(folder, comm, training.SGD(1), partner=True if comm.rank == 1 else copy)
+    comm.barrier()
+    for file in folder.glob("*.npz"):
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    comm.barrier()
+    with pytest.raises(gc.BackendError, match=r"rank-\d"):
+        training.ZeRO.load(folder, comm, training.SGD(1), partner=copy)
+    check_equal(trained(comm, 1, copy, optimizer, 0), wanted)
+
+
+@pytest.mark.parametrize("program", [overwritten, started_again], ids=lambda program: program.__name__)
+def test_the_state_that_counts(program):
+    on_threads(4, program)
+
+
+def test_nothing_that_is_refused_changes_the_state(tmp_path):
+    on_threads(3, refused, tmp_path)
+
+
 def wrong(comm):
     with pytest.raises(gc.ArgumentError if comm.rank == 1 else gc.PeerError, match=r"partner True is no PartnerCopy"):
         training.ZeRO(learning.parameters(), comm, training.SGD(1), partner=True if comm.rank == 1 else None)
@@ -157,12 +234,15 @@ def test_wrong_arguments_and_bytes(executor):
     executor.run(3, wrong)
 
 
-@pytest.mark.parametrize(("nodes", "pairs"), [
-    ([0, 0, 0], {0: (2, 1), 1: (0, 2), 2: (1, 0)}), ([0], {0: (0, 0)}),
-    ([0, 0, 1, 1], {0: (3, 2), 2: (0, 1), 1: (2, 3), 3: (1, 0)}),
-    ([0, 1, 1, 0, 2], {0: (2, 1), 1: (0, 4), 4: (1, 3), 3: (4, 2), 2: (3, 0)})])
-def test_the_copy_is_on_another_node(monkeypatch, nodes, pairs):
-    """The ring visits the nodes in turn; expected: the rank before and the rank after each rank."""
+@pytest.mark.parametrize("nodes", [
+    [0], [0, 0, 0], [0, 0, 1, 1], [0, 1, 2], [0, 0, 1, 2], [0, 1, 1, 0, 2], [0, 0, 0, 1, 1, 2], [2, 0, 1, 0, 1, 0, 2]])
+def test_the_copy_is_on_another_node(monkeypatch, nodes):
+    """No node has more than half of the ranks but in the first two cases; every rank has one copy and one partner."""
     link = types.SimpleNamespace(place=types.SimpleNamespace(nodes=nodes))
     monkeypatch.setattr(internal, "link_of", lambda comm: link)
-    assert {rank: partner._neighbours(types.SimpleNamespace(rank=rank)) for rank in range(len(nodes))} == pairs
+    pairs = [partner._neighbours(types.SimpleNamespace(rank=rank)) for rank in range(len(nodes))]
+    assert all(pairs[copied][1] == rank and pairs[holder][0] == rank for rank, (copied, holder) in enumerate(pairs))
+    assert sorted(copied for copied, _ in pairs) == [*range(len(nodes))]
+    assert all(holder != rank for rank, (_, holder) in enumerate(pairs)) or len(nodes) == 1
+    if len({*nodes}) > 1:
+        assert all(nodes[holder] != nodes[rank] for rank, (_, holder) in enumerate(pairs))
