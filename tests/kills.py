@@ -33,9 +33,11 @@ from gpucoll.training import Adam, DataParallel, PartnerCopy, ZeRO, resume
 
 def trained(comm, stage, stops, tell, timeout):
     parameters = {"w": numpy.zeros((4, 3), numpy.float32), "v": numpy.zeros(4)}
-    optimizer, partner = Adam(0.05), PartnerCopy()
+    optimizer, partner, failed = Adam(0.05), PartnerCopy(), False
     while True:
         try:
+            if failed:
+                comm, failed = comm.replace(timeout), False
             if stage:
                 training = ZeRO(parameters, comm, optimizer, stage, partner=partner)
             else:
@@ -56,7 +58,7 @@ def trained(comm, stage, stops, tell, timeout):
                     optimizer.step(parameters, training.gradients)
             return comm
         except (gc.RankFailedError, gc.RevokedError):
-            comm = comm.replace(timeout)
+            failed = True
 """
 # A rank writes a line for each step: the time, the step and the loss. It stops as soon as the file `stop` is there.
 PROGRAM = TRAINS + """

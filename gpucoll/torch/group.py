@@ -413,13 +413,6 @@ class TorchProcessGroup(Names):
             comm.__exit__(DistBackendError, None, None)
         self._caller.abandon()
 
-    def failure(self) -> Exception | None:
-        """Return the failure that has ended this group, or None; on a GPU, wait for the calls enqueued before."""
-        if self._streams:
-            torch.cuda.synchronize()
-        return next((waits.failure for waits in map(internal.waits_of, (self._comm, self._points))
-                     if waits.failure is not None), None)
-
 
 def _listed(tensors: Any) -> list[Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

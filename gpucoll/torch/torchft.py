@@ -9,10 +9,12 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import torch
 from torch.distributed import DistBackendError, Store
 from torch.distributed import Work as Handle  # type: ignore[attr-defined, unused-ignore]
 from torchft.process_group import ProcessGroupWrapper
 
+from gpucoll.communicator import internal
 from gpucoll.torch.group import TorchProcessGroup
 
 
@@ -33,7 +35,7 @@ class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ign
     def errored(self) -> Exception | None:
         """Return the first error since the last configuration, or None; on a GPU, wait for the calls before."""
         if self._error is None and self._pg is not None:
-            failure = self._pg.failure()
+            failure = _failure_of(self._pg)
             if failure is not None:
                 self._note(failure, self._pg)
         return self._error
@@ -68,6 +70,14 @@ class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ign
         if self._error is None and group is self._pg:
             self._error = DistBackendError(f"aborted: {error}")  # torchft's word
             self._error.__cause__ = error
+
+
+def _failure_of(group: TorchProcessGroup) -> Exception | None:
+    """Return the failure that has ended a group, or None; on a GPU, wait for the calls enqueued before."""
+    if group._streams:
+        torch.cuda.synchronize()
+    return next((waits.failure for waits in map(internal.waits_of, (group._comm, group._points))
+                 if waits.failure is not None), None)
 
 
 class _ReportedWork(Handle):  # type: ignore[misc, unused-ignore]
