@@ -50,14 +50,14 @@ class Portion(NamedTuple):
         return [*self.parameters.values(), *(row for rows in self.state.values() for row in rows.values())]
 
 
-class Training(NamedTuple):
+class TrainingKind(NamedTuple):
     """What all ranks of a training have alike: a fingerprint of the parameters, and the kind of the optimizer."""
 
     parameters: int
     optimizer: list[str]
 
     @classmethod
-    def of(cls, like: Mapping[str, Like], optimizer: Optimizer) -> Training:
+    def of(cls, like: Mapping[str, Like], optimizer: Optimizer) -> TrainingKind:
         """Return the description of a training of these parameters."""
         rows = [[name, one.shape, one.dtype.name] for name, one in like.items()]
         return cls(zlib.crc32(json.dumps(rows).encode()), [type(optimizer).__name__, *optimizer.state_names])
@@ -70,9 +70,9 @@ class Division:
     `complete` once it exists on all ranks. `residuals` are the compression's after these steps.
     """
 
-    def __init__(self, number: int, size: int, training: Training, portions: dict[int, Portion], optimizer: Optimizer,
+    def __init__(self, number: int, size: int, kind: TrainingKind, portions: dict[int, Portion], optimizer: Optimizer,
                  residuals: Memory) -> None:
-        self.number, self.size, self.training, self.portions = number, size, training, portions
+        self.number, self.size, self.kind, self.portions = number, size, kind, portions
         self.steps, self.residuals, self.complete = optimizer.steps, residuals, False
         # The step under way: the mean gradients, by rank, and the optimizer with its numbers at the time.
         self.gradients: dict[int, Parameters] = {}
@@ -81,7 +81,7 @@ class Division:
     @property
     def metadata(self) -> list[Any]:
         """The description for other ranks: see `Source.of`."""
-        return [self.number, self.size, self.steps, self.complete, *self.training, [*self.portions]]
+        return [self.number, self.size, self.steps, self.complete, *self.kind, [*self.portions]]
 
     def begin(self, gradients: dict[int, Parameters], optimizer: Optimizer) -> None:
         """Keep what the step needs, so that it can be taken without the other ranks."""
@@ -111,7 +111,7 @@ class Source(NamedTuple):
     size: int
     steps: int
     complete: bool
-    training: Training
+    kind: TrainingKind
     roots: dict[int, int]
 
     @classmethod
@@ -119,8 +119,8 @@ class Source(NamedTuple):
         """Return all divisions on the ranks, the newest first."""
         found: dict[int, Source] = {}
         for present, metadata in enumerate(everyone):
-            for number, size, steps, complete, *training, (own, *others) in metadata["divisions"]:
-                before = found.get(number, cls(number, size, steps, complete, Training(*training), {}))
+            for number, size, steps, complete, *kind, (own, *others) in metadata["divisions"]:
+                before = found.get(number, cls(number, size, steps, complete, TrainingKind(*kind), {}))
                 # A program may have changed arrays that are a rank's own portion; no program has the copies.
                 roots = {own: present} | before.roots | dict.fromkeys(others, present)
                 # If any rank has taken the step under way, all ranks have its gradients.
@@ -157,12 +157,12 @@ class PartnerCopy:
         `optimizer`. At the start of a training the parameters come from rank 0. A collective call.
         """
         like = {name: Like.of(array) for name, array in arrays.items()}
-        training = Training.of(like, optimizer)
+        kind = TrainingKind.of(like, optimizer)
         everyone = internal.all_gather_metadata(
-            comm, {"divisions": [one.metadata for one in self._divisions], "optimizer": training.optimizer,
+            comm, {"divisions": [one.metadata for one in self._divisions], "optimizer": kind.optimizer,
                    "steps": optimizer.steps}, "ZeRO")
         check_alike("ZeRO", everyone, "optimizer", "GC-OPTIMIZER")
-        source = _newest(everyone, training)
+        source = _newest(everyone, kind)
         portions = {rank: Portion.blank(like, rank, comm.size, optimizer) for rank in (comm.rank, _neighbours(comm)[0])}
         with internal.current_stream(comm, arrays.values()):
             if source is None:
@@ -177,7 +177,7 @@ class PartnerCopy:
             _wait(arrays.values())
         number = 1 + max((one[0] for metadata in everyone for one in metadata["divisions"]), default=0)
         kept = _with_state(optimizer, portions[comm.rank].state, 0 if source is None else source.steps)
-        return self._complete(Division(number, comm.size, training, portions, kept, remembered(compression)), comm,
+        return self._complete(Division(number, comm.size, kind, portions, kept, remembered(compression)), comm,
                               optimizer)
 
     def _collect(self, source: Source, arrays: Parameters, portions: Mapping[int, Portion], comm: Communicator,
@@ -216,8 +216,8 @@ class PartnerCopy:
             _wait(own.rows)
         everyone = internal.all_gather_metadata(comm, {"numbers": [one.number for one in self._divisions]}, "load")
         number = 1 + max((one for metadata in everyone for one in metadata["numbers"]), default=0)
-        return self._complete(Division(number, comm.size, Training.of(like, optimizer), portions, optimizer, residuals),
-                              comm, optimizer)
+        kind = TrainingKind.of(like, optimizer)
+        return self._complete(Division(number, comm.size, kind, portions, optimizer, residuals), comm, optimizer)
 
     def _complete(self, division: Division, comm: Communicator, optimizer: Optimizer) -> Division:
         """Take a new division into use on all ranks. A collective call."""
@@ -259,18 +259,18 @@ def _with_state(optimizer: Optimizer, state: dict[str, Parameters], steps: int) 
     return found
 
 
-def _newest(everyone: Sequence[Metadata], training: Training) -> Source | None:
+def _newest(everyone: Sequence[Metadata], kind: TrainingKind) -> Source | None:
     """Return the newest division with all portions on the ranks; None at the start of a training.
 
     Raises BackendError if portions are lost, and ArgumentError for another training; each on every rank.
     """
     found = Source.of(everyone)
     for source in found:
-        if source.training.parameters != training.parameters:
+        if source.kind.parameters != kind.parameters:
             raise ArgumentError("ZeRO: the PartnerCopy has a training with other names, shapes or dtypes of parameters",
                                 code="GC-PARTNER")
-        if source.training.optimizer != training.optimizer:
-            kinds = [" ".join(one.optimizer) for one in (source.training, training)]
+        if source.kind.optimizer != kind.optimizer:
+            kinds = [" ".join(one.optimizer) for one in (source.kind, kind)]
             raise ArgumentError(f"ZeRO: the PartnerCopy has a training with {kinds[0]}, this is {kinds[1]}",
                                 code="GC-OPTIMIZER")
         if len(source.roots) == source.size:

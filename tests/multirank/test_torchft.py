@@ -47,7 +47,7 @@ print(result.testsRun, len(result.errors), sorted(one.id().rpartition(".")[2] fo
 """
 
 
-class Training:
+class Replicas:
     """The processes of the replicas, and the lines told by each."""
 
     def __init__(self, folder, lighthouse):
@@ -88,7 +88,7 @@ def training():
     with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
             [sys.executable, "-c", LIGHTHOUSE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True) as lighthouse:
-        found = Training(Path(folder), lighthouse.stdout.readline().strip())
+        found = Replicas(Path(folder), lighthouse.stdout.readline().strip())
         try:
             yield found
         finally:
