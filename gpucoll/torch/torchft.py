@@ -34,10 +34,11 @@ class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ign
 
     def errored(self) -> Exception | None:
         """Return the first error since the last configuration, or None; on a GPU, wait for the calls before."""
-        if self._error is None and self._pg is not None:
-            failure = _failure_of(self._pg)
+        group = self._pg  # torchft configures and asks in two threads
+        if self._error is None and group is not None:
+            failure = _failure_of(group)
             if failure is not None:
-                self._note(failure, self._pg)
+                self._note(failure, group)
         return self._error
 
     def send(self, tensors: Any, dst_rank: int, tag: int) -> Any:

@@ -202,7 +202,7 @@ class PartnerCopy:
                     for other, new in portions.items():
                         _copy_common(row, here, new.state[name][kind], owned(one.size, other, comm.size))
 
-    def _begin(self, own: Portion, like: Mapping[str, Like], comm: Communicator, optimizer: Optimizer,
+    def _begin(self, own: Portion, like: Mapping[str, Like], comm: Communicator, optimizer: Optimizer, steps: int,
                residuals: Memory) -> Division:
         """Keep a loaded training, in place of all state before; `own` is this rank's portion. A collective call."""
         other, _ = _neighbours(comm)
@@ -217,7 +217,8 @@ class PartnerCopy:
         everyone = internal.all_gather_metadata(comm, {"numbers": [one.number for one in self._divisions]}, "load")
         number = 1 + max((one for metadata in everyone for one in metadata["numbers"]), default=0)
         kind = TrainingKind.of(like, optimizer)
-        return self._complete(Division(number, comm.size, kind, portions, optimizer, residuals), comm, optimizer)
+        loaded = _with_state(optimizer, own.state, steps)
+        return self._complete(Division(number, comm.size, kind, portions, loaded, residuals), comm, optimizer)
 
     def _complete(self, division: Division, comm: Communicator, optimizer: Optimizer) -> Division:
         """Take a new division into use on all ranks. A collective call."""

@@ -97,7 +97,7 @@ class ZeRO:
 
     def _start(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int,
                compression: Compression | Policy | None, partner: PartnerCopy | None, *, resumes: bool) -> None:
-        """Begin a training; with `resumes`, from the state of the `partner`, if any."""
+        """Begin a training; without `resumes` the values of the parameters, and the state, are read afterwards."""
         def check() -> None:
             if isinstance(stage, bool) or stage not in STAGES:
                 raise ArgumentError(f"ZeRO: stage {stage!r} is not 1, 2 or 3", code="GC-STAGE")
@@ -117,7 +117,10 @@ class ZeRO:
             self._division = partner._resume(arrays, comm, optimizer, self._compression, copies=stage == 3)
             self._own = self._division.portions[comm.rank].parameters
         else:
-            shards = {name: comm.broadcast(array, root=0).reshape(-1)[owned(array.size, comm.rank, comm.size)]
+            if resumes:
+                for array in arrays.values():
+                    comm.broadcast(array, root=0)
+            shards = {name: array.reshape(-1)[owned(array.size, comm.rank, comm.size)]
                       for name, array in arrays.items()}
             self._own = {name: shard.copy() for name, shard in shards.items()} if stage == 3 else shards
         self.parameters: Parameters = {} if stage == 3 else arrays
@@ -282,16 +285,20 @@ class ZeRO:
                        for like in (found.like, zero._like))
         if saved != here:
             raise ArgumentError(f"load: {folder} was saved with other parameters", code="GC-CHECKPOINT")
-        optimizer.state = {}  # a state of another division may be in there
-        found.read(zero._states())
-        optimizer.steps = found.steps
+        # The arrays and the optimizer may be in use by a training: overwrite both only after all ranks have read.
+        own = Portion.blank(zero._like, comm.rank, comm.size, optimizer)
+        found.read({name: {PARAMETER: shard, **own.state[name]} for name, shard in own.parameters.items()})
         kept = found.read_kept()
         for name, one in zero._like.items():
             zero._compression.of(name).restore(name, one, kept)
         zero._before = remembered(zero._compression)
+        if partner is not None:
+            zero._division = partner._begin(own, zero._like, comm, optimizer, found.steps, zero._before)
+        optimizer.state, optimizer.steps = own.state, found.steps
+        with internal.current_stream(comm, zero._own.values()):
+            for name, shard in zero._own.items():
+                shard[...] = own.parameters[name]
+        own.parameters.update(zero._own)
         if stage < 3:
             zero._spread()
-        if partner is not None:
-            own = Portion(zero._own, {name: optimizer.state_of(name, shard) for name, shard in zero._own.items()})
-            zero._division = partner._begin(own, zero._like, comm, optimizer, zero._before)
         return zero

@@ -209,6 +209,37 @@ def refused(comm, folder):
     check_equal(trained(comm, 1, copy, optimizer, 0), wanted)
 
 
+def loaded_in_vain(comm, folder):
+    """A load into the training's own arrays breaks off, and a rank is lost: the training goes on from its own state."""
+    class Broken(training.PartnerCopy):
+        breaks = False
+
+        def _complete(self, division, comm, optimizer):
+            if self.breaks:
+                raise gc.RevokedError("the test ends the load here")
+            return super()._complete(division, comm, optimizer)
+
+    copy, optimizer, weights = Broken(), training.Adam(), learning.parameters()
+    zero = training.ZeRO(weights, comm, optimizer, 1, partner=copy)
+    step_of_ones(zero)
+    zero.save(folder)
+    step_of_ones(zero)
+    wanted, state = whole(zero), {name: row["square"].copy() for name, row in optimizer.state.items()}
+    copy.breaks = True
+    with pytest.raises(gc.RevokedError):
+        training.ZeRO.load(folder, comm, optimizer, 1, parameters=weights, partner=copy)
+    copy.breaks = False
+    assert optimizer.steps == 2
+    assert all((optimizer.state[name]["square"] == row).all() for name, row in state.items())
+    if comm.rank == 1:
+        copy, optimizer = training.PartnerCopy(), training.Adam()
+    check_equal(whole(training.ZeRO(weights, comm, optimizer, 2, partner=copy)), wanted)
+
+
+def test_a_load_that_breaks_off_changes_nothing(tmp_path):
+    on_threads(3, loaded_in_vain, tmp_path)
+
+
 @pytest.mark.parametrize("program", [overwritten, started_again], ids=lambda program: program.__name__)
 def test_the_state_that_counts(program):
     on_threads(4, program)
