@@ -67,12 +67,14 @@ class Division:
     """The state of a training after `steps` steps, divided over `size` ranks: the portions of two ranks.
 
     The rank's own portion comes first. A later division of the same training has a higher `number`. A division is
-    `complete` once it exists on all ranks. `residuals` are the compression's after these steps.
+    `complete` once it exists on all ranks. `neighbours` are the rank with its copy here and the rank with this rank's
+    copy. `residuals` are the compression's after these steps.
     """
 
-    def __init__(self, number: int, size: int, kind: TrainingKind, portions: dict[int, Portion], optimizer: Optimizer,
-                 residuals: Memory) -> None:
-        self.number, self.size, self.kind, self.portions = number, size, kind, portions
+    def __init__(self, number: int, comm: Communicator, kind: TrainingKind, portions: dict[int, Portion],
+                 optimizer: Optimizer, residuals: Memory) -> None:
+        self.number, self.size, self.kind, self.portions = number, comm.size, kind, portions
+        self.neighbours = _neighbours(comm)
         self.steps, self.residuals, self.complete = optimizer.steps, residuals, False
         # The step under way: the mean gradients, by rank, and the optimizer with its numbers at the time.
         self.gradients: dict[int, Parameters] = {}
@@ -177,7 +179,7 @@ class PartnerCopy:
             _wait(arrays.values())
         number = 1 + max((one[0] for metadata in everyone for one in metadata["divisions"]), default=0)
         kept = _with_state(optimizer, portions[comm.rank].state, 0 if source is None else source.steps)
-        return self._complete(Division(number, comm.size, kind, portions, kept, remembered(compression)), comm,
+        return self._complete(Division(number, comm, kind, portions, kept, remembered(compression)), comm,
                               optimizer)
 
     def _collect(self, source: Source, arrays: Parameters, portions: Mapping[int, Portion], comm: Communicator,
@@ -205,20 +207,20 @@ class PartnerCopy:
     def _begin(self, own: Portion, like: Mapping[str, Like], comm: Communicator, optimizer: Optimizer, steps: int,
                residuals: Memory) -> Division:
         """Keep a loaded training, in place of all state before; `own` is this rank's portion. A collective call."""
-        other, _ = _neighbours(comm)
+        neighbours = other, _ = _neighbours(comm)
         portions = {comm.rank: own}
         with internal.current_stream(comm, own.rows):
             if other != comm.rank:
                 portions[other] = Portion.blank(like, other, comm.size, optimizer)
                 rows = portions[other].rows
-                for row, came in zip(rows, _exchanged(own.rows, rows, comm), strict=True):
+                for row, came in zip(rows, _exchanged(own.rows, rows, comm, neighbours), strict=True):
                     row[...] = came
             _wait(own.rows)
         everyone = internal.all_gather_metadata(comm, {"numbers": [one.number for one in self._divisions]}, "load")
         number = 1 + max((one for metadata in everyone for one in metadata["numbers"]), default=0)
         kind = TrainingKind.of(like, optimizer)
         loaded = _with_state(optimizer, own.state, steps)
-        return self._complete(Division(number, comm.size, kind, portions, loaded, residuals), comm, optimizer)
+        return self._complete(Division(number, comm, kind, portions, loaded, residuals), comm, optimizer)
 
     def _complete(self, division: Division, comm: Communicator, optimizer: Optimizer) -> Division:
         """Take a new division into use on all ranks. A collective call."""
@@ -239,10 +241,10 @@ class PartnerCopy:
     def _exchange(self, gradients: Parameters, comm: Communicator, optimizer: Optimizer) -> None:
         """Send this rank's mean gradients to the rank with the copy. A collective call."""
         division = self._divisions[-1]
-        other, _ = _neighbours(comm)
+        other, _ = division.neighbours
         wanted = division.portions[other].parameters
         mine = [gradients[name] for name in wanted]
-        came = _exchanged(mine, [*wanted.values()], comm)
+        came = _exchanged(mine, [*wanted.values()], comm, division.neighbours)
         # From here on the step can be completed, so the gradients must have left and reached the GPU.
         _wait(mine)
         division.begin({other: dict(zip(wanted, came, strict=True)), comm.rank: dict(gradients)}, optimizer)
@@ -301,9 +303,10 @@ def _neighbours(comm: Communicator) -> tuple[int, int]:
     return ring[(at - shift) % len(ring)], ring[(at + shift) % len(ring)]
 
 
-def _exchanged(mine: Sequence[Array], theirs: Sequence[Array], comm: Communicator) -> list[Array]:
+def _exchanged(mine: Sequence[Array], theirs: Sequence[Array], comm: Communicator,
+               neighbours: tuple[int, int]) -> list[Array]:
     """Send `mine` to the rank with this rank's copy; return arrays in the shapes of `theirs`, received likewise."""
-    source, target = _neighbours(comm)
+    source, target = neighbours
     if source == comm.rank:
         return [row.copy() for row in mine]
     received = _packed(theirs)
