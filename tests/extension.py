@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import shutil
 import sysconfig
+from pathlib import Path
 
 import numpy
 
@@ -35,7 +36,22 @@ def built(source, *options):
     """Return the module built from `source`; the build is kept in the user's store."""
     flags = "\n".join([recipe(), *FOLDERS, *options])
     path = user_store().path(source, ".so", functools.partial(compiled, source, *options), flags=flags)
-    name = f"changed.{MODULE.rpartition('.')[2]}"  # the installed module stays unchanged
+    return loaded(f"changed.{MODULE.rpartition('.')[2]}", path)  # the installed module stays unchanged
+
+
+def binding(source, *options):
+    """Return the path of the binding of UCX, built from `source`; ImportError without nanobind or UCX's headers."""
+    nanobind, (ucx, *_) = importlib.import_module("nanobind"), importlib.import_module("libucx").__path__
+    sources = Path(nanobind.source_dir())
+    places = [nanobind.include_dir(), sources, sources.parent / "ext" / "robin_map" / "include", Path(ucx, "include")]
+    flags = [*FOLDERS, *[f"-I{place}" for place in places], "-fvisibility=hidden", *options]
+    text = f'{source}\n#include "nb_combined.cpp"\n'
+    build = functools.partial(compile_shared, text, *flags)
+    return user_store().path(text, ".so", build, flags="\n".join([recipe(), *flags]))
+
+
+def loaded(name, path):
+    """Return the extension module at a path, under a name."""
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     loader.exec_module(module)

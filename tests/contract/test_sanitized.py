@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import engine_mutants
+import extension
+from gpucoll.device.sources import folder
 from jobs import launch, run_job
+from multirank import test_ucx
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]  # the tests compile everything anew
 BUILT_IN = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
@@ -23,6 +26,8 @@ del sys.argv[:2]
 with extension.serving(extension.built(engine_mutants.changed(changes), "-O3")):
     runpy.run_path(path, run_name="__main__")
 """
+
+KEPT = "kept.release();  // `end` takes it"  # in the binding of UCX
 
 PLANS = """
 import extension
@@ -76,6 +81,45 @@ def test_the_emulated_device(environment):
 def test_plans_with_something_wrong(environment):
     job = sanitized(environment, 0, "-c", PLANS)
     assert (job.returncode, "'done'" in job.stdout) == (0, True), job.stdout + job.stderr[-5000:]
+
+
+@pytest.fixture(scope="module")
+def binding(environment):
+    """Return the sources of the binding of UCX, and a function giving the variables of ranks with a build of a text."""
+    pytest.importorskip("nanobind")
+    pytest.importorskip("libucx")
+    variables, preload = environment
+    source = (folder() / "binding" / "ucx.cc").read_text()
+
+    def built(text):
+        name, _, libraries = preload.partition("=")
+        # UCX replaces the allocator's functions for its cache of registered memory, and the sanitizer has its own.
+        return {**variables, name: libraries, "UCX_MEM_EVENTS": "n",
+                "UCX_BINDING": str(extension.binding(text, *BUILT_IN.split()))}
+
+    return source, built
+
+
+@pytest.mark.parametrize(("ranks", "program"), [(2, "calls"), (1, "points")])
+def test_messages_between_hosts(binding, ranks, program):
+    source, built = binding
+    outputs, codes = test_ucx.on_hosts(ranks, program, variables=built(source))
+    assert codes == [0, 0], outputs
+
+
+def test_strangers_at_the_ports(binding, tmp_path):
+    source, built = binding
+    outputs, codes, _ = test_ucx.attacked_by_strangers(tmp_path, variables=built(source))
+    assert codes == [0, 0], outputs
+
+
+@pytest.mark.mutant
+def test_a_message_freed_too_early_is_seen(binding):
+    source, built = binding
+    assert source.count(KEPT) == 1
+    outputs, codes = test_ucx.on_hosts(1, "points", variables=built(source.replace(KEPT, "")))
+    assert any(codes)
+    assert "heap-use-after-free" in "".join(outputs)
 
 
 @pytest.mark.mutant

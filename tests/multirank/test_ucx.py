@@ -33,16 +33,17 @@ ENVIRONMENT = {**same_gpucoll(), "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]
 pytestmark = pytest.mark.skipif(MODULE is None, reason=f"UCX is not installed: {REASON}")
 
 
-def on_hosts(ranks, *argv, secrets=("s", "s")):
+def on_hosts(ranks, *argv, secrets=("s", "s"), variables=None):
     """Run a rank's program by one launcher for each host, `ranks` ranks on each; return the outputs and exit codes."""
+    environment = {**ENVIRONMENT, **(variables or {})}
     place = f"127.0.0.1:{launchers.free_port()}"
     *others, last = [[sys.executable, "-m", "gpucoll", "run", "--nnodes", str(len(secrets)), "--node-rank", str(node),
                       "--rendezvous", place, "-n", str(ranks), JOB, *argv] for node in range(len(secrets))]
-    jobs = [subprocess.Popen(command, env={**os.environ, **ENVIRONMENT, "GPUCOLL_SECRET": secret}, text=True,
+    jobs = [subprocess.Popen(command, env={**os.environ, **environment, "GPUCOLL_SECRET": secret}, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             for command, secret in zip(others, secrets, strict=False)]
     try:
-        ended = run_job(last, seconds(120), {**ENVIRONMENT, "GPUCOLL_SECRET": secrets[-1]})
+        ended = run_job(last, seconds(120), {**environment, "GPUCOLL_SECRET": secrets[-1]})
         outputs = [job.communicate(timeout=seconds(60))[0] for job in jobs]
     finally:
         for job in jobs:
@@ -89,25 +90,30 @@ GARBAGE = [b"", b"\0" * 3, b"\xff" * 64, bytes(range(256)) * 20, b"GET / HTTP/1.
 HELD = 200  # connections kept open by the stranger at each port
 
 
-@pytest.mark.slow
-def test_strangers_at_the_ports_of_store_and_ucx_disturb_no_call(tmp_path):
+def attacked_by_strangers(folder, **options):
+    """Run calls on two hosts while a stranger attacks all their ports; return outputs, codes, the number of ports."""
     def attack():
-        came = becomes(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), seconds(60))
-        places = {tuple(place) for rank in range(2 * came) for place in json.loads((tmp_path / str(rank)).read_text())}
+        came = becomes(lambda: all((folder / str(rank)).exists() for rank in range(2)), seconds(60))
+        places = {tuple(place) for rank in range(2 * came) for place in json.loads((folder / str(rank)).read_text())}
         with contextlib.ExitStack() as held:
             for place in places:
                 for number in range(HELD):
                     with contextlib.suppress(OSError):  # a place without room for a stranger refuses or is silent
                         stranger = held.enter_context(socket.create_connection(place, 0.2))
                         stranger.sendall(GARBAGE[number % len(GARBAGE)])
-            (tmp_path / "done").touch()
+            (folder / "done").touch()
         return len(places)
 
     with ThreadPoolExecutor(1) as threads:
         attacked = threads.submit(attack)
-        outputs, codes = on_hosts(1, "attacked", str(tmp_path))
+        return *on_hosts(1, "attacked", str(folder), **options), attacked.result()
+
+
+@pytest.mark.slow
+def test_strangers_at_the_ports_of_store_and_ucx_disturb_no_call(tmp_path):
+    outputs, codes, places = attacked_by_strangers(tmp_path)
     assert codes == [0, 0], outputs
-    assert attacked.result() >= 3  # the store's port, and UCX's of each rank
+    assert places >= 3  # the store's port, and UCX's of each rank
 
 
 def test_every_rank_names_the_rank_without_ucx():

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy
 
+import extension
 import gpucoll as gc
 import mixture
 from gpucoll.communicator import links
@@ -125,6 +126,8 @@ def without_ucx():
 
 
 if __name__ == "__main__":
+    if "UCX_BINDING" in os.environ:  # the path of a build with sanitizers
+        sys.modules["gpucoll._ucx"] = extension.loaded("gpucoll._ucx", os.environ["UCX_BINDING"])
     name, *arguments = sys.argv[1:]
     programs = (attacked, calls, fails, lost, meets, points, without_ucx)
     {program.__name__: program for program in programs}[name](*arguments)
