@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import global_batch
+from gpucoll.launch import launchers
 
 pytestmark = [
     pytest.mark.multirank,
@@ -80,6 +81,38 @@ def test_every_method_under_torchrun():
 @pytest.mark.slow
 def test_ddp_trains_under_torchrun():
     check(torchrun(2, TRAINING, "ddp", "fsdp"), 2, "ddp fsdp")
+
+
+ELASTIC = """
+import os, sys
+import numpy
+import gpucoll as gc
+with gc.init() as comm:
+    restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    total = comm.all_reduce(numpy.full(3, comm.rank + 10 * restarts))
+    if comm.rank == 1 and restarts == 0:
+        sys.exit("planted")
+    comm.barrier()
+    sys.stdout.write(f"rank {comm.rank} of {comm.size}: {total[0]} after {restarts}\\n")
+"""
+
+
+@pytest.mark.slow
+def test_torchruns_agents_meet_and_start_all_ranks_again(tmp_path):
+    """The rendezvous c10d: both agents, as of two hosts, agree on ranks; the end of a rank starts all of them again."""
+    (tmp_path / "elastic.py").write_text(ELASTIC)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-id",
+               "two", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{launchers.free_port()}",
+               "--rdzv-conf", "last_call_timeout=30", "--max-restarts", "1", str(tmp_path / "elastic.py")]
+    agents = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
+    try:
+        output = "".join(agent.communicate(timeout=SECONDS)[0] for agent in agents)
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    assert [agent.returncode for agent in agents] == [0, 0], output
+    assert sorted(re.findall(r"rank \d of.*", output)) == [f"rank {rank} of 4: 46 after 1" for rank in range(4)], output
 
 
 CHECKOUT = """

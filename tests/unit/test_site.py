@@ -59,6 +59,11 @@ def check_options(words, text):
             assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text), f"{name} is no option"
 
 
+# Options of torchrun with a value.
+TORCHRUN = ("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port", "--rdzv-backend",
+            "--rdzv-endpoint", "--max-restarts")
+
+
 def check(words):
     """Raise for an unknown command or option."""
     words = words[next(index for index, word in enumerate(words) if not ASSIGNED.fullmatch(word)):]
@@ -71,7 +76,7 @@ def check(words):
         assert rest[1].isdecimal()
         check(rest[2:])
     elif program == "torchrun":
-        while rest[0] in ("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"):
+        while rest[0] in TORCHRUN:
             rest = rest[2:]
         check(["python", *rest])
     elif program == "gpucoll":
