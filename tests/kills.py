@@ -1,6 +1,6 @@
 """A training of four ranks that loses a rank again and again, by SIGKILL at random moments, and gets newcomers.
 
-    python tests/kills.py --kills 100 [--seed 7] [--stage 2]
+    python tests/kills.py --kills 100 [--seed 7] [--stage 2] [--hosts 2]
 
 Every second newcomer has been started before the kill, and waits in `gpucoll.join`. The losses of every step on every
 rank must have the bits of an undisturbed training by threads. Prints the seconds from a kill to the next step, taken by
@@ -10,6 +10,7 @@ folder.
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import signal
@@ -64,7 +65,11 @@ def trained(comm, stage, stops, tell, timeout):
 PROGRAM = TRAINS + """
 import faulthandler
 faulthandler.register(signal.SIGUSR1)
-folder, stage = how[0], int(how[1])
+folder, stage, host = how[0], int(how[1]), how[2]
+if host:  # ranks of other hosts see neither this process nor its memory
+    from gpucoll.communicator import links
+    from gpucoll.health import processes
+    links.process_namespace = processes.process_namespace = lambda: host
 lines = open(os.path.join(folder, f"{os.getpid()}.steps"), "w", buffering=1)
 stop = os.path.join(folder, "stop")
 comm = gc.join(place, timeout) if rank < 0 else gc.init(store=place, rank=rank, size=size, timeout=timeout,
@@ -82,12 +87,14 @@ say(last=max(steps))
 class Training:
     """The processes of the training, and the steps that each has told."""
 
-    def __init__(self, group, folder, stage):
+    def __init__(self, group, folder, stage, hosts):
         self.group, self.folder, self.stage, self.ranks = group, folder, stage, []
+        self.hosts = itertools.cycle([f"host {number}" for number in range(hosts)] if hosts > 1 else [""])
 
     def start(self, rank):
         """Start a process: a rank, or a newcomer for -1."""
-        return self.group.start(PROGRAM, rank, RANKS, str(self.folder), self.stage, timeout=60.0)
+        return self.group.start(PROGRAM, rank, RANKS, str(self.folder), self.stage, next(self.hosts),
+                                timeout=60.0)
 
     def first_step(self, process, after):
         """Return the time of the first step told after a moment; None without a step."""
@@ -153,12 +160,12 @@ def undisturbed(steps, stage, ranks=RANKS):
     return losses
 
 
-def run(kills, seed, stage=0):
-    """Run the series; return the seconds by kind, the number of steps, and the deviations."""
+def run(kills, seed, stage=0, hosts=1):
+    """Run the series on pretended hosts; return the seconds by kind, the number of steps, and the deviations."""
     chances = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as lines, \
             group_in(Path(folder)) as group:
-        training = Training(group, Path(lines), stage)
+        training = Training(group, Path(lines), stage, hosts)
         took = disturbed(training, kills, chances)
         steps = {one["last"] + 1 for one in group.said()}
         told = [line.split()[1:] for path in Path(lines).glob("*.steps") for line in path.read_text().splitlines()]
@@ -173,8 +180,9 @@ def main():
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stage", type=int, default=0, help="of ZeRO; 0: data parallel")
+    parser.add_argument("--hosts", type=int, default=1, help="pretended hosts, joined by UCX")
     options = parser.parse_args()
-    took, steps, told, wrong = run(options.kills, options.seed, options.stage)
+    took, steps, told, wrong = run(options.kills, options.seed, options.stage, options.hosts)
     print("seconds to the next step  kills  median    95 %  longest")
     for what, times in took.items():
         times.sort()
