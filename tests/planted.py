@@ -47,6 +47,8 @@ PLANTED = [
      "except SystemError:", "except StopAsyncIteration:"),
     ("product", "threads make syntax trees at once", "gpucoll/core/parsing.py",
      "    with _parser:\n", "    if True:\n"),
+    ("product", "a dropped block is announced twice", "gpucoll/arrays/segments.py",
+     "        for _ in dropped:\n            self._dropped.popleft()\n", ""),
     ("product", "what is dropped keeps its files", "gpucoll/arrays/segments.py",
      "            self._finalize = weakref.finalize(self, os.close, self._file)\n",
      "            self._finalize = weakref.finalize(Segment, os.close, self._file)\n"),

@@ -84,10 +84,11 @@ class Traits(NamedTuple):
     """Properties of an algorithm for executors, tuner, calibration and drawings, beside schedule and cost.
 
     `segment` is a formula of P: the bytes of a call for each segment of a pipeline. With `at_source` every rank reads
-    an operand directly in the memory of the rank forming the operand, and no rank passes data on. In the memory of a
-    node such reads take `barriers` barriers; with 0 the cost formulas hold there as well. `kernel` names a GPU kernel
-    running the whole collective. `layout` places the ranks of a drawing: "groups", "grid", "in_order", or "" for a
-    layout by links. `probes` are the sizes measured by calibration: bytes of a block, or of the whole array.
+    an operand directly in the memory of the rank forming the operand, and no rank passes data on. In the memory of
+    a node such an algorithm costs `barriers` barriers and one pass over the data; with 0 `barriers` the cost
+    formulas hold there as well. `kernel` names a GPU kernel running the whole collective. `layout` places the ranks
+    of a drawing: "groups", "grid", "in_order", or "" for a layout by links. `probes` are the sizes measured by
+    calibration: bytes of a block, or of the whole array.
     """
 
     segment: str = "1 << 16"

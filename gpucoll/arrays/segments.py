@@ -15,7 +15,7 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
@@ -161,12 +161,17 @@ class Heap:
         self._drops: collections.Counter[int] = collections.Counter()
 
     def dropped(self) -> list[int]:
-        """Return blocks dropped by this rank, at most `AT_A_TIME`, to be announced to all ranks."""
-        return [self._dropped.popleft() for _ in range(min(AT_A_TIME, len(self._dropped)))]
+        """Return blocks dropped by this rank, at most `AT_A_TIME`, to be announced to all ranks before `reclaim`."""
+        return [self._dropped[place] for place in range(min(AT_A_TIME, len(self._dropped)))]
 
-    def reclaim(self, dropped: Iterable[int]) -> None:
-        """Count the announced drops of all ranks: a block dropped by every rank is free again."""
-        for block in dropped:
+    def reclaim(self, dropped: Sequence[int], everyone: Iterable[int]) -> None:
+        """Count the announced drops of all ranks, and of this rank: a block dropped by every rank is free again.
+
+        The drops of a refused call, without `reclaim`, are announced again by the next call.
+        """
+        for _ in dropped:
+            self._dropped.popleft()
+        for block in everyone:
             self._drops[block] += 1
             if self._drops[block] == self._size:
                 del self._drops[block]

@@ -55,7 +55,7 @@ class SymmetricHeaps:
             check_alike(name, everyone, key, code)
         heap, shared = self._memory(where)
         # Heaps must stay alike: a block is free once all ranks have reported its drop, in the same call.
-        heap.reclaim(number for one in everyone for number in one["dropped"])
+        heap.reclaim(dropped, (number for one in everyone for number in one["dropped"]))
         length = tuple(wanted["shape"]), numpy_dtype(wanted["dtype"])
         if heap.must_grow(*length):
             self._grow(name, heap, shared, *length)

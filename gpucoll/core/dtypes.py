@@ -20,8 +20,9 @@ Kind = Literal["bool", "int", "float", "complex"]
 class Dtype(NamedTuple):
     """A row of the table.
 
-    Sums of a dtype with a `wide` dtype are formed in `wide` and rounded once. `cuda` is the name of the type in
-    ``kernels/device/number.h``. `nccl` and `mpi` are None where the library has no type for the dtype.
+    Sums of a dtype with a `wide` dtype are formed in `wide`, and rounded once in each reduction of a schedule. `cuda`
+    is the name of the type in ``kernels/device/number.h``. `nccl` and `mpi` are None where the library has no type for
+    the dtype.
     """
 
     name: str

@@ -3,8 +3,8 @@
 Ranks of one host connect to a Unix socket with an abstract name, derived from the job's token. No file is left behind,
 and the kernel identifies the user at the other end, so other users' processes are refused. Ranks of several hosts
 connect to rank 0's address, a host and a TCP port. Greeting and frames are defined in `gpucoll.transport.connections`.
-The store carries only the few small messages by which ranks meet and part; arrays go through shared memory, and between
-hosts by UCX.
+The store carries the few small messages by which ranks meet and part. Arrays go through shared memory, and between
+hosts by UCX; through the store only where neither serves (docs/guide/launching.md).
 """
 
 from __future__ import annotations

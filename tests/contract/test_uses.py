@@ -186,6 +186,12 @@ def symmetric_refused(comm):
     with pytest.raises(gc.BackendError):  # beyond any address space: an error on every rank, without harm
         comm.empty(1 << 56, "float64")
     assert comm.zeros(3, "int8").sum() == 0
+    block = comm.empty(1 << 18, "float64")
+    where = block.ctypes.data
+    del block
+    with pytest.raises(gc.MismatchError):  # the drop of the block is announced in a call that is refused
+        comm.empty(3 + odd, "int8")
+    assert comm.empty(1 << 18, "float64").ctypes.data == where
 
 
 @pytest.mark.parametrize("program", [symmetric, symmetric_refused], ids=["good", "refused"])

@@ -17,9 +17,9 @@ BYTE = numpy.dtype("uint8")
 
 def tell_all(heaps):
     """Give every rank's dropped blocks to every rank, as the collective call does first."""
-    news = [number for heap in heaps for number in heap.dropped()]
-    for heap in heaps:
-        heap.reclaim(news)
+    news = [heap.dropped() for heap in heaps]
+    for heap, mine in zip(heaps, news, strict=True):
+        heap.reclaim(mine, [number for one in news for number in one])
 
 
 def place(heap, array):
@@ -71,9 +71,10 @@ def test_free_places_join_and_slabs_grow():
     told = []
     while news := heap.dropped():  # at most 32 numbers at a time
         assert len(news) <= 32
+        assert heap.dropped() == news  # a call without `reclaim` has been refused
         told += news
+        heap.reclaim(news, news)
     assert sorted(told) == list(range(100))
-    heap.reclaim(told)
     assert not heap.must_grow((SLAB,), BYTE)
     whole, more = heap.allocate((SLAB,), BYTE), heap.allocate((SLAB + 1,), BYTE)
     assert (place(heap, whole), place(heap, more)) == ((0, 0), (1, 0))
