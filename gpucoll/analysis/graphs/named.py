@@ -1,9 +1,9 @@
 """Named graphs of links: machines by their makers' public data, and regular networks by parameters.
 
-Bandwidths are in GB/s for one direction, latencies in us. NVLink 2 has 25 GB/s a link (DGX-1, DGX-2, NDv2), NVLink 3
-and 4 have 300 and 450 GB/s a GPU through NVSwitch (DGX A100, DGX H100). A box of several has a NIC of 25 GB/s (A100)
-or 50 GB/s (H100) for each GPU, of 12.5 GB/s for two GPUs (DGX-2), or of 12.5 GB/s for all (NDv2). Latencies follow
-TACCL and TE-CCL: 0.7 us for an NVLink, 1.3 us for a NIC's port.
+Bandwidths are in GB/s for one direction, latencies in us. NVLink 2 has 25 GB/s a link (DGX-1, DGX-2, NDv2), NVLink 3,
+4 and 5 have 300, 450 and 900 GB/s a GPU through NVSwitch (DGX A100, DGX H100, GB200). A box of several has a NIC of
+25 GB/s (A100) or 50 GB/s (H100, GB200) for each GPU, of 12.5 GB/s for two GPUs (DGX-2), or of 12.5 GB/s for all
+(NDv2). Latencies follow TACCL and TE-CCL: 0.7 us for an NVLink, 1.3 us for a NIC's port.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ MACHINES: dict[str, Callable[[int], _Made]] = {
     "dgx2": _boxes("DGX-2", 16, 150.0, 12.5, shared=2),
     "dgx_a100": _boxes("DGX A100", 8, 300.0, 25.0),
     "dgx_h100": _boxes("DGX H100", 8, 450.0, 50.0),
+    "gb200_nvl4": _boxes("4 GB200 on NVLink", 4, 900.0, 50.0),
+    "gb200_nvl8": _boxes("8 GB200 on NVLink", 8, 900.0, 50.0),
     "dgx_h100_nvls": _multicast(_boxes("DGX H100 whose switches copy", 8, 450.0, 50.0)),
 }
 
