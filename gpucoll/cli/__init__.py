@@ -178,6 +178,13 @@ def _add_graphs(verbs: Any) -> None:
     synthesize.add_argument("--chunks", type=int, metavar="N", help="the most chunks of a block (chosen by the time)")
     synthesize.add_argument("--time-limit", type=float, metavar="S", help="give up after so many seconds")
     synthesize.add_argument("-o", "--output", metavar="F.py", help="the file; .xml: MSCCL's (GRAPH_COLLECTIVE.py)")
+    nccl = _add_verb(verbs, "nccl", _from("gpucoll.cli.nccl_choice"),
+                     help="what NCCL would choose on a machine, and where nccl-tests' times disagree")
+    nccl.add_argument("what", nargs="+", help="a collective and its sizes: all_reduce 1M,64M; or files of nccl-tests")
+    nccl.add_argument("--machine", metavar="M", help="a name such as dgx_h100(2), or a file with NCCL's log")
+    nccl.add_argument("--sm", type=int, metavar="90", help="compute capability, where the log names no GPU")
+    nccl.add_argument("--nccl", default="2.30", metavar="2.27", help="the release of NCCL (2.30)")
+    nccl.add_argument("-o", "--output", metavar="F.conf", help="with files: NCCL's tuner file of the best choices")
 
 
 def _add_machines(verbs: Any) -> None:
