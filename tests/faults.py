@@ -23,6 +23,7 @@ from planted_elastic import ELASTIC  # noqa: E402
 from planted_gpu import PLANTED_GPU  # noqa: E402
 from planted_graphs import PLANTED_GRAPHS  # noqa: E402
 from planted_insight import PLANTED_INSIGHT  # noqa: E402
+from planted_nccl import PLANTED_NCCL  # noqa: E402
 from planted_precheck import PLANTED_PRECHECK  # noqa: E402
 from planted_rows import PLANTED_ROWS  # noqa: E402
 
@@ -45,7 +46,7 @@ def faults():
     kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
 
     everything = (*PLANTED, *PLANTED_BITS, *PLANTED_CONNECTIONS, *ELASTIC, *PLANTED_GPU,
-                  *PLANTED_GRAPHS, *PLANTED_INSIGHT, *PLANTED_PRECHECK, *PLANTED_ROWS)
+                  *PLANTED_GRAPHS, *PLANTED_INSIGHT, *PLANTED_NCCL, *PLANTED_PRECHECK, *PLANTED_ROWS)
     yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in everything)
     for kind, table in (("kernel", kernels.MUTANTS), ("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
         yield from (Fault(kind, name, ((mutant.old, mutant.new),)) for name, mutant in table.items())

@@ -43,7 +43,8 @@ SLOW = "slow and not nightly and not mutant"
 LEFT_OUT = ["tests/unit/test_style.py", "tests/unit/test_typing.py", "tests/unit/test_planted.py"]
 NEAR = {  # by the file of a fault, or the beginning of its name: tests of this file, catching most faults
     "gpucoll/algorithms": ["contract/test_blocks.py", "contract/test_contract.py"],
-    "gpucoll/analysis/draw": ["unit/test_draw.py"], "gpucoll/arrays/__init__.py": ["contract/test_blocks.py"],
+    "gpucoll/analysis/draw": ["unit/test_draw.py"], "gpucoll/analysis/nccl_tuning": ["unit/test_nccl_choice.py"],
+    "gpucoll/arrays/__init__.py": ["contract/test_blocks.py"],
     "gpucoll/arrays/accept.py": ["contract/test_outs.py"], "gpucoll/arrays/dlpack.py": ["unit/test_dlpack.py"],
     "gpucoll/arrays/space.py": ["unit/test_tables.py"], "gpucoll/arrays/segments.py": ["multirank/test_edges.py"],
     "gpucoll/communicator/cartesian.py": ["contract/test_neighbours.py"],
