@@ -59,7 +59,7 @@ def _h100_nvls(nodes: int) -> Machine:
 
 def _h800(nodes: int) -> Machine:
     ring = Graph(8, 22.0, 22.0)
-    return Machine("h800_ndr", "8 H800, a NIC of 50 GB/s for each GPU (trees: nccl#1154, rings derived)", 90, nodes, 8,
+    return Machine("h800_ndr", "8 H800, a NIC of 50 GB/s for each GPU (channels fitted to nccl#1154)", 90, nodes, 8,
                    ring, ring._replace(pattern=3))
 
 
