@@ -13,7 +13,6 @@ Each room imports only from rooms below its own line.
     mpi           mpi4py's names
     torch         a backend of torch.distributed
     block_scaled  collectives in 8 or 4 bits an element, with the bound of the error
-    msccl         algorithms from Python files; MSCCL's XML, read and written
     communicator  one method per collective; the links between its ranks
     tuner         the choice of the algorithm
     analysis      prices and drawings of schedules
@@ -23,6 +22,7 @@ Each room imports only from rooms below its own line.
     device        a GPU, or its emulation on the CPU: kernels compiled and launched, streams, NCCL
     plan          a schedule on buffers of given lengths: the order of its steps
     arrays        accepted arrays, flat views, NumPy's reductions
+    msccl         algorithms from Python files; MSCCL's XML, read and written
     algorithms    ring, tree, star, ...: one file each
     verify        proofs of schedules
     core          the vocabulary: schedules, chunks, ops, dtypes, collectives, signatures

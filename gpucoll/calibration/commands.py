@@ -26,6 +26,7 @@ from gpucoll.communicator import Communicator
 from gpucoll.communicator.links import MpiLink
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.collectives import collective as collective_row
+from gpucoll.device.store import make_private
 from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.launch.launchers import launched
 from gpucoll.transport.rendezvous import by_first_rank
@@ -36,19 +37,24 @@ from gpucoll.tuner.table import LinkCost, Shape, Table, as_toml, facts, read, ta
 
 EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
 EXPLAINED_RANKS = 8  # default of --ranks
-HEADING = "What gpucoll's auto knows of this machine, measured by gpucoll tune. Without it built-in defaults serve."
+HEADING = "What gpucoll's auto knows of this machine, written by gpucoll tune. Without it built-in defaults serve."
 
 
 def tune(options: Any) -> int:
     """Measure and write the table; return 0. A collective call."""
-    names = options.collective.split(",") if options.collective else COLLECTIVES
-    collectives = [collective_row(name.strip()).name for name in names]
+    collectives = collectives_of(options)
     sizes = [size for size in SIZES if size <= byte_size(options.max_bytes)]
     if not sizes:
         raise ArgumentError(f"--max-bytes {options.max_bytes} is below the least size of the sweep, {SIZES[0]}",
                             code="GC-SIZE")
     with gpucoll.init() as comm:
         return _tune(comm, options, collectives, sizes)
+
+
+def collectives_of(options: Any) -> list[str]:
+    """Return the collectives to tune: those named, by default all; raise ArgumentError."""
+    names = options.collective.split(",") if options.collective else COLLECTIVES
+    return [collective_row(name.strip()).name for name in names]
 
 
 def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[int]) -> int:
@@ -66,10 +72,10 @@ def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[
     started, path = time.perf_counter(), table_path(facts())
     say = functools.partial(_say, comm)
     # Check the folder now, so that a folder without write access does not waste minutes of measuring.
-    by_first_rank(comm.mpi, lambda: _prepare(path.parent))
+    by_first_rank(comm.mpi, lambda: make_folder(path.parent))
     with executors(comm, options.device) as comms:
         shape = _shape(comms, options, collectives, sizes, say)
-    by_first_rank(comm.mpi, lambda: _write(path, _before(path).merged(shape)))
+    by_first_rank(comm.mpi, lambda: write_table(path, table_before(path).merged(shape)))
     say(f"{path}: {comm.size} ranks on {comm.nodes} node{'s' * (comm.nodes > 1)}, "
         f"{time.perf_counter() - started:.1f} s")
     if options.json and comm.rank == 0:
@@ -112,7 +118,7 @@ def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str],
     return Shape(some.size, some.nodes, options.device, time.strftime("%Y-%m-%d"), tuple(costs), tuple(curves))
 
 
-def _before(path: Path) -> Table:
+def table_before(path: Path) -> Table:
     """Return the existing table, or an empty table if none exists or the file is invalid or outdated."""
     host = facts()
     try:
@@ -123,18 +129,24 @@ def _before(path: Path) -> Table:
     return table or Table(str(path), host, ())
 
 
-def _prepare(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make the folder; raise BackendError if no file can be written in the folder."""
     with _write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         tempfile.TemporaryFile(dir=folder).close()
 
 
-def _write(path: Path, table: Table) -> None:
+def write_table(path: Path, table: Table) -> None:
     """Write the table atomically."""
+    write_file(path, as_toml(table, HEADING).encode())
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file atomically, for this user alone whatever the umask, as `read_trusted` asks; raise BackendError."""
     draft = path.with_suffix(f".{os.getpid()}")
     with _write_errors(path):
-        draft.write_text(as_toml(table, HEADING))
+        draft.write_bytes(content)
+        draft.chmod(0o600)
         draft.replace(path)
 
 

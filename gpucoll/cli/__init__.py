@@ -130,6 +130,7 @@ def _add_schedules(verbs: Any) -> None:
         verb.add_argument("--ranks", type=int, metavar="N", help="how many (as many as a .xml is for, or 8)")
         verb.add_argument("--segments", type=int, default=1, help="pipelining")
     draw.add_argument("--root", type=int, default=0, help="of collectives that have one")
+    draw.add_argument("--topology", metavar="GRAPH", help="on a graph of links, a TOML file or a name: link loads")
     draw.add_argument("-o", "--output", metavar="F.html", help="a page to step through; .svg: a picture")
     convert.add_argument("-o", "--output", metavar="OUT.xml")
 
@@ -157,8 +158,10 @@ def _add_times(verbs: Any) -> None:
     explain.add_argument("--topology", metavar="F", help="a TOML file or a name, as of simulate (switch)")
     explain.add_argument("--dtype", default="float32", help="under mpiexec: of the elements (float32)")
     explain.add_argument("--device", help="under mpiexec: cpu, cuda or emulated")
-    tune = _add_verb(verbs, "tune", _from("gpucoll.calibration.commands", "tune"),
-                     help="measure what auto goes by (under mpiexec), some seconds")
+    tune = _add_verb(verbs, "tune", _tune,
+                     help="measure what auto goes by (under mpiexec), some seconds; or predict it on a graph")
+    tune.add_argument("--topology", metavar="GRAPH", help="predict instead, for the ranks of a graph of links, a TOML "
+                      "file or a name, with algorithms synthesised for it; without mpiexec")
     tune.add_argument("--sweep", action="store_true", help="measure every algorithm at every size too: minutes")
     tune.add_argument("--collective", metavar="A,B", help="only these")
     tune.add_argument("--max-bytes", default="64M", metavar="64M", help="the largest size of the sweep (64M)")
@@ -174,6 +177,7 @@ def _add_graphs(verbs: Any) -> None:
         verb.add_argument("graph", help="a TOML file, or a name such as dgx1, dgx_a100(2) or torus(4x4)")
         verb.add_argument("collective", help="all_gather, all_reduce, ...")
     bound.add_argument("--root", type=int, default=0, help="the root, where the collective has one (0)")
+    bound.add_argument("-o", "--output", metavar="F.svg", help="a picture of the graph with the links that limit")
     synthesize.add_argument("--size", default="256M", metavar="256M", help="bytes of the larger of input and output")
     synthesize.add_argument("--chunks", type=int, metavar="N", help="the most chunks of a block (chosen by the time)")
     synthesize.add_argument("--time-limit", type=float, metavar="S", help="give up after so many seconds")
@@ -310,9 +314,14 @@ def _written(path: Path, text: str) -> None:
 def _draw(options: Any) -> int:
     """Write the drawing, and print one line naming path, collective, algorithm and ranks."""
     from gpucoll.analysis.draw import draw
+    from gpucoll.analysis.graphs.link_graph import load_graph
 
+    graph = None if options.topology is None else load_graph(options.topology)
+    if graph is not None and options.ranks is None:
+        options.ranks = graph.ranks
     (kind, name, ranks), path = _asked_for(options), _output(options)
-    _written(path, draw(name, kind, size=ranks, root=options.root, segments=options.segments, form=path.suffix[1:]))
+    _written(path, draw(name, kind, size=ranks, root=options.root, segments=options.segments, form=path.suffix[1:],
+                        graph=graph))
     print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}")
     return 0
 
@@ -332,6 +341,11 @@ def _convert(options: Any) -> int:
     print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}, {proof.messages} messages in {proof.rounds} "
           "rounds")
     return 0
+
+
+def _tune(options: Any) -> int:
+    module, verb = ("calibration.commands", "tune") if options.topology is None else ("cli.tune_on_graph", "main")
+    return _from(f"gpucoll.{module}", verb)(options)
 
 
 def _simulate(options: Any) -> int:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from gpucoll.msccl.write import xml
 
 TEMPLATE = '''"""{about}
 
-Made by gpucoll synthesize: {trees} trees, {segments} segments; at most {best} GB/s of the bound {bound} GB/s.
+Made by gpucoll synthesize: {trees} trees, segments: {segments}; at most {best} GB/s of the bound {bound} GB/s.
 """
 
 from gpucoll.algorithms import algorithm
@@ -31,24 +32,34 @@ from gpucoll.core.forest import Forest
 TREES = (  # root, chunks of a segment, edges from parent to child
 {rows}
 )
-FOREST = Forest(TREES, {segments}, has_blocks={has_blocks})
+'''
+ALGORITHM = '''{forest} = Forest(TREES, {segments}, has_blocks={has_blocks})
 
 
-@algorithm("{collective}", "{name}", chunks=FOREST.chunks,
+@algorithm("{collective}", "{name}", chunks={forest}.chunks,
            unfit=lambda size, nodes: None if size == {ranks} else "the graph has {ranks} ranks")
 def {name}(rank, size):
-    return FOREST.{method}(rank)
+    return {forest}.{method}(rank)
 '''
 
 
-def as_python(made: Synthesis, graph: LinkGraph, kind: str, name: str) -> str:
-    """Return a Python file that registers the algorithm."""
+def as_python(made: Synthesis, graph: LinkGraph, kind: str, names: Mapping[str, int]) -> str:
+    """Return a Python file that registers the algorithms in `names`: from name to the number of segments."""
     found = made.found
     rows = "\n".join(f"    ({tree.root}, {tree.share}, {tree.edges})," for tree in found.trees)
-    return TEMPLATE.format(
-        about=f"{kind} on {graph.name}, {graph.ranks} ranks.", trees=len(found.trees), segments=made.forest.segments,
-        best=f"{float(found.algbw):.6g}", bound=f"{float(made.limit.algbw):.6g}", rows=rows, collective=kind, name=name,
-        has_blocks=found.has_blocks, ranks=graph.ranks, method=found.method)
+    head = TEMPLATE.format(
+        about=f"{kind} on {graph.name}, {graph.ranks} ranks.", trees=len(found.trees),
+        segments=", ".join(map(str, names.values())), best=f"{float(found.algbw):.6g}",
+        bound=f"{float(made.limit.algbw):.6g}", rows=rows)
+    return head + "\n\n".join(ALGORITHM.format(
+        forest="FOREST" if len(names) == 1 else f"FOREST_{segments}", segments=segments, has_blocks=found.has_blocks,
+        collective=kind, name=name, ranks=graph.ranks, method=found.method) for name, segments in names.items())
+
+
+def identifier(graph: LinkGraph, kind: str) -> str:
+    """Return the name of a graph's algorithm for a collective, a name of a function in Python."""
+    name = re.sub(r"[\W_]+", "_", f"{graph.name}_{kind}", flags=re.ASCII).strip("_")
+    return f"graph_{name}" if name[0].isdigit() else name
 
 
 def main(options: Any) -> int:
@@ -73,9 +84,7 @@ def main(options: Any) -> int:
 
 def _written(made: Synthesis, graph: LinkGraph, options: Any) -> str:
     """Write the file of the algorithm, and return the name for commands."""
-    kind = options.collective
-    name = re.sub(r"\W+", "_", f"{graph.name}_{kind}", flags=re.ASCII).strip("_")
-    name = f"graph_{name}" if name[0].isdigit() else name  # the name of a function in Python
+    kind, name = options.collective, identifier(graph, options.collective)
     path = Path(options.output or f"{name}.py")
     if path.suffix not in (".py", ".xml"):
         raise ArgumentError(f"{path} ends neither in .py nor in .xml", code="GC-FILE")
@@ -84,7 +93,7 @@ def _written(made: Synthesis, graph: LinkGraph, options: Any) -> str:
         text = xml([Schedule(kind, name, rank, graph.ranks, made.forest.chunks, functools.partial(rounds, rank))
                     for rank in range(graph.ranks)])
     else:
-        text = as_python(made, graph, kind, name)
+        text = as_python(made, graph, kind, {name: made.forest.segments})
     try:
         path.write_text(text)
     except OSError as error:

@@ -42,11 +42,14 @@ def explain(core: Core, collective: str, nbytes: int, dtype: Any, device: str | 
     if not found:
         raise ArgumentError(f"explain: nothing is known of {row.name} on {', '.join(executors)}", code="GC-ALGO")
     considered, others = len(found), [one for one in executors if one != "native"]
+    open_to_auto = {one.algorithm for one in found}
     for name in own_names(row.name, core.size):
-        found += core.tuner.candidates(row.name, nbytes, others, where, name)
+        if name not in open_to_auto:
+            found += core.tuner.candidates(row.name, nbytes, others, where, name)
     times = [_known(core, row.name, one.executor, one.algorithm, nbytes) for one in found]
-    return explained(row.name, nbytes, core.size, f"the table {core.tuner.source(where)}", found, times,
-                     considered)
+    return explained(row.name, nbytes, core.size,
+                     f"the table {core.tuner.source(where, on_graph=bool(found[0].graph))}", found, times, considered,
+                     lambda name: core.tuner.file(row.name, name, where))
 
 
 def check_numerics(core: Core, x: Any, name: str) -> None:

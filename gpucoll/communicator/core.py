@@ -80,13 +80,13 @@ class Core:
     metadata_type: type[MetadataExchange] = MetadataExchange
 
     def __init__(self, link: Link, options: Options) -> None:
-        rules(options.prefer)  # raise for a wrong GPUCOLL_ALGO here, not at the first call
         registry()  # import now: a call by a signal handler must not meet a half imported module
+        self.tuner = Tuner(link.place.nodes, link.table, options.prefer)
+        rules(options.prefer)  # raise for a wrong GPUCOLL_ALGO here, not at the first call
         self.link, self.options = link, options
         self.life = life = self.life_type(link, options)
         self.waits, self.host, self.gpus, self.clock = life.waits, life.host, life.gpus, life.clock
         self.group: list[Work] | None = None
-        self.tuner = Tuner(link.place.nodes, link.table, options.prefer)
         self._checked_calls = itertools.count(1)
         self.calls = CallTable(self)
         self.engine: Any = None  # runs repeated calls on host arrays, once made

@@ -45,16 +45,20 @@ def loaded(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
         raise ArgumentError(f"{path!r} is neither file.py:name nor algorithm.xml", code="GC-FILE")
     if match["xml"]:
         return [msccl.register(_content(match["xml"]), match["xml"])]
-    content, name = _content(match["file"]), match["name"]
-    _run(Path(match["file"]), content)
-    there = sorted(key for key, entry in registry().items()
-                   if entry.own and getattr(entry.make, "__module__", "") == _module(match["file"], content))
+    name, there = match["name"], registered(match["file"], _content(match["file"]))
     chosen = [key for key in there if key[1] == name]
     if not chosen:
         names = sorted({name for _, name in there})
         raise ArgumentError(f"{match['file']} registers no algorithm {name!r}, but "
                             f"{', '.join(names) or 'none'}{nearest(name, names)}", code="GC-FILE")
     return chosen
+
+
+def registered(file: str, content: bytes) -> list[tuple[str, str]]:
+    """Run the `content` of a Python file; return collective and name of each algorithm registered by the file."""
+    _run(Path(file), content)
+    return sorted(key for key, entry in registry().items()
+                  if entry.own and getattr(entry.make, "__module__", "") == _module(file, content))
 
 
 def named(text: str, *collectives: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpucoll.analysis.simulate import Prediction, Topology
@@ -18,16 +18,17 @@ class Explanation(dict[str, Any]):
     ``choice`` is the algorithm, ``executor`` its executor, ``reason`` a sentence, ``basis`` the table or topology used.
     ``candidates`` lists the candidates, the choice first. Each has ``algorithm``, ``executor``, ``segments``, the
     predicted ``seconds``, and the parts ``latency``, ``bandwidth`` and ``reduction`` of the seconds (None if unknown).
-    ``tuned`` tells whether the seconds come from a measured curve. ``calls`` and ``measured`` are the number and the
-    median seconds of calls made by the program.
+    ``tuned`` tells whether the seconds come from a measured curve, ``file`` is the file of a synthesised algorithm or
+    None. ``calls`` and ``measured`` are the number and the median seconds of calls made by the program.
     """
 
     def __str__(self) -> str:
+        width = max(24, *(len(row["algorithm"]) for row in self["candidates"]))
         return "\n".join((
             f"{self['collective']} of {self['bytes']} bytes for {self['ranks']} ranks, by {self['basis']}",
-            f"{'algorithm':24} {'executor':8} {'segments':>8} {'predicted us':>13} {'latency':>8} {'bandwidth':>9} "
-            f"{'reduction':>9} {'measured us':>12} {'calls':>6}",
-            *map(_line, self["candidates"]), f"choice: {self['choice']}: {self['reason']}"))
+            f"{'algorithm':{width}} {'executor':8} {'segments':>8} {'predicted us':>13} {'latency':>8} "
+            f"{'bandwidth':>9} {'reduction':>9} {'measured us':>12} {'calls':>6}",
+            *(_line(row, width) for row in self["candidates"]), f"choice: {self['choice']}: {self['reason']}"))
 
     @property
     def choice(self) -> str:
@@ -45,11 +46,11 @@ class Explanation(dict[str, Any]):
         return list(self["candidates"])
 
 
-def _line(row: Row) -> str:
+def _line(row: Row, width: int) -> str:
     shares = ["-" if row[part] is None else f"{_percent(row[part], sum(row[name] for name in PARTS))} %"
               for part in PARTS]
     measured = "-" if row["measured"] is None else f"{1e6 * row['measured']:.2f}"
-    return (f"{row['algorithm']:24} {row['executor'] or '-':8} {row['segments']:8} {1e6 * row['seconds']:13.2f} "
+    return (f"{row['algorithm']:{width}} {row['executor'] or '-':8} {row['segments']:8} {1e6 * row['seconds']:13.2f} "
             f"{shares[0]:>8} {shares[1]:>9} {shares[2]:>9} {measured:>12} {row['calls'] or '-':>6}")
 
 
@@ -58,9 +59,11 @@ def _percent(part: float, whole: float) -> int:
 
 
 def explained(collective: str, nbytes: int, ranks: int, basis: str, candidates: Sequence[Candidate],
-              times: Sequence[tuple[int, float | None]] = (), considered: int | None = None) -> Explanation:
+              times: Sequence[tuple[int, float | None]] = (), considered: int | None = None,
+              file: Callable[[str], str | None] = lambda name: None) -> Explanation:
     """Return the explanation of `candidates`, the choice first; `times` has the calls and median seconds of each.
 
+    ``file(algorithm)`` is the file of a synthesised algorithm, None for other algorithms.
     Only the first `considered` candidates were open to the choice; user-defined algorithms follow.
     """
     rows = []
@@ -70,9 +73,12 @@ def explained(collective: str, nbytes: int, ranks: int, basis: str, candidates: 
         if not any(row[name] for name in PARTS):
             row |= dict.fromkeys(PARTS)
         rows.append({name: row[name] for name in ("algorithm", "executor", "segments", "seconds", *PARTS)}
-                    | {"tuned": candidate.measured, "calls": calls, "measured": measured})
+                    | {"tuned": candidate.measured, "file": file(candidate.algorithm), "calls": calls,
+                       "measured": measured})
+    why, origin = reason(candidates[:considered]), rows[0]["file"]
     return Explanation(collective=collective, bytes=nbytes, ranks=ranks, basis=basis, choice=candidates[0].algorithm,
-                       executor=candidates[0].executor, reason=reason(candidates[:considered]), candidates=rows)
+                       executor=candidates[0].executor, reason=f"{why}; from {origin}" if origin else why,
+                       candidates=rows)
 
 
 def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence[Prediction]) -> Explanation:
@@ -107,6 +113,8 @@ def _name(candidate: Candidate) -> str:
 
 def _most(candidate: Candidate) -> str:
     parts = {name: getattr(candidate, name) for name in PARTS}
+    if candidate.graph:
+        return f"by the links of the graph {candidate.graph}"
     if not any(parts.values()):
         return "a native collective, of which the whole time is known only"
     most = max(parts, key=parts.__getitem__)

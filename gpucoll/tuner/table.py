@@ -1,8 +1,9 @@
 """Tuning tables: measurements of a machine, written by `gpucoll tune` as TOML and used by ``algorithm="auto"``.
 
 A table has a shape for each measured number of ranks, number of nodes and device. A shape has the link constants of
-each executor, and curves: the seconds of an algorithm for given sizes. The user's cache has a table for each host and
-MPI.
+each executor, and curves: the seconds of an algorithm for given sizes. `gpucoll tune --topology` adds predictions for
+the ranks of a graph of links, and files of synthesised algorithms beside the table. The user's cache has a table for
+each host and MPI.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import json
 import math
 import os
 import platform
+import re
 import socket
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +35,7 @@ CODE = "GC-TABLE"
 BUILT_IN = "built-in"
 FORMAT = 1
 DEVICES = ("cpu", "cuda")
+ANY = "any"  # in place of an executor: a time predicted on a graph, which knows links and no executors
 
 
 class LinkCost(NamedTuple):
@@ -78,12 +81,48 @@ class Shape(NamedTuple):
     curves: tuple[Curve, ...]
 
 
+class AlgorithmFile(NamedTuple):
+    """A Python file of synthesised algorithms, beside the table; `content` is read with the table, for all ranks."""
+
+    name: str
+    collective: str
+    algorithms: tuple[str, ...]
+    sha256: str
+    content: bytes = b""
+
+
+class GraphTable(NamedTuple):
+    """Predictions on a graph of links, for a number of ranks and a device; rank i of the graph is rank i of the job."""
+
+    graph: str
+    ranks: int
+    device: str
+    predicted: str  # the date
+    files: tuple[AlgorithmFile, ...]
+    curves: tuple[Curve, ...]
+
+
 class Table(NamedTuple):
-    """The measurements of a machine. `source` is the file or BUILT_IN, `host` the `facts` of the machine."""
+    """The measurements of a machine. `source` is the file or BUILT_IN, `host` the `facts` of the machine.
+
+    Where `graphs` have the ranks and the device of a call, their predictions decide: the latest tuning counts.
+    """
 
     source: str
     host: dict[str, Any]
     shapes: tuple[Shape, ...]
+    graphs: tuple[GraphTable, ...] = ()
+
+    def graph(self, ranks: int, device: str) -> GraphTable | None:
+        """Return the predictions for the ranks of a graph; None without a graph of so many ranks."""
+        return next((one for one in self.graphs if one[1:3] == (ranks, device)), None)
+
+    def predicted(self, graph: GraphTable) -> Table:
+        """Return the table with `graph` in place of the old predictions for the same ranks and device."""
+        return self._replace(graphs=(*self._other_graphs(graph.ranks, graph.device), graph))
+
+    def _other_graphs(self, ranks: int, device: str) -> tuple[GraphTable, ...]:
+        return tuple(one for one in self.graphs if one[1:3] != (ranks, device))
 
     def nearest(self, ranks: int, nodes: int, device: str) -> Shape | None:
         """Return the most similar shape of this device: first by one node or several, then by the number of ranks."""
@@ -94,13 +133,14 @@ class Table(NamedTuple):
     def merged(self, shape: Shape) -> Table:
         """Return the table with `shape` in place of the old shape with the same ranks, nodes and device.
 
-        Old curves without a new measurement are kept.
+        Old curves without a new measurement are kept; predictions for the same ranks and device are not.
         """
         before = next((other.curves for other in self.shapes if other[:3] == shape[:3]), ())
         now = {curve[:3] for curve in shape.curves}
         shape = shape._replace(curves=(*shape.curves, *(curve for curve in before if curve[:3] not in now)))
         others = tuple(other for other in self.shapes if other[:3] != shape[:3])
-        return self._replace(shapes=tuple(sorted((*others, shape), key=lambda one: one[:3])))
+        return self._replace(shapes=tuple(sorted((*others, shape), key=lambda one: one[:3])),
+                             graphs=self._other_graphs(shape.ranks, shape.device))
 
 
 @functools.cache
@@ -112,13 +152,14 @@ def built_in() -> Table:
 def parse(source: str, content: bytes) -> Table:
     """Return the table in the `content` of a file; raise ArgumentError, naming the error, for an invalid file."""
     file = toml.TomlFile(f"tuning table {source}", CODE, "; `gpucoll tune` makes a new one")
-    document = file.read(content, ("format", "host", "shape"))
+    document = file.read(content, ("format", "host", "shape", "graph"))
     if document.get("format") != FORMAT:
         raise file.error(f"format {document.get('format')!r}, not {FORMAT}")
     host = document.get("host", {})
     if not isinstance(host, dict):
         raise file.error("host is no [host]")
-    return Table(source, host, tuple(_shape(file, where, shape) for where, shape in file.tables(document, "shape")))
+    return Table(source, host, tuple(_shape(file, where, shape) for where, shape in file.tables(document, "shape")),
+                 tuple(_graph(file, where, graph) for where, graph in file.tables(document, "graph")))
 
 
 SHAPE: dict[str, toml.Check] = {"ranks": toml.count, "nodes": toml.count, "device": toml.one_of(*DEVICES),
@@ -128,6 +169,23 @@ LINK: dict[str, toml.Check] = {"executor": toml.name, "name": toml.one_of("node"
 CURVE: dict[str, toml.Check] = {"collective": toml.one_of(*COLLECTIVES), "executor": toml.name, "algorithm": toml.name,
                                 "bytes": toml.list_of(functools.partial(toml.count, least=0)),
                                 "seconds": toml.list_of(toml.seconds)}
+
+
+GRAPH: dict[str, toml.Check] = {"graph": toml.name, "ranks": toml.count, "device": toml.one_of(*DEVICES),
+                                "predicted": toml.name}
+FILE: dict[str, toml.Check] = {
+    # A file lies beside the table: a path to another folder is refused.
+    "name": lambda key, value: toml.name(key, value) or (
+        None if re.fullmatch(r"[\w.-]+\.py", value) else f"{key} {value!r} is no name.py"),
+    "collective": toml.one_of(*COLLECTIVES), "algorithms": toml.list_of(toml.name), "sha256": toml.name}
+
+
+def _graph(file: toml.TomlFile, where: str, table: dict[str, Any]) -> GraphTable:
+    files = tuple(file.row(AlgorithmFile, one, FILE, place) for place, one in file.tables(table, "file", where))
+    curves = tuple(_curve(file, place, curve) for place, curve in file.tables(table, "curve", where))
+    own = {key: value for key, value in table.items() if key not in ("file", "curve")}
+    files = tuple(one._replace(algorithms=tuple(one.algorithms)) for one in files)
+    return file.row(functools.partial(GraphTable, files=files, curves=curves), own, GRAPH, where)
 
 
 def _shape(file: toml.TomlFile, where: str, table: dict[str, Any]) -> Shape:
@@ -155,10 +213,16 @@ def as_toml(table: Table, heading: str = "") -> str:
             lines += ["[[shape.link]]", *_keys(link, link._fields), ""]
         for curve in shape.curves:
             lines += ["[[shape.curve]]", *_keys(curve, curve._fields), ""]
+    for graph in table.graphs:
+        lines += ["[[graph]]", *_keys(graph, GRAPH), ""]
+        for file in graph.files:
+            lines += ["[[graph.file]]", *_keys(file, FILE), ""]
+        for curve in graph.curves:
+            lines += ["[[graph.curve]]", *_keys(curve, curve._fields), ""]
     return "\n".join(lines)
 
 
-def _keys(row: Any, names: Sequence[str]) -> Iterator[str]:
+def _keys(row: Any, names: Iterable[str]) -> Iterator[str]:
     return (f"{name} = {_toml(getattr(row, name))}" for name in names)
 
 
@@ -196,7 +260,10 @@ def table_path(host: Mapping[str, Any], environment: Mapping[str, str] = os.envi
 
 
 def read(path: Path, host: Mapping[str, Any]) -> Table | None:
-    """Return the table at `path`, None without a file; raise ArgumentError for a bad, old or another host's table."""
+    """Return the table at `path` with the content of its files of algorithms; None without a table.
+
+    Raises ArgumentError for a bad, old or another host's table, and for a missing or changed file of algorithms.
+    """
     try:
         table = parse(str(path), read_trusted(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -207,7 +274,23 @@ def read(path: Path, host: Mapping[str, Any]) -> Table | None:
         if table.host.get(key) != value:
             raise ArgumentError(f"tuning table {path}: it was measured with {key} {table.host.get(key)!r}, and here it "
                                 f"is {value!r}; `gpucoll tune` makes a new one", code=CODE)
-    return table
+    return table._replace(graphs=tuple(graph._replace(files=tuple(_with_content(path, file) for file in graph.files))
+                                       for graph in table.graphs))
+
+
+def _with_content(path: Path, file: AlgorithmFile) -> AlgorithmFile:
+    """Return a file of algorithms with the content; raise ArgumentError for a missing or changed file."""
+    place = path.with_name(file.name)
+    try:
+        content = read_trusted(place)
+        is_same = hashlib.sha256(content).hexdigest() == file.sha256
+        fault = None if is_same else "has changed since the table was written"
+    except OSError as error:
+        fault = f"cannot be read: {error.strerror or error}"
+    if fault is not None:
+        raise ArgumentError(f"tuning table {path}: the file {place} of {', '.join(file.algorithms)} {fault}; "
+                            "`gpucoll tune --topology` makes both anew", code=CODE)
+    return file._replace(content=content)
 
 
 def load() -> Table:

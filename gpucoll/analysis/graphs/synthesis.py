@@ -167,6 +167,14 @@ def synthesis(graph: LinkGraph, name: str, nbytes: int, root: int = 0, chunks: i
     return Synthesis(found, Forest(found.trees, segments, has_blocks=found.has_blocks), bound(graph, name, root))
 
 
+def pipelined(graph: LinkGraph, made: Synthesis, nbytes: int) -> Synthesis:
+    """Return the trees of `made` with the pipelining for messages of `nbytes`."""
+    found = made.found
+    plain = Forest(found.trees, 1, has_blocks=found.has_blocks)
+    forest = Forest(found.trees, _segments(graph, plain, found, nbytes), has_blocks=found.has_blocks)
+    return made._replace(forest=forest)
+
+
 def _segments(graph: LinkGraph, plain: Forest, found: Found, nbytes: int) -> int:
     """Return the number of segments of the least time: filling the pipeline costs bandwidth, every segment latency."""
     latency = 1e-6 * max(float(edge.us) for edge in graph.edges.values())
