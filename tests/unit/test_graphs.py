@@ -115,6 +115,24 @@ def test_bounds_are_those_of_the_tightest_cut(name):
         assert 0 < len(found.parts[0]) < graph.size
 
 
+def by_the_certificate(graph, name, found, root=0):
+    """Return the bound that the named sets prove, by the bandwidth of the links out of them or into them."""
+    one = graph.reversed() if found.inward else graph
+    total = sum(one.leaving(part) for part in found.parts)
+    inside = [node for node in found.parts[0] if node < graph.ranks]
+    return {"all_reduce": total / (2 * (len(found.parts) - 1) or 1), "broadcast": total, "reduce": total,
+            **dict.fromkeys(("all_gather", "reduce_scatter"), graph.ranks * total / len(inside)),
+            **dict.fromkeys(("gather", "scatter"), graph.ranks * total / len(inside))}[name]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_named_links_prove_the_bound(name):
+    assert any(graph.edges.keys() != graph.reversed().edges.keys() for graph in GRAPHS)
+    for graph in GRAPHS:
+        found = bound(graph, name)
+        assert by_the_certificate(graph, name, found) == found.algbw, graph
+
+
 def test_the_bound_of_an_all_reduce_is_that_of_the_tightest_partition():
     for graph in [one for one in GRAPHS if one.ranks <= 4]:
         assert bound(graph, "all_reduce").algbw == by_all_partitions(graph), graph
@@ -198,7 +216,7 @@ def test_a_file_of_a_graph(tmp_path, capsys):
     assert main(["bound", str(file), "all_gather", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {"collective": "all_gather", "graph": "a pair", "algbw_GBps": 50.0, "fraction": "50/1",
-                     "cut": found["cut"], "parts": [found["cut"]], "least_rounds": 1}
+                     "cut": found["cut"], "parts": [found["cut"]], "inward": False, "least_rounds": 1}
     assert found["cut"] in (["a"], ["b"])
     assert main(["simulate", "all_gather", "1M", "--topology", str(file), "--algorithm", "direct", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["predictions"]

@@ -7,22 +7,32 @@ from html import escape
 from typing import Any
 
 from gpucoll.analysis.document import asset, page_file, palettes, script_data
+from gpucoll.analysis.draw.graph_view import legend
 from gpucoll.analysis.draw.placement import SIDE
 from gpucoll.analysis.draw.record import Change, View
 from gpucoll.analysis.draw.still import DARK, LIGHT, ON_RANK, key, number, path, rank_colour, ranks, rect
 
+MOST_CELLS = 256  # chunks of a rank that a reader can tell apart; beyond, the page shows none
 LANES = 1000.0  # width of a lane in SVG units; the page stretches lanes to the window
 
 
 def page(view: View) -> str:
     body, (title, *details) = asset(__package__, "page.html"), view.title.split(" · ")
     texts = {"name": escape(title), "details": escape(" · ".join(details)), "tiles": _tiles(view),
-             "key": key(view), "last": str(view.rounds), "side": number(SIDE), **_lanes(view),
+             "legend": "" if view.graph is None else
+             f"<figcaption><p>{legend(view.graph)} Numbers, where there is room, count chunks.</p></figcaption>",
+             "key": key(view), "last": str(view.rounds), "box": _box(view), **_lanes(view),
              "data": script_data(_data(view))}
     for name, text in texts.items():
         body = body.replace(f"{{{{{name}}}}}", text)
     style = palettes(LIGHT, DARK) + ranks(view.size) + f".disc{{fill:{ON_RANK}}}\n"
-    return page_file(view.title, style + asset(__package__, "page.css"), body, asset(__package__, "page.js"))
+    return page_file(view.title, style + asset(__package__, "page.css"), body,
+                     asset(__package__, "page.js") + asset(__package__, "graph.js"))
+
+
+def _box(view: View) -> str:
+    top, bottom = (0.0, SIDE) if view.graph is None else view.graph.places.span
+    return f"0 {number(top)} {number(SIDE)} {number(bottom - top)}"
 
 
 def _tiles(view: View) -> str:
@@ -96,6 +106,8 @@ def _data(view: View) -> dict[str, Any]:
         "layout": view.layout.name, "places": view.layout.places, "radius": view.layout.radius,
         "groups": view.layout.groups,
         "colours": [rank_colour(rank, view.size) for rank in range(view.size)],
+        "graph": None if view.graph is None else view.graph.data(),
+        "cells": max(view.outputs, view.scratch) <= MOST_CELLS,
     }
 
 

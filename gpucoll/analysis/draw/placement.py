@@ -39,18 +39,18 @@ def layout(kind: str, size: int, pairs: Iterable[tuple[int, int]], root: int = 0
     """
     if kind == "groups":
         groups = members_of([rank // group(size) for rank in range(size)])
-        return _fitted("groups", _clusters(groups), groups=groups)
+        return fitted("groups", _clusters(groups), groups=groups)
     if kind == "grid" and size > 1:
         lengths = tuple(map(int, sides.split("x"))) if sides else factors(size)
         if len(lengths) > 1:  # rows along the last side, stacked into layers, each layer shifted
             across, down = lengths[-1], lengths[-2]
             layers = {rank: rank // across // down for rank in range(size)}
-            return _fitted("grid", {rank: (rank % across + LAYER[0] * layer, rank // across % down + LAYER[1] * layer)
+            return fitted("grid", {rank: (rank % across + LAYER[0] * layer, rank // across % down + LAYER[1] * layer)
                                     for rank, layer in layers.items()})
-        return _fitted("circle", _circle(range(size)))
+        return fitted("circle", _circle(range(size)))
     if kind == "in_order" and size > 1:
         # Draw the first of the algorithm's two trees: ranks in order from left to right, at their depth in this tree.
-        return _fitted("levels", {(place + root) % size: (float(place), float(in_order_tree(place, size).depth))
+        return fitted("levels", {(place + root) % size: (float(place), float(in_order_tree(place, size).depth))
                                 for place in range(size)})
     links: Links = {rank: set() for rank in range(size)}
     for one, other in pairs:
@@ -58,11 +58,11 @@ def layout(kind: str, size: int, pairs: Iterable[tuple[int, int]], root: int = 0
         links[other].add(one)
     ends = sum(map(len, links.values()))
     if ends != 2 * (size - 1) or max(map(len, links.values())) <= 2:
-        return _fitted("circle", _circle(range(size)))
+        return fitted("circle", _circle(range(size)))
     hub = max(links, key=lambda rank: len(links[rank]))
     if len(links[hub]) == size - 1:
-        return _fitted("hub", {hub: (0.0, 0.0), **_circle([rank for rank in range(size) if rank != hub])})
-    return _fitted("levels", _tree(links, root))
+        return fitted("hub", {hub: (0.0, 0.0), **_circle([rank for rank in range(size) if rank != hub])})
+    return fitted("levels", _tree(links, root))
 
 
 def _circle(ranks: Sequence[int], turn: float = 0.0) -> dict[int, Point]:
@@ -99,11 +99,11 @@ def _tree(links: Links, root: int) -> dict[int, Point]:
     return places
 
 
-def _fitted(name: str, places: Points, groups: Groups = ()) -> GraphLayout:
+def fitted(name: str, places: Points, groups: Groups = ()) -> GraphLayout:
     """Return positions scaled to the square, with the largest radius keeping discs apart."""
     points = [places[rank] for rank in sorted(places)]
     spans = [max(values) - min(values) for values in zip(*points, strict=True)]
-    if name in ("circle", "hub", "groups"):
+    if name in ("circle", "hub", "groups", "links"):
         spans = [max(spans)] * 2  # one scale for both axes keeps circles round
     for radius in RADII:
         margin = GRID_MARGIN if name == "grid" else max(LEAST_MARGIN, radius + (24 if groups else MARGIN))

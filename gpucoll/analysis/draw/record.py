@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from gpucoll.analysis.draw.graph_view import GraphView
 from gpucoll.analysis.draw.placement import GraphLayout
 from gpucoll.core.collectives import Collective
 from gpucoll.core.collectives import collective as collective_row
@@ -55,7 +56,7 @@ class View(NamedTuple):
     scratch: int  # chunks of scratch written, of the rank with the most
     outputs: int  # chunks of the largest output
     moves_data: bool  # False for a barrier: one chunk per rank then stands for the set of ranks known to have arrived
-    busiest: tuple[int, ...]  # by round: the most chunks on one link
+    busiest: tuple[float, ...]  # by round: the most chunks on one link
     idle: tuple[float, ...]  # by round: the share of idle ranks
     rank_idle: tuple[float, ...]  # by rank: the share of idle rounds
     sends: tuple[frozenset[int], ...]  # by rank: the rounds with sends
@@ -63,11 +64,13 @@ class View(NamedTuple):
     most_sent: int  # chunks sent by the busiest rank
     algorithm: str = ""
     layout: GraphLayout = GraphLayout("", (), 0.0)
+    graph: GraphView | None = None
 
     @property
     def title(self) -> str:
-        """The title of the drawing: algorithm, collective and number of ranks."""
-        return f"{self.algorithm} · {self.row.name} · {self.size} rank{'s' * (self.size > 1)}"
+        """The title of the drawing: algorithm, collective, number of ranks, and the graph."""
+        on = f" · on {self.graph.places.graph.name}" if self.graph is not None else ""
+        return f"{self.algorithm} · {self.row.name} · {self.size} rank{'s' * (self.size > 1)}{on}"
 
 
 def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> View:

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.analysis.graphs.link_graph import LinkGraph, load_graph
 from gpucoll.analysis.graphs.max_flow import FlowNetwork
@@ -36,13 +38,15 @@ ZERO = Fraction(0)
 class Bound(NamedTuple):
     """The largest algbw in GB/s, the sets of nodes that limit it, and the least number of rounds.
 
-    `parts` has a single set of nodes for a cut, and several for an all-reduce limited by a partition. In a round every
-    rank sends to any number of ranks, through switches.
+    `parts` has a single set of nodes for a cut, and several for an all-reduce limited by a partition. The links out of
+    the sets limit or, with `inward`, the links into the sets. In a round every rank sends to any number of ranks,
+    through switches.
     """
 
     algbw: Fraction
     parts: tuple[frozenset[int], ...]
     rounds: int
+    inward: bool = False
 
 
 def bound(graph: LinkGraph, name: str, root: int = 0) -> Bound:
@@ -61,8 +65,8 @@ def bound(graph: LinkGraph, name: str, root: int = 0) -> Bound:
     rounds = max(max(graph.hops(rank)) for rank in ([root] if row.rooted else range(graph.ranks)))
     if name in ("reduce", "gather"):
         rounds = max(graph.reversed().hops(root))
-    algbw, parts = FORMULAS[name](graph, root)
-    return Bound(algbw, parts, rounds)
+    algbw, parts, inward = FORMULAS[name](graph, root)
+    return Bound(algbw, parts, rounds, inward)
 
 
 class Rates(NamedTuple):
@@ -100,39 +104,42 @@ def common_rate(graph: LinkGraph, rates: Rates) -> tuple[Fraction, frozenset[int
     return rate / scale, cut
 
 
-def _all_gather(graph: LinkGraph, _: int) -> tuple[Fraction, tuple[frozenset[int], ...]]:
+Cuts: TypeAlias = tuple[Fraction, tuple[frozenset[int], ...], bool]  # algbw, sets of nodes, `Bound.inward`
+
+
+def _all_gather(graph: LinkGraph, _: int) -> Cuts:
     ranks = tuple(range(graph.ranks))
     rate, cut = common_rate(graph, Rates(ranks, ranks))
-    return rate * graph.ranks, (cut,)
+    return rate * graph.ranks, (cut,), False
 
 
-def _scatter(graph: LinkGraph, root: int) -> tuple[Fraction, tuple[frozenset[int], ...]]:
-    rate, (cut,) = _gather(graph.reversed(), root)
-    return rate, (cut,)
-
-
-def _gather(graph: LinkGraph, root: int) -> tuple[Fraction, tuple[frozenset[int], ...]]:
+def _gather(graph: LinkGraph, root: int) -> Cuts:
     rate, cut = common_rate(graph, Rates(tuple(rank for rank in range(graph.ranks) if rank != root), (root,)))
-    return rate * graph.ranks, (cut,)
+    return rate * graph.ranks, (cut,), False
 
 
-def _broadcast(graph: LinkGraph, root: int) -> tuple[Fraction, tuple[frozenset[int], ...]]:
+def _broadcast(graph: LinkGraph, root: int) -> Cuts:
     rate, cut = common_rate(graph, Rates((root,), tuple(rank for rank in range(graph.ranks) if rank != root)))
-    return rate, (cut,)
+    return rate, (cut,), False
 
 
-def _all_reduce(graph: LinkGraph, _: int) -> tuple[Fraction, tuple[frozenset[int], ...]]:
-    into = partition_rate(graph.reversed())
-    return into if graph.multicast else min(into, partition_rate(graph), key=lambda found: found[0])
+def _backwards(formula: Callable[[LinkGraph, int], Cuts]) -> Callable[[LinkGraph, int], Cuts]:
+    """Return the formula of the collective that runs backwards: on the reversed graph links lead into the sets."""
+    return lambda graph, root: (*formula(graph.reversed(), root)[:2], True)
 
 
-FORMULAS: dict[str, Any] = {
+def _all_reduce(graph: LinkGraph, _: int) -> Cuts:
+    into = (*partition_rate(graph.reversed()), True)
+    return into if graph.multicast else min((*partition_rate(graph), False), into, key=lambda found: found[0])
+
+
+FORMULAS: dict[str, Callable[[LinkGraph, int], Cuts]] = {
     "all_gather": _all_gather,
-    "reduce_scatter": lambda graph, root: _all_gather(graph.reversed(), root),
+    "reduce_scatter": _backwards(_all_gather),
     "broadcast": _broadcast,
-    "reduce": lambda graph, root: _broadcast(graph.reversed(), root),
+    "reduce": _backwards(_broadcast),
     "gather": _gather,
-    "scatter": _scatter,
+    "scatter": _backwards(_gather),
     "all_reduce": _all_reduce,
 }
 
@@ -193,11 +200,28 @@ def main(options: Any) -> int:
     found = bound(graph, options.collective, options.root)
     sides = [[graph.names[node] for node in sorted(part)] for part in found.parts]
     text = f"{found.algbw.numerator}/{found.algbw.denominator}"
+    if options.output is not None:
+        _draw(Path(options.output), graph, options.collective, found)
     if options.json:
         print(json.dumps({"collective": options.collective, "graph": graph.name, "algbw_GBps": float(found.algbw),
-                          "fraction": text, "cut": sides[0], "parts": sides, "least_rounds": found.rounds}))
+                          "fraction": text, "cut": sides[0], "parts": sides, "inward": found.inward,
+                          "least_rounds": found.rounds}))
         return 0
     print(f"{options.collective} on {graph.name}, {graph.ranks} ranks: at most {float(found.algbw):.6g} GB/s ({text})")
-    print("limited by the links out of " + ("; out of ".join(", ".join(side) for side in sides)))
+    way = "into" if found.inward else "out of"
+    print(f"limited by the links {way} " + f"; {way} ".join(", ".join(side) for side in sides))
     print(f"at least {found.rounds} rounds")
     return 0
+
+
+def _draw(path: Path, graph: LinkGraph, name: str, found: Bound) -> None:
+    """Write the picture of the links that limit a collective; raise ArgumentError."""
+    from gpucoll.analysis.draw.graph_still import cut_on_graph  # here, as few bounds are drawn
+
+    if path.suffix != ".svg":
+        raise ArgumentError(f"a cut is drawn as an .svg picture, not as {path.suffix or path.name!r}", code="GC-DRAW")
+    try:
+        title = f"{name} on {graph.name}: at most {float(found.algbw):.6g} GB/s"
+        path.write_text(cut_on_graph(title, graph, found.parts, inward=found.inward), encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", code="GC-FILE") from None

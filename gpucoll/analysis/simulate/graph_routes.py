@@ -39,7 +39,7 @@ class GraphRoutes:
         self.size, self._graph = size, graph
         self._numbers = {key: number for number, key in enumerate(graph.edges)}
         self._betas = numpy.array([1e-9 / float(edge.GBps) for edge in graph.edges.values()])
-        self._way = functools.lru_cache(None)(self._found)
+        self.way = functools.lru_cache(None)(self._found)
         self._after: dict[int, list[int]] = collections.defaultdict(list)
         for src, dst in graph.edges:
             self._after[src].append(dst)
@@ -54,7 +54,7 @@ class GraphRoutes:
         A link takes the time of all its bytes; a message takes the time of the slowest link on its way.
         """
         loads = numpy.zeros(len(self._betas))
-        ways = [self._way(int(one), int(other)) for one, other in zip(src, dst, strict=True)]
+        ways = [self.way(int(one), int(other)) for one, other in zip(src, dst, strict=True)]
         for way, count in zip(ways, chunks, strict=True):
             loads[way.links] += way.shares * count
         seconds = loads * self._betas

@@ -1,0 +1,110 @@
+"""Pages of schedules on graphs in a real browser: every step shows its links, texts keep apart, keys work."""
+
+import itertools
+import sys
+
+import pytest
+
+from browser.test_draw_page import COMPLETE, FRAME, LAST, OVERFLOW, show
+from gpucoll.analysis.document import asset
+from gpucoll.analysis.draw import draw
+from gpucoll.analysis.graphs.link_graph import load_graph
+from gpucoll.cli import main
+from planted_graphs import PLANTED_GRAPHS
+
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("own_algorithms")]
+
+GRAPHS = {"dgx1": 8, "torus(4x4)": 16, "dgx_a100(2)": 16, "ring(8)": 8, "grid(3x3)": 9, "fat_tree(2x4x2)": 8}
+USED = "[...document.querySelectorAll('.lane.used')].map((line) => data.graph.lines.indexOf(line))"
+FLOWS = "(frame ? data.graph.flows[frame - 1] : []).map(([lane]) => lane)"
+# Rectangles on the screen of all texts and discs of the stage.
+BOXES = """[...stage.querySelectorAll('.load, .switch text, .face circle')].map((one) => {
+  const { left, top, right, bottom } = one.getBoundingClientRect(); return [left, top, right, bottom]; })"""
+FITS = """[...stage.querySelectorAll('text, circle, rect, .lane')].every((one) => {
+  const inside = one.getBoundingClientRect(), all = stage.getBoundingClientRect();
+  return inside.left > all.left - 1 && inside.right < all.right + 1 && inside.top > all.top - 1 &&
+    inside.bottom < all.bottom + 1; })"""
+
+
+def synthesised(folder, graph, chunks):
+    """Return the path of a page of a synthesised all-gather."""
+    path = folder / "made.py"
+    assert main(["synthesize", graph, "all_gather", "--chunks", str(chunks), "-o", str(path)]) == 0
+    name = path.read_text().split("\ndef ")[1].partition("(")[0]
+    page = folder / "page.html"
+    assert main(["draw", f"{path}:{name}", "--topology", graph, "-o", str(page)]) == 0
+    return page
+
+
+def check_steps(browser):
+    for step in range(browser.run(LAST) + 1):
+        assert browser.run(FRAME) == step
+        used = browser.run(USED)
+        assert sorted(used) == sorted(browser.run(FLOWS))
+        assert bool(used) == bool(step)
+        assert ("in use; longest" in browser.run("find('said').textContent")) == bool(step)
+        browser.press("ArrowRight")
+    assert all(done == of for done, of in browser.run(COMPLETE))
+    browser.press("Home")
+    assert browser.run(USED) == []
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_every_step_shows_the_links_in_use_and_ends_complete(browser, tmp_path, graph):
+    page = synthesised(tmp_path, graph, 12)
+    show(browser, page)
+    assert browser.run("document.querySelectorAll('.lane').length") == len(load_graph(graph).edges)
+    assert browser.run("document.querySelectorAll('.switch').length") == load_graph(graph).size - GRAPHS[graph]
+    check_steps(browser)
+    assert browser.errors == []
+    assert browser.requests == [f"file://{page}"]
+
+
+@pytest.mark.parametrize("fault", [fault for fault in PLANTED_GRAPHS if fault[0] == "page"], ids=lambda fault: fault[1])
+def test_a_fault_of_the_script_is_seen(browser, tmp_path, monkeypatch, fault):
+    def planted(package, name):
+        text = asset(package, name)
+        assert name != "graph.js" or text.count(fault[3]) == 1
+        return text.replace(fault[3], fault[4])
+
+    monkeypatch.setattr(sys.modules["gpucoll.analysis.draw.page"], "asset", planted)
+    show(browser, synthesised(tmp_path, "ring(8)", 12))
+    with pytest.raises(AssertionError):
+        check_steps(browser)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("width", [360, 1280])
+def test_texts_keep_apart_and_inside(browser, tmp_path, graph, width):
+    page = tmp_path / "page.html"
+    page.write_text(draw("direct", "all_gather", size=GRAPHS[graph], graph=load_graph(graph)), encoding="utf-8")
+    show(browser, page, width)
+    browser.press("End")
+    assert browser.run(FITS)
+    assert browser.run(OVERFLOW) <= 0
+    boxes = browser.run(BOXES)
+    assert len(boxes) > 2 * GRAPHS[graph]
+    for (a, b, c, d), (e, f, g, h) in itertools.combinations(boxes, 2):
+        assert min(c, g) - max(a, e) < 2 or min(d, h) - max(b, f) < 2
+    assert browser.errors == []
+
+
+def test_links_tell_their_load_and_many_chunks_are_not_shown(browser, tmp_path):
+    show(browser, synthesised(tmp_path, "torus(4x4)", 20))
+    browser.press("ArrowRight")
+    browser.run("document.querySelector('details').open = true; listMessages()")
+    lines = browser.run("[...document.querySelectorAll('#messages li')].map((one) => one.textContent)")
+    assert sum("chunk" in line and "GB/s" in line for line in lines) == browser.run("data.graph.flows[0].length")
+    assert "longest r" in browser.run("find('said').textContent")
+    assert browser.run("document.querySelector('.cells').clientHeight") == 0
+    assert browser.errors == []
+
+
+def test_dots_move_along_the_links(browser, tmp_path):
+    show(browser, synthesised(tmp_path, "dgx1", 12), calm=False)
+    browser.press("ArrowRight")
+    assert browser.run("[document.documentElement.dataset.moving, document.querySelectorAll('.dot').length]") == [
+        "true", browser.run("data.graph.flows[0].length")]
+    browser.press("End")
+    assert browser.run("[...document.querySelectorAll('.dot')].every((one) => one.style.visibility === 'hidden')")
+    assert browser.errors == []

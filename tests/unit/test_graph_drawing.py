@@ -1,0 +1,155 @@
+"""Drawings of graphs of links: places, the load of links by hand and by counting, and the links that limit."""
+
+import itertools
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+
+import pytest
+
+from gpucoll.algorithms import schedule
+from gpucoll.analysis.draw import draw, view
+from gpucoll.analysis.draw.graph_places import placed
+from gpucoll.analysis.draw.placement import SIDE
+from gpucoll.analysis.graphs.bounds import bound
+from gpucoll.analysis.graphs.link_graph import load_graph
+from gpucoll.cli import main
+from gpucoll.core.schedule import Recv, RecvReduce
+from refusals import refused
+
+SVG = "{http://www.w3.org/2000/svg}"
+GRAPHS = ["dgx1", "torus(4x4)", "torus(3x3x2)", "dgx_a100(2)", "ring(8)", "grid(3x3)", "grid(5)", "ndv2", "dgx2",
+          "fat_tree(4x4x2)", "dragonfly(3x3x2)", "crossbar(2)", "dgx_h100_nvls(4)"]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_nodes_and_numbers_keep_apart_within_the_picture(name):
+    graph = load_graph(name)
+    drawn = placed(graph)
+    assert placed(graph) == drawn
+    assert len(drawn.places) == graph.size
+    assert [(lane.src, lane.dst) for lane in drawn.lanes] == [*graph.edges]
+    middles = [lane.at(0.5) for lane in drawn.lanes]
+    assert len({*middles}) == len(middles), "both directions of a link are seen"
+    top, bottom = drawn.span
+    for (x, y), (z, w) in itertools.combinations(drawn.places, 2):
+        assert math.dist((x, y), (z, w)) > 2.4 * drawn.radius > 0
+    for x, y in drawn.places:
+        assert drawn.radius <= x <= SIDE - drawn.radius
+        assert top + drawn.radius <= y <= bottom - drawn.radius
+    labels = [place for place in drawn.labels() if place is not None]
+    assert len(labels) >= min(len(drawn.lanes), 12)
+    for one, other in itertools.combinations(labels, 2):
+        assert abs(one[0] - other[0]) > 25 or abs(one[1] - other[1]) > 13
+    assert all(math.dist(label, place) > drawn.radius + 8 for label in labels for place in drawn.places)
+
+
+@pytest.mark.parametrize("name", ["dgx1", "torus(4x4)", "ring(8)", "grid(3x3)", "grid(5)", "dgx2", "fat_tree(4x4x2)"])
+def test_no_line_passes_behind_a_node_that_is_not_its_end(name):
+    drawn = placed(load_graph(name))
+    for lane in drawn.lanes:
+        others = [place for node, place in enumerate(drawn.places) if node not in (lane.src, lane.dst)]
+        assert all(math.dist(lane.at(part / 20), place) > drawn.radius for part in range(21) for place in others)
+
+
+def test_places_follow_the_links():
+    ring = placed(load_graph("ring(8)")).places
+    steps = [math.dist(ring[rank], ring[(rank + 1) % 8]) for rank in range(8)]
+    assert max(steps) - min(steps) < 1
+    grid = placed(load_graph("grid(3x4)")).places
+    assert [(grid[4 * row + column][1] - grid[4 * row][1], grid[column][0] - grid[4 * row + column][0])
+            for row in range(3) for column in range(4)] == [(0, 0)] * 12
+    named = load_graph("grid(4)")  # a name alone makes no grid
+    edges = {pair: edge for edge in named.edges.values() for rank in (0, 2, 3) for pair in ((1, rank), (rank, 1))}
+    assert len({y for _, y in placed(named).places}) == 1
+    assert len({y for _, y in placed(named._replace(edges=edges)).places}) > 1
+    boxes = placed(load_graph("dgx_a100(2)"))  # the ranks of a box are around their switch, the network in the middle
+    switches = boxes.places[16:]
+    assert [min(range(3), key=lambda one, rank=rank: math.dist(boxes.places[rank], switches[one]))
+            for rank in range(16)] == [0] * 8 + [1] * 8
+    assert switches[0][0] < switches[2][0] < switches[1][0]
+    wide = {lane.width for lane in boxes.lanes if lane.GBps == 300}
+    assert min(wide) > max(lane.width for lane in boxes.lanes if lane.GBps == 25)
+
+
+def test_loads_by_hand():
+    """On a path of three ranks the links to the middle carry what goes beyond, too."""
+    loads = view("direct", "all_gather", size=3, graph=load_graph("grid(3)")).graph
+    named = [{(loads.places.lanes[lane].src, loads.places.lanes[lane].dst): load for lane, load in one.items()}
+             for one in loads.loads]
+    assert named == [{(0, 1): 2, (1, 0): 2, (1, 2): 2, (2, 1): 2}]
+    square = view("direct", "all_gather", size=4, graph=load_graph("ring(4)"))
+    assert {*square.graph.loads[0].values()} == {2}  # a neighbour's chunk, and half of two chunks for ranks opposite
+    assert square.busiest == (2,)
+    slow = view("direct", "all_gather", size=16, graph=load_graph("dgx_a100(2)")).graph
+    slowest = max(slow.loads[0].items(), key=lambda item: slow.share(*item))
+    assert (slow.places.lanes[slowest[0]].GBps, slow.share(*slowest)) == (25, 1)  # 8 chunks over the network
+
+
+@pytest.mark.parametrize(("name", "graph"), [("ring", "dgx_a100(2)"), ("bruck", "fat_tree(4x4x2)"), ("direct", "ndv2")])
+def test_switches_forward_all_that_comes_and_every_chunk_arrives(name, graph):
+    graph = load_graph(graph)
+    drawn = view(name, "all_gather", size=16, graph=graph)
+    lanes, arrived = drawn.graph.places.lanes, Counter()
+    for loads in drawn.graph.loads:
+        kept = Counter()
+        for lane, load in loads.items():
+            kept[lanes[lane].dst] += load
+            kept[lanes[lane].src] -= load
+            arrived[lanes[lane].dst] += load * (lanes[lane].dst < 16)
+        assert all(abs(kept[switch]) < 0.05 for switch in range(16, graph.size))
+    received = Counter()
+    for rank in range(16):
+        for step in itertools.chain.from_iterable(schedule("all_gather", name, rank=rank, size=16)):
+            received[rank] += step.dst.count if isinstance(step, Recv | RecvReduce) else 0
+    assert {rank: round(count) for rank, count in arrived.items() if count} == dict(received)
+
+
+def test_the_page_has_the_loads_and_the_picture_every_round():
+    graph = load_graph("dgx1")
+    page = draw("ring", "all_gather", size=8, graph=graph)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    loads = view("ring", "all_gather", size=8, graph=graph).graph.loads
+    assert [{lane: load for lane, load, _ in flows} for flows in data["graph"]["flows"]] == [*loads]
+    assert max(share for flows in data["graph"]["flows"] for *_, share in flows) == 1
+    assert data["graph"]["names"] == list(graph.names)
+    assert "all_gather · 8 ranks · on dgx1" in page
+    root = ET.fromstring(draw("ring", "all_gather", size=8, form="svg", graph=graph))
+    kinds = Counter(path.get("class") for path in root.iter(f"{SVG}path"))
+    assert kinds["s-focus"] == sum(map(len, loads))
+    assert kinds["s-focus"] + kinds["s-axis"] == 7 * 32
+
+
+@pytest.mark.parametrize(("graph", "name", "count"), [
+    ("dgx1", "all_gather", 4), ("grid(3x3)", "reduce_scatter", 2), ("dgx1", "reduce", 4),
+    ("dgx_a100(4)", "all_reduce", 32)])
+def test_the_picture_of_a_cut_shows_the_links_that_limit(tmp_path, capsys, graph, name, count):
+    path = tmp_path / "cut.svg"
+    assert main(["bound", graph, name, "-o", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    root = ET.fromstring(path.read_text())
+    limits = [one.get("d") for one in root.iter(f"{SVG}path") if one.get("class") == "s-idle"]
+    graph = load_graph(graph)
+    drawn, parts = placed(graph), bound(graph, name).parts
+    wanted = [lane.path for lane in drawn.lanes for src, dst in [
+        (lane.dst, lane.src) if found["inward"] else (lane.src, lane.dst)]
+        if any(src in part and dst not in part for part in parts)]
+    assert sorted(limits) == sorted(wanted)
+    assert len(limits) == count
+    rings = [one for one in root.iter(f"{SVG}circle") if one.get("fill") == "none"]
+    assert len(rings) == sum(map(len, parts))
+    assert f"the {count} links {'into' if found['inward'] else 'out of'} the ringed " in "".join(root.itertext())
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["draw", "ring", "--topology", "dgx11", "-o", "x.html"], "did you mean dgx1"),
+    (["draw", "ring", "--topology", "dgx1", "--ranks", "4", "-o", "x.html"], "graph dgx1 has 8 ranks, not 4"),
+    (["draw", "linear", "--collective", "scan", "--topology", "ring(64)", "-o", "x.svg"], "63 rounds"),
+    (["bound", "dgx1", "all_gather", "-o", "x.png"], "an .svg picture, not as '.png'"),
+    (["bound", "dgx1", "all_gather", "-o", "no/x.svg"], "cannot write no/x.svg")])
+def test_wrong_arguments_are_one_line(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, main, words, f"gpucoll {words[0]}: ")
+    assert not [*tmp_path.iterdir()]
