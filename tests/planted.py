@@ -40,7 +40,7 @@ PLANTED = [
      "if distance <= rank:\n            left -= 1\n            came =",
      "if distance < rank:\n            left -= 1\n            came ="),
     ("schedule", "swing: the other partner", f"{ALGORITHMS}/swing.py",
-     "(1 - 2 * (number % 2)) * _reach(step)", "(2 * (number % 2) - 1) * _reach(step)"),
+     "zigzag(number, step, place.core)", "(2 * number - zigzag(number, step, place.core)) % place.core"),
     ("schedule", "star: a worker is forgotten", f"{ALGORITHMS}/star.py",
      "workers = range(1, size)", "workers = range(1, max(2, size - 1))"),
     ("product", "a syntax tree that a finalizer disturbed is a SystemError", "gpucoll/core/parsing.py",

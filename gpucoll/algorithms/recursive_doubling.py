@@ -15,7 +15,7 @@ N bytes for every P, without folding.
 
 from gpucoll.algorithms import Traits, algorithm, phase
 from gpucoll.core.schedule import Copy, Recv, Reduce, Rounds, Send, Slice, Step
-from gpucoll.core.topology import FOLDED, TWICE, doubling, fold, folded
+from gpucoll.core.topology import FOLDED, TWICE, doubling, fold, folded, folded_all_gather
 
 
 @algorithm("all_reduce", chunks="1", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
@@ -57,22 +57,8 @@ def recursive_doubling_all_gather(rank: int, size: int) -> Rounds:
 @phase("all_gather")
 def distribute(rank: int, size: int) -> Rounds:
     place = fold(rank, size)
-    own = Slice("output", rank)
-    if place.number is None:
-        partner = rank + 1
-        yield (Send(own, partner),)
-        yield tuple(Recv(one, partner) for one in _all_but(rank, size))
-        return
-    if place.partner is not None:
-        yield (Recv(Slice("output", rank - 1), rank - 1),)
-    yield from doubling(place.number, place.across(place.number), place.blocks)
-    if place.partner is not None:
-        yield tuple(Send(one, rank - 1) for one in _all_but(rank - 1, size))
-
-
-def _all_but(block: int, size: int) -> list[Slice]:
-    parts = [Slice("output", 0, block), Slice("output", block + 1, size - block - 1)]
-    return [part for part in parts if part.count]
+    return folded_all_gather(place, rank, size, lambda: doubling(
+        place.number, place.across(place.number), place.blocks))  # type: ignore[arg-type] # the core's numbers
 
 
 @algorithm("scan", chunks="1", rounds="lg(2 * P - 1)", path="lg(2 * P - 1) * N", reduced="lg(2 * P - 1) * N")

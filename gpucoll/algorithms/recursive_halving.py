@@ -13,8 +13,8 @@ operations in MPICH" (2005).
 """
 
 from gpucoll.algorithms import algorithm, phase
-from gpucoll.core.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, moved, within
-from gpucoll.core.topology import FOLDED, TWICE, fold, halving
+from gpucoll.core.schedule import Copy, Rounds, Slice, moved, within
+from gpucoll.core.topology import FOLDED, TWICE, fold, folded_reduce_scatter, halving
 
 
 @algorithm("reduce_scatter", chunks="P", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
@@ -34,13 +34,5 @@ def recursive_halving_reduce_scatter(rank: int, size: int) -> Rounds:
 @phase("reduce_scatter")
 def collect(rank: int, size: int) -> Rounds:
     place = fold(rank, size)
-    everything = Slice("output", 0, size)
-    if place.number is None:
-        yield from ((Send(Slice("input", 0, size), rank + 1),), (Recv(Slice("output", rank), rank + 1),))
-        return
-    if place.partner is not None:
-        yield (Copy(Slice("input", 0, size), everything), RecvReduce(everything, rank - 1))
-    yield from halving(place.number, place.across(place.number), "input" if place.partner is None else "output",
-                       place.blocks)
-    if place.partner is not None:
-        yield (Send(Slice("output", rank - 1), rank - 1),)
+    return folded_reduce_scatter(place, rank, size, lambda source: halving(
+        place.number, place.across(place.number), source, place.blocks))  # type: ignore[arg-type] # the core's numbers

@@ -14,7 +14,7 @@ long arrays on rings and tori.
 
 from gpucoll.algorithms import algorithm
 from gpucoll.core.schedule import Rounds
-from gpucoll.core.topology import HALVED_AND_DOUBLED, fold, halved_and_doubled
+from gpucoll.core.topology import HALVED_AND_DOUBLED, fold, halved_and_doubled, rho, zigzag
 
 
 @algorithm("all_reduce", **HALVED_AND_DOUBLED)
@@ -27,15 +27,9 @@ def swing_all_reduce(rank: int, size: int) -> Rounds:
     place = fold(rank, size)
 
     def partners(number: int) -> list[int]:
-        steps = range(place.core.bit_length() - 1)
-        return [place.rank_of((number + (1 - 2 * (number % 2)) * _reach(step)) % place.core) for step in steps]
+        return [place.rank_of(zigzag(number, step, place.core)) for step in range(place.core.bit_length() - 1)]
 
     return halved_and_doubled(place, partners, lambda number: _position(number, place.core))
-
-
-def _reach(step: int) -> int:
-    """Return rho(step) = 1 - 2 + 4 - ..., step + 1 terms."""
-    return (1 - (-2) ** (step + 1)) // 3
 
 
 def _position(number: int, core: int) -> int:
@@ -46,5 +40,5 @@ def _position(number: int, core: int) -> int:
     last.
     """
     bits = core.bit_length() - 1
-    even = (number - number % 2 * _reach(bits - 1)) % core
+    even = (number - number % 2 * rho(bits - 1)) % core
     return sum((even >> bit & 1) << bits - bit for bit in range(1, bits)) + number % 2

@@ -131,6 +131,7 @@ def _add_schedules(verbs: Any) -> None:
         verb.add_argument("--segments", type=int, default=1, help="pipelining")
     draw.add_argument("--root", type=int, default=0, help="of collectives that have one")
     draw.add_argument("--topology", metavar="GRAPH", help="on a graph of links, a TOML file or a name: link loads")
+    draw.add_argument("--rejected", action="store_true", help="draw a file's algorithm that the proof rejects")
     draw.add_argument("-o", "--output", metavar="F.html", help="a page to step through; .svg: a picture")
     convert.add_argument("-o", "--output", metavar="OUT.xml")
 
@@ -321,7 +322,7 @@ def _draw(options: Any) -> int:
         options.ranks = graph.ranks
     (kind, name, ranks), path = _asked_for(options), _output(options)
     _written(path, draw(name, kind, size=ranks, root=options.root, segments=options.segments, form=path.suffix[1:],
-                        graph=graph))
+                        graph=graph, rejected=options.rejected))
     print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}")
     return 0
 

@@ -200,13 +200,15 @@ class Fold(NamedTuple):
         return Slice(buffer, first, self.blocks_before(number + count) - first)
 
 
-def fold(rank: int, size: int) -> Fold:
-    """Return the place of `rank`. For a power of two the number is the rank, and `rank` may be an array.
+def fold(rank: int, size: int, core: int = 0) -> Fold:
+    """Return the place of `rank` for a core of so many ranks: by default the largest power of two not above `size`.
+
+    Where the core has all ranks the number is the rank, and `rank` may be an array.
 
     >>> [fold(rank, 6).number for rank in range(6)]
     [None, 0, None, 1, 2, 3]
     """
-    core = 1 << size.bit_length() - 1
+    core = core or 1 << size.bit_length() - 1
     extra = size - core
     if not extra or rank >= 2 * extra:
         return Fold(core, extra, rank - extra, None)
@@ -227,6 +229,42 @@ def folded(place: Fold, sums: Slice, core: Callable[[int, Slice], Iterable[Round
         yield (Copy(own, sums), RecvReduce(sums, place.partner))
         yield from core(place.number, sums)
         yield (Send(result, place.partner),)
+
+
+def folded_reduce_scatter(place: Fold, rank: int, size: int, core: Callable[[Buffer], Iterable[Round]]) -> Rounds:
+    """Yield a reduce-scatter: partners hand over, ``core(source)`` reduces, and partners hand back a finished block.
+
+    At the end block `rank` of output is reduced. The core finds its contributions in the buffer `source`.
+    """
+    everything = Slice("output", 0, size)
+    if place.number is None:
+        yield from ((Send(Slice("input", 0, size), rank + 1),), (Recv(Slice("output", rank), rank + 1),))
+        return
+    if place.partner is not None:
+        yield (Copy(Slice("input", 0, size), everything), RecvReduce(everything, rank - 1))
+    yield from core("input" if place.partner is None else "output")
+    if place.partner is not None:
+        yield (Send(Slice("output", rank - 1), rank - 1),)
+
+
+def folded_all_gather(place: Fold, rank: int, size: int, core: Callable[[], Iterable[Round]]) -> Rounds:
+    """Yield an all-gather: partners hand over their blocks, ``core()`` gathers, and partners hand back all others.
+
+    At the beginning block `rank` of output must be complete.
+    """
+    def others(block: int) -> list[Slice]:
+        parts = [Slice("output", 0, block), Slice("output", block + 1, size - block - 1)]
+        return [part for part in parts if part.count]
+
+    if place.number is None:
+        yield (Send(Slice("output", rank), rank + 1),)
+        yield tuple(Recv(one, rank + 1) for one in others(rank))
+        return
+    if place.partner is not None:
+        yield (Recv(Slice("output", rank - 1), rank - 1),)
+    yield from core()
+    if place.partner is not None:
+        yield tuple(Send(one, rank - 1) for one in others(rank - 1))
 
 
 Part: TypeAlias = Callable[[Buffer, int, int], Slice]
@@ -252,6 +290,22 @@ def doubling(position: int, partners: Sequence[int], part: Part = Slice) -> Roun
         count = 1 << len(partners) - 1 - step
         yield (Send(part("output", position & -count, count), partner),
                Recv(part("output", (position & -count) ^ count, count), partner))
+
+
+def zigzag(number: int, step: int, core: int) -> int:
+    """Return the partner of a number on a ring of `core`: rho(step) = 1 - 2 + 4 - ... places on, or back if odd.
+
+    The distances 1, -1, 3, -5, 11 have step + 1 terms.
+
+    >>> [zigzag(0, step, 64) for step in range(5)], zigzag(1, 0, 64)
+    ([1, 63, 3, 59, 11], 0)
+    """
+    return (number + (1 - 2 * (number % 2)) * rho(step)) % core
+
+
+def rho(step: int) -> int:
+    """Return 1 - 2 + 4 - ..., step + 1 terms."""
+    return (1 - (-2) ** (step + 1)) // 3
 
 
 _HALVES = "2 * (two(P) - 1) * N / two(P)"

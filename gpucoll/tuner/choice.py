@@ -99,14 +99,17 @@ class Choice(NamedTuple):
 def scheduled(collective: str, size: int, nodes: int) -> list[str]:
     """Return the algorithms considered by `auto` for `size` ranks on `nodes` nodes; user-defined algorithms are not.
 
-    Algorithms depending on the ranks' nodes are left out on a single node, since each equals another algorithm there.
+    Algorithms depending on the ranks' nodes, or made for groups of ranks, are left out on a single node, since each
+    costs there as much as another algorithm. On several nodes algorithms for groups come last: `ranked` keeps this
+    order where predictions and loads are equal.
 
     >>> scheduled("reduce_scatter", 4, 1)
     ['circulant', 'direct', 'recursive_halving', 'ring']
     """
     out = own_names(collective)
-    return [name for name in algorithms(collective, size=size) if name not in out
-            and (nodes > 1 or "nodes" not in find(collective, name).options)]
+    entries = [find(collective, name) for name in algorithms(collective, size=size) if name not in out]
+    return [entry.name for entry in sorted(entries, key=lambda entry: entry.traits.groups)
+            if nodes > 1 or not (entry.traits.groups or "nodes" in entry.options)]
 
 
 class Tuner:

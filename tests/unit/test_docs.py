@@ -99,6 +99,7 @@ def test_the_page_of_own_algorithms_is_true(tmp_path, monkeypatch, capsys, own_a
     text = (ROOT / "docs/algorithms.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "line.py").write_text(blocks[0])
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.chdir(tmp_path)
     for block in blocks:
         exec(compile(block, "a block", "exec"), {"__name__": "page"})

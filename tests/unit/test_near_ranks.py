@@ -1,0 +1,159 @@
+"""Algorithms for near ranks: traffic between groups, published counts, rounds on rings; Gloo's reduce-scatter."""
+
+import itertools
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+import gpucoll as gc
+from counting import count
+from gpucoll.algorithms import Traits, algorithms, find, schedule
+from gpucoll.algorithms.bine import branch
+from gpucoll.analysis.draw import draw, view
+from gpucoll.cli import main
+from gpucoll.core.schedule import Copy, RecvReduce, Send, Slice
+from gpucoll.tuner.choice import scheduled
+from refusals import refused
+
+ROOT = Path(__file__).parents[2]
+GLOO = ROOT / "tests" / "samples" / "gloo.py"
+
+
+def messages(collective, name, size):
+    """Yield sender, receiver and share of the data of every message, with the round of the sender."""
+    for rank in range(size):
+        made = schedule(collective, name, rank=rank, size=size)
+        for number, steps in enumerate(made):
+            for step in steps:
+                if isinstance(step, Send):
+                    yield rank, step.peer, step.src.count / made.chunks, number
+
+
+def crossing(collective, name, size, group):
+    return sum(share for rank, peer, share, _ in messages(collective, name, size) if rank // group != peer // group)
+
+
+def rabenseifner(size, group):
+    """Count the bytes between groups of halving with the nearest ranks first, and doubling."""
+    return sum(2 / 2 ** (step + 1) for step in range(size.bit_length() - 1) for rank in range(size)
+               if rank // group != (rank ^ 1 << step) // group)
+
+
+@pytest.mark.parametrize(("size", "group"), [(32, 6), (64, 6), (64, 10)])
+def test_fewer_bytes_leave_a_group(size, group):
+    found = crossing("all_reduce", "bine", size, group)
+    assert found < rabenseifner(size, group) < crossing("all_reduce", "halving_doubling", size, group)
+    assert found > rabenseifner(size, group) * 2 / 3  # the paper's limit: a third less
+    for kind in ("scatter", "gather"):
+        assert crossing(kind, "bine", size, group) <= crossing(kind, "binomial", size, group)
+    for kind, other in (("reduce_scatter", "recursive_halving"), ("all_gather", "recursive_doubling")):
+        assert crossing(kind, "bine", size, group) < crossing(kind, other, size, group)
+
+
+def test_groups_of_a_power_of_two_are_better_served_by_halving():
+    """A group of 2^k ranks in a row exchanges within the group first: only the last steps of halving leave it."""
+    assert (crossing("all_reduce", "bine", 64, 16), rabenseifner(64, 16)) == (13.5, 6.0)
+
+
+def test_distances_are_those_of_the_paper():
+    """Partners are 1, 1, 3, 5, 11 ranks apart around the ring, the longest distance first in a tree."""
+    for kind, expected in (("broadcast", [11, 5, 3, 1, 1]), ("reduce_scatter", [1, 1, 3, 5, 11]),
+                           ("all_gather", [11, 5, 3, 1, 1])):
+        apart = {}
+        for rank, peer, _, number in messages(kind, "bine", 32):
+            if kind != "broadcast" or rank == 0:
+                apart.setdefault(number, set()).add(min((rank - peer) % 32, (peer - rank) % 32))
+        assert [*apart.values()] == [{distance} for distance in expected]
+
+
+def test_every_subtree_is_an_interval_and_gives_away_at_most_half():
+    for size in (*range(2, 40), 64, 100):
+        led = {rank: branch(rank, size) for rank in range(size)}
+        for rank, place in led.items():
+            assert (rank - place.first) % size < place.ranks
+            left = place.ranks
+            for child, first, ranks in place.children:
+                assert (led[child].parent, led[child].first, led[child].ranks) == (rank, first, ranks)
+                assert ranks <= left / 2
+                left -= ranks
+            assert left == 1
+
+
+@pytest.mark.parametrize("size", [6, 10, 12, 18, 74])
+def test_even_numbers_of_ranks_fold_nothing(size):
+    """Blocks leave in a single step for 74 ranks too, where the rule of libbine loses contributions."""
+    for kind, times in (("reduce_scatter", 1), ("all_gather", 1), ("all_reduce", 2)):
+        costs = count(kind, "bine", size)
+        assert (costs.rounds, costs.sent) == (times * (size - 1).bit_length(), times * Fraction(size - 1, size))
+
+
+def test_a_ring_in_both_directions_takes_three_times_the_distance():
+    """With 27 ranks a message goes 1, 3 or 9 places on or back, with 9, 3 and 1 of 27 blocks."""
+    sent = {}
+    for rank, peer, share, number in messages("all_reduce", "trivance", 27):
+        sent.setdefault((number, (peer - rank + 13) % 27 - 13), []).append(share * 27)
+    loads = {key: sum(shares) / 27 for key, shares in sent.items()}
+    assert loads == pytest.approx({(number, way * 3 ** step): 9 / 3 ** step for number, step in
+                                   enumerate((0, 1, 2, 2, 1, 0)) for way in (1, -1)})
+    for size, rounds in ((2, 2), (3, 2), (4, 4), (9, 4), (10, 6), (27, 6), (28, 8)):
+        assert count("all_reduce", "trivance", size).rounds == rounds
+
+
+def test_auto_takes_algorithms_for_groups_on_several_nodes_only():
+    near = [name for name in algorithms("all_gather") if find("all_gather", name).traits.groups]
+    assert near
+    assert not {*near} & {*scheduled("all_gather", 8, 1)}
+    assert scheduled("all_gather", 8, 2)[-len(near):] == near  # the last of equals
+    assert not Traits().groups
+
+
+# --- Gloo's reduce-scatter ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gloo(own_algorithms):
+    return [gc.load(f"{GLOO}:{name}") for name in ("gloo_halving_doubling", "gloo_as_it_runs")]
+
+
+def test_gloo_is_proved_without_its_pending_send(gloo):
+    for size, segments in itertools.product((1, 2, 3, 5, 6, 7, 8, 11, 12, 13), (1, 3)):
+        gc.schedule("reduce_scatter", gloo[0], rank=0, size=size, segments=segments)
+
+
+@pytest.mark.parametrize(("size", "round_", "chunk"), [(2, 2, 1), (3, 3, 2), (4, 3, 2), (5, 4, 4), (8, 4, 4)])
+def test_the_pending_send_of_gloo_is_rejected(gloo, size, round_, chunk):
+    with pytest.raises(gc.ArgumentError, match=rf"(?s)rank 0, round {round_}, .*combines chunk {chunk} into chunk 0"
+                       ) as caught:
+        gc.schedule("reduce_scatter", gloo[1], rank=0, size=size)
+    assert caught.value.code == "GC-PROOF"
+
+
+def test_a_rejected_schedule_is_drawn_up_to_its_fault(gloo, tmp_path, capsys):
+    drawn = view(gloo[1], "reduce_scatter", size=3, rejected=True)
+    assert drawn.title.endswith(" · rejected")
+    last = drawn.messages[-1]
+    assert (last.sender, last.receiver, drawn.contents[last.contents[0]]) == (2, 0, (2, (0, 1, 2)))
+    for form in ("svg", "html"):
+        text = draw(gloo[1], "reduce_scatter", size=3, form=form, rejected=True)
+        assert re.search(r"combines chunk 2 into chunk 0 with contributions \[1, 1, 0\]", text)
+    picture = (ROOT / "docs/_static/gloo-rejected.svg").read_text()
+    assert picture == draw(gloo[1], "reduce_scatter", size=3, form="svg", rejected=True)
+    with pytest.raises(gc.ArgumentError, match=r"the proof accepts .*: draw without rejected"):
+        draw(gloo[0], "reduce_scatter", size=3, rejected=True)
+    assert "combines" not in draw(gloo[0], "reduce_scatter", size=3)
+    command = ["draw", f"{GLOO}:gloo_as_it_runs", "--ranks", "2", "-o", str(tmp_path / "gloo.svg")]
+    assert "round 2" in refused(capsys, main, command)
+    assert main([*command, "--rejected"]) == 0
+    assert "rejected" in (tmp_path / "gloo.svg").read_text()
+
+
+def test_a_deadlock_is_drawn_as_well(own_algorithms):
+    @gc.algorithm("all_reduce", "stuck", chunks=1)
+    def stuck(rank, size):
+        total = Slice("output", 0)
+        yield (Copy(Slice("input", 0), total), Send(Slice("input", 0), (rank + 1) % size))
+        yield (RecvReduce(total, (rank - 1) % size),)
+
+    assert "waits for ever" in view("stuck", "all_reduce", size=3, rejected=True).fault
