@@ -123,8 +123,8 @@ class Still:
             f"<style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>", rect(0, 0, width, height, "paper"),
             f"<defs>{''.join(self.used.values())}</defs>",
             f'<text x="24" y="38" font-size="22" font-weight="650" class="ink">{escape(title)}{note}</text>',
-            words(24, 60, key(self.view), "muted", size=12), words(24, 80, self.view.fault, "idle", size=12), *body,
-            "</svg>\n"]
+            words(24, 60, key(self.view), "muted", size=12), *body,
+            *([words(24, 80, self.view.fault, "idle", size=12)] if self.view.fault else []), "</svg>\n"]
         return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
                 f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}">'
                 f"<title>{escape(self.view.title)}</title>") + "\n".join(shapes)
