@@ -31,11 +31,15 @@ class StorePlace(NamedTuple):
 
 
 class VirtualPlace(NamedTuple):
-    """The place of a virtual rank, see `gpucoll.rehearsal`; `world` makes the rank's communicator of all ranks."""
+    """The place of a virtual rank, see `gpucoll.rehearsal`; `world` makes the rank's communicator of all ranks.
+
+    `follow_torch` lets the ranks use torch.distributed.
+    """
 
     rank: int
     size: int
     world: Callable[[Any], Any]
+    follow_torch: Callable[[], None]
 
 
 def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | None:

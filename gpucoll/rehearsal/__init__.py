@@ -6,6 +6,7 @@
     ranks       communicators of virtual ranks: the library above transports and executors
     state       environment, random numbers and world of each rank
     findings    causes and places, from the state in which no rank can go on
+    torch_world torch.distributed for virtual ranks
     program     a function or a script, run by all ranks; the command
 """
 

@@ -17,7 +17,8 @@ Finding = dict[str, Any]
 # The kinds of findings for ranks that make different calls, by the code of the difference.
 KINDS = {"GC-COLLECTIVE": "collective", "GC-DTYPE": "dtype", "GC-SHAPE": "shape", "GC-OP": "op", "GC-ROOT": "root",
          "GC-COUNTS": "counts", "GC-ALGO": "algorithm"}
-GROUPS = ("split", "cart")  # calls that make groups
+GROUPS = ("split", "cart")  # calls of all ranks of a communicator that make groups
+OWN_GROUPS = ("init_process_group", "new_group")  # torch's calls that wait for the members of the group made
 
 
 class RanksAtLine(NamedTuple):
@@ -98,7 +99,10 @@ class Analysis:
         missing = {*world} - arrived
         if not call.differs:
             # All have the same call so far. Ranks that left do not wait.
-            if next(iter(call.arrivals.values())).signature != CLOSE or not self._only_ended(group, call):
+            signature = next(iter(call.arrivals.values())).signature
+            if _name(signature) in OWN_GROUPS:
+                self._without(call, world, sorted(missing))
+            if signature != CLOSE or not self._only_ended(group, call):
                 for rank, one in call.arrivals.items():
                     if not one.is_end:
                         self._waits_for[world[rank]] |= missing
@@ -130,6 +134,22 @@ class Analysis:
                             for side in shown)
         self.findings.append(finding(kind, culprits, shown, names or REFUSED,
                                      f"ranks make different calls: {message}", group))
+
+    def _without(self, call: MatchedCall, world: Sequence[int], missing: Sequence[int]) -> None:
+        """Report members of a new group, whose programs have ended without making the group."""
+        ended = [rank for rank in missing if self._turns.ranks[rank].has_ended]
+        failed = [rank for rank in ended if self._turns.ranks[rank].failure is not None]
+        lines = dict.fromkeys((one.signature, one.place) for one in call.arrivals.values())
+        shown = [RanksAtLine(tuple(world[rank] for rank, one in sorted(call.arrivals.items())
+                                   if (one.signature, one.place) == line), line[1], _words(line[0])) for line in lines]
+        if failed:
+            self._join(failed, shown)
+        elif ended:
+            self._explained |= {world[rank] for rank in call.arrivals}
+            waiting = "; ".join(f"ranks {listed(side.ranks)} wait in {side.call} ({side.place})" for side in shown)
+            self.findings.append(finding("group", ended, [
+                *(RanksAtLine((rank,), self._turns.ranks[rank].last, "the end of the program") for rank in ended),
+                *shown], shown[0].call, f"{waiting} for ranks {listed(ended)}, whose programs have ended"))
 
     def _kind(self, signatures: Sequence[Signature]) -> str:
         others = [one for one in signatures if one.encode() != CLOSE]
@@ -221,11 +241,13 @@ class Analysis:
                 if {*members} & self._explained:
                     continue
                 ring = _ring(members, self._waits_for)
-                sides = [RanksAtLine((one,), self._turns.ranks[one].place, self._turns.ranks[one].call) for one in ring]
+                threads = [self._turns.ranks[one].in_call for one in ring]
+                sides = [RanksAtLine((one.number,), one.place, one.call) for one in threads]
                 chain = ", ".join(f"rank {side.ranks[0]} waits in {side.call} ({side.place}) for rank {after}"
                                   for side, after in zip(sides, [*ring[1:], ring[0]], strict=True))
                 names = ", ".join(dict.fromkeys(side.call for side in sides))
-                self.findings.append(finding("deadlock", ring, sides, names, f"a cycle of waiting ranks: {chain}"))
+                kind = "group" if any(side.call in OWN_GROUPS for side in sides) else "deadlock"
+                self.findings.append(finding(kind, ring, sides, names, f"a cycle of waiting ranks: {chain}"))
 
     def _left(self) -> None:
         """Report ranks that wait for something else, such as a poll for a message that never comes."""

@@ -7,6 +7,7 @@ import importlib.machinery
 import io
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -22,10 +23,11 @@ from gpucoll.launch.places import VirtualPlace
 from gpucoll.rehearsal.findings import Analysis, Finding
 from gpucoll.rehearsal.matching import VirtualGroup
 from gpucoll.rehearsal.ranks import end, world_of
-from gpucoll.rehearsal.state import ProcessState
+from gpucoll.rehearsal.state import ProcessState, is_of_program
 from gpucoll.rehearsal.turns import Turns, Unwound, VirtualRank
 
 MOST_RANKS = 4096  # threads of one process
+_TORCH = re.compile(rb"^\s*(import|from)\s.*torch", re.MULTILINE)
 HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT")  # variables that concern real ranks only
 
 
@@ -44,6 +46,7 @@ class Rehearsal:
         self._groups: list[VirtualGroup] = []
         self._worlds: list[VirtualGroup] = []
         self._found: list[Finding] | None = None
+        self._stack = contextlib.ExitStack()
 
     def run(self, program: Callable[[VirtualRank, Callable[[], Any]], None]) -> list[Finding]:
         """Return the findings of ``program(rank, world)``; ``world()`` makes the rank's next world."""
@@ -56,14 +59,19 @@ class Rehearsal:
                 if not _is_success(error):
                     rank.failure = error
             if not turns.is_over:
+                while rank.exits and rank.failure is None:
+                    rank.exits[-1]()
                 end(rank.communicators, failed=rank.failure is not None)
 
         self._turns = turns = Turns(self._size, body, self._stopped, self._switched)
         before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
         self._state = ProcessState(self._size, is_program=self._is_program)
-        bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world)
+        bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world,
+                                                       self._follow_torch)
         try:
-            with _no_sleep(turns), self._mpi():
+            with _no_sleep(turns), self._mpi(), self._stack:
+                if "gpucoll.torch" in sys.modules:
+                    self._follow_torch()
                 turns.run()
         finally:
             bootstrap.virtual_place = None
@@ -80,6 +88,13 @@ class Rehearsal:
         from gpucoll.rehearsal.mpi_world import as_world
 
         return as_world(VirtualGroup(self._turns, range(self._size), self._groups))
+
+    def _follow_torch(self) -> None:
+        """Let torch.distributed make groups of virtual ranks until the end of the rehearsal."""
+        from gpucoll.rehearsal.torch_world import as_world, c10d, fresh_variables
+
+        self._stack.enter_context(as_world(self._turns, self._groups))
+        self._state.follow(c10d, fresh_variables)
 
     def main(self, rank: VirtualRank) -> Any:
         """Return the module `__main__` of a rank."""
@@ -123,6 +138,7 @@ def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Find
             # Before the ranks run: COMM_WORLD is replaced for all modules that import it from here on.
             with contextlib.suppress(ImportError, RuntimeError):
                 importlib.import_module("mpi4py.MPI")
+        _prepare_torch(source)
         rehearsal = Rehearsal(size, is_program=True)
 
         def program(rank: VirtualRank, _: Any) -> None:
@@ -135,6 +151,13 @@ def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Find
     finally:
         sys.argv = before
         sys.path.pop(0)
+
+
+def _prepare_torch(source: bytes) -> None:
+    """Prepare torch.distributed for virtual ranks before code with `source` runs: real ranks would wait for ever."""
+    if _TORCH.search(source) and "gpucoll.torch" not in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("gpucoll.torch")
 
 
 class _Nowhere(io.StringIO):
@@ -157,6 +180,8 @@ def _compiled_once() -> Iterator[None]:
     def get_code(self: Any, fullname: str) -> Any:
         key = self.path, fullname
         if key not in known:
+            if is_of_program(self.path):
+                _prepare_torch(self.get_data(self.path))
             known[key] = super(loader, self).get_code(fullname)
         return known[key]
 
@@ -170,10 +195,11 @@ def _compiled_once() -> Iterator[None]:
 @contextlib.contextmanager
 def _no_sleep(turns: Turns) -> Iterator[None]:
     """Let ranks that sleep give up their turn instead: they may poll for another rank."""
-    real = time.sleep
+    real, process = time.sleep, os.getpid()
 
     def sleep(seconds: Any, /) -> None:
-        if turns.current.thread is threading.current_thread():
+        # A process forked by a rank, as for loading data, has no other ranks.
+        if turns.current.thread is threading.current_thread() and os.getpid() == process:
             turns.pause("time.sleep")
         else:
             real(seconds)

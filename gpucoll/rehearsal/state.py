@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy
 
+import gpucoll
 from gpucoll.communicator import internal
 from gpucoll.launch.launchers import torchrun_variables
 
+PACKAGE = os.path.dirname(gpucoll.__file__) + os.sep
+MASTER = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}  # read by programs; nobody connects
 WORDS = 624  # of the state of MT19937, Python's and NumPy's
 
 
@@ -36,13 +39,32 @@ class ProcessState:
         self._modules: list[dict[str, ModuleType]] = [{} for _ in range(size)]
         own: dict[Any, Any] = _environment()
         for number, kept in enumerate(self._kept):
-            variables = torchrun_variables(number, size, number, size) if is_program else {}
+            variables = {**torchrun_variables(number, size, number, size), **MASTER} if is_program else {}
             kept["environment"] = own | {name.encode(): value.encode() for name, value in variables.items()}
+        # Modules of which each rank has variables of its own, with the function that makes these variables.
+        self._followed: list[tuple[ModuleType, Callable[[], dict[str, Any]]]] = []
         self._before = {**self._saved(), "main": sys.modules["__main__"], "numpy": numpy.random.get_state(),
                         "python": random.getstate(), "locks": _bootstrap._module_locks}
         # Of each generator: the rank whose numbers it draws (None: nobody has drawn), and its mark at the turn's begin.
+        self._generators = {**GENERATORS}
         self._owners: dict[str, int | None] = dict.fromkeys(GENERATORS)
         self._marks = {name: one.mark() for name, one in GENERATORS.items()}
+        self._follow_generator_of_torch()
+
+    def follow(self, module: ModuleType, fresh: Callable[[], dict[str, Any]]) -> None:
+        """Give each rank variables of its own in a module shared by all ranks: ``fresh()`` at first."""
+        self._before[module.__name__] = {name: getattr(module, name) for name in fresh()}
+        self._followed.append((module, fresh))
+        vars(module).update(fresh())
+
+    def _follow_generator_of_torch(self) -> None:
+        torch = sys.modules.get("torch")
+        generator = getattr(torch, "default_generator", None)
+        if generator is not None and "torch" not in self._generators:
+            self._generators["torch"] = GlobalGenerator(lambda: generator.get_state().numpy().tobytes(),
+                                                        generator.get_state, generator.set_state, generator.seed)
+            self._before["torch"] = generator.get_state()
+            self._owners["torch"], self._marks["torch"] = None, object()  # the present rank may have drawn
 
     def main(self, number: int) -> ModuleType:
         """Return the module `__main__` of a rank."""
@@ -50,17 +72,20 @@ class ProcessState:
 
     def switch(self, old: int | None, new: int | None) -> None:
         """Save the state of rank `old` and restore the state of rank `new`; None is the process itself."""
+        if old is not None and old == new:  # another thread of the rank
+            return
         if old is not None:
             self._kept[old] |= self._saved()
+        self._follow_generator_of_torch()
         if self._is_program:
             self._swap_modules(old, new)
         if new is None:
-            for name, generator in GENERATORS.items():
+            for name, generator in self._generators.items():
                 generator.set(self._before[name])
             self._restore(self._before, self._before["main"])
             return
         kept = self._kept[new]
-        for name, generator in GENERATORS.items():
+        for name, generator in self._generators.items():
             self._draw_for(name, generator, old, new)
         self._restore(kept, self._main[new])
 
@@ -69,7 +94,8 @@ class ProcessState:
         if old is not None:
             here = self._modules[old]
             added = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - self._count))
-            here |= {name: sys.modules[name] for name in [*added] if _is_of_program(name)}
+            here |= {name: sys.modules[name] for name in [*added]
+                     if is_of_program(getattr(sys.modules[name], "__file__", None) or "")}
             for name in here:
                 sys.modules.pop(name, None)
         if new is not None:
@@ -95,16 +121,20 @@ class ProcessState:
         groups = sys.modules.get("gpucoll.distributed.groups")
         start = sys.modules.get("gpucoll.distributed.start")
         return {"environment": _environment(), "world": internal.world(), "arguments": sys.argv,
-                "groups": [*groups.groups] if groups else [], "variables": [*start.variables] if start else []}
+                "groups": [*groups.groups] if groups else [], "variables": [*start.variables] if start else [],
+                **{module.__name__: {name: vars(module)[name] for name in self._before[module.__name__]}
+                   for module, _ in self._followed}}
 
     def _restore(self, kept: dict[str, Any], main: ModuleType) -> None:
         # A change of the variables themselves would cost more than a change of turns.
         os.environ._data = os.environb._data = kept["environment"]  # type: ignore[attr-defined]
         internal.set_world(kept.get("world"))
-        for module, name in (("groups", "groups"), ("start", "variables")):
-            there = sys.modules.get(f"gpucoll.distributed.{module}")
+        for part, name in (("groups", "groups"), ("start", "variables")):
+            there = sys.modules.get(f"gpucoll.distributed.{part}")
             if there is not None:
                 getattr(there, name)[:] = kept.get(name, ())
+        for module, fresh in self._followed:
+            vars(module).update(kept.get(module.__name__) or fresh())
         sys.argv = kept.setdefault("arguments", [*self._arguments])
         sys.modules["__main__"] = main
 
@@ -118,11 +148,10 @@ class GlobalGenerator(NamedTuple):
     seed: Callable[[], None]
 
 
-def _is_of_program(name: str) -> bool:
-    """Return whether a module is Python code outside of the interpreter's folders and of this package."""
-    file = getattr(sys.modules.get(name), "__file__", None) or ""
-    return file.endswith(".py") and name.partition(".")[0] != "gpucoll" \
-        and not file.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep, "/usr/lib/python"))
+def is_of_program(file: str) -> bool:
+    """Return whether a module's file is Python code outside of the interpreter's folders and of this package."""
+    return file.endswith(".py") and not file.startswith((PACKAGE, sys.prefix + os.sep, sys.base_prefix + os.sep,
+                                                         "/usr/lib/python"))
 
 
 def _environment() -> dict[Any, Any]:

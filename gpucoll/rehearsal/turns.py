@@ -25,10 +25,16 @@ class Unwound(BaseException):
 
 
 class VirtualRank:
-    """A rank of a rehearsal: its thread, and what the rank waits for."""
+    """A rank of a rehearsal: its thread running ``body(rank)``, and what the thread waits for.
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    A further thread of the rank is a `VirtualRank` of the same number, listed in `helpers`.
+    """
+
+    def __init__(self, number: int, body: Callable[[VirtualRank], None]) -> None:
+        self.number, self.body = number, body
+        self.helpers: list[VirtualRank] = []
+        self.line = ""  # of a helper at work: the line of the rank's own thread that asked for the work
+        self.exits: list[Callable[[], None]] = []  # called at the end of the rank's program, the last first
         self.turn = threading.Lock()  # released when the rank gets its turn
         self.turn.acquire()
         self.thread: threading.Thread | None = None
@@ -46,6 +52,12 @@ class VirtualRank:
         self.failure: BaseException | None = None  # the uncaught exception of the rank's program
 
 
+    @property
+    def in_call(self) -> VirtualRank:
+        """Return the thread in the call that the rank waits for."""
+        return next((one for one in self.helpers if one.line), self) if self.call == "wait" else self
+
+
 class Turns:
     """The threads of `size` ranks, each running ``body(rank)``; `on_stop` is called once no rank can go on.
 
@@ -54,13 +66,14 @@ class Turns:
 
     def __init__(self, size: int, body: Callable[[VirtualRank], None], on_stop: Callable[[], None],
                  switched: Callable[[VirtualRank, VirtualRank], None]) -> None:
-        self.ranks = [VirtualRank(number) for number in range(size)]
+        self.ranks = [VirtualRank(number, body) for number in range(size)]
+        self._threads = [*self.ranks]  # with the helpers
         self.current = self.ranks[0]
         self.events = 0  # calls, messages and ends of ranks so far
         self.fault: BaseException | None = None  # an error of the rehearsal itself
         self.is_over = False  # whether the ranks are only unwound
         self.place = ""  # the line of the operation now advanced for a rank, "" if the rank itself runs
-        self._body, self._on_stop, self._switched = body, on_stop, switched
+        self._on_stop, self._switched = on_stop, switched
         self._polls = max(100, IDLE // size)
         self._ready = collections.deque(self.ranks)
         for rank in self.ranks:
@@ -76,15 +89,25 @@ class Turns:
             self._finished.wait()
         finally:
             threading.stack_size(before)
-        for rank in self.ranks:
+        for rank in self._threads:
             if rank.thread is not None and rank.unwindings < UNWINDINGS:
                 rank.thread.join()
         if self.fault is not None:
             raise self.fault
 
+    def add(self, body: Callable[[], None]) -> VirtualRank:
+        """Add a thread to the rank whose turn it is, with turns of its own."""
+        rank = self.ranks[self.current.number]
+        made = VirtualRank(rank.number, lambda _: body())
+        made.done, made.is_ready, made.line = _always, True, self.site()
+        rank.helpers.append(made)
+        self._threads.append(made)
+        self._ready.append(made)
+        return made
+
     def site(self) -> str:
         """Return the line of the call under way."""
-        return self.place or call_site()
+        return self.place or self.current.line or call_site()
 
     def happened(self) -> None:
         """Count an event, so that polling ranks look again."""
@@ -92,16 +115,17 @@ class Turns:
 
     def wake(self, rank: VirtualRank) -> None:
         """Note that a waiting rank may be able to go on."""
-        if rank.done is not None and not rank.is_ready:
-            rank.is_ready = True
-            self._ready.append(rank)
+        for one in (rank, *rank.helpers):
+            if one.done is not None and not one.is_ready:
+                one.is_ready = True
+                self._ready.append(one)
 
     def wait(self, done: Callable[[], bool], call: str) -> None:
         """Give up the turn until ``done()`` is true; raise Unwound if that never happens."""
         rank = self._own(call)
         rank.done = done
         if not self._can_go_on(rank):
-            rank.call, rank.place = call, call_site() or rank.last
+            rank.call, rank.place = call, self.site() or rank.last
             self._switch(rank)
         rank.done = None
         error, rank.error = rank.error, None
@@ -109,6 +133,11 @@ class Turns:
             raise error
         if self.is_over:
             raise Unwound
+
+    def settle(self) -> None:
+        """Wait until all helpers of this rank have ended, or wait for work."""
+        helpers = self.ranks[self.current.number].helpers
+        self.wait(lambda: not any(one.line or (one.done is not None and one.done()) for one in helpers), "wait")
 
     def pause(self, call: str) -> None:
         """Let all ranks that can go on take a turn first; called by every poll."""
@@ -193,9 +222,9 @@ class Turns:
     def _pass_on(self) -> None:
         """Give the turn of an ended rank to another rank; after the last rank, end `run`."""
         if self.is_over:
-            for one in self.ranks:
+            for one in self._threads:
                 one.has_ended |= one.thread is None
-        if all(one.has_ended for one in self.ranks):
+        if all(one.has_ended for one in self._threads):
             self._finished.set()
         else:
             self._give(self._next())
@@ -207,7 +236,7 @@ class Turns:
                 rank.is_ready = False
                 if not rank.has_ended and self._can_go_on(rank):
                     return rank
-            left = [rank for rank in self.ranks if not rank.has_ended]
+            left = [rank for rank in self._threads if not rank.has_ended]
             if self.is_over:
                 return left[0]
             # The queue holds only ranks whose call or message has completed. Look at all ranks before the verdict.
@@ -223,7 +252,7 @@ class Turns:
 
     def _live(self, rank: VirtualRank) -> None:
         try:
-            self._body(rank)
+            rank.body(rank)
         except Unwound:
             pass
         except BaseException as error:
@@ -234,6 +263,10 @@ class Turns:
     def _end(self, rank: VirtualRank) -> None:
         rank.has_ended = True
         self.happened()
+        owner = self.ranks[rank.number]
+        if rank is not owner:
+            owner.helpers.remove(rank)
+            self.wake(owner)
         self._pass_on()
 
 

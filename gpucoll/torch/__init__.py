@@ -17,18 +17,12 @@ from typing import Any
 
 import torch.distributed
 
-from gpucoll.errors import UsageError
 from gpucoll.executors import INSIDE
 from gpucoll.launch import bootstrap
 from gpucoll.torch.group import TorchProcessGroup
 from gpucoll.torch.membership import set_variables
 
 __all__ = ["TorchProcessGroup"]
-
-if bootstrap.virtual_place is not None:
-    # torch's default group belongs to the process, and its ranks would meet by a store for real, and wait.
-    raise UsageError("precheck does not follow torch.distributed; gpucoll.distributed has the same names",
-                     code="GC-PRECHECK")
 
 _batch = torch.distributed.batch_isend_irecv
 
@@ -51,6 +45,10 @@ torch.distributed.Backend.register_backend("gpucoll", TorchProcessGroup, devices
 # backend, and gpucoll has a recorder already: add gpucoll to torch's set of backends recording by themselves.
 _recording: set[str] = getattr(torch.distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
 _recording.add("gpucoll")
-set_variables()
+if bootstrap.virtual_place is None:
+    set_variables()
 # Call sites in messages are the innermost frame outside of the folders in `INSIDE`: skip torch's frames as well.
 INSIDE.append(os.path.dirname(torch.__file__) + os.sep)
+if bootstrap.virtual_place is not None:
+    # torch's groups belong to the process: give each virtual rank its own before the program makes any.
+    bootstrap.virtual_place().follow_torch()

@@ -35,12 +35,14 @@ class TorchProcessGroup(Names):
         self._store, self._rank, self._size = store, rank, size
         self.options = Backend.Options("gpucoll", timeout)
         with as_torch_raises():
-            self._comm, self._points = membership.communicators(store, rank, size, timeout)
+            self._comm, self._points = self._communicators(store, rank, size, timeout)
         self._caller = Caller()
         self._streams: dict[torch.device, Any] = {}
         self._together: list[TorchWork] | None = None  # the calls since `_start_coalescing`
         self._messages: list[tuple[handles.DeferredWork, Call]] = []  # GPU messages among these calls
         self._count = 0
+
+    _communicators = staticmethod(membership.communicators)
 
     def _make(self, call: Call, tensors: Tensors, options: Any, outputs: Sequence[Any] | None = None) -> TorchWork:
         """Make or queue a call on `tensors` and return the handle; `outputs` are the result tensors (None: all)."""
