@@ -43,11 +43,12 @@ from gpucoll.analysis.graphs.named import is_named
 from gpucoll.analysis.simulate.graph_routes import GraphRoutes
 from gpucoll.analysis.simulate.routes import Array, Routes
 from gpucoll.analysis.simulate.topologies import DEFAULT, Level, Topology, checked, load, names, shipped
-from gpucoll.analysis.simulate.waves import Case, NotAlike, Wave, few_enough, one_by_one, together
+from gpucoll.analysis.simulate.waves import Case, NotAlike, Wave, few_enough, one_by_one, together, waves_of
+from gpucoll.core.schedule import Schedule
 from gpucoll.errors import ArgumentError
 
 __all__ = ["DEFAULT", "Level", "LinkGraph", "Prediction", "Topology", "checked", "load", "load_links", "names",
-           "shipped", "simulate", "simulate_sizes"]
+           "seconds_on", "shipped", "simulate", "simulate_sizes"]
 
 MOST_RANKS = 1 << 17
 Links: TypeAlias = Topology | LinkGraph
@@ -107,6 +108,17 @@ def simulate_sizes(collective: str, algorithm: str, size: int, sizes: Sequence[i
     parts = _run(case, routes, [nbytes / chunks for nbytes in sizes])
     return [Prediction(collective, algorithm, size, nbytes, case.options.get("segments", 1), *times)
             for nbytes, times in zip(sizes, parts, strict=True)]
+
+
+def seconds_on(graph: LinkGraph, schedules: Sequence[Schedule], nbytes: int) -> float:
+    """Return the predicted time of the schedules of all ranks on a graph, in seconds; see `simulate`.
+
+    The schedules need no name in the registry: `gpucoll synthesize` compares algorithms before it keeps one.
+    """
+    clock = Clock(graph.ranks, nbytes / schedules[0].chunks)
+    for wave in priced(waves_of(schedules), GraphRoutes(graph, len(schedules))):
+        clock.advance(wave)
+    return sum(clock.parts())
 
 
 def _case(collective: str, algorithm: str, size: int, topology: Links | None, root: int,

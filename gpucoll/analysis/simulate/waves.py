@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -138,8 +138,13 @@ def one_by_one(case: Case) -> Iterator[Wave]:
     if statistics.median_low(_counted(case, rank, most) for rank in some) > most:
         raise ArgumentError(f"more than {TOGETHER >> 20} Mi messages ({ONE_BY_ONE >> 20} Mi where ranks are not "
                             "alike): ask for fewer ranks or segments", code="GC-SIMULATE")
-    log = _Log(case.size)
-    replay([case.schedule(rank) for rank in range(case.size)], log)
+    yield from waves_of([case.schedule(rank) for rank in range(case.size)])
+
+
+def waves_of(schedules: Sequence[Schedule]) -> Iterator[Wave]:
+    """Yield the waves of the schedules of all ranks."""
+    log = _Log(len(schedules))
+    replay(schedules, log)
     yield from log.waves()
 
 
