@@ -7,4 +7,7 @@
     switches       switches replaced by direct links between ranks
     tree_packing   spanning trees that fill the links
     synthesis      an algorithm made of trees: `gpucoll synthesize`
+    automorphisms  symmetries of a graph
+    step_search    an algorithm of given steps, rounds and chunks, or a proof that none exists
+    few_steps      the point with the least predicted time
 """
