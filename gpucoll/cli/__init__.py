@@ -180,7 +180,12 @@ def _add_graphs(verbs: Any) -> None:
     bound.add_argument("--root", type=int, default=0, help="the root, where the collective has one (0)")
     bound.add_argument("-o", "--output", metavar="F.svg", help="a picture of the graph with the links that limit")
     synthesize.add_argument("--size", default="256M", metavar="256M", help="bytes of the larger of input and output")
-    synthesize.add_argument("--chunks", type=int, metavar="N", help="the most chunks of a block (chosen by the time)")
+    synthesize.add_argument("--chunks", type=int, metavar="N",
+                            help="the most chunks of a block (chosen by the time); with --steps: so many (1)")
+    synthesize.add_argument("--steps", type=int, metavar="S",
+                            help="only an algorithm of so many steps; exit code 1 where none exists (extra solver)")
+    synthesize.add_argument("--rounds", type=int, metavar="R",
+                            help="with --steps: so many times a chunk on the slowest link, in all steps together (S)")
     synthesize.add_argument("--time-limit", type=float, metavar="S", help="give up after so many seconds")
     synthesize.add_argument("-o", "--output", metavar="F.py", help="the file; .xml: MSCCL's (GRAPH_COLLECTIVE.py)")
     nccl = _add_verb(verbs, "nccl", _from("gpucoll.cli.nccl_choice"),

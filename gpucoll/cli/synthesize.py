@@ -7,20 +7,23 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpucoll.algorithms import schedules
+from gpucoll.analysis.graphs.few_steps import FewSteps, Point
 from gpucoll.analysis.graphs.link_graph import LinkGraph, load_graph
-from gpucoll.analysis.graphs.synthesis import Synthesis, synthesis
-from gpucoll.analysis.simulate import simulate
+from gpucoll.analysis.graphs.synthesis import SCHEDULES, Synthesis, synthesis
+from gpucoll.analysis.simulate import seconds_on, simulate
 from gpucoll.analysis.sizes import byte_size
-from gpucoll.core.schedule import Schedule
+from gpucoll.core.schedule import Rounds, Schedule
+from gpucoll.core.transfers import Transfers
 from gpucoll.errors import ArgumentError
 from gpucoll.msccl.files import loaded
 from gpucoll.msccl.write import xml
 
+CODE = "GC-SYNTHESIS"
 TEMPLATE = '''"""{about}
 
 Made by gpucoll synthesize: {trees} trees, segments: {segments}; at most {best} GB/s of the bound {bound} GB/s.
@@ -40,6 +43,25 @@ ALGORITHM = '''{forest} = Forest(TREES, {segments}, has_blocks={has_blocks})
            unfit=lambda size, nodes: None if size == {ranks} else "the graph has {ranks} ranks")
 def {name}(rank, size):
     return {forest}.{method}(rank)
+'''
+FEW_STEPS = '''"""{about}
+
+Made by gpucoll synthesize: {point}.
+"""
+
+from gpucoll.algorithms import algorithm
+from gpucoll.core.transfers import Transfers
+
+STEPS = (  # of each step: piece, sender, receiver
+{rows}
+)
+TRANSFERS = Transfers("{collective}", {ranks}, {chunks}, STEPS, combining={combining})
+
+
+@algorithm("{collective}", "{name}", chunks=TRANSFERS.chunks,
+           unfit=lambda size, nodes: None if size == {ranks} else "the graph has {ranks} ranks")
+def {name}(rank, size):
+    return TRANSFERS.rounds(rank)
 '''
 
 
@@ -62,48 +84,137 @@ def identifier(graph: LinkGraph, kind: str) -> str:
     return f"graph_{name}" if name[0].isdigit() else name
 
 
+class Made(NamedTuple):
+    """An algorithm before it has a file: rounds, the file in Python, the predicted seconds, and the point if any."""
+
+    chunks: int
+    rounds: Callable[[int], Rounds]
+    text: str
+    seconds: float
+    point: Point | None = None
+
+
+class Maker:
+    """The algorithms for a graph, a collective and a size."""
+
+    def __init__(self, graph: LinkGraph, kind: str, nbytes: int) -> None:
+        self.graph, self.kind, self.nbytes = graph, kind, nbytes
+        self.name = identifier(graph, kind)
+
+    def schedules(self, chunks: int, rounds: Callable[[int], Rounds]) -> list[Schedule]:
+        """Return the schedules of all ranks."""
+        return [Schedule(self.kind, self.name, rank, self.graph.ranks, chunks, functools.partial(rounds, rank))
+                for rank in range(self.graph.ranks)]
+
+    def seconds(self, chunks: int, rounds: Callable[[int], Rounds]) -> float:
+        """Return the predicted time."""
+        return seconds_on(self.graph, self.schedules(chunks, rounds), self.nbytes)
+
+    def trees(self, made: Synthesis) -> Made:
+        """Return the algorithm of spanning trees."""
+        forest, rounds = made.forest, getattr(made.forest, made.found.method)
+        text = as_python(made, self.graph, self.kind, {self.name: forest.segments})
+        return Made(forest.chunks, rounds, text, self.seconds(forest.chunks, rounds))
+
+    def steps(self, made: Transfers, point: Point) -> Made:
+        """Return the algorithm of few steps."""
+        text = FEW_STEPS.format(
+            about=f"{self.kind} on {self.graph.name}, {self.graph.ranks} ranks.", point=point, collective=self.kind,
+            rows="\n".join(f"    {tuple(step)}," for step in made.steps), ranks=self.graph.ranks,
+            chunks=made.per_block, combining=made.combining, name=self.name)
+        return Made(made.chunks, made.rounds, text, self.seconds(made.chunks, made.rounds), point)
+
+    def written(self, made: Made, output: str | None) -> str:
+        """Write the file of the algorithm, and return the name for commands."""
+        path = Path(output or f"{self.name}.py")
+        if path.suffix not in (".py", ".xml"):
+            raise ArgumentError(f"{path} ends neither in .py nor in .xml", code="GC-FILE")
+        text = xml(self.schedules(made.chunks, made.rounds)) if path.suffix == ".xml" else made.text
+        try:
+            path.write_text(text)
+        except OSError as error:
+            raise ArgumentError(f"cannot write {path}: {error.strerror}", code="GC-FILE") from None
+        return str(path) if path.suffix == ".xml" else f"{path}:{self.name}"
+
+
 def main(options: Any) -> int:
     """Synthesise an algorithm, prove it, write its file, and print the prediction as text or JSON."""
     began = time.monotonic()
     graph, nbytes = load_graph(options.graph), byte_size(options.size)
     if options.chunks is not None and options.chunks < 1:
-        raise ArgumentError(f"--chunks {options.chunks} is no number from 1 up", code="GC-SYNTHESIS")
-    limit = math.inf if options.time_limit is None else options.time_limit
-    made = synthesis(graph, options.collective, nbytes, chunks=options.chunks, seconds=limit)
-    algorithm = _written(made, graph, options)
+        raise ArgumentError(f"--chunks {options.chunks} is no number from 1 up", code=CODE)
+    if options.rounds is not None and options.steps is None:
+        raise ArgumentError("--rounds needs --steps: both ask for an algorithm of so many steps and rounds", code=CODE)
+    maker = Maker(graph, options.collective, nbytes)
+    made, row = (_asked if options.steps is not None else _chosen)(maker, options)
+    if made is None:
+        print(json.dumps(row) if options.json else f"{options.collective} on {graph.name} in {_point(options)}: "
+              f"{'impossible' if row['possible'] is False else 'not found'}: {row['reason']}")
+        return 1
+    algorithm = maker.written(made, options.output)
     (kind, name), *_ = loaded(algorithm)
     everyone = schedules(kind, name, size=graph.ranks)  # proves, as with every algorithm of a user
     predicted = simulate(kind, name, graph.ranks, nbytes, graph)
-    row = {"algorithm": algorithm, "algbw_GBps": nbytes / predicted.seconds / 1e9,
-           "bound_GBps": float(made.limit.algbw), "trees_GBps": float(made.found.algbw),
-           "rounds": max(sum(map(bool, rounds)) for rounds in everyone), "chunks": made.forest.chunks, "proved": True,
+    row = {"algorithm": algorithm, "algbw_GBps": nbytes / predicted.seconds / 1e9, **row,
+           "point": made.point and made.point._asdict(),
+           "rounds": max(sum(map(bool, rounds)) for rounds in everyone), "chunks": made.chunks, "proved": True,
            "seconds": round(time.monotonic() - began, 3)}
-    print(json.dumps(row) if options.json else _as_text(row, graph, kind, options.size))
+    print(json.dumps(row) if options.json else _as_text(row, maker, options.size))
     return 0
 
 
-def _written(made: Synthesis, graph: LinkGraph, options: Any) -> str:
-    """Write the file of the algorithm, and return the name for commands."""
-    kind, name = options.collective, identifier(graph, options.collective)
-    path = Path(options.output or f"{name}.py")
-    if path.suffix not in (".py", ".xml"):
-        raise ArgumentError(f"{path} ends neither in .py nor in .xml", code="GC-FILE")
-    if path.suffix == ".xml":
-        rounds = getattr(made.forest, made.found.method)
-        text = xml([Schedule(kind, name, rank, graph.ranks, made.forest.chunks, functools.partial(rounds, rank))
-                    for rank in range(graph.ranks)])
-    else:
-        text = as_python(made, graph, kind, {name: made.forest.segments})
+def _point(options: Any) -> Point:
+    return Point(options.steps, options.steps if options.rounds is None else options.rounds, options.chunks or 1)
+
+
+def _asked(maker: Maker, options: Any) -> tuple[Made | None, dict[str, Any]]:
+    """Return the algorithm of the steps, rounds and chunks asked for, or None and the reason."""
+    few, point = FewSteps(maker.graph, maker.kind), _point(options)
+    answer = few.ask(point, math.inf if options.time_limit is None else options.time_limit)
+    if answer.transfers is None:
+        return None, {"collective": maker.kind, "graph": maker.graph.name, "point": point._asdict(),
+                      "possible": False if answer.is_proved else None, "reason": answer.reason}
+    return maker.steps(answer.transfers, point), {"bound_GBps": few.bound and float(few.bound.algbw)}
+
+
+def _chosen(maker: Maker, options: Any) -> tuple[Made, dict[str, Any]]:
+    """Return the algorithm of the least predicted time: of trees, or of few steps with the solver at hand."""
+    began, made, row = time.monotonic(), None, dict[str, Any]()
+    limit = math.inf if options.time_limit is None else options.time_limit
+    if maker.kind in SCHEDULES:
+        found = synthesis(maker.graph, maker.kind, maker.nbytes, chunks=options.chunks, seconds=limit)
+        made = maker.trees(found)
+        row = {"bound_GBps": float(found.limit.algbw), "trees_GBps": float(found.found.algbw),
+               "trees_predicted_GBps": maker.nbytes / made.seconds / 1e9, "few_steps": "none with less time was found"}
     try:
-        path.write_text(text)
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", code="GC-FILE") from None
-    return str(path) if path.suffix == ".xml" else f"{path}:{name}"
+        few = FewSteps(maker.graph, maker.kind, options.chunks)
+    except ArgumentError as error:
+        if made is None:
+            raise
+        return made, row | {"few_steps": f"not tried: {error.args[0]}"}
+    best = few.best(maker.nbytes, made.seconds if made else math.inf,
+                    lambda transfers: maker.seconds(transfers.chunks, transfers.rounds),
+                    began + limit - time.monotonic())
+    if best is not None:
+        made = maker.steps(*best)
+        row = {"bound_GBps": few.bound and float(few.bound.algbw)} | row | {"few_steps": str(made.point)}
+    if made is None:
+        raise ArgumentError(f"{maker.kind} on {maker.graph.name}: no algorithm was found within the time limit: give "
+                            "more time, or a graph of fewer nodes", code=CODE)
+    return made, row
 
 
-def _as_text(row: dict[str, Any], graph: LinkGraph, kind: str, size: str) -> str:
-    return (f"{kind} on {graph.name}, {graph.ranks} ranks: {row['algorithm']}\n"
-            f"{row['algbw_GBps']:.2f} GB/s predicted for {size}; trees {row['trees_GBps']:.2f} GB/s, bound "
-            f"{row['bound_GBps']:.2f} GB/s\n"
-            f"{row['rounds']} rounds, {row['chunks']} chunks, proved, {row['seconds']} s")
-
+def _as_text(row: dict[str, Any], maker: Maker, size: str) -> str:
+    lines = [f"{maker.kind} on {maker.graph.name}, {maker.graph.ranks} ranks: {row['algorithm']}",
+             f"{row['algbw_GBps']:.2f} GB/s predicted for {size}"]
+    if "trees_GBps" in row:
+        lines[1] += (f"; trees {row['trees_predicted_GBps']:.2f} GB/s" if row["point"] else
+                     f"; trees {row['trees_GBps']:.2f} GB/s")
+    if row["bound_GBps"]:
+        lines[1] += f", bound {row['bound_GBps']:.2f} GB/s"
+    if row["point"]:
+        lines.append(f"{Point(**row['point'])}, proved, {row['seconds']} s")
+    else:
+        lines += [f"{row['rounds']} rounds, {row['chunks']} chunks, proved, {row['seconds']} s",
+                  f"few steps: {row['few_steps']}"]
+    return "\n".join(lines)
