@@ -104,7 +104,7 @@ def stand_ins(turns: Turns) -> dict[str, Any]:
 
     return {"threading": SimpleNamespace(Thread=functools.partial(TurnThread, turns),
                                          Event=functools.partial(TurnEvent, turns),
-                                         Lock=functools.partial(TurnLock, turns)),
+                                         Lock=functools.partial(TurnLock, turns), get_ident=lambda: turns.current),
             "queue": SimpleNamespace(SimpleQueue=functools.partial(TurnQueue, turns)),
             "atexit": SimpleNamespace(register=lambda call: exits().append(call),
                                       unregister=lambda call: exits().remove(call))}

@@ -257,9 +257,16 @@ class Caller:
         # `_open` counts calls queued or being made. Caller and background thread change the count: hence the lock.
         self._counting, self._open = threading.Lock(), 0
         self._thread: threading.Thread | None = None
+        self._server: int | None = None  # the number of the background thread
 
     def make(self, call: Call, outputs: Sequence[Any], *, at_once: bool) -> TorchWork:
-        """Make the call in this thread with `at_once`, or queue the call for the background thread."""
+        """Make the call in this thread with `at_once`, or queue the call for the background thread.
+
+        A call by the callback of a future is made at once: the background thread runs the callback, and would wait
+        for itself. So all ranks make the calls of a callback right after the call before.
+        """
+        if self._server == threading.get_ident():
+            return self._nested(call, outputs, at_once=at_once)
         # A synchronous call must not overtake queued calls: all ranks make the calls in one order.
         # `acquire` without blocking: if another thread of the program is in a call, queue behind.
         if at_once and not self._open and self._turn.acquire(blocking=False):
@@ -280,7 +287,16 @@ class Caller:
         self._calls.put(work)
         return work
 
+    def _nested(self, call: Call, outputs: Sequence[Any], *, at_once: bool) -> TorchWork:
+        """Make a call of a callback in the background thread."""
+        work = QueuedWork(outputs, call)
+        work.make()
+        if at_once:
+            work.wait()
+        return work
+
     def _serve(self) -> None:
+        self._server = threading.get_ident()
         # None, put by `close` after the last call, ends the loop.
         while (work := self._calls.get()) is not None:
             with self._turn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,14 +55,41 @@ def carried(tensor: torch.Tensor) -> torch.Tensor:
 def moved(tensor: torch.Tensor) -> Any:
     """Return an array on a tensor's memory, for sending and receiving; on a GPU a tensor on the same memory."""
     tensor = carried(tensor)
-    return tensor if tensor.is_cuda else tensor.numpy()
+    return tensor if tensor.is_cuda else _on_host(tensor)
 
 
 def reduced(tensor: torch.Tensor) -> Any:
     """Return an array on a tensor's memory, for reductions; on a GPU a tensor on the same memory."""
     if tensor.is_cuda or tensor.dtype not in OWN:
-        return tensor.detach() if tensor.is_cuda else tensor.detach().numpy()
-    return carried(tensor).numpy().view(numpy_dtype(OWN[tensor.dtype]))
+        return tensor.detach() if tensor.is_cuda else _on_host(tensor.detach())
+    return _on_host(carried(tensor)).view(numpy_dtype(OWN[tensor.dtype]))
+
+
+class _Memory:
+    """The memory of a tensor on the host, for NumPy; keeps the tensor alive."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        dtype = _numpy_dtype(tensor.dtype)
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3, "shape": tuple(tensor.shape), "typestr": dtype.str, "data": (tensor.data_ptr(), False),
+            "strides": tuple(step * dtype.itemsize for step in tensor.stride())}
+
+
+def _on_host(tensor: torch.Tensor) -> Array:
+    """Return an array on the memory of a tensor on the host.
+
+    After `Tensor.numpy` no storage can be resized again, and FSDP frees parameters by resizing their storage. Tensors
+    that differ from their memory, such as conjugates, are refused by `Tensor.numpy`.
+    """
+    if tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg() or tensor.layout != torch.strided:
+        return tensor.numpy()
+    return numpy.asarray(_Memory(tensor))
+
+
+@functools.cache
+def _numpy_dtype(dtype: torch.dtype) -> numpy.dtype:
+    return torch.empty(0, dtype=dtype).numpy().dtype
 
 
 def row(tensor: torch.Tensor) -> torch.Tensor:

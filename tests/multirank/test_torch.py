@@ -41,7 +41,7 @@ def test_every_method_under_mpiexec(mpiexec, ranks):
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ddp_trains_as_over_gloo(mpiexec, ranks):
-    names = "ddp ddp_unused ddp_accumulated zero_redundancy sampler"
+    names = "ddp ddp_unused ddp_accumulated ddp_powersgd zero_redundancy sampler"
     check(mpiexec(ranks, sys.executable, "-W", "ignore", TRAINING, *names.split(), timeout=SECONDS), ranks, names)
 
 
@@ -58,7 +58,7 @@ def test_ddp_has_the_same_bits_on_any_number_of_ranks(mpiexec, monkeypatch, rank
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_fsdp_and_dtensor_train_as_over_gloo(mpiexec, ranks):
-    names = "fsdp dtensor tensor_parallel checkpoint"
+    names = "fsdp fsdp1 dtensor tensor_parallel checkpoint"
     check(mpiexec(ranks, sys.executable, "-W", "ignore", TRAINING, *names.split(), timeout=SECONDS), ranks, names)
 
 

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import gpucoll.torch  # noqa: F401 - registers the backend
 
 STEPS = 3
+kept = []  # groups that live as long as the process
 
 
 def mlp(width=16):
@@ -74,6 +75,18 @@ def ddp_accumulated():
     return losses
 
 
+def ddp_powersgd():
+    """The callbacks of the hook's futures make calls, and wait for the calls."""
+    # A callback may end last, and Gloo's thread would then free Gloo's group, and wait for itself.
+    kept.append(dist.group.WORLD)
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    model = nn.parallel.DistributedDataParallel(mlp())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return train(model, torch.optim.SGD(model.parameters(), 0.01))
+
+
 def zero_redundancy():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -104,6 +117,14 @@ def fsdp():
         losses += train(model, torch.optim.Adam(model.parameters(), 0.01))
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     return [*losses, norm.full_tensor().item()]
+
+
+def fsdp1():
+    """The older FSDP frees its parameters by resizing their storage."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
+    return train(model, torch.optim.SGD(model.parameters(), 0.1))
 
 
 def dtensor():
