@@ -41,7 +41,9 @@ KNOWN = [  # graph, collective, GB/s; by hand, and SCCL's bound of 7/6 for DGX-1
     ("dgx_a100(2)", "all_gather", "1040/3"), ("dgx_a100(4)", "all_reduce", "400/3"), ("crossbar(8)", "gather", "400/7"),
     ("grid(5)", "all_reduce", "50"), ("grid(3x3)", "all_reduce", "75"), ("ndv2", "all_gather", "25"),
     ("fat_tree(4x4x2)", "all_gather", "160/3"), ("dgx_h100_nvls", "all_reduce", "1800/7"),
-    ("ring(3, GBps=0.1)", "broadcast", "1/5")]
+    ("ring(3, GBps=0.1)", "broadcast", "1/5"),
+    # as ForestColl's own program prints them
+    ("dgx_a100(4)", "all_gather", "800/3"), ("mi250", "all_gather", "2400/7"), ("mi250(2)", "all_gather", "5312/15")]
 
 
 @pytest.mark.parametrize(("graph", "name", "algbw"), KNOWN)

@@ -3,7 +3,11 @@
 Bandwidths are in GB/s for one direction, latencies in us. NVLink 2 has 25 GB/s a link (DGX-1, DGX-2, NDv2), NVLink 3,
 4 and 5 have 300, 450 and 900 GB/s a GPU through NVSwitch (DGX A100, DGX H100, GB200). A box of several has a NIC of
 25 GB/s (A100) or 50 GB/s (H100, GB200) for each GPU, of 12.5 GB/s for two GPUs (DGX-2), or of 12.5 GB/s for all
-(NDv2). Latencies follow TACCL and TE-CCL: 0.7 us for an NVLink, 1.3 us for a NIC's port.
+(NDv2). An MI250 box has 50 GB/s for a lane of xGMI, and 16 GB/s to other boxes for each of its 16 GPUs (dies). MI250
+and A100 agree with topologies.py of ForestColl (github.com/liangyuRain/ForestColl). The NVLinks of DGX-1 and NDv2 agree
+with the topologies of TE-CCL (github.com/microsoft/TE-CCL); there a single GPU of an NDv2 sends to other boxes, and a
+GPU of a DGX-2 has 125 GB/s. Latencies follow TACCL and TE-CCL: 0.7 us for an NVLink, 1.3 us for a NIC's port. No public
+latency of xGMI was found: an MI250 has those of NVLink.
 """
 
 from __future__ import annotations
@@ -22,6 +26,12 @@ MOST_BOXES = 128
 # Links of a DGX-1's eight GPUs: (GPU, GPU, number of NVLinks).
 CUBE_MESH = ((0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2), (2, 6, 1),
              (3, 7, 1), (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2))
+
+# The lanes of xGMI between the 16 dies of an MI250 box: die, and its lanes to dies of higher number.
+XGMI: dict[int, dict[int, int]] = {
+    0: {1: 4, 4: 2, 8: 1}, 1: {5: 1, 9: 1, 10: 1}, 2: {3: 4, 6: 1, 9: 1, 10: 1}, 3: {7: 2, 11: 1}, 4: {5: 4, 6: 1},
+    5: {6: 1, 7: 1}, 6: {7: 4}, 8: {9: 4, 12: 2}, 9: {13: 1}, 10: {11: 4, 14: 1}, 11: {15: 2}, 12: {13: 4, 14: 1},
+    13: {14: 1, 15: 1}, 14: {15: 4}}
 
 
 class _Made:
@@ -59,6 +69,20 @@ def _cube_mesh(boxes: int) -> _Made:
     return made
 
 
+def _xgmi(boxes: int) -> _Made:
+    made = _Made(f"{boxes} x 8 MI250, each of two GPUs: lanes of xGMI of 50 GB/s"
+                 + (", and 16 GB/s a GPU between boxes" if boxes > 1 else ""))
+    for box in range(boxes):
+        here = [f"b{box}g{gpu}" for gpu in range(16)]
+        made.ranks += here
+        for one, lanes in XGMI.items():
+            for other, count in lanes.items():
+                made.join(here[one], here[other], 50.0 * count, NVLINK)
+    if boxes > 1:
+        made.star("ib", made.ranks, 16.0, NIC / 2)
+    return made
+
+
 def _boxes(text: str, gpus: int, nvswitch: float, nic: float, shared: int = 1) -> Callable[[int], _Made]:
     """Return the function that makes boxes of GPUs on an NVSwitch; `shared` GPUs share a NIC."""
     def make(boxes: int) -> _Made:
@@ -93,6 +117,7 @@ MACHINES: dict[str, Callable[[int], _Made]] = {
     "dgx1": _cube_mesh,
     "ndv2": _cube_mesh,
     "dgx2": _boxes("DGX-2", 16, 150.0, 12.5, shared=2),
+    "mi250": _xgmi,
     "dgx_a100": _boxes("DGX A100", 8, 300.0, 25.0),
     "dgx_h100": _boxes("DGX H100", 8, 450.0, 50.0),
     "gb200_nvl4": _boxes("4 GB200 on NVLink", 4, 900.0, 50.0),
