@@ -26,17 +26,17 @@ from gpucoll.msccl.write import xml
 CODE = "GC-SYNTHESIS"
 TEMPLATE = '''"""{about}
 
-Made by gpucoll synthesize: {trees} trees, segments: {segments}; at most {best} GB/s of the bound {bound} GB/s.
+Made by gpucoll synthesize: {count} trees, segments: {segments}; at most {best} GB/s of the bound {bound} GB/s.
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.core.forest import Forest
+from gpucoll.core.forest import {imported}
 
 TREES = (  # root, chunks of a segment, edges from parent to child
 {rows}
 )
 '''
-ALGORITHM = '''{forest} = Forest(TREES, {segments}, has_blocks={has_blocks})
+ALGORITHM = '''{forest} = Forest({trees}, {segments}, has_blocks={has_blocks})
 
 
 @algorithm("{collective}", "{name}", chunks={forest}.chunks,
@@ -68,13 +68,15 @@ def {name}(rank, size):
 def as_python(made: Synthesis, graph: LinkGraph, kind: str, names: Mapping[str, int]) -> str:
     """Return a Python file that registers the algorithms in `names`: from name to the number of segments."""
     found = made.found
-    rows = "\n".join(f"    ({tree.root}, {tree.share}, {tree.edges})," for tree in found.trees)
+    trees = [tree for tree in found.trees if tree.root == 0 or not found.sides]  # turned, those of rank 0 are enough
+    rows = "\n".join(f"    ({tree.root}, {tree.share}, {tree.edges})," for tree in trees)
     head = TEMPLATE.format(
-        about=f"{kind} on {graph.name}, {graph.ranks} ranks.", trees=len(found.trees),
+        about=f"{kind} on {graph.name}, {graph.ranks} ranks.", count=len(found.trees), rows=rows,
         segments=", ".join(map(str, names.values())), best=f"{float(found.algbw):.6g}",
-        bound=f"{float(made.limit.algbw):.6g}", rows=rows)
+        bound=f"{float(made.limit.algbw):.6g}", imported="Forest, turned" if found.sides else "Forest")
     return head + "\n\n".join(ALGORITHM.format(
         forest="FOREST" if len(names) == 1 else f"FOREST_{segments}", segments=segments, has_blocks=found.has_blocks,
+        trees=f"turned(TREES, {found.sides})" if found.sides else "TREES",
         collective=kind, name=name, ranks=graph.ranks, method=found.method) for name, segments in names.items())
 
 

@@ -38,6 +38,25 @@ class SpanningTree(NamedTuple):
         return max(self.depths().values())
 
 
+def turned(trees: Iterable[Sequence[object]], sides: Sequence[int]) -> list[SpanningTree]:
+    """Return the trees of rank 0, and the same trees turned to every other rank: one after the other in rank order.
+
+    Rank numbers are digits of the given sides, the first the highest; to turn to a rank is to add its digits.
+
+    >>> turned([(0, 1, ((0, 1),))], [2])
+    [SpanningTree(root=0, share=1, edges=((0, 1),)), SpanningTree(root=1, share=1, edges=((1, 0),))]
+    """
+    given = [SpanningTree(*tree) for tree in trees]  # type: ignore[arg-type] # literals of a file
+    made, images = [], [[0]]
+    for side in sides:  # images of the ranks of the digits so far
+        images = [[high * side + (digit + add) % side for high in image for digit in range(side)]
+                  for image in images for add in range(side)]
+    for image in images:
+        for root, share, edges in given:
+            made.append(SpanningTree(image[root], share, tuple((image[one], image[other]) for one, other in edges)))
+    return made
+
+
 class Forest:
     """Spanning trees, cut into `segments`; makes the rounds of a rank.
 
@@ -52,8 +71,19 @@ class Forest:
     def __init__(self, trees: Iterable[Sequence[object]], segments: int, *, has_blocks: bool = True) -> None:
         self.trees = [SpanningTree(*tree) for tree in trees]  # type: ignore[arg-type] # literals of a file
         self.segments, self.has_blocks = segments, has_blocks
-        self.height = max(tree.height for tree in self.trees)
-        self._depths = [tree.depths() for tree in self.trees]
+        self._heights: list[int] = []
+        self._inner: list[set[int]] = []  # the ranks with children
+        # For each rank its edges: tree, parent, child, and the depth of the child. A rank looks at no other edges.
+        self._edges: dict[int, list[tuple[int, int, int, int]]] = collections.defaultdict(list)
+        for number, tree in enumerate(self.trees):
+            depths = tree.depths()
+            self._heights.append(max(depths.values()))
+            self._inner.append({parent for parent, _ in tree.edges})
+            for parent, child in tree.edges:
+                edge = number, parent, child, depths[child]
+                self._edges[parent].append(edge)
+                self._edges[child].append(edge)
+        self.height = max(self._heights)
         first: dict[int, int] = collections.defaultdict(int)
         self._offsets: list[int] = []  # of each tree's share in a segment of the block, or of the array
         for tree in self.trees:
@@ -102,8 +132,7 @@ class Forest:
         An edge carries sums one way and results the other way, both at the same time.
         """
         up = itertools.chain(self._up(rank, "output"), itertools.repeat(()))
-        heights = [tree.height for tree in self.trees]
-        down = self._down(rank, (), source="output", delay=lambda number, depth: heights[number] + depth - 1)
+        down = self._down(rank, (), source="output", delay=lambda number, depth: self._heights[number] + depth - 1)
         for steps, further in zip(up, down, strict=False):
             yield (*steps, *further)
 
@@ -122,11 +151,8 @@ class Forest:
 
         ``delay(tree, depth)`` is the round of the first segment on the edge to a child at this depth.
         """
-        edges = [(delay(number, depths[child]), number, parent, child)
-                 for number, (tree, depths) in enumerate(zip(self.trees, self._depths, strict=True))
-                 for parent, child in tree.edges if rank in (parent, child)]
-        last = max(delay(number, depth) for number, depths in enumerate(self._depths)
-                   for depth in range(1, max(depths.values()) + 1))
+        edges = [(delay(number, depth), number, parent, child) for number, parent, child, depth in self._edges[rank]]
+        last = max(delay(number, depth) for number, height in enumerate(self._heights) for depth in (1, height))
         for time in range(self.segments + last):
             yield [(number, time - first, parent, child) for first, number, parent, child in edges
                    if 0 <= time - first < self.segments]
@@ -147,16 +173,14 @@ class Forest:
 
     def _up(self, rank: int, sums: Buffer) -> Rounds:
         # The chunks of a block may differ in length by an element: a partial sum keeps the place of its chunk.
-        heights = [tree.height for tree in self.trees]
-        inner = [{parent for parent, _ in tree.edges} for tree in self.trees]
-        for messages in self._clock(rank, lambda number, depth: heights[number] - depth):
+        for messages in self._clock(rank, lambda number, depth: self._heights[number] - depth):
             steps: list[Step] = []
             begun = set[int]()
             for number, segment, parent, child in messages:
                 place = self._place(number, segment)
                 given, total = Slice("input", *place), Slice(sums, *place)
                 if rank == child:
-                    steps.append(Send(total if child in inner[number] else given, parent))
+                    steps.append(Send(total if child in self._inner[number] else given, parent))
                 elif rank == parent:
                     if sums == "scratch" and parent == self.trees[number].root:
                         total = self._own("output", number, segment)

@@ -140,6 +140,13 @@ def test_the_bound_of_an_all_reduce_is_that_of_the_tightest_partition():
         assert bound(graph, "all_reduce").algbw == by_all_partitions(graph), graph
 
 
+def test_halves_of_odd_bandwidths_are_exact():
+    speeds = {(0, 1): 5, (1, 0): 5, (1, 2): 7, (2, 1): 7}
+    edges = {key: Edge(Fraction(speed), Fraction(1)) for key, speed in speeds.items()}
+    graph = LinkGraph("line", ("a", "b", "c"), 3, edges)
+    assert bound(graph, "all_reduce").algbw == 5 == by_all_partitions(graph)
+
+
 def test_flows_are_limited_and_networks_serve_again():
     network = FlowNetwork(4)
     edges = [network.add(*edge) for edge in ((0, 1, 3), (0, 2, 2), (1, 2, 5), (1, 3, 2), (2, 3, 3))]
@@ -286,7 +293,7 @@ def test_a_wrong_file_is_refused_in_a_sentence(tmp_path, capsys, text, said):
     (["synthesize", "ring(4)", "scan"], "no algorithm is synthesised for scan"),
     (["synthesize", "ring(4)", "all_gather", "--chunks", "0"], "--chunks 0 is no number from 1 up"),
     (["synthesize", "ring(4)", "all_gather", "-o", "x.txt"], "x.txt ends neither in .py nor in .xml"),
-    (["synthesize", "dgx_a100(4)", "all_gather", "--time-limit", "0"], "no trees were found within the time limit"),
+    (["synthesize", "ndv2(4)", "all_gather", "--time-limit", "0"], "no trees were found within the time limit"),
     (["simulate", "all_reduce", "1M", "--topology", "ring(4)", "--ranks", "8"], "has 4 ranks, not 8")])
 def test_wrong_arguments_are_refused_in_a_sentence(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)

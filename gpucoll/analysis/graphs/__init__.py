@@ -4,6 +4,7 @@
     named          machines and regular networks by name
     max_flow       maximum flow and minimum cut
     bounds         the largest algbw of a collective, exactly, with the cut that limits it
+    symmetry       rotations of the rank numbers, and trees that are turned
     switches       switches replaced by direct links between ranks
     tree_packing   spanning trees that fill the links
     synthesis      an algorithm made of trees: `gpucoll synthesize`

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.analysis.graphs.link_graph import LinkGraph, load_graph
 from gpucoll.analysis.graphs.max_flow import FlowNetwork
+from gpucoll.analysis.graphs.symmetry import representatives
 from gpucoll.core.collectives import collective
 from gpucoll.errors import ArgumentError
 
@@ -49,8 +50,10 @@ class Bound(NamedTuple):
     inward: bool = False
 
 
-def bound(graph: LinkGraph, name: str, root: int = 0) -> Bound:
+def bound(graph: LinkGraph, name: str, root: int = 0, reached: Fraction = ZERO) -> Bound:
     """Return the bound of a collective on a graph; ArgumentError for a collective without a known bound.
+
+    An algbw that is known to be reached shortens the search for the bound of an all-reduce.
 
     >>> from gpucoll.analysis.graphs.link_graph import load_graph
     >>> str(bound(load_graph("ring(4, GBps=25, us=0.7)"), "all_gather").algbw)
@@ -62,10 +65,10 @@ def bound(graph: LinkGraph, name: str, root: int = 0) -> Bound:
                             code="GC-COLLECTIVE")
     if row.rooted and not 0 <= root < graph.ranks:
         raise ArgumentError(f"{name}: root {root} is not in 0..{graph.ranks - 1}", code="GC-ROOT")
-    rounds = max(max(graph.hops(rank)) for rank in ([root] if row.rooted else range(graph.ranks)))
+    rounds = max(max(graph.hops(rank)) for rank in ([root] if row.rooted else representatives(graph)))
     if name in ("reduce", "gather"):
         rounds = max(graph.reversed().hops(root))
-    algbw, parts, inward = FORMULAS[name](graph, root)
+    algbw, parts, inward = _all_reduce(graph, reached) if name == "all_reduce" else FORMULAS[name](graph, root)
     return Bound(algbw, parts, rounds, inward)
 
 
@@ -108,8 +111,7 @@ Cuts: TypeAlias = tuple[Fraction, tuple[frozenset[int], ...], bool]  # algbw, se
 
 
 def _all_gather(graph: LinkGraph, _: int) -> Cuts:
-    ranks = tuple(range(graph.ranks))
-    rate, cut = common_rate(graph, Rates(ranks, ranks))
+    rate, cut = common_rate(graph, Rates(tuple(range(graph.ranks)), representatives(graph)))
     return rate * graph.ranks, (cut,), False
 
 
@@ -128,9 +130,12 @@ def _backwards(formula: Callable[[LinkGraph, int], Cuts]) -> Callable[[LinkGraph
     return lambda graph, root: (*formula(graph.reversed(), root)[:2], True)
 
 
-def _all_reduce(graph: LinkGraph, _: int) -> Cuts:
-    into = (*partition_rate(graph.reversed()), True)
-    return into if graph.multicast else min((*partition_rate(graph), False), into, key=lambda found: found[0])
+def _all_reduce(graph: LinkGraph, reached: Fraction) -> Cuts:
+    back = graph.reversed()
+    if graph.multicast or back.edges == graph.edges:
+        return (*partition_rate(back, reached), bool(graph.multicast))
+    both = (*partition_rate(graph, reached), False), (*partition_rate(back, reached), True)
+    return min(both, key=lambda found: found[0])
 
 
 FORMULAS: dict[str, Callable[[LinkGraph, int], Cuts]] = {
@@ -140,20 +145,20 @@ FORMULAS: dict[str, Callable[[LinkGraph, int], Cuts]] = {
     "reduce": _backwards(_broadcast),
     "gather": _gather,
     "scatter": _backwards(_gather),
-    "all_reduce": _all_reduce,
+    "all_reduce": lambda graph, _: _all_reduce(graph, ZERO),
 }
 
 
-def partition_rate(graph: LinkGraph) -> tuple[Fraction, tuple[frozenset[int], ...]]:
+def partition_rate(graph: LinkGraph, reached: Fraction = ZERO) -> tuple[Fraction, tuple[frozenset[int], ...]]:
     """Return the least of sum B(S_i) / (2 (p - 1)) over sets S_1 to S_p with every rank once; and these sets.
 
     For a rate, the sets with the least sum of B(S_i) / 2 - rate are found one rank after the other: the Dilworth
-    truncation of a submodular function (Lovasz, 1977; Cunningham, 1985).
+    truncation of a submodular function (Lovasz, 1977; Cunningham, 1985). No sets are below a rate that is `reached`.
     """
     parts = tuple(frozenset({rank}) for rank in range(graph.ranks))
     while True:
         rate = sum((graph.leaving(part) for part in parts), ZERO) / (2 * (len(parts) - 1))
-        found = _best_partition(graph, rate)
+        found = _best_partition(graph, rate) if rate > reached else ()
         if len(found) < 2 or sum((graph.leaving(part) for part in found), ZERO) / (2 * (len(found) - 1)) >= rate:
             return rate, parts
         parts = found
@@ -161,11 +166,10 @@ def partition_rate(graph: LinkGraph) -> tuple[Fraction, tuple[frozenset[int], ..
 
 def _best_partition(graph: LinkGraph, rate: Fraction) -> tuple[frozenset[int], ...]:
     """Return sets with every rank once, with the least sum of B(S) / 2 - rate."""
-    weights: list[Fraction] = []
+    least = _LeastSets(graph, rate)
     parts: list[frozenset[int]] = []
-    for rank in range(graph.ranks):
-        value, side = _least(graph, rank, weights)
-        weights.append(value - rate)
+    for _ in range(graph.ranks):
+        side = least.next()
         # A set that is tight joins all parts with a rank of it: the union of tight sets that meet is tight.
         ranks = {node for node in side if node < graph.ranks}
         met = [part for part in parts if not part.isdisjoint(ranks)]
@@ -173,25 +177,36 @@ def _best_partition(graph: LinkGraph, rate: Fraction) -> tuple[frozenset[int], .
     return tuple(parts)
 
 
-def _least(graph: LinkGraph, rank: int, weights: list[Fraction]) -> tuple[Fraction, set[int]]:
-    """Return the least B(S) / 2 minus the weights in S, over sets S with `rank` and no later rank; and the set."""
-    scale = math.lcm(*(2 * edge.GBps.denominator for edge in graph.edges.values()),
-                     *(weight.denominator for weight in weights))
-    network, sink = FlowNetwork(graph.size), graph.size
-    network.node()
-    for (src, dst), edge in graph.edges.items():
-        network.add(src, dst, int(edge.GBps * scale / 2))
-    gained, endless = ZERO, int(scale * sum((edge.GBps for edge in graph.edges.values()), ZERO)) * 4 + 1
-    for other, weight in enumerate(weights):
-        if weight > 0:  # left out of S, the weight is lost
-            network.add(rank, other, int(weight * scale))
-            gained += weight
-        elif weight < 0:
-            network.add(other, sink, int(-weight * scale))
-    for later in range(rank + 1, graph.ranks):
-        network.add(later, sink, endless)
-    flow = network.flow(rank, sink)
-    return Fraction(flow, scale) - gained, network.side(rank)
+class _LeastSets:
+    """For each rank in turn the least of B(S) / 2 - rate minus the weights in S, which is the rank's own weight.
+
+    S are the sets with the rank and no later rank. In whole numbers: of a unit that divides half of each bandwidth, and
+    the rate.
+    """
+
+    def __init__(self, graph: LinkGraph, rate: Fraction) -> None:
+        scale = math.lcm(rate.denominator, *(2 * edge.GBps.denominator for edge in graph.edges.values()))
+        halves = {key: int(edge.GBps * scale / 2) for key, edge in graph.edges.items()}
+        self._rate, self._endless, self._rank = int(rate * scale), 4 * sum(halves.values()) + 1, 0
+        self._network = FlowNetwork(graph.size)
+        for (src, dst), half in halves.items():
+            self._network.add(src, dst, half)
+        self._source, self._sink = self._network.node(), self._network.node()
+        self._into = [self._network.add(self._source, rank, 0) for rank in range(graph.ranks)]
+        self._out = [self._network.add(rank, self._sink, self._endless) for rank in range(graph.ranks)]
+        self._gained = 0
+
+    def next(self) -> set[int]:
+        """Return the least set of the next rank."""
+        capacity, rank = self._network.capacity, self._rank
+        capacity[self._into[rank]], capacity[self._out[rank]] = self._endless, 0
+        weight = self._network.flow(self._source, self._sink) - self._gained - self._rate
+        side = self._network.side(self._source) - {self._source}
+        # Left out of a later set, a weight above 0 is lost; within a later set, a weight below 0 costs.
+        capacity[self._into[rank]], capacity[self._out[rank]] = max(0, weight), max(0, -weight)
+        self._gained += max(0, weight)
+        self._rank += 1
+        return side
 
 
 def main(options: Any) -> int:

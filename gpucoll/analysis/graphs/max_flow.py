@@ -42,12 +42,7 @@ class FlowNetwork:
             levels = self._levels(source, sink)
             if levels[sink] < 0:
                 break
-            places = [0] * len(self._out)
-            while most is None or total < most:
-                pushed = self._push(source, sink, levels, places, None if most is None else most - total)
-                if not pushed:
-                    break
-                total += pushed
+            total += self._push(source, sink, levels, None if most is None else most - total)
         return total
 
     def side(self, source: int) -> set[int]:
@@ -74,28 +69,37 @@ class FlowNetwork:
                     waiting.append(self._head[edge])
         return levels
 
-    def _push(self, source: int, sink: int, levels: list[int], places: list[int], most: int | None) -> int:
-        """Push flow along one path of rising levels; return the amount, 0 without such a path."""
+    def _push(self, source: int, sink: int, levels: list[int], most: int | None) -> int:
+        """Push flow along all paths of rising levels, at most `most`; return the amount.
+
+        After each path the search goes on at the first full edge, not at the source: most of a path serves again.
+        """
+        left, head, out = self._left, self._head, self._out
+        places = [0] * len(out)
         path: list[int] = []
-        node = source
-        while node != sink:
-            edges = self._out[node]
-            while places[node] < len(edges):
-                edge = edges[places[node]]
-                if self._left[edge] and levels[self._head[edge]] == levels[node] + 1:
-                    break
-                places[node] += 1
-            else:
-                if not path:
-                    return 0
-                levels[node] = -1  # a dead end
-                node = self._head[path.pop() ^ 1]
+        node, total = source, 0
+        while most is None or total < most:
+            if node == sink:
+                pushed = min(left[edge] for edge in path)
+                pushed = pushed if most is None else min(pushed, most - total)
+                for edge in path:
+                    left[edge] -= pushed
+                    left[edge ^ 1] += pushed
+                total += pushed
+                first = next((index for index, edge in enumerate(path) if not left[edge]), 0)
+                node = head[path[first] ^ 1]
+                del path[first:]
                 continue
-            path.append(edge)
-            node = self._head[edge]
-        pushed = min(self._left[edge] for edge in path)
-        pushed = pushed if most is None else min(pushed, most)
-        for edge in path:
-            self._left[edge] -= pushed
-            self._left[edge ^ 1] += pushed
-        return pushed
+            edges, place, above = out[node], places[node], levels[node] + 1
+            while place < len(edges) and not (left[edges[place]] and levels[head[edges[place]]] == above):
+                place += 1
+            places[node] = place
+            if place < len(edges):
+                path.append(edges[place])
+                node = head[edges[place]]
+            elif path:
+                levels[node] = -1  # a dead end
+                node = head[path.pop() ^ 1]
+            else:
+                break
+        return total

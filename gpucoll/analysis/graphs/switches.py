@@ -7,6 +7,7 @@ replaced without lowering the rate (Bang-Jensen, Frank, Jackson, 1995; ForestCol
 
 from __future__ import annotations
 
+import collections
 import math
 import time
 from collections.abc import Mapping
@@ -59,8 +60,63 @@ def without_switches(capacities: Capacities, demand: Demand) -> Capacities:
     """Return capacities of links between ranks alone, on which the demanded trees fit as before."""
     left = {key: capacity for key, capacity in capacities.items() if capacity}
     for switch in range(demand.ranks, demand.size):
-        _split_off(left, switch, demand)
+        evenly = _split_evenly(left, switch)
+        # A flow to each rank instead of some flows for each pair of links. Further switches must keep their balance.
+        if _are_balanced(evenly, range(switch + 1, demand.size)) and demand.is_served(evenly):
+            left = evenly
+        else:
+            _split_off(left, switch, demand)
     return {(src, dst): capacity for (src, dst), capacity in left.items() if src != dst and capacity}
+
+
+def _split_evenly(capacities: Capacities, switch: int) -> Capacities:
+    """Return capacities with even direct links instead of a switch, between neighbours that nothing else joins.
+
+    If all are joined otherwise, all pairs of neighbours share. The trees may not fit any more: the caller looks.
+    """
+    made = {key: capacity for key, capacity in capacities.items() if switch not in key}
+    part = _parts(made)
+    into = {src: capacity for (src, dst), capacity in capacities.items() if dst == switch}
+    out = {dst: capacity for (src, dst), capacity in capacities.items() if src == switch}
+    is_apart = len({part.get(node, node) for node in (*into, *out)}) > 1
+    pairs = [(src, dst) for src in into for dst in out
+             if src != dst and (not is_apart or part.get(src, src) != part.get(dst, dst))]
+    pairs.sort(key=lambda pair: ((pair[1] - pair[0]) % switch, pair))  # round and round, so that shares are even
+    share = max(1, min(sum(into.values()), sum(out.values())) // max(1, len(pairs)))
+    while pairs:
+        for src, dst in pairs:
+            amount = min(share, into[src], out[dst])
+            into[src] -= amount
+            out[dst] -= amount
+            made[src, dst] = made.get((src, dst), 0) + amount
+        pairs, share = [(src, dst) for src, dst in pairs if into[src] and out[dst]], 1
+    return {key: capacity for key, capacity in made.items() if capacity}
+
+
+def _are_balanced(capacities: Capacities, nodes: range) -> bool:
+    """Return whether as much enters each of the nodes as leaves it."""
+    balance: dict[int, int] = collections.defaultdict(int)
+    for (src, dst), capacity in capacities.items():
+        balance[src] += capacity
+        balance[dst] -= capacity
+    return not any(balance[node] for node in nodes)
+
+
+def _parts(capacities: Capacities) -> dict[int, int]:
+    """Return for each node with links a node of its part, the same for all nodes that links join."""
+    near: dict[int, list[int]] = collections.defaultdict(list)
+    for src, dst in capacities:
+        near[src].append(dst)
+        near[dst].append(src)
+    part: dict[int, int] = {}
+    for first in near:
+        waiting = [first] if first not in part else []
+        while waiting:
+            node = waiting.pop()
+            if node not in part:
+                part[node] = first
+                waiting += near[node]
+    return part
 
 
 def _split_off(left: Capacities, switch: int, demand: Demand) -> None:

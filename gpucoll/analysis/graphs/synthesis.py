@@ -19,25 +19,31 @@ from typing import NamedTuple
 from gpucoll.analysis.graphs.bounds import Bound, Rates, bound, common_rate
 from gpucoll.analysis.graphs.link_graph import LinkGraph
 from gpucoll.analysis.graphs.switches import Capacities, Demand, without_switches
+from gpucoll.analysis.graphs.symmetry import Symmetric, rotations
 from gpucoll.analysis.graphs.tree_packing import forests, pack
 from gpucoll.core.collectives import collective
-from gpucoll.core.forest import Forest, SpanningTree
+from gpucoll.core.forest import Forest, SpanningTree, turned
 from gpucoll.errors import ArgumentError
 
 CODE = "GC-SYNTHESIS"
 MOST_TREES = 32        # of a root: bandwidths without a large common divisor are rounded down
-ENOUGH = Fraction(199, 200)  # a rounded rate of this share of the best ends the search for more trees
-MOST_MESSAGES = 1 << 15  # of a schedule: bounds the pipelining, and so the time of proof and simulation
+ENOUGH = Fraction(99, 100)  # a rounded rate of this share of the best ends the search for more trees
+MOST_EDGES = 1 << 19   # of all trees together: beyond, fewer trees are looked for
+MOST_MESSAGES = 1 << 17  # of a schedule: bounds the pipelining, and so the time of proof and simulation
 SCHEDULES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 
 
 class Found(NamedTuple):
-    """Trees for a collective: the rate in GB/s (algbw without latency), and the method of `Forest` that runs them."""
+    """Trees for a collective: the rate in GB/s (algbw without latency), and the method of `Forest` that runs them.
+
+    With `sides` the trees are those of rank 0, turned (see `gpucoll.core.forest.turned`).
+    """
 
     trees: list[SpanningTree]
     algbw: Fraction
     method: str
     has_blocks: bool
+    sides: tuple[int, ...] = ()
 
 
 def trees_for(graph: LinkGraph, name: str, root: int = 0, most: int = MOST_TREES, seconds: float = math.inf) -> Found:
@@ -55,16 +61,16 @@ def trees_for(graph: LinkGraph, name: str, root: int = 0, most: int = MOST_TREES
     if name not in SCHEDULES:
         raise ArgumentError(f"no algorithm is synthesised for {name}, but for {', '.join(SCHEDULES)}", code=CODE)
     if name in ("broadcast", "reduce"):
-        trees, rate = _packed(graph.reversed() if name == "reduce" else graph, (root,), most, deadline)
+        trees, rate, _ = _packed(graph.reversed() if name == "reduce" else graph, (root,), most, deadline)
         return Found(trees, rate, name, False)
     everyone = tuple(range(graph.ranks))
     if name != "all_reduce":
-        trees, rate = _packed(graph.reversed() if name == "reduce_scatter" else graph, everyone, most, deadline)
-        return Found(trees, rate * graph.ranks, name, True)
+        trees, rate, sides = _packed(graph.reversed() if name == "reduce_scatter" else graph, everyone, most, deadline)
+        return Found(trees, rate * graph.ranks, name, True, sides)
     both = _both_ways(graph)
-    trees, rate = _packed(both, everyone, most, deadline)
-    found = Found(trees, rate * graph.ranks / 2, name, True)
-    if found.algbw < bound(both, name).algbw and graph.size == graph.ranks:
+    trees, rate, sides = _packed(both, everyone, most, deadline)
+    found = Found(trees, rate * graph.ranks / 2, name, True, sides)
+    if graph.size == graph.ranks and found.algbw < bound(both, name, reached=found.algbw).algbw:
         return max(found, _undirected(both, most) or found, key=lambda one: one.algbw)
     return found
 
@@ -80,17 +86,37 @@ def _both_ways(graph: LinkGraph) -> LinkGraph:
 
 
 def _packed(graph: LinkGraph, roots: tuple[int, ...], most: int,
-            deadline: float) -> tuple[list[SpanningTree], Fraction]:
-    """Return trees from each root with a common rate in GB/s; and the rate."""
-    targets = tuple(rank for rank in range(graph.ranks) if rank not in roots or len(roots) > 1)
+            deadline: float) -> tuple[list[SpanningTree], Fraction, tuple[int, ...]]:
+    """Return trees from each root with a common rate in GB/s; the rate; and the sides of the digits if turned."""
+    turns = rotations(graph) if len(roots) > 1 else None
+    targets = (0,) if turns else tuple(rank for rank in range(graph.ranks) if rank not in roots or len(roots) > 1)
     rate, _ = common_rate(graph, Rates(roots, targets))
+    if turns:
+        trees, reached = _turned(Symmetric(graph, turns), rate, most)
+        if reached >= ENOUGH * rate:
+            return trees, reached, turns.sides
     for capacities, count, reached in _whole(graph, rate, most, roots, deadline):
         demand = Demand(graph.size, graph.ranks, dict.fromkeys(roots, count), deadline)
         direct, served = without_switches(capacities, demand), demand.among_ranks()
         if served.is_served(direct):
-            return pack(direct, served), reached
+            return pack(direct, served), reached, ()
     raise ArgumentError(f"graph {graph.name}: its switches have unlike bandwidths in and out, and no trees were found "
                         "through them", code=CODE)
+
+
+def _turned(symmetric: Symmetric, rate: Fraction, most: int) -> tuple[list[SpanningTree], Fraction]:
+    """Return trees of rank 0 turned to all ranks, and the rate: exact, or enough with the fewest trees."""
+    unit = functools.reduce(_divisor, symmetric.budgets, rate)
+    ranks = symmetric.graph.ranks
+    best: tuple[list[SpanningTree], Fraction] = [], Fraction(0)
+    for count in (*([int(rate / unit)] if rate / unit <= most else ()), *range(1, most + 1)):
+        if count > 1 and count * ranks * ranks > MOST_EDGES:
+            continue
+        found = symmetric.trees(count)
+        best = max(best, found, key=lambda one: one[1])
+        if best[1] >= ENOUGH * rate:
+            break
+    return turned(best[0], symmetric.sides), best[1]
 
 
 def _whole(graph: LinkGraph, rate: Fraction, most: int, roots: tuple[int, ...],
@@ -164,7 +190,8 @@ def synthesis(graph: LinkGraph, name: str, nbytes: int, root: int = 0, chunks: i
     found = trees_for(graph, name, root, min(MOST_TREES, chunks or MOST_TREES), seconds)
     plain = Forest(found.trees, 1, has_blocks=found.has_blocks)
     segments = _segments(graph, plain, found, nbytes) if chunks is None else max(1, chunks // plain.shares)
-    return Synthesis(found, Forest(found.trees, segments, has_blocks=found.has_blocks), bound(graph, name, root))
+    return Synthesis(found, Forest(found.trees, segments, has_blocks=found.has_blocks),
+                     bound(graph, name, root, found.algbw))
 
 
 def pipelined(graph: LinkGraph, made: Synthesis, nbytes: int) -> Synthesis:

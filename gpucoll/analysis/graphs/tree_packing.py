@@ -75,12 +75,17 @@ def _takers(left: Capacities, edge: tuple[int, int], others: list[_Growing], dem
     for (src, dst), capacity in left.items():
         if capacity:
             network.add(src, dst, capacity)
-    total = sum(other.number for other in others)
-    endless = sum(left.values()) + total + 1
+    # A tree that has the child already asks nothing of other ways to the child. Trees over equal ranks are as one.
+    asking: dict[frozenset[int], int] = collections.Counter()
     for other in others:
+        if child not in other.depths:
+            asking[frozenset(other.depths)] += other.number
+    total = sum(asking.values())
+    endless = sum(left.values()) + total + 1
+    for ranks, number in asking.items():
         node = network.node()
-        network.add(parent, node, other.number)
-        for rank in other.depths:
+        network.add(parent, node, number)
+        for rank in ranks:
             network.add(node, rank, endless)
     return max(0, min(most, network.flow(parent, child, total + most) - total))
 

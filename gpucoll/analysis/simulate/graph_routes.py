@@ -40,6 +40,8 @@ class GraphRoutes:
         self._numbers = {key: number for number, key in enumerate(graph.edges)}
         self._betas = numpy.array([1e-9 / float(edge.GBps) for edge in graph.edges.values()])
         self.way = functools.lru_cache(None)(self._found)
+        self._through_switches = functools.lru_cache(None)(functools.partial(self._search, only_switches=True))
+        self._through_ranks = functools.lru_cache(None)(functools.partial(self._search, only_switches=False))
         self._after: dict[int, list[int]] = collections.defaultdict(list)
         for src, dst in graph.edges:
             self._after[src].append(dst)
@@ -62,8 +64,7 @@ class GraphRoutes:
 
     def _found(self, src: int, dst: int) -> Way:
         """Return the way of a pair of ranks: the best ways of a search in order of links, latency and bandwidth."""
-        best = self._search(src, dst, only_switches=True) or self._search(src, dst, only_switches=False)
-        assert best is not None  # a graph joins all ranks
+        best = self._through_switches(src).get(dst) or self._through_ranks(src)[dst]  # a graph joins all ranks
         widths = numpy.array([float(min(self._graph.edges[link].GBps for link in way)) for way in best])
         used: dict[int, float] = collections.defaultdict(float)
         for way, share in zip(best, widths / widths.sum(), strict=True):
@@ -72,25 +73,29 @@ class GraphRoutes:
         latency = sum(float(self._graph.edges[link].us) for link in best[0]) * 1e-6
         return Way(latency, numpy.array([*used], numpy.intp), numpy.array([*used.values()]))
 
-    def _search(self, src: int, dst: int, *, only_switches: bool) -> list[list[tuple[int, int]]]:
-        """Return the equal best ways between two ranks, each a list of links; at most `MOST_WAYS`."""
+    def _search(self, src: int, *, only_switches: bool) -> dict[int, list[list[tuple[int, int]]]]:
+        """Return the equal best ways from a rank to each node, each a list of links; at most `MOST_WAYS` to a node."""
         ways: dict[int, list[list[tuple[int, int]]]] = {src: [[]]}
-        while ways and dst not in ways:
+        found = dict(ways)
+        while ways:
             longer: dict[int, list[list[tuple[int, int]]]] = collections.defaultdict(list)
             for node, there in ways.items():
-                for after in self._after[node]:
-                    if after == dst or not only_switches or after >= self._graph.ranks:
-                        longer[after] += [[*way, (node, after)] for way in there
-                                          if all(after not in link for link in way)]
+                if node == src or not only_switches or node >= self._graph.ranks:
+                    for after in self._after[node]:
+                        if after not in found:
+                            longer[after] += [[*way, (node, after)] for way in there]
             ways = {node: self._best(there) for node, there in longer.items()}
-        return ways.get(dst, [])
+            found |= ways
+        return found
 
     def _best(self, ways: list[list[tuple[int, int]]]) -> list[list[tuple[int, int]]]:
         """Return the ways of the least latency among these, of these the widest."""
         def rank(way: list[tuple[int, int]]) -> tuple[object, object]:
             return sum(self._graph.edges[link].us for link in way), -min(self._graph.edges[link].GBps for link in way)
 
+        if len(ways) == 1:
+            return ways
         ranks = [*map(rank, ways)]
-        least = min(ranks, default=None)
+        least = min(ranks)
         return [way for way, one in zip(ways, ranks, strict=True) if one == least][:MOST_WAYS]
 

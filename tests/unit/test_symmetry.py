@@ -1,0 +1,158 @@
+"""Rotations of graphs, compared link by link; trees of rank 0, turned, against counted loads and the exact bounds."""
+
+import collections
+import itertools
+import random
+from fractions import Fraction
+
+import pytest
+
+from gpucoll.analysis.graphs.bounds import bound
+from gpucoll.analysis.graphs.link_graph import Edge, LinkGraph, load_graph
+from gpucoll.analysis.graphs.symmetry import representatives, rotations
+from gpucoll.analysis.graphs.synthesis import ENOUGH, synthesis, trees_for
+from gpucoll.core.forest import SpanningTree, turned
+from gpucoll.core.schedule import Schedule
+from gpucoll.verify.symbolic import prove
+
+SIDES = {"ring(5)": (5,), "torus(3x4)": (3, 4), "torus(2x3x4)": (2, 3, 4), "crossbar(6)": (6,), "dgx_a100": (8,),
+         "dgx_a100(3)": (3, 8), "dgx_h100_nvls(2)": (2, 8), "dgx2(2)": (2, 8, 2), "fat_tree(3x4x2)": (3, 4)}
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_a_rotation_takes_every_link_to_an_equal_link(name):
+    graph = load_graph(name)
+    turns = rotations(graph)
+    assert turns.sides == SIDES[name]
+    for image in turns.images:
+        assert sorted(image) == [*range(graph.size)]
+        assert {(image[src], image[dst]): edge for (src, dst), edge in graph.edges.items()} == graph.edges
+    reached = {0}
+    for _ in range(graph.ranks):
+        reached |= {image[rank] for rank in reached for image in turns.images}
+    assert reached == {*range(graph.ranks)}
+
+
+@pytest.mark.parametrize("name", ["dgx1", "grid(3x3)", "mi250", "ndv2"])
+def test_a_numbering_without_rotations_has_none(name):
+    assert rotations(load_graph(name)) is None
+    assert representatives(load_graph(name)) == tuple(range(load_graph(name).ranks))
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_one_unlike_link_ends_the_symmetry(name):
+    graph = load_graph(name)
+    for key in [*graph.edges][::7]:
+        for other in (graph.edges[key]._replace(us=Fraction(9)), graph.edges[key]._replace(GBps=Fraction(9))):
+            assert rotations(graph._replace(edges=graph.edges | {key: other})) is None
+        fewer = {one: edge for one, edge in graph.edges.items() if one != key}
+        assert rotations(graph._replace(edges=fewer)) is None
+    if graph.size > graph.ranks + 1:
+        assert rotations(graph._replace(multicast=frozenset((graph.ranks,)))) is None
+
+
+def circulant(number):
+    """Return a small graph with rotations: links and bandwidths drawn for rank 0, turned, and up to one switch."""
+    draw = random.Random(number)
+    sides = draw.choice([(4,), (5,), (6,), (2, 2), (2, 3), (3, 2)])
+    places = [*itertools.product(*map(range, sides))]
+    edges = {}
+    for offset in places[1:]:
+        speed = draw.choice([0, 0, 1, 2, 3, 5])
+        for rank, place in enumerate(places):
+            there = tuple((digit + add) % side for digit, add, side in zip(place, offset, sides, strict=True))
+            if speed:
+                edges[rank, places.index(there)] = Edge(Fraction(speed), Fraction(1))
+    size = len(places) + draw.randint(0, 1)
+    for rank in range(len(places) if size > len(places) else 0):
+        for key in ((rank, size - 1), (size - 1, rank)):
+            edges[key] = Edge(Fraction(draw.choice([2]), 3), Fraction(1))
+    graph = LinkGraph("drawn", tuple(f"n{node}" for node in range(size)), len(places), edges)
+    return graph if min(graph.hops(0)) >= 0 else None
+
+
+DRAWN = [graph for graph in map(circulant, range(60)) if graph is not None]
+
+
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
+def test_bounds_from_one_rank_are_those_of_all_cuts(name):
+    assert len(DRAWN) > 30
+    for graph in DRAWN:
+        assert rotations(graph) is not None
+        cuts = (cut for count in range(1, graph.size) for cut in itertools.combinations(range(graph.size), count)
+                if 0 < sum(node < graph.ranks for node in cut) < graph.ranks)
+        way = graph if name == "all_gather" else graph.reversed()
+        best = min(graph.ranks * way.leaving(cut) / sum(node < graph.ranks for node in cut) for cut in cuts)
+        assert bound(graph, name).algbw == best
+
+
+def test_turned_trees_stay_within_the_links_and_near_the_bound():
+    """Without switches an edge of a tree is a link; the shares of all trees of a link are counted."""
+    for graph in (one for one in DRAWN if one.size == one.ranks):
+        found, best = trees_for(graph, "all_gather"), bound(graph, "all_gather").algbw
+        loads, shares = collections.Counter(), collections.Counter()
+        for tree in found.trees:
+            shares[tree.root] += tree.share
+            for edge in tree.edges:
+                loads[edge] += tree.share
+        assert len({*shares.values()}) == 1
+        rate = found.algbw / graph.ranks / shares[0]
+        assert all(rate * load <= graph.edges[edge].GBps for edge, load in loads.items())
+        assert found.algbw >= ENOUGH * best
+
+
+@pytest.mark.parametrize(("name", "within", "across"), [("dgx_a100(3)", 300, 25), ("dgx_h100(2)", 450, 50),
+                                                        ("dgx2(2)", 150, Fraction(25, 4))])
+def test_turned_trees_stay_within_the_links_of_boxes(name, within, across):
+    """A GPU sends at most the bandwidth of its NIC to other boxes (its share of a NIC), and all it has in all."""
+    graph = load_graph(name)
+    found = trees_for(graph, "all_gather")
+    sides, share = rotations(graph).sides, sum(tree.share for tree in found.trees if tree.root == 0)
+    gpus = graph.ranks // sides[0]
+    out, into, everywhere = collections.Counter(), collections.Counter(), collections.Counter()
+    for tree in found.trees:
+        for parent, child in tree.edges:
+            everywhere[parent] += tree.share
+            everywhere[-1 - child] += tree.share
+            if parent // gpus != child // gpus:
+                out[parent] += tree.share
+                into[child] += tree.share
+    rate = found.algbw / graph.ranks / share
+    assert found.algbw == bound(graph, "all_gather").algbw
+    assert all(rate * load <= across for load in (*out.values(), *into.values()))
+    total = within + (Fraction(25, 2) if name == "dgx2(2)" else across)
+    assert all(rate * load <= total for load in everywhere.values())
+
+
+@pytest.mark.parametrize("graph", ["ring(5)", "torus(3x4)", "torus(2x2x3)", "crossbar(6)", "dgx_a100(2)", "dgx2(2)",
+                                   "fat_tree(3x2)"])
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_turned_trees_reach_the_bound_and_are_proved(graph, name):
+    graph = load_graph(graph)
+    made = synthesis(graph, name, 1 << 16)
+    assert made.found.sides == rotations(graph).sides
+    assert made.found.algbw == made.limit.algbw == bound(graph, name).algbw
+    rounds = getattr(made.forest, made.found.method)
+    schedules = [Schedule(name, "trees", rank, graph.ranks, made.forest.chunks, lambda rank=rank: rounds(rank))
+                 for rank in range(graph.ranks)]
+    prove(name, schedules, chunks=made.forest.chunks)
+
+
+def test_a_tree_is_turned_to_every_rank_by_adding_digits():
+    trees = turned([SpanningTree(0, 2, ((0, 1), (1, 4))), SpanningTree(0, 1, ((0, 3),))], [2, 3])
+    assert trees[2:4] == [SpanningTree(1, 2, ((1, 2), (2, 5))), SpanningTree(1, 1, ((1, 4),))]
+    assert trees[-2:] == [SpanningTree(5, 2, ((5, 3), (3, 0))), SpanningTree(5, 1, ((5, 2),))]
+    assert [tree.root for tree in trees] == [rank for rank in range(6) for _ in range(2)]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("graph", ["dgx_a100(64)", "torus(8x8x8)"])
+@pytest.mark.parametrize("name", ["all_gather", "all_reduce"])
+def test_512_ranks(graph, name):
+    graph = load_graph(graph)
+    made = synthesis(graph, name, 1 << 28)
+    assert made.found.algbw >= Fraction(99, 100) * made.limit.algbw
+    rounds = getattr(made.forest, made.found.method)
+    schedules = [Schedule(name, "trees", rank, graph.ranks, made.forest.chunks, lambda rank=rank: rounds(rank))
+                 for rank in range(graph.ranks)]
+    prove(name, schedules, chunks=made.forest.chunks)
