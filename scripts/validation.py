@@ -1,0 +1,307 @@
+"""Published figures beside ours, for docs/validation.md: one list of cases, each with a function that computes ours.
+
+A further case is a row of `cases`: the part of the page, a name, the published figure, a function, and the cause of a
+difference. A further part is a row of `PARTS`. Cases that take longer than a second run with ``--all``, and replays of
+TE-CCL's files with ``--teccl``; all other rows stay as the page has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy
+
+import teccl
+from gpucoll.algorithms import algorithm, registry, schedules
+from gpucoll.analysis.graphs.bounds import bound
+from gpucoll.analysis.graphs.link_graph import LinkGraph, graph_of, load_graph
+from gpucoll.analysis.graphs.synthesis import synthesis, trees_for
+from gpucoll.analysis.simulate import simulate
+from gpucoll.analysis.simulate.graph_routes import GraphRoutes
+from gpucoll.core.schedule import Send
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
+Figure: TypeAlias = Fraction | float
+GIB, MIB = 1 << 30, 1 << 20
+
+
+class Part(NamedTuple):
+    """A section of the page: title, unit of the figures, and the text before the table."""
+
+    title: str
+    unit: str
+    text: str
+
+
+class Case(NamedTuple):
+    """A published figure: the part of the page, a name, the figure, our computation, the cause of a difference.
+
+    Two causes: of a larger and of a smaller figure of ours.
+    """
+
+    part: str
+    name: str
+    published: Figure
+    computed: Callable[[], Figure]
+    cause: tuple[str, str] = ("", "")
+    is_quick: bool = True
+
+
+PARTS = {
+    "forestcoll": Part("ForestColl: the largest algbw of an all-gather", "GB/s", """
+Source: github.com/liangyuRain/ForestColl, whose program prints the figures for its own graphs (A100, MI250) and for
+graphs of TE-CCL given to it. *Bound* is the exact fraction of `gpucoll bound`, *trees* the bandwidth of the trees found
+by `gpucoll synthesize`, without latency."""),
+    "tacos": Part("TACOS: an all-gather on tori and meshes", "us", """
+Source: the tests of github.com/astra-sim/tacos. TACOS plans whole chunks of 1, 2 or 3 for a rank, and most of its
+times are the least possible for so many chunks: the links of the poorest rank are always in use. Ours is the simulated
+time of the synthesised algorithm, which cuts blocks finer."""),
+    "swing": Part("Swing: congestion on a torus", "", """
+Source: arXiv:2401.09356. The figure is the time of all steps, without latency, divided by the time of the same bytes to
+neighbours: the sum of d(s // D) / 2^(s + 1) over the steps s of a torus of D dimensions, with distances d of 1, 1, 3,
+5, 11, ... Ours comes from the peers in the schedules of `swing`, in both directions at once, and from the loads of the
+simulator's links."""),
+    "taccl": Part("TACCL: two NDv2", "us", """
+Source: `TACCL_NDv2_2_chassis_*.csv` in github.com/microsoft/TE-CCL. Sizes are the whole result, 1 KB is 1e3 bytes. Ours
+is the simulated time on TE-CCL's links with all 16 GPUs: the synthesised all-gather, and the better of `direct` and
+`pairwise` for an all-to-all."""),
+    "teccl": Part("TE-CCL: 154 schedules, replayed", "files with the printed finish time", """
+Source: `teccl/examples/experiments/output_provided` in github.com/microsoft/TE-CCL; `scripts/validation --teccl
+CHECKOUT` replays every flow by epochs. *Without epochs* is the time of the same order of flows if nothing waits for the
+beginning of an epoch, and if every latency counts."""),
+}
+
+
+def machine_graph(machine: teccl.Machine, switches: frozenset[int]) -> LinkGraph:
+    """Return TE-CCL's links as a graph."""
+    nodes = sorted({node for pair in machine.links for node in pair})
+    links = [{"from": f"n{src}", "to": f"n{dst}", "GBps": link.speed, "us": round(link.alpha * 1e6, 6)}
+             for (src, dst), link in machine.links.items()]
+    return graph_of("te-ccl", {"kind": "graph", "ranks": [f"n{node}" for node in nodes if node not in switches],
+                               "switches": [f"n{node}" for node in switches], "links": links})
+
+
+def graph(name: str) -> LinkGraph:
+    """Return a named graph, or TE-CCL's links of two machines."""
+    if name == "TE-CCL's DGX-2 x 2":
+        return machine_graph(teccl.dgx2(), teccl.dgx2().switches)
+    if name == "TE-CCL's NDv2 x 2":
+        return machine_graph(teccl.ndv2(2), frozenset())
+    return load_graph(name)
+
+
+def largest(name: str) -> Fraction:
+    """Return the bound of an all-gather."""
+    return bound(graph(name), "all_gather").algbw
+
+
+def filled(name: str) -> Fraction:
+    """Return the algbw of the trees found for an all-gather."""
+    return trees_for(graph(name), "all_gather").algbw
+
+
+def uneven_mesh(width: int, height: int, across: float, along: float, us: float) -> LinkGraph:
+    """Return a mesh of two dimensions with unlike bandwidths in GiB/s."""
+    places = [*itertools.product(range(height), range(width))]
+    links = [{"from": f"r{row}_{column}", "to": f"r{row + down}_{column + right}", "us": us, "both": True,
+              "GBps": round((along if down else across) * GIB / 1e9, 7)}
+             for row, column in places for down, right in ((0, 1), (1, 0))
+             if row + down < height and column + right < width]
+    return graph_of("mesh", {"kind": "graph", "ranks": [f"r{row}_{column}" for row, column in places], "links": links})
+
+
+def synthesised(made_for: LinkGraph, nbytes: int) -> float:
+    """Return the simulated microseconds of a synthesised all-gather."""
+    made = synthesis(made_for, "all_gather", nbytes)
+    name = f"validation_{len(registry())}"
+    algorithm("all_gather", name, chunks=made.forest.chunks)(lambda rank, size: made.forest.all_gather(rank))
+    return simulate("all_gather", name, made_for.ranks, nbytes, made_for).seconds * 1e6
+
+
+def gathered(name: str, nbytes: int) -> float:
+    """Return the simulated microseconds of a synthesised all-gather on a graph by name."""
+    return synthesised(graph(name), nbytes)
+
+
+def all_to_all(nbytes: int) -> float:
+    """Return the simulated microseconds of an all-to-all on two NDv2; `nbytes` are the result of a rank."""
+    links = graph("TE-CCL's NDv2 x 2")
+    return min(simulate("all_to_all", name, links.ranks, nbytes, links).seconds * 1e6
+               for name in ("direct", "pairwise"))
+
+
+def congestion(side: int, dimensions: int) -> float:
+    """Return the loads of links by `swing` in both directions on a torus, for each byte sent to a neighbour."""
+    ring = GraphRoutes(load_graph(f"ring({side}, GBps=1, us=0)"), side)
+    steps = side.bit_length() - 1
+    peers = [[step.peer for rounds in one for step in rounds if isinstance(step, Send)][:steps]
+             for one in schedules("all_reduce", "swing", size=side)]
+    total = 0.0
+    for step in range(steps * dimensions):
+        # Of the parts of the array, two cross a dimension in a step: one as it is, one in the mirror.
+        there = [(rank, peers[rank][step // dimensions]) for rank in range(side)]
+        pairs = numpy.array([*there, *((-src % side, -dst % side) for src, dst in there)])
+        _, betas = ring.fares(pairs[:, 0], pairs[:, 1], numpy.ones(len(pairs)))
+        total += betas.max() * 1e9 / 2 ** (step + 1)
+    return total
+
+
+def distances(side: int, dimensions: int) -> float:
+    """Return the same sum by the paper's formula."""
+    return sum(abs(1 - (-2) ** (step // dimensions + 1)) / 3 / 2 ** (step + 1)
+               for step in range((side.bit_length() - 1) * dimensions))
+
+
+def forestcoll() -> Iterator[Case]:
+    """Yield the cases of ForestColl: graph, what the program prints, whether the trees take a second at most."""
+    shared = "our DGX-2 has 150 GB/s a GPU, TE-CCL's 125, and an even GPU cannot send to the other box"
+    rows = [("dgx1", "1200/7", True), ("dgx_a100", "2400/7", True), ("dgx_a100(2)", "1040/3", True),
+            ("dgx_a100(4)", "800/3", True), ("mi250", "2400/7", True), ("mi250(2)", "5312/15", False),
+            ("TE-CCL's NDv2 x 2", "25", True),
+            ("ndv2(2)", "25", False), ("ndv2(4)", "50/3", False), ("TE-CCL's DGX-2 x 2", "4000/31", False),
+            ("dgx2(2)", "4000/31", True)]
+    rounded = "83 trees of a rank are exact, at most 32 are made"
+    for name, printed, is_quick in rows:
+        yield Case("forestcoll", f"{name}, bound", Fraction(printed),
+                   functools.partial(largest, name), (shared, ""))
+        yield Case("forestcoll", f"{name}, trees", Fraction(printed),
+                   functools.partial(filled, name), (shared, rounded), is_quick)
+
+
+def tacos() -> Iterator[Case]:
+    """Yield the cases of TACOS: graph, MiB in all, printed microseconds."""
+    def link(speed: float, us: float) -> str:
+        return f"GBps={round(speed * GIB / 1e9, 7)}, us={us}"
+
+    slow, fast = link(50, 0.5), link(100, 1)
+    causes = ("a schedule has few segments if it has many messages, and its pipeline fills and empties",
+              "finer chunks, so that the poorest rank's links are in use to the end")
+    rows = [("torus", "3x3x3", slow, 1024, 3706.20), ("torus", "3x4x5", slow, 2048, 6676.67),
+            ("torus", "4x2x3", slow, 3072, 11673.67), ("grid", "3x3x3", slow, 1024, 6671.17),
+            ("grid", "3x4x5", slow, 2048, 13353.33), ("grid", "4x2x3", slow, 3072, 19178.17),
+            ("grid", "5x5", slow, 1024, 9606.0), ("grid", "10x10", fast, 1024, 5049.0),
+            ("grid", "7x12", fast, 4096, 19966.27)]
+    for kind, sides, links, size, printed in rows:
+        yield Case("tacos", f"{kind} {sides}, {size} MiB", printed,
+                   functools.partial(gathered, f"{kind}({sides}, {links})", size * MIB), causes, False)
+    uneven = [(5, 5, 50, 75, 0.5, 1024, 8005.0), (8, 5, 80, 35, 1.0, 1024, 8595.43),
+              (7, 10, 16, 73, 1.5, 4096, 44612.47)]
+    for width, height, across, along, us, size, printed in uneven:
+        mesh = uneven_mesh(width, height, across, along, us)
+        yield Case("tacos", f"grid {width}x{height} of {across} and {along} GiB/s, {size} MiB", printed,
+                   functools.partial(synthesised, mesh, size * MIB), causes, False)
+
+
+def swing() -> Iterator[Case]:
+    """Yield the cases of Swing."""
+    for side, dimensions in ((8, 2), (64, 2), (8, 3), (16, 3), (8, 4)):
+        yield Case("swing", "x".join([str(side)] * dimensions), distances(side, dimensions),
+                   functools.partial(congestion, side, dimensions))
+
+
+def taccl() -> Iterator[Case]:
+    """Yield the cases of TACCL: collective, and microseconds by size from 1 KB to 1 GB; a failed run has none."""
+    printed = {"all_gather": (10.15875, 11.85, 12.68, 13.08, 25.26, 62.15, 216.5, None, 3133.2, 12494.6, 53766.7),
+               "all_to_all": (36.799, 32.115, 35.760, 50.340, 115.720, 359.0, 1324.2, 5164.4, 20532.0, 81964.2,
+                              320049.4)}
+    causes = {"all_gather": ("a pipeline with many segments pays latency", "trees that reach the bound of 25 GB/s"),
+              "all_to_all": ("", "all messages begin at once, and each takes the latency of its way once")}
+    sizes = [f"{count} {unit}" for unit in ("KB", "MB") for count in (1, 4, 16, 64, 256)] + ["1 GB"]
+    for kind, figures in printed.items():
+        for size, figure in zip(sizes, figures, strict=True):
+            nbytes = int(size.split()[0]) * {"KB": 10**3, "MB": 10**6, "GB": 10**9}[size.split()[1]]
+            if figure is not None:
+                computed = functools.partial(gathered, "TE-CCL's NDv2 x 2", nbytes) if kind == "all_gather" else \
+                    functools.partial(all_to_all, nbytes)
+                yield Case("taccl", f"{kind}, {size}", figure, computed, causes[kind], False)
+
+
+def cases() -> list[Case]:
+    """Return all cases, in the order of the page."""
+    return [*forestcoll(), *tacos(), *swing(), *taccl()]
+
+
+def number(figure: Figure) -> str:
+    """Return a figure in six digits, with its fraction.
+
+    >>> number(Fraction(1200, 7)), number(25.0)
+    ('171.429 (1200/7)', '25')
+    """
+    is_exact = isinstance(figure, Fraction) and figure.denominator > 1
+    return f"{float(figure):.6g}" + (f" ({figure})" if is_exact and len(str(figure)) < 12 else "")
+
+
+def row_of(case: Case) -> str:
+    """Return the row of the page, computed now."""
+    found = case.computed()
+    ratio = float(found / case.published) - 1
+    difference = "none" if found == case.published or abs(ratio) < 5e-6 else f"{ratio:+.2%}"
+    return f"| {case.name} | {number(case.published)} | {number(found)} | {difference} | " \
+           f"{'' if difference == 'none' else case.cause[ratio < 0]} |"
+
+
+def replays(checkout: Path) -> Iterator[str]:
+    """Yield a row for each folder of TE-CCL's files."""
+    for folder, group in itertools.groupby(teccl.files(checkout), lambda found: found[0].rpartition("/")[0]):
+        made = [(name, file, file.replay()) for name, file in group]
+        equal = sum(file.epochs == one.epochs for _, file, one in made)
+        shorter = [one.seconds / file.seconds - 1 for _, file, one in made if not math.isnan(one.seconds)]
+        notes = [f"without epochs {min(shorter):+.1%} to {max(shorter):+.1%}"] if shorter else []
+        faulty = sum(bool(one.faults) for _, _, one in made)
+        notes += [f"{faulty} files list flows that do not balance"] if faulty else []
+        twice = sum(file.array > 1.5 * teccl.size_of(name) for name, file, _ in made)
+        notes += [f"{twice} files are of twice the size in their names"] if twice else []
+        notes += ["15 GPUs: node 0 is taken for a switch"] if folder.startswith("NDv2_output/2_") else []
+        machine, boxes, *rest = folder.split("/")
+        name = f"{machine.removesuffix('_output')} x {boxes[0]}, {', '.join(rest)}"
+        yield f"| {name} | {len(made)} | {equal} | {'none' if equal == len(made) else equal - len(made)} | " \
+              f"{'; '.join(notes)} |"
+
+
+def standing(page: str) -> dict[str, list[str]]:
+    """Return the rows of each part in a page."""
+    rows: dict[str, list[str]] = {}
+    for section in page.split("\n## ")[1:]:
+        title, _, content = section.partition("\n")
+        rows[title] = [line for line in content.splitlines() if line.startswith("| ")][1:]
+    return rows
+
+
+def main() -> int:
+    """Compute the rows asked for, and write the page."""
+    parser = argparse.ArgumentParser(prog="scripts/validation", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--all", action="store_true", help="also cases that take longer than a second")
+    parser.add_argument("--teccl", type=Path, metavar="CHECKOUT", help="replay the files in a checkout of TE-CCL")
+    parser.add_argument("-k", metavar="WORD", default="", help="only cases with this in the name or the part")
+    chosen = parser.parse_args()
+    old, new = standing(PAGE.read_text()), dict[str, list[str]]()
+    for case in cases():
+        rows = {row.split(" | ")[0]: row for row in old.get(PARTS[case.part].title, ())}
+        row = rows.get(f"| {case.name}", f"| {case.name} | {number(case.published)} | | | not yet computed |")
+        if (chosen.all or case.is_quick) and chosen.k in f"{case.part} {case.name}":
+            row = row_of(case)
+            print(row, flush=True)
+        new.setdefault(case.part, []).append(row)
+    new["teccl"] = [*replays(chosen.teccl)] if chosen.teccl else old.get(PARTS["teccl"].title, [])
+    head = PAGE.read_text().partition("\n## ")[0].rstrip()
+    PAGE.write_text("\n".join([head, *map(section_of, new, new.values()), ""]))
+    return 0
+
+
+def section_of(part: str, rows: list[str]) -> str:
+    """Return a section of the page."""
+    title, unit, text = PARTS[part]
+    heading = f"| case | published{', ' * bool(unit)}{unit} | ours | difference | cause |"
+    return "\n".join([f"\n## {title}", text, "", heading, "|---|---|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
