@@ -123,7 +123,8 @@ def _add_schedules(verbs: Any) -> None:
     verify.add_argument("--segments", type=size_range, default="1,3", metavar="1,3", help="pipelining to prove")
     verify.add_argument("--plans", action="store_true", help="prove the plans made of it for up to 16 ranks, too")
     draw = _add_verb(verbs, "draw", _draw, json=False, help="draw a schedule, round by round")
-    convert = _add_verb(verbs, "convert", _convert, json=False, help="write a schedule as MSCCL's XML")
+    convert = _add_verb(verbs, "convert", _convert, json=False,
+                        help="write a schedule as MSCCL's XML, or for another simulator")
     for verb in (draw, convert):
         verb.add_argument("algorithm", help="its name, e.g. ring or hierarchical(ring,tree), file.py:name or a .xml")
         verb.add_argument("--collective", help="all_reduce, ... (that of the file, or all_reduce)")
@@ -133,7 +134,10 @@ def _add_schedules(verbs: Any) -> None:
     draw.add_argument("--topology", metavar="GRAPH", help="on a graph of links, a TOML file or a name: link loads")
     draw.add_argument("--rejected", action="store_true", help="draw a file's algorithm that the proof rejects")
     draw.add_argument("-o", "--output", metavar="F.html", help="a page to step through; .svg: a picture")
-    convert.add_argument("-o", "--output", metavar="OUT.xml")
+    convert.add_argument("--size", default="1M", metavar="1M", help="bytes of the larger of input and output, for a "
+                         "trace (1M)")
+    convert.add_argument("-o", "--output", metavar="OUT.xml", help="MSCCL's XML; .goal: a trace for LogGOPSim; .et: "
+                         "Chakra traces for ASTRA-sim, OUT.0.et and so on")
 
 
 def _add_times(verbs: Any) -> None:
@@ -310,9 +314,9 @@ def _output(options: Any) -> Path:
     return Path(options.output)
 
 
-def _written(path: Path, text: str) -> None:
+def _written(path: Path, content: str | bytes) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     except OSError as error:
         raise ArgumentError(f"cannot write {path}: {error.strerror}", code="GC-FILE") from None
 
@@ -333,18 +337,24 @@ def _draw(options: Any) -> int:
 
 
 def _convert(options: Any) -> int:
-    """Prove the schedule, write MSCCL's XML, and print one line about the file."""
+    """Prove the schedule, write MSCCL's XML or a trace, and print one line about the file."""
     from gpucoll.algorithms import schedules
+    from gpucoll.analysis.sizes import byte_size
+    from gpucoll.analysis.traces import chakra, goal
     from gpucoll.msccl.write import xml
     from gpucoll.verify.symbolic import prove
 
     (kind, name, ranks), path = _asked_for(options), _output(options)
-    if path.suffix != ".xml":
-        raise ArgumentError(f"{path} does not end in .xml", code="GC-FILE")
+    if path.suffix not in (".xml", ".goal", ".et"):
+        raise ArgumentError(f"{path} does not end in .xml, .goal or .et", code="GC-FILE")
     everyone = schedules(kind, name, size=ranks, segments=options.segments)
-    proof = prove(kind, everyone, chunks=everyone[0].chunks)
-    _written(path, xml(everyone))
-    print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}, {proof.messages} messages in {proof.rounds} "
+    proof, nbytes = prove(kind, everyone, chunks=everyone[0].chunks), byte_size(options.size)
+    files = {path: xml(everyone) if path.suffix == ".xml" else "".join(goal(everyone, nbytes))} \
+        if path.suffix != ".et" else {path.with_suffix(f".{one.rank}.et"): chakra(one, nbytes) for one in everyone}
+    for file, content in files.items():
+        _written(file, content)
+    where = path if path in files else f"{path.with_suffix('.0.et')} to {ranks - 1}.et"
+    print(f"{where}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}, {proof.messages} messages in {proof.rounds} "
           "rounds")
     return 0
 

@@ -36,9 +36,9 @@ def binary_tree(rank: int, size: int) -> TreeNode:
     """
     first, count, parent, depth = 0, size, None, 0
     while rank != first:
-        half = count // 2
-        parent, depth = first, depth + 1
-        first, count = (first + 1, half) if rank <= first + half else (first + 1 + half, count - 1 - half)
+        half, parent, depth = count // 2, first, depth + 1
+        later = rank > first + half  # in arithmetic, as `rank` may stand for many ranks
+        first, count = first + 1 + later * half, half + later * (count - 1 - 2 * half)
     half = count // 2
     children = tuple(child for child in (first + 1, first + 1 + half) if child < first + count)
     return TreeNode(parent, children if half else (), depth, size.bit_length() - 1)
@@ -149,19 +149,18 @@ def splits(rank: int, size: int) -> Split:
     >>> splits(0, 5)
     Split(parent=None, leads=5, children=((3, 2), (2, 1), (1, 1)))
     """
-    first, count, parent = 0, size, None
+    first, count, parent = 0, size, 0
     while rank != first:
         kept = (count + 1) // 2
-        if rank >= first + kept:
-            parent, first, count = first, first + kept, count - kept
-        else:
-            count = kept
+        later = rank >= first + kept  # in arithmetic, as `rank` may stand for many ranks
+        parent += later * (first - parent)
+        first, count = first + later * kept, kept + later * (count - 2 * kept)
     children, left = [], count
     while left > 1:
         kept = (left + 1) // 2
         children.append((first + kept, left - kept))
         left = kept
-    return Split(parent, count, tuple(children))
+    return Split(parent if rank else None, count, tuple(children))
 
 
 # Cost formulas. FOLDED is true where P is no power of two. TWICE counts the extra blocks moved, because the first

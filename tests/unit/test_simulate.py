@@ -11,7 +11,6 @@ import pytest
 
 from gpucoll.algorithms import algorithms, registry, schedule
 from gpucoll.analysis.simulate import MOST_RANKS, Level, Topology, load, simulate, simulate_sizes
-from gpucoll.analysis.simulate.routes import Routes
 from gpucoll.core.schedule import RecvReduce, Reduce
 from gpucoll.errors import ArgumentError
 from gpucoll.verify.symbolic import replay
@@ -189,7 +188,7 @@ def test_all_ranks_at_once_and_one_by_one(row, where, monkeypatch):
     at_once = seconds()
     monkeypatch.setattr("gpucoll.analysis.simulate.few_enough", lambda case: False)
     assert seconds() == at_once
-    monkeypatch.setattr(Routes, "uniform", False)
+    monkeypatch.setattr(Topology, "is_uniform", False)
     assert seconds() == at_once
 
 
@@ -201,7 +200,8 @@ def test_many_ranks(size):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (("all_reduce", "ring", 65536, N, TOPOLOGIES["torus"]), "more than 128 Mi messages"),
-    (("all_reduce", "ring", MOST_RANKS + 1, N), "at most 131072 ranks"),
+    (("all_reduce", "ring", MOST_RANKS + 1, N), "at most 1048576 ranks are simulated on switch"),
+    (("all_reduce", "circulant", MOST_RANKS, N, TOPOLOGIES["mesh"]), "at most 131072 ranks are simulated on mesh"),
     (("all_reduce", "ring", 9, N, load("nvlink_node")), "nvlink_node joins at most 8 ranks, not 9"),
     (("all_reduce", "rng", 8, N), "did you mean ring"),
     (("all_reduse", "ring", 8, N), "did you mean all_reduce"),

@@ -70,7 +70,7 @@ def test_the_command_prints_a_table_and_an_object(capsys):
 @pytest.mark.parametrize("words", [
     "foo", "all_reduce 5X", "all_reduce 9999999T", "all_reduce --ranks 0", "all_reduce --algorithm rng",
     "all_reduce --topology /nope.toml", "all_reduce --topology fat_tre", "all_reduce --segments 0",
-    "reduce --root 8", "all_reduce --ranks 1048576",
+    "reduce --root 8", "all_reduce --ranks 1048577",
     "all_reduce --topology nvlink_node --ranks 16"])
 def test_wrong_arguments_are_refused_in_one_line(capsys, words):
     refused(capsys, main, ["simulate", *words.split()], "gpucoll simulate")

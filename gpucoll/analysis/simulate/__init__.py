@@ -19,11 +19,12 @@ A symmetric algorithm is the same on all ranks up to the numbering (`Algorithm.a
 no gap (the topology ``mesh``) the time of a symmetric algorithm is ``rounds * alpha + path * beta + reduced * gamma``,
 by the registry's formulas; on a switch `sent` replaces `path`.
 
-Schedules of symmetric algorithms are made for all ranks at once, up to 2^27 messages (2^22 in a round). Beyond this
-limit the formulas serve on one switch, because all ranks end each round at the same time. Other algorithms, and
-algorithms using a topology's nodes, are replayed rank by rank, up to 2^20 messages (and 1,024 ranks on nodes). Larger
-cases are refused. (The steps of one_shot made for all ranks at once treat the own operand as a received operand. The
-result is the same if all levels have one gamma.)
+Schedules of symmetric algorithms are made for all ranks at once, up to 2^27 messages (2^22 in a round). On one switch
+the formulas serve beyond this limit, and beyond 16,384 ranks, because all ranks end each round at the same time. Other
+algorithms are replayed on one switch with one rank of each class of ranks (`rank_classes`), from 513 ranks on. What is
+left is replayed rank by rank, up to 2^20 messages (and 1,024 ranks on nodes). Larger cases are refused. (The steps of
+one_shot made for all ranks at once treat the own operand as a received operand. The result is the same if all levels
+have one gamma.)
 
 On a graph of links (`gpucoll.analysis.graphs`) a message takes the latency of its way, and combining takes no time.
 """
@@ -31,17 +32,18 @@ On a graph of links (`gpucoll.analysis.graphs`) a message takes the latency of i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
-
-import numpy
 
 from gpucoll.algorithms import find
 from gpucoll.analysis.graphs.link_graph import LinkGraph, is_graph, load_graph
 from gpucoll.analysis.graphs.named import is_named
+from gpucoll.analysis.simulate.clock import AnyRoutes, Clock, priced
 from gpucoll.analysis.simulate.graph_routes import GraphRoutes
-from gpucoll.analysis.simulate.routes import Array, Routes
+from gpucoll.analysis.simulate.rank_classes import simulate_classes
+from gpucoll.analysis.simulate.rank_kinds import Unlike, kinds
+from gpucoll.analysis.simulate.routes import Routes
 from gpucoll.analysis.simulate.topologies import DEFAULT, Level, Topology, checked, load, names, shipped
 from gpucoll.analysis.simulate.waves import Case, NotAlike, Wave, few_enough, one_by_one, together, waves_of
 from gpucoll.core.schedule import Schedule
@@ -50,9 +52,9 @@ from gpucoll.errors import ArgumentError
 __all__ = ["DEFAULT", "Level", "LinkGraph", "Prediction", "Topology", "checked", "load", "load_links", "names",
            "seconds_on", "shipped", "simulate", "simulate_sizes"]
 
-MOST_RANKS = 1 << 17
+MOST_RANKS, MOST_UNLIKE = 1 << 20, 1 << 17  # on one switch of equal links, and on other topologies
+FEW, MANY = 512, 1 << 14  # ranks: up to FEW each is replayed; beyond MANY equal ranks are not replayed at all
 Links: TypeAlias = Topology | LinkGraph
-AnyRoutes: TypeAlias = Routes | GraphRoutes
 
 
 class Prediction(NamedTuple):
@@ -123,12 +125,13 @@ def seconds_on(graph: LinkGraph, schedules: Sequence[Schedule], nbytes: int) -> 
 
 def _case(collective: str, algorithm: str, size: int, topology: Links | None, root: int,
           segments: int) -> tuple[Case, AnyRoutes]:
-    if size > MOST_RANKS:
-        raise ArgumentError(f"at most {MOST_RANKS} ranks are simulated, not {size}", code="GC-RANKS")
     entry, nodes = find(collective, algorithm), None
     if isinstance(topology, LinkGraph):
         return Case(entry, algorithm, size, entry.given(root, segments, None)), GraphRoutes(topology, size)
     topology = shipped(DEFAULT) if topology is None else checked(topology)
+    most = MOST_RANKS if topology.is_uniform else MOST_UNLIKE
+    if size > most:
+        raise ArgumentError(f"at most {most} ranks are simulated on {topology.name}, not {size}", code="GC-RANKS")
     nodes = topology.nodes(size)
     return Case(entry, algorithm, size, entry.given(root, segments, nodes)), Routes(topology, size)
 
@@ -138,11 +141,15 @@ def _run(case: Case, routes: AnyRoutes, chunks: Sequence[float]) -> list[list[fl
     if case.size == 1:
         return [[0.0, 0.0, 0.0] for _ in chunks]
     everyone = case.everyone()
+    equal = routes if isinstance(routes, Routes) and routes.uniform else None
+    if everyone is not None and equal is not None and (case.size > MANY or not few_enough(case)):
+        return _equal(case, equal, chunks)
     if everyone is not None and few_enough(case):
         with contextlib.suppress(NotAlike):  # replay rank by rank instead, below
             return _replayed(case, together(everyone), routes, chunks)
-    elif everyone is not None and isinstance(routes, Routes) and routes.uniform:
-        return _equal(case, routes, chunks)
+    if equal is not None and case.size > FEW and not case.entry.own:
+        with contextlib.suppress(Unlike):
+            return simulate_classes([*kinds(case.make, case.size)], case.size, equal.levels[0], chunks)
     return _replayed(case, one_by_one(case), routes, chunks)
 
 
@@ -161,92 +168,3 @@ def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[flo
     latency = cost["rounds"] * level.alpha + cost["gaps"] * level.gap
     moved = max(cost["sent"], cost["received"])
     return [[latency, moved * level.beta * chunk, cost["reduced"] * level.gamma * chunk] for chunk in chunks]
-
-
-class Priced(NamedTuple):
-    """A wave with costs: messages, and `closing`, the ranks ending a round with the wave.
-
-    `alpha` is in seconds; `beta` and `gamma` are in seconds per byte of a chunk. `gamma` has an entry per rank of
-    `closing`. The messages of ``ranks[i]`` are ``touching[starts[i]:starts[i] + counts[i]]``.
-    """
-
-    src: Array
-    dst: Array
-    alpha: Array
-    beta: Array
-    closing: Array
-    gamma: Array
-    ranks: Array
-    touching: Array
-    starts: Array
-    counts: Array
-
-    def last(self, ends: Array) -> Array:
-        """Return the last message to end, for each of `ranks`; `ends` are the times of the messages."""
-        ended = ends[self.touching]
-        latest = numpy.flatnonzero(ended == numpy.repeat(numpy.maximum.reduceat(ended, self.starts), self.counts))
-        return self.touching[latest[numpy.searchsorted(latest, self.starts)]]
-
-
-def priced(waves: Iterable[Wave], routes: AnyRoutes) -> Iterator[Priced]:
-    """Yield the waves with costs; a wave equal to the previous wave reuses the previous costs."""
-    last: Wave | None = None
-    for wave in waves:
-        if last is None or not all(map(numpy.array_equal, wave, last)):
-            last, price = wave, _priced(wave, routes)
-        yield price
-
-
-def _priced(wave: Wave, routes: AnyRoutes) -> Priced:
-    alpha, beta = routes.fares(wave.src, wave.dst, wave.chunks)
-    seconds = routes.gamma(wave.source, wave.reducer) * wave.reduced
-    gamma = numpy.bincount(wave.reducer, seconds, routes.size)[wave.closing]
-    ends = numpy.concatenate((wave.src, wave.dst))
-    ranks, counts = numpy.unique(ends, return_counts=True)
-    touching = numpy.argsort(ends, kind="stable") % max(1, len(wave.src))
-    starts = counts.cumsum() - counts
-    return Priced(wave.src, wave.dst, alpha, beta, wave.closing, gamma, ranks, touching, starts, counts)
-
-
-class Clock:
-    """The time of every rank for one size, as three rows: seconds of latency, bandwidth and reduction.
-
-    The rows belong to the chain determining the rank's time: the later rank of each message, the last message of each
-    round.
-    """
-
-    def __init__(self, size: int, chunk: float) -> None:
-        self.chunk = chunk  # bytes
-        self.began = numpy.zeros((3, size))
-        self.ended = numpy.zeros((3, size))
-
-    def advance(self, wave: Priced) -> None:
-        """Move the messages of `wave`, and end the rounds of the closing ranks."""
-        if len(wave.src):  # extend the rounds of both ranks to the end of the last message
-            parts = self._moved(wave)
-            ends = total(parts)
-            last = wave.last(ends)
-            # A rank's round may span several waves before closing: keep the parts of the latest end.
-            newer = ends[last] >= total(self.ended)[wave.ranks]
-            self.ended[:, wave.ranks[newer]] = parts[:, last[newer]]
-        self.ended[2, wave.closing] += wave.gamma * self.chunk
-        self.began[:, wave.closing] = self.ended[:, wave.closing]
-
-    def _moved(self, wave: Priced) -> Array:
-        """Return the time at the end of each message, in parts."""
-        began = total(self.began)
-        # Nothing is buffered: a message starts with the later of its two ranks.
-        later = numpy.where(began[wave.src] >= began[wave.dst], wave.src, wave.dst)
-        parts = self.began.take(later, 1)
-        parts[0] += wave.alpha
-        parts[1] += wave.beta * self.chunk
-        return parts
-
-    def parts(self) -> list[float]:
-        """Return latency, bandwidth and reduction of the last rank to end."""
-        return self.ended[:, total(self.ended).argmax()].tolist()
-
-
-def total(parts: Array) -> Array:
-    """Return the sum of the three parts, always added in one order: equal parts give equal floats."""
-    return parts[0] + parts[1] + parts[2]

@@ -31,8 +31,6 @@ class Way(NamedTuple):
 class GraphRoutes:
     """The routes between the ranks of a graph; the interface of `Routes`."""
 
-    uniform = False
-
     def __init__(self, graph: LinkGraph, size: int) -> None:
         if size != graph.ranks:
             raise ArgumentError(f"graph {graph.name} has {graph.ranks} ranks, not {size}", code="GC-TOPOLOGY")

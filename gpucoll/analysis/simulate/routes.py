@@ -23,18 +23,13 @@ class Routes:
     """
 
     def __init__(self, topology: Topology, size: int) -> None:
-        self.levels = topology.levels
+        self.levels, self.uniform = topology.levels, topology.is_uniform
         self.spans = topology.spans(size)
         self.size = size
         # float: a TOML file may have integers
         self._alphas = numpy.array([level.alpha for level in self.levels], float)
         self._gammas = numpy.array([level.gamma for level in self.levels], float)
         self._gaps = numpy.array([level.gap for level in self.levels], float)
-
-    @property
-    def uniform(self) -> bool:
-        """Whether the topology is one switch with equal links."""
-        return len(self.levels) == 1 and self.levels[0].medium == "switch"
 
     def reach(self, src: Array, dst: Array) -> Array:
         """Return, for each message, the index of the innermost level joining both ranks."""

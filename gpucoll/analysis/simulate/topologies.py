@@ -58,6 +58,11 @@ class Topology(NamedTuple):
     levels: tuple[Level, ...]
     about: str = ""
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the topology is one switch with equal links."""
+        return len(self.levels) == 1 and self.levels[0].medium == "switch"
+
     def spans(self, size: int) -> tuple[int, ...]:
         """Return, for each level, the number of ranks in a group, for `size` ranks; raise ArgumentError for too many.
 
