@@ -83,8 +83,8 @@ def main() -> int:
     """Print both times of every schedule, and the ratio; return 1 if a ratio is more than 1 % from 1."""
     if len(sys.argv) < 2:
         sys.exit("scripts/astrasim PATH_OF_ASTRA_SIM_CHECKOUT [GiB per second] [ns]")
-    speed, latency, *_ = (*map(float, sys.argv[2:4]), *("50", "500")[len(sys.argv) - 2:])
-    checkout, link = Path(sys.argv[1]).resolve(), (float(speed), float(latency))
+    words = [*sys.argv[2:4], *["50", "500"][len(sys.argv) - 2:]]
+    checkout, link = Path(sys.argv[1]).resolve(), (float(words[0]), float(words[1]))
     for program in (checkout / PROGRAMS / network.program for network in NETWORKS):
         if not program.exists():
             sys.exit(f"{program} does not exist: run build/astra_analytical/build.sh of the checkout")
