@@ -24,7 +24,7 @@ LINES = {
     "gpucoll dr": {"draw"},
     "gpucoll explain all_g": {"all_gather", "all_gather_v"},
     "gpucoll verify --collective all_gather --algorithm br": {"bruck"},
-    "gpucoll simulate all_reduce 1M --algorithm ring,tr": {"ring,tree"},
+    "gpucoll simulate all_reduce 1M --algorithm ring,tre": {"ring,tree"},
     "gpucoll bench all_r": {"all_reduce"},
     "gpucoll run --st": {"--standalone"},
 }
