@@ -20,12 +20,13 @@ from typing import NamedTuple, TypeAlias
 import numpy
 
 import teccl
-from gpucoll.algorithms import algorithm, registry, schedules
+from gpucoll.algorithms import schedules
 from gpucoll.analysis.graphs.bounds import bound
 from gpucoll.analysis.graphs.link_graph import LinkGraph, graph_of, load_graph
 from gpucoll.analysis.graphs.synthesis import synthesis, trees_for
 from gpucoll.analysis.simulate import simulate
 from gpucoll.analysis.simulate.graph_routes import GraphRoutes
+from gpucoll.cli.synthesize import Maker
 from gpucoll.core.schedule import Send
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
@@ -121,10 +122,8 @@ def uneven_mesh(width: int, height: int, across: float, along: float, us: float)
 
 def synthesised(made_for: LinkGraph, nbytes: int) -> float:
     """Return the simulated microseconds of a synthesised all-gather."""
-    made = synthesis(made_for, "all_gather", nbytes)
-    name = f"validation_{len(registry())}"
-    algorithm("all_gather", name, chunks=made.forest.chunks)(lambda rank, size: made.forest.all_gather(rank))
-    return simulate("all_gather", name, made_for.ranks, nbytes, made_for).seconds * 1e6
+    maker = Maker(made_for, "all_gather", nbytes)
+    return maker.best_trees(synthesis(made_for, "all_gather", nbytes)).seconds * 1e6
 
 
 def gathered(name: str, nbytes: int) -> float:
@@ -183,7 +182,7 @@ def tacos() -> Iterator[Case]:
         return f"GBps={round(speed * GIB / 1e9, 7)}, us={us}"
 
     slow, fast = link(50, 0.5), link(100, 1)
-    causes = ("a schedule has few segments if it has many messages, and its pipeline fills and empties",
+    causes = ("a round more than the least, or links whose bandwidths are no small multiples of a common one",
               "finer chunks, so that the poorest rank's links are in use to the end")
     rows = [("torus", "3x3x3", slow, 1024, 3706.20), ("torus", "3x4x5", slow, 2048, 6676.67),
             ("torus", "4x2x3", slow, 3072, 11673.67), ("grid", "3x3x3", slow, 1024, 6671.17),

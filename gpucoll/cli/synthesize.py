@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from gpucoll.algorithms import schedules
 from gpucoll.analysis.graphs.few_steps import FewSteps, Point
 from gpucoll.analysis.graphs.link_graph import LinkGraph, load_graph
+from gpucoll.analysis.graphs.link_order import in_link_order
 from gpucoll.analysis.graphs.synthesis import SCHEDULES, Synthesis, synthesis
 from gpucoll.analysis.simulate import seconds_on, simulate
 from gpucoll.analysis.sizes import byte_size
@@ -44,7 +45,7 @@ ALGORITHM = '''{forest} = Forest({trees}, {segments}, has_blocks={has_blocks})
 def {name}(rank, size):
     return {forest}.{method}(rank)
 '''
-FEW_STEPS = '''"""{about}
+STEPS = '''"""{about}
 
 Made by gpucoll synthesize: {point}.
 """
@@ -118,10 +119,16 @@ class Maker:
         text = as_python(made, self.graph, self.kind, {self.name: forest.segments})
         return Made(forest.chunks, rounds, text, self.seconds(forest.chunks, rounds))
 
-    def steps(self, made: Transfers, point: Point) -> Made:
-        """Return the algorithm of few steps."""
-        text = FEW_STEPS.format(
-            about=f"{self.kind} on {self.graph.name}, {self.graph.ranks} ranks.", point=point, collective=self.kind,
+    def best_trees(self, found: Synthesis) -> Made:
+        """Return the algorithm of spanning trees with the least predicted time: pipelined, or in the order of links."""
+        made, ordered = self.trees(found), in_link_order(self.graph, self.kind, found.found, self.nbytes)
+        return made if ordered is None else min(made, self.steps(ordered), key=lambda one: one.seconds)
+
+    def steps(self, made: Transfers, point: Point | None = None) -> Made:
+        """Return the algorithm of messages in steps: those of a point, or of trees in the order of links."""
+        text = STEPS.format(
+            about=f"{self.kind} on {self.graph.name}, {self.graph.ranks} ranks.", collective=self.kind,
+            point=point or f"trees in the order of links, {len(made.steps)} rounds",
             rows="\n".join(f"    {tuple(step)}," for step in made.steps), ranks=self.graph.ranks,
             chunks=made.per_block, combining=made.combining, name=self.name)
         return Made(made.chunks, made.rounds, text, self.seconds(made.chunks, made.rounds), point)
@@ -185,7 +192,7 @@ def _chosen(maker: Maker, options: Any) -> tuple[Made, dict[str, Any]]:
     limit = math.inf if options.time_limit is None else options.time_limit
     if maker.kind in SCHEDULES:
         found = synthesis(maker.graph, maker.kind, maker.nbytes, chunks=options.chunks, seconds=limit)
-        made = maker.trees(found)
+        made = maker.trees(found) if options.chunks else maker.best_trees(found)
         row = {"bound_GBps": float(found.limit.algbw), "trees_GBps": float(found.found.algbw),
                "trees_predicted_GBps": maker.nbytes / made.seconds / 1e9, "few_steps": "none with less time was found"}
     try:

@@ -136,11 +136,14 @@ class Forest:
         for steps, further in zip(up, down, strict=False):
             yield (*steps, *further)
 
-    def _place(self, number: int, segment: int) -> tuple[int, int]:
-        """Return first chunk and length of a tree's share of a segment, in an array of all blocks."""
+    def place(self, number: int, segment: int, segments: int) -> tuple[int, int]:
+        """Return first chunk and length of a tree's share of one of `segments`, in an array of all blocks."""
         tree = self.trees[number]
-        block = tree.root * self.shares * self.segments if self.has_blocks else 0
+        block = tree.root * self.shares * segments if self.has_blocks else 0
         return block + segment * self.shares + self._offsets[number], tree.share
+
+    def _place(self, number: int, segment: int) -> tuple[int, int]:
+        return self.place(number, segment, self.segments)
 
     def _own(self, buffer: Buffer, number: int, segment: int) -> Slice:
         """Return a tree's share of a segment in an array of the root's block alone."""

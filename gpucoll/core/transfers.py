@@ -46,6 +46,11 @@ def pieces_of(collective: str, size: int, chunks: int) -> list[Delivery]:
 DUALS = {"reduce": "broadcast", "reduce_scatter": "all_gather"}  # turned round, the second is the first
 
 
+def backwards(steps: Sequence[Sequence[Message]]) -> list[list[Message]]:
+    """Return the messages turned round, the last step first."""
+    return [[(piece, receiver, sender) for piece, sender, receiver in step] for step in reversed(steps)]
+
+
 class Transfers:
     """Messages in steps, as a schedule for `size` ranks; the root is rank 0.
 

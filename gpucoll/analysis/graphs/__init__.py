@@ -8,6 +8,7 @@
     switches       switches replaced by direct links between ranks
     tree_packing   spanning trees that fill the links
     synthesis      an algorithm made of trees: `gpucoll synthesize`
+    link_order     the messages of trees in the order of links, in place of a pipeline
     automorphisms  symmetries of a graph
     step_search    an algorithm of given steps, rounds and chunks, or a proof that none exists
     few_steps      the point with the least predicted time

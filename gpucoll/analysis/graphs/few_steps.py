@@ -21,7 +21,7 @@ from gpucoll.analysis.graphs.link_graph import LinkGraph
 from gpucoll.analysis.graphs.max_flow import FlowNetwork
 from gpucoll.analysis.graphs.step_search import CODE, Point, StepSearch, Undecided, solver
 from gpucoll.core.collectives import collective
-from gpucoll.core.transfers import DUALS, Message, Transfers
+from gpucoll.core.transfers import DUALS, Message, Transfers, backwards
 from gpucoll.errors import ArgumentError
 
 SERVED = ("all_gather", "broadcast", "gather", "scatter", "all_to_all", "reduce_scatter", "reduce", "all_reduce")
@@ -126,7 +126,7 @@ class FewSteps:
         if steps is None:
             return None
         if self.name in DUALS:
-            return Transfers(self.name, ranks, point.chunks, _backwards(steps), point.steps)
+            return Transfers(self.name, ranks, point.chunks, backwards(steps), point.steps)
         return Transfers(self.name, ranks, point.chunks, steps)
 
     def _all_reduce(self, point: Point, seconds: float, work: float) -> Transfers | None:
@@ -139,7 +139,7 @@ class FewSteps:
             if sums is not None and (first != last or self.sums is not self.copies):
                 copies = self.copies.answer(last, ends - time.monotonic(), work)
             if sums is not None and copies is not None:
-                return Transfers(self.name, ranks, first.chunks, [*_backwards(sums), *copies], first.steps)
+                return Transfers(self.name, ranks, first.chunks, [*backwards(sums), *copies], first.steps)
         if Fraction(point.rounds, point.chunks) < self._rounds_of_arrays:
             return None
         copies = self.copies.answer(point, ends - time.monotonic(), work)
@@ -217,7 +217,3 @@ class FewSteps:
             per_chunk = self.copies.direct_rounds if least == 1 else self._rounds_of_arrays
             yield Point(least, max(least, math.ceil(per_chunk)), 1), 1
 
-
-def _backwards(steps: Steps) -> Steps:
-    """Return the messages turned round, the last step first."""
-    return [[(piece, receiver, sender) for piece, sender, receiver in step] for step in reversed(steps)]
