@@ -97,12 +97,38 @@ class TorchWork(Handle):
             self._future.set_exception(self.error)
 
 
-class QueuedWork(TorchWork):
-    """A call queued for the thread of a `Caller`."""
+class CallFuture(torch.futures.Future):
+    """The future of a queued call; `at_turn` is that of the caller."""
 
-    def __init__(self, outputs: Sequence[Any], call: Call) -> None:
+    def __init__(self, at_turn: Callable[[Call], None]) -> None:
+        super().__init__()
+        self._at_turn = at_turn
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        """Return the future of ``callback(self)``.
+
+        The callback runs after the calls made before `then`, and before the calls made afterwards: all ranks make the
+        calls of the callback in one order with the others, whenever the future is complete.
+        """
+        result = CallFuture(self._at_turn)
+
+        def run() -> None:
+            try:
+                result.set_result(callback(self))
+            except Exception as error:
+                result.set_exception(error)
+
+        self._at_turn(run)
+        return result
+
+
+class QueuedWork(TorchWork):
+    """A call queued for the thread of a `Caller`; `at_turn` is that of the caller."""
+
+    def __init__(self, outputs: Sequence[Any], call: Call, at_turn: Callable[[Call], None]) -> None:
         super().__init__(outputs)
         self._call: Call | None = call
+        self._at_turn = at_turn
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._then: Callable[[], None] | None = None
 
@@ -120,6 +146,13 @@ class QueuedWork(TorchWork):
             self._ended.set()
         if self._then is not None:
             self._then()
+
+    def get_future(self) -> Any:
+        """Return the future of `result`."""
+        if self._future is None:
+            self._future = CallFuture(self._at_turn)
+            self._when_ended(self._complete)
+        return self._future
 
     def _ends(self, patience: float) -> bool:
         return self._ended.wait(None if patience == math.inf else patience)
@@ -262,11 +295,15 @@ class Caller:
     def make(self, call: Call, outputs: Sequence[Any], *, at_once: bool) -> TorchWork:
         """Make the call in this thread with `at_once`, or queue the call for the background thread.
 
-        A call by the callback of a future is made at once: the background thread runs the callback, and would wait
-        for itself. So all ranks make the calls of a callback right after the call before.
+        The background thread also runs the callbacks of futures, and makes their calls at once: a callback may wait
+        for them.
         """
         if self._server == threading.get_ident():
-            return self._nested(call, outputs, at_once=at_once)
+            nested = QueuedWork(outputs, call, self.at_turn)
+            nested.make()
+            if at_once:
+                nested.wait()
+            return nested
         # A synchronous call must not overtake queued calls: all ranks make the calls in one order.
         # `acquire` without blocking: if another thread of the program is in a call, queue behind.
         if at_once and not self._open and self._turn.acquire(blocking=False):
@@ -276,7 +313,16 @@ class Caller:
             finally:
                 self._turn.release()
             return TorchWork(outputs)
-        work = QueuedWork(outputs, call)
+        return self._queued(QueuedWork(outputs, call, self.at_turn))
+
+    def at_turn(self, do: Call) -> None:
+        """Run `do` after the calls made so far: at once if there are none under way."""
+        if self._open and self._server != threading.get_ident():
+            self._queued(QueuedWork((), do, self.at_turn))
+        else:
+            do()
+
+    def _queued(self, work: QueuedWork) -> QueuedWork:
         with self._counting:
             self._open += 1
             # Groups without asynchronous calls need no thread.
@@ -285,14 +331,6 @@ class Caller:
                 self._thread.start()
                 atexit.register(self.close)  # the other ranks wait for the queued calls: make all before the exit
         self._calls.put(work)
-        return work
-
-    def _nested(self, call: Call, outputs: Sequence[Any], *, at_once: bool) -> TorchWork:
-        """Make a call of a callback in the background thread."""
-        work = QueuedWork(outputs, call)
-        work.make()
-        if at_once:
-            work.wait()
         return work
 
     def _serve(self) -> None:
@@ -305,6 +343,7 @@ class Caller:
             with self._counting:
                 self._open -= 1
             del work  # else the arrays stay alive until the next call arrives
+        self._server = None  # numbers of threads are used again
 
     def close(self) -> None:
         """Make all queued calls, then end the thread."""

@@ -80,9 +80,9 @@ def _on_host(tensor: torch.Tensor) -> Array:
     """Return an array on the memory of a tensor on the host.
 
     After `Tensor.numpy` no storage can be resized again, and FSDP frees parameters by resizing their storage. Tensors
-    that differ from their memory, such as conjugates, are refused by `Tensor.numpy`.
+    without memory, or unlike their memory, such as conjugates, are left to `Tensor.numpy`.
     """
-    if tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg() or tensor.layout != torch.strided:
+    if not tensor.data_ptr() or tensor.is_conj() or tensor.is_neg() or tensor.layout != torch.strided:
         return tensor.numpy()
     return numpy.asarray(_Memory(tensor))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -121,13 +122,12 @@ class Tuner:
     """
 
     def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "") -> None:
-        self.table = table
         self._nodes, self._prefer = tuple(nodes), prefer
-        for graph in table.graphs:
-            if graph.ranks == len(self._nodes):
-                _register(table, graph)
+        self.table = table._replace(graphs=tuple(
+            graph for graph in table.graphs if graph.ranks == len(self._nodes) and _is_registered(table, graph)))
         # The model for arrays on a device, made at the first call on this device
-        self.model: Callable[[str], Model] = functools.cache(lambda device: Model(table, World(self._nodes, device)))
+        self.model: Callable[[str], Model] = functools.cache(
+            lambda device: Model(self.table, World(self._nodes, device)))
         self._kept: dict[tuple[str, str, int, tuple[str, ...], str, Order], tuple[str, str]] = {}
 
     def choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
@@ -189,8 +189,8 @@ class Tuner:
 
     def _names(self, collective: str, executors: Sequence[str], order: Order, device: str) -> Sequence[str]:
         """Return the names that "auto" may take; raise ArgumentError if none is left."""
-        schedules = [*scheduled(collective, len(self._nodes), len(set(self._nodes))),
-                     *self.model(device).synthesised(collective)]
+        schedules = list(scheduled(collective, len(self._nodes), len(set(self._nodes))))
+        schedules += [name for name in self.model(device).predicted(collective) if name not in schedules]
         names = [NATIVE] * (NATIVE in executors) + (schedules if set(executors) - {NATIVE} else [])
         if not names:
             raise ArgumentError(f"{collective}: no executor can run this call", code="GC-ALGO")
@@ -211,12 +211,21 @@ class Tuner:
         return left
 
 
-def _register(table: Table, graph: GraphTable) -> None:
-    """Register the synthesised algorithms of a table, from the files' content: other hosts may not have the files."""
-    for file in graph.files:
-        # A name ends with a digest of the algorithm: a known name is the same algorithm.
-        if not all((file.collective, name) in registry() for name in file.algorithms):
-            registered(str(Path(table.source).with_name(file.name)), file.content)
+def _is_registered(table: Table, graph: GraphTable) -> bool:
+    """Register the synthesised algorithms of a table, from the files' content: other hosts may not have the files.
+
+    Return False, with a warning, for a file that cannot be registered: the predictions are then left out.
+    """
+    try:
+        for file in graph.files:
+            # A name ends with a digest of the algorithm: a known name is the same algorithm.
+            if not all((file.collective, name) in registry() for name in file.algorithms):
+                registered(str(Path(table.source).with_name(file.name)), file.content)
+    except ArgumentError as error:
+        warnings.warn(f"tuning table {table.source}: {error}; the predictions on the graph {graph.graph} are left out",
+                      stacklevel=2)
+        return False
+    return True
 
 
 def is_ordered(collective: str, name: str, order: Order) -> bool:

@@ -96,8 +96,12 @@ class Model:
                   if (name == "native") == (executor == "native") and name not in known
                   for candidate in self._candidate(collective, nbytes, executor, name)]
         measured, others = ([one for one in priced if one.measured == kind] for kind in (True, False))
-        return [row for some in (on_graph, measured, others)
-                for row in ranked(some, functools.partial(self.ways, collective))]
+        return [*sorted(on_graph, key=lambda row: row.seconds),  # without ties: the seconds are those of the links
+                *(row for some in (measured, others) for row in ranked(some, functools.partial(self.ways, collective)))]
+
+    def predicted(self, collective: str) -> list[str]:
+        """Return the algorithms with predictions on the graph of these ranks."""
+        return [curve.algorithm for curve in self._curves if curve.collective == collective]
 
     def synthesised(self, collective: str) -> dict[str, str]:
         """Return the synthesised algorithms of the graph of these ranks: from name to file."""

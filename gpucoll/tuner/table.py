@@ -118,7 +118,15 @@ class Table(NamedTuple):
         return next((one for one in self.graphs if one[1:3] == (ranks, device)), None)
 
     def predicted(self, graph: GraphTable) -> Table:
-        """Return the table with `graph` in place of the old predictions for the same ranks and device."""
+        """Return the table with `graph` in place of the old predictions for the same ranks and device.
+
+        Predictions for other collectives on a graph of the same name are kept.
+        """
+        before = self.graph(graph.ranks, graph.device)
+        if before is not None and before.graph == graph.graph:
+            now = {curve.collective for curve in graph.curves}
+            graph = graph._replace(files=(*graph.files, *(one for one in before.files if one.collective not in now)),
+                                   curves=(*graph.curves, *(one for one in before.curves if one.collective not in now)))
         return self._replace(graphs=(*self._other_graphs(graph.ranks, graph.device), graph))
 
     def _other_graphs(self, ranks: int, device: str) -> tuple[GraphTable, ...]:

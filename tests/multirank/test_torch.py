@@ -35,7 +35,7 @@ def torchrun(ranks, *argv):
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_method_under_mpiexec(mpiexec, ranks):
-    names = "collectives several checks functional objects messages groups timeouts"
+    names = "collectives several checks functional objects callbacks messages groups timeouts"
     check(mpiexec(ranks, sys.executable, METHODS, *names.split(), timeout=SECONDS), ranks, names)
 
 

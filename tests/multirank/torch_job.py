@@ -269,6 +269,33 @@ def objects():
     assert RANK or gathered == list(range(SIZE))
 
 
+def callbacks():
+    """Calls of futures' callbacks stand where `then` stood, also on a rank whose future was complete before."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total = sum(range(1, size + 1))
+    for turn in range(60):
+        rows = [torch.full((100,), float(scale * (rank + 1))) for scale in (1, 2, 3, 4, 5)]
+
+        def nested(_, rows=rows):
+            work = dist.all_reduce(rows[1], async_op=True)
+            dist.all_reduce(rows[2], async_op=True).get_future().wait()
+            return work
+
+        first = dist.all_reduce(rows[0], async_op=True)
+        if (rank + turn) % 2:
+            first.wait()
+        future = first.get_future().then(nested) if turn % 3 else None
+        second = dist.all_reduce(rows[3], async_op=True)
+        future = future or first.get_future().then(nested)
+        last = future.then(lambda done, rows=rows: (done.value(), dist.all_reduce(rows[4], async_op=True)))
+        for work in (second, *last.wait()):
+            work.wait()
+        assert [row.tolist() for row in rows] == [[scale * total] * 100 for scale in (1, 2, 3, 4, 5)], turn
+    failed = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda _: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        failed.wait()
+
+
 def messages():
     right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
     for dtype, shape in itertools.product((torch.float32, torch.bfloat16), ((3,), (1 << 18,), (0,))):

@@ -167,3 +167,36 @@ def test_wrong_arguments_are_one_line(tmp_path, monkeypatch, capsys, words, said
     monkeypatch.setenv("GPUCOLL_CACHE", str(tmp_path))
     assert said in refused(capsys, main, ["tune", *words], "gpucoll tune: ")
     assert not [*tmp_path.iterdir()]
+
+
+def test_predictions_for_other_collectives_are_kept():
+    gathers = Curve("all_gather", ANY, "ring", (8,), (1e-5,))
+    later = GRAPH._replace(files=(), curves=(gathers,))
+    both, = table(GRAPH).predicted(later).graphs
+    assert (both.files, both.curves) == ((FILE,), (gathers, *ON_GRAPH))
+    other, = table(GRAPH).predicted(later._replace(graph="there")).graphs
+    assert other.curves == (gathers,)
+
+
+def test_the_quickest_on_a_graph_is_taken_however_near_the_next_is():
+    near = tuple(Curve("all_reduce", ANY, name, (8, 1 << 20), (seconds, seconds))
+                 for name, seconds in (("one_shot", 1.01e-5), ("ring", 1.02e-5), ("bine", 1e-5)))
+    chosen = Tuner((0,) * 4, table(PLAIN._replace(curves=near))).choose("all_reduce", "auto", 8, ("mpi",))
+    assert chosen[:2] == ("mpi", "bine")  # for groups, and predicted for this node
+
+
+def test_predictions_with_a_file_that_cannot_be_registered_are_left_out():
+    broken = GRAPH._replace(files=(FILE._replace(content=b"raise ValueError('planted')"),))
+    with pytest.warns(UserWarning, match="planted.*the predictions on the graph here are left out"):
+        tuner = Tuner((0,) * 4, table(broken))
+    assert tuner.choose("all_reduce", "auto", 8, ("mpi",))[1] in ("ring", "tree")  # by measured times
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\x01b"])
+def test_a_name_that_would_end_a_text_of_python_is_refused(tmp_path, name):
+    file = tmp_path / "graph.toml"
+    file.write_text(f'kind = "graph"\nranks = ["a", "b"]\nname = {json.dumps(name)}\n'
+                    '[[links]]\nfrom = "a"\nto = "b"\nGBps = 1.0\nus = 1.0\nboth = true\n')
+    with pytest.raises(ArgumentError, match="a quote, a backslash or a control character") as caught:
+        load_graph(str(file))
+    assert caught.value.code == "GC-TOPOLOGY"

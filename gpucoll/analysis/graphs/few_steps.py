@@ -104,6 +104,9 @@ class FewSteps:
         if self.name == "all_reduce":
             return StepAnswer(None, "neither a reduce-scatter with an all-gather nor all arrays at every rank fit, but "
                           "other algorithms may", False)
+        if self.graph.size > self.graph.ranks:
+            return StepAnswer(None, "the solver has tried every order of the messages, on the ways of `simulate` alone",
+                              False)
         return StepAnswer(None, "the solver has tried every way of the chunks", True)
 
     def _too_few(self, point: Point) -> str:

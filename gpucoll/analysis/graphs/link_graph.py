@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +14,7 @@ from gpucoll.core import toml
 from gpucoll.errors import ArgumentError
 
 CODE = "GC-TOPOLOGY"
+UNFIT = re.compile(r'["\\\x00-\x1f\x7f]')  # in the name of a graph
 MOST_NODES, MOST_LINKS = 4096, 1 << 16
 MOST_GBPS, MOST_US = 1e9, 1e9  # bounds of the numbers in a file: sums stay exact and finite
 
@@ -130,7 +132,10 @@ def graph_of(stem: str, table: dict[str, Any]) -> LinkGraph:
         raise file.error(f"{len(names)} nodes are more than {MOST_NODES}")
     edges = _edges(file, table, {name: number for number, name in enumerate(names)})
     copying = frozenset(range(len(ranks), len(names))) if table.get("multicast") else frozenset()
-    graph = LinkGraph(table.get("name") or stem, names, len(ranks), edges, copying, table.get("about", ""))
+    name = table.get("name") or stem
+    if UNFIT.search(name):  # the name stands in the text of files that Python runs
+        raise file.error(f"name {name!r} has a quote, a backslash or a control character")
+    graph = LinkGraph(name, names, len(ranks), edges, copying, table.get("about", ""))
     _check_paths(file, graph)
     return graph
 
