@@ -17,6 +17,8 @@ PLANTED_INSIGHT = [
      "if first[rank] in asking:", "if rank in asking:"),
     ("guard", "clocks: records of two clocks of a process are compared", "gpucoll/health/stragglers.py",
      "    here = call.began - offset\n", "    here = call.began\n"),
+    ("product", "torch: a callback stands where its future is complete", "gpucoll/torch/handles.py",
+     "        self._at_turn(run)\n", "        super().then(lambda _: run())\n"),
     ("guard", "torch: the first communicator of the largest size", "gpucoll/health/torch_trace.py",
      "(stories[0].size, _latest(stories))", "stories[0].size"),
     ("guard", "a repeated call has no range", "gpucoll/communicator/backends.py",
