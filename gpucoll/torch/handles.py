@@ -78,9 +78,12 @@ class TorchWork(Handle):
         """Return the future of `result`."""
         # One future per handle: torch may ask several times, and a future is completed once.
         if self._future is None:
-            self._future = torch.futures.Future()
+            self._future = self._new_future()
             self._when_ended(self._complete)
         return self._future
+
+    def _new_future(self) -> Any:
+        return torch.futures.Future()
 
     def _ends(self, patience: float) -> bool:
         """Wait at most `patience` seconds and return whether the call has ended; set `error`."""
@@ -147,12 +150,8 @@ class QueuedWork(TorchWork):
         if self._then is not None:
             self._then()
 
-    def get_future(self) -> Any:
-        """Return the future of `result`."""
-        if self._future is None:
-            self._future = CallFuture(self._at_turn)
-            self._when_ended(self._complete)
-        return self._future
+    def _new_future(self) -> Any:
+        return CallFuture(self._at_turn)
 
     def _ends(self, patience: float) -> bool:
         return self._ended.wait(None if patience == math.inf else patience)
