@@ -292,9 +292,9 @@ def doubling(position: int, partners: Sequence[int], part: Part = Slice) -> Roun
 
 
 def zigzag(number: int, step: int, core: int) -> int:
-    """Return the partner of a number on a ring of `core`: rho(step) = 1 - 2 + 4 - ... places on, or back if odd.
+    """Return the partner of a number in a step, on a ring of `core` numbers.
 
-    The distances 1, -1, 3, -5, 11 have step + 1 terms.
+    The partner of an even number is `rho` of the step ahead, the partner of an odd number as far behind.
 
     >>> [zigzag(0, step, 64) for step in range(5)], zigzag(1, 0, 64)
     ([1, 63, 3, 59, 11], 0)
@@ -303,7 +303,7 @@ def zigzag(number: int, step: int, core: int) -> int:
 
 
 def rho(step: int) -> int:
-    """Return 1 - 2 + 4 - ..., step + 1 terms."""
+    """Return the distance of a step, 1 - 2 + 4 - ... with step + 1 terms: 1, -1, 3, -5, 11."""
     return (1 - (-2) ** (step + 1)) // 3
 
 

@@ -86,7 +86,8 @@ class Model:
                    names: Sequence[str]) -> list[Candidate]:
         """Return the candidates `names` on `executors` that can be predicted, measured ones first, then by `ranked`.
 
-        Predictions on a graph of these ranks come before all others. A graph knows no executors: the first runs them.
+        Predictions on a graph of these ranks come before all others. A graph names no executor: the first able to serve
+        the call runs the algorithm.
         """
         first = next((executor for executor in executors if executor != "native"), "")
         on_graph = [self._on_graph(curve, nbytes, first) for curve in self._curves
