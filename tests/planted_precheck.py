@@ -30,6 +30,8 @@ PLANTED_PRECHECK = [
      "culprits = refused or gone or sorted(arrived - {*most})", "culprits = refused or gone or sorted(most)"),
     ("precheck", "mpi4py's split keeps all ranks", f"{ROOM}/mpi_world.py",
      "part = self._part(None if color == MPI.UNDEFINED else color, key)", "part = self._part(0, key)"),
+    ("precheck", "a user's installed packages are loaded by each rank", f"{ROOM}/state.py",
+     'return file.endswith(".py") and not installed and', 'return file.endswith(".py") and'),
     ("precheck", "ranks of torch share their groups", f"{ROOM}/program.py",
      "        self._state.follow(c10d, fresh_variables)\n", ""),
     ("precheck", "ranks of torch draw from one generator", f"{ROOM}/state.py",

@@ -149,8 +149,9 @@ class GlobalGenerator(NamedTuple):
 
 
 def is_of_program(file: str) -> bool:
-    """Return whether a module's file is Python code outside of the interpreter's folders and of this package."""
-    return file.endswith(".py") and not file.startswith((PACKAGE, sys.prefix + os.sep, sys.base_prefix + os.sep,
+    """Return whether a module's file is Python code, neither installed nor the interpreter's nor of this package."""
+    installed = {"site-packages", "dist-packages"} & {*file.split(os.sep)}  # a user's own packages among them
+    return file.endswith(".py") and not installed and not file.startswith((PACKAGE, sys.prefix + os.sep, sys.base_prefix + os.sep,
                                                          "/usr/lib/python"))
 
 

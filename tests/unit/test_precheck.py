@@ -5,6 +5,7 @@ values of the oracle.
 """
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -19,6 +20,7 @@ import gpucoll as gc
 import mixture
 from faulty_programs import PROGRAMS
 from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.rehearsal.state import is_of_program
 from multirank.disagreements import CULPRIT, cases, made
 from pace import seconds
 from ranks import find_launcher
@@ -272,3 +274,10 @@ def main_of(path):
 @pytest.mark.slow
 def test_many_ranks_of_a_training_agree():
     assert command(TRAIN, 64, options=["--epochs", "1", "--progress", "off"])[0] == 0
+
+
+@pytest.mark.parametrize(("file", "is_own"), [
+    ("/home/me/train.py", True), ("/home/me/.local/lib/python3.11/site-packages/torch/__init__.py", False),
+    ("/usr/lib/python3/dist-packages/numpy/__init__.py", False), (os.__file__, False), ("/home/me/fast.so", False)])
+def test_installed_packages_are_shared_by_all_ranks(file, is_own):
+    assert is_of_program(file) is is_own
