@@ -151,8 +151,8 @@ class GlobalGenerator(NamedTuple):
 def is_of_program(file: str) -> bool:
     """Return whether a module's file is Python code, neither installed nor the interpreter's nor of this package."""
     installed = {"site-packages", "dist-packages"} & {*file.split(os.sep)}  # a user's own packages among them
-    return file.endswith(".py") and not installed and not file.startswith((PACKAGE, sys.prefix + os.sep, sys.base_prefix + os.sep,
-                                                         "/usr/lib/python"))
+    return file.endswith(".py") and not installed and not file.startswith(
+        (PACKAGE, sys.prefix + os.sep, sys.base_prefix + os.sep, "/usr/lib/python"))
 
 
 def _environment() -> dict[Any, Any]:
