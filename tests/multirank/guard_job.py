@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import numpy
+from mpi4py import MPI
 
 import gpucoll as gc
 from gpucoll import training
@@ -112,6 +113,7 @@ def main():
     folder, how, executor = sys.argv[1:]
     if "TWO_HOSTS" in os.environ:
         pretend_two_hosts()
+    MPI.COMM_WORLD.Barrier()  # no deadline: on a busy machine ranks start many seconds apart
     comm = gc.init(timeout=TIMEOUT, executor=None if executor == "auto" else executor)
     x, error = numpy.ones(100), None
     mapped = comm.zeros(100_000, "f4")

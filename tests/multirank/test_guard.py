@@ -36,8 +36,8 @@ def came_of(folder):
 
 @pytest.mark.parametrize("executor", ["auto", "mpi", pytest.param("native", marks=SLOW)])
 def test_a_rank_that_leaves_by_an_error_is_named_at_once(mpiexec, tmp_path, executor):
-    found, _ = ended(mpiexec, tmp_path, "with", executor)
-    assert found.keys() == {0, 2}
+    found, job = ended(mpiexec, tmp_path, "with", executor)
+    assert found.keys() == {0, 2}, job
     for lasted, closing, error, culprits, words in found.values():
         assert (error, culprits) == ("RankFailedError", [1]), words
         assert lasted < seconds(1)
@@ -46,11 +46,11 @@ def test_a_rank_that_leaves_by_an_error_is_named_at_once(mpiexec, tmp_path, exec
 
 @pytest.mark.parametrize("executor", ["auto", "mpi"])
 def test_a_rank_that_exits_is_named(mpiexec, tmp_path, executor):
-    found, _ = ended(mpiexec, tmp_path, "exit", executor)
+    found, job = ended(mpiexec, tmp_path, "exit", executor)
+    assert found, job
     for lasted, _, error, culprits, words in found.values():
         assert (error, culprits) == ("RankFailedError", [1]), words
         assert lasted < seconds(1)
-    assert found
 
 
 def test_who_is_told_to_end_saves_first(mpiexec, tmp_path):
