@@ -23,7 +23,7 @@ CUDA_MEMORY = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 
 def on_gpu(x: Any) -> bool:
     """Return whether `x` is an array in GPU memory, without importing a GPU library."""
-    if isinstance(x, numpy.ndarray):
+    if type(x) is numpy.ndarray:
         return False
     if has(x, "__cuda_array_interface__"):  # PyTorch's host tensors lack this attribute
         return True
@@ -135,13 +135,15 @@ def as_array(name: str, what: str, x: object) -> Array:
     Accepted are NumPy and CuPy arrays, PyTorch tensors, and objects with DLPack, ``__array_interface__`` or
     ``__cuda_array_interface__``.
     """
-    if isinstance(x, numpy.ndarray):
-        if isinstance(x, numpy.ma.MaskedArray):
-            raise ArgumentError(f"{name}: {what} is a masked array, and the mask would be lost; pass x.filled(value)",
-                                code="GC-ARRAY")
-        return x if type(x) is numpy.ndarray else x.view(numpy.ndarray)  # numpy.matrix stays 2-D when reshaped
+    if type(x) is numpy.ndarray:
+        return x
     if on_gpu(x):
         return _gpu_array(name, what, x)
+    if isinstance(x, numpy.ma.MaskedArray):
+        raise ArgumentError(f"{name}: {what} is a masked array, and the mask would be lost; pass x.filled(value)",
+                            code="GC-ARRAY")
+    if isinstance(x, numpy.ndarray):
+        return x.view(numpy.ndarray)  # numpy.matrix stays 2-D when reshaped
     if isinstance(x, numpy.generic) or not (has(x, "__dlpack__") or has(x, "__array_interface__")):
         raise ArgumentError(f"{name}: {what} is a {type(x).__name__}, not an array{_advice(what, x)}", code="GC-ARRAY")
     return _opened(name, what, x, "NumPy", lambda tensor: tensor.numpy(),

@@ -64,7 +64,7 @@ class Link:
     members: Membership | None = None  # by which processes regroup; None if they cannot
     gpu_index: int | None = None  # number for dealing out a host's GPUs; None: threads use the current GPU
     device: int | None = None  # the CUDA ordinal, once `own_gpu` was called
-    parts: Any = None  # of a communicator of virtual ranks: replace `Core`, `PointToPoint` and `VectorVariants`
+    parts: Any = None  # of a communicator of virtual ranks: replace Core, PointToPoint, VectorVariants, SymmetricHeaps
     _ranks: StoreRanks  # gathers the colors of a split without MPI
     _splits = 0
 

@@ -60,7 +60,7 @@ class Communicator:
     """
 
     def __init__(self, link: Link, options: bootstrap.Options) -> None:
-        core_type, points, blocks = link.parts or (Core, PointToPoint, VectorVariants)
+        core_type, points, blocks, heaps = link.parts or (Core, PointToPoint, VectorVariants, SymmetricHeaps)
         try:
             core: Core = core_type(link, options)
         except BaseException as error:
@@ -73,7 +73,7 @@ class Communicator:
         self.options = core.options
         self.mpi: Any = link.mpi if link.has_collectives else None
         self.address = None if link.members is None else regroup.text_of(link.members.address)
-        self._core, self._memory = core, SymmetricHeaps(core)
+        self._core, self._memory = core, heaps(core)
         self._points: PointToPoint = points(core)
         self._blocks: VectorVariants = blocks(core)
         self._survivors: Communicator | None = None  # the survivors' communicator, once this one has been shrunk

@@ -157,7 +157,8 @@ class Analysis:
             return "group" if any(one.collective in GROUPS for one in others) else "ended"
         if any(one.collective in GROUPS for one in signatures):
             return "group"
-        return KINDS.get(code_of_difference(signatures), "collective")
+        usual = "device" if len({one.where for one in signatures}) > 1 else "collective"
+        return KINDS.get(code_of_difference(signatures), usual)
 
     def _only_ended(self, group: VirtualGroup, call: MatchedCall) -> bool:
         return all(one.is_end for one in call.arrivals.values())
@@ -259,17 +260,21 @@ class Analysis:
                                              f"rank {side.ranks[0]} in {side.call} ({side.place})" for side in sides)))
 
 
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    """Return whether a frame is the user's: neither of this library nor of an import statement."""
+    return not frame.filename.startswith((*INSIDE, "<frozen importlib"))
+
+
 def place_of(error: BaseException) -> str:
     """Return the line of the user's code that raised `error`, or ""."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-              if not frame.filename.startswith((*INSIDE,))]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def _call_of(error: BaseException) -> str:
     """Return the name of the library's function, called by the user's code, that raised `error`."""
     frames = traceback.extract_tb(error.__traceback__)
-    users = [number for number, frame in enumerate(frames) if not frame.filename.startswith((*INSIDE,))]
+    users = [number for number, frame in enumerate(frames) if _is_users(frame)]
     return frames[users[-1] + 1].name if users and users[-1] + 1 < len(frames) else ""
 
 

@@ -20,6 +20,7 @@ from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.places import VirtualPlace
+from gpucoll.rehearsal.cupy_on_host import in_place_of_cupy
 from gpucoll.rehearsal.findings import Analysis, Finding
 from gpucoll.rehearsal.matching import VirtualGroup
 from gpucoll.rehearsal.ranks import end, world_of
@@ -69,7 +70,7 @@ class Rehearsal:
         bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world,
                                                        self._follow_torch)
         try:
-            with _no_sleep(turns), self._mpi(), self._stack:
+            with _no_sleep(turns), self._mpi(), self._cupy(), self._stack:
                 if "gpucoll.torch" in sys.modules:
                     self._follow_torch()
                 turns.run()
@@ -88,6 +89,11 @@ class Rehearsal:
         from gpucoll.rehearsal.mpi_world import as_world
 
         return as_world(VirtualGroup(self._turns, range(self._size), self._groups))
+
+    def _cupy(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context with a CuPy on the host; a function that has imported CuPy before keeps that CuPy."""
+        return in_place_of_cupy(self._size) if self._is_program or "cupy" not in sys.modules \
+            else contextlib.nullcontext()
 
     def _follow_torch(self) -> None:
         """Let torch.distributed make groups of virtual ranks until the end of the rehearsal."""

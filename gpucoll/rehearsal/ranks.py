@@ -5,22 +5,25 @@ Transports, executors and waits are replaced, one by one; everything above them 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Generator
 from typing import Any
 
 from gpucoll.algorithms import find, schedule
-from gpucoll.arrays import Space, on_gpu
+from gpucoll.arrays import Array, Prepared, Space, on_gpu
 from gpucoll.arrays.segments import Heap
 from gpucoll.communicator import Communicator
 from gpucoll.communicator.backends import HostBackend
+from gpucoll.communicator.calls import CallTable, Key
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.lifecycle import Lifecycle
 from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import Failure, Metadata, MetadataExchange, check_alike, checked
 from gpucoll.communicator.points import PointToPoint
 from gpucoll.communicator.ragged import VectorVariants
+from gpucoll.communicator.symmetric import SymmetricHeaps
 from gpucoll.communicator.wildcards import PointMessage
 from gpucoll.core.signature import Signature
 from gpucoll.errors import GpucollError, UsageError
@@ -29,6 +32,7 @@ from gpucoll.health.processes import RankThreads
 from gpucoll.launch.bootstrap import Options, RankTopology
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
 from gpucoll.progress.waits import Progress
+from gpucoll.rehearsal import cupy_on_host
 from gpucoll.rehearsal.matching import CLOSE, REFUSED, VirtualGroup, VirtualMessages
 from gpucoll.rehearsal.values import compute
 from gpucoll.tuner import built_in
@@ -95,23 +99,27 @@ class VirtualExecutor(Executor):
         self._group, self._rank = group, rank
 
     def compile(self, request: CallRequest) -> Call | Refusal:
-        return VirtualCall(self, request)
+        return VirtualCall(self, request, "")
 
-    def matched(self, ready: ReadyCall) -> Operation:
+    def matched(self, ready: ReadyCall, description: str) -> Operation:
         """Match a call with the other ranks' calls."""
-        description = ready.request.description
         call = self._group.arrive(self._rank, description, self._group.turns.site(), ready, compute)
         if not call.is_complete:
             yield lambda: call.is_complete
 
 
 class VirtualCall(Call):
-    """A request of a virtual rank."""
+    """A request of a virtual rank; `description` is compared among the ranks."""
 
     executor: VirtualExecutor
 
+    def __init__(self, executor: VirtualExecutor, request: CallRequest, where: str) -> None:
+        super().__init__(executor, request)
+        self.description = Signature.decode(request.description)._replace(where=where).encode() if where \
+            else request.description
+
     def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
-        return self.executor.matched(ReadyCall(self, source, target))
+        return self.executor.matched(ReadyCall(self, source, target), self.description)
 
 
 class VirtualBackend(HostBackend):
@@ -158,7 +166,7 @@ class VirtualLink(Link):
         return VirtualLink(part, part.members.index(self.number))
 
     def own_gpu(self, ordinal: int | None) -> int | None:
-        return None
+        return (self.number if ordinal is None else ordinal) if cupy_on_host.is_followed() else None
 
 
 class VirtualLifecycle(Lifecycle):
@@ -167,8 +175,8 @@ class VirtualLifecycle(Lifecycle):
     link: VirtualLink
 
     def __init__(self, link: VirtualLink, options: Options) -> None:
-        # Neither a comparison by messages nor a device: both belong to real ranks.
-        super().__init__(link, options._replace(check="off", device=None))
+        # No comparison by messages: the comparison belongs to real ranks.
+        super().__init__(link, options._replace(check="off"))
         link.group.rank_of(link.place.rank).communicators.append(self)
 
     def new_waits(self) -> Progress:
@@ -238,6 +246,35 @@ class VirtualMetadata(MetadataExchange):
         return everyone
 
 
+class VirtualCallTable(CallTable):
+    """The compiled calls of a virtual rank. Calls on GPU arrays are prepared each time, because results are arrays too.
+
+    Equal requests on both kinds of memory are different calls.
+    """
+
+    def compiled(self, request: CallRequest, allowed: str | None, space: Space) -> Call:
+        return super().compiled(request, _where(space) or allowed, space)
+
+    def keep(self, cache_key: Key, x: Any, out: Any, ready: ReadyCall, call: Prepared, seconds: Array | None) -> None:
+        if not _where(call.space):
+            super().keep(cache_key, x, out, ready, call, seconds)
+
+
+def _where(space: Space) -> str:
+    return "on devices" if isinstance(space, cupy_on_host.DeviceMemory) else ""
+
+
+class VirtualHeaps(SymmetricHeaps):
+    """The symmetric memory of a virtual rank: host memory for all devices."""
+
+    def empty(self, name: str, shape: Any, dtype: Any, device: str | None) -> Any:
+        array = super().empty(name, shape, dtype, device)
+        return cupy_on_host.on_device(array) if device == "cuda" else array
+
+    def _memory(self, where: str) -> tuple[Heap, Any]:
+        return self._heaps.setdefault(where, self._core.host.heap), None
+
+
 class VirtualCore(Core):
     """The path of a virtual rank's calls."""
 
@@ -247,18 +284,27 @@ class VirtualCore(Core):
     link: VirtualLink
 
     def __init__(self, link: VirtualLink, options: Options) -> None:
-        super().__init__(link, options._replace(device=None))
+        super().__init__(link, options._replace(device=options.ordinal))  # never the emulated device
+        self.calls = VirtualCallTable(self)
 
     def space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
         if any(map(on_gpu, arrays)):
-            raise UsageError(f"{name}: x is a GPU array; precheck follows calls on host arrays, so let the program "
-                             "use NumPy there", code="GC-PRECHECK")
+            return self.gpu("cuda").space(stream)
         return super().space(name, *arrays, stream=stream)
 
-    def compile(self, request: CallRequest, *_: Any) -> Call:
+    def current(self, *_: Any) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def gpu(self, name: str) -> Any:
+        if not cupy_on_host.is_followed():
+            raise UsageError("precheck: a GPU array of another library than CuPy, or of a CuPy imported before; let "
+                             "the function import CuPy itself, or use `gpucoll precheck`", code="GC-PRECHECK")
+        return cupy_on_host.GPU
+
+    def compile(self, request: CallRequest, allowed: str | None, space: Space) -> Call:
         if request.algorithm not in ("auto", "native"):
             _check_algorithm(request.collective, request.algorithm, self.size, request.root)
-        return VirtualCall(self.life.executor, request)
+        return VirtualCall(self.life.executor, request, _where(space))
 
     def start(self, name: str, *arguments: Any) -> Any:
         return placed(super().start(name, *arguments), self.group)
@@ -306,7 +352,7 @@ def placed(result: Any, group: list[Work] | None) -> Any:
     return result
 
 
-VirtualLink.parts = VirtualCore, VirtualPoints, VirtualBlocks
+VirtualLink.parts = VirtualCore, VirtualPoints, VirtualBlocks, VirtualHeaps
 
 
 @functools.lru_cache(1024)
