@@ -66,4 +66,9 @@ PLANTED_PRECHECK = [
      '            raise _unknown(f"{self.__name__}.{name}")\n', "            return _nothing\n"),
     ("precheck", "the CuPy of the rehearsal stays", f"{ROOM}/cupy_on_host.py",
      "            del sys.modules[name]\n", "            pass\n"),
+    ("precheck", "tensors of torch lie on no GPU", f"{ROOM}/torch_world.py",
+     "(lambda: torch_cuda.replacements(len(turns.ranks)), lambda: _replacements(world, turns))",
+     "(lambda: _replacements(world, turns),)"),
+    ("precheck", "an import statement is a line of the program", f"{ROOM}/findings.py",
+     'startswith((*INSIDE, "<frozen importlib"))', "startswith((*INSIDE,))"),
 ]

@@ -6,7 +6,8 @@
     ranks       communicators of virtual ranks: the library above transports and executors
     state       environment, random numbers and world of each rank
     findings    causes and places, from the state in which no rank can go on
-    torch_world torch.distributed for virtual ranks
+    torch_world torch.distributed for virtual ranks; torch_threads, torch_cuda: its threads, and tensors on GPUs
+    cupy_on_host  CuPy without a GPU
     program     a function or a script, run by all ranks; the command
 """
 

@@ -21,6 +21,7 @@ from gpucoll.communicator import Communicator, internal
 from gpucoll.core.signature import Signature
 from gpucoll.errors import UsageError
 from gpucoll.launch import bootstrap
+from gpucoll.rehearsal import torch_cuda
 from gpucoll.rehearsal.matching import VirtualGroup
 from gpucoll.rehearsal.ranks import world_of
 from gpucoll.rehearsal.torch_threads import stand_ins
@@ -193,7 +194,7 @@ def _refused(text: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def replacements(world: TorchWorld, turns: Turns) -> list[tuple[Any, str, Any]]:
+def _replacements(world: TorchWorld, turns: Turns) -> list[tuple[Any, str, Any]]:
     """Return the functions and classes of torch to be replaced: owner, name and replacement."""
     helper, mesh, serial = c10d._new_process_group_helper, DeviceMesh.__init__, next(_serials)
     future, wait_in_torch = handles.TorchWork.get_future, torch.futures.Future.wait
@@ -240,11 +241,13 @@ def replacements(world: TorchWorld, turns: Turns) -> list[tuple[Any, str, Any]]:
 def as_world(turns: Turns, groups: list[VirtualGroup]) -> Iterator[None]:
     """Let torch.distributed make groups of virtual ranks."""
     world, hook, plugin = TorchWorld(turns, groups), sys.excepthook, Backend._plugins["GPUCOLL"]
-    replaced = replacements(world, turns)
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     threads, level = torch.get_num_threads(), torch.distributed.get_debug_level()
-    for owner, name, value in replaced:
-        setattr(owner, name, value)
+    before: list[tuple[Any, str, Any]] = []
+    for replacements in (lambda: torch_cuda.replacements(len(turns.ranks)), lambda: _replacements(world, turns)):
+        replaced = replacements()  # the second ones call the first ones
+        before += [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+        for owner, name, value in replaced:
+            setattr(owner, name, value)
     Backend._plugins["GPUCOLL"] = plugin._replace(creator_fn=lambda options, _: VirtualTorchGroup(world, options),
                                                   extended_api=True)
     # The registry of groups by name, used by functional collectives, is a thread's own then.
@@ -258,6 +261,6 @@ def as_world(turns: Turns, groups: list[VirtualGroup]) -> Iterator[None]:
         torch.distributed.set_debug_level(level)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         Backend._plugins["GPUCOLL"] = plugin
-        for owner, name, value in before:
+        for owner, name, value in reversed(before):
             setattr(owner, name, value)
         sys.excepthook = hook

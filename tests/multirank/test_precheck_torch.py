@@ -83,6 +83,14 @@ def test_every_method_and_training_has_right_values_and_no_finding(program, rank
     assert precheck(program, ranks, *names.split()) == []
 
 
+def test_a_program_for_gpus_is_checked_without_any():
+    program = ROOT / "tests/multirank/torch_gpu_training.py"
+    assert precheck(program, 4) == []
+    (found,) = precheck(program, 3, "unequal")
+    assert (found["kind"], found["ranks"]) == ("shape", [1]), found
+    assert all(place.startswith(f"{program}:") for place in found["places"])
+
+
 def test_each_rank_has_stores_groups_and_random_numbers_of_its_own(tmp_path):
     program = tmp_path / "own.py"
     program.write_text(OWN)
@@ -143,6 +151,7 @@ from gpucoll.torch import handles
 def state():
     names = [name for name in vars(c10d) if name.startswith("_pg_") or name in ("_world", "_backend", "rendezvous")]
     return [*(getattr(c10d, name) for name in names), c10d._new_process_group_helper, dist.TCPStore, handles.threading,
+            torch.cuda.is_available, torch.zeros, torch.Tensor.to,
             handles.TorchWork.get_future, torch.futures.Future.wait, torch.multiprocessing.spawn, DeviceMesh.__init__,
             dist.Backend._plugins["GPUCOLL"], torch.get_num_threads(), dist.get_debug_level(), sys.excepthook,
             torch._C._distributed_c10d._get_thread_isolation_mode() if hasattr(
