@@ -32,7 +32,7 @@ class ndarray(numpy.ndarray):
 
     # The rule by which `gpucoll.arrays.on_gpu` knows arrays in GPU memory.
     __cuda_array_interface__ = property(lambda self: self.__array_interface__)
-    device = property(lambda self: Device())
+    device = property(lambda self: VirtualDevice())
 
     @property
     def data(self) -> Any:
@@ -85,6 +85,8 @@ class VirtualGpu:
         return self._space
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         raise _unknown("a kernel of gpucoll on arrays outside of a call")
 
 
@@ -124,7 +126,7 @@ class NumpyPart(ModuleType):
         return computed
 
 
-class Device:
+class VirtualDevice:
     """A device; every rank thinks that it has as many as the node has ranks."""
 
     compute_capability = "90"
@@ -133,7 +135,7 @@ class Device:
     def __init__(self, device: Any = None) -> None:
         self.id = getattr(_CURRENT, "device", 0) if device is None else int(getattr(device, "id", device))
 
-    def use(self) -> Device:
+    def use(self) -> VirtualDevice:
         """Make this device the current one of the rank."""
         _CURRENT.device = self.id
         return self
@@ -141,8 +143,8 @@ class Device:
     def synchronize(self) -> None:
         """Wait for nothing: all operations have ended."""
 
-    def __enter__(self) -> Device:
-        self._before = Device()
+    def __enter__(self) -> VirtualDevice:
+        self._before = VirtualDevice()
         return self.use()
 
     def __exit__(self, *_: Any) -> None:
@@ -152,13 +154,13 @@ class Device:
         return self.id
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Device) and self.id == other.id
+        return isinstance(other, VirtualDevice) and self.id == other.id
 
     def __hash__(self) -> int:
         return self.id
 
 
-class Event:
+class VirtualEvent:
     """An event, always past."""
 
     ptr = 0
@@ -173,18 +175,18 @@ class Event:
     synchronize = record
 
 
-class Stream(contextlib.AbstractContextManager["Stream"]):
+class VirtualStream(contextlib.AbstractContextManager["VirtualStream"]):
     """A stream; its operations have ended when they are enqueued."""
 
-    null: Stream
-    ptds: Stream
+    null: VirtualStream
+    ptds: VirtualStream
     ptr = 0
     done = True
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def use(self) -> Stream:
+    def use(self) -> VirtualStream:
         """Return this stream."""
         return self
 
@@ -193,9 +195,9 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
 
     wait_event = synchronize
 
-    def record(self, event: Event | None = None) -> Event:
+    def record(self, event: VirtualEvent | None = None) -> VirtualEvent:
         """Return an event, past already."""
-        return event or Event()
+        return event or VirtualEvent()
 
     def launch_host_func(self, callback: Callable[[Any], None], argument: Any) -> None:
         """Call ``callback(argument)``."""
@@ -210,11 +212,11 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
 
 
 GPU = VirtualGpu(DeviceMemory())
-Stream.null = Stream.ptds = Stream()
+VirtualStream.null = VirtualStream.ptds = VirtualStream()
 _CURRENT = threading.local()
 
 
-class Kernel:
+class VirtualKernel:
     """A kernel of the program: not run. Its outputs are zero, or keep their values if the program passes them."""
 
     def __init__(self, in_params: str, out_params: str, *_: Any, **options: Any) -> None:
@@ -235,7 +237,7 @@ class Kernel:
         return (size,) if size is not None else numpy.broadcast_shapes(*(one.shape for one in arrays))
 
 
-class ReductionKernel(Kernel):
+class VirtualReduction(VirtualKernel):
     """A kernel that reduces over axes."""
 
     def _shape(self, arrays: list[Any], size: int | None, axis: Any, keepdims: bool) -> tuple[int, ...]:
@@ -244,7 +246,7 @@ class ReductionKernel(Kernel):
         return reduced
 
 
-class RawKernel:
+class VirtualRawKernel:
     """A kernel in CUDA C++: not run, and its arrays keep their values."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -253,15 +255,15 @@ class RawKernel:
     def __call__(self, grid: Any, block: Any, arguments: Any, **_: Any) -> None:
         pass
 
-    def get_function(self, name: str) -> RawKernel:
+    def get_function(self, name: str) -> VirtualRawKernel:
         """Return the kernel with this name, of a module of CUDA C++."""
-        return RawKernel()
+        return VirtualRawKernel()
 
     def compile(self, *_: Any) -> None:
         """Compile nothing."""
 
 
-class Pool:
+class VirtualPool:
     """A pool of memory: empty."""
 
     def __init__(self, *_: Any) -> None:
@@ -307,28 +309,32 @@ def _scattered(a: Any, index: Any, values: Any) -> None:
 
 def _modules(devices: int) -> dict[str, ModuleType]:
     """Return the modules of CuPy by name, on a machine with that many devices."""
+    ids = {"getDevice": lambda: VirtualDevice().id, "setDevice": lambda number: _nothing(VirtualDevice(number).use())}
     runtime = NumpyPart(
-        "cupy.cuda.runtime", getDeviceCount=lambda: devices, getDevice=lambda: Device().id,
-        setDevice=lambda number: _nothing(Device(number).use()), deviceSynchronize=_nothing, streamSynchronize=_nothing,
-        memGetInfo=lambda: Device.mem_info, getDeviceProperties=lambda _: {"name": b"virtual", "major": 9, "minor": 0},
-        profilerStart=_nothing, profilerStop=_nothing, eventDisableTiming=2, CUDARuntimeError=RuntimeError,
-        deviceCanAccessPeer=lambda *_: 1, runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13000)
+        "cupy.cuda.runtime", getDeviceCount=lambda: devices, **ids, deviceSynchronize=_nothing,
+        streamSynchronize=_nothing, memGetInfo=lambda: VirtualDevice.mem_info, profilerStart=_nothing,
+        getDeviceProperties=lambda _: {"name": b"virtual", "major": 9, "minor": 0}, profilerStop=_nothing,
+        eventDisableTiming=2, CUDARuntimeError=RuntimeError, deviceCanAccessPeer=lambda *_: 1,
+        runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13000)
     nvtx = NumpyPart("cupy.cuda.nvtx", **dict.fromkeys(("RangePush", "RangePop", "Mark"), _nothing))
-    stream = NumpyPart("cupy.cuda.stream", Stream=Stream, Event=Event, get_current_stream=lambda *_: Stream.null)
+    streams = {"Stream": VirtualStream, "Event": VirtualEvent, "ExternalStream": VirtualStream,
+               "get_current_stream": lambda *_: VirtualStream.null}
+    stream = NumpyPart("cupy.cuda.stream", **streams)
+    pools = dict.fromkeys(("MemoryPool", "PinnedMemoryPool", "MemoryAsyncPool"), VirtualPool)
     cuda = NumpyPart(
-        "cupy.cuda", Device=Device, Stream=Stream, ExternalStream=Stream, Event=Event, MemoryPool=Pool,
-        PinnedMemoryPool=Pool, MemoryAsyncPool=Pool, runtime=runtime, nvtx=nvtx, stream=stream,
-        get_current_stream=lambda *_: Stream.null, get_elapsed_time=lambda *_: 0.0, is_available=lambda: True,
-        set_allocator=_nothing, set_pinned_memory_allocator=_nothing, alloc_pinned_memory=bytearray,
-        using_allocator=_range, profile=_range)
+        "cupy.cuda", Device=VirtualDevice, **streams, **pools, runtime=runtime, nvtx=nvtx, stream=stream,
+        get_elapsed_time=lambda *_: 0.0, is_available=lambda: True, set_allocator=_nothing,
+        set_pinned_memory_allocator=_nothing, alloc_pinned_memory=bytearray, using_allocator=_range, profile=_range)
     parts = {f"cupy.{name}": NumpyPart(f"cupy.{name}", getattr(numpy, name)) for name in ("random", "linalg", "fft")}
     profiler = NumpyPart("cupyx.profiler", time_range=_range, profile=_range)
+    kernels = {"ElementwiseKernel": VirtualKernel, "ReductionKernel": VirtualReduction, "RawKernel": VirtualRawKernel,
+               "RawModule": VirtualRawKernel, "fuse": _fuse}
+    pools = dict.fromkeys(("get_default_memory_pool", "get_default_pinned_memory_pool"), VirtualPool)
     cupy: ModuleType = NumpyPart(
         "cupy", numpy, ndarray=ndarray, cuda=cuda, asnumpy=lambda a, *_, **__: numpy.array(a, subok=False),
         get_array_module=lambda *arrays: cupy if any(isinstance(one, ndarray) for one in arrays) else numpy,
-        ElementwiseKernel=Kernel, ReductionKernel=ReductionKernel, RawKernel=RawKernel, RawModule=RawKernel, fuse=_fuse,
-        get_default_memory_pool=Pool, get_default_pinned_memory_pool=Pool, is_available=lambda: True,
-        __version__="14", **{name.partition(".")[2]: part for name, part in parts.items()})
+        is_available=lambda: True, __version__="14", **kernels, **pools,
+        **{name.partition(".")[2]: part for name, part in parts.items()})
     cupyx = NumpyPart("cupyx", profiler=profiler, scatter_add=_scattered)
     return {one.__name__: one for one in (cupy, cuda, runtime, nvtx, stream, cupyx, profiler, *parts.values())}
 

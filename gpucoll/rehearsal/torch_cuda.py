@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _device
 
-from gpucoll.rehearsal import cupy_on_host
+from gpucoll.rehearsal.cupy_on_host import MEMORY, VirtualDevice, VirtualEvent, VirtualStream
 
 CPU = torch.device("cpu")
 MEMORY_FUNCTIONS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
@@ -33,13 +33,13 @@ def on_host(value: Any) -> Any:
     return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
 
 
-class Stream(cupy_on_host.Stream):
+class TorchStream(VirtualStream):
     """A stream; its operations have ended when they are enqueued."""
 
     cuda_stream = stream_id = 0
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.device = torch.device("cuda", cupy_on_host.Device().id)
+        self.device = torch.device("cuda", VirtualDevice().id)
 
     def query(self) -> bool:
         """Return True: all work has ended."""
@@ -48,26 +48,26 @@ class Stream(cupy_on_host.Stream):
     def wait_stream(self, stream: Any) -> None:
         """Wait for nothing."""
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: TorchEvent | None = None) -> TorchEvent:
         """Return an event, past already."""
-        return event or Event()
+        return event or TorchEvent()
 
 
-class Event(cupy_on_host.Event):
+class TorchEvent(VirtualEvent):
     """An event, always past."""
 
     def query(self) -> bool:
         """Return True: the event is past."""
         return True
 
-    wait = cupy_on_host.Event.record
+    wait = VirtualEvent.record
 
-    def elapsed_time(self, other: Event) -> float:
+    def elapsed_time(self, other: TorchEvent) -> float:
         """Return 0."""
         return 0.0
 
 
-class CurrentDevice(cupy_on_host.Device):
+class TorchDevice(VirtualDevice):
     """The context with a device of the rank, by its number, name or `torch.device`."""
 
     def __init__(self, device: Any = None) -> None:
@@ -77,13 +77,13 @@ class CurrentDevice(cupy_on_host.Device):
 def _ordinal(device: Any) -> int:
     """Return the number of a device."""
     if isinstance(device, int):
-        return device if device >= 0 else cupy_on_host.Device().id
+        return device if device >= 0 else VirtualDevice().id
     index = None if device is None else torch.device(device).index
-    return cupy_on_host.Device().id if index is None else index
+    return VirtualDevice().id if index is None else index
 
 
 def _set_device(device: Any) -> None:
-    CurrentDevice(device).use()
+    TorchDevice(device).use()
 
 
 def _hosted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,16 +108,16 @@ def _without(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
 
 def _names(devices: int) -> dict[str, Any]:
     """Return the names of `torch.cuda` on a machine with that many devices."""
-    stream = Stream()
-    properties = SimpleNamespace(name="virtual", major=9, minor=0, total_memory=cupy_on_host.MEMORY,
+    stream = TorchStream()
+    properties = SimpleNamespace(name="virtual", major=9, minor=0, total_memory=MEMORY,
                                  multi_processor_count=132)
     # torch._dynamo wants an object of its own for each name.
     return {**{name: lambda *_, **__: None for name in NOTHING}, **{name: lambda *_: 0 for name in MEMORY_FUNCTIONS},
             "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: devices,
-            "current_device": lambda: cupy_on_host.Device().id, "device": CurrentDevice, "Stream": Stream,
-            "set_device": _set_device, "Event": Event,
+            "current_device": lambda: VirtualDevice().id, "device": TorchDevice, "Stream": TorchStream,
+            "set_device": _set_device, "Event": TorchEvent,
             "stream": lambda given: given or contextlib.nullcontext(), "current_stream": lambda *_: stream,
-            "default_stream": lambda *_: stream, "mem_get_info": lambda *_: cupy_on_host.Device.mem_info,
+            "default_stream": lambda *_: stream, "mem_get_info": lambda *_: VirtualDevice.mem_info,
             "get_device_properties": lambda *_: properties, "get_device_name": lambda *_: properties.name,
             "get_device_capability": lambda *_: (properties.major, properties.minor),
             "is_bf16_supported": lambda *_, **__: True, "memory_summary": lambda *_, **__: ""}
