@@ -1,13 +1,15 @@
-"""All planted faults, collected from their tables. Each fault changes texts found exactly once in the source.
+"""All planted faults. Each fault changes texts found exactly once in the source.
 
-`mutation.py` plants the faults one by one and runs the default tier. The kinds in `BY_NIGHTLY_TESTS` are left to
-nightly tests planting these faults themselves. `misplaced` quickly finds faults with missing texts.
+`planted.diff` has the faults of the product: below the name of a file, `@@ kind: name @@ the test that catches it`,
+then the lines with the old text and with the new. A text may begin and end within a line. A fault of a row of the
+catalogue has `row` and its number for the test. The faults of the engine and of the peer kernels are beside the tests
+that plant these. `mutation.py` plants the faults one by one and runs the default tier. The kinds in `BY_NIGHTLY_TESTS`
+are left to nightly tests planting these faults themselves. `misplaced` quickly finds faults with missing texts.
 """
 
-import runpy
+import itertools
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
@@ -16,17 +18,8 @@ for folder in ("tests/kernels", "tests"):
 
 import engine_mutants  # noqa: E402 (the path comes first)
 from peer import mutants as peer_mutants  # noqa: E402
-from planted import PLANTED  # noqa: E402
-from planted_bits import PLANTED_BITS  # noqa: E402
-from planted_connections import PLANTED_CONNECTIONS  # noqa: E402
-from planted_elastic import ELASTIC  # noqa: E402
-from planted_gpu import PLANTED_GPU  # noqa: E402
-from planted_graphs import PLANTED_GRAPHS  # noqa: E402
-from planted_insight import PLANTED_INSIGHT  # noqa: E402
-from planted_nccl import PLANTED_NCCL  # noqa: E402
-from planted_precheck import PLANTED_PRECHECK  # noqa: E402
-from planted_rows import PLANTED_ROWS  # noqa: E402
 
+PLANTED = Path(__file__).with_name("planted.diff")
 # Kinds planted by nightly tests: some faults are visible only to a sanitizer or a browser.
 BY_NIGHTLY_TESTS = {"race", "thread", "address", "sanitizer", "page", "peer", "engine", "eager", "order", "behind",
                     "plan", "mail", "memory"}
@@ -39,16 +32,42 @@ class Fault(NamedTuple):
     name: str
     changes: "tuple[tuple[str, str], ...]"
     file: str = ""
+    caught: str = ""  # the test that catches the fault, as last recorded, or the row of the catalogue
+
+
+def planted(text=None):
+    """Yield the faults of `planted.diff`, or of a text in its form."""
+    for part in (text or PLANTED.read_text()).removesuffix("\n").split("\n\n"):
+        head, *blocks = part.split("\n@@ ")
+        for block in blocks:
+            title, *lines = block.split("\n")
+            called, _, caught = title.partition(" @@ ")
+            kind, _, name = called.partition(": ")
+            old, new = ("\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
+            yield Fault(kind, name, ((old, new),), head.removeprefix("--- "), caught)
+
+
+def written(some):
+    """Return the text of faults of `planted.diff`."""
+    parts = []
+    for file, inside in itertools.groupby(some, lambda fault: fault.file):
+        lines = [f"--- {file}"]
+        for kind, name, ((old, new),), _, caught in inside:
+            lines += [f"@@ {kind}: {name}" + f" @@ {caught}" * bool(caught), *("-" + line for line in old.split("\n")),
+                      *("+" + line for line in new.split("\n") if new)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def row_of(fault):
+    """Return the number of the fault's row of the catalogue, 0 without a row."""
+    return int(fault.caught.removeprefix("row ")) if fault.caught.startswith("row ") else 0
 
 
 def faults():
     """Yield the faults of every table of the repository."""
-    kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
-
-    everything = (*PLANTED, *PLANTED_BITS, *PLANTED_CONNECTIONS, *ELASTIC, *PLANTED_GPU,
-                  *PLANTED_GRAPHS, *PLANTED_INSIGHT, *PLANTED_NCCL, *PLANTED_PRECHECK, *PLANTED_ROWS)
-    yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in everything)
-    for kind, table in (("kernel", kernels.MUTANTS), ("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
+    yield from planted()
+    for kind, table in (("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
         yield from (Fault(kind, name, ((mutant.old, mutant.new),)) for name, mutant in table.items())
     for kind, table in engine_mutants.TABLES.items():
         yield from (Fault(kind, name, mutant.changes) for name, mutant in table.items())

@@ -4,21 +4,21 @@
 
 Each fault is planted into a copy of the tree, and tests run there up to the first failure. For a fault named by a row
 of the catalogue (tests/catalogue.py) only the row's tests run. For other faults the last known catcher runs first, then
-tests of the same file, then likely tests including slow tests, then the rest of the default tier, for `SEARCH` seconds
-in all. Lint, types and the tests planting faults themselves do not count. Prints the catching test of each fault. The
-exit code is 1 below 90 %, or if a fault of a row or a schedule is missed, or if a text is gone. `--record` notes the
-catching tests in tests/catchers.json.
+the tests known to catch faults of the same file, then those of the same kind including slow tests, then the rest of the
+default tier, for `SEARCH` seconds in all. Lint, types and the tests planting faults themselves do not count. Prints the
+catching test of each fault. The exit code is 1 below 90 %, or if a fault of a row or a schedule is missed, or if a text
+is gone. `--record` notes the catching tests in tests/planted.diff.
 """
 
 import argparse
 import fnmatch
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -28,84 +28,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 import extension
 import reporting
 from catalogue import ROWS
-from faults import BY_NIGHTLY_TESTS, ROOT, Fault, faults, place_of
+from faults import BY_NIGHTLY_TESTS, PLANTED, ROOT, Fault, faults, place_of, planted, row_of, written
 from gpucoll.device import CompileError
 from grids import SHARE as SHARES
 from grids import is_in_share
 
 SHARE = 0.9
 SEARCH = 600  # seconds; a fault not noticed by then counts as missed
-CATCHERS = ROOT / "tests" / "catchers.json"  # by fault: the catching test, as last recorded
 NO_FAILURE = (0, 5)  # pytest's exit codes if all tests pass, and if none is selected
 TIER = "not slow and not nightly and not mutant"
 SLOW = "slow and not nightly and not mutant"
 # The first two would notice an unused name, the third the missing text of the fault.
 LEFT_OUT = ["tests/unit/test_style.py", "tests/unit/test_typing.py", "tests/unit/test_planted.py"]
-NEAR = {  # by the file of a fault, or the beginning of its name: tests of this file, catching most faults
-    "gpucoll/algorithms": ["contract/test_blocks.py", "contract/test_contract.py"],
-    "gpucoll/analysis/draw": ["unit/test_draw.py"], "gpucoll/analysis/nccl_tuning": ["unit/test_nccl_choice.py"],
-    "gpucoll/arrays/__init__.py": ["contract/test_blocks.py"],
-    "gpucoll/arrays/accept.py": ["contract/test_outs.py"], "gpucoll/arrays/dlpack.py": ["unit/test_dlpack.py"],
-    "gpucoll/arrays/space.py": ["unit/test_tables.py"], "gpucoll/arrays/segments.py": ["multirank/test_edges.py"],
-    "gpucoll/communicator/cartesian.py": ["contract/test_neighbours.py"],
-    "gpucoll/communicator/wildcards.py": ["multirank/test_wildcards.py"],
-    "gpucoll/communicator/persistent.py": ["contract/test_plans.py"],
-    "gpucoll/communicator/points.py": ["multirank/test_edges.py", "multirank/test_points.py"],
-    "gpucoll/communicator/ragged.py": ["contract/test_blocks.py", "multirank/test_metadata.py"],
-    "gpucoll/device/messages.py": ["unit/test_receives.py"], "gpucoll/errors.py": ["unit/test_api.py"],
-    "gpucoll/executors/engine/__init__.py": ["multirank/test_culprits.py", "multirank/test_disagreements.py",
-                                             "multirank/test_eager.py"],
-    "gpucoll/executors/engine/instructions.py": ["contract/test_contract.py", "unit/test_plan.py"],
-    "gpucoll/executors/engine/plans.py": ["contract/test_shared.py", "engine/test_plans.py"],
-    "gpucoll/health/preflight.py": ["multirank/test_deferred.py", "multirank/test_disagreements.py"],
-    "gpucoll/health/processes.py": ["multirank/test_culprits.py"],
-    "gpucoll/communicator/links.py": ["multirank/test_culprits.py"],
-    "gpucoll/mpi": ["multirank/test_mpi.py"], "gpucoll/msccl": ["unit/test_msccl.py"],
-    "gpucoll/core/parsing.py": ["unit/test_parsing.py"],
-    "gpucoll/plan/__init__.py": ["unit/test_plan.py", "unit/test_schedules.py"],
-    "gpucoll/verify/symbolic.py": ["unit/test_schedules.py", "unit/test_algorithm.py"],
-    "gpucoll/verify/user.py": ["unit/test_algorithm.py"],
-    "gpucoll/launch/standalone.py": ["multirank/test_standalone.py"],
-    "gpucoll/training/buckets.py": ["unit/test_buckets.py"],
-    "gpucoll/training/checkpoint.py": ["contract/test_checkpoint.py"],
-    "gpucoll/training/compression.py": ["contract/test_compression.py"],
-    "gpucoll/training/feedback.py": ["contract/test_compression.py"],
-    "gpucoll/training/layout.py": ["contract/test_layout.py"],
-    "gpucoll/training/redistribution.py": ["contract/test_layout.py"],
-    "gpucoll/training": ["contract/test_training.py"], "gpucoll/tuner": ["unit/test_tuner.py"],
-    "gpucoll/progress/operations.py": ["unit/test_waits.py"],
-    "kernels/engine/combine.h": ["multirank/test_one_pass.py"],
-    "kernels/device/compress.cu": ["kernels/test_compress.py"],
-    "kernels/device/feedback.h": ["kernels/test_compress.py"],
-    "kernels/device/blocks.h": ["kernels/test_block_scaled.py"],
-    "kernels/device/quantise.cu": ["kernels/test_block_scaled.py"],
-    "gpucoll/block_scaled": ["contract/test_block_scaled_collectives.py"],
-    "gpucoll/core/formats.py": ["contract/test_block_scaled_collectives.py"],
-    "kernels/engine/flight.h": ["unit/test_saved_files.py"],
-    "kernels/device/functions.h": ["kernels/test_reduce.py"], "kernels/device/number.h": ["kernels/test_move.py"],
-    "kernels/device/pack.cu": ["kernels/test_move.py"], "kernels/device/peer": ["peer/test_kernels.py"],
-    "kernels/device/reduce.cu": ["kernels/test_reduce.py"], "kernels/device/scale.cu": ["kernels/test_move.py"],
-    "kernels/device/walk.h": ["kernels/test_move.py", "kernels/test_reduce.py"],
-}
-LIKELY = {  # by the kind of a fault; the rest of the tier follows
-    "schedule": ["tests/unit/test_schedules.py", "tests/contract"],
-    "product": ["tests/contract", "tests/unit"],
-    "kernel": ["tests/kernels", "tests/contract"],
-    "guard": [*(f"tests/multirank/test_{part}.py" for part in
-                ("edges", "points", "wildcards", "culprits", "deferred", "deaths", "disagreements", "stand_in",
-                 "catalogue")),
-              "tests/unit/test_network.py", "tests/unit/test_receives.py"],
-    "cache": ["tests/unit/test_store.py"],
-    "store": [*(f"tests/unit/test_{part}.py" for part in ("connections", "network", "rank_store")),
-              "tests/multirank/test_standalone.py"],
-    "ucx": ["tests/multirank/test_ucx.py"],
-    "elastic": ["tests/unit/test_guests.py", "tests/multirank/test_elastic.py"],
-    "gpu": ["tests/multirank/test_stand_in.py"],
-    "compiler": ["tests/unit/test_nvrtc.py", "tests/unit/test_kernels_command.py"],
-    "training": ["tests/unit/test_buckets.py",
-                 *(f"tests/contract/test_{part}.py" for part in ("training", "compression", "layout", "checkpoint"))],
-    "native": ["tests/multirank/test_native.py"],
-}
 
 
 class Verdict(NamedTuple):
@@ -116,8 +50,8 @@ class Verdict(NamedTuple):
 
 
 def own_tests(fault):
-    """Return the tests of the catalogue's row naming the fault; [] without such a row."""
-    return [f"tests/{test}" for row in ROWS.values() if fault.name in row.mutants for test in row.tests]
+    """Return the tests of the catalogue's row that the fault belongs to; [] without a row."""
+    return [f"tests/{test}" for test in ROWS[row_of(fault)].tests] if row_of(fault) else []
 
 
 def plant(fault, tree):
@@ -144,19 +78,13 @@ def name_of(fault):
     return f"{fault.kind}: {fault.name}"
 
 
-def caught_before():
-    return json.loads(CATCHERS.read_text()) if CATCHERS.exists() else {}
-
-
 def record(verdicts):
-    """Record the tests catching the faults; drop removed faults."""
-    known = caught_before()
-    caught = ((one.fault, one.caught.partition(": exit code")[0]) for one in verdicts if one.planted)
-    known.update((name_of(fault), test) for fault, test in caught
-                 if not own_tests(fault) and "::" in test and " tests/" not in test)
-    names = {name_of(fault) for fault in faults() if fault.kind not in BY_NIGHTLY_TESTS}
-    kept = {name: test for name, test in sorted(known.items()) if name in names}
-    CATCHERS.write_text(json.dumps(kept, indent=0) + "\n")
+    """Record the tests catching the faults in planted.diff."""
+    found = {name_of(one.fault): one.caught.partition(": exit code")[0].removeprefix("tests/") for one in verdicts
+             if one.planted and not own_tests(one.fault)}
+    found = {name: test for name, test in found.items() if "::" in test and " tests/" not in test}
+    known = [*planted()]
+    PLANTED.write_text(written(fault._replace(caught=found.get(name_of(fault), fault.caught)) for fault in known))
 
 
 def judge(fault, tests=(), before=""):
@@ -167,14 +95,13 @@ def judge(fault, tests=(), before=""):
         tree = Path(folder)
         copy_tree(tree)
         try:
-            near = near_tests(fault, tree)
             plant(fault, tree)
             extension.install(tree)
         except (LookupError, CompileError) as error:
             return Verdict(fault, str(error), 0, planted=False)
-        likely = [str(path.relative_to(tree)) for pattern in LIKELY.get(fault.kind, []) for path in tree.glob(pattern)]
-        rest = ["tests", *(f"--ignore={path}" for path in likely)]
-        first = [*tests] or likely
+        near = likely(other for other in planted() if other.file == fault.file)
+        first = [*tests] or likely(other for other in planted() if other.kind == fault.kind)
+        rest = ["tests", *(f"--ignore={path}" for path in first)]
         selections = [(TIER, first), (SLOW, first), *([] if tests else [(TIER, rest)])]
         for marks, selection in [("", [before] if before else []), (TIER, [] if tests else near), *selections]:
             if time.monotonic() > ends:
@@ -186,11 +113,10 @@ def judge(fault, tests=(), before=""):
         return Verdict(fault, caught, time.monotonic() - began)
 
 
-def near_tests(fault, tree):
-    """Return the tests of the files of a fault."""
-    files = {str(place_of(fault, old, tree).relative_to(tree)) for old, _ in fault.changes}
-    chosen = [max((start for start in NEAR if file.startswith(start)), key=len, default="") for file in sorted(files)]
-    return [f"tests/{test}" for start in filter(None, chosen) for test in NEAR[start]]
+def likely(some):
+    """Return the files of the tests that catch these faults, the most frequent first."""
+    files = Counter(f"tests/{fault.caught.partition('::')[0]}" for fault in some if "::" in fault.caught)
+    return [file for file, _ in files.most_common() if (ROOT / file).exists()]
 
 
 def first_failure(tree, marks, selection, ends):
@@ -225,14 +151,13 @@ def main():
     chosen = [fault for fault in faults() if fault.kind not in BY_NIGHTLY_TESTS
               and fnmatch.fnmatch(name_of(fault), options.only)]
     if options.rows:
-        names = [name for number in options.rows.split(",") for name in ROWS[int(number)].mutants]
-        chosen = [fault for fault in chosen if fault.name in names]
+        chosen = [fault for fault in chosen if row_of(fault) in map(int, options.rows.split(","))]
     chosen = [fault for fault in chosen if is_in_share(name_of(fault))]
     if options.list:
         print("\n".join(map(name_of, chosen)))
         return 0
-    verdicts, known = [], caught_before()
-    befores = ["" if own_tests(fault) else known.get(name_of(fault), "") for fault in chosen]
+    verdicts = []
+    befores = [f"tests/{fault.caught}" if fault.caught and not own_tests(fault) else "" for fault in chosen]
     named = {test for fault, before in zip(chosen, befores, strict=True) for test in (own_tests(fault) or [before])}
     sound = judge(Fault("", "no fault at all", ()), () if "" in named else sorted(named))
     if sound.caught:

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
+import faults
 from browser.test_draw_page import COMPLETE, FRAME, LAST, OVERFLOW, show
 from gpucoll.analysis.document import asset
 from gpucoll.analysis.draw import draw
 from gpucoll.analysis.graphs.link_graph import load_graph
 from gpucoll.cli import main
-from planted_graphs import PLANTED_GRAPHS
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("own_algorithms")]
 
@@ -60,12 +60,11 @@ def test_every_step_shows_the_links_in_use_and_ends_complete(browser, tmp_path, 
     assert browser.requests == [f"file://{page}"]
 
 
-@pytest.mark.parametrize("fault", [fault for fault in PLANTED_GRAPHS if fault[0] == "page"], ids=lambda fault: fault[1])
+@pytest.mark.parametrize("fault", [fault for fault in faults.planted() if fault.file.endswith("graph.js")],
+                         ids=lambda fault: fault.name)
 def test_a_fault_of_the_script_is_seen(browser, tmp_path, monkeypatch, fault):
     def planted(package, name):
-        text = asset(package, name)
-        assert name != "graph.js" or text.count(fault[3]) == 1
-        return text.replace(fault[3], fault[4])
+        return asset(package, name).replace(*fault.changes[0])
 
     monkeypatch.setattr(sys.modules["gpucoll.analysis.draw.page"], "asset", planted)
     show(browser, synthesised(tmp_path, "ring(8)", 12))

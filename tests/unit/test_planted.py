@@ -1,18 +1,46 @@
-"""Planted faults: each text to be changed stands in the source exactly once."""
+"""Planted faults: each text to be changed stands in the source exactly once; rows of the catalogue and their tests."""
 
+import ast
+import functools
 import re
 from pathlib import Path
 
 import pytest
 
 import faults
+from catalogue import ROWS
 from peer import mutants
 
-SPIN = Path(faults.__file__).with_name("spin")
+TESTS = Path(faults.__file__).parent
+
+
+@functools.cache
+def names_of(file):
+    """Return the names of the tests in a file; none for a file that is not there."""
+    tree = ast.parse((TESTS / file).read_text() if (TESTS / file).exists() else "")
+    return {one.name for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")}
+
+
+def missing(tests):
+    """Return the tests, as `file::name[case]` below tests/, that are not there."""
+    return [test for test in tests
+            if test.partition("::")[2].partition("[")[0] not in names_of(test.partition("::")[0])]
 
 
 def test_all_faults_can_be_planted():
     assert list(faults.misplaced(faults.faults())) == []
+    assert faults.written(faults.planted()) == faults.PLANTED.read_text()
+
+
+def test_the_recorded_catchers_are_there():
+    assert missing(fault.caught for fault in faults.planted() if "::" in fault.caught) == []
+
+
+def test_every_row_of_the_catalogue_has_tests_or_a_reason_and_a_fault():
+    assert list(ROWS) == list(range(1, 76))
+    assert [number for number, row in ROWS.items() if not (row.tests or row.open)] == []
+    assert missing(test for row in ROWS.values() for test in row.tests) == []
+    assert {faults.row_of(fault) for fault in faults.planted()} - {0} == {*ROWS}
 
 
 def test_the_sources_of_every_check_of_peer_kernels_are_known():
@@ -37,6 +65,6 @@ def test_a_text_that_is_not_there_once_is_told(old, new, said):
 def test_the_models_have_the_macros_that_plant_their_faults():
     for words, _ in mutants.MODELS:
         model, *options = words.split()
-        text = (SPIN / model).read_text()
+        text = (TESTS / "spin" / model).read_text()
         for macro in (option.removeprefix("-D").partition("=")[0] for option in options):
             assert re.search(rf"#if(n?def| defined).*\b{macro}\b", text), (model, macro)
