@@ -1,16 +1,9 @@
 """Programs with one rank (the culprit) making another call than the others: a typed error must name the culprit.
 
-    python tests/disagreement.py --programs 2000 --seed 7 [--executors mpi,shared,nccl] [--ranks 2,3,4]
-
-Ranks are threads, or the ranks of a pool with --processes. Prints the cases with a missing, late or untyped error, or
-with the wrong rank named.
+A case fails with a missing, late or untyped error, or with the wrong rank named.
 """
 
-import argparse
-import collections
 import functools
-import os
-import random
 import time
 from typing import NamedTuple
 
@@ -25,7 +18,6 @@ from gpucoll.core.collectives import COLLECTIVES
 from grids import SEED
 from pace import seconds
 from programs import MOVEMENTS, REDUCTIONS, program
-from thread_ranks import on_threads
 
 KINDS = ("dtype", "op", "length", "root", "collective", "algorithm", "order", "refusal", "skipped")
 WAYS = ("now", "later", "plan", "group")
@@ -225,52 +217,3 @@ def given(count, test, *, goes_on, kinds=KINDS):
         assert not [*faults(case, told, goes_on=goes_on)], (case, told)
 
     every()
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=int, default=2000, help="of each executor")
-    parser.add_argument("--seed", default=str(time.time_ns() % 1000000))
-    parser.add_argument("--executors", default="mpi,shared")
-    parser.add_argument("--ranks", default="2,3,4")
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--processes", action="store_true")
-    parser.add_argument("--replay")
-    options = parser.parse_args()
-    if options.processes:
-        from ranks import RankPool
-
-        pool = RankPool(max(map(int, options.ranks.split(","))))
-    for executor in options.executors.split(","):
-        os.environ["GPUCOLL_DEVICE"] = "emulated" if executor in ("nccl", "peer") else ""
-        came, examples, errors = collections.Counter(), {}, 0
-        for number in range(options.programs):
-            name = options.replay or f"{options.seed}/{executor}/{number}"
-            chances = random.Random(name)
-            case = drawn(chances, int(chances.choice(options.ranks.split(","))), options.kinds.split(","))
-            goes_on = options.processes or executor == "shared"
-            try:
-                if options.processes:
-                    told = pool.run(run, case.size, case, env={
-                        "GPUCOLL_EXECUTOR": executor, "GPUCOLL_TIMEOUT": str(seconds(DEADLINE))}, timeout=100)
-                else:
-                    told = on_threads(case.size, run, case, executor=executor, timeout=seconds(DEADLINE))
-                wrong = sorted(set(faults(case, told, goes_on=goes_on)))
-            except Exception as error:
-                told, wrong = [str(error)[:3000]], [f"raised {type(error).__name__}"]
-            for one in wrong:
-                came[case.kind, one] += 1
-                examples.setdefault((case.kind, one), name)
-            errors += bool(wrong)
-            if options.replay:
-                print(case, *told, wrong, sep="\n")
-                return
-        print(f"{executor}: {options.programs} programs, {errors} not as promised")
-        for key, count in sorted(came.items()):
-            print(f"{count:6} {': '.join(key)}: e.g. {examples[key]}")
-
-
-if __name__ == "__main__":
-    from disagreement import main  # the module name known to the ranks
-
-    main()
