@@ -1,12 +1,10 @@
 """The store for ranks to meet without MPI: strangers, garbage and doubles are refused, nothing is unpickled."""
 
-import contextlib
 import itertools
 import os
 import pickle
 import secrets
 import socket
-import threading
 
 import pytest
 
@@ -124,23 +122,6 @@ def test_one_rank_of_a_number_and_one_rank_0(server, token):
     with pytest.raises(gc.BackendError, match="give each job a separate port"):
         kvstore.StoreServer(3, token)
     with_it.close()
-
-
-def test_a_rank_0_that_speaks_another_language_is_a_typed_error(token):
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(kvstore.socket_name(token))
-        listener.listen()
-
-        def speak():
-            connection, _ = listener.accept()
-            with connection, contextlib.suppress(ConnectionError):
-                connection.sendall(b"SSH-2.0-OpenSSH_9.7\r\n")
-                while connection.recv(4096):  # read until the rank has gone, so that the rank's writes do not fail
-                    pass
-
-        threading.Thread(target=speak, daemon=True).start()
-        with pytest.raises(gc.BackendError, match="no frame of gpucoll's store"):
-            kvstore.StoreClient(1, 2, token, 60.0)
 
 
 class Trap:

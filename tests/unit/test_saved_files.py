@@ -1,18 +1,15 @@
 """Readers of saved files return, or raise a typed error, whatever the content; nothing in a file is ever executed."""
 
 import argparse
-import functools
 import hashlib
 import io
 import json
 import os
-import warnings
 import zipfile
 from pathlib import Path
 
 import numpy
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 import gpucoll as gc
@@ -23,7 +20,7 @@ from gpucoll.health import report
 from gpucoll.health.flight import HEAD, MAGIC, Flight
 from gpucoll.training import checkpoint
 from gpucoll.tuner import Tuner, table
-from grids import SEED
+from hostile import DEEP, any_content, exchanged, holds
 
 pytest.importorskip("gpucoll.bench.records", reason="gpucoll runs from a checkout here and is not installed")
 
@@ -31,14 +28,6 @@ from gpucoll.bench import report as page
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 FEW, MANY = 25, 400
-NUMBERS = st.one_of(st.integers(-3, 70), st.sampled_from((1 << 31, 1 << 64, -(1 << 63), 10**400, 1e308, 5e-324)),
-                    st.floats())
-LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8),
-                   st.sampled_from(("../../x", "\0", "a" * 7000)))
-VALUES = st.recursive(LEAVES, lambda some: st.one_of(st.lists(some, max_size=4), st.dictionaries(
-    st.text(max_size=8), some, max_size=4)), max_leaves=8)
-DEEP = st.sampled_from((b"[" * 100000, b'{"a":' * 50000, b"a = " + b"[" * 5000, b"a" + b".a" * 5000 + b" = 1",
-                        b"[" + b"[1]," * 5000, b"1" * 10000, b"a = " + b"9" * 10000, b""))
 
 
 class Content(bytes):
@@ -48,62 +37,9 @@ class Content(bytes):
         return f"{len(self)} bytes: {bytes(self[:300])!r}"
 
 
-@st.composite
-def damaged(draw, whole):
-    """Draw the bytes of `whole()` with some parts replaced, removed or inserted."""
-    found = bytearray(whole())
-    for _ in range(draw(st.integers(1, 6))):
-        place, length = draw(st.integers(0, len(found))), draw(st.sampled_from((0, 1, 1, 2, 8, 300)))
-        found[place:place + length] = draw(st.one_of(st.binary(max_size=8), st.sampled_from(
-            (b"", b"-1", b"1e999", b"nan", b"[]", b"{}", b'""', b"9" * 400, b"null", b"true"))))
-    return bytes(found)
-
-
-@st.composite
-def exchanged(draw, document):
-    """Draw the document of `document()` with some values replaced or missing."""
-    document = json.loads(json.dumps(document()))
-    for _ in range(draw(st.integers(1, 3))):
-        place = document
-        while True:
-            keys = list(place) if isinstance(place, dict) else range(len(place))
-            if not keys:
-                break
-            key = draw(st.sampled_from(keys))
-            if isinstance(place[key], dict | list) and place[key] and draw(st.integers(0, 4)):
-                place = place[key]
-                continue
-            if draw(st.integers(0, 5)):
-                place[key] = draw(NUMBERS | VALUES)
-            else:
-                del place[key]
-            break
-    return document
-
-
-def holds(content, body, count):
-    """Assert for `count` examples: `body(content)` raises only typed errors."""
-    @seed(SEED)
-    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(content)
-    def every(drawn):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns of numbers too large
-                body(drawn)
-        except gc.GpucollError:
-            pass
-
-    every()
-
-
 @pytest.fixture(params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def count(request):
     return request.param
-
-
-def any_content(*whole):
-    return st.one_of(st.binary(max_size=300), DEEP, *(damaged(functools.partial(bytes, one)) for one in whole))
 
 
 def toml_text(document):
