@@ -30,6 +30,10 @@ def sampled(cases, keep, seed, *always):
 
     >>> [bool(case.marks) for case in sampled([(p, "sum") for p in (1, 2, 3, 4)], keep=4, seed=1)]
     [False, False, False, False]
+    >>> grid = [(number, letter) for number in range(8) for letter in "abc"]
+    >>> kept = [case.values for case in sampled(grid, keep=9, seed=1) if not case.marks]
+    >>> len(kept), [len({*values}) for values in zip(*kept)]
+    (9, [8, 3])
     """
     cases = [case if isinstance(case, tuple) else (case,) for case in cases]
     kept = {*drawn(cases, keep, seed), *map(cases.index, always)}

@@ -42,7 +42,8 @@ def test_the_errors_are_the_contracts_and_survive_pickling():
 
 
 def test_import_starts_neither_mpi_nor_cupy_and_proofs_need_neither():
-    script = ("import sys, gpucoll; assert not {'cupy', 'mpi4py.MPI', 'ml_dtypes'} & set(sys.modules); "
+    script = ("import os, sys; before = dict(os.environ); import gpucoll.distributed; assert os.environ == before; "
+              "assert not {'cupy', 'torch', 'mpi4py.MPI', 'ml_dtypes'} & set(sys.modules); "
               "sys.modules['mpi4py'] = None; from gpucoll.analysis.verify import verify; verify('reduce', 'tree', 7)")
     subprocess.run([sys.executable, "-c", script], check=True)
 

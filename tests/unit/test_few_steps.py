@@ -7,10 +7,10 @@ import math
 import random
 from fractions import Fraction
 
-import numpy
 import pytest
 
 import gpucoll as gc
+import synthesised
 from gpucoll.analysis.graphs.automorphisms import free_group
 from gpucoll.analysis.graphs.bounds import FORMULAS, bound
 from gpucoll.analysis.graphs.few_steps import SERVED, FewSteps
@@ -18,11 +18,9 @@ from gpucoll.analysis.graphs.link_graph import Edge, LinkGraph, load_graph
 from gpucoll.analysis.graphs.step_search import Point, StepSearch
 from gpucoll.analysis.simulate import seconds_on, simulate
 from gpucoll.cli import main
-from gpucoll.core.schedule import Recv, Schedule
+from gpucoll.core.schedule import Recv
 from gpucoll.core.transfers import Transfers, pieces_of
-from gpucoll.verify.symbolic import prove
 from refusals import refused
-from thread_ranks import on_threads
 
 pytestmark = pytest.mark.usefixtures("own_algorithms")
 
@@ -34,9 +32,7 @@ def solver():
 
 def proved(made):
     """Return the proof of the schedules of all ranks, and the schedules."""
-    schedules = [Schedule(made.collective, "made", rank, made.size, made.chunks, functools.partial(made.rounds, rank))
-                 for rank in range(made.size)]
-    return prove(made.collective, schedules, chunks=made.chunks), schedules
+    return synthesised.proved(made.collective, made.size, made.chunks, made.rounds)
 
 
 # Schedules from messages given by hand, without the solver.
@@ -290,20 +286,6 @@ def test_a_line_exchanges_all_blocks_in_two_steps():
 
 # The command.
 
-def expected(name, ranks):
-    """Return input and output of every rank; rank r gives r + 1 times 7 i + block."""
-    numbers = numpy.arange(30) * 7
-    blocks = [numpy.stack([numbers + 1000 * block for block in range(ranks)]) * (rank + 1) for rank in range(ranks)]
-    arrays = [numbers * (rank + 1) for rank in range(ranks)]
-    total, root = sum(arrays), lambda result: [result, *[None] * (ranks - 1)]
-    return {
-        "all_gather": (arrays, [numpy.stack(arrays)] * ranks), "all_reduce": (arrays, [total] * ranks),
-        "broadcast": (arrays, [arrays[0]] * ranks), "reduce": (arrays, root(total)),
-        "gather": (arrays, root(numpy.stack(arrays))), "scatter": (root(blocks[0]), [*blocks[0]]),
-        "reduce_scatter": (blocks, [*sum(blocks)]),
-        "all_to_all": (blocks, [numpy.stack([block[rank] for block in blocks]) for rank in range(ranks)])}[name]
-
-
 @pytest.mark.usefixtures("solver")
 @pytest.mark.parametrize(("name", "ending"), [*((name, "py") for name in SERVED), ("all_gather", "xml"),
                                              ("all_to_all", "xml"), ("reduce_scatter", "xml")])
@@ -319,17 +301,10 @@ def test_results_are_exact_on_threads(tmp_path, capsys, name, ending):
     assert row["rounds"] == int(steps) or ending == "xml"  # MSCCL's steps have an order of their own
     assert main(["verify", row["algorithm"], "--ranks", "4"]) == 0
     assert main(["draw", row["algorithm"], "--collective", name, "--ranks", "4", "-o", str(tmp_path / "a.svg")]) == 0
-    algorithm, (given, results) = gc.load(row["algorithm"]), expected(name, 4)
+    algorithm = gc.load(row["algorithm"])
     predicted = simulate(name, algorithm, 4, 256 << 20, load_graph("ring(4)")).seconds
     assert row["algbw_GBps"] == pytest.approx((256 << 20) / predicted / 1e9)
-
-    def program(comm):
-        mine = given[comm.rank]
-        result = getattr(comm, name)(mine if mine is None else mine.copy(), algorithm=algorithm)
-        want = results[comm.rank]
-        assert (result is None and want is None) or numpy.array_equal(result, want)
-
-    on_threads(4, program)
+    synthesised.check_on_threads(name, 4, algorithm)
 
 
 @pytest.mark.usefixtures("solver")

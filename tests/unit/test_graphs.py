@@ -7,7 +7,6 @@ import random
 import re
 from fractions import Fraction
 
-import numpy
 import pytest
 
 import gpucoll as gc
@@ -18,10 +17,8 @@ from gpucoll.analysis.graphs.max_flow import FlowNetwork
 from gpucoll.analysis.graphs.synthesis import SCHEDULES, synthesis, trees_for
 from gpucoll.analysis.simulate import load_links, simulate
 from gpucoll.cli import main
-from gpucoll.core.schedule import Schedule
-from gpucoll.verify.symbolic import prove
 from refusals import refused
-from thread_ranks import on_threads
+from synthesised import check_on_threads, proved
 
 PAIR = """
 kind = "graph"
@@ -156,12 +153,6 @@ def test_flows_are_limited_and_networks_serve_again():
     assert network.side(0) == {0, 1, 2}
 
 
-def schedules_of(made, graph, name):
-    rounds = getattr(made.forest, made.found.method)
-    return [Schedule(name, "trees", rank, graph.ranks, made.forest.chunks, lambda rank=rank: rounds(rank))
-            for rank in range(graph.ranks)]
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_trees_reach_the_bound_within_the_links(name):
     """Where as much enters every switch as leaves it; an all-reduce through switches may fall short."""
@@ -169,7 +160,7 @@ def test_trees_reach_the_bound_within_the_links(name):
         found, best = trees_for(graph, name, most=200), bound(graph, name).algbw
         assert found.algbw == best if name != "all_reduce" or graph.size == graph.ranks else best / 2 <= found.algbw
         made = synthesis(graph, name, 1 << 20, chunks=200)
-        prove(name, schedules_of(made, graph, name), chunks=made.forest.chunks)
+        proved(name, graph.ranks, made.forest.chunks, getattr(made.forest, made.found.method))
         assert made.found.algbw <= best
 
 
@@ -211,13 +202,7 @@ def test_results_are_exact_on_threads(tmp_path, monkeypatch, capsys, name, metho
     made = json.loads(capsys.readouterr().out)
     assert f"FOREST.{method}(" in (tmp_path / made["algorithm"].partition(":")[0]).read_text()
     assert main(["verify", made["algorithm"], "--ranks", "4"]) == 0
-    algorithm = made["algorithm"].partition(":")[2]  # registered by the command
-
-    def program(comm):
-        x = numpy.arange(1001) * (comm.rank + 1)
-        assert (comm.all_reduce(x, algorithm=algorithm) == numpy.arange(1001) * 10).all()
-
-    on_threads(4, program)
+    check_on_threads(name, 4, made["algorithm"].partition(":")[2])  # registered by the command
 
 
 def test_a_file_of_a_graph(tmp_path, capsys):

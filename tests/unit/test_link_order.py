@@ -1,9 +1,7 @@
 """Trees in the order of links: proved, within the links' bandwidths, in few rounds on meshes, exact on threads."""
 
 import collections
-import functools
 
-import numpy
 import pytest
 
 import gpucoll as gc
@@ -11,9 +9,7 @@ from gpucoll.analysis.graphs.link_graph import graph_of, load_graph
 from gpucoll.analysis.graphs.link_order import METHODS, in_link_order
 from gpucoll.analysis.graphs.synthesis import synthesis, trees_for
 from gpucoll.cli.synthesize import Maker
-from gpucoll.core.schedule import Schedule
-from gpucoll.verify.symbolic import prove
-from thread_ranks import on_threads
+from synthesised import check_on_threads, proved
 
 pytestmark = pytest.mark.usefixtures("own_algorithms")
 # Four ranks in a ring: links of 50 and 75 GB/s carry two and three pieces in a round.
@@ -34,9 +30,7 @@ def test_every_collective_is_proved_within_the_links(graph, name):
         assert ordered(graph, name) is None  # trees that carry sums and results at once have no order of links
         return
     made = ordered(graph, name)
-    schedules = [Schedule(name, "made", rank, made.size, made.chunks, functools.partial(made.rounds, rank))
-                 for rank in range(made.size)]
-    prove(name, schedules, chunks=made.chunks)
+    proved(name, made.size, made.chunks, made.rounds)
     slowest = min(edge.GBps for edge in graph.edges.values())
     most = 2 if graph.name == "unlike" else 1
     for step in made.steps:
@@ -70,19 +64,4 @@ def test_the_file_runs(tmp_path, name):
     if name in ("all_gather", "reduce_scatter"):  # a single root fills its links by a pipeline as well
         found = synthesis(graph, name, nbytes)
         assert maker.best_trees(found).seconds == made.seconds < maker.trees(found).seconds
-    algorithm = gc.load(maker.written(made, str(tmp_path / "made.py")))
-
-    def program(comm):
-        of = [numpy.arange(60).reshape(6, 10) * (rank + 1) + rank for rank in range(6)]
-        x = of[comm.rank].copy()
-        if name == "broadcast":
-            assert (comm.broadcast(x, algorithm=algorithm) == of[0]).all()
-        elif name == "all_gather":
-            assert (comm.all_gather(x, algorithm=algorithm) == of).all()
-        elif name == "reduce":
-            total = comm.reduce(x, algorithm=algorithm)
-            assert total is None if comm.rank else (total == sum(of)).all()
-        else:
-            assert (comm.reduce_scatter(x, algorithm=algorithm) == sum(of)[comm.rank]).all()
-
-    on_threads(6, program)
+    check_on_threads(name, 6, gc.load(maker.written(made, str(tmp_path / "made.py"))))

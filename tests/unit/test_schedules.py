@@ -10,11 +10,9 @@ import gpucoll as gc
 from gpucoll import analysis
 from gpucoll.algorithms import algorithms, all_ranks, registry, schedule
 from gpucoll.analysis.verify import prove_registry, verify
-from gpucoll.core.chunks import Layout
 from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Schedule, Send, Slice
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Send, Slice
 from gpucoll.errors import ArgumentError
-from gpucoll.plan import HALVES, Layouts, Message, Plan
 from gpucoll.verify.symbolic import ScheduleError, prove
 from grids import SEED, naming, sampled
 from schedule_faults import FAULTS, NEED_REDUCTIONS
@@ -22,12 +20,6 @@ from thread_ranks import on_threads
 
 ROWS = sorted(registry())
 ONE = Slice("output", 0)
-
-
-def planned(*steps):
-    made = Schedule("all_reduce", "test", 0, 2, 1, lambda: [steps])
-    (found,) = Plan(made, Layouts(Layout(5, 1), Layout(5, 1)), in_place=False).rounds
-    return found
 
 
 def roots(collective, size):
@@ -159,22 +151,6 @@ def test_partners_form_the_same_bits():
 
     for size, algorithm in itertools.product((2, 4, 8, 6), ("recursive_doubling", "one_shot")):
         assert len(set(on_threads(size, program, algorithm))) == 1
-
-
-def test_an_executor_keeps_aside_what_a_round_still_reads():
-    """``Reduce(x, x)`` after another step on x reads the x from before the round."""
-    def kept(*steps):
-        return [step for step in planned(*steps) if not isinstance(step, Message) and step.dst.buffer in HALVES]
-
-    assert len(kept(Reduce(ONE, ONE))) == len(kept(RecvReduce(ONE, 1), Reduce(ONE, ONE))) == 1
-
-
-def test_what_is_sent_is_overwritten_afterwards():
-    """A message into a chunk still being sent is staged first; other messages land directly in the destination."""
-    came, sent, written = planned(Send(ONE, 1), Recv(ONE, 1))
-    assert (came.sends, came.span.buffer) == (False, HALVES[0])
-    assert written.after == {came.number, sent.number}
-    assert [step.span.buffer for step in planned(Send(Slice("input", 0), 1), Recv(ONE, 1))] == ["output", "input"]
 
 
 def test_names_that_are_returned_work_and_others_are_refused():

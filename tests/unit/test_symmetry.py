@@ -12,8 +12,7 @@ from gpucoll.analysis.graphs.link_graph import Edge, LinkGraph, load_graph
 from gpucoll.analysis.graphs.symmetry import representatives, rotations
 from gpucoll.analysis.graphs.synthesis import ENOUGH, synthesis, trees_for
 from gpucoll.core.forest import SpanningTree, turned
-from gpucoll.core.schedule import Schedule
-from gpucoll.verify.symbolic import prove
+from synthesised import proved
 
 SIDES = {"ring(5)": (5,), "torus(3x4)": (3, 4), "torus(2x3x4)": (2, 3, 4), "crossbar(6)": (6,), "dgx_a100": (8,),
          "dgx_a100(3)": (3, 8), "dgx_h100_nvls(2)": (2, 8), "dgx2(2)": (2, 8, 2), "fat_tree(3x4x2)": (3, 4)}
@@ -132,10 +131,7 @@ def test_turned_trees_reach_the_bound_and_are_proved(graph, name):
     made = synthesis(graph, name, 1 << 16)
     assert made.found.sides == rotations(graph).sides
     assert made.found.algbw == made.limit.algbw == bound(graph, name).algbw
-    rounds = getattr(made.forest, made.found.method)
-    schedules = [Schedule(name, "trees", rank, graph.ranks, made.forest.chunks, lambda rank=rank: rounds(rank))
-                 for rank in range(graph.ranks)]
-    prove(name, schedules, chunks=made.forest.chunks)
+    proved(name, graph.ranks, made.forest.chunks, getattr(made.forest, made.found.method))
 
 
 def test_a_tree_is_turned_to_every_rank_by_adding_digits():
@@ -152,7 +148,4 @@ def test_512_ranks(graph, name):
     graph = load_graph(graph)
     made = synthesis(graph, name, 1 << 28)
     assert made.found.algbw >= Fraction(99, 100) * made.limit.algbw
-    rounds = getattr(made.forest, made.found.method)
-    schedules = [Schedule(name, "trees", rank, graph.ranks, made.forest.chunks, lambda rank=rank: rounds(rank))
-                 for rank in range(graph.ranks)]
-    prove(name, schedules, chunks=made.forest.chunks)
+    proved(name, graph.ranks, made.forest.chunks, getattr(made.forest, made.found.method))
