@@ -13,14 +13,12 @@ import json
 import os
 import re
 import sys
-import timeit
 import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 STAND_IN = ROOT / "tests" / "stand_in"
 USERS = ("gpucoll/**/*.py", "scripts/*.py", "bench/*.py", "tests/gpu_*.py", "tests/gpu/*.py", "tests/mirrored.py")
-MICROSECONDS = 1.0  # for CuPy's own conversion of a launch's arguments
 
 
 def dotted(node):
@@ -164,19 +162,6 @@ def structs():
             "steps": heap.steps([1, 2, 3, 4], 5, dict.fromkeys(("rounds", "lanes", "parts", "writes"), 1), 1, 1)}
 
 
-def costs():
-    """Measure CuPy's own conversion of each struct of launch arguments in us; no struct may have fields to describe."""
-    from cupy.cuda.function import CNumpyArray
-
-    found, wrong = {}, []
-    for name, one in structs().items():
-        taken = min(timeit.repeat(lambda one=one: CNumpyArray(one), number=2000, repeat=9)) / 2000 * 1e6
-        found[name] = round(taken, 2)
-        if one.dtype.names is not None or one.size != 1:
-            wrong.append(f"{name}: CuPy would describe the fields of {one.dtype}")
-    return found, wrong
-
-
 def symbols():
     """Check that NCCL's library has every function called directly, as far as its version promises."""
     from gpucoll.device import nccl
@@ -269,5 +254,5 @@ if __name__ == "__main__":
     else:
         import cupy
 
-        parts = {one.__name__: one() for one in (calls, surface, costs, symbols, driver)}
+        parts = {one.__name__: one() for one in (calls, surface, symbols, driver)}
         print(json.dumps({"cupy": cupy.__version__, **parts}))

@@ -46,20 +46,18 @@ def asked(name, *arguments):
 
 
 def test_structs_of_launch_arguments_are_made_as_the_package_makes_them():
-    """The structs need no wheels; the nightly tests beside measure the cost of passing them to CuPy."""
-    assert [one.size for one in wheels.structs().values()] == [1] * 7
+    """CuPy would describe each field of a struct that has names."""
+    assert [(one.size, one.dtype.names) for one in wheels.structs().values()] == [(1, None)] * 7
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["newest", "oldest"])
 def test_the_real_ones_have_what_we_call(name):
     said = asked(name)
-    print(said)  # shows also the microseconds, as information
-    for part in ("calls", "surface", "costs", "symbols", "driver"):
+    for part in ("calls", "surface", "symbols", "driver"):
         assert said[part][1] == [], part
     assert said["calls"][0] > 300
     assert said["surface"][0] > 40
-    assert len(said["costs"][0]) == 7
     assert said["driver"][0] >= 15
 
 
