@@ -58,27 +58,27 @@ class Case(NamedTuple):
 
 PARTS = {
     "forestcoll": Part("ForestColl: the largest algbw of an all-gather", "GB/s", """
-Source: github.com/liangyuRain/ForestColl, whose program prints the figures for its own graphs (A100, MI250) and for
-graphs of TE-CCL given to it. *Bound* is the exact fraction of `gpucoll bound`, *trees* the bandwidth of the trees found
-by `gpucoll synthesize`, without latency."""),
+Source: github.com/liangyuRain/ForestColl. Its program printed the figures for its own graphs (A100, MI250) and for our
+graphs of TE-CCL's machines. *Bound* is the exact fraction printed by `gpucoll bound`. *Trees* is the bandwidth, without
+latency, of the trees made by `gpucoll synthesize`."""),
     "tacos": Part("TACOS: an all-gather on tori and meshes", "us", """
-Source: the tests of github.com/astra-sim/tacos. TACOS plans whole chunks of 1, 2 or 3 for a rank, and most of its
-times are the least possible for so many chunks: the links of the poorest rank are always in use. Ours is the simulated
-time of the synthesised algorithm, which cuts blocks finer."""),
+Source: the tests of github.com/astra-sim/tacos. TACOS divides the data of each rank into 1, 2 or 3 chunks. Most of its
+times are optimal for this number of chunks: the links of the rank with the least bandwidth are always in use. Ours is
+the simulated time of the synthesised algorithm, with smaller chunks."""),
     "swing": Part("Swing: congestion on a torus", "", """
-Source: arXiv:2401.09356. The figure is the time of all steps, without latency, divided by the time of the same bytes to
-neighbours: the sum of d(s // D) / 2^(s + 1) over the steps s of a torus of D dimensions, with distances d of 1, 1, 3,
-5, 11, ... Ours comes from the peers in the schedules of `swing`, in both directions at once, and from the loads of the
-simulator's links."""),
+Source: arXiv:2401.09356. The figure is the time of all steps, without latency, divided by the time for sending the same
+bytes to neighbours: the sum of d(s // D) / 2^(s + 1) over the steps s on a torus of D dimensions, with distances d of
+1, 1, 3, 5, 11, ... Ours comes from the peers in the schedules of `swing`, in both directions at once, and from the link
+loads in the simulator."""),
     "taccl": Part("TACCL: two NDv2", "us", """
-Source: `TACCL_NDv2_2_chassis_*.csv` in github.com/microsoft/TE-CCL. Sizes are the whole result, 1 KB is 1e3 bytes. Ours
-is the simulated time on TE-CCL's links with all 16 GPUs: the synthesised all-gather, and the better of `direct` and
-`pairwise` for an all-to-all."""),
+Source: `TACCL_NDv2_2_chassis_*.csv` in github.com/microsoft/TE-CCL. A size is that of the whole result; 1 KB is 1e3
+bytes. Ours is the simulated time on TE-CCL's links with all 16 GPUs: of the synthesised all-gather, and of the faster
+of `direct` and `pairwise` for an all-to-all."""),
     "teccl": Part("TE-CCL: 154 schedules, replayed", "files with the printed finish time", """
-Source: `teccl/examples/experiments/output_provided` in github.com/microsoft/TE-CCL; `scripts/validation --teccl
-CHECKOUT` replays every flow by epochs. *Without epochs* is the time of the same order of flows if nothing waits for the
-beginning of an epoch, and if every latency counts. Flows *do not balance* where the list lets a GPU send data that have
-not come, or leaves data out: the printed time is still that of the last arrival."""),
+Source: `teccl/examples/experiments/output_provided` in github.com/microsoft/TE-CCL.
+`scripts/validation --teccl CHECKOUT` replays every flow by epochs. *Without epochs* is the difference in time if the
+flows keep their order, but wait for no epoch, and every latency counts. Flows *do not balance* if the list lets a GPU
+send data before their arrival, or omits data; the printed time is still that of the last arrival."""),
 }
 
 
@@ -162,13 +162,13 @@ def distances(side: int, dimensions: int) -> float:
 
 def forestcoll() -> Iterator[Case]:
     """Yield the cases of ForestColl: graph, what the program prints, whether the trees take a second at most."""
-    shared = "our DGX-2 has 150 GB/s a GPU, TE-CCL's 125, and an even GPU cannot send to the other box"
+    shared = "TE-CCL's DGX-2 has 125 GB/s per GPU instead of 150, and only odd GPUs send to the other box"
     rows = [("dgx1", "1200/7", True), ("dgx_a100", "2400/7", True), ("dgx_a100(2)", "1040/3", True),
             ("dgx_a100(4)", "800/3", True), ("mi250", "2400/7", True), ("mi250(2)", "5312/15", False),
             ("TE-CCL's NDv2 x 2", "25", True),
             ("ndv2(2)", "25", False), ("ndv2(4)", "50/3", False), ("TE-CCL's DGX-2 x 2", "4000/31", False),
             ("dgx2(2)", "4000/31", True)]
-    rounded = "83 trees of a rank are exact, 9 are made"
+    rounded = "the exact bandwidth needs 83 trees per rank; 9 are made"
     for name, printed, is_quick in rows:
         yield Case("forestcoll", f"{name}, bound", Fraction(printed),
                    functools.partial(largest, name), (shared, ""))
@@ -182,8 +182,8 @@ def tacos() -> Iterator[Case]:
         return f"GBps={round(speed * GIB / 1e9, 7)}, us={us}"
 
     slow, fast = link(50, 0.5), link(100, 1)
-    causes = ("a round more than the least, or links whose bandwidths are no small multiples of a common one",
-              "finer chunks, so that the poorest rank's links are in use to the end")
+    causes = ("one round more than the least, or bandwidths without a large common divisor",
+              "smaller chunks keep the links of the slowest rank in use to the end")
     rows = [("torus", "3x3x3", slow, 1024, 3706.20), ("torus", "3x4x5", slow, 2048, 6676.67),
             ("torus", "4x2x3", slow, 3072, 11673.67), ("grid", "3x3x3", slow, 1024, 6671.17),
             ("grid", "3x4x5", slow, 2048, 13353.33), ("grid", "4x2x3", slow, 3072, 19178.17),
@@ -213,8 +213,8 @@ def taccl() -> Iterator[Case]:
                "all_to_all": (36.799, 32.115, 35.760, 50.340, 115.720, 359.0, 1324.2, 5164.4, 20532.0, 81964.2,
                               320049.4)}
     causes = {"all_gather": ("a pipeline with many segments pays latency",
-                             "trees that reach the bound of 25 GB/s; few rounds for short arrays"),
-              "all_to_all": ("", "all messages begin at once, and each takes the latency of its way once")}
+                             "trees at the bound of 25 GB/s; few rounds for short arrays"),
+              "all_to_all": ("", "all messages start at once, and each has the latency of its route once")}
     sizes = [f"{count} {unit}" for unit in ("KB", "MB") for count in (1, 4, 16, 64, 256)] + ["1 GB"]
     for kind, figures in printed.items():
         for size, figure in zip(sizes, figures, strict=True):
@@ -259,8 +259,8 @@ def replays(checkout: Path) -> Iterator[str]:
         faulty = sum(bool(one.faults) for _, _, one in made)
         notes += [f"{faulty} files list flows that do not balance"] if faulty else []
         twice = sum(file.array > 1.5 * teccl.size_of(name) for name, file, _ in made)
-        notes += [f"{twice} files are of twice the size in their names"] if twice else []
-        notes += ["15 GPUs: node 0 is taken for a switch"] if folder.startswith("NDv2_output/2_") else []
+        notes += [f"{twice} files have twice the size in their names"] if twice else []
+        notes += ["15 GPUs: TE-CCL takes node 0 for a switch"] if folder.startswith("NDv2_output/2_") else []
         machine, boxes, *rest = folder.split("/")
         name = f"{machine.removesuffix('_output')} x {boxes[0]}, {', '.join(rest)}"
         yield f"| {name} | {len(made)} | {equal} | {'none' if equal == len(made) else equal - len(made)} | " \
