@@ -88,4 +88,4 @@ def test_a_checkout_is_replayed_folder_by_folder(tmp_path):
     (folder / "1MB.json").write_text(json.dumps(content))
     (row,) = validation.replays(tmp_path)
     assert row.startswith("| DGX2 x 2, AllGather, Fast | 1 | 0 | -1 | ")
-    assert "1 files are of twice the size in their names" in row
+    assert "1 files have twice the size in their names" in row
