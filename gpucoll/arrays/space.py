@@ -208,7 +208,6 @@ class Space:
                                 "arrays on the GPU or all on the host", code="GC-DEVICE")
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
-        """Return a new array."""
         return numpy.empty(shape, dtype)
 
     def works_on(self, x: Array) -> bool:

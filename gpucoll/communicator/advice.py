@@ -25,7 +25,6 @@ ON_A_GPU = ("nccl", "native")  # executors for GPU arrays, assumed before the fi
 
 
 def explain(core: Core, collective: str, nbytes: int, dtype: Any, device: str | None) -> Explanation:
-    """Return why "auto" chooses its algorithm; see `Communicator.explain`."""
     row = collective_row(collective)
     where = ("emulated" if core.options.emulated else "cpu") if device is None else device
     if not is_whole(nbytes) or nbytes < 0:

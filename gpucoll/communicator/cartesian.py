@@ -145,7 +145,6 @@ class Cartesian(Communicator):
 
 
 def made_grid(comm: Communicator, dims: Any, periods: Any) -> Cartesian | None:
-    """Return the grid of the first ranks of `comm`; see `Communicator.cart`."""
     core = comm._core
     core.life.check_usable()
     mine: ArgumentError | None = None

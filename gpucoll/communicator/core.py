@@ -100,7 +100,6 @@ class Core:
 
     @functools.cached_property
     def device(self) -> int | None:
-        """The CUDA ordinal of this rank; see `Communicator.device`."""
         return self.link.own_gpu(self.options.ordinal)
 
     def _stop(self) -> None:
@@ -203,7 +202,6 @@ class Core:
 
     @reports_refusals
     def barrier(self, options: CallOptions, cache_key: Key) -> Any:
-        """Return when every rank has called; see `Communicator.barrier`."""
         self.life.check_usable()
         if options.stream is None and not self.options.emulated:
             return self.run("barrier", NOTHING, options, cache_key=cache_key)

@@ -82,7 +82,6 @@ class Gpu:
         return observed(call, self.observers, self.comparison)
 
     def space(self, stream: Any) -> DeviceSpace:
-        """Return the space of a call on `stream`; None means the current stream."""
         return DeviceSpace(self, self.device.stream(stream))
 
     @functools.cached_property

@@ -104,7 +104,6 @@ class Lifecycle:
         return guard
 
     def _flight_of(self, folder: str | None) -> Flight | None:
-        """Return the record of calls in a file of `folder`, None without a folder."""
         if not folder:
             return None
         place, mpi = self.link.place, self.link.mpi
@@ -113,13 +112,11 @@ class Lifecycle:
         return Flight(Path(folder), name, place.rank, place.size, align(self.link, self.waits.run))
 
     def new_waits(self) -> Progress:
-        """Return the waits of this communicator."""
         place = self.link.place
         return Progress(self.options.timeout, foreign=self.link.foreign, threads=self.link.threads,
                         crowded=place.local_size > (os.cpu_count() or 1))
 
     def new_host(self) -> HostBackend:
-        """Return the executors for host arrays."""
         return HostBackend(self.link, self.options.timeout, self.options.executor, self.options.compares)
 
     def check_usable(self) -> None:
@@ -136,13 +133,11 @@ class Lifecycle:
         self.waits.check()
 
     def _awaited(self) -> set[int] | None:
-        """Return the ranks awaited by this rank, None if unknown."""
         if self.preflight is not None and self.preflight.is_comparing:
             return self.preflight.missing()
         return self.host.awaited()
 
     def _elsewhere(self) -> HostCall:
-        """Return the call on the host."""
         call = Signature.decode(self.host.under_way() or self.waits.name)
         return HostCall(self.host.call_count, self.host.awaited() or set(),
                         call._replace(where="on the host").encode())
@@ -329,7 +324,6 @@ class Lifecycle:
 
     @property
     def records_calls(self) -> bool:
-        """Whether each call is recorded in a file."""
         return self._flight is not None
 
 

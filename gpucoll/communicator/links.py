@@ -343,7 +343,6 @@ class LocalLink(Link):
 
     @classmethod
     def all(cls, size: int, timeout: float) -> list[LocalLink]:
-        """Return the links of `size` ranks, in rank order."""
         hub = ThreadHub(size)
         return [cls(rank, hub, timeout) for rank in range(size)]
 

@@ -100,7 +100,6 @@ def checked_rows(rows: Array, name: str, mine: Failure) -> list[Metadata]:
 
 
 def _row_bytes(ranks: int) -> int:
-    """Return the bytes of a host message: the same on all ranks."""
     return BYTES + BYTES_PER_RANK * ranks
 
 

@@ -24,7 +24,6 @@ def all_gather(comm: Communicator, obj: Any) -> list[Any]:
 
 
 def gather(comm: Communicator, obj: Any, root: int) -> list[Any] | None:
-    """Gather pickled objects on `root`; see `Communicator.gather_object`."""
     rows = comm.gather_v(_pickled(comm, "gather_object", obj), root)
     return None if rows is None else [*map(_unpickled, rows)]
 

@@ -43,7 +43,6 @@ class PersistentCall:
 
 
 def planned(comm: Communicator, collective: str, x: Any, out: Any, **options: Any) -> PersistentCall:
-    """Return a call to be repeated; see `Communicator.plan`."""
     if collective in POINTS:
         return _planned_message(comm, collective, x, out, **options)
     row = collective_row(collective)

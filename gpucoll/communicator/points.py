@@ -69,13 +69,11 @@ class PointToPoint:
         return None if found is None else found.source
 
     def send(self, x: Any, dst: int, tag: int, *, async_op: bool = False) -> Any:
-        """Send a message; see `Communicator.send`."""
         if not async_op and self._is_plain(x, dst, tag):
             return self._soon("send", x, dst, None, -1, tag)
         return self._point(self.message("send", tag, x, dst), async_op)
 
     def recv(self, out: Any, src: int, tag: int, status: Any = None, *, async_op: bool = False) -> Any:
-        """Receive a message; see `Communicator.recv`."""
         if status is None and not async_op and self._is_plain(out, src, tag) and out.flags.writeable:
             return self._soon("recv", None, -1, out, src, tag)
         message = self.message("recv", tag, out=out, src=src, wildcards=True)._replace(status=status)
@@ -86,7 +84,6 @@ class PointToPoint:
         return self._point(message, async_op)
 
     def probe(self, src: int, tag: int, status: Any) -> Any:
-        """Wait for a message; see `Communicator.probe`."""
         pattern = self._pattern("probe", src, tag)
         if pattern is None:
             fill_status(status, ProbeResult(PROC_NULL, ANY_TAG, 0))
@@ -95,7 +92,6 @@ class PointToPoint:
         return status if work is None else work.wait()
 
     def iprobe(self, src: int, tag: int, status: Status) -> Status | None:
-        """Look for a message; see `Communicator.iprobe`."""
         pattern = self._pattern("iprobe", src, tag)
         self._core.waits.advance()
         seen = ProbeResult(PROC_NULL, ANY_TAG, 0) if pattern is None else self.seen(*pattern)
@@ -129,7 +125,6 @@ class PointToPoint:
         return found
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int, *, async_op: bool = False) -> Any:
-        """Send a message while receiving another; see `Communicator.sendrecv`."""
         if not async_op and self._is_plain(x, dst, tag) and self._is_plain(out, src, tag) and out.flags.writeable \
                 and not numpy.may_share_memory(x, out):
             return self._soon("sendrecv", x, dst, out, src, tag)
@@ -272,7 +267,6 @@ class PointToPoint:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Run all calls of the block together at its end; see `Communicator.group`."""
         self._core.life.check_usable()
         if self._core.group is not None:
             raise UsageError("a group is open already; groups do not nest", code="GC-GROUP")

@@ -87,7 +87,6 @@ class VectorVariants:
             return NotImplemented
 
     def gather(self, name: str, x: Any, out: Any, root: Any, options: CallOptions) -> Any:
-        """Gather blocks on the root, or on every rank; see `Communicator.gather_v`."""
         found, rows = self._exchange_and_repeat(name, ("", root, options.algorithm), x, out, options)
         if found is not NotImplemented:
             return found
@@ -101,7 +100,6 @@ class VectorVariants:
         return self._run_blocks(blocks, source, source, options, x, out=out, root=rank_info.root)
 
     def scatter(self, xs: Any, out: Any, root: Any, options: CallOptions) -> Any:
-        """Scatter the root's blocks; see `Communicator.scatter_v`."""
         core = self._core
         rank_info, arrays, mine = core.metadata.sizes("scatter_v", root), None, None
         if core.rank == rank_info.root:
@@ -129,7 +127,6 @@ class VectorVariants:
         return self._run_blocks(blocks, arrays, arrays, options, xs, space=space, out=out, root=rank_info.root)
 
     def all_to_all(self, xs: Any, out: Any, options: CallOptions) -> Any:
-        """Exchange blocks of all pairs of ranks; see `Communicator.all_to_all_v`."""
         name, how = "all_to_all_v", ("", 0, options.algorithm)
         found, rows = self._exchange_and_repeat(name, how, xs, out, options)
         if found is not NotImplemented:
@@ -303,7 +300,6 @@ class VectorVariants:
         return tuple(int(count) for count in counts)
 
     def _opened(self, check: Callable[..., T], name: str, x: Any, stream: Any, *more: int) -> T:
-        """Return the result of `check`, called with the call's stream as the current stream."""
         with self._core.current(stream, x if isinstance(x, list | tuple) else [x]):
             return check(name, x, *more)
 

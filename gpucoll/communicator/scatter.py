@@ -55,7 +55,6 @@ def scatter(core: Core, x: Any, out: Any, root: Any, options: CallOptions, cache
 @reports_refusals
 def _scatter_known(core: Core, x: Any, source: Any, out: Any, rank_info: RankInfo, options: CallOptions,
                    metadata: Metadata, cache_key: Key) -> Any:
-    """Scatter, with the root's metadata known."""
     made = _prepared(core, x, source, out, rank_info, options, metadata)
     return core.begin(*made, options, cache_key, source, out)
 

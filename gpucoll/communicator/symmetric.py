@@ -38,7 +38,6 @@ class SymmetricHeaps:
                 heap.close()
 
     def empty(self, name: str, shape: Any, dtype: Any, device: str | None) -> Any:
-        """Return an array for the call `name`; see `Communicator.empty`."""
         self._core.life.check_usable()
         try:
             where = self._where(name, device)

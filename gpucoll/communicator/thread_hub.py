@@ -32,7 +32,6 @@ class ThreadHub:
         self._rest: list[int] | None = None  # the survivors, once all have come
 
     def stay(self, rank: int) -> None:
-        """Note a rank that survives."""
         with self._changed:
             self._survivors.add(rank)
             self._changed.notify_all()
@@ -67,7 +66,6 @@ class ThreadHub:
             return hub
 
     def close(self, rank: int, release: Callable[[bool], None], failed: bool) -> None:
-        """Note a rank that leaves; see `LocalLink.close`."""
         # Threads may close at the same time: exactly one must see that all ranks have left.
         with self._changed:
             self._left.add(rank)

@@ -147,7 +147,6 @@ def pieces_of(row: Array) -> list[Array]:
 
 
 def end_of(work: Work) -> Operation:
-    """Wait for the end of `work`; raise its error."""
     yield work.is_enqueued
     if work.error is not None:
         raise work.error

@@ -69,7 +69,6 @@ def _load(one: Instance) -> Any:
 
 @functools.cache
 def _library(kernels: tuple[Instance, ...]) -> ctypes.CDLL:
-    """Return a family of kernels, compiled and loaded."""
     source = text(*kernels)
     path = user_store().path(source, ".so", functools.partial(compile_shared, source, *OPTIONS),
                              flags="\n".join([recipe(), *OPTIONS, _processor()]))

@@ -132,7 +132,6 @@ class MatchedReceive:
         return True
 
     def Test(self, status: Any = None) -> bool:
-        """Return whether the receive is complete."""
         if self._is_cancelled:
             return True
         if self._request is None:

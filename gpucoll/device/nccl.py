@@ -318,7 +318,6 @@ def lacks_float8(capability: int) -> str | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Return the NCCL library loaded by CuPy."""
     library = ctypes.CDLL("libnccl.so.2")
     library.ncclGetLastError.restype = ctypes.c_char_p
     pointer, integer = ctypes.c_void_p, ctypes.c_int
@@ -349,7 +348,6 @@ def allocate(nbytes: int) -> int:
 
 
 def free(pointer: int) -> None:
-    """Free memory of `allocate`."""
     _check("ncclMemFree", pointer)
 
 

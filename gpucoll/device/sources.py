@@ -106,7 +106,6 @@ def reducing(kernel: str, op: Op | None, dtype: Dtype) -> Instance:
 
 
 def is_switched(op: Op, dtype: Dtype) -> bool:
-    """Return whether the NVLink switch has the op for the dtype."""
     return dtype.name in SWITCH_DTYPES and (op.cuda == "add(a, b)" if dtype.kind == "float" else op.cuda in SWITCH_OPS)
 
 

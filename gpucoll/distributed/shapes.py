@@ -96,7 +96,6 @@ def apart(x: Array, out: Array) -> Array:
 
 
 def alike(arrays: Sequence[Array]) -> bool:
-    """Return whether all arrays have one shape."""
     return all(array.shape == arrays[0].shape for array in arrays)
 
 

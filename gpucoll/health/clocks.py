@@ -67,7 +67,6 @@ def align(link: Any, run: Callable[[Operation, str], None]) -> ClockOffset:
 
 
 def _answers(wire: Any, ranks: Sequence[int], offset: int) -> Operation:
-    """Answer the questions of the ranks, one rank after the other."""
     stamp = numpy.zeros(1, numpy.int64)
     for rank in ranks:
         for _ in range(QUESTIONS):

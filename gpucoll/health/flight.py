@@ -72,7 +72,6 @@ class Flight:
         self._last[0] = number
 
     def ended(self) -> None:
-        """Record that the last call has ended."""
         self._records[int(self._last[0]) % CALLS]["ended"] = time.monotonic_ns()
 
 
@@ -88,7 +87,6 @@ class RecordedCall(NamedTuple):
 
     @property
     def description(self) -> str:
-        """The call in words."""
         return self.signature.describe()
 
 

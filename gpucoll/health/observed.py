@@ -118,7 +118,6 @@ class Recorded:
         self._flight = flight
 
     def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
-        """Record the begin or the end of a call."""
         if phase == "before":
             self._flight.began(request.description, request.nbytes, call_site())
         elif phase == "after":
@@ -134,7 +133,6 @@ class Log:
         self._began = 0.0
 
     def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
-        """Write a log line if the level asks for one in this phase."""
         description = described(request.description)
         if phase == "before":
             self._began = time.perf_counter()
@@ -165,7 +163,6 @@ class Ranges:
         self._end: Callable[[], None] | None = None
 
     def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
-        """Begin or end the range of a call."""
         if phase == "before":
             self._end = self._began(described(request.description))
         # PyTorch's range ends in the thread of its begin: an asynchronous call may go on in the progress thread.
@@ -233,7 +230,6 @@ class Faults:
         self._fault, self._calls = fault, 0
 
     def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
-        """Trigger the fault if this is the chosen call and phase."""
         self._calls += phase == "before"
         if (self._calls, phase) != (self._fault.seq, self._fault.phase):
             return

@@ -141,7 +141,6 @@ class MessageExchange(Exchange):
         return self._rows[:, MESSAGE_BYTES:].copy().view(numpy.int64)
 
     def missing(self) -> set[int]:
-        """Return the ranks from which no description is known to have arrived."""
         self.has_ended()
         return set(self._receives)
 
@@ -350,7 +349,6 @@ class Preflight:
 
     @property
     def is_comparing(self) -> bool:
-        """Whether a call is waiting for the descriptions of all ranks."""
         exchange = self._under_way
         return exchange is not None and not exchange.moves
 

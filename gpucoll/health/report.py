@@ -100,7 +100,6 @@ def timeline(groups: dict[str, list[Story]]) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> Iterable[str]:
-    """Yield the lines of a `summary` as text."""
     yield f"{found['communicator']}: {found['ranks']} ranks, {found['calls']} calls"
     for rank, last in found["last"].items():
         yield f"  rank {rank}: call {last['call']} {last['state']}" + (f": {last['words']}" if last["words"] else "")

@@ -130,7 +130,6 @@ def straggler(groups: Mapping[str, Sequence[Story]]) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterable[str]:
-    """Yield the lines of a `straggler` as text."""
     if found["rank"] is None:
         yield "no rank stands out"
     else:

@@ -32,11 +32,9 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser with errors of one line, and with errors and help printed by rank 0 only."""
 
     def error(self, message: str) -> NoReturn:
-        """End with exit code 2 after a line of error; see `refuse`."""
         refuse(self.prog, message)
 
     def print_help(self, file: object = None) -> None:
-        """Print the help, on rank 0 only."""
         if launched()[1] == 0:
             super().print_help()
 

@@ -341,7 +341,6 @@ def _abort_by_thread(given: threading.ExceptHookArgs) -> None:
 
 
 def place(comm: MPI.Intracomm) -> RankTopology:
-    """Return this rank's place in `comm`. A collective call."""
     from mpi4py import MPI
 
     # MPI knows the ranks with common memory. The first rank of each node serves as the node's name.

@@ -56,7 +56,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    """Return the parser of the command line."""
     flags = Parser(PROGRAM, description="Launch a program on several ranks, with torchrun's variables.")
     flags.add_argument("-n", "--nproc-per-node", "--nproc_per_node", type=_count, default=1, metavar="N",
                         help="ranks on each host (1): a number, gpu or cpu for as many as this host has, auto for gpu "

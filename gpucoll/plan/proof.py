@@ -87,7 +87,6 @@ class _PlannedRank:
         self.memory[buffer][elements.start:elements.stop] = self.given
 
     def at(self, part: Slice) -> Place:
-        """Return the place of a slice in this rank's memory."""
         real = self.plan.real(part)
         return real.buffer, range(*self.plan.layouts.span(real))
 

@@ -129,7 +129,6 @@ class Progress:
         return True
 
     def blocks(self) -> bool:
-        """Return whether this thread is in a blocking call."""
         return self._owner == threading.get_ident()
 
     def _refuse_second_thread(self, name: str) -> None:

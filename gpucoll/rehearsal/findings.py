@@ -168,7 +168,6 @@ class Analysis:
         return arrival.place or (place_of(rank.failure) if rank.failure else "") or rank.last
 
     def _words(self, signature: str, number: int) -> str:
-        """Return in words the call of a rank and of all ranks with the same call."""
         if signature != CLOSE:
             return _words(signature)
         return "the end of the program, after the last call" if self._turns.ranks[number].has_ended else "close"
@@ -301,7 +300,6 @@ def _name(signature: str) -> str:
 
 
 def _words(signature: str) -> str:
-    """Return a call in words."""
     call = Signature.decode(signature)
     if call.refusal:
         return "refused its arguments"

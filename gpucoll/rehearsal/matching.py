@@ -50,7 +50,6 @@ class VirtualGroup:
         groups.append(self)
 
     def rank_of(self, number: int) -> VirtualRank:
-        """Return the rank with a number in this group."""
         return self.turns.ranks[self.members[number]]
 
     def arrive(self, rank: int, signature: str, place: str, given: Any = None,

@@ -67,11 +67,9 @@ class VirtualMpi(MPI.Intracomm):
         return internal.link_of(self.comm).split(color, key)
 
     def Get_rank(self) -> int:
-        """Return this rank."""
         return int(self.rank)
 
     def Get_size(self) -> int:
-        """Return the number of ranks."""
         return int(self.size)
 
     def Is_inter(self) -> bool:
@@ -79,36 +77,29 @@ class VirtualMpi(MPI.Intracomm):
         return False
 
     def Get_attr(self, keyval: int) -> Any:
-        """Return an attribute of this rank, None without one."""
         return self._attributes.get((self._group.turns.current.number, keyval))
 
     def Set_attr(self, keyval: int, attrval: Any) -> None:
-        """Set an attribute of this rank."""
         self._attributes[self._group.turns.current.number, keyval] = attrval
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
-        """Return the communicator of the ranks of `color`."""
         part = self._part(None if color == MPI.UNDEFINED else color, key)
         return MPI.COMM_NULL if part is None else VirtualMpi(part.group)
 
     def Dup(self, info: Any = None) -> VirtualMpi:
-        """Return another communicator of the same ranks."""
         return VirtualMpi(self._part(0, self.rank).group)
 
     Clone = Dup
 
     def Free(self) -> None:
-        """Close this rank's communicator. A collective call."""
         self.comm.close()
 
     # ------------------------------------------------------------ messages
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send a buffer."""
         self.comm.send(row(buf), dest, tag)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
-        """Begin to send a buffer."""
         return gpucoll.mpi.Request(self.comm.send(row(buf), dest, tag, async_op=True), None)
 
     def Irecv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
@@ -121,7 +112,6 @@ class VirtualMpi(MPI.Intracomm):
 
     def Sendrecv(self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = MPI.ANY_SOURCE,
                  recvtag: int = MPI.ANY_TAG, status: Any = None) -> None:
-        """Send a buffer while receiving another."""
         sent = self.comm.send(row(sendbuf), dest, sendtag, async_op=True)
         self._receive(row(recvbuf), source, recvtag, status)
         sent.wait()
@@ -135,15 +125,12 @@ class VirtualMpi(MPI.Intracomm):
         self.comm.recv(fits, seen.source, seen.tag, status)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object."""
         self.comm.send(_pickled(obj), dest, tag)
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Any:
-        """Begin to send an object."""
         return gpucoll.mpi.Request(self.comm.send(_pickled(obj), dest, tag, async_op=True), None)
 
     def recv(self, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None) -> Any:
-        """Return a received object."""
         if source == MPI.PROC_NULL:
             return None
         seen = self.comm.probe(source, tag)
@@ -153,7 +140,6 @@ class VirtualMpi(MPI.Intracomm):
 
     def sendrecv(self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = MPI.ANY_SOURCE,
                  recvtag: int = MPI.ANY_TAG, status: Any = None) -> Any:
-        """Send an object and return another, received meanwhile."""
         sent = self.comm.send(_pickled(sendobj), dest, sendtag, async_op=True)
         found = self.recv(None, source, recvtag, status)
         sent.wait()
@@ -162,36 +148,28 @@ class VirtualMpi(MPI.Intracomm):
     # ------------------------------------------------------------ collectives of objects
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         self.comm.barrier()
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """Return the root's object."""
         return self.comm.broadcast_object(obj, root)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Return all ranks' objects on the root."""
         return self.comm.gather_object(sendobj, root)
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """Return all ranks' objects."""
         return self.comm.all_gather_object(sendobj)
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
-        """Return this rank's object of the root's."""
         return self.comm.scatter_object(sendobj, root)
 
     def alltoall(self, sendobj: Any) -> list[Any]:
-        """Return this rank's object of each rank's."""
         return [one[self.rank] for one in self.comm.all_gather_object([*sendobj])]
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        """Return the reduction of all ranks' objects on the root."""
         everyone = self.comm.gather_object(sendobj, root)
         return None if everyone is None else functools.reduce(op, everyone)
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        """Return the reduction of all ranks' objects."""
         return functools.reduce(op, self.comm.all_gather_object(sendobj))
 
 

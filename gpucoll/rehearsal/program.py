@@ -103,7 +103,6 @@ class Rehearsal:
         self._state.follow(c10d, fresh_variables)
 
     def main(self, rank: VirtualRank) -> Any:
-        """Return the module `__main__` of a rank."""
         return self._state.main(rank.number)
 
     def _world(self, wanted: bootstrap.Options) -> Any:

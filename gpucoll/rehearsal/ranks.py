@@ -102,7 +102,6 @@ class VirtualExecutor(Executor):
         return VirtualCall(self, request, "")
 
     def matched(self, ready: ReadyCall, description: str) -> Operation:
-        """Match a call with the other ranks' calls."""
         call = self._group.arrive(self._rank, description, self._group.turns.site(), ready, compute)
         if not call.is_complete:
             yield lambda: call.is_complete
@@ -363,7 +362,6 @@ def _check_algorithm(collective: str, algorithm: str, size: int, root: int) -> N
 
 
 def world_of(group: VirtualGroup, rank: int, options: Options) -> Communicator:
-    """Return the communicator of a rank of the world."""
     return Communicator(VirtualLink(group, rank), options)
 
 

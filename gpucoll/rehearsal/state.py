@@ -67,7 +67,6 @@ class ProcessState:
             self._owners["torch"], self._marks["torch"] = None, object()  # the present rank may have drawn
 
     def main(self, number: int) -> ModuleType:
-        """Return the module `__main__` of a rank."""
         return self._main[number]
 
     def switch(self, old: int | None, new: int | None) -> None:

@@ -22,7 +22,6 @@ class TurnThread:
         self._thread = self._turns.add(self._target)
 
     def join(self) -> None:
-        """Wait for the end of the thread."""
         self._turns.wait(lambda: self._thread.has_ended, "wait")
 
 
@@ -33,12 +32,10 @@ class TurnEvent:
         self._turns, self._is_set = turns, False
 
     def set(self) -> None:
-        """Set the event, and wake the rank."""
         self._is_set = True
         self._turns.wake(self._turns.ranks[self._turns.current.number])
 
     def is_set(self) -> bool:
-        """Return whether the event is set."""
         return self._is_set
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -65,7 +62,6 @@ class TurnLock:
         return True
 
     def release(self) -> None:
-        """Release the lock, and wake the rank."""
         self._is_held = False
         self._turns.wake(self._turns.ranks[self._turns.current.number])
 
@@ -84,7 +80,6 @@ class TurnQueue:
         self._entries: collections.deque[tuple[Any, str]] = collections.deque()
 
     def put(self, item: Any) -> None:
-        """Append an entry, and wake the rank."""
         self._entries.append((item, self._turns.site()))
         self._turns.wake(self._turns.ranks[self._turns.current.number])
 

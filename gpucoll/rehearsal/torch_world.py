@@ -50,17 +50,14 @@ class VirtualStore(Store):
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a value."""
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
         self._turns.happened()
 
     def get(self, key: str) -> bytes:
-        """Wait for a value, and return the value."""
         self.wait([key])
         return self._values[key]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, 0 at first, and return the sum."""
         total = int(self._values.get(key, b"0")) + amount
         self.set(key, str(total))
         return total
@@ -73,24 +70,19 @@ class VirtualStore(Store):
         return self._values.get(key, expected)
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Append to a value."""
         self.set(key, self._values.get(key, b"") + (value.encode() if isinstance(value, str) else bytes(value)))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Wait for values, and return the values."""
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Set several values."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Return True: `append`, `multi_get` and `multi_set` are there."""
         return True
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys have values."""
         self._turns.pause("store.check")
         return all(key in self._values for key in keys)
 
@@ -99,11 +91,9 @@ class VirtualStore(Store):
         self._turns.wait(lambda: all(key in self._values for key in keys), "store.wait")
 
     def delete_key(self, key: str) -> bool:
-        """Delete a value; return whether there was a value."""
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """Return the number of values."""
         return len(self._values)
 
     def clone(self) -> VirtualStore:

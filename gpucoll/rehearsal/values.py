@@ -47,7 +47,6 @@ def _move(calls: Sequence[ReadyCall], *, blocks: bool, source: int | None) -> No
 
 
 def _blocks(call: ReadyCall, ranks: int) -> list[Array]:
-    """Return the blocks of the input of `call`, one for each rank."""
     row = call.source
     if call.request.lengths is None:
         return list(row.reshape(ranks, -1)) if len(row) else [row] * ranks

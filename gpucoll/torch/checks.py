@@ -21,7 +21,6 @@ def refuse(name: str, text: str) -> NoReturn:
 
 
 def dense(name: str, tensors: Tensors) -> None:
-    """Raise if a tensor is sparse."""
     for index, tensor in enumerate(tensors):
         if tensor.layout != torch.strided:
             refuse(name, f"invalid tensor layout at index {index}: unsupported layout {tensor.layout}; give to_dense()")

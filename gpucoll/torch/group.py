@@ -389,14 +389,12 @@ class TorchProcessGroup(Names):
                 begin()
 
     def get_group_store(self) -> Store:
-        """Return the store of this group."""
         return self._store
 
     def _get_sequence_number_for_group(self) -> int:
         return self._count
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Set the deadline of later calls."""
         self.options._timeout = timeout
         for comm in (self._comm, self._points):
             internal.waits_of(comm).timeout = timeout.total_seconds()

@@ -55,7 +55,6 @@ class TorchWork(Handle):
         return True
 
     def synchronize(self) -> None:
-        """Wait for the end of the call."""
         self.wait()
 
     def is_completed(self) -> bool:

@@ -15,25 +15,20 @@ class Names(ProcessGroup):
     _name = _desc = ""
 
     def getBackendName(self) -> str:
-        """Return "gpucoll"."""
         return "gpucoll"
 
     name = _get_backend_name = getBackendName
 
     def getGroupName(self) -> str:
-        """Return the name given to this group by torch."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Set the name given by torch."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """Return torch's description of the group's purpose."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Set torch's description of the group's purpose."""
         self._desc = desc
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc

@@ -29,7 +29,6 @@ class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ign
     _error: Exception | None = None
 
     def getBackendName(self) -> str:
-        """Return "torchft-gpucoll"."""
         return "torchft-gpucoll"
 
     def errored(self) -> Exception | None:
@@ -100,31 +99,24 @@ class _ReportedWork(Handle):  # type: ignore[misc, unused-ignore]
             return False
 
     def synchronize(self) -> None:
-        """Wait for the end of the call."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Let the current stream wait for the results."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the call has ended, well or badly; never waits."""
         return bool(self._work.is_completed())
 
     def is_success(self) -> bool:
-        """Return whether the call has ended without an error."""
         return bool(self._work.is_success())
 
     def exception(self) -> BaseException | None:
-        """Return the error of the call; None without an error or before the end."""
         error: BaseException | None = self._work.exception()
         return error
 
     def result(self) -> list[Any]:
-        """Return the result tensors."""
         found: list[Any] = self._work.result()
         return found
 
     def get_future(self) -> Any:
-        """Return the future of `result`."""
         return self._work.get_future()

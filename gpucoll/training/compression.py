@@ -300,7 +300,6 @@ class Policy:
 
 
 def check_kind(call: str, compression: object, kinds: Any = Compression | Policy | None) -> None:
-    """Raise ArgumentError if `compression` is none of `kinds`."""
     if not isinstance(compression, kinds):
         raise ArgumentError(f"{call}: {compression!r} is no compression; pass for example Cast(\"bfloat16\")",
                             code="GC-COMPRESSION")

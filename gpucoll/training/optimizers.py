@@ -75,7 +75,6 @@ class Optimizer:
 
 
 def check_optimizer(call: str, optimizer: Any) -> None:
-    """Raise ArgumentError if `optimizer` is not an `Optimizer`."""
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"{call}: optimizer {optimizer!r} is none; pass SGD(...), Adam(...) or AdamW(...)",
                             code="GC-OPTIMIZER")

@@ -87,17 +87,14 @@ class Like(NamedTuple):
 
     @classmethod
     def of(cls, array: Array) -> Like:
-        """Return the description of `array`."""
         return cls(array.shape, array.dtype, on_gpu(array))
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the elements."""
         return self.size * self.dtype.itemsize
 
     def new(self, shape: int | tuple[int, ...]) -> Array:

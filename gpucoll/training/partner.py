@@ -46,7 +46,6 @@ class Portion(NamedTuple):
 
     @property
     def rows(self) -> list[Array]:
-        """All arrays, in the same order on all ranks."""
         return [*self.parameters.values(), *(row for rows in self.state.values() for row in rows.values())]
 
 

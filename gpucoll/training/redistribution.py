@@ -156,7 +156,6 @@ def _cut(local: Array, axis: int, parts: int) -> Array:
 
 
 def _joined(blocks: Array, axis: int) -> Array:
-    """Return the blocks of an array of shape (parts, *block) joined along an axis."""
     found: Array = module_of(blocks).concatenate(list(blocks), axis=axis)
     return found
 

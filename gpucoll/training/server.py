@@ -231,7 +231,6 @@ class _Shard:
 
 
 def _flat(like: Mapping[str, Like]) -> Bucket:
-    """Return a bucket with zeros for arrays of one dtype."""
     return Bucket(like, next(iter(like.values())).new(sum(one.size for one in like.values())))
 
 

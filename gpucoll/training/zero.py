@@ -153,7 +153,6 @@ class ZeRO:
             self._send(self._arrivals.startable())
 
     def _opened(self, number: int) -> _Sharded | _Compressed:
-        """Return the bucket with this number, allocated if necessary."""
         if number not in self._open:
             shards = self._buckets[number]
             compression = self._compression.of(next(iter(shards.arrays)))

@@ -40,7 +40,6 @@ class KeyStore:
     host = ""  # the name or number of this host in the network of the ranks; "" if all ranks are on this host
 
     def set(self, key: str, value: bytes) -> None:
-        """Store `value` under `key`."""
         raise NotImplementedError
 
     def get(self, key: str, wait: float = 0.0) -> bytes | None:
@@ -48,7 +47,6 @@ class KeyStore:
         raise NotImplementedError
 
     def delete(self, key: str) -> None:
-        """Remove `key`, if present."""
         raise NotImplementedError
 
     def gone(self) -> Collection[int]:

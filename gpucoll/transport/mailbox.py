@@ -96,7 +96,6 @@ class StoreRanks:
         return came
 
     def bcast(self, value: Any, root: int = 0) -> Any:
-        """Return the root's `value`."""
         return self.allgather(value if self.rank == root else None)[root]
 
     def _key(self, rank: int) -> str:
