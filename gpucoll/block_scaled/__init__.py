@@ -85,7 +85,7 @@ class BlockScaledCollectives:
             self.format = format_of(format)
         except ArgumentError as found:
             error = found
-        internal.all_gather_metadata(comm, {"error": str(error)} if error else {}, type(self).__name__, error)
+        internal.all_gather_metadata(comm, {}, type(self).__name__, error)
         self._comm, self._is_closed = comm, False
         self._buffers: dict[str, Array] = {}
         self._made = contextlib.ExitStack()
@@ -155,7 +155,7 @@ class BlockScaledCollectives:
             facts = {"call": name, "shape": list(source.shape), "dtype": source.dtype.name, "gpu": on_gpu(source),
                      "op": op, "format": self.format.name}
         except GpucollError as found:
-            error, facts = found, {"error": str(found)}
+            error = found
         everyone = internal.all_gather_metadata(self._comm, facts, f"block-scaled {name}", error)
         for what, code in COMPARED.items():
             check_alike(name, everyone, what, code)

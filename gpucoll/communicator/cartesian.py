@@ -154,8 +154,7 @@ def made_grid(comm: Communicator, dims: Any, periods: Any) -> Cartesian | None:
         lengths, wraps = checked_grid(dims, periods, comm.size)
     except ArgumentError as error:
         mine = error
-    facts: Any = {"error": str(mine)} if mine else {"dims": lengths, "periods": wraps}
-    everyone = core.metadata.all_gather(facts, "cart", mine)
+    everyone = core.metadata.all_gather({"dims": lengths, "periods": wraps}, "cart", mine)
     for what in ("dims", "periods"):
         check_alike("cart", everyone, what, "GC-CART")
     # A rank interrupted in the first exchange never comes to the second. All other ranks then stop here, and not in

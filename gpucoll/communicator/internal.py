@@ -37,8 +37,7 @@ def current_stream(comm: Communicator, arrays: Iterable[Any]) -> contextlib.Abst
 def all_gather_metadata(comm: Communicator, metadata: Metadata, call: str, error: Failure = None) -> list[Metadata]:
     """Return the JSON objects of all ranks on every rank, in rank order. A collective call on the host.
 
-    A rank with an `error` must pass the text under the key "error" of `metadata`. This rank raises `error`; the other
-    ranks raise PeerError.
+    A rank with an `error` raises the error, and the other ranks raise PeerError.
     """
     return comm._core.metadata.all_gather(metadata, call, error)
 

@@ -47,7 +47,8 @@ class Link:
     """The services of the layer below for one communicator.
 
     `wire` and `points` send and receive as mpi4py's communicators do. Executors use `wire`, and `points` carries the
-    user's messages, so that no message of a user can match one of the library. `mpi` gathers objects as mpi4py's
+    user's messages, so that no message of a user can match one of the library. ``points.seen(source, tag)`` returns a
+    message ready to be received, or None; None in place of a number means any rank or tag. `mpi` gathers objects as mpi4py's
     communicators do. It is an mpi4py communicator if `has_collectives` is set, and None between threads.
     """
 
@@ -67,13 +68,6 @@ class Link:
     parts: Any = None  # of a communicator of virtual ranks: replace Core, PointToPoint, VectorVariants, SymmetricHeaps
     _ranks: StoreRanks  # gathers the colors of a split without MPI
     _splits = 0
-
-    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
-        """Return a message of `points` ready to be received; None without a message.
-
-        `source` None means any rank, and `tag` None any tag. Messages of one sender are returned in sending order.
-        """
-        raise NotImplementedError
 
     def own_gpu(self, ordinal: int | None) -> int | None:
         """Return this rank's CUDA ordinal: `ordinal`, or by `gpu_index`, or the parent's; None without a GPU."""
@@ -115,6 +109,8 @@ class Link:
         """Release the resources of the link. A collective call."""
         if self.members is not None:
             self.members.free()
+        if self.processes.watch is not None:
+            self.processes.watch.close()
 
 
 class TypedMessages:
@@ -155,7 +151,7 @@ class TypedMessages:
         return None
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
-        """Return a user's message ready to be received; see `Link.seen`."""
+        """Return a user's message ready to be received, or None; messages of a sender in sending order."""
         from mpi4py import MPI
 
         anybody, status = MPI.ANY_SOURCE if source is None else source, self._status
@@ -226,14 +222,8 @@ class MpiLink(Link):
         self._aborted.update(came(self.wire, Tag.ABORT))
         return self._aborted
 
-    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
-        found: ProbeResult | None = self.points.seen(source, tag)
-        return found
-
     def free(self) -> None:
         super().free()
-        if self.processes.watch is not None:
-            self.processes.watch.close()
         self.wire.Free()
         self.mpi.Free()
 
@@ -320,15 +310,6 @@ class StoreLink(Link):
         self._aborted |= self.wire.aborted({*range(self.place.size)} - {self.place.rank, *self._aborted})
         return self._aborted
 
-    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
-        found: ProbeResult | None = self.points.seen(source, tag)
-        return found
-
-    def free(self) -> None:
-        super().free()
-        if self.processes.watch is not None:
-            self.processes.watch.close()
-
 
 class LocalLink(Link):
     """The link of ranks that are threads of one process; a message is copied once, from array to array."""
@@ -345,9 +326,6 @@ class LocalLink(Link):
     def all(cls, size: int, timeout: float) -> list[LocalLink]:
         hub = ThreadHub(size)
         return [cls(rank, hub, timeout) for rank in range(size)]
-
-    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
-        return self._hub.mail[1].seen(source, self.place.rank, tag)
 
     def aborted(self) -> Mapping[int, int]:
         return self._hub.failed

@@ -42,15 +42,18 @@ class MetadataExchange:
             return self._core.sizes(name, root)
 
     def broadcast(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
-        """Return the root's metadata on every rank; raise an error in it: `mine` on the root, PeerError elsewhere."""
+        """Return the root's metadata on every rank; with an error raise `mine` on the root, PeerError elsewhere."""
         size = self._core.size
-        row = row_with(metadata, size) if self._core.rank == root else numpy.empty(_row_bytes(size), numpy.uint8)
+        row = row_with(metadata, size, mine) if self._core.rank == root else numpy.empty(_row_bytes(size), numpy.uint8)
         row = self.exchange("broadcast", row, name, root)
         return checked([_read(row, name)], name, mine, first=root)[0]
 
     def all_gather(self, metadata: Metadata, name: str, mine: Failure = None) -> list[Metadata]:
-        """Return all ranks' metadata on every rank, in rank order; raise an error of any rank on all ranks."""
-        return checked_rows(self.exchange("all_gather", row_with(metadata, self._core.size), name), name, mine)
+        """Return all ranks' metadata on every rank, in rank order; raise an error of any rank on all ranks.
+
+        The error `mine` goes in place of the metadata: this rank raises the error, the other ranks raise PeerError.
+        """
+        return checked_rows(self.exchange("all_gather", row_with(metadata, self._core.size, mine), name), name, mine)
 
     def exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
         """Return the result of a collective on `row` at once, even inside a group of calls.
@@ -103,15 +106,14 @@ def _row_bytes(ranks: int) -> int:
     return BYTES + BYTES_PER_RANK * ranks
 
 
-def row_with(metadata: Metadata, ranks: int) -> Array:
-    """Return a host message with `metadata` in JSON, as a row of uint8; the text of an error is cut to fit."""
+def row_with(metadata: Metadata, ranks: int, error: Failure = None) -> Array:
+    """Return a host message with `metadata`, or an `error`, in JSON, as a row of uint8; an error is cut to fit."""
     row = numpy.zeros(_row_bytes(ranks), numpy.uint8)
-    text = json.dumps(metadata).encode()
-    if "error" in metadata:  # the only key then: keep as many characters as fit in JSON
-        kept = len(metadata["error"])
-        while len(text) > len(row):
-            kept -= (len(text) - len(row) + 5) // 6  # an escaped character takes up to 6 bytes, or 12 for two
-            text = json.dumps({"error": metadata["error"][:kept]}).encode()
+    text = json.dumps(metadata if error is None else {"error": str(error)}).encode()
+    kept = len(str(error))
+    while error is not None and len(text) > len(row):  # keep as many characters as fit in JSON
+        kept -= (len(text) - len(row) + 5) // 6  # an escaped character takes up to 6 bytes, or 12 for two
+        text = json.dumps({"error": str(error)[:kept]}).encode()
     row[:len(text)] = numpy.frombuffer(text, numpy.uint8)
     return row
 

@@ -59,9 +59,7 @@ class PointToPoint:
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message ready to be received, or None; `source` and `tag` None mean any rank and any tag."""
-        carrier: Any = self._core.link if self.carrier is self._core.link.points else self.carrier
-        found: ProbeResult | None = carrier.seen(source, tag)
-        return found
+        return self.carrier.seen(source, tag)
 
     def sender(self, tag: int) -> int | None:
         """Return a rank whose message with `tag` is ready to be received, None without a message."""
@@ -293,12 +291,12 @@ class PointToPoint:
         core.life.check_usable()
         gpu = core.shared_gpu()
         mine = _wrong_split(color, key)
-        core.metadata.all_gather({"error": str(mine)} if mine else {}, "split", mine)
+        core.metadata.all_gather({}, "split", mine)
         # A rank interrupted in the first exchange never comes to the second. All other ranks then stop here, and not in
         # a split by MPI, which nothing can interrupt.
         # NCCL splits a communicator only without work under way; the first exchange came after all calls in the queue.
         error = None if gpu is None else gpu.unfinished(core.options.timeout, messages=False)
-        core.metadata.all_gather({"error": str(error)} if error else {}, "split", error)
+        core.metadata.all_gather({}, "split", error)
         color, key = None if color is None else int(color), int(key)
         link = self.part(color, key)
         part = None if link is None else over(link)

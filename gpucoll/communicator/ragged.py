@@ -104,8 +104,7 @@ class VectorVariants:
         rank_info, arrays, mine = core.metadata.sizes("scatter_v", root), None, None
         if core.rank == rank_info.root:
             arrays, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, options.stream, core.size))
-        given = {} if arrays is None else _metadata_of(arrays, tuple(map(len, arrays)))
-        metadata = {"error": str(mine)} if mine else given
+        metadata = {} if arrays is None else _metadata_of(arrays, tuple(map(len, arrays)))
         everyone = self._exchanged(
             "scatter_v", lambda: core.metadata.broadcast(rank_info.root, metadata, "scatter_v", mine))
         return self._scatter_known(arrays, xs, out, everyone, rank_info, options)
@@ -312,7 +311,7 @@ class VectorVariants:
         checked, mine = _attempt(check)
         lengths = () if mine else counts(checked)
         size = self._core.size
-        mine_row = row_with({"error": str(mine)}, size) if mine else _row_of(*_like(checked), lengths, size)
+        mine_row = row_with({}, size, mine) if mine else _row_of(*_like(checked), lengths, size)
         if rows is None:
             rows = self._exchanged(name, lambda: self._core.metadata.exchange("all_gather", mine_row, name))
         key = (name, rows.tobytes())

@@ -39,7 +39,7 @@ def scatter(core: Core, x: Any, out: Any, root: Any, options: CallOptions, cache
     except (GpucollError, MemoryError) as error:
         # Without call descriptors the other ranks wait for this message.
         if shows is None:
-            core.metadata.broadcast(core.rank, {"error": str(error)}, "scatter", mine=error)
+            core.metadata.broadcast(core.rank, {}, "scatter", error)
         known = {"dtype": metadata["dtype"], "shape": (*metadata["shape"][1:],)} if metadata else {}
         core.life.refuse(error, Signature("scatter" if known else "", root=rank_info.root, **known))
         raise

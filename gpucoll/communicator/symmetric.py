@@ -47,7 +47,7 @@ class SymmetricHeaps:
             if 0 in wanted["shape"] and large >> 63:  # no memory needed, but NumPy refuses the shape
                 raise ArgumentError(f"{name}: shape {shape!r} is too large for any memory", code="GC-SHAPE")
         except GpucollError as error:
-            self._core.metadata.all_gather({"error": str(error)}, name, error)  # raises `error`
+            self._core.metadata.all_gather({}, name, error)  # raises `error`
         dropped = self._heaps[where].dropped() if where in self._heaps else []
         everyone = self._core.metadata.all_gather(wanted | {"dropped": dropped}, name)
         for key, code in (("shape", "GC-SHAPE"), ("dtype", "GC-DTYPE"), ("device", "GC-DEVICE")):
@@ -71,7 +71,6 @@ class SymmetricHeaps:
         except (OSError, ValueError, OverflowError) as reason:
             error = BackendError(f"{name}: the system gives this rank no memory for {shape} {dtype}: {reason}",
                                  code="GC-MEMORY")
-            facts = {"error": str(error)}
         try:
             everyone = self._core.metadata.all_gather(facts, name, error)
         except GpucollError:
@@ -91,14 +90,12 @@ class SymmetricHeaps:
     def _reach_on_host(self, name: str, slab: Any, keys: list[int]) -> None:
         """Map the other ranks' new slabs; if a rank cannot, all ranks raise, and the communicator has failed."""
         failure: BackendError | None = None
-        facts: Metadata = {}
         try:
             self._core.host.reach(slab, keys)
         except (BackendError, OSError, ValueError) as error:
             failure = BackendError(f"{name}: another rank's memory is out of reach: {error}", code="GC-MEMORY")
-            facts = {"error": str(failure)}
         try:
-            self._core.metadata.all_gather(facts, name, failure)
+            self._core.metadata.all_gather({}, name, failure)
         except GpucollError as error:
             self._core.waits.failure = error
             raise

@@ -277,7 +277,7 @@ def _messages(pg: ProcessGroup, number: int) -> list[tuple[int, int, list[int]]]
     # Open MPI's probe searches its queue first and makes progress afterwards: only a second failed probe proves that
     # no message has arrived.
     while in_vain < 2:
-        seen = link.seen(None, TAGS)
+        seen = link.points.seen(None, TAGS)
         if seen is None:
             in_vain += 1
             continue

@@ -22,7 +22,7 @@ OWN_GROUPS = ("init_process_group", "new_group")  # torch's calls that wait for 
 
 
 class RanksAtLine(NamedTuple):
-    """Ranks of the world that do the same at the same line: `call` in words."""
+    """Ranks of the world in the same call at the same line: `call` in words."""
 
     ranks: tuple[int, ...]
     place: str
@@ -173,7 +173,7 @@ class Analysis:
         return "the end of the program, after the last call" if self._turns.ranks[number].has_ended else "close"
 
     def _join(self, failed: Sequence[int], sides: Sequence[RanksAtLine], *, refused: bool = False) -> None:
-        """Add the waiting ranks to the finding of the rank that they wait for in vain."""
+        """Add the waiting ranks to the finding of the rank awaited in vain."""
         for one in self.findings:
             if {*failed} & {*one["ranks"]}:
                 one["kind"] = REFUSED if refused else one["kind"]

@@ -145,9 +145,6 @@ class VirtualLink(Link):
         self.processes, self.table = RankThreads({}), built_in()
         self.waits: VirtualWaits | None = None
 
-    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
-        return self.group.mail.seen(source, self.place.rank, tag)
-
     def split(self, color: int | None, key: int) -> VirtualLink | None:
         def parts(everyone: list[Any]) -> dict[int, VirtualGroup]:
             ordered = sorted((shade, other, rank) for rank, (shade, other) in enumerate(everyone) if shade is not None)
@@ -229,20 +226,20 @@ class VirtualMetadata(MetadataExchange):
     _core: VirtualCore
 
     def broadcast(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
-        everyone = self._exchanged(name, root, metadata)
+        everyone = self._exchanged(name, root, metadata, mine)
         return checked([everyone[root]], name, mine, first=root)[0]
 
     def all_gather(self, metadata: Metadata, name: str, mine: Failure = None) -> list[Metadata]:
-        return checked(self._exchanged(name, 0, metadata), name, mine)
+        return checked(self._exchanged(name, 0, metadata, mine), name, mine)
 
-    def _exchanged(self, name: str, root: int, given: Any) -> list[Any]:
+    def _exchanged(self, name: str, root: int, metadata: Metadata, mine: Failure) -> list[Any]:
         core = self._core
         core.life.check_usable()
         found = list[Any]()
         call = Signature(name, root=root, header=name)
+        given = metadata if mine is None else {"error": str(mine)}
         core.waits.run(core.link.group.exchange(core.rank, call, given, list, found), name)
-        everyone: list[Any] = found[0]
-        return everyone
+        return found[0]
 
 
 class VirtualCallTable(CallTable):
@@ -314,13 +311,13 @@ class VirtualBlocks(VectorVariants):
 
     def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], tuple[int, ...]], rows: Any = None, *,
                alike: bool = False) -> tuple[Any, tuple[tuple[int, ...], ...], str]:
-        given, mine = None, None
+        given, facts, mine = None, Metadata(), None
         try:
             given = check()
             some = given[0] if isinstance(given, list) else given
-            facts: Metadata = {"dtype": some.dtype.name, "tail": some.shape[1:], "counts": counts(given)}
+            facts = {"dtype": some.dtype.name, "tail": some.shape[1:], "counts": counts(given)}
         except GpucollError as error:
-            facts, mine = {"error": str(error)}, error
+            mine = error
         everyone = self._core.metadata.all_gather(facts, name, mine)
         for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), *([("counts", "GC-COUNTS")] if alike else [])]:
             check_alike(name, everyone, what, code)

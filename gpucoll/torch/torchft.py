@@ -98,25 +98,12 @@ class _ReportedWork(Handle):  # type: ignore[misc, unused-ignore]
             self._group._note(error, self._made_by)
             return False
 
-    def synchronize(self) -> None:
-        self.wait()
+    synchronize = block_current_stream = wait
 
-    def block_current_stream(self) -> None:
-        self.wait()
 
-    def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
+def _asked_of_work(name: str) -> Any:
+    return lambda self: getattr(self._work, name)()
 
-    def is_success(self) -> bool:
-        return bool(self._work.is_success())
 
-    def exception(self) -> BaseException | None:
-        error: BaseException | None = self._work.exception()
-        return error
-
-    def result(self) -> list[Any]:
-        found: list[Any] = self._work.result()
-        return found
-
-    def get_future(self) -> Any:
-        return self._work.get_future()
+for _name in ("is_completed", "is_success", "exception", "result", "get_future"):
+    setattr(_ReportedWork, _name, _asked_of_work(_name))

@@ -52,7 +52,7 @@ def _agreed(comm: Communicator, call: str, folder: Any) -> Path:
         path = Path(folder)
     except TypeError:
         path, error = Path(), ArgumentError(f"{call}: folder {folder!r} is no path", code="GC-CHECKPOINT")
-    internal.all_gather_metadata(comm, {} if error is None else {"error": str(error)}, call, error)
+    internal.all_gather_metadata(comm, {}, call, error)
     return path
 
 
@@ -100,16 +100,16 @@ class Saving:
         comm, error = self._comm, None
         if self._error is not None:
             error = BackendError(f"save: {self._folder / self._name}: {self._error!r}", code="GC-CHECKPOINT")
-        metadata = {"sha256": self._digest} if error is None else {"error": str(error)}
         # All files are on disk before rank 0 writes the manifest; the ranks return after the manifest is on disk.
-        digests = [one["sha256"] for one in internal.all_gather_metadata(comm, metadata, "save", error)]
+        digests = [one["sha256"] for one in internal.all_gather_metadata(
+            comm, {"sha256": self._digest}, "save", error)]
         error = None
         if comm.rank == 0:
             try:
                 self._count(digests)
             except OSError as reason:
                 error = BackendError(f"save: {self._folder / MANIFEST}: {reason}", code="GC-CHECKPOINT")
-        internal.broadcast_metadata(comm, 0, {} if error is None else {"error": str(error)}, "save", error)
+        internal.broadcast_metadata(comm, 0, {}, "save", error)
 
     def _count(self, digests: list[str]) -> None:
         """Write the manifest naming the new files, then remove files of other checkpoints. Only rank 0 does this."""
@@ -281,4 +281,4 @@ class Checkpoint:
             action()
         except Exception as reason:  # damaged files make their readers raise errors without a common base class
             error = BackendError(f"load: {self._folder / self._reading}: {reason!r}", code="GC-CHECKPOINT")
-        internal.all_gather_metadata(self._comm, {} if error is None else {"error": str(error)}, "load", error)
+        internal.all_gather_metadata(self._comm, {}, "load", error)

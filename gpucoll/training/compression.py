@@ -218,23 +218,23 @@ class PowerSGD(Compression):
                     if self._is_worth(gradient)}
         others = {name: gradient for name, gradient in given.items() if name not in matrices}
         left = {name: matrix @ self._right_of(name, matrix) for name, matrix in matrices.items()}
-        first = _Joined({**left, **others}, self._dtype)
+        first = _joined({**left, **others}, self._dtype)
         # Arrays sent whole lose only the rounding to `dtype`. Subtract before the all-reduce overwrites `first.row`.
         for name, gradient in others.items():
-            gradient -= first.parts[name].astype(wide)
+            gradient -= first.gradients[name].astype(wide)
         yield functools.partial(comm.all_reduce, first.row, out=first.row, op="avg")
         for name in others:
-            gradients[name][...] = first.parts[name].astype(whole.dtype)
+            gradients[name][...] = first.gradients[name].astype(whole.dtype)
         each = 2 * (comm.size - 1) / comm.size
         if matrices:
-            left = {name: _orthogonal(first.parts[name].astype(wide)) for name in matrices}
-            second = _Joined({name: matrix.T @ left[name] for name, matrix in matrices.items()}, self._dtype)
+            left = {name: _orthogonal(first.gradients[name].astype(wide)) for name in matrices}
+            second = _joined({name: matrix.T @ left[name] for name, matrix in matrices.items()}, self._dtype)
             yield functools.partial(comm.all_reduce, second.row, out=second.row, op="avg")
             self._count(whole, comm, (first.row, each), (second.row, each))
         else:
             self._count(whole, comm, (first.row, each))
         for name, matrix in matrices.items():
-            self.right[name] = second.parts[name].astype(wide)
+            self.right[name] = second.gradients[name].astype(wide)
             mean = left[name] @ self.right[name].T
             matrix -= mean
             gradients[name][...] = mean.reshape(gradients[name].shape).astype(whole.dtype)
@@ -335,7 +335,7 @@ def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, 
     if not comm.all_reduce(numpy.array([error is not None], "u1"), op="max")[0]:
         return
     try:
-        internal.all_gather_metadata(comm, {} if error is None else {"error": str(error)}, call, error)
+        internal.all_gather_metadata(comm, {}, call, error)
     except GpucollError:
         restore(before)
         raise
@@ -346,18 +346,11 @@ def _padded(row: Array) -> int:
     return -(-row.nbytes // 8) * 8
 
 
-class _Joined:
-    """Arrays copied into one array `row`, converted to `dtype` if given; `parts` are views of `row` by name."""
-
-    def __init__(self, arrays: Mapping[str, Array], dtype: numpy.dtype | None) -> None:
-        rows = [array.reshape(-1) for array in arrays.values()]
-        self.row = module_of(rows[0]).concatenate(rows)
-        if dtype is not None:
-            self.row = self.row.astype(dtype)
-        self.parts, start = {}, 0
-        for name, array in arrays.items():
-            self.parts[name] = self.row[start:start + array.size].reshape(array.shape)
-            start += array.size
+def _joined(arrays: Mapping[str, Array], dtype: numpy.dtype | None) -> Bucket:
+    """Return copies of the arrays in one bucket, converted to `dtype` if given."""
+    rows = [array.reshape(-1) for array in arrays.values()]
+    row = module_of(rows[0]).concatenate(rows)
+    return Bucket(arrays, row if dtype is None else row.astype(dtype))
 
 
 def _orthogonal(columns: Array) -> Array:

@@ -14,7 +14,7 @@ from typing import Any
 from gpucoll.arrays import Array, as_array, on_gpu
 from gpucoll.errors import ArgumentError
 from gpucoll.training.mesh import Mesh, Spec
-from gpucoll.training.redistribution import DO, Redistribution, planned
+from gpucoll.training.redistribution import Redistribution, made, planned
 
 
 class ShardedArray:
@@ -70,7 +70,7 @@ def redistribute(a: ShardedArray, spec: Any) -> ShardedArray:
     if not steps:
         local = local.copy()
     for step in steps:
-        local, here = DO[step.kind](local, here, step, a.shape, a.mesh), step.spec
+        local, here = made(local, here, step, a.shape, a.mesh), step.spec
     return ShardedArray(local, a.mesh, a.shape, here)
 
 

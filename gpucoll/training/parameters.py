@@ -54,8 +54,7 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: 
         if error is None else []
     # Exchange a fingerprint, the number of parameters and a CRC-32: the full list may exceed a message of metadata.
     sign = [len(rows), zlib.crc32(json.dumps(rows).encode())]
-    mine = {"sign": sign} if error is None else {"error": str(error)}
-    everyone = internal.all_gather_metadata(comm, mine, name, error)
+    everyone = internal.all_gather_metadata(comm, {"sign": sign}, name, error)
     if any(one["sign"] != everyone[0]["sign"] for one in everyone):
         _refuse_first_difference(name, rows, comm)
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpucoll.arrays import Array, module_of
 from gpucoll.training.mesh import Box, Mesh, Spec
@@ -144,9 +144,21 @@ def _within(box: Box, outer: Box) -> Box:
     return tuple(slice(side.start - all_.start, side.stop - all_.start) for side, all_ in zip(box, outer, strict=True))
 
 
-def _local_slice(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
-    mine = mesh.box(here, shape, mesh.comm.rank)
-    return local[_within(mesh.box(step.spec, shape, mesh.comm.rank), mine)].copy()
+def made(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
+    """Return this rank's part of the array after a step, from the part `local` in layout `here`."""
+    if step.kind == "exchange":
+        return _exchange(local, here, step, shape, mesh)
+    if step.kind == "local_slice":
+        mine, wanted = (mesh.box(spec, shape, mesh.comm.rank) for spec in (here, step.spec))
+        return local[_within(wanted, mine)].copy()
+    comm: Any = mesh.along(step.axis)
+    if step.kind == "all_gather":
+        return _joined(comm.all_gather(local), step.source)
+    if step.kind == "all_reduce":
+        return comm.all_reduce(local)
+    blocks = _cut(local, step.target, comm.size)
+    return comm.reduce_scatter(blocks) if step.kind == "reduce_scatter" else \
+        _joined(comm.all_to_all(blocks), step.source)
 
 
 def _cut(local: Array, axis: int, parts: int) -> Array:
@@ -156,27 +168,7 @@ def _cut(local: Array, axis: int, parts: int) -> Array:
 
 
 def _joined(blocks: Array, axis: int) -> Array:
-    found: Array = module_of(blocks).concatenate(list(blocks), axis=axis)
-    return found
-
-
-def _all_gather(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
-    return _joined(mesh.along(step.axis).all_gather(local), step.source)
-
-
-def _all_to_all(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
-    blocks = _cut(local, step.target, mesh.size(step.axis))
-    return _joined(mesh.along(step.axis).all_to_all(blocks), step.source)
-
-
-def _reduce_scatter(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
-    found: Array = mesh.along(step.axis).reduce_scatter(_cut(local, step.target, mesh.size(step.axis)))
-    return found
-
-
-def _all_reduce(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
-    found: Array = mesh.along(step.axis).all_reduce(local)
-    return found
+    return module_of(blocks).concatenate(list(blocks), axis=axis)
 
 
 def _exchange(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
@@ -212,7 +204,3 @@ def _pieces(here: Spec, target: Spec, shape: Sequence[int], mesh: Mesh) -> dict[
             if _elements(piece):
                 found[sender, receiver] = piece
     return found
-
-
-DO = {"local_slice": _local_slice, "all_gather": _all_gather, "all_to_all": _all_to_all,
-       "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce, "exchange": _exchange}

@@ -261,7 +261,7 @@ class Mailbox:
 
 
 class ThreadMessages:
-    """A rank's access to messages between threads, with the two mpi4py methods used by executors."""
+    """A rank's access to messages between threads, with mpi4py's methods used by executors."""
 
     def __init__(self, rank: int, mail: Mailbox) -> None:
         self._rank, self._mail = rank, mail
@@ -273,3 +273,7 @@ class ThreadMessages:
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> _Message:
         """Begin to receive from rank `source` into ``[bytes, "B"]`` with the dtype code `dtype`."""
         return self._mail.post(_Message(buffer[0], dtype), (source, self._rank, tag), sends=False)
+
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
+        """Return the first unmatched message to this rank; see `Mailbox.seen`."""
+        return self._mail.seen(source, self._rank, tag)

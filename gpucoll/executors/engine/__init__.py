@@ -364,7 +364,7 @@ class EngineExecutor(Executor):
             found = self.engine.probe(-1 if source is None else source, -1 if tag is None else tag)
             if found is not None or source is not None or len(self._node_ranks.all) == self._size:
                 return None if found is None else ProbeResult(*found)
-        return self._link.seen(source, tag)
+        return self._link.points.seen(source, tag)
 
     @property
     def compares_calls(self) -> bool:
