@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from jobs import require_launcher
+from multirank.conftest import DEPENDS
 from pace import seconds
 
 NEVER_STARTS = """
@@ -55,3 +57,9 @@ def test_a_witness_ends_with_its_rank():
     """The witness, a second process, must not keep the output of a rank open after the rank has ended."""
     program = "import os; from gpucoll.launch import watchdog\nwith watchdog.starting(1e9, 'HOME', 2, 2): os._exit(3)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=seconds(60)).returncode == 3
+
+
+def test_every_row_of_what_depends_on_mpi_names_a_test():
+    for file, names in DEPENDS.items():
+        text = Path(__file__).with_name(file).read_text()
+        assert [name for name in names if f"def {name.partition('[')[0] or 'test_'}" not in text] == [], file
