@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy
 import pytest
 
-import disagreement
 import gpucoll as gc
 from gpucoll.health.flight import CALLS, Flight
 from gpucoll.health.observed import Fault
@@ -199,13 +198,3 @@ def test_every_executor_is_recorded(ranks, tmp_path):  # noqa: F811
 def test_faults_are_spelt_right(text):
     with pytest.raises(gc.ArgumentError):
         Fault.of(text)
-
-
-@pytest.mark.parametrize("executor", [None, "mpi"])
-@pytest.mark.parametrize("count", [8, pytest.param(40, marks=SLOW), pytest.param(150, marks=pytest.mark.nightly)])
-def test_random_disagreements(rank_pool, executor, count):
-    """If one rank makes another call than the other ranks, in any way, all ranks raise an error naming the culprit."""
-    def told(case):
-        return rank_pool.run(disagreement.run, case.size, case, env={"GPUCOLL_EXECUTOR": executor}, timeout=100)
-
-    disagreement.given(count, told, goes_on=True)
