@@ -6,7 +6,10 @@ import extension
 
 
 class Mutant(NamedTuple):
-    """The changes, and the program of multirank, with arguments, that must fail on this number of ranks."""
+    """The changes, and the program of multirank, with arguments, that must fail on this number of ranks.
+
+    multirank/test_engine_mutants.py runs the programs.
+    """
 
     changes: tuple[tuple[str, str], ...]
     body: str = ""
@@ -55,7 +58,6 @@ BEYOND = {
     "half of the private memory": Mutant((("resize(walked->private_bytes)", "resize(walked->private_bytes / 2)"),)),
     "a result of a byte too many": Mutant((("(to, result, plan->taken);", "(to, result, plan->taken + 1);"),)),
 }
-# multirank/test_engine.py finds these.
 CALLS = {
     "other calls are not told": Mutant((("if (!agrees(node, met(node, i))) return DIFFERS;", ""),),
                                        "every_way", (None, ("all_reduce",), 0.1)),
@@ -64,14 +66,15 @@ CALLS = {
     "a call that was none is remembered": Mutant((("        node.history = history;\n", ""),),
                                                  "every_way", (None, ("all_reduce",), 0.1)),
     "a sum for a mean": Mutant((("if (plan->finish != nullptr) plan->finish(", "if (false) plan->finish("),),
-                               "every_kind"),
+                               "every_op_and_dtype", ("one_shot",)),
     "what the root calls is not looked at": Mutant((("!agrees(node, plan->root))", "false)"),),
                                                    "scattered"),
     "what ranks called before is forgotten": Mutant((("static_cast<int64_t>(mix ^ mix >> 29);", "0 * mix;"),),
                                                     "another_root_is_told_later"),
     "another order": Mutant((("rows[rank] + start, here", "rows[ranks - rank] + start, here"),),
                             "the_bits_of_messages"),
-    "what others read stays with the caller": Mutant((("&& !plan->read[buffer] &&", "&&"),), "fresh_data"),
+    "what others read stays with the caller": Mutant((("&& !plan->read[buffer] &&", "&&"),),
+                                                     "memory_changes_at_once"),
     "others' copies are left out": Mutant((("i < one.copies; i++", "i < 0 * one.copies; i++"),), "long_arrays",
                                           ("two_shot",)),
     "what comes before the first whole line is left out": Mutant(
@@ -85,7 +88,6 @@ CALLS = {
                                    ("two_shot",)),
 }
 
-# multirank/test_mail.py finds these.
 MAIL = {
     "the ring is overrun": Mutant((("return one.written - one.known == MAIL_SLOTS ? nullptr :",
                                     "return false ? nullptr :"),), "not_taken", ranks=2),
@@ -127,7 +129,6 @@ SANITIZED = {
     "division by zero": Mutant(tuple((old, old.replace("sizeof(T)", "(sizeof(T) - sizeof(T))")) for old in (
         "ranks, to, nbytes / sizeof(T)", "i < nbytes / sizeof(T); i++) write<T>(row, i, divide"))),
 }
-# multirank/test_eager.py finds these.
 EAGER = {
     "no call is eager": Mutant((("plan->in_row |= node.alike == ALIKE;", ""),), "broadcasts_go_on"),
     "an eager call meets all ranks": Mutant(

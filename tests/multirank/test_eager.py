@@ -5,13 +5,11 @@ import functools
 import numpy
 import pytest
 
-import engine_mutants
 import gpucoll as gc
 from gpucoll.executors.engine.tables import SLOTS
 from multirank.deferred import outcomes
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds
-from ranks import RankError, RanksHung
 
 ALIKE = 4  # equal calls before the first eager call
 AHEAD = SLOTS - 1  # the most calls for a rank to be ahead of its readers
@@ -193,18 +191,3 @@ def test_a_root_that_differs_after_eager_calls_is_told(ranks):  # noqa: F811
 
 def broadcasts_go_on(mpi):
     goes_on(mpi, broadcast, (0,))
-
-
-def on_mutant(mpi, changes, body, arguments):
-    with engine_mutants.planted(changes):
-        return globals()[body](mpi, *arguments)
-
-
-@pytest.mark.nightly
-@pytest.mark.mutant
-@pytest.mark.parametrize("name", engine_mutants.EAGER)
-def test_mutants_are_caught(ranks, name):  # noqa: F811
-    changes, body, arguments, size = engine_mutants.EAGER[name]
-    engine_mutants.changed(changes)  # raises unless the mutant can be planted
-    with pytest.raises((RankError, RanksHung)):
-        ranks(on_mutant, size, changes, body, arguments, timeout=20)

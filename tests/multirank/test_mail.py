@@ -8,10 +8,8 @@ import weakref
 import numpy
 import pytest
 
-import engine_mutants
 import gpucoll as gc
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
-from ranks import RankError
 
 SHORT, LETTERS = 1 << 13, 8  # most bytes of an eager message, and slots of a mailbox, as in kernels/engine/mail.h
 LENGTHS = (0, 1, 7, SHORT // 8, SHORT // 8 + 1, 100_000)
@@ -209,18 +207,3 @@ CASES = ((around, (2, 3)), (backwards, (3,)), (not_taken, (2,)), (same_tag, (2,)
 @pytest.mark.parametrize(("body", "size"), [(body, size) for body, sizes in CASES for size in sizes])
 def test_mail(ranks, body, size):  # noqa: F811 (the fixture)
     ranks(body, size)
-
-
-def on_mutant(mpi, changes, body):
-    with engine_mutants.planted(changes):
-        return globals()[body](mpi)
-
-
-@pytest.mark.nightly
-@pytest.mark.mutant
-@pytest.mark.parametrize("name", engine_mutants.MAIL)
-def test_mutants_are_caught(ranks, name):  # noqa: F811 (the fixture)
-    changes, body, _, size = engine_mutants.MAIL[name]
-    engine_mutants.changed(changes)  # raises unless the mutant can be planted
-    with pytest.raises(RankError):
-        ranks(on_mutant, size, changes, body)
