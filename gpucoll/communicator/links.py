@@ -48,8 +48,8 @@ class Link:
 
     `wire` and `points` send and receive as mpi4py's communicators do. Executors use `wire`, and `points` carries the
     user's messages, so that no message of a user can match one of the library. ``points.seen(source, tag)`` returns a
-    message ready to be received, or None; None in place of a number means any rank or tag. `mpi` gathers objects as mpi4py's
-    communicators do. It is an mpi4py communicator if `has_collectives` is set, and None between threads.
+    message ready to be received, or None; None in place of a number means any rank or tag. `mpi` gathers objects as
+    mpi4py's communicators do. It is an mpi4py communicator if `has_collectives` is set, and None between threads.
     """
 
     place: RankTopology
