@@ -69,17 +69,13 @@ def test_an_applicant_gets_the_secret_and_the_network_does_not(port):
     assert answer.frame["sealed"] != secret.hex()
 
 
-@pytest.mark.parametrize(("key", "token"), [(KEY, "guessed"), ("another key", TOKEN), (NEWCOMERS, TOKEN), (KEY, "")])
+@pytest.mark.parametrize(("key", "token"), [
+    (KEY, "guessed"), ("another key", TOKEN), (NEWCOMERS, TOKEN), (KEY, ""),
+    *((key, TOKEN) for key in (None, 1, ["a"], {"b": 1}, "\ud800"))])
 def test_strangers_are_refused(port, key, token):
-    with pytest.raises(StoreError, match="another token"):
+    with pytest.raises(StoreError, match="another token" if isinstance(key, str) and key.isascii() else None):
         ask(port.address, key, token, late(2))
     assert APPLICANTS.here(KEY) == []
-
-
-@pytest.mark.parametrize("key", [None, 1, ["a"], {"b": 1}, "\ud800"])
-def test_keys_that_are_none_are_refused(port, key):
-    with pytest.raises(StoreError):
-        ask(port.address, key, TOKEN, late(2))
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -1,6 +1,5 @@
 """`gpucoll kernels`: the list of kernels, the printed report, and compiled kernels found by a GPU's device."""
 
-import contextlib
 import json
 import os
 import re
@@ -18,7 +17,9 @@ from gpucoll.device import command, nvrtc, sources
 from gpucoll.device.command import CompileJob, compile_one, instances
 from gpucoll.device.store import Store
 from gpucoll.errors import BackendError
-from pace import Patience
+from gpucoll.transport.rendezvous import becomes
+from jobs import JOB_MARK, marked
+from pace import seconds
 from refusals import refused
 
 ROOT = Path(__file__).parents[2]
@@ -190,31 +191,18 @@ def test_a_cache_that_cannot_be_kept_is_a_failure(tmp_path, monkeypatch, capsys)
     assert compile_one(CompileJob("copy", FEW["copy"][0], "sm_90")).error.startswith("kernels are not kept in ")
 
 
-def running():
-    """Return the running processes, each with its parent."""
-    found = {}
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent, *_ = place.read_text().rpartition(")")[2].split()
-            if state != "Z":  # a dead process stays until its parent asks for it
-                found[int(place.parent.name)] = int(parent)
-    return found
-
-
-def children(process):
-    """Return the processes begun by a process, and by these processes."""
-    found = [one for one, parent in running().items() if parent == process]
-    return [*found, *(other for one in found for other in children(one))]
-
-
 def test_a_killed_command_leaves_no_process(tmp_path):
+    variables = {"GPUCOLL_CACHE": str(tmp_path), JOB_MARK: str(tmp_path)}
     command = subprocess.Popen([sys.executable, "-m", "gpucoll", "kernels", "--all", "--arch", "sm_90", "-j", "2"],
-                               env={**os.environ, "GPUCOLL_CACHE": str(tmp_path)}, stdout=subprocess.DEVNULL)
-    patience = Patience(60)
-    while len(compiling := children(command.pid)) < 3:  # two workers, and the tracker of resources
-        assert patience.left(), compiling
+                               env={**os.environ, **variables}, stdout=subprocess.DEVNULL)
+
+    def processes():
+        handles = marked(JOB_MARK, str(tmp_path))
+        for handle in handles:
+            os.close(handle)
+        return len(handles)
+
+    assert becomes(lambda: processes() == 4, seconds(60))  # two workers, and the tracker of resources
     command.kill()
     command.wait()
-    patience = Patience(60)
-    while not running().keys().isdisjoint(compiling):
-        assert patience.left(), compiling
+    assert becomes(lambda: not processes(), seconds(60))
