@@ -1,6 +1,7 @@
 """Shared parts of the tests: ranks for running programs, and the mark of tests needing ranks."""
 
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))  # pytest's "importlib" mode does not: tests import `ranks` and `grids`
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # beside other tests, threads of one product wait for each other
 
 import grids  # noqa: E402 (the path comes first)
 import leftovers  # noqa: E402
@@ -40,6 +42,12 @@ def pytest_sessionstart(session):
     is_worker = hasattr(session.config, "workerinput")  # of xdist
     plugin = reporting.Starts() if is_worker else reporting.Reporter(session.config)
     session.config.pluginmanager.register(plugin, "gpucoll-reporting")
+
+
+def pytest_collection_finish():
+    """Leave modules and tests out of garbage collections from now on: some tests collect several times."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header():

@@ -21,12 +21,11 @@ SHELLS = {
     "fish": "register-python-argcomplete --shell fish gpucoll | source; complete -C $LINE",
 }
 LINES = {
-    "gpucoll dr": {"draw"},
     "gpucoll explain all_g": {"all_gather", "all_gather_v"},
+    "gpucoll run --st": {"--standalone"},
     "gpucoll verify --collective all_gather --algorithm br": {"bruck"},
     "gpucoll simulate all_reduce 1M --algorithm ring,tre": {"ring,tree"},
     "gpucoll bench all_r": {"all_reduce"},
-    "gpucoll run --st": {"--standalone"},
 }
 
 

@@ -9,7 +9,6 @@ import pkgutil
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from gpucoll.bench import strategies
@@ -18,8 +17,8 @@ import gpucoll
 from gpucoll import cli
 from gpucoll.algorithms import registry
 from gpucoll.core.collectives import COLLECTIVES
+from sources import ROOT, files, nodes_of
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery"]
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll/MIGRATING.md", *PAGES]
@@ -113,8 +112,7 @@ def test_the_page_of_own_algorithms_is_true(tmp_path, monkeypatch, capsys, own_a
 
 def codes_of(path):
     """Yield the error codes in a file: whole strings, and codes made from the first argument of a function's calls."""
-    tree = ast.parse(path.read_text())
-    nodes = list(ast.walk(tree))
+    nodes = nodes_of(path)
     yield from (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
                 and CODE.fullmatch(node.value))
     for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
@@ -125,8 +123,7 @@ def codes_of(path):
 
 
 def test_every_error_code_has_its_entry_with_cause_and_cure():
-    sources = [path for folder in ("gpucoll", "bench", "kernels") for path in (ROOT / folder).rglob("*.py")]
-    raised = {code for path in sources for code in codes_of(path)}
+    raised = {code for path in files("gpucoll", "bench", "kernels") for code in codes_of(path)}
     page = (ROOT / "docs/errors.md").read_text()
     entries = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
     assert set(entries) == raised

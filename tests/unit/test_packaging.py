@@ -1,8 +1,8 @@
 """Promises of pyproject.toml, and the scripts that make environments and run programs in them."""
 
 import ast
+import functools
 import os
-import pathlib
 import re
 import runpy
 import shutil
@@ -20,8 +20,7 @@ import packages
 import processes
 from gpucoll.executors.engine import extension
 from jobs import run_job
-
-ROOT = pathlib.Path(__file__).parents[2]
+from sources import ROOT, files, nodes_of
 
 
 def test_packages_are_the_folders():
@@ -34,8 +33,8 @@ def test_packages_are_the_folders():
 def test_only_the_command_imports_the_benchmarks():
     """import-linter cannot see `gpucoll.bench`, as the folder of the benchmarks is outside the package's folder."""
     allowed = {ROOT / "gpucoll" / "cli" / "__init__.py", ROOT / "gpucoll" / "__main__.py"}
-    for path in set((ROOT / "gpucoll").rglob("*.py")) - allowed:
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in set(files("gpucoll")) - allowed:
+        for node in nodes_of(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if "bench" in name.split(".")], path
@@ -149,7 +148,8 @@ def place(tmp_path, monkeypatch):
                        ("kernels/binding/engine.cc", '#include "binding/calls.h"'),
                        ("kernels/binding/calls.h", ""), ("kernels/binding/ucx.cc", "")):
         (tmp_path / name).write_text(text)
-    asked = []
+    asked, real = [], functools.cache(lambda *words, output_of=environment.output_of: output_of([*words]))
+    monkeypatch.setattr(environment, "output_of", lambda words, **_: real(*words))
     monkeypatch.setattr(environment, "ROOT", str(tmp_path))
     monkeypatch.setattr(environment, "followed", lambda step, *words: asked.append(words))
     monkeypatch.setenv("PATH", str(tmp_path / ".venv" / "bin"))

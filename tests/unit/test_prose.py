@@ -6,11 +6,11 @@ docstrings have 2.1 % pronouns and relative words, mpi4py's 1.1 %.
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from sources import ROOT, nodes_of
+
 PRONOUNS = frozenset(
     "who whom whose which what whatever whoever whichever that those such one ones there it its they them their theirs "
     "itself themselves he she him her his".split())
@@ -28,9 +28,9 @@ HARD = [*(f"kernels/{name}" for name in (
 EXAMPLES = re.compile(r"```.*?```|^\s*(?:>>>|\.\.\.).*?$|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 
 
-def docstrings(text):
+def docstrings(path):
     """Yield the docstrings of a Python file."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(path):
         if isinstance(node, DOCUMENTED) and (docstring := ast.get_docstring(node)):
             yield docstring
 
@@ -43,7 +43,7 @@ def words_of(text):
 def prose(folder):
     """Return the words of each file of a folder, of docstrings or of a document."""
     paths = [path for pattern in ("*.py", "*.md") for path in (ROOT / folder).rglob(pattern)]
-    return {path: [word for text in (docstrings(path.read_text()) if path.suffix == ".py" else [path.read_text()])
+    return {path: [word for text in (docstrings(path) if path.suffix == ".py" else [path.read_text()])
                    for word in words_of(text)] for path in paths}
 
 

@@ -15,10 +15,9 @@ import pytest
 import gpucoll
 from gpucoll.algorithms import registry
 from gpucoll.communicator.links import Link
+from sources import PACKAGE, ROOT, files, nodes_of, tree_of
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = ("gpucoll", "bench", "kernels", "scripts")
-SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+SOURCES = files("gpucoll", "bench", "kernels", "scripts")
 
 
 def functions(node):
@@ -31,19 +30,17 @@ def functions(node):
 
 def lengths():
     for path in SOURCES:
-        for function in functions(ast.parse(path.read_text())):
+        for function in functions(tree_of(path)):
             body = function.body[bool(ast.get_docstring(function)):] or function.body
             yield body[-1].end_lineno - body[0].lineno + 1, f"{path.name}:{function.name}"
 
 
 def code_lines(path):
-    text = path.read_text()
-    tree = ast.parse(text)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    skipped = {line for node in ast.walk(tree) if isinstance(node, documented) and ast.get_docstring(node)
+    skipped = {line for node in nodes_of(path) if isinstance(node, documented) and ast.get_docstring(node)
                for line in range(node.body[0].lineno, node.body[0].end_lineno + 1)}
     return sum(re.match(r"\s*[^\s#]", line) is not None
-               for number, line in enumerate(text.splitlines(), 1) if number not in skipped)
+               for number, line in enumerate(path.read_text().splitlines(), 1) if number not in skipped)
 
 
 def test_functions_are_short():
@@ -54,9 +51,9 @@ def test_functions_are_short():
 
 
 def test_files_are_short():
-    assert [path for path in SOURCES if code_lines(path) > 300] == []
-    tests = (ROOT / "tests").rglob("*.py")
-    assert [path.name for path in tests if len(path.read_text().splitlines()) > 400] == []
+    long = [path for path in SOURCES if len(path.read_text().splitlines()) > 300]
+    assert [path for path in long if code_lines(path) > 300] == []
+    assert [path.name for path in files("tests") if len(path.read_text().splitlines()) > 400] == []
 
 
 def test_a_communicator_inherits_nothing():
@@ -71,8 +68,7 @@ def test_a_communicator_inherits_nothing():
 
 
 def test_no_two_classes_have_one_name():
-    names = [node.name for path in (ROOT / "gpucoll").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
-             if isinstance(node, ast.ClassDef)]
+    names = [node.name for path in files("gpucoll") for node in nodes_of(path) if isinstance(node, ast.ClassDef)]
     assert [name for name in set(names) if names.count(name) > 1] == []
 
 
@@ -102,7 +98,7 @@ def test_every_module_is_in_a_room_and_the_maps_are_alike():
 
 
 def test_no_two_modules_have_one_name():
-    names = Counter(path.name for path in (ROOT / "gpucoll").rglob("*.py") if not {"bench", "kernels"} & {*path.parts})
+    names = Counter(path.name for path in files("gpucoll") if not {"bench", "kernels"} & {*path.parts})
     assert [name for name, count in names.items() if count > 1] == ["__init__.py"]
 
 
@@ -137,38 +133,34 @@ OTHER_MEANINGS = {"torus": {"analysis/simulate/topologies.py", "analysis/graphs/
                   "ring": {"analysis/graphs/named.py"}}
 
 
-def documentation(tree):
-    """Return the ids of the docstrings' nodes."""
-    return {id(node.body[0].value) for node in ast.walk(tree)
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)}
-
-
-def named_algorithms(text):
+def named_algorithms(nodes):
     """Return the names of algorithms, without parameters, in a module's code."""
-    tree = ast.parse(text)
-    left_out, names = documentation(tree), {name for _, name in registry()}
-    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in left_out]
+    left_out = {id(node.body[0].value) for node in nodes
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)}
+    values = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in left_out]
+    names = {name for _, name in registry()}
     return {base for value in values if isinstance(value, str) and (base := value.partition("(")[0]) in names}
 
 
 def test_only_algorithms_name_algorithms():
     """Modules outside algorithms/ name no algorithm: a needed property is a trait in the algorithm's row."""
-    package, found = ROOT / "gpucoll", {}
-    for path in package.rglob("*.py"):
-        place = str(path.relative_to(package))
-        names = {name for name in named_algorithms(path.read_text()) if place not in OTHER_MEANINGS.get(name, ())}
+    found = {}
+    for path in files("gpucoll"):
+        place = str(path.relative_to(PACKAGE))
+        names = {name for name in named_algorithms(nodes_of(path)) if place not in OTHER_MEANINGS.get(name, ())}
         if names and not place.startswith("algorithms/"):
             found[place] = names
     assert found == {}
-    assert named_algorithms('"""ring"""\nDIRECT = ("one_shot", "torus(4x2)")') == {"one_shot", "torus"}
+    text = '"""ring"""\nDIRECT = ("one_shot", "torus(4x2)")'
+    assert named_algorithms([*ast.walk(ast.parse(text))]) == {"one_shot", "torus"}
 
 
 COMMUNICATORS = {"comm", "_comm", "communicator"}  # names of communicators in modules
 
 
-def private_uses(text):
+def private_uses(nodes):
     """Return a module's uses of private names of a communicator."""
-    return {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute)
             and node.attr.startswith("_") and not node.attr.startswith("__")
             and getattr(node.value, "id", getattr(node.value, "attr", "")) in COMMUNICATORS}
 
@@ -176,5 +168,6 @@ def private_uses(text):
 def test_a_communicator_has_no_private_name_outside_of_its_room():
     """Upper rooms use `communicator/internal.py`; an executor's `_comm` is MPI's communicator."""
     places = [path for path in SOURCES if "communicator" not in path.parts]
-    assert {str(path): names for path in places if (names := private_uses(path.read_text()))} == {}
-    assert private_uses("comm._waits, pg.communicator._link, self._comm.size") == {"_waits", "_link"}
+    assert {str(path): names for path in places if (names := private_uses(nodes_of(path)))} == {}
+    text = "comm._waits, pg.communicator._link, self._comm.size"
+    assert private_uses(ast.walk(ast.parse(text))) == {"_waits", "_link"}
