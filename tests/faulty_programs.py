@@ -101,14 +101,6 @@ def a_ring_of_blocking_sends(comm):
     comm.recv(out, (comm.rank - 1) % comm.size)
 
 
-@fault(2, "deadlock", 0, 1)
-def both_receive_first(comm):
-    """Both ranks wait for the other's message."""
-    out = numpy.empty(4)
-    comm.recv(out, 1 - comm.rank)  # fault
-    comm.send(out, 1 - comm.rank)
-
-
 @fault(2, "unmatched send", 0)
 def tags_that_differ(comm):
     """Sender and receiver use different tags; the receiver takes another message first and leaves."""
@@ -136,48 +128,12 @@ def a_send_never_awaited(comm):
         comm.send(numpy.ones(3), 2, async_op=True)  # fault
 
 
-@fault(3, "root", 2)
-def the_last_rank_by_another_count(comm):
-    """The root is computed from a number that differs."""
-    comm.broadcast(numpy.zeros(4), root=1 if comm.rank == 2 else 0)  # fault
-
-
-@fault(4, "shape", 3)
-def a_last_batch_that_is_smaller(comm):
-    """The last rank's part of the data is shorter, and is gathered as if equal."""
-    mine = numpy.array_split(numpy.arange(11.0), comm.size)[comm.rank]
-    comm.all_gather(mine)  # fault
-
-
-@fault(3, "dtype", 0)
-def a_scalar_of_another_dtype(comm):
-    """The first rank's loss is a float64, the other ranks' is float32."""
-    loss = numpy.zeros(1, "float64" if comm.rank == 0 else "float32")
-    comm.all_reduce(loss)  # fault
-
-
-@fault(3, "op", 1)
-def an_op_chosen_by_rank(comm):
-    """The op comes from an option read on one rank only."""
-    comm.all_reduce(numpy.ones(2), op="max" if comm.rank == 1 else "sum")  # fault
-
-
 @fault(4, "closed", 0, 1, 2, 3)
 def a_call_after_close(comm):
     """A hook at the end of the program uses the communicator after `close`."""
     comm.barrier()
     comm.close()
     comm.barrier()  # fault
-
-
-@fault(4, "collective", 2)
-def a_branch_on_unequal_values(comm):
-    """Every rank decides by its own loss when to stop, instead of the mean."""
-    loss = 0.5 if comm.rank == 2 else 1.0
-    total = comm.all_reduce(numpy.array([loss]))
-    if loss < 0.9:
-        comm.broadcast(total)  # fault
-    comm.all_reduce(total)  # fault
 
 
 @fault(2, "mismatch", 1)

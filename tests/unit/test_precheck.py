@@ -44,7 +44,8 @@ def test_every_way_of_disagreeing_is_found_and_no_other(collective):
         other = names[(names.index(case.algorithm) + 1) % len(names)]
         found = gc.precheck(lambda comm: made(comm, case, 12, other), RANKS)  # noqa: B023
         if case.code:
-            assert CULPRIT in found[0]["ranks"], (case, found)
+            kind = {"GC-PEER": "refused", "GC-ALGO": "algorithm"}.get(case.code, case.code[3:].lower())
+            assert (found[0]["kind"], found[0]["ranks"]) == (kind, [CULPRIT]), (case, found)
             assert all("disagreements.py:" in place for place in found[0]["places"])
         else:
             assert found == [], case
