@@ -24,6 +24,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy
+
 from gpucoll.transport.rendezvous import becomes
 from pace import Patience
 
@@ -113,6 +115,8 @@ INTERPRETER = {
     "the switch interval": (sys.getswitchinterval, sys.setswitchinterval),
     "garbage collection": (gc.isenabled, lambda value: gc.enable() if value else gc.disable()),
     "the timeout of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "numpy.seterr": (numpy.geterr, lambda value: numpy.seterr(**value)),
+    "numpy.set_printoptions": (numpy.get_printoptions, lambda value: numpy.set_printoptions(**value)),
 }
 
 
@@ -135,18 +139,6 @@ def put_interpreter(before, now):
     for name, value in before.items():
         if now[name] != value:
             INTERPRETER[name][1](value)
-
-
-def numerics():
-    """Return NumPy's settings, if NumPy is loaded."""
-    numpy = sys.modules.get("numpy")
-    return {"numpy.seterr": numpy.geterr(), "numpy.set_printoptions": numpy.get_printoptions()} if numpy else {}
-
-
-def put_numerics(before, now):
-    numpy = sys.modules["numpy"]
-    for name, value in before.items():
-        getattr(numpy, name.partition(".")[2])(**value)
 
 
 def loaded():
@@ -245,7 +237,6 @@ KINDS = {
     "variable": Kind(variables, put_back(os.environ)),
     "state": Kind(interpreter, put_interpreter),
     "signal handler": Kind(handlers, put_handlers),
-    "setting": Kind(numerics, put_numerics),
     "attribute": Kind(attributes, put_attributes),
     "table": Kind(tables, put_tables),
     "module": Kind(files, put_back(sys.modules)),
@@ -338,8 +329,6 @@ def differences(kind, before, now):
         yield from (f"{name}: {now[name]}" for name in now.keys() - before.keys())
     else:
         for name in sorted(before.keys() | now.keys()):
-            if name not in before and kind == "setting":
-                continue  # NumPy has been loaded meanwhile
             if name not in before:
                 yield f"{name}: new"
             elif name not in now:

@@ -21,8 +21,6 @@ import time
 import traceback
 from multiprocessing.connection import Client
 
-import numpy  # noqa: F401  (its import adds filters of warnings, so that it comes before the first look)
-
 import leftovers
 
 

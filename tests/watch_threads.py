@@ -1,5 +1,6 @@
 """Threads watching each other by `gpucoll.health.remote`, as ranks of several hosts do."""
 
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,9 +32,14 @@ class Ranks:
         return self.allgather(value)[0]
 
 
+@contextlib.contextmanager
 def made(ranks, nodes=(0, 0, 1, 1)):
+    """Yield the watches of all ranks; close rank 0's last."""
     with ThreadPoolExecutor(len(nodes)) as pool:
-        return list(pool.map(lambda rank: Watch(ranks.of(rank), nodes), range(len(nodes))))
+        watches = list(pool.map(lambda rank: Watch(ranks.of(rank), nodes), range(len(nodes))))
+    yield watches
+    for watch in reversed(watches):
+        watch.close()
 
 
 def becomes(done):

@@ -102,7 +102,7 @@ NAMES = {
     "a descriptor": "descriptor .* /dev/null", "a folder": "state the current folder: .* has become '/'",
     "a patch": "attribute gpucoll.algorithms.Algorithm.price: replaced",
     "a handler": "signal handler SIGTERM: .*SIG_DFL.* has become .*SIG_IGN", "a child": "child .* not waited for",
-    "a filter": "state the filters of warnings: ", "a setting": "setting numpy.seterr: .* has become .*ignore",
+    "a filter": "state the filters of warnings: ", "a setting": "state numpy.seterr: .* has become .*ignore",
 }
 LASTS = ("a thread", "a descriptor", "a child")  # the pool cannot undo these
 

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import itertools
 import json
-import os
 import secrets
 import socket
 import threading
@@ -27,28 +26,14 @@ GREETING = {"rank": 1, "size": 3, "version": gc.__version__, "nonce": NONCES[1],
 
 @pytest.fixture(autouse=True)
 def uncaught(monkeypatch):
-    """Fail on any uncaught exception in a thread: in a job all ranks would end (`bootstrap.end_together`)."""
+    """Fail on any uncaught exception in a thread: in a job all ranks would end (`bootstrap.end_together`).
+
+    The fixture of all tests, `nothing_is_left`, finds threads and sockets that outlive a test.
+    """
     found = []
     monkeypatch.setattr(threading, "excepthook", found.append)
     yield found
     assert found == []
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(uncaught):
-    """Fail if a thread or a socket outlives the test."""
-    threads, open_sockets = {*threading.enumerate()}, sockets()
-    yield
-    assert becomes(lambda: {*threading.enumerate()} <= threads)
-    assert becomes(lambda: sockets() <= open_sockets)
-
-
-def sockets():
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.add(os.readlink(f"/proc/self/fd/{number}"))
-    return {name for name in found if name.startswith("socket:")}
 
 
 @contextlib.contextmanager
@@ -300,16 +285,14 @@ def test_strangers_at_the_watch_of_several_hosts(count, monkeypatch):
                 silent.enter_context(connect())
 
     ranks.siege = siege
-    watches = made(ranks, (0, 1, 2, 3))
-    assert [watch._watched for watch in watches] == [{0, 1, 2, 3}] * 4
-    watches[3].report(7)
-    assert becomes(lambda: watches[0].heard() == {3: 7})
-    assert [watch.silent(7) for watch in watches] == [{1, 2}, {0, 2}, {0, 1}, {0, 1, 2}]
-    assert [watch.gone() for watch in watches] == [set()] * 4
-    assert answers == {"nonce", "error"}
-    silent.close()
-    for watch in reversed(watches):
-        watch.close()
+    with made(ranks, (0, 1, 2, 3)) as watches:
+        assert [watch._watched for watch in watches] == [{0, 1, 2, 3}] * 4
+        watches[3].report(7)
+        assert becomes(lambda: watches[0].heard() == {3: 7})
+        assert [watch.silent(7) for watch in watches] == [{1, 2}, {0, 2}, {0, 1}, {0, 1, 2}]
+        assert [watch.gone() for watch in watches] == [set()] * 4
+        assert answers == {"nonce", "error"}
+        silent.close()
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -20,10 +20,8 @@ def watches(monkeypatch):
     monkeypatch.setattr(remote, "GREETING", seconds(60))
     monkeypatch.setattr(remote, "ANSWER", seconds(60))
     monkeypatch.setattr(remote, "SILENT", seconds(600))
-    found = made(Ranks(4))
-    yield found
-    for watch in reversed(found):
-        watch.close()
+    with made(Ranks(4)) as found:
+        yield found
 
 
 def grows_to(whole, of):
@@ -76,10 +74,16 @@ def listening(size):
     return hub, listener.getsockname()[1]
 
 
-def test_a_hub_that_does_not_know_the_token_is_no_hub():
-    hub, port = listening(2)
+def connecting():
+    """Return rank 1's watch before it connects."""
     watch = Watch.__new__(Watch)
     watch._rank, watch._gone, watch._connection = 1, set(), None
+    return watch
+
+
+def test_a_hub_that_does_not_know_the_token_is_no_hub():
+    hub, port = listening(2)
+    watch = connecting()
     assert not watch._connects("127.0.0.1", port, 2, "another", seconds(60))
     assert watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
     assert not watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))  # rank 1 is connected already
@@ -99,8 +103,7 @@ def test_a_rank_whose_place_strangers_take_comes_again(monkeypatch):
         return joined(connection, *given)
 
     monkeypatch.setattr(Connection, "join", join)
-    watch = Watch.__new__(Watch)
-    watch._rank, watch._gone, watch._connection = 1, set(), None
+    watch = connecting()
     assert watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
     assert len(tries) == 3
     watch._connection.socket.close()
@@ -122,14 +125,12 @@ def test_rank_0_listens_where_it_says_until_all_have_come(monkeypatch):
 
     monkeypatch.setattr(Hub, "serve", noted)
     monkeypatch.setattr(Watch, "_connects", heard)
-    watches = made(Ranks(3), (0, 1, 2))
-    assert [address for address, _ in bound] == ["127.0.0.2"]
-    assert told == bound * 2
-    assert [watch._watched for watch in watches] == [{0, 1, 2}] * 3
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(bound[0], seconds(20))
-    for watch in reversed(watches):
-        watch.close()
+    with made(Ranks(3), (0, 1, 2)) as watches:
+        assert [address for address, _ in bound] == ["127.0.0.2"]
+        assert told == bound * 2
+        assert [watch._watched for watch in watches] == [{0, 1, 2}] * 3
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(bound[0], seconds(20))
 
 
 def test_ranks_that_cannot_be_reached_at_one_address_come_to_the_next(monkeypatch):
@@ -141,13 +142,11 @@ def test_ranks_that_cannot_be_reached_at_one_address_come_to_the_next(monkeypatc
         return (watch._rank != 2 or address == "127.0.0.3") and connects(watch, address, *given)
 
     monkeypatch.setattr(Watch, "_connects", filtered)
-    watches = made(Ranks(3), (0, 1, 2))
-    assert [watch._watched for watch in watches] == [{0, 1, 2}] * 3
-    watches[1].drop()
-    for rank in (0, 2):
-        assert grows_to({1}, watches[rank].gone)
-    for watch in reversed(watches):
-        watch.close()
+    with made(Ranks(3), (0, 1, 2)) as watches:
+        assert [watch._watched for watch in watches] == [{0, 1, 2}] * 3
+        watches[1].drop()
+        for rank in (0, 2):
+            assert grows_to({1}, watches[rank].gone)
 
 
 def test_a_rank_that_is_not_watched_is_neither_dead_nor_silent(monkeypatch, caplog):
@@ -164,14 +163,12 @@ def test_a_rank_that_is_not_watched_is_neither_dead_nor_silent(monkeypatch, capl
         return welcome
 
     monkeypatch.setattr(Connection, "join", late)
-    watches = made(Ranks(3), (0, 1, 2))
-    assert "ranks [1] cannot reach rank 0" in caplog.text
-    assert sorted(greetings) == [1, 2]  # no second greeting: rank 0 would find rank 1 connected already
-    assert becomes(lambda: watches[0]._hub.gone == {1})
-    assert [watch.gone() for watch in watches] == [set()] * 3
-    assert [watch.silent(1) for watch in watches] == [{2}, None, {0}]
-    for watch in reversed(watches):
-        watch.close()
+    with made(Ranks(3), (0, 1, 2)) as watches:
+        assert "ranks [1] cannot reach rank 0" in caplog.text
+        assert sorted(greetings) == [1, 2]  # no second greeting: rank 0 would find rank 1 connected already
+        assert becomes(lambda: watches[0]._hub.gone == {1})
+        assert [watch.gone() for watch in watches] == [set()] * 3
+        assert [watch.silent(1) for watch in watches] == [{2}, None, {0}]
 
 
 def test_where_other_hosts_reach_rank_0(monkeypatch):
