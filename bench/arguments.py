@@ -98,15 +98,15 @@ def parser() -> Parser:
     flags.add_argument("test", help=f"{', '.join(TESTS)}; or all")
     group = flags.add_argument_group("as in nccl-tests")
     add = group.add_argument
-    add("-b", "--minbytes", type=size, help="first size (32M, or the last one where that is less)")
-    add("-e", "--maxbytes", type=size, help="last size (32M, or the first one where that is more)")
+    add("-b", "--minbytes", type=size, help="first size (32M, or the last size if smaller)")
+    add("-e", "--maxbytes", type=size, help="last size (32M, or the first size if larger)")
     growth = group.add_mutually_exclusive_group()
     growth.add_argument("-i", "--stepbytes", type=size, default=1 << 20, help="bytes from one size to the next (1M)")
     growth.add_argument("-f", "--stepfactor", type=at_least(1), default=1, help="factor from one size to the next")
     add("-o", "--op", default="sum", help="sum, prod, min, max, avg, band, ..., or all (sum)")
     add("-d", "--datatype", default="float", help="float, half, ..., a NumPy name, or all (float)")
-    add("-r", "--root", default="0", help="the root, where there is one, or all (0)")
-    add("-n", "--iters", type=at_least(1), help="timed repetitions (20, fewer where they take long)")
+    add("-r", "--root", default="0", help="root, for collectives with a root, or all (0)")
+    add("-n", "--iters", type=at_least(1), help="timed repetitions (20, or fewer if they take long)")
     add("-J", "--output_file", "--json", metavar="F.json", help="nccl-tests' JSON; never overwrites")
     for letter, name, least, default, said in COUNTS:
         add(letter, f"--{name}", type=at_least(least), default=default, help=f"{said} ({default})")
@@ -115,7 +115,7 @@ def parser() -> Parser:
 
     add = flags.add_argument_group("ours").add_argument
     add("--algorithm", default="auto", metavar="A,B",
-        help="names, auto, native, file.py:name, .xml; all: every one")
+        help="names, auto, native, file.py:name, .xml files, or all")
     add("--executor", help="run on this executor only")
     for name, words, said in WORDS:
         add(f"--{name}", choices=words, default=words[0], help=f"{said} ({words[0]})")
@@ -123,11 +123,11 @@ def parser() -> Parser:
     add("--against", default="", metavar="PEERS", 
         help="mpi, nccl, gloo, cupyx; gpucoll with check=off (unchecked), deterministic=True (deterministic) or "
              '"exact" (exact): measured in turn')
-    add("--overlap", action="store_true", help="how much hides behind computing")
-    add("--compare", metavar="OLD.json", help="print what became slower; exit code 1 where some did")
-    add("--tolerance", type=positive, default=0.1, help="slower by this share is still alike (0.1)")
+    add("--overlap", action="store_true", help="measure the overlap with computation")
+    add("--compare", metavar="OLD.json", help="print slower results; exit code 1 if there are any")
+    add("--tolerance", type=positive, default=0.1, help="with --compare: accepted slowdown (0.1)")
     add("--min-bw", type=positive, metavar="GB/s", help="exit code 1 below this average busbw")
-    add("--csv", metavar="F.csv", help="the same as a table")
+    add("--csv", metavar="F.csv", help="results as a table")
     add("--plot", metavar="F.svg|png", help="busbw and latency over size; needs matplotlib")
     return flags
 

@@ -72,12 +72,12 @@ def line(row: Mapping[str, Any]) -> str:
 def parser() -> Parser:
     """Return the parser of the command line."""
     flags = Parser(PROGRAM, allow_abbrev=False, usage=f"mpiexec -n RANKS {PROGRAM} [all_reduce] [-b 1K -e 64M -f 4]",
-                   description="Measure what auto chooses against all that it could have chosen.")
+                   description="Compare the choice of auto with the best possible choice, by measuring.")
     flags.add_argument("collective", nargs="?", default="all_reduce", help="all_reduce, broadcast, ... (all_reduce)")
-    flags.add_argument("-b", "--minbytes", type=size, default="1K", help="first size, of the larger side (1K)")
+    flags.add_argument("-b", "--minbytes", type=size, default="1K", help="first size, of the larger array (1K)")
     flags.add_argument("-e", "--maxbytes", type=size, default="64M", help="last size (64M)")
     flags.add_argument("-f", "--stepfactor", type=at_least(2), default=4, help="factor from size to size (4)")
-    flags.add_argument("-J", "--json", metavar="F.json", help="keep all that was measured; never overwrites")
+    flags.add_argument("-J", "--json", metavar="F.json", help="all measurements; never overwrites")
     return flags
 
 

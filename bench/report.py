@@ -40,9 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(PROGRAM, allow_abbrev=False, description="Make one page of benchmark results; it needs no network.",
                     epilog="Several files are compared, the first being what the others are held against. Files of "
                            "nccl-tests' -J are read as well. Needs plotly: pip install gpucoll[report].")
-    parser.add_argument("files", nargs="+", metavar="F.json", help="what a run wrote with -J, or scripts/bench")
+    parser.add_argument("files", nargs="+", metavar="F.json", help="results written by -J or by scripts/bench")
     parser.add_argument("-o", "--output", metavar="PAGE.html", default=PAGE,
-                        help=f"where to write ({PAGE}); - is standard output")
+                        help=f"the file ({PAGE}); - is standard output")
     given = parser.parse_args(arguments)
     try:
         text = made(given.files)

@@ -130,8 +130,8 @@ def others(comm):
         both = "(size, *s) or (size * s[0], *s[1:])"
         refused += [("reduce_scatter", numpy.zeros(2 * size + 1), None, both, "GC-SHAPE"),
                     ("all_to_all", numpy.zeros(()), None, both, "GC-SHAPE"),
-                    ("all_gather", out[2 * (rank - 1) % (2 * size):][:2], out, "overlap in part", "GC-OVERLAP"),
-                    ("all_gather", out[(2 * rank + 1) % (2 * size - 1):][:2], out, "overlap in part", "GC-OVERLAP")]
+                    ("all_gather", out[2 * (rank - 1) % (2 * size):][:2], out, "overlap partly", "GC-OVERLAP"),
+                    ("all_gather", out[(2 * rank + 1) % (2 * size - 1):][:2], out, "overlap partly", "GC-OVERLAP")]
     for collective, given, taken, words, code in refused:
         with pytest.raises(gc.ArgumentError) as error:
             getattr(comm, collective)(given, taken)

@@ -155,8 +155,8 @@ class Algorithm(NamedTuple):
                 raise ValueError(chunks)
         # A user's formula may raise any exception.
         except Exception as error:
-            raise ArgumentError(f"{self.collective} by {self.name} for {size} ranks: chunks={self.chunks!r} is no "
-                                f"whole number from 1 up ({error})", code="GC-PROOF") from None
+            raise ArgumentError(f"{self.collective} by {self.name} for {size} ranks: chunks={self.chunks!r} is not a "
+                                f"whole number of at least 1 ({error})", code="GC-PROOF") from None
         return chunks
 
     def price(self, size: int, nbytes: float | Fraction, segments: int = 1,
@@ -238,22 +238,22 @@ def _own(entry: Algorithm) -> Algorithm:
     except (TypeError, ValueError):
         needed = []
     if needed[:2] != ["rank", "size"] or len(needed) > 2:
-        raise ArgumentError(f"{entry.make!r} is no generator f(rank, size, ...) of rounds; further parameters are "
-                            f"{', '.join(sorted(OPTIONS))}, and parameters with a default", code="GC-ALGO")
+        raise ArgumentError(f"{entry.make!r} is not a generator f(rank, size, ...) of rounds; further parameters can "
+                            f"be {', '.join(sorted(OPTIONS))}, and parameters with a default", code="GC-ALGO")
     taken = {name for (_, name), other in registry().items() if not other.own} | {"auto", "native", "all"}
     if entry.name in taken or not entry.name.isidentifier():
         raise ArgumentError(f"a user's algorithm cannot be named {entry.name!r}: "
-                            f"{'the library has this' if entry.name in taken else 'a name is letters and digits'}; "
+                            f"{'the library has this' if entry.name in taken else 'a name has letters and digits'}; "
                             'give another name, as in @algorithm("all_reduce", "mine")', code="GC-ALGO")
     if (entry.collective, entry.name) in _USED:
         raise ArgumentError(f"{entry.collective}: {entry.name} is in use and cannot be replaced; give the new "
                             'algorithm another name, as in @algorithm("all_reduce", "mine")', code="GC-ALGO")
     if entry.alike != "0":
-        raise ArgumentError(f"{entry.collective}: {entry.name}: a user's algorithm is made for each rank alone; "
-                            "leave out alike", code="GC-ALGO")
+        raise ArgumentError(f"{entry.collective}: {entry.name}: a user's algorithm is generated for each rank "
+                            "separately; omit alike", code="GC-ALGO")
     if entry.traits != PLAIN:
         raise ArgumentError(f"{entry.collective}: {entry.name}: traits are for the library's own algorithms; "
-                            "leave out traits", code="GC-ALGO")
+                            "omit traits", code="GC-ALGO")
     if entry.cost is not COUNTED:
         try:
             values = [*entry.cost.price(3, 3.0).values()]
@@ -261,7 +261,7 @@ def _own(entry: Algorithm) -> Algorithm:
             raise ArgumentError(f"{entry.collective}: {entry.name}: a cost formula has no value: {error}",
                                 code="GC-ALGO") from None
         if not all(isinstance(value, int | float) for value in values):
-            raise ArgumentError(f"{entry.collective}: {entry.name}: a cost formula is no number",
+            raise ArgumentError(f"{entry.collective}: {entry.name}: a cost formula is not a number",
                                 code="GC-ALGO")
     return entry
 
@@ -428,7 +428,7 @@ def _make(entry: Algorithm, rank: Any, size: int, root: int, segments: int, node
         raise ArgumentError(f"nodes names {len(nodes)} ranks, size is {size}", code="GC-ALGO")
     reason = entry.unfit(size, nodes)
     if reason is not None:
-        raise ArgumentError(f"{entry.collective}: {entry.name} is not for {size} ranks: {reason}", code="GC-ALGO")
+        raise ArgumentError(f"{entry.collective}: {entry.name} does not support {size} ranks: {reason}", code="GC-ALGO")
     chunks = entry.count_chunks(size, segments, nodes)
     if size == 1:
         return Schedule(entry.collective, entry.name, rank, size, chunks, lambda: _alone(entry.collective, chunks))

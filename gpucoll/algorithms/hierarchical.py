@@ -67,7 +67,7 @@ EXCHANGED = "(G - 1) * N / G + (M - 1) * N / M"
 def _bind(entry: Algorithm, text: str) -> Algorithm:
     names = names_of(text)
     if len(names) != 2:
-        raise ArgumentError(f"hierarchical({text}): give two names, inside a node and across nodes, as in "
+        raise ArgumentError(f"hierarchical({text}): give two names, for inside a node and across nodes, as in "
                             "hierarchical(ring,tree)", code="GC-ALGO")
     inside, across = _inside(entry.collective, names[0]), _across(entry.collective, names[1])
 
@@ -108,7 +108,7 @@ def _inside(collective: str, name: str) -> list[Algorithm]:
 
 def _across(collective: str, name: str) -> Algorithm:
     if name.startswith("hierarchical") or name in own_names(collective):
-        raise ArgumentError("hierarchical: neither hierarchical nor a user's algorithm can be a part", code="GC-ALGO")
+        raise ArgumentError("hierarchical: hierarchical and users' algorithms cannot be parts", code="GC-ALGO")
     if collective in PHASES:
         _check(name, phases(collective))
     return find(collective, name)
@@ -116,7 +116,7 @@ def _across(collective: str, name: str) -> Algorithm:
 
 def _check(name: str, known: Iterable[str]) -> None:
     if name not in known:
-        raise ArgumentError(f"hierarchical: {name!r} cannot be a part here, but {', '.join(sorted(known))} can",
+        raise ArgumentError(f"hierarchical: {name!r} cannot be a part here; possible are {', '.join(sorted(known))}",
                             code="GC-ALGO")
 
 

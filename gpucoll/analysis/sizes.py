@@ -20,7 +20,8 @@ def byte_size(text: str) -> int:
     match = re.fullmatch(r"(\d{1,16}(?:\.\d{1,16})?)\s*(B|[KMGT](?:I?B)?)?", text.strip(), re.ASCII | re.IGNORECASE)
     nbytes = match and Fraction(match[1]) * 1024 ** "BKMGT".index((match[2] or "B")[0].upper())
     if nbytes is None or nbytes > MOST:
-        raise ArgumentError(f"{text!r} is no number of bytes such as 8, 64K, 1.5M or 2G, up to 1024T", code="GC-SIZE")
+        raise ArgumentError(f"{text!r} is not a number of bytes such as 8, 64K, 1.5M or 2G, up to "
+                            "1024T", code="GC-SIZE")
     return int(nbytes)
 
 

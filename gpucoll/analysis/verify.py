@@ -96,7 +96,8 @@ def _proved(asked: tuple[str, str, Sequence[int], Sequence[int], bool]) -> Row:
         for pieces in (segments if "segments" in entry.options else (1,))
         for nodes in ({None, _uneven(size)} if "nodes" in entry.options and size <= FEW else {None})]
     if not claims:
-        return Row(kind, name, 0, f"it is not for {', '.join(map(str, sizes))} ranks: {entry.unfit(sizes[0], None)}")
+        reason = entry.unfit(sizes[0], None)
+        return Row(kind, name, 0, f"it does not support {', '.join(map(str, sizes))} ranks: {reason}")
     for claim in claims:
         try:
             verify(kind, **claim, plans=plans and claim["size"] <= FEW)

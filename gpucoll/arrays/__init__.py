@@ -343,5 +343,5 @@ def kind_of(name: str, x: Array, dtype: object) -> Dtype:
     carrier = x.dtype.kind == "u" and x.dtype.itemsize == row.itemsize
     if own != row and not carrier:
         raise DtypeError(f"{name}: dtype={row.name} cannot be read from an array of {x.dtype}; "
-                         f"pass x.astype(...) or an unsigned array of {row.itemsize} bytes an element")
+                         f"pass x.astype(...) or an unsigned array of {row.itemsize} bytes per element")
     return row

@@ -140,7 +140,7 @@ def as_array(name: str, what: str, x: object) -> Array:
     if on_gpu(x):
         return _gpu_array(name, what, x)
     if isinstance(x, numpy.ma.MaskedArray):
-        raise ArgumentError(f"{name}: {what} is a masked array, and the mask would be lost; pass x.filled(value)",
+        raise ArgumentError(f"{name}: {what} is a masked array, and its mask would be lost; pass x.filled(value)",
                             code="GC-ARRAY")
     if isinstance(x, numpy.ndarray):
         return x.view(numpy.ndarray)  # numpy.matrix stays 2-D when reshaped
@@ -238,7 +238,7 @@ def check_output(name: str, out: object, shapes: Sequence[tuple[int, ...]], dtyp
         raise DtypeError(f"{name}: {what} has dtype {array.dtype}, expected {dtype}")
     check_writable(name, what, array)
     if x is not None and not same_memory(x, array) and overlap(x, array):
-        raise ArgumentError(f"{name}: x and out overlap in part; pass the same array for in place, or a copy",
+        raise ArgumentError(f"{name}: x and out overlap partly; pass the same array for in place, or a copy",
                             code="GC-OVERLAP")
     return array
 
@@ -262,7 +262,7 @@ def check_apart(name: str, given: Sequence[Array], outs: Sequence[Array]) -> boo
                 raise ArgumentError(f"{name}: arrays of out overlap; each array needs separate memory",
                                     code="GC-OVERLAP")
             if not same_memory(other, array):
-                raise ArgumentError(f"{name}: input and out overlap in part; pass the same array for in place, or a "
+                raise ArgumentError(f"{name}: input and out overlap partly; pass the same array for in place, or a "
                                     "copy", code="GC-OVERLAP")
             found = True
         near.append((end, writes, array))
@@ -294,8 +294,8 @@ def check_blocks(name: str, xs: object, size: int) -> list[Array]:
     blocks = [check_rows(name, x) for x in xs]
     for index, block in enumerate(blocks):
         if block.shape[1:] != blocks[0].shape[1:]:
-            raise ArgumentError(f"{name}: array {index} has shape {block.shape}; beyond the first axis it must be "
-                                f"{blocks[0].shape[1:]} as array 0 has", code="GC-SHAPE")
+            raise ArgumentError(f"{name}: array {index} has shape {block.shape}; after the first axis the shape must "
+                                f"be {blocks[0].shape[1:]} as for array 0", code="GC-SHAPE")
         if block.dtype != blocks[0].dtype:
             raise DtypeError(f"{name}: array {index} has dtype {block.dtype}, array 0 has {blocks[0].dtype}")
     return blocks
@@ -305,7 +305,8 @@ def check_rows(name: str, x: object) -> Array:
     """Return `x` as an array with a first axis, the axis allowed to differ between ranks; raise ArgumentError."""
     array = check_input(name, x)
     if array.ndim == 0:
-        raise ArgumentError(f"{name}: x is 0-dimensional; ranks may differ in the first axis only, so x needs an axis",
+        raise ArgumentError(f"{name}: x is 0-dimensional; x needs a first axis, the only axis in which ranks may "
+                            "differ",
                             code="GC-SHAPE")
     return array
 

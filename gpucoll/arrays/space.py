@@ -74,7 +74,7 @@ def promised(name: str, op: Op, dtype: Dtype, deterministic: bool | str) -> tupl
         return exact if op.factor is None else exact._replace(factor=op.factor), "at once"
     if op.name in ("min", "max", *LOGICAL):
         return UNIFORM.get(op.name, op), "at once"
-    raise ArgumentError(f'{name}: op {op.expression or op.name} on {dtype.name} rounds at each step, and '
+    raise ArgumentError(f'{name}: op {op.expression or op.name} on {dtype.name} rounds in every step, and '
                         'deterministic="exact" allows sum, avg, premul_sum, min, max and logical ops on floats; use '
                         "another op, or deterministic=True", code="GC-DETERMINISTIC")
 

@@ -142,7 +142,7 @@ class BlockScaledCollectives:
         try:
             internal.check_apart(self._comm, name)
             if self._is_closed:
-                raise ClosedError(f"{name}: this object was closed; make another one of the communicator")
+                raise ClosedError(f"{name}: this object was closed; make a new one from the communicator")
             source = check_input(name, x)
             if row_of(source.dtype).name not in ROUNDING:
                 raise DtypeError(f"{name}: x is {source.dtype}; block-scaled formats are for floating-point numbers of "

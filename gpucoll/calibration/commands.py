@@ -45,7 +45,7 @@ def tune(options: Any) -> int:
     collectives = collectives_of(options)
     sizes = [size for size in SIZES if size <= byte_size(options.max_bytes)]
     if not sizes:
-        raise ArgumentError(f"--max-bytes {options.max_bytes} is below the least size of the sweep, {SIZES[0]}",
+        raise ArgumentError(f"--max-bytes {options.max_bytes} is below the smallest size of the sweep, {SIZES[0]}",
                             code="GC-SIZE")
     with gpucoll.init() as comm:
         return _tune(comm, options, collectives, sizes)
@@ -62,7 +62,7 @@ def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[
         raise ArgumentError("a single rank has no algorithm to choose; start several: mpiexec -n 8 gpucoll tune",
                             code="GC-RANKS")
     if options.device == "cuda" and None in comm.mpi.allgather(comm.device):
-        raise BackendError("--device cuda: a rank has no CUDA device; CuPy and a driver are needed on each",
+        raise BackendError("--device cuda: a rank has no CUDA device; every rank needs CuPy and a driver",
                            code="GC-NO-GPU")
     if options.device == "cuda":
         import cupy
@@ -178,11 +178,11 @@ def _elsewhere(options: Any) -> Explanation:
     nbytes, ranks = byte_size(options.size), EXPLAINED_RANKS if options.ranks is None else options.ranks
     row, topology = collective_row(options.collective), load(options.topology or DEFAULT)
     if ranks < 1:
-        raise ArgumentError(f"{ranks} ranks are none", code="GC-RANKS")
+        raise ArgumentError(f"{ranks} is not a number of ranks", code="GC-RANKS")
     nodes = topology.nodes(ranks)
     names = scheduled(row.name, ranks, 1 if nodes is None else max(nodes) + 1)
     rows = simulated(row.name, [], [ranks], [nbytes], topology, segments).rows
     rows = [one for one in rows if one.algorithm in names]
     if not rows:
-        raise ArgumentError(f"nothing can be predicted of {row.name} for {ranks} ranks", code="GC-SIMULATE")
+        raise ArgumentError(f"nothing can be predicted for {row.name} for {ranks} ranks", code="GC-SIMULATE")
     return on_topology(row.name, nbytes, topology, rows)

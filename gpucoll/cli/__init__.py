@@ -76,7 +76,7 @@ def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[P
     verbs = parser.add_subparsers(dest="verb", parser_class=Parser)
     verbs.add_parser("run", help="launch a program on several ranks, by mpiexec or without MPI", add_help=False,
                      parents=run)
-    verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: judge auto; report: make a page",
+    verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: check auto; report: make a page",
                      add_help=False, parents=bench)
     _add_schedules(verbs)
     _add_times(verbs)
@@ -115,121 +115,121 @@ def _add_verb(verbs: Any, name: str, run: Callable[[Any], int], *, json: bool = 
 
 
 def _add_schedules(verbs: Any) -> None:
-    verify = _add_verb(verbs, "verify", _verify, help="prove every schedule, or those of files")
-    verify.add_argument("files", nargs="*", metavar="ALGORITHM", help="its name, file.py:name or MSCCL's XML")
-    verify.add_argument("--ranks", type=size_range, default="1..64", metavar="1..64", help="sizes to prove")
+    verify = _add_verb(verbs, "verify", _verify, help="prove all schedules, or those of the named algorithms")
+    verify.add_argument("files", nargs="*", metavar="ALGORITHM", help="a name, file.py:name or a .xml file of MSCCL")
+    verify.add_argument("--ranks", type=size_range, default="1..64", metavar="1..64", help="numbers of ranks (1..64)")
     verify.add_argument("--collective", help="only this collective")
     verify.add_argument("--algorithm", help="only this algorithm")
-    verify.add_argument("--segments", type=size_range, default="1,3", metavar="1,3", help="pipelining to prove")
-    verify.add_argument("--plans", action="store_true", help="prove the plans made of it for up to 16 ranks, too")
+    verify.add_argument("--segments", type=size_range, default="1,3", metavar="1,3", help="numbers of segments (1,3)")
+    verify.add_argument("--plans", action="store_true", help="also prove the executors' plans, for up to 16 ranks")
     draw = _add_verb(verbs, "draw", _draw, json=False, help="draw a schedule, round by round")
     convert = _add_verb(verbs, "convert", _convert, json=False,
                         help="write a schedule as MSCCL's XML, or for another simulator")
     for verb in (draw, convert):
-        verb.add_argument("algorithm", help="its name, e.g. ring or hierarchical(ring,tree), file.py:name or a .xml")
-        verb.add_argument("--collective", help="all_reduce, ... (that of the file, or all_reduce)")
-        verb.add_argument("--ranks", type=int, metavar="N", help="how many (as many as a .xml is for, or 8)")
-        verb.add_argument("--segments", type=int, default=1, help="pipelining")
-    draw.add_argument("--root", type=int, default=0, help="of collectives that have one")
-    draw.add_argument("--topology", metavar="GRAPH", help="on a graph of links, a TOML file or a name: link loads")
-    draw.add_argument("--rejected", action="store_true", help="draw a file's algorithm that the proof rejects")
-    draw.add_argument("-o", "--output", metavar="F.html", help="a page to step through; .svg: a picture")
-    convert.add_argument("--size", default="1M", metavar="1M", help="bytes of the larger of input and output, for a "
-                         "trace (1M)")
+        verb.add_argument("algorithm", help="a name such as ring or hierarchical(ring,tree), file.py:name or a .xml")
+        verb.add_argument("--collective", help="all_reduce, broadcast, ... (that of the file, or all_reduce)")
+        verb.add_argument("--ranks", type=int, metavar="N", help="number of ranks (that of the .xml file, or 8)")
+        verb.add_argument("--segments", type=int, default=1, help="number of segments (1)")
+    draw.add_argument("--root", type=int, default=0, help="root, for collectives with a root (0)")
+    draw.add_argument("--topology", metavar="GRAPH", help="draw the loads of a graph's links: a TOML file or a name")
+    draw.add_argument("--rejected", action="store_true", help="draw an incorrect algorithm of a file, up to its fault")
+    draw.add_argument("-o", "--output", metavar="F.html", help="the file: an .html page with steps, or an .svg picture")
+    convert.add_argument("--size", default="1M", metavar="1M", help="for a trace: bytes of the larger of input and "
+                         "output (1M)")
     convert.add_argument("-o", "--output", metavar="OUT.xml", help="MSCCL's XML; .goal: a trace for LogGOPSim; .et: "
                          "Chakra traces for ASTRA-sim, OUT.0.et and so on")
 
 
 def _add_times(verbs: Any) -> None:
-    simulate = _add_verb(verbs, "simulate", _simulate, help="predict how long a collective takes on a topology")
+    simulate = _add_verb(verbs, "simulate", _simulate, help="predict the time of a collective on a topology")
     simulate.add_argument("collective", help="all_reduce, broadcast, ...")
     simulate.add_argument("size", nargs="?", default="1M", metavar="64M",
-                          help="bytes of the larger of input and output; a list is 8,64K,64M (1M)")
+                          help="bytes of the larger of input and output, one size or a list such as 8,64K,64M (1M)")
     simulate.add_argument("--ranks", type=size_range, metavar="8,64,65536",
-                          help="numbers of ranks (8, or those of a graph)")
+                          help="numbers of ranks (8, or that of a graph)")
     simulate.add_argument("--algorithm", metavar="A,B",
-                          help="only these, names, file.py:name or .xml (all there are)")
+                          help="only these: names, file.py:name or .xml files (all)")
     simulate.add_argument("--topology", default="switch", metavar="F", help="a TOML file, or a name such as fat_tree, "
                           "nvlink_node or torus_2d, or a graph of links such as dgx_a100(2) (switch: one switch of "
                           "equal links)")
-    simulate.add_argument("--root", type=int, default=0, help="the root, where the collective has one (0)")
-    simulate.add_argument("--segments", type=int, help="the pipelining (what a call would use)")
+    simulate.add_argument("--root", type=int, default=0, help="root, for collectives with a root (0)")
+    simulate.add_argument("--segments", type=int, help="number of segments (as chosen by a call)")
     explain = _add_verb(verbs, "explain", _from("gpucoll.calibration.commands", "explain"),
-                        help="what auto would choose, and why (under mpiexec: of these ranks)")
+                        help="show the choice of auto, and the reason (under mpiexec: for these ranks)")
     explain.add_argument("collective", help="all_reduce, broadcast, ...")
     explain.add_argument("size", nargs="?", default="1M", metavar="1M",
                          help="bytes of the larger of input and output (1M)")
-    explain.add_argument("--ranks", type=int, metavar="N", help="how many, joined by a topology (8)")
-    explain.add_argument("--topology", metavar="F", help="a TOML file or a name, as of simulate (switch)")
-    explain.add_argument("--dtype", default="float32", help="under mpiexec: of the elements (float32)")
+    explain.add_argument("--ranks", type=int, metavar="N", help="number of ranks, on a topology (8)")
+    explain.add_argument("--topology", metavar="F", help="a TOML file or a name, as for simulate (switch)")
+    explain.add_argument("--dtype", default="float32", help="under mpiexec: dtype of the elements (float32)")
     explain.add_argument("--device", help="under mpiexec: cpu, cuda or emulated")
     tune = _add_verb(verbs, "tune", _tune,
-                     help="measure what auto goes by (under mpiexec), some seconds; or predict it on a graph")
-    tune.add_argument("--topology", metavar="GRAPH", help="predict instead, for the ranks of a graph of links, a TOML "
-                      "file or a name, with algorithms synthesised for it; without mpiexec")
-    tune.add_argument("--sweep", action="store_true", help="measure every algorithm at every size too: minutes")
-    tune.add_argument("--collective", metavar="A,B", help="only these")
+                     help="measure this machine for auto (under mpiexec), in seconds; or predict on a graph")
+    tune.add_argument("--topology", metavar="GRAPH", help="predict times for a graph of links, a TOML file or a "
+                      "name, with synthesised algorithms; without mpiexec")
+    tune.add_argument("--sweep", action="store_true", help="also measure every algorithm at every size, in minutes")
+    tune.add_argument("--collective", metavar="A,B", help="only these collectives")
     tune.add_argument("--max-bytes", default="64M", metavar="64M", help="the largest size of the sweep (64M)")
-    tune.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the arrays are (cpu)")
+    tune.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of the arrays (cpu)")
 
 
 def _add_graphs(verbs: Any) -> None:
     bound = _add_verb(verbs, "bound", _from("gpucoll.analysis.graphs.bounds"),
-                      help="the best bandwidth that any algorithm can reach on a graph of links")
+                      help="compute the best bandwidth of any algorithm on a graph of links")
     synthesize = _add_verb(verbs, "synthesize", _from("gpucoll.cli.synthesize"),
-                           help="an algorithm that reaches it: proved, priced, written to a file")
+                           help="make an algorithm of this bandwidth, prove it and write it to a file")
     for verb in (bound, synthesize):
         verb.add_argument("graph", help="a TOML file, or a name such as dgx1, dgx_a100(2) or torus(4x4)")
         verb.add_argument("collective", help="all_gather, all_reduce, ...")
-    bound.add_argument("--root", type=int, default=0, help="the root, where the collective has one (0)")
-    bound.add_argument("-o", "--output", metavar="F.svg", help="a picture of the graph with the links that limit")
+    bound.add_argument("--root", type=int, default=0, help="root, for collectives with a root (0)")
+    bound.add_argument("-o", "--output", metavar="F.svg", help="the file: the graph with the limiting links")
     synthesize.add_argument("--size", default="256M", metavar="256M", help="bytes of the larger of input and output")
     synthesize.add_argument("--chunks", type=int, metavar="N",
-                            help="the most chunks of a block (chosen by the time); with --steps: so many (1)")
+                            help="most chunks of a block (chosen by predicted time); with --steps: exact number (1)")
     synthesize.add_argument("--steps", type=int, metavar="S",
-                            help="only an algorithm of so many steps; exit code 1 where none exists (extra solver)")
+                            help="only an algorithm of S steps; exit code 1 if none exists (extra solver)")
     synthesize.add_argument("--rounds", type=int, metavar="R",
-                            help="with --steps: so many times a chunk on the slowest link, in all steps together (S)")
-    synthesize.add_argument("--time-limit", type=float, metavar="S", help="give up after so many seconds")
-    synthesize.add_argument("-o", "--output", metavar="F.py", help="the file; .xml: MSCCL's (GRAPH_COLLECTIVE.py)")
+                            help="with --steps: chunks on the slowest link in all steps together (S)")
+    synthesize.add_argument("--time-limit", type=float, metavar="S", help="give up after S seconds")
+    synthesize.add_argument("-o", "--output", metavar="F.py", help="the file, .py or MSCCL's .xml (GRAPH_COLLECTIVE.py)")
     nccl = _add_verb(verbs, "nccl", _from("gpucoll.cli.nccl_choice"),
-                     help="what NCCL would choose on a machine, and where nccl-tests' times disagree")
+                     help="show NCCL's choice on a machine, and where nccl-tests' times disagree")
     nccl.add_argument("what", nargs="+", help="a collective and its sizes: all_reduce 1M,64M; or files of nccl-tests")
     nccl.add_argument("--machine", metavar="M", help="a name such as dgx_h100(2), or a file with NCCL's log")
-    nccl.add_argument("--sm", type=int, metavar="90", help="compute capability, where the log names no GPU")
+    nccl.add_argument("--sm", type=int, metavar="90", help="compute capability, if the log names no GPU")
     nccl.add_argument("--nccl", default="2.30", metavar="2.27", help="the release of NCCL (2.30)")
-    nccl.add_argument("-o", "--output", metavar="F.conf", help="with files: NCCL's tuner file of the best choices")
+    nccl.add_argument("-o", "--output", metavar="F.conf", help="with files: the best choices, for NCCL's example tuner")
 
 
 def _add_machines(verbs: Any) -> None:
     kernels = _add_verb(verbs, "kernels", _from("gpucoll.device.command"),
-                        help="compile the kernels for GPUs ahead of use, into the user's cache",
-                        description="Compile kernels into the user's cache, where they are found when a program on a "
-                        "GPU needs them. Needs NVRTC, no GPU: run it on a login node.")
-    kernels.add_argument("--arch", metavar="sm_80,sm_90", help="for these GPUs (those of this machine, by CuPy; where "
-                         "there is none they must be named)")
+                        help="compile the GPU kernels ahead of time, into the user's cache folder",
+                        description="Compile kernels into the user's cache folder for later programs on a GPU. Needs "
+                        "NVRTC, but no GPU, and so runs on a login node.")
+    kernels.add_argument("--arch", metavar="sm_80,sm_90", help="architectures (those of this machine's GPUs, if CuPy "
+                         "finds any)")
     kernels.add_argument("--nvrtc", metavar="LIB|VERSION", help="the compiler: 12, 13 or the path of a libnvrtc (that "
-                         "of CuPy's CUDA version, without CuPy the newest there is)")
-    kernels.add_argument("--all", action="store_true", help="every op on every dtype: CPU minutes for each GPU (sums "
-                         "of float32, float16 and bfloat16, and what moves data)")
-    kernels.add_argument("-j", "--jobs", type=int, metavar="N", help="so many processes (one for each core)")
+                         "of CuPy's CUDA, or without CuPy the newest)")
+    kernels.add_argument("--all", action="store_true", help="every op on every dtype: CPU minutes per architecture "
+                         "(sums of float32, float16 and bfloat16, casts, copies)")
+    kernels.add_argument("-j", "--jobs", type=int, metavar="N", help="number of processes (one per core)")
     report = _add_verb(verbs, "report", _from("gpucoll.health.report"),
-                       help="what ranks did in the end, from the files that GPUCOLL_DUMP_DIR names")
+                       help="show the last calls of each rank, from the files in GPUCOLL_DUMP_DIR")
     report.add_argument("folder", metavar="DIR", help="the folder of the flight recorder's files")
     report.add_argument("--stragglers", action="store_true",
                         help="name the rank that delays the others, its call site, and since when")
-    report.add_argument("--trace", metavar="F.json", help="write all calls as a timeline, as Chrome and Perfetto read")
+    report.add_argument("--trace", metavar="F.json", help="write all calls as a timeline for Chrome and Perfetto")
     report.add_argument("--torch", metavar="OUT", help="write all calls for PyTorch's analyser: torchfrtrace OUT")
     precheck = _add_verb(verbs, "precheck", _from("gpucoll.rehearsal.program"), json=False,
-                         help="check that the calls of all ranks of a program agree, before the program runs")
+                         help="check before a run that the calls of all ranks of a program agree")
     precheck.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="the number of ranks")
     precheck.add_argument("--json", action="store_true", help="print the findings as a JSON list")
     precheck.add_argument("script", help="a program for gpucoll, unchanged")
     precheck.add_argument("arguments", nargs="...", help="the program's own arguments")
     doctor = _add_verb(verbs, "doctor", _from("gpucoll.doctor"),
                        help="examine this machine, and under mpiexec this job")
-    doctor.add_argument("--topology", metavar="F.toml", help="write the graph of the ranks and their links, as bound, "
-                        "synthesize and simulate read")
+    doctor.add_argument("--topology", metavar="F.toml", help="write the graph of the ranks' links, for bound, "
+                        "synthesize and simulate")
 
 
 def _from(module: str, name: str = "main") -> Callable[[Any], int]:

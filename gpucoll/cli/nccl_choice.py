@@ -34,7 +34,7 @@ def main(options: Any) -> int:
         raise ArgumentError(f"NCCL chooses an algorithm for {', '.join(COLLECTIVES)}, not for {first}",
                             code="GC-COLLECTIVE")
     if gpus is None or len(others) > 1 or options.output:
-        raise ArgumentError(f"name the machine, as in gpucoll nccl {first} 1M,64M --machine dgx_a100(2); -o belongs to "
+        raise ArgumentError(f"name the machine, as in gpucoll nccl {first} 1M,64M --machine 'dgx_a100(2)'; -o needs "
                             "files of nccl-tests", code="GC-NCCL-MODEL")
     sizes = {nbytes: choices(gpus, model, first, nbytes) for nbytes in byte_sizes(others[0] if others else "1M")}
     limit = _bound(gpus, first)

@@ -151,9 +151,10 @@ def main(options: Any) -> int:
     began = time.monotonic()
     graph, nbytes = load_graph(options.graph), byte_size(options.size)
     if options.chunks is not None and options.chunks < 1:
-        raise ArgumentError(f"--chunks {options.chunks} is no number from 1 up", code=CODE)
+        raise ArgumentError(f"--chunks {options.chunks} is not a number of at least 1", code=CODE)
     if options.rounds is not None and options.steps is None:
-        raise ArgumentError("--rounds needs --steps: both ask for an algorithm of so many steps and rounds", code=CODE)
+        raise ArgumentError("--rounds needs --steps: together they ask for an algorithm of S steps and R "
+                            "rounds", code=CODE)
     maker = Maker(graph, options.collective, nbytes)
     made, row = (_asked if options.steps is not None else _chosen)(maker, options)
     if made is None:

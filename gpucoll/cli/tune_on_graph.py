@@ -44,7 +44,7 @@ def main(options: Any) -> int:
         raise ArgumentError("tune --topology predicts for all ranks of the graph: start it once, without mpiexec",
                             code="GC-RANKS")
     if options.sweep:
-        raise ArgumentError("--sweep measures and --topology predicts: leave one out", code="GC-TOPOLOGY")
+        raise ArgumentError("--sweep measures and --topology predicts: omit one", code="GC-TOPOLOGY")
     started, collectives, graph = time.perf_counter(), collectives_of(options), load_graph(options.topology)
     path = table_path(facts())
     make_folder(path.parent)

@@ -55,7 +55,7 @@ def new_world(wanted: bootstrap.Options, place: StorePlace | None = None) -> Com
     if not isinstance(job, StorePlace):
         return Communicator(same_options(MpiLink(job, wanted.timeout), wanted), wanted)
     if wanted.executor == "native":
-        raise ArgumentError("init: without MPI there is no native executor on the host; leave executor= open, or "
+        raise ArgumentError("init: without MPI there is no native executor on the host; omit executor=, or "
                             "launch with mpiexec", code="GC-EXECUTOR")
     if job.size > 1:
         bootstrap.end_together()
@@ -89,7 +89,7 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
     global _world
     wanted = bootstrap.options(options)
     if store is None and (rank, size) != (None, None):
-        raise UsageError("init: rank= and size= go with store=", code="GC-STORE")
+        raise UsageError("init: rank= and size= need store=", code="GC-STORE")
     place = None if store is None else named_place(store, rank, size)
     if _world is None or _world.closed:
         _world = new_world(wanted, place)
@@ -160,7 +160,7 @@ def init_local(n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[Commun
         raise ArgumentError(f"init_local: n={n!r} is not a positive number of ranks", code="GC-COMM")
     wanted = bootstrap.options(options)
     if wanted.executor == "native":
-        raise ArgumentError("init_local: threads have no native executor; executor='mpi' runs the same schedules "
+        raise ArgumentError("init_local: threads have no native executor; executor='mpi' runs schedules "
                             "over memory", code="GC-EXECUTOR")
     comms = [Communicator(link, wanted) for link in LocalLink.all(n, wanted.timeout)]
     # One thread may make the first calls of all ranks, so ranks meet here: advance all meetings in turn, step by step.

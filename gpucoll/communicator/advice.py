@@ -28,9 +28,9 @@ def explain(core: Core, collective: str, nbytes: int, dtype: Any, device: str | 
     row = collective_row(collective)
     where = ("emulated" if core.options.emulated else "cpu") if device is None else device
     if not is_whole(nbytes) or nbytes < 0:
-        raise ArgumentError(f"explain: nbytes={nbytes!r} is no number of bytes", code="GC-SIZE")
+        raise ArgumentError(f"explain: nbytes={nbytes!r} is not a number of bytes", code="GC-SIZE")
     if where not in DEVICES:
-        raise ArgumentError(f"explain: device {device!r} is none of {', '.join(DEVICES)}", code="GC-DEVICE")
+        raise ArgumentError(f"explain: device {device!r} is not one of {', '.join(DEVICES)}", code="GC-DEVICE")
     nbytes = int(nbytes)  # JSON has no NumPy integers
     op, kind = op_of("sum") if row.reduces else None, row_of(dtype)
     order: Order = "any"

@@ -62,7 +62,7 @@ def able(backend: Backend, request: CallRequest, allowed: str | None) -> tuple[s
     reasons = [one.serves(request) for one in asked]
     served = tuple(dict.fromkeys(one.name for one, reason in zip(asked, reasons, strict=True) if reason is None))
     if not served:
-        raise ArgumentError(f"{name}: executor {asked[-1].name} cannot serve: {reasons[-1]}", code="GC-ALGO")
+        raise ArgumentError(f"{name}: executor {asked[-1].name} cannot run this call: {reasons[-1]}", code="GC-ALGO")
     # Only a choice by the library leaves executors out: the user may still name them.
     excluded = set[str]()
     if allowed is None and request.device == "emulated" and algorithm == "auto" and len(served) > 1:
@@ -95,7 +95,7 @@ def compile_request(backend: Backend, request: CallRequest, tuner: Tuner, place:
     plan = None if choice.algorithm == NATIVE else make_plan(request, choice, place)
     call = chosen.compile(replace(request, algorithm=choice.algorithm, plan=plan))
     if isinstance(call, Refusal):
-        raise ArgumentError(f"{request.collective}: executor {choice.executor} cannot serve: {call.reason}",
+        raise ArgumentError(f"{request.collective}: executor {choice.executor} cannot run this call: {call.reason}",
                             code="GC-ALGO")
     return backend.observed(call)
 

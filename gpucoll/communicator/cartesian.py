@@ -52,7 +52,7 @@ class Cartesian(Communicator):
             raise ArgumentError(f"rank_of: {coords!r} are not {len(self.dims)} coordinates", code="GC-CART")
         rank = self._at(coords)
         if rank is PROC_NULL:
-            raise ArgumentError(f"rank_of: {tuple(coords)} is outside of the grid {self.dims}", code="GC-CART")
+            raise ArgumentError(f"rank_of: {tuple(coords)} is outside the grid {self.dims}", code="GC-CART")
         return rank
 
     def shift(self, direction: int, displacement: int = 1) -> tuple[int, int]:

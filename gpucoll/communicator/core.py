@@ -346,8 +346,8 @@ class Core:
 
     def check_apart(self, name: str) -> None:
         if self.group is not None:
-            raise UsageError(f"{name}: the second step needs the result of the first step, and a group has results "
-                             "at its end only; make this call outside of the group", code="GC-GROUP")
+            raise UsageError(f"{name}: the second step needs the result of the first step, but a group has results "
+                             "only at its end; make this call outside the group", code="GC-GROUP")
 
     def host_executor(self) -> str | None:
         """Return the executor for calls without user arrays: the one asked for if it serves the host, else None."""

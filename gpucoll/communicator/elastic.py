@@ -128,9 +128,9 @@ def _shrunk_by_mpi(comm: Communicator) -> Link | None:
         raise
     except Exception as error:  # of MPI, or an mpi4py without these calls
         if comm._core.link.members is None or comm.executor == "native":
-            raise UsageError("shrink: this MPI does not go on after a process has failed, and ranks of several "
-                             "hosts, or with executor='native', need MPI; Open MPI goes on under mpiexec "
-                             f"--with-ft ulfm, and ranks started with a store do ({error!r})",
+            raise UsageError("shrink: this MPI does not survive a failed process, and ranks on several "
+                             "hosts, or with executor='native', need MPI; use Open MPI under mpiexec "
+                             f"--with-ft ulfm, or start the ranks with a store ({error!r})",
                              code="GC-SHRINK") from error
         return None
     _give_up(comm)
@@ -153,14 +153,14 @@ def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call
     core, link, mine = comm._core, comm._core.link, None
     core.life.check_usable()
     if link.members is None or comm.executor == "native":
-        raise UsageError(f"{call}: newcomers come to ranks that are processes of one node, or were started with a "
+        raise UsageError(f"{call}: newcomers need ranks that are processes of one node, or were started with a "
                          "store; these ranks are threads, or need MPI", code="GC-GROW")
     patience = 0.0
     try:
         patience = bootstrap.seconds_of(timeout)
         if not is_whole(size) or size < comm.size:
-            raise ArgumentError(f"{call}: size={size!r} is no number of ranks from {comm.size} on; shrink() is for "
-                                "fewer", code="GC-GROW")
+            raise ArgumentError(f"{call}: size={size!r} is not a number of ranks of at least {comm.size}; use "
+                                "shrink() for fewer", code="GC-GROW")
     except ArgumentError as error:
         mine = error
     facts: Any = {"error": str(mine)} if mine else {

@@ -128,7 +128,7 @@ class Gpu:
         except GpucollError as error:
             return error
         return None if has_ended else CollectiveTimeout(
-            "a call on the GPU has not ended, and the result is incomplete; does every rank make the same calls? "
+            "a call on the GPU has not ended, and the result is incomplete; do all ranks make the same calls? "
             "timeout= sets the deadline")
 
     def close(self, *, failed: bool) -> None:
@@ -249,7 +249,7 @@ class DeviceSpace(Space):
         elsewhere = self.gpu.device.owns(array)
         if elsewhere is not None:
             raise ArgumentError(f"{name}: {what} is {elsewhere}, not on the device of this call; all arrays of a "
-                                "call live on comm.device, or all on the host", code="GC-DEVICE")
+                                "call must be on comm.device, or all on the host", code="GC-DEVICE")
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
         return self.gpu.device.empty(shape, dtype, self.stream)
@@ -364,8 +364,8 @@ def _same_ordinal(link: Link, ordinal: int) -> Operation:
     place = link.place
     ordinals = [row[0] for row in (yield from exchange(link.wire, place.rank, range(place.size), [ordinal]))]
     if len(set(ordinals)) > 1:
-        raise UsageError(f"threads are on GPUs {', '.join(map(str, ordinals))}, and reach each other's memory on a "
-                         "single GPU only; in each thread call cupy.cuda.Device(n).use(), or use mpiexec",
+        raise UsageError(f"threads are on GPUs {', '.join(map(str, ordinals))}, but can access each other's memory "
+                         "only on a single GPU; in each thread call cupy.cuda.Device(n).use(), or use mpiexec",
                          code="GC-DEVICE")
 
 

@@ -128,8 +128,8 @@ class Lifecycle:
         if self.closed:
             raise ClosedError("this communicator was closed; gpucoll.init() makes a new communicator")
         if self.link.has_ended():
-            raise ClosedError("MPI has been finalized, and no call is possible any more; let MPI end with the process, "
-                              "or close communicators before")
+            raise ClosedError("MPI has been finalized, so no call is possible; do not finalize MPI before the end of "
+                              "the process, or close communicators first")
         self.waits.check()
 
     def _awaited(self) -> set[int] | None:

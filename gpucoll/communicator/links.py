@@ -176,7 +176,7 @@ class MpiLink(Link):
 
     def __init__(self, mpi: Any, timeout: float, table: Table | None = None) -> None:
         if not hasattr(mpi, "Is_inter") or not mpi or mpi.Is_inter():
-            raise ArgumentError(f"from_mpi: {mpi!r} is no mpi4py intracommunicator", code="GC-COMM")
+            raise ArgumentError(f"from_mpi: {mpi!r} is not an mpi4py intracommunicator", code="GC-COMM")
         from mpi4py import MPI
 
         self._timeout = timeout
@@ -235,7 +235,7 @@ def _made(make: Callable[[], T]) -> T:
     try:
         return make()
     except MPI.Exception as error:
-        raise BackendError(f"MPI makes no further communicator: {error}; close() unused communicators: MPI "
+        raise BackendError(f"MPI cannot make another communicator: {error}; close() unused communicators, because MPI "
                            "keeps the resources of communicators dropped without close()", code="GC-COMM") from error
 
 

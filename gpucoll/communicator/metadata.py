@@ -124,7 +124,7 @@ def _read(row: Array, name: str) -> Metadata:
         return _parsed(row.tobytes())
     # With check="off" calls are not compared, and this rank may receive an array of another call.
     except ValueError as error:
-        raise MismatchError(f"{name}: what came from another rank is no message of this call; the ranks are in "
+        raise MismatchError(f"{name}: the data from another rank is not a message of this call; the ranks are in "
                             'different calls, and the default check= names them') from error
 
 
@@ -132,7 +132,7 @@ def _read(row: Array, name: str) -> Metadata:
 def _parsed(row: bytes) -> Metadata:
     found = json.loads(row.rstrip(b"\0"))
     if not isinstance(found, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     return found
 
 

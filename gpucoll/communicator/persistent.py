@@ -82,7 +82,7 @@ def _planned(comm: Communicator, row: Collective, x: Any, out: Any, *, op: Any =
     try:
         plan = core.engine_plan(ready.call)
     except OSError as error:
-        raise BackendError(f"plan: the system gives this rank no memory: {error}", code="GC-MEMORY") from error
+        raise BackendError(f"plan: the system refuses memory to this rank: {error}", code="GC-MEMORY") from error
     known = known_call(x, call.result, ready, core.seconds_of(ready.call))
     if known is None or (row.name == "exscan" and plan is None):
         more = {"root": root} if row.rooted else {}

@@ -216,8 +216,8 @@ class PointToPoint:
             return []
         space = messages[0].space
         if any(one.space.device != space.device for one in messages):
-            raise ArgumentError("messages between GPU arrays and between arrays on the host do not go together; pass "
-                                "GPU arrays in a call of their own", code="GC-DEVICE")
+            raise ArgumentError("one call cannot have messages of GPU arrays and of host arrays; pass "
+                                "GPU arrays in a separate call", code="GC-DEVICE")
         if not isinstance(space, DeviceSpace):
             return [self._core.waits.start(Work(self._core.waits, self._host_operation(one), one.name, one.result))
                     for one in messages]
@@ -321,7 +321,7 @@ def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
         if not -1 << 31 <= value < 1 << 31:
             return ArgumentError(f"split: {what} {value} has more than 31 bits", code="GC-SPLIT")
     if color is not None and color < 0:
-        return ArgumentError(f"split: color {color} is negative; pass None on ranks outside of all new communicators",
+        return ArgumentError(f"split: color {color} is negative; pass None on ranks without a new communicator",
                              code="GC-SPLIT")
     return None
 

@@ -69,7 +69,7 @@ class SymmetricHeaps:
             slab = heap.grow(shape, dtype)
             facts = {"slab": shared.export(slab) if shared is not None else slab.key}
         except (OSError, ValueError, OverflowError) as reason:
-            error = BackendError(f"{name}: the system gives this rank no memory for {shape} {dtype}: {reason}",
+            error = BackendError(f"{name}: the system refuses to give this rank memory for {shape} {dtype}: {reason}",
                                  code="GC-MEMORY")
         try:
             everyone = self._core.metadata.all_gather(facts, name, error)
@@ -93,7 +93,7 @@ class SymmetricHeaps:
         try:
             self._core.host.reach(slab, keys)
         except (BackendError, OSError, ValueError) as error:
-            failure = BackendError(f"{name}: another rank's memory is out of reach: {error}", code="GC-MEMORY")
+            failure = BackendError(f"{name}: another rank's memory cannot be accessed: {error}", code="GC-MEMORY")
         try:
             self._core.metadata.all_gather({}, name, failure)
         except GpucollError as error:
@@ -152,15 +152,15 @@ def _check_cupy(name: str, wanted: Metadata) -> None:
         try:
             cupy.ndarray((0,), numpy_dtype(wanted["dtype"]))
         except (TypeError, ValueError) as error:
-            raise DtypeError(f"{name}: CuPy has no {wanted['dtype']}; take an unsigned integer as wide, and pass "
-                             "dtype= to the reductions", code="GC-DTYPE") from error
+            raise DtypeError(f"{name}: CuPy has no {wanted['dtype']}; use an unsigned integer of the same width, and "
+                             "pass dtype= to the reductions", code="GC-DTYPE") from error
 
 
 def _lengths(name: str, shape: Any) -> list[int]:
     try:
         lengths = [operator.index(shape)] if hasattr(shape, "__index__") else [operator.index(one) for one in shape]
     except TypeError:
-        raise ArgumentError(f"{name}: {shape!r} is no shape", code="GC-SHAPE") from None
+        raise ArgumentError(f"{name}: {shape!r} is not a shape", code="GC-SHAPE") from None
     if any(length < 0 for length in lengths):
         raise ArgumentError(f"{name}: shape {shape!r} has a negative length", code="GC-SHAPE")
     return lengths

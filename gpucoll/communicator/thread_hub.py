@@ -47,7 +47,7 @@ class ThreadHub:
                 elif time.monotonic() > deadline:
                     self._survivors.discard(rank)
                     raise CollectiveTimeout(f"shrink: waited {timeout:g} s for ranks {listed(sorted(late))}, which "
-                                            "live and do not come", ranks=tuple(sorted(late)))
+                                            "are alive but do not join", ranks=tuple(sorted(late)))
                 else:
                     self._changed.wait(WAIT)
             self._changed.notify_all()

@@ -34,7 +34,7 @@ class Windows:
         if os.environ.get("GPUCOLL_NCCL_WINDOWS") != "1":
             return None
         if version() < WINDOWS_SINCE:
-            raise BackendError(f"GPUCOLL_NCCL_WINDOWS=1: NCCL {version()} has no windows, {WINDOWS_SINCE} has",
+            raise BackendError(f"GPUCOLL_NCCL_WINDOWS=1: NCCL {version()} has no windows; windows need {WINDOWS_SINCE}",
                                code="GC-NCCL")
         return cls(device, nccl)
 

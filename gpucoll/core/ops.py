@@ -122,13 +122,13 @@ def premul_sum(factor: Any) -> Op:
     """Return the op adding up every rank's input times `factor`: a number, for integer dtypes an integer.
 
     Each rank gives a factor of its own, as with NCCL's ``ncclRedOpCreatePreMulSum``. Raises ArgumentError where
-    `factor` is no number.
+    `factor` is not a number.
 
     >>> premul_sum(0.5).factor
     0.5
     """
     if isinstance(factor, bool) or not isinstance(factor, Number):
-        raise ArgumentError(f"premul_sum: the factor {factor!r} is no number", code="GC-OP")
+        raise ArgumentError(f"premul_sum: the factor {factor!r} is not a number", code="GC-OP")
     return OPS["sum"]._replace(name="premul_sum", nccl="premul", kinds=_ALL[1:], factor=factor)
 
 
@@ -145,9 +145,9 @@ def elementwise_op(expression: str, identity: Any = 0) -> Op:
     try:
         tree = parsing.tree_of(expression.strip())
     except (SyntaxError, AttributeError, ValueError) as error:
-        raise ArgumentError(f"elementwise_op: {expression!r} is no expression: {error}", code="GC-OP") from None
+        raise ArgumentError(f"elementwise_op: {expression!r} is not an expression: {error}", code="GC-OP") from None
     if not isinstance(identity, Number):
-        raise ArgumentError(f"elementwise_op: the identity {identity!r} is no number", code="GC-OP")
+        raise ArgumentError(f"elementwise_op: the identity {identity!r} is not a number", code="GC-OP")
     try:
         cuda = _cuda(expression, tree.body)
     except ArgumentError:
@@ -178,7 +178,7 @@ def _cuda(expression: str, node: ast.AST) -> str:
             return _constant(number)
         case _:
             part = ast.get_source_segment(expression.strip(), node) if isinstance(node, ast.expr) else node
-            raise ArgumentError(f"elementwise_op: {part!r} in {expression!r} does not mean the same in NumPy and C++",
+            raise ArgumentError(f"elementwise_op: {part!r} in {expression!r} has different meanings in NumPy and C++",
                                 code="GC-OP")
     texts = [_cuda(expression, part) for part in parts]
     if all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):

@@ -45,7 +45,7 @@ class Workers:
         self._timeout = bootstrap.options(options).timeout  # checked here, before any worker is asked
         self._key = secrets.token_hex(8)
         if not self._addresses:
-            raise ArgumentError("Workers: the cluster has no workers; start some before", code="GC-DASK")
+            raise ArgumentError("Workers: the cluster has no workers; start some first", code="GC-DASK")
 
     @property
     def size(self) -> int:
@@ -112,20 +112,20 @@ class Workers:
         gone = tuple(rank for rank, address in enumerate(self._addresses) if address not in there)
         if gone:
             self._client.cancel(list(futures), force=True)
-            raise RankFailedError(f"the workers of ranks {', '.join(map(str, gone))} are gone; leave the block and "
+            raise RankFailedError(f"the workers of ranks {', '.join(map(str, gone))} have ended; leave the block and "
                                   "make new Workers", ranks=gone)
         if is_late:
             late = tuple(rank for rank, one in enumerate(futures) if one.status == "pending")
             self._client.cancel(list(futures), force=True)
             raise CollectiveTimeout(f"Workers: waited {self._timeout:g} s for the workers of ranks "
-                                    f"{', '.join(map(str, late))}; has each worker a free thread?", ranks=late)
+                                    f"{', '.join(map(str, late))}; does each worker have a free thread?", ranks=late)
 
 
 def _begin(key: str, place: StorePlace, options: dict[str, Any]) -> None:
     """Make the communicator of this worker."""
     if any(not comm.closed for comm in _comms.values()):
-        raise BackendError("Workers: this worker's process has a communicator of other Workers; leave that block "
-                           "first, and give each worker a process of its own", code="GC-DASK")
+        raise BackendError("Workers: this worker's process has a communicator of other Workers; leave their block "
+                           "first, and give each worker its own process", code="GC-DASK")
     _comms.clear()
     _comms[key] = new_world(bootstrap.options(options), place)
 
@@ -134,7 +134,7 @@ def _call(key: str, f: Callable[..., T], args: Sequence[Any]) -> T:
     """Call `f` with this worker's communicator; an error ends the waits of the other ranks."""
     comm = _comms.get(key)
     if comm is None:
-        raise BackendError("Workers: this worker's process was started anew; leave the block and make new Workers",
+        raise BackendError("Workers: this worker's process was restarted; leave the block and make new Workers",
                            code="GC-DASK")
     try:
         return f(comm, *args)

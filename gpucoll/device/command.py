@@ -107,7 +107,7 @@ def compile_all(tasks: Sequence[CompileJob], jobs: int, library: str = "") -> It
     try:
         yield from pool.map(compile_one, tasks)
     except concurrent.futures.BrokenExecutor as error:
-        raise BackendError(f"a compiling process has died, perhaps for want of memory; try a smaller -j: {error}",
+        raise BackendError(f"a compiling process has died, perhaps for lack of memory; try a smaller -j: {error}",
                            code="GC-COMPILE") from error
     finally:
         pool.shutdown(cancel_futures=True)

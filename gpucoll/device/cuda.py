@@ -79,15 +79,16 @@ class CudaDevice(Device):
     def _check_own(self, stream: Any) -> None:
         # Helper threads of gpucoll enqueue, too, and would use their own streams under the same handle.
         if stream.ptr == PER_THREAD:
-            raise UsageError("the per-thread default stream is another stream in each thread, and gpucoll's threads "
-                             "enqueue as well; pass stream=cupy.cuda.Stream(non_blocking=True), or make it current",
+            raise UsageError("the per-thread default stream is a different stream in each thread, and gpucoll's "
+                             "threads also enqueue; pass stream=cupy.cuda.Stream(non_blocking=True), or make it "
+                             "current",
                              code="GC-STREAM")
         # CUDA refuses any use of the null stream during a capture of a blocking stream: give a clear error early.
         try:
             with self.current:
                 stream.is_capturing()
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise UsageError("no call can use the null stream while a blocking stream is being captured, since "
+            raise UsageError("no call can use the null stream while a blocking stream is being captured, because "
                              f"the call would wait for the capture; capture on Stream(non_blocking=True) ({error})",
                              code="GC-STREAM") from error
 
@@ -257,7 +258,8 @@ class CudaEvent(cupy.cuda.Event):
     def done(self) -> bool:
         code = cupy.cuda.runtime.eventQuery(self.ptr)
         if code == CAPTURED:
-            raise UsageError("a call in a CUDA graph ends with a launch of the graph: query the stream of the launch",
+            raise UsageError("a call in a CUDA graph ends when a launch of the graph ends: query the stream of the "
+                             "launch",
                              code="GC-CAPTURED")
         # Any other code is an error of the GPU, and the event will never complete.
         if code not in (0, NOT_READY):

@@ -59,7 +59,7 @@ class EmulatedDevice(Device):
             return self._main
         if isinstance(given, EmulatedStream):
             return given
-        raise ArgumentError(f"stream {given!r} is no stream", code="GC-STREAM")
+        raise ArgumentError(f"stream {given!r} is not a stream", code="GC-STREAM")
 
     def new_stream(self) -> EmulatedStream:
         self._streams.append(EmulatedStream(self))

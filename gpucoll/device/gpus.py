@@ -37,7 +37,7 @@ def device_of(index: int | None, ordinal: int | None = None) -> int | None:
     """
     count = gpu_count()
     if ordinal is not None and ordinal >= count:
-        raise ArgumentError(f"device {ordinal} was asked for, and this process has {count} GPUs; the first is 0, and "
+        raise ArgumentError(f"device {ordinal} was requested, but this process has {count} GPUs, numbered from 0; "
                             "CUDA_VISIBLE_DEVICES names the GPUs of a process", code="GC-DEVICE")
     if not count or ordinal is not None:
         return ordinal
@@ -96,7 +96,7 @@ def check_gpus(everyone: Sequence[tuple[str, ClaimedGpu | None]], *, share: bool
     """
     without = tuple(rank for rank, (_, gpu) in enumerate(everyone) if gpu is None)
     if without:
-        raise BackendError(f"ranks {listed(without)} have no CUDA device; CuPy and a driver are needed on each",
+        raise BackendError(f"ranks {listed(without)} have no CUDA device; every rank needs CuPy and a driver",
                            code="GC-NO-GPU", ranks=without)
     owners: dict[tuple[str, str], list[int]] = {}
     in_parts: dict[tuple[str, str], list[int]] = {}

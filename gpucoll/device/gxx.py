@@ -53,7 +53,7 @@ def _compiler() -> tuple[str, ...]:
     try:
         return tuple(shlex.split(os.environ.get("CXX", ""))) or ("g++",)
     except ValueError as error:
-        raise BackendError(f"CXX={os.environ['CXX']!r} is no command: {error}") from None
+        raise BackendError(f"CXX={os.environ['CXX']!r} is not a command: {error}") from None
 
 
 def _run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:

@@ -248,7 +248,7 @@ class _Group:
         except MismatchError as error:
             if self._transport.buffered:
                 raise
-            raise BackendError(f"ranks {error.ranks} are in another call, or pass arrays of another length: {error}",
+            raise BackendError(f"ranks {error.ranks} are in another call, or pass arrays of other lengths: {error}",
                                code="GC-SHAPE", ranks=error.ranks) from error
 
     def cancel(self) -> None:

@@ -290,7 +290,8 @@ def shares() -> bool:
     if os.environ.get(SHARE) != "1":
         return False
     if version() < SPLIT_SINCE:
-        raise BackendError(f"{SHARE}=1: NCCL {version()} has no ncclCommSplit, {SPLIT_SINCE} has", code="GC-NCCL")
+        raise BackendError(f"{SHARE}=1: NCCL {version()} has no ncclCommSplit, which needs "
+                           f"{SPLIT_SINCE}", code="GC-NCCL")
     return True
 
 

@@ -177,7 +177,7 @@ def check_way(place: Path) -> None:
     for folder in place.parent.resolve().joinpath(place.name).parents:
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(f"{folder} is no folder")
+            raise NotADirectoryError(f"{folder} is not a folder")
         # In a sticky folder such as /tmp only the owner of an entry may rename or delete the entry.
         others = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
         if others or status.st_uid not in (0, os.geteuid()):
@@ -191,7 +191,7 @@ def read_trusted(place: Path) -> bytes:
         # Check the open file, not the path: the path may name another file by now.
         status = os.fstat(file.fileno())
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-            raise PermissionError(f"others than this user may write to {place}")
+            raise PermissionError(f"other users may write to {place}")
         return file.read()
 
 

@@ -269,7 +269,7 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
     came = pg.communicator.broadcast_object(given, root)
     if pg.rank() != root:
         if len(shapes.check_list(name, "object_list", object_list, len(came))) != len(came):
-            raise ArgumentError(f"{name}: object_list has {len(object_list)} objects, the list of rank {src} "
+            raise ArgumentError(f"{name}: object_list has {len(object_list)} objects, but the list of rank {src} has "
                                 f"{len(came)}", code="GC-COUNTS")
         object_list[:] = came
 

@@ -42,8 +42,8 @@ class ProcessGroup:
         """
         if group_rank is not None:
             if rank not in (None, 0):  # 0 is the default of `src` and `dst`
-                raise ArgumentError(f"{name}: {what}={rank!r} and group_{what}={group_rank!r} were both given; pass "
-                                    "one", code="GC-ROOT")
+                raise ArgumentError(f"{name}: {what}={rank!r} and group_{what}={group_rank!r} were both passed; pass "
+                                    "only one", code="GC-ROOT")
             if not is_whole(group_rank) or not 0 <= group_rank < self.size():
                 raise ArgumentError(f"{name}: group_{what} {group_rank!r} is not in 0..{self.size() - 1}",
                                     code="GC-ROOT")

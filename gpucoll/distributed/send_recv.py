@@ -41,7 +41,7 @@ def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
 def _receive(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src: int | None) -> _Receive:
     if src is None and group_src is None:
         if isinstance(internal.link_of(pg.communicator), LocalLink):
-            raise UsageError("recv: between threads a source must be named", code="GC-USAGE")
+            raise UsageError("recv: between threads pass a source", code="GC-USAGE")
         if pg.communicator.options.emulated or on_gpu(tensor):
             raise UsageError(f"recv: {NO_WILDCARD}", code="GC-WILDCARD")
         return _Receive(pg, tensor, None, None, tag)

@@ -28,7 +28,7 @@ def output_view(name: str, what: str, x: Any, dtype: numpy.dtype) -> Array:
     """Return a writable array of dtype `dtype` on the memory of `x`; raise ArgumentError or DtypeError."""
     array = view(name, what, x)
     if array.dtype != dtype:
-        raise DtypeError(f"{name}: {what} has dtype {array.dtype}, but the data are {dtype}")
+        raise DtypeError(f"{name}: {what} has dtype {array.dtype}, but the data has {dtype}")
     check_writable(name, what, array)
     return array
 
@@ -46,7 +46,7 @@ def check_list(name: str, what: str, values: Any, least: int) -> list[Any]:
     """Return `values`, a list of at least `least` objects; raise ArgumentError for other values."""
     if not isinstance(values, list) or len(values) < least:
         given = f"has {len(values)}" if isinstance(values, list) else f"is a {type(values).__name__}"
-        raise ArgumentError(f"{name}: {what} must be a list with room for {least} objects, but {given}",
+        raise ArgumentError(f"{name}: {what} must be a list of at least {least} objects, but {given}",
                             code="GC-COUNTS")
     return values
 
@@ -54,7 +54,7 @@ def check_list(name: str, what: str, values: Any, least: int) -> list[Any]:
 def check_absent(name: str, what: str, root: str, given: Any) -> None:
     """Raise ArgumentError for a list passed on a rank other than the root; None and empty lists are accepted."""
     if given is not None and not (isinstance(given, list | tuple) and not given):
-        raise ArgumentError(f"{name}: {what} was given on another rank than {root}; pass {what} on rank {root} only",
+        raise ArgumentError(f"{name}: {what} was passed on another rank than {root}; pass {what} on rank {root} only",
                             code="GC-ROOT")
 
 

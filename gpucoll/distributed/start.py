@@ -41,12 +41,12 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
     the launcher's.
     """
     if groups:
-        raise UsageError("init_process_group was called before; destroy_process_group() comes first", code="GC-INIT")
+        raise UsageError("init_process_group was called before; call destroy_process_group() first", code="GC-INIT")
     check_backend("init_process_group", backend)
     if init_method is not None and (not isinstance(init_method, str) or "://" not in init_method
                                     or init_method.partition("://")[0] not in METHODS):
         raise ArgumentError(f"init_process_group: init_method {init_method!r} does not begin with env://, tcp:// or "
-                            "file://; None is enough, since MPI knows all ranks", code="GC-INIT")
+                            "file://; None is sufficient, because MPI knows all ranks", code="GC-INIT")
     seconds = seconds_of("init_process_group", timeout)
     wanted = bootstrap.options({"timeout": seconds})
     job = bootstrap.job(wanted.timeout)
@@ -97,7 +97,7 @@ def _check_place(rank: int, size: int, given: Mapping[str, Any], where: str) -> 
     for what, own in (("rank", rank), ("world_size", size)):
         if str(given[what]) not in ("-1", str(own)):
             raise UsageError(f"init_process_group: {where} says {what} {given[what]!r}, MPI says {own}; launch with "
-                             f"mpiexec or `gpucoll run`, and let {where} say nothing", code="GC-INIT")
+                             f"mpiexec or `gpucoll run`, without {where}", code="GC-INIT")
 
 
 def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: str | None = None,
@@ -113,8 +113,8 @@ def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: 
     check_backend("new_group", backend)
     seconds = seconds_of("new_group", timeout)
     if use_local_synchronization:
-        raise ArgumentError("new_group: every rank of the world takes part; use_local_synchronization=True is not to "
-                            "be had over MPI", code="GC-GROUP")
+        raise ArgumentError("new_group: every rank of the world must take part; use_local_synchronization=True is not "
+                            "possible over MPI", code="GC-GROUP")
     members = _check_ranks(ranks, world.size(), sort_ranks)
     _check_agreed(world, members)
     here = world.rank() in members
@@ -149,8 +149,8 @@ def _check_agreed(world: ProcessGroup, members: list[int]) -> None:
     mark = zlib.crc32(repr(members).encode())
     least, most = -world.communicator.all_reduce(numpy.array([-mark, mark]), op="max") * [1, -1]
     if least != most:
-        raise MismatchError(f"new_group: this rank passed ranks {members}, another rank passed others; every rank of "
-                            "the world must pass the same ranks", code="GC-GROUP")
+        raise MismatchError(f"new_group: this rank passed ranks {members}, but another rank passed other ranks; every "
+                            "rank of the world must pass the same ranks", code="GC-GROUP")
 
 
 def destroy_process_group(group: Any = None) -> None:
@@ -163,7 +163,8 @@ def destroy_process_group(group: Any = None) -> None:
     if group is GroupMember.NON_GROUP_MEMBER:
         return
     if group is not None and group not in groups:
-        raise ArgumentError(f"destroy_process_group: {group!r} is no group of this process, or was destroyed before",
+        raise ArgumentError(f"destroy_process_group: {group!r} is not a group of this process, or was already "
+                            "destroyed",
                             code="GC-GROUP")
     ending = groups if group is None or group is world else [group]
     # The exit stack closes every group even if closing one group raises. Closing is a collective call, so all ranks

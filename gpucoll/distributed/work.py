@@ -59,7 +59,7 @@ class DistributedWork:
         """
         if timeout or self._work is None:
             if not becomes(self.is_completed, timeout.total_seconds() if timeout else math.inf, POLL_INTERVAL):
-                raise CollectiveTimeout(f"wait: not completed within {timeout}; the call goes on")
+                raise CollectiveTimeout(f"wait: not completed within {timeout}; the call continues")
         else:
             try:
                 self._work.wait()

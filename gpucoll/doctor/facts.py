@@ -107,7 +107,7 @@ def family(version: str | None) -> str | None:
 def _mpiexec() -> str:
     path = find_mpiexec()
     if path is None:
-        raise LookupError("no mpiexec beside this Python or on the PATH; pip install 'gpucoll[mpich]'")
+        raise LookupError("no mpiexec next to this Python or on the PATH; pip install 'gpucoll[mpich]'")
     text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
     number = re.search(r"\d+(\.\d+)+", text)
     return f"{family(text) or 'unknown'}'s, {number.group() if number else 'of unknown version'}"

@@ -129,7 +129,7 @@ def _bounce(mpi: Any, pair: Pair, nbytes: int, repeats: int, timeout: float) -> 
         for sends in (first, not first):
             if not becomes((mpi.Isend if sends else mpi.Irecv)(buffer, peer, 1).Test, timeout, interval=0.0):
                 raise CollectiveTimeout(
-                    f"link test: rank {mpi.rank} has heard nothing from rank {peer} for {timeout:g} s")
+                    f"link test: rank {mpi.rank} received nothing from rank {peer} for {timeout:g} s")
         ways.append((time.perf_counter() - started) / 2)
     return ways[1:]
 

@@ -108,7 +108,7 @@ def read(path: Path) -> Story:
     try:
         content = path.read_bytes()
         if not content.startswith(MAGIC) or len(content) != HEAD + CALLS * RECORD.itemsize:
-            raise ValueError("it is no flight recorder's file")
+            raise ValueError("it is not a file of the flight recorder")
         facts = _kind(json.loads(content[FACTS:HEAD].partition(b"\0")[0]), dict)
         records = numpy.frombuffer(content, RECORD, offset=HEAD)
         chosen = {name: _kind(facts.get(name), kind) for name, kind in
@@ -125,7 +125,7 @@ def read(path: Path) -> Story:
 def _kind(value: Any, kind: type) -> Any:
     # `type` and not `isinstance`: true is no rank. Larger integers would overflow NumPy's and break the report.
     if type(value) is not kind or (isinstance(value, int) and value.bit_length() > 63):
-        raise ValueError("its head is damaged")
+        raise ValueError("its header is damaged")
     return value
 
 

@@ -152,8 +152,8 @@ class DataCheck:
             of = f"rank{'s' * (len(found.sources) > 1)} {listed(found.sources)}"
             lines.append(f"{what}, made of the input of {of}{way}")
         more = f" and {len(blocks) - SHOWN} more" if len(blocks) > SHOWN else ""
-        error = BackendError(f"{name}: data changed in the call: {'; '.join(lines)}{more}; the results are not to be "
-                             "used, and memory or a link of these ranks may be faulty", code="GC-DATA", ranks=ranks)
+        error = BackendError(f"{name}: data changed in the call: {'; '.join(lines)}{more}; do not use the "
+                             "results: memory or a link of these ranks may be faulty", code="GC-DATA", ranks=ranks)
         error.settled = True  # raised by all ranks in the same call
         return error
 

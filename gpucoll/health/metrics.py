@@ -87,7 +87,7 @@ def place_of(wanted: str) -> Path | int | None:
         return Path(place)
     if way == "port" and place.isdecimal() and 0 < int(place) < 1 << 16:
         return int(place)
-    raise ArgumentError(f"GPUCOLL_METRICS={wanted!r} is not of the kind file:F.prom, port:9400 or otel",
+    raise ArgumentError(f"GPUCOLL_METRICS={wanted!r} is not of the form file:F.prom, port:9400 or otel",
                         code="GC-METRICS")
 
 

@@ -214,7 +214,7 @@ class Fault(NamedTuple):
         fields = {"phase": "before"} | dict(part.partition(":")[::2] for part in text.split(","))
         numbers = [fields.get(name, "") for name in ("rank", "seq")]
         if fields.keys() != {"rank", "seq", "phase", "do"} or not all(map(str.isdecimal, numbers)):
-            raise ArgumentError(f"GPUCOLL_FAULT={text!r} is not of the kind rank:1,seq:3,phase:after_send,do:sigkill",
+            raise ArgumentError(f"GPUCOLL_FAULT={text!r} is not of the form rank:1,seq:3,phase:after_send,do:sigkill",
                                 code="GC-FAULT")
         for name, known in (("phase", PHASES), ("do", DEEDS)):
             if fields[name] not in known:

@@ -126,7 +126,7 @@ def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = 
     groups, damaged = stories(folder)
     if not groups:
         raise ArgumentError(f"{folder} has no file of the flight recorder{': ' if damaged else ''}"
-                            f"{'; '.join(damaged)}; GPUCOLL_DUMP_DIR names the folder for these files",
+                            f"{'; '.join(damaged)}; GPUCOLL_DUMP_DIR sets the folder for these files",
                             code="GC-DUMP")
     if trace is not None:
         trace.write_text(json.dumps(timeline(groups)))

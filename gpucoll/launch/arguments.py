@@ -51,5 +51,5 @@ def size_range(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1 or any(len(part) > 2 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of sizes such as 1..64 or 2,4,8")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes such as 1..64 or 2,4,8")
     return sizes

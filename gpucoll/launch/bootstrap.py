@@ -188,9 +188,9 @@ def job(timeout: float, given: StorePlace | None = None,
         process = started(environment)
         if process is None or process.size == 1:
             return StorePlace(0, 1, "")
-        raise UsageError(f"{process.launcher.name} started {process.size} ranks, which meet by MPI, but here is "
-                         f"none ({error}): pip install mpi4py 'gpucoll[mpich]', or without MPI set GPUCOLL_STORE, or "
-                         f"on one host gpucoll run --standalone -n {process.size}", code="GC-LAUNCHER") from None
+        raise UsageError(f"{process.launcher.name} started {process.size} ranks, which need MPI, but mpi4py cannot "
+                         f"load one ({error}): pip install mpi4py 'gpucoll[mpich]', or without MPI set GPUCOLL_STORE, "
+                         f"or on one host gpucoll run --standalone -n {process.size}", code="GC-LAUNCHER") from None
     return world()
 
 
@@ -204,8 +204,8 @@ def world() -> MPI.Intracomm:
         vendor = vendor_of(version)
         cure = f"srun {SRUN[vendor.family]}, or with " if vendor and process.launcher is SLURM else ""
         raise UsageError(f"{process.launcher.name} started {process.size} ranks, but mpi4py uses "
-                         f"{version.splitlines()[0].strip()}, and sees a single rank; launch with {cure}that library's "
-                         "own mpiexec, or install the launcher's MPI", code="GC-LAUNCHER")
+                         f"{version.splitlines()[0].strip()}, so each rank sees only itself; launch with {cure}that "
+                         "library's own mpiexec, or install the launcher's MPI", code="GC-LAUNCHER")
     return MPI.COMM_WORLD
 
 

@@ -58,25 +58,25 @@ def main(arguments: Sequence[str]) -> int:
 def parser() -> Parser:
     flags = Parser(PROGRAM, description="Launch a program on several ranks, with torchrun's variables.")
     flags.add_argument("-n", "--nproc-per-node", "--nproc_per_node", type=_count, default=1, metavar="N",
-                        help="ranks on each host (1): a number, gpu or cpu for as many as this host has, auto for gpu "
-                             "where it has one, else cpu")
-    flags.add_argument("--hosts", type=_hosts, default=(), metavar="a,b", help="where to run; without it, here")
-    flags.add_argument("--standalone", action="store_true", help="on this host without MPI")
+                        help="ranks on each host (1): a number; gpu or cpu: the number of this host's GPUs or "
+                             "processors; auto: gpu if there is a GPU, else cpu")
+    flags.add_argument("--hosts", type=_hosts, default=(), metavar="a,b", help="hosts (this host)")
+    flags.add_argument("--standalone", action="store_true", help="this host only, without MPI")
     flags.add_argument("--survive", action="store_true",
-                       help="without MPI: a rank that fails does not end the others, and the status is 0 if any rank "
-                            "ends well")
+                       help="without MPI: a failed rank does not end the others; the exit code is 0 if any rank "
+                            "exits with 0")
     flags.add_argument("--nnodes", type=_whole, metavar="N",
-                        help="on N hosts without MPI: start this command on each host, with the same -n")
-    flags.add_argument("--node-rank", "--node_rank", type=_whole, metavar="K", help="this host's number, from 0")
+                        help="N hosts without MPI: start this command on each host, with the same -n")
+    flags.add_argument("--node-rank", "--node_rank", type=_whole, metavar="K", help="number of this host, from 0")
     flags.add_argument("--rendezvous", type=_place, metavar="HOST:PORT",
-                        help="where ranks meet: an address of host 0, and a free port there")
+                        help="address and free port of host 0, where the ranks connect")
     outputs = flags.add_mutually_exclusive_group()
     outputs.add_argument("--tag-output", action="store_true", help="begin each line of output with its rank")
-    outputs.add_argument("--redirect", metavar="DIR", help="write what rank 0 prints to DIR/rank0.out and rank0.err, "
+    outputs.add_argument("--redirect", metavar="DIR", help="write the output of rank 0 to DIR/rank0.out and rank0.err, "
                                                           "and so on")
     flags.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
     flags.add_argument("script", help="the Python program")
-    flags.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
+    flags.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     return flags
 
 
@@ -119,7 +119,7 @@ def _count(text: str) -> int:
     """Return the number of ranks per host for a number, gpu, cpu or auto, as torchrun does; ArgumentTypeError else."""
     gpus = gpu_count() if text in ("gpu", "auto") else 0
     if text == "gpu" and not gpus:
-        raise argparse.ArgumentTypeError("'gpu' starts a rank for each GPU, and CuPy finds no GPU here")
+        raise argparse.ArgumentTypeError("'gpu' starts a rank for each GPU, but CuPy finds no GPU here")
     if text in ("gpu", "cpu", "auto"):
         return gpus or len(os.sched_getaffinity(0))
     if not text.isdecimal() or int(text) < 1:
@@ -146,7 +146,7 @@ def _place(text: str) -> tuple[str, int]:
 def _hosts(text: str) -> tuple[str, ...]:
     hosts = tuple(host.strip() for host in text.split(","))
     if not all(hosts) or len(set(hosts)) < len(hosts) or any(set(host) & set(" :") for host in hosts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of different host names such as a,b")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different host names such as a,b")
     return hosts
 
 

@@ -64,8 +64,9 @@ def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | Non
                          code="GC-LAUNCHER")
     host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
     if (token is None and not port) or (local not in ("", size) and not (host and port.isdecimal())):
-        raise UsageError(f"init: WORLD_SIZE announces {size} ranks, but MASTER_ADDR and MASTER_PORT name no place for "
-                         f"the ranks to meet; launch with mpiexec, torchrun, or gpucoll run --standalone -n {size}",
+        raise UsageError(f"init: WORLD_SIZE announces {size} ranks, but MASTER_ADDR and MASTER_PORT give no address "
+                         "for the store of rank 0; launch with mpiexec, torchrun, or gpucoll run --standalone -n "
+                         f"{size}",
                          code="GC-LAUNCHER")
     # torchrun restarts a job with the same port: its run and restart number keep the old and the new ranks apart.
     run = (environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))

@@ -162,8 +162,8 @@ def _follow(ranks: Membership, leader: int, deadline: float, timeout: float, cal
     try:
         found = ask(ranks.ports[leader], ranks.key, ranks.token, deadline + ANSWERS, ranks.rank)
     except CollectiveTimeout:
-        raise CollectiveTimeout(f"{call}: rank {leader} did not come within {deadline - time.monotonic():.0f} s of the "
-                                "deadline", ranks=(leader,)) from None
+        raise CollectiveTimeout(f"{call}: rank {leader} did not answer within {deadline - time.monotonic():.0f} s of "
+                                "the deadline", ranks=(leader,)) from None
     if found is not None and "left" in found.frame:
         found.connection.socket.close()
         return None
@@ -278,7 +278,7 @@ def survivors(ranks: Membership, ended: Callable[[], Collection[int]], timeout: 
     while awaited := roll.awaited():
         if time.monotonic() > deadline:
             raise _refuse(roll.come().values(), CollectiveTimeout(
-                f"shrink: waited {timeout:g} s for ranks {listed(sorted(awaited))}, which live and do not come",
+                f"shrink: waited {timeout:g} s for ranks {listed(sorted(awaited))}, which are alive but do not join",
                 ranks=tuple(sorted(awaited))))
         APPLICANTS.wait(LOOK)
     come = roll.come()

@@ -120,7 +120,8 @@ def row(spec: Any, blocks: int = 1) -> Array:
         whole = whole[_whole(start, len(whole)):]
     if count is None:
         if len(whole) % blocks:
-            raise ArgumentError(f"a buffer of {len(whole)} elements is not {blocks} blocks alike", code="GC-COUNTS")
+            raise ArgumentError(f"a buffer of {len(whole)} elements cannot be divided into {blocks} equal "
+                                "blocks", code="GC-COUNTS")
         return whole
     return whole[:_whole(count, len(whole), blocks) * blocks]
 
@@ -139,7 +140,8 @@ def parts(spec: Any, size: int) -> VectorBuffer:
         starts = [0, *itertools.accumulate(counts)][:size]
     starts = [rank * starts for rank in range(size)] if isinstance(starts, WHOLE) else [*starts]
     if len(counts) != size or len(starts) != size:
-        raise ArgumentError(f"{len(counts)} counts and {len(starts)} displacements are not {size}, one for each rank",
+        raise ArgumentError(f"{len(counts)} counts and {len(starts)} displacements are not {size} numbers, one for "
+                            "each rank",
                             code="GC-COUNTS")
     for count, start in zip(counts, starts, strict=True):
         _whole(count, len(whole) - _whole(start, len(whole)))
@@ -148,7 +150,8 @@ def parts(spec: Any, size: int) -> VectorBuffer:
 
 def _whole(count: Any, most: int, blocks: int = 1) -> int:
     if not isinstance(count, WHOLE) or not 0 <= count * blocks <= most:
-        raise ArgumentError(f"{count!r} is no count or displacement in a buffer of {most} elements", code="GC-COUNTS")
+        raise ArgumentError(f"{count!r} is not a valid count or displacement in a buffer of {most} "
+                            "elements", code="GC-COUNTS")
     return int(count)
 
 

@@ -49,7 +49,7 @@ def loaded(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
     chosen = [key for key in there if key[1] == name]
     if not chosen:
         names = sorted({name for _, name in there})
-        raise ArgumentError(f"{match['file']} registers no algorithm {name!r}, but "
+        raise ArgumentError(f"{match['file']} registers no algorithm {name!r}, only "
                             f"{', '.join(names) or 'none'}{nearest(name, names)}", code="GC-FILE")
     return chosen
 
@@ -72,7 +72,7 @@ def named(text: str, *collectives: str) -> str:
 def _named(path: str, collectives: Iterable[str]) -> str:
     there = loaded(path)
     if not {kind for kind, _ in there} & {*collectives}:
-        raise ArgumentError(f"{path} is of {there[0][0]}, and not of {' or '.join(collectives)}", code="GC-FILE")
+        raise ArgumentError(f"{path} is for {there[0][0]}, not for {' or '.join(collectives)}", code="GC-FILE")
     return there[0][1]
 
 
@@ -84,7 +84,7 @@ def _content(path: str) -> bytes:
         why = error.strerror if isinstance(error, OSError) else error
         raise ArgumentError(f"cannot read {path!r}: {why}", code="GC-FILE") from None
     if len(content) > MOST_BYTES:
-        raise ArgumentError(f"{path}: more than {MOST_BYTES >> 20} MiB are no algorithm", code="GC-FILE")
+        raise ArgumentError(f"{path}: more than {MOST_BYTES >> 20} MiB cannot be an algorithm", code="GC-FILE")
     return content
 
 

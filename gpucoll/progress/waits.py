@@ -138,8 +138,8 @@ class Progress:
         """
         if self._owner is None and not self.is_busy():
             return  # only the progress thread is at work, on operations in the order of submission
-        error = UsageError(f"{name}: another thread is in a call of this communicator; give each thread one of its "
-                           "own (split, from_mpi), or let one thread make all calls", code="GC-THREAD")
+        error = UsageError(f"{name}: another thread is in a call of this communicator; give each thread its "
+                           "own communicator (split, from_mpi), or make all calls in one thread", code="GC-THREAD")
         self.hooks.append(raising(error))  # ends the other thread's wait as well
         self.failure = self.failure or error
         raise error

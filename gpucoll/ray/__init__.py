@@ -64,7 +64,7 @@ def communicator(group_name: str = "default") -> Communicator:
     """
     group = get_group_handle(group_name)
     if not isinstance(group, Group):
-        raise UsageError(f"group {group_name!r} is of Ray's backend {group.backend()}, not of {NAME}", code="GC-RAY")
+        raise UsageError(f"group {group_name!r} has Ray's backend {group.backend()}, not {NAME}", code="GC-RAY")
     return group.communicator
 
 
@@ -163,8 +163,8 @@ def _announced(key: str, rank: int, size: int, timeout: float) -> StorePlace:
         return bool(found)
 
     if not becomes(is_open, timeout, POLL_INTERVAL):
-        raise CollectiveTimeout(f"waited {timeout:g} s for rank 0 of {size}; has every actor of the group called "
-                                "init_collective_group, with the same name?", ranks=(0,))
+        raise CollectiveTimeout(f"waited {timeout:g} s for rank 0 of {size}; did every actor of the group call "
+                                "init_collective_group with the same name?", ranks=(0,))
     return found[0]
 
 
@@ -181,4 +181,4 @@ def _check_shapes(name: str, tensors: list[Any], other: Any) -> None:
     shapes = [tuple(one.shape) for one in tensors]
     if {*shapes} != {tuple(other.shape)}:
         raise ArgumentError(f"{name}: the tensors of the list have shapes {shapes}, the tensor has shape "
-                            f"{tuple(other.shape)}; all must be alike", code="GC-SHAPE")
+                            f"{tuple(other.shape)}; all shapes must be equal", code="GC-SHAPE")

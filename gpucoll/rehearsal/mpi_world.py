@@ -186,7 +186,7 @@ def _by_gpucoll(name: str) -> Callable[..., Any]:
 
 def _left_out(name: str) -> Callable[..., Any]:
     def method(self: VirtualMpi, *given: Any, **named: Any) -> Any:
-        raise UsageError(f"{name}: precheck does not follow this method of mpi4py", code="GC-PRECHECK")
+        raise UsageError(f"{name}: precheck does not support this method of mpi4py", code="GC-PRECHECK")
 
     return method
 

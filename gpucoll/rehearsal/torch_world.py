@@ -128,7 +128,7 @@ class VirtualTorchGroup(TorchProcessGroup):
         return self._message(tensors, begin)
 
     def _enqueue(self, call: Callable[[], object], tensors: Any) -> NoReturn:
-        raise UsageError("a tensor of a call is on a GPU; precheck follows calls on host tensors, so let the program "
+        raise UsageError("a tensor of a call is on a GPU; precheck supports host tensors only, so let the program "
                          "use the CPU there", code="GC-PRECHECK")
 
 
@@ -165,8 +165,8 @@ class TorchWorld:
         """Return a communicator for collectives and one for messages; wait for all members."""
         number, call = self._turns.current.number, "new_group" if members else "init_process_group"
         if not members and (rank, size) != (number, self._size):
-            raise UsageError(f"{call}: rank {rank} of {size} is rank {number} of {self._size} here; precheck follows "
-                             "a default group of all ranks in their order, so pass RANK and WORLD_SIZE of the "
+            raise UsageError(f"{call}: rank {rank} of {size} is rank {number} of {self._size} here; precheck supports "
+                             "only a default group of all ranks in their order, so pass RANK and WORLD_SIZE of the "
                              "environment", code="GC-PRECHECK")
         members = members or (*range(self._size),)
         if (name, members) not in self._made:

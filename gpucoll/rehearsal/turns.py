@@ -164,7 +164,7 @@ class Turns:
         """Return the rank of this thread."""
         rank = self.current
         if rank.thread is not threading.current_thread():
-            raise UsageError(f"{call}: precheck follows the main thread of each rank only; this call is made by "
+            raise UsageError(f"{call}: precheck supports only the main thread of each rank; this call is made by "
                              "another thread", code="GC-PRECHECK")
         if self.is_over:
             rank.unwindings += 1

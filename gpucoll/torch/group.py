@@ -332,7 +332,7 @@ class TorchProcessGroup(Names):
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
         """Receive a tensor from the first rank to send; not for GPU tensors."""
         if tensors[0].is_cuda:
-            raise DistBackendError("recv: into a GPU tensor a source must be named")
+            raise DistBackendError("recv: pass a source to receive into a GPU tensor")
 
         def begin(array: Any) -> tuple[Any, int] | None:
             source = internal.sender_of(self._points, tag)

@@ -73,7 +73,7 @@ class Arrivals:
     def check(self, name: str) -> None:
         """Raise ArgumentError if the last gradient of a parameter was given before in this step."""
         if name not in self._missing[self._bucket_of[name]]:
-            raise ArgumentError(f"ready: the gradient of {name} has come before in this step; inside no_sync() "
+            raise ArgumentError(f"ready: the gradient of {name} was already passed in this step; inside no_sync() "
                                 "gradients add up", code="GC-NAME")
 
     def came(self, name: str) -> None:

@@ -51,7 +51,7 @@ def _agreed(comm: Communicator, call: str, folder: Any) -> Path:
     try:
         path = Path(folder)
     except TypeError:
-        path, error = Path(), ArgumentError(f"{call}: folder {folder!r} is no path", code="GC-CHECKPOINT")
+        path, error = Path(), ArgumentError(f"{call}: folder {folder!r} is not a path", code="GC-CHECKPOINT")
     internal.all_gather_metadata(comm, {}, call, error)
     return path
 
@@ -178,7 +178,7 @@ def _write_through(path: Path, content: bytes) -> None:
 class Checkpoint:
     """A checkpoint in a folder visible to all ranks. Opening a checkpoint is a collective call.
 
-    Raises ArgumentError if `folder` is no path, BackendError, naming the file, if this rank cannot read the file,
+    Raises ArgumentError if `folder` is not a path, BackendError, naming the file, if this rank cannot read the file,
     PeerError on other ranks, and MismatchError if ranks see different manifests.
     """
 
@@ -211,7 +211,7 @@ class Checkpoint:
                 missing -= held
             self._reading = MANIFEST
             if missing > 0:
-                raise ValueError("the files hold fewer elements than the parameters need")
+                raise ValueError("the files have fewer elements than the parameters")
 
         self._reading = MANIFEST
         self._together(read)

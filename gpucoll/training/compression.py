@@ -187,7 +187,7 @@ class PowerSGD(Compression):
         if not is_whole(rank) or rank < 1:
             raise ArgumentError(f"PowerSGD: rank {rank!r} is not a whole number above 0", code="GC-COMPRESSION")
         if dtype is not None and row_of(dtype).kind != "float":
-            raise ArgumentError(f"PowerSGD: {dtype} is no floating-point type", code="GC-COMPRESSION")
+            raise ArgumentError(f"PowerSGD: {dtype} is not a floating-point type", code="GC-COMPRESSION")
         self._rank, self._seed = rank, seed
         self._dtype = None if dtype is None else numpy_dtype(row_of(dtype).name)
         self.right: dict[str, Array] = {}  # the factors of m rows, equal on all ranks; part of a checkpoint
@@ -278,7 +278,7 @@ class Policy:
 
     def __init__(self, patterns: Mapping[str, Compression]) -> None:
         if not isinstance(patterns, Mapping) or not all(isinstance(one, str) for one in patterns):
-            raise ArgumentError(f"Policy: {patterns!r} maps no patterns of names to compressions",
+            raise ArgumentError(f"Policy: {patterns!r} does not map patterns of names to compressions",
                                 code="GC-COMPRESSION")
         for one in patterns.values():
             check_kind("Policy", one, Compression)
@@ -301,7 +301,7 @@ class Policy:
 
 def check_kind(call: str, compression: object, kinds: Any = Compression | Policy | None) -> None:
     if not isinstance(compression, kinds):
-        raise ArgumentError(f"{call}: {compression!r} is no compression; pass for example Cast(\"bfloat16\")",
+        raise ArgumentError(f"{call}: {compression!r} is not a compression; pass for example Cast(\"bfloat16\")",
                             code="GC-COMPRESSION")
 
 
@@ -310,8 +310,8 @@ def check_dtypes(call: str, parameters: Mapping[str, Like], compression: Compres
     for name, like in parameters.items():
         kind = row_of(like.dtype).kind
         if kind != "float" and not (kind == "complex" and isinstance(compression.of(name), Exact)):
-            raise DtypeError(f"{call}: {name} is {like.dtype}, and {compression.of(name)!r} forms no mean of it; "
-                             "take floating-point numbers, or complex numbers without compression")
+            raise DtypeError(f"{call}: {name} is {like.dtype}, and {compression.of(name)!r} cannot form its mean; "
+                             "use floating-point numbers, or complex numbers without compression")
 
 
 def remembered(compression: Compression | Policy) -> Memory:

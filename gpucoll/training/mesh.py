@@ -32,7 +32,7 @@ class Mesh:
             raise ArgumentError(f"Mesh: {len(self.shape)} axes need as many different names, not {self.names}",
                                 code="GC-MESH")
         if math.prod(self.shape) != comm.size or any(length < 1 for length in self.shape):
-            raise ArgumentError(f"Mesh: shape {self.shape} has not {comm.size} places, one for each rank",
+            raise ArgumentError(f"Mesh: shape {self.shape} does not have {comm.size} places, one for each rank",
                                 code="GC-MESH")
         self.coordinates = self.of(comm.rank)
         self._along: dict[str, Communicator] = {}
@@ -71,7 +71,7 @@ class Mesh:
         """Return the specification `given` with every entry as a tuple; raise ArgumentError if invalid."""
         entries = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
         if entries is None or len(entries) != len(shape):
-            raise ArgumentError(f"{call}: specification {given!r} has not an entry for each of {len(shape)} axes",
+            raise ArgumentError(f"{call}: specification {given!r} does not have an entry for each of {len(shape)} axes",
                                 code="GC-SPEC")
         found = tuple(() if one is None else tuple(one) if isinstance(one, list | tuple) else (one,) for one in entries)
         named = [name for entry in found for name in entry]

@@ -40,7 +40,7 @@ class Optimizer:
     def _check(self, name: str, number: Any, least: float = 0.0, below: float = math.inf) -> None:
         """Raise ArgumentError unless `least` <= `number` < `below`: other values fail, or give NaN, in a step."""
         if not isinstance(number, Real) or not least <= float(number) < below:
-            raise ArgumentError(f"{type(self).__name__}: {name} {number!r} is no number of at least {least:g} and "
+            raise ArgumentError(f"{type(self).__name__}: {name} {number!r} is not a number of at least {least:g} and "
                                 f"below {below:g}", code="GC-OPTIMIZER")
 
     @property
@@ -76,7 +76,8 @@ class Optimizer:
 
 def check_optimizer(call: str, optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer):
-        raise ArgumentError(f"{call}: optimizer {optimizer!r} is none; pass SGD(...), Adam(...) or AdamW(...)",
+        raise ArgumentError(f"{call}: optimizer {optimizer!r} is not an optimizer; pass SGD(...), Adam(...) or "
+                            "AdamW(...)",
                             code="GC-OPTIMIZER")
 
 

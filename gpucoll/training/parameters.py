@@ -34,7 +34,7 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: 
     try:
         check()
         if not isinstance(parameters, Mapping):
-            raise ArgumentError(f"{name}: {type(parameters).__name__} maps no names to arrays; pass a dict",
+            raise ArgumentError(f"{name}: {type(parameters).__name__} does not map names to arrays; pass a dict",
                                 code="GC-ARRAY")
         with internal.current_stream(comm, parameters.values()):
             for key, value in parameters.items():
@@ -115,7 +115,7 @@ def like_parameter(name: str, gradient: Any, parameters: Mapping[str, Like], com
     if array.dtype != like.dtype:
         raise DtypeError(f"ready: the gradient of {name} is {array.dtype}, the parameter {like.dtype}")
     if on_gpu(array) != like.gpu:
-        raise ArgumentError(f"ready: the gradient of {name} is not where the parameter is", code="GC-DEVICE")
+        raise ArgumentError(f"ready: the gradient of {name} is not on the device of the parameter", code="GC-DEVICE")
     return array
 
 
@@ -136,5 +136,5 @@ def missing_of(call: str, names: Sequence[str], comm: Communicator) -> ArgumentE
     """Return the error reporting missing gradients of `names` on this rank; None if `names` is empty."""
     if not names:
         return None
-    return ArgumentError(f"{call}: the gradients of {', '.join(names[:5])}{' and others' * (len(names) > 5)} have not "
-                         f"come on rank {comm.rank}", code="GC-NAME")
+    return ArgumentError(f"{call}: the gradients of {', '.join(names[:5])}{' and others' * (len(names) > 5)} are "
+                         f"missing on rank {comm.rank}", code="GC-NAME")

@@ -234,8 +234,8 @@ class PartnerCopy:
     def _check(self, division: Division) -> None:
         """Raise UsageError if the state is not that of `division` any more."""
         if self._divisions[-1] is not division:
-            raise UsageError("step: a later ZeRO has taken over the state of the PartnerCopy; a training needs a "
-                             "PartnerCopy of its own", code="GC-PARTNER")
+            raise UsageError("step: a later ZeRO uses the state of this PartnerCopy; make a new "
+                             "PartnerCopy for each training", code="GC-PARTNER")
 
     def _exchange(self, gradients: Parameters, comm: Communicator, optimizer: Optimizer) -> None:
         """Send this rank's mean gradients to the rank with the copy. A collective call."""
@@ -285,7 +285,7 @@ def _newest(everyone: Sequence[Metadata], kind: TrainingKind) -> Source | None:
                            "checkpoint by ZeRO.load", code="GC-PARTNER")
     steps = [metadata["steps"] for metadata in everyone]
     if any(steps):
-        raise BackendError(f"ZeRO: the optimizers have taken {steps} steps, and no rank has a copy of the state; load "
+        raise BackendError(f"ZeRO: the optimizers have made {steps} steps, but no rank has a copy of the state; load "
                            "a checkpoint by ZeRO.load, or begin with a new optimizer", code="GC-PARTNER")
     return None
 

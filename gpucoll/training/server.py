@@ -48,8 +48,8 @@ class ParameterServer:
                 raise ArgumentError(f"ParameterServer: {servers!r} servers of {comm.size} ranks; at least one must be "
                                     "a server, and one a worker", code="GC-SERVERS")
             if staleness is not None and not (is_whole(staleness) and staleness >= 0):
-                raise ArgumentError(f"ParameterServer: staleness {staleness!r} is neither None nor a whole number from "
-                                    "0 on", code="GC-SERVERS")
+                raise ArgumentError(f"ParameterServer: staleness {staleness!r} is neither None nor a whole number of "
+                                    "at least 0", code="GC-SERVERS")
             check_optimizer("ParameterServer", optimizer)
 
         self.parameters = opened("ParameterServer", parameters, comm, check)

@@ -104,7 +104,7 @@ class ZeRO:
             check_optimizer("ZeRO", optimizer)
             check_kind("ZeRO", compression)
             if partner is not None and not isinstance(partner, PartnerCopy):
-                raise ArgumentError(f"ZeRO: partner {partner!r} is no PartnerCopy()", code="GC-PARTNER")
+                raise ArgumentError(f"ZeRO: partner {partner!r} is not a PartnerCopy()", code="GC-PARTNER")
 
         self._comm, self._stage = comm, stage
         self.optimizer = optimizer

@@ -78,7 +78,7 @@ class Connection:
         self._fill(LENGTHS.size, deadline)
         length, count = LENGTHS.unpack_from(self._came)
         if length > MOST_JSON or count > most:
-            raise StoreError(f"the data received are no frame of gpucoll's store: lengths {length} and {count}")
+            raise StoreError(f"the data received is not a frame of gpucoll's store: lengths {length} and {count}")
         self._fill(LENGTHS.size + length + count, deadline)
         text = bytes(self._came[LENGTHS.size:LENGTHS.size + length])
         body = bytes(self._came[LENGTHS.size + length:LENGTHS.size + length + count])
@@ -88,7 +88,7 @@ class Connection:
         except (ValueError, RecursionError):
             head = None
         if not isinstance(head, dict):
-            raise StoreError(f"the data received are no frame of gpucoll's store: {text[:40]!r} is no JSON object")
+            raise StoreError(f"the data received is not a frame of gpucoll's store: {text[:40]!r} is not a JSON object")
         return head, body
 
     def _fill(self, count: int, deadline: float | None) -> None:
@@ -122,7 +122,7 @@ class Connection:
         # Rank 0 sends a nonce; this rank answers with a nonce and a proof; rank 0 answers with a proof.
         deadline = time.monotonic() + timeout
         if not self.is_own_users():
-            raise StoreError("init: another user's process has taken the place where the ranks of this job meet")
+            raise StoreError("init: another user's process has taken the address of this job's store")
         asked = self.read(0, deadline)[0].get("nonce")
         if not _is_nonce(asked):
             raise StoreError("init: the process at the address of rank 0 is not gpucoll's rank 0: no nonce came")
@@ -302,12 +302,12 @@ class Hub:
         # `type` and not `isinstance`, for which True is an integer.
         if type(rank) is not int or not _is_nonce(answered):
             raise StoreError("the greeting is not of this version of gpucoll: the rank or the nonce is missing; start "
-                             "all ranks alike")
+                             "all ranks with one version")
         nonces = nonce, answered
         token = self._applicants.token(head) if rank == APPLICANT and self._applicants else self.token
         # Check the proof first: the errors below name versions and sizes, and so go to ranks of this job only.
         if token is None or not _same(head.get("proof"), proof(token, "rank", rank, nonces)):
-            raise StoreError("this process has another token, and so belongs to another job")
+            raise StoreError("this process has another token, so it belongs to another job")
         # An applicant has no rank here yet, so none of the checks below applies.
         if rank == APPLICANT and self._applicants is not None:
             self._welcome(connection, head, token, nonces)
@@ -317,7 +317,7 @@ class Hub:
             raise unfit
         if head.get("version") != __version__ or size != self._size:
             raise StoreError(f"rank {rank} counts {size} ranks of gpucoll {head.get('version')}, rank 0 "
-                             f"counts {self._size} of {__version__}; start all ranks alike")
+                             f"counts {self._size} of {__version__}; start all ranks with the same version and number")
         # Welcome the rank under the lock: a concurrent `broadcast` must neither precede the welcome nor miss this rank.
         with self._changed:
             if rank in self._here:

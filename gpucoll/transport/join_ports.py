@@ -153,7 +153,7 @@ def ask_for_a_place(address: Address, token: str, deadline: float) -> Answer:
         if found is not None:
             return found
         if time.monotonic() > deadline:
-            raise CollectiveTimeout(f"no rank lets newcomers in at {address[0]}:{address[1]}")
+            raise CollectiveTimeout(f"no rank accepts newcomers at {address[0]}:{address[1]}")
         time.sleep(POLL_INTERVAL)
 
 

@@ -129,7 +129,7 @@ class StoreServer(MemoryStore):
             where = "of this host" if address is None else f"{address[0]}:{address[1]}"
             why = ": another job, or another process with RANK=0, has the same place; give each job a separate port" \
                 if error.errno == errno.EADDRINUSE else ""
-            raise StoreError(f"init: rank 0 cannot open the place {where} where ranks meet ({error}){why}") from error
+            raise StoreError(f"init: rank 0 cannot open its store at {where} ({error}){why}") from error
         self.host = "" if address is None else address[0]
         self.port = 0 if address is None else int(listener.getsockname()[1])
         self.hub = Hub(size, token, self._answer, most=MOST_BYTES, own=own, applicants=APPLICANTS)
@@ -151,7 +151,7 @@ class StoreServer(MemoryStore):
             case {"call": "delete", "key": str(key)}:
                 self.delete(key)
             case _:
-                raise StoreError(f"the data received are no call of gpucoll's store: {str(head)[:80]}")
+                raise StoreError(f"the data received is not a call of gpucoll's store: {str(head)[:80]}")
         return answer, b""
 
     def gone(self) -> Collection[int]:
@@ -277,7 +277,7 @@ def _connected(place: str | Address, timeout: float) -> Connection:
     # Poll: a socket of an abstract name gives no notice of its creation.
     if not becomes(connects, timeout, POLL_INTERVAL):
         where = "on this host" if isinstance(place, str) else f"at {place[0]}:{place[1]}{reason}"
-        raise CollectiveTimeout(f"init: waited {timeout:g} s for rank 0 at the place where ranks meet; was rank 0 "
+        raise CollectiveTimeout(f"init: waited {timeout:g} s for the store of rank 0; was rank 0 "
                                 f"started {where}, with the same MASTER_ADDR and MASTER_PORT? Ranks of several hosts "
                                 "need LOCAL_WORLD_SIZE, or GPUCOLL_STORE", ranks=(0,))
     return Connection(found[0])

@@ -86,11 +86,11 @@ class StoreRanks:
             if text is not None:
                 came.append(decode(text))
             elif rank in self._store.gone():
-                raise RankFailedError(f"rank {rank} has ended before all ranks had met", ranks=(rank,))
+                raise RankFailedError(f"rank {rank} ended before all ranks had joined", ranks=(rank,))
             elif time.monotonic() > deadline:
                 late = tuple(one for one in range(rank, self.size) if self._store.get(self._key(one)) is None)
                 raise CollectiveTimeout(f"waited {self._timeout:g} s for ranks {', '.join(map(str, late))} of "
-                                        f"{self.size} to meet the others; has each been started, with the same "
+                                        f"{self.size} to join the others; was each of them started, with the same "
                                         "WORLD_SIZE?", ranks=late)
         self._store.delete(before)  # every rank has come to this call, and so has read the values of the previous call
         return came
@@ -134,7 +134,7 @@ class StoreMessages:
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message that could be received now, or None; `source` None: of any rank. UsageError without tag."""
         if tag is None:
-            raise UsageError("recv: ranks joined by a store must name the tag of a message", code="GC-WILDCARD")
+            raise UsageError("recv: between ranks joined by a store, a message needs a tag", code="GC-WILDCARD")
         for rank in range(self._size) if source is None else [source]:
             found = self._store.get(self._key(rank, self._rank, tag, self._received[rank, tag]))
             if found is not None:

@@ -182,8 +182,8 @@ def messages(ranks: Any, name: str) -> tuple[UcxMessages, UcxMessages] | dict[in
     context = here.context(name, ranks.allgather)
     module, _ = library()
     if context >> module.CONTEXT_BITS or ranks.size >> module.SOURCE_BITS:
-        raise BackendError(f"UCX's tags have room for {1 << module.CONTEXT_BITS} communicators in a process' life, and "
-                           f"for {1 << module.SOURCE_BITS} ranks", code="GC-COMM")
+        raise BackendError(f"UCX's tags allow {1 << module.CONTEXT_BITS} communicators in the life of a process, and "
+                           f"{1 << module.SOURCE_BITS} ranks", code="GC-COMM")
     addresses = [address for address, *_ in everyone]
     base = context << module.CONTEXT_SHIFT
     return (UcxMessages(here, base, ranks.rank, addresses),

@@ -43,7 +43,7 @@ def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
     left = [name for name in there if name not in rule.names] if rule.excluded else \
         [name for name in rule.names if base(name) in (*there, *own_names(collective))]
     if not left and collective in known:
-        raise ArgumentError(f"GPUCOLL_ALGO leaves {collective} none of its algorithms: {', '.join(there)}",
+        raise ArgumentError(f"GPUCOLL_ALGO excludes all algorithms of {collective}: {', '.join(there)}",
                             code="GC-ALGO")
     return left or there
 
@@ -206,7 +206,7 @@ class Tuner:
                       if is_ordered(collective, name, order)]
             how = "by a single reduction in rank order" if order == "at once" else "in rank order"
             raise ArgumentError(f"{collective}: {', '.join(names)} does not combine all contributions {how}, as "
-                                f"promised by the option deterministic; take auto, or one of {', '.join(others)}",
+                                f"promised by the option deterministic; use auto, or one of {', '.join(others)}",
                                 code="GC-DETERMINISTIC")
         return left
 

@@ -280,7 +280,7 @@ def read(path: Path, host: Mapping[str, Any]) -> Table | None:
         raise ArgumentError(f"tuning table {path} cannot be read: {error}", code=CODE) from None
     for key, value in host.items():
         if table.host.get(key) != value:
-            raise ArgumentError(f"tuning table {path}: it was measured with {key} {table.host.get(key)!r}, and here it "
+            raise ArgumentError(f"tuning table {path}: it was measured with {key} {table.host.get(key)!r}, but here it "
                                 f"is {value!r}; `gpucoll tune` makes a new one", code=CODE)
     return table._replace(graphs=tuple(graph._replace(files=tuple(_with_content(path, file) for file in graph.files))
                                        for graph in table.graphs))
@@ -297,7 +297,7 @@ def _with_content(path: Path, file: AlgorithmFile) -> AlgorithmFile:
         fault = f"cannot be read: {error.strerror or error}"
     if fault is not None:
         raise ArgumentError(f"tuning table {path}: the file {place} of {', '.join(file.algorithms)} {fault}; "
-                            "`gpucoll tune --topology` makes both anew", code=CODE)
+                            "`gpucoll tune --topology` makes both again", code=CODE)
     return file._replace(content=content)
 
 

@@ -104,7 +104,7 @@ def replay(schedules: Iterable[Iterable[Round]], observer: Any) -> int:
     for rank, index in (post for posts in waiting.values() for post in posts):
         step = steps[rank][index]
         error = ScheduleError(f"rank {rank}, round {number[rank]}, {place_of(step)}: {step} waits for ever: the "
-                              "partner has no matching step, or waits as well", ranks=(rank,))
+                              "partner has no matching step, or waits too", ranks=(rank,))
         error.step = rank, number[rank] - 1, index
         raise error
     return messages

@@ -114,7 +114,7 @@ def _advice(claim: Claim) -> str:
     """Return the end of an error: how an algorithm declares its sizes; "" if the algorithm already does."""
     if claim.is_for_some:
         return ""
-    return f"\nan algorithm that is not for {claim.size} ranks says so: unfit=lambda size, nodes: a reason, or None"
+    return f"\nif the algorithm does not support {claim.size} ranks, pass unfit=lambda size, nodes: a reason, or None"
 
 
 def as_proved(claim: Claim, rank: int) -> Rounds:

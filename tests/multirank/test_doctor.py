@@ -88,4 +88,4 @@ DEAD = ("bounce = doctor.probes._bounce; doctor.probes._bounce = lambda mpi, *ca
 def test_a_rank_that_never_answers_is_named_and_ends_the_job(mpiexec):
     job = mpiexec(2, sys.executable, "-c", QUICK.format(DEAD), timeout=seconds(60))
     assert job.returncode != 0
-    assert "has heard nothing from rank 1 for 0.2 s" in job.stderr
+    assert "received nothing from rank 1 for 0.2 s" in job.stderr

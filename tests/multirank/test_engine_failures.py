@@ -117,7 +117,7 @@ def test_failures(ranks, body, arguments):  # noqa: F811 (the fixture)
 
 @pytest.mark.parametrize(("lacking", "said"), [
     (None, "the engine was not built when gpucoll was installed"),
-    (SimpleNamespace(sources="others"), "the engine was built from other sources")])
+    (SimpleNamespace(sources="others"), "the engine was built from different sources")])
 def test_an_engine_that_is_missing_or_does_not_fit_is_none(monkeypatch, lacking, said):
     monkeypatch.setitem(sys.modules, MODULE, lacking)
     library.cache_clear()

@@ -126,7 +126,7 @@ def test_parts_of_a_communicator_go_by_its_table(ranks, tmp_path):
 
 @pytest.mark.parametrize(("old", "new", "reason"), [
     ("1e-05", "\xff", "not TOML"),
-    (f'gpucoll = "{gc.__version__}"', 'gpucoll = "0.0.1"', f"gpucoll '0.0.1', and here it is '{gc.__version__}'")])
+    (f'gpucoll = "{gc.__version__}"', 'gpucoll = "0.0.1"', f"gpucoll '0.0.1', but here it is '{gc.__version__}'")])
 def test_a_bad_old_or_foreign_table_is_refused_once_with_the_reason(ranks, tmp_path, old, new, reason):
     found = ranks(by_a_planted_table, 3, str(tmp_path), ("mpi", "star"), old, new, env=at(tmp_path))
     (warning,), *others = [heard for heard, *_ in found]

@@ -327,7 +327,7 @@ def test_the_place_of_ranks_on_several_hosts():
 @pytest.mark.parametrize(("options", "said"), [
     (dict(store="udp://a:1"), "tcp://host:port"), (dict(store="tcp://a:65536"), "tcp://host:port"),
     (dict(store="tcp://a:1"), "needs its rank"), (dict(store="tcp://a:1", rank=0), "needs its size"),
-    (dict(store="tcp://a:1", rank=2, size=2), "not one of 2"), (dict(rank=0, size=2), "go with store=")])
+    (dict(store="tcp://a:1", rank=2, size=2), "not one of 2"), (dict(rank=0, size=2), "need store=")])
 def test_incomplete_places_are_refused(options, said, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "GPUCOLL_RANK", "GPUCOLL_SIZE"):
         monkeypatch.delenv(name, raising=False)

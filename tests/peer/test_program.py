@@ -36,7 +36,7 @@ def test_a_missing_step_is_noticed(collective, algorithm):
 
 def test_a_message_of_another_length_is_noticed():
     programs, other = (Case("broadcast", "linear", 2, count).programs(1) for count in (40, 39))
-    with pytest.raises(ScheduleError, match="others come"):
+    with pytest.raises(ScheduleError, match="a different number comes"):
         check([programs[0], other[1]], 1, 2, 64)
 
 

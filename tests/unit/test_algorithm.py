@@ -108,7 +108,7 @@ def test_the_error_says_how_data_are_cut_and_how_an_algorithm_is_for_some_sizes(
     with pytest.raises(gc.ArgumentError, match=r"output chunk 1: at the end it holds nothing.* 4 chunks, as ch"):
         gc.schedule("all_reduce", "uncut", rank=0, size=4)
     gc.algorithm("all_reduce", "any_size", chunks=1)(butterfly)
-    with pytest.raises(gc.ArgumentError, match=r"(?s)GC-PROOF.*is not for 6 ranks says so: unfit="):
+    with pytest.raises(gc.ArgumentError, match=r"(?s)GC-PROOF.*does not support 6 ranks, pass unfit="):
         gc.schedule("all_reduce", "any_size", rank=0, size=6)
     gc.algorithm("all_reduce", "even", chunks=1, unfit=lambda size, nodes: "it is odd" if size % 2 else None)(butterfly)
     with pytest.raises(gc.ArgumentError, match="GC-PROOF") as caught:
@@ -145,9 +145,9 @@ def test_what_never_ends_or_changes_is_refused(monkeypatch):
 @pytest.mark.parametrize(("arguments", "make", "words"), [
     (("all_reduce", "ring"), ring, "cannot be named 'ring': the library has this"),
     (("all_reduce", "linear"), ring, "library has this"), (("all_reduce", "auto"), ring, "library has this"),
-    (("all_reduce", "a-b"), ring, "letters and digits"), (("all_reduce", "x"), 3, "no generator"),
-    (("all_reduce", "x"), lambda: (), "no generator"),
-    (("all_reduce", "x"), lambda rank, size, more: (), "no generator"),
+    (("all_reduce", "a-b"), ring, "letters and digits"), (("all_reduce", "x"), 3, "not a generator"),
+    (("all_reduce", "x"), lambda: (), "not a generator"),
+    (("all_reduce", "x"), lambda rank, size, more: (), "not a generator"),
     (("all_reduc", "x"), ring, "did you mean"), (("all_reduce",), lambda rank, size: (), "cannot be named '<lambda>'")])
 def test_what_cannot_be_registered_is_refused(arguments, make, words):
     with pytest.raises(gc.ArgumentError, match=words):
@@ -155,10 +155,11 @@ def test_what_cannot_be_registered_is_refused(arguments, make, words):
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"chunks": "P / 2"}, "no whole number"), ({"chunks": 0}, "no whole number"), ({"chunks": "Q"}, "no whole number"),
-    ({"chunks": 1 << 30}, "no whole number"), ({"rounds": "1", "path": "N", "sent": "n"}, "has no value"),
-    ({"rounds": "P"}, "has no value"), ({"rounds": "'a'", "path": "N", "sent": "N"}, "no number"),
-    ({"alike": "1"}, "leave out alike"), ({"traits": Traits(kernel="steps")}, "leave out traits")])
+    ({"chunks": "P / 2"}, "not a whole number"), ({"chunks": 0}, "not a whole number"),
+    ({"chunks": "Q"}, "not a whole number"),
+    ({"chunks": 1 << 30}, "not a whole number"), ({"rounds": "1", "path": "N", "sent": "n"}, "has no value"),
+    ({"rounds": "P"}, "has no value"), ({"rounds": "'a'", "path": "N", "sent": "N"}, "not a number"),
+    ({"alike": "1"}, "omit alike"), ({"traits": Traits(kernel="steps")}, "omit traits")])
 def test_formulas_that_have_no_value_are_refused(options, words):
     def used():
         gc.algorithm("all_reduce", "formulas", **options)(ring)
@@ -186,12 +187,12 @@ def test_it_is_a_name_like_any_other():
     assert verify("all_reduce", "mine", 5).messages == 20
     assert [len(steps) for steps in gc.schedule("all_reduce", "mine", rank=0, size=3)] == [3, 3, 1]
     assert draw("mine", size=4, form="svg").startswith("<svg")
-    with pytest.raises(gc.ArgumentError, match="is not for 10 ranks: no"):
+    with pytest.raises(gc.ArgumentError, match="does not support 10 ranks: no"):
         gc.schedule("all_reduce", "mine", rank=0, size=10)
     with pytest.raises(gc.ArgumentError, match="in use and cannot be replaced"):
         gc.algorithm("all_reduce", "mine", chunks=1)(ring)
     gc.algorithm("all_to_all", "mine_too")(ring)
-    with pytest.raises(gc.ArgumentError, match="user's algorithm can be a part"):
+    with pytest.raises(gc.ArgumentError, match="users' algorithms cannot be parts"):
         gc.schedule("all_to_all", "hierarchical(direct,mine_too)", rank=0, size=4)
 
 

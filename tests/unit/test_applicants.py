@@ -113,5 +113,5 @@ def test_a_dead_process_is_told_from_a_silent_one():
 def test_a_newcomer_waits_where_nobody_listens():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()[:2]
-    with pytest.raises(CollectiveTimeout, match="no rank lets newcomers in"):
+    with pytest.raises(CollectiveTimeout, match="no rank accepts newcomers"):
         ask_for_a_place(address, TOKEN, time.monotonic() + 0.1)

@@ -233,7 +233,7 @@ def test_a_store_that_accepts_nobody_is_given_up():
         listener.bind(kvstore.socket_name(token))
         listener.listen(0)
         stack.enter_context(socket.socket(socket.AF_UNIX)).connect(kvstore.socket_name(token))
-        with pytest.raises(gc.CollectiveTimeout, match="for rank 0 at the place"):
+        with pytest.raises(gc.CollectiveTimeout, match="for the store of rank 0"):
             kvstore.StoreClient(1, 3, token, 0.05)
 
 

@@ -334,7 +334,7 @@ def test_trees_are_kept_where_few_steps_win_nothing(tmp_path, capsys):
 def test_without_the_solver_there_are_trees(tmp_path, capsys):
     path = str(tmp_path / "made.py")
     assert main(["synthesize", "dgx1", "all_gather", "--size", "1K", "-o", path]) == 0
-    assert 'few steps: not tried: algorithms of few steps are found by OR-Tools: pip install "gpucoll[solver]"' in \
+    assert 'few steps: not tried: algorithms of few steps need OR-Tools: pip install "gpucoll[solver]"' in \
         capsys.readouterr().out
     assert "OR-Tools" in refused(capsys, main, ["synthesize", "dgx1", "gather", "-o", path], "gpucoll synthesize: ")
 
@@ -357,7 +357,7 @@ def test_an_impossible_point_is_a_sentence_and_exit_code_1(tmp_path, monkeypatch
 @pytest.mark.usefixtures("solver")
 @pytest.mark.parametrize(("words", "said"), [
     (["dgx1", "gather", "--rounds", "2"], "--rounds needs --steps"),
-    (["dgx1", "gather", "--steps", "0"], "steps, rounds and chunks are numbers from 1 up"),
+    (["dgx1", "gather", "--steps", "0"], "steps, rounds and chunks must be at least 1"),
     (["dgx1", "scan"], "no algorithm is synthesised for scan"),
     (["dgx_h100_nvls", "gather", "--steps", "1"], "its switches copy"),
     (["torus(20x20)", "all_gather", "--steps", "32"], "are too many for algorithms of few steps"),

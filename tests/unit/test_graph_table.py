@@ -161,7 +161,7 @@ def test_a_table_is_for_this_user_alone_whatever_the_umask(tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--topology", "dgx11"], "did you mean dgx1"), (["--topology", "two_hosts"], "no graph is named 'two_hosts'"),
-    (["--topology", "ring(4)", "--sweep"], "leave one out"),
+    (["--topology", "ring(4)", "--sweep"], "omit one"),
     (["--topology", "ring(4)", "--collective", "all_reduc"], "did you mean all_reduce")])
 def test_wrong_arguments_are_one_line(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.setenv("GPUCOLL_CACHE", str(tmp_path))

@@ -140,7 +140,7 @@ def test_a_rejected_schedule_is_drawn_up_to_its_fault(gloo, tmp_path, capsys):
         assert re.search(r"combines chunk 2 into chunk 0 with contributions \[1, 1, 0\]", text)
     picture = (ROOT / "docs/_static/gloo-rejected.svg").read_text()
     assert picture == draw(gloo[1], "reduce_scatter", size=3, form="svg", rejected=True)
-    with pytest.raises(gc.ArgumentError, match=r"the proof accepts .*: draw without rejected"):
+    with pytest.raises(gc.ArgumentError, match=r"the proof accepts .*: omit rejected"):
         draw(gloo[0], "reduce_scatter", size=3, rejected=True)
     assert "combines" not in draw(gloo[0], "reduce_scatter", size=3)
     command = ["draw", f"{GLOO}:gloo_as_it_runs", "--ranks", "2", "-o", str(tmp_path / "gloo.svg")]

@@ -89,7 +89,7 @@ def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
 @pytest.mark.parametrize(("hello", "words"), [
     ({"token": "guessed"}, "another token"), ({"token": None}, "another token"),
     ({"token": "guessed", "rank": 3}, "another token"), ({"proof": 1}, "another token"),
-    ({"size": 2}, "start all ranks alike"), ({"version": "0.0"}, "start all ranks alike"),
+    ({"size": 2}, "with the same version and number"), ({"version": "0.0"}, "with the same version and number"),
     ({"rank": 0}, "not in 1..2"), ({"nonce": "1"}, "the nonce is missing"), ({"rank": 3}, "not in 1..2"),
     ({"rank": True}, "the rank or the nonce"), ({"rank": "1"}, "the rank or the nonce")])
 def test_strangers_are_sent_away(server, token, hello, words):
@@ -102,10 +102,10 @@ def test_strangers_are_sent_away(server, token, hello, words):
     b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, LENGTHS.pack(4, 0) + b"\xff\xfe{}", LENGTHS.pack(2, 0) + b"[]",
     LENGTHS.pack(2, 1 << 20) + b"{}", LENGTHS.pack(5000, 0) + b"[" * 5000])
 def test_garbage_is_a_typed_error_and_the_store_goes_on(server, token, garbage):
-    assert "no frame of gpucoll's store" in answer_to(token, garbage)["error"]
+    assert "not a frame of gpucoll's store" in answer_to(token, garbage)["error"]
     client = kvstore.StoreClient(1, 3, token, 60.0)
     for wrong in (("set", 3), ("eval", "x"), ("get", "x")):
-        with pytest.raises(kvstore.StoreError, match="no call of gpucoll's store"):
+        with pytest.raises(kvstore.StoreError, match="not a call of gpucoll's store"):
             client._call(*wrong)
         client.drop()
         with server.hub._changed:
@@ -149,7 +149,7 @@ def test_a_rank_that_does_not_come_is_named():
     with pytest.raises(gc.RankFailedError) as gone:
         StoreRanks(lost, "x", 0, 3, 60.0).allgather("here")
     assert gone.value.ranks == (2,)
-    with pytest.raises(gc.CollectiveTimeout, match="for rank 0 at the place"):
+    with pytest.raises(gc.CollectiveTimeout, match="for the store of rank 0"):
         kvstore.StoreClient(1, 2, secrets.token_hex(8), 0.05)
 
 
@@ -179,7 +179,7 @@ def test_who_meets_without_mpi():
     for lone in ({}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "4"}):
         assert places.store_place(lone) is None
     for wrong, words in (({"RANK": "4"}, "RANK='4' is not one of"), ({"RANK": "x"}, "set both, or neither"),
-                         ({"LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "x"}, "name no place"),
+                         ({"LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "x"}, "give no address"),
                          ({"MASTER_PORT": ""}, "gpucoll run --standalone -n 4")):
         with pytest.raises(gc.UsageError, match=words):
             places.store_place({**PLACE, **wrong})

@@ -64,7 +64,7 @@ def objects(comm):
     assert comm.scatter_object(everyone if comm.rank == root else None, root) == mine
     with comm.group():
         for call in (comm.all_gather_object, comm.gather_object, comm.broadcast_object, comm.scatter_object):
-            with pytest.raises(gc.UsageError, match="outside of the group"):
+            with pytest.raises(gc.UsageError, match="outside the group"):
                 call(everyone)
     if comm.size == 1:
         return

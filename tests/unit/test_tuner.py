@@ -195,11 +195,12 @@ def test_the_choices_for_8_ranks_differ_and_the_simulator_confirms_them(capsys):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     ("explain", "required: collective"), ("explain all_reduc", "did you mean all_reduce"),
-    ("explain all_reduce 8X", "'8X' is no number of bytes"), ("explain all_reduce 8 --ranks 0", "0 ranks are none"),
+    ("explain all_reduce 8X", "'8X' is not a number of bytes"),
+    ("explain all_reduce 8 --ranks 0", "0 is not a number of ranks"),
     ("explain all_reduce 8 --topology swich", "did you mean switch"),
     ("explain all_reduce 8 --topology bad.toml", "alpha 'soon' is not"), ("tune --frob", "--frob"),
     ("explain all_reduce 8 --ranks 10000000", "at most 1048576 ranks"), ("tune --device tpu", "'tpu'"),
-    ("tune --max-bytes 4", "below the least size")])
+    ("tune --max-bytes 4", "below the smallest size")])
 def test_wrong_arguments_are_one_line_and_exit_code_2(capsys, arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.toml").write_text("[[level]]\nname = 'x'\nalpha = 'soon'\nbeta = 1")

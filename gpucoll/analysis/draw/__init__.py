@@ -63,7 +63,7 @@ def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments:
     if rejected:
         drawn = record(collective, [*map(claim.rounds, range(size))], chunks=claim.chunks, root=root, rejected=True)
         if not drawn.fault:
-            raise ArgumentError(f"the proof accepts {algorithm} for {size} ranks: draw without rejected",
+            raise ArgumentError(f"the proof accepts {algorithm} for {size} ranks: omit rejected",
                                 code="GC-DRAW")
     else:
         everyone = schedules(collective, algorithm, size=size, root=root, segments=segments)
@@ -81,5 +81,5 @@ def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments:
 
 def _check(what: str, count: int, most: int) -> None:
     if count > most:
-        raise ArgumentError(f"{count:,} {what} cannot be read in one drawing, {most:,} can: take fewer ranks or "
-                            "segments", code="GC-DRAW")
+        raise ArgumentError(f"{count:,} {what} are too many to read in one drawing, at most {most:,}: use fewer ranks "
+                            "or segments", code="GC-DRAW")

@@ -61,7 +61,7 @@ def bound(graph: LinkGraph, name: str, root: int = 0, reached: Fraction = ZERO) 
     """
     row = collective(name)
     if name not in FORMULAS:
-        raise ArgumentError(f"no bound is known for {name}; there are bounds for {', '.join(FORMULAS)}",
+        raise ArgumentError(f"no bound is known for {name}; known are bounds for {', '.join(FORMULAS)}",
                             code="GC-COLLECTIVE")
     if row.rooted and not 0 <= root < graph.ranks:
         raise ArgumentError(f"{name}: root {root} is not in 0..{graph.ranks - 1}", code="GC-ROOT")

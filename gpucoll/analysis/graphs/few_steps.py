@@ -47,7 +47,7 @@ class FewSteps:
     def __init__(self, graph: LinkGraph, name: str, most_chunks: int | None = None) -> None:
         collective(name)
         if name not in SERVED:
-            raise ArgumentError(f"no algorithm is synthesised for {name}, but for {', '.join(SERVED)}", code=CODE)
+            raise ArgumentError(f"no algorithm is synthesised for {name}, only for {', '.join(SERVED)}", code=CODE)
         solver()
         self.graph, self.name, self.most_chunks = graph, name, min(MOST_CHUNKS, most_chunks or MOST_CHUNKS)
         copied = "all_gather" if name == "all_reduce" else DUALS.get(name, name)
@@ -90,7 +90,7 @@ class FewSteps:
     def ask(self, point: Point, seconds: float = math.inf) -> StepAnswer:
         """Return an algorithm of this point, or the reason why there is none; ArgumentError after `seconds`."""
         if min(point) < 1:
-            raise ArgumentError(f"{point}: steps, rounds and chunks are numbers from 1 up", code=CODE)
+            raise ArgumentError(f"{point}: steps, rounds and chunks must be at least 1", code=CODE)
         reason = self._too_few(point)
         if reason:
             return StepAnswer(None, reason, True)

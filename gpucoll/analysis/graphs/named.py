@@ -205,7 +205,8 @@ def graph_table(name: str) -> dict[str, Any]:
     found = SIDES.fullmatch(name)
     if found is None or found[1] not in {*MACHINES, *NETWORKS}:
         raise ArgumentError(f"no graph is named {name!r}{nearest(name.partition('(')[0], [*MACHINES, *NETWORKS])}; "
-                            "a machine takes a number of boxes, as dgx_a100(2), a network sides, as torus(4x4)",
+                            "a machine takes a number of boxes, as in dgx_a100(2), and a network takes sides, as in "
+                            "torus(4x4)",
                             code=CODE)
     sides = [int(side) for side in found[2].split("x")] if found[2] else []
     make = _machine if found[1] in MACHINES else _network

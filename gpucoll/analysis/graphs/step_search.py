@@ -52,7 +52,7 @@ class StepSearch:
 
     def __init__(self, graph: LinkGraph, collective: str) -> None:
         if graph.multicast:
-            raise ArgumentError(f"graph {graph.name}: its switches copy, and algorithms of few steps are found for "
+            raise ArgumentError(f"graph {graph.name}: its switches copy, and algorithms of few steps need "
                                 "switches that only forward", code=CODE)
         self.graph, self.collective = graph, collective
         self._check_number(len(graph.edges))
@@ -213,5 +213,5 @@ def solver() -> Any:
     try:
         return importlib.import_module("ortools.sat.python.cp_model")
     except ImportError:
-        raise ArgumentError('algorithms of few steps are found by OR-Tools: pip install "gpucoll[solver]"',
+        raise ArgumentError('algorithms of few steps need OR-Tools: pip install "gpucoll[solver]"',
                             code=CODE) from None

@@ -59,7 +59,7 @@ def trees_for(graph: LinkGraph, name: str, root: int = 0, most: int = MOST_TREES
     collective(name)
     deadline = time.monotonic() + seconds
     if name not in SCHEDULES:
-        raise ArgumentError(f"no algorithm is synthesised for {name}, but for {', '.join(SCHEDULES)}", code=CODE)
+        raise ArgumentError(f"no algorithm is synthesised for {name}, only for {', '.join(SCHEDULES)}", code=CODE)
     if name in ("broadcast", "reduce"):
         trees, rate, _ = _packed(graph.reversed() if name == "reduce" else graph, (root,), most, deadline)
         return Found(trees, rate, name, False)
@@ -100,8 +100,8 @@ def _packed(graph: LinkGraph, roots: tuple[int, ...], most: int,
         direct, served = without_switches(capacities, demand), demand.among_ranks()
         if served.is_served(direct):
             return pack(direct, served), reached, ()
-    raise ArgumentError(f"graph {graph.name}: its switches have unlike bandwidths in and out, and no trees were found "
-                        "through them", code=CODE)
+    raise ArgumentError(f"graph {graph.name}: its switches have different bandwidths in and out, and no trees were "
+                        "found through them", code=CODE)
 
 
 def _turned(symmetric: Symmetric, rate: Fraction, most: int) -> tuple[list[SpanningTree], Fraction]:

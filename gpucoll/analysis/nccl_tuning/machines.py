@@ -101,8 +101,8 @@ def named_machine(text: str) -> Machine:
     """
     found = re.fullmatch(r"(\w+)(?:\((\d{1,5})\))?", text)
     if found is None or found[1] not in NAMED:
-        raise ArgumentError(f"no machine is named {text!r}{nearest(text.partition('(')[0], NAMED)}; a file with NCCL's "
-                            "log serves as well", code=CODE)
+        raise ArgumentError(f"no machine is named {text!r}{nearest(text.partition('(')[0], NAMED)}; or pass a file "
+                            "with NCCL's log", code=CODE)
     make, least = NAMED[found[1]]
     nodes = int(found[2] or least)
     most = 1 if found[1] == "dgx1" else MOST_NODES
@@ -134,7 +134,7 @@ def logged_machine(text: str, name: str, sm: int | None = None) -> Machine:
         gpu = re.search(r"#\s+Rank\s+\d+.* device\s+\d+ \[\S+\] (.+)", text)
         known = [part for part in GPUS if gpu and part in gpu[1]]
         if not known:
-            raise ArgumentError(f"{name} names no known GPU: name the compute capability, as in --sm 90", code=CODE)
+            raise ArgumentError(f"{name} names no known GPU: give the compute capability, as in --sm 90", code=CODE)
         sm = GPUS[max(known, key=len)]
     cpu = re.search(r"NCCL INFO CPU/\S+ \((\d)/(\d)/", text)
     vendor = {"2": "power", "3": "arm"}.get(cpu[1] if cpu else "1") or ("amd" if cpu and cpu[2] == "2" else "intel")

@@ -85,7 +85,7 @@ def read_runs(files: Iterable[str]) -> list[Run]:
                                 f"{first.file} {first.collective} on {first.ranks} ranks of {first.nodes} nodes: "
                                 "compare runs of one collective on the same ranks", code=CODE)
         if run.label in (other.label for other in runs[:runs.index(run)]):
-            raise ArgumentError(f"{run.file} has the choice {run.label}, as another file has: name choices in the "
+            raise ArgumentError(f"{run.file} has the choice {run.label}, like another file: write choices into the "
                                 "names of files, such as ring_ll128.txt", code=CODE)
     return runs
 
@@ -101,8 +101,8 @@ def parse_run(text: str, file: str) -> Run:
         us[int(found[1])], columns = float(found[5]), (found[3], found[4] or "-1")
     hosts = dict(RANK.findall(text))
     if columns is None or len(hosts) < 2:
-        raise ArgumentError(f"{file} is no output of nccl-tests on several GPUs: lines of '# Rank' and rows with size, "
-                            "count, type, redop, root, time are missing", code=CODE)
+        raise ArgumentError(f"{file} is not output of nccl-tests on several GPUs: lines of '# Rank' and rows with "
+                            "size, count, type, redop, root, time are missing", code=CODE)
     collective = _collective(text, file, *columns)
     algorithm, protocol = _forced(text, Path(file).stem)
     whole = len(hosts) if collective in ("all_gather", "reduce_scatter") else 1  # NCCL logs the bytes of a block
@@ -124,7 +124,7 @@ def _as_lines(text: str, file: str) -> str:
             lines.append(" ".join(map(str, words)) + f" {found['time']:.2f} 0 0 {int(found['nwrong'])} ")
         return "\n".join(lines)
     except (KeyError, TypeError, ValueError):
-        raise ArgumentError(f"{file} is no JSON of nccl-tests", code=CODE) from None
+        raise ArgumentError(f"{file} is not JSON of nccl-tests", code=CODE) from None
 
 
 def _collective(text: str, file: str, redop: str, root: str) -> str:

@@ -136,7 +136,8 @@ def _counted(case: Case, rank: int, most: int) -> int:
 def one_by_one(case: Case) -> Iterator[Wave]:
     """Yield the waves of any algorithm; raise ArgumentError if a sample of ranks predicts too many messages."""
     if case.options.get("nodes") is not None and case.size > ON_NODES:
-        raise ArgumentError(f"more than {ON_NODES} ranks, whose nodes it heeds", code="GC-SIMULATE")
+        raise ArgumentError(f"the algorithm depends on nodes, so at most {ON_NODES} ranks can be "
+                            "simulated", code="GC-SIMULATE")
     if case.size > ONE_BY_ONE >> 2:
         raise ArgumentError(f"more than {ONE_BY_ONE >> 20} Mi messages, and too many kinds of ranks to simulate one of "
                             "each: ask for fewer ranks or segments", code="GC-SIMULATE")

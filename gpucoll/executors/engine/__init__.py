@@ -260,7 +260,7 @@ class EngineExecutor(Executor):
         if len(set(shown.values())) < 2 and self._check != OFF:
             shown = {rank: last for rank, (_, last) in self.progress().items()}
         if len(set(shown.values())) < 2:
-            raise MismatchError("another rank of this node has found different calls on the ranks")
+            raise MismatchError("another rank of this node found that the ranks make different calls")
         raise disagreement([*shown], [*shown.values()], moved=True)
 
     def compare(self, description: str) -> Operation:
@@ -320,7 +320,7 @@ class EngineExecutor(Executor):
         raise self._unreachable(os.strerror(number))
 
     def _unreachable(self, why: object) -> GpucollError:
-        return self.cause() or BackendError(f"another rank's memory is out of reach: {why}", code="GC-MEMORY")
+        return self.cause() or BackendError(f"another rank's memory cannot be accessed: {why}", code="GC-MEMORY")
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Register a new slab of symmetric memory: this rank's `slab`, and those of all ranks by `keys`."""

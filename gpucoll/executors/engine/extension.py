@@ -26,5 +26,5 @@ def built() -> Any:
     except ModuleNotFoundError as error:
         raise ImportError("the engine was not built when gpucoll was installed") from error
     if found.sources != digest(folder()):
-        raise ImportError("the engine was built from other sources")
+        raise ImportError("the engine was built from different sources")
     return found

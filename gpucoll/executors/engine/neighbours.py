@@ -140,8 +140,8 @@ class NodeRanks:
 def _raise_refusals(numbers: dict[int, int]) -> None:
     ranks = tuple(sorted(rank for rank, number in numbers.items() if number))
     if ranks:
-        raise BackendError(f"init: the system gives ranks {', '.join(map(str, ranks))} of this node no shared memory: "
-                           f"{os.strerror(numbers[ranks[0]])}", code="GC-MEMORY", ranks=ranks)
+        raise BackendError(f"init: the system refuses shared memory to ranks {', '.join(map(str, ranks))} of this "
+                           f"node: {os.strerror(numbers[ranks[0]])}", code="GC-MEMORY", ranks=ranks)
 
 
 def _words(row: Array) -> memoryview:

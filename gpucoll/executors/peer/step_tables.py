@@ -203,8 +203,8 @@ def _walk(rank: int, made: Program, share: tuple[int, int], depth: int, slot: in
                     if not lane.receives:
                         way.append(count)
                     elif way.popleft() != count:
-                        raise ScheduleError(f"rank {rank} expects {count} elements from rank {lane.peer}, but others "
-                                            "come", ranks=(rank, lane.peer))
+                        raise ScheduleError(f"rank {rank} expects {count} elements from rank {lane.peer}, but a "
+                                            "different number comes", ranks=(rank, lane.peer))
             lanes = [(lane, pieces) for lane, pieces in lanes if pieces]
             yield moved, "".join(f"round {number}: rank {lane.peer} never {'sends' if lane.receives else 'takes'} what "
                                  "it should" for lane, _ in lanes[:1])
