@@ -1,22 +1,22 @@
 """gpucoll: collective communication for NumPy and CuPy programs, with MPI or without.
 
-Each room imports only from rooms below its own line.
+Each package below is a room. A room imports only from rooms below its own line.
 
-    cli           the command's verbs, imported when used
-    doctor        tests of a machine and of a job
+    cli           the verbs of the command, imported when used
+    doctor        checks of a machine and of a job
     calibration   measured times of algorithms, for the tuner
-    rehearsal     a program's calls, matched before the program runs
-    distributed   torch.distributed's names
+    rehearsal     the calls of a program, matched before a run
+    distributed   the interface of torch.distributed
     dask          ranks on the workers of a Dask cluster
     ray           a backend of Ray's collective groups
     training      data parallel, ZeRO, parameter servers, compression, arrays over a mesh of ranks
-    mpi           mpi4py's names
+    mpi           the interface of mpi4py
     torch         a backend of torch.distributed
-    block_scaled  collectives in 8 or 4 bits an element, with the bound of the error
+    block_scaled  collectives in 8 or 4 bits per element, with an error bound
     communicator  one method per collective; the links between its ranks
     tuner         the choice of the algorithm
-    analysis      prices and drawings of schedules
-    launch        how ranks start and meet
+    analysis      predicted times and drawings of schedules
+    launch        how ranks start and find each other
     health        detection of dead and disagreeing ranks; evidence after a crash
     executors     ways to run a schedule: engine, MPI, NCCL, kernels; MPI's and NCCL's own collectives
     device        a GPU, or its emulation on the CPU: kernels compiled and launched, streams, NCCL
@@ -26,8 +26,8 @@ Each room imports only from rooms below its own line.
     algorithms    ring, tree, star, ...: one file each
     verify        proofs of schedules
     core          the vocabulary: schedules, chunks, ops, dtypes, collectives, signatures
-    transport     messages between processes, and the store by which ranks meet without MPI
-    progress      operations under way, and the one loop that waits for them
+    transport     messages between processes, and the key-value store of ranks without MPI
+    progress      running operations, and the one loop that waits for them
     errors        typed errors
 """
 

@@ -1,4 +1,4 @@
-"""The registry of algorithms: a file for each, imported at run time, and algorithms of the user.
+"""The registry of algorithms: one file each for the library's, imported at run time, and the user's own.
 
 An algorithm is a generator of the rounds of a rank (`gpucoll.core.schedule`). The decorator `algorithm` registers a
 library algorithm under the name of its file, and a user's algorithm under its own name. The cost is data: formulas in

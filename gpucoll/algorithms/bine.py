@@ -1,26 +1,27 @@
-"""Bine: trees and butterflies of ranks near each other; fewer bytes cross the borders between groups of ranks.
+"""Bine: trees and butterflies over short distances; fewer bytes cross the borders between groups of ranks.
 
 Source: see De Sensi et al., "Bine trees: enhancing collective operations by optimizing communication locality" (2025),
-and the authors' library libbine. Bine is short for binomial and negabinary. Step s joins an even rank with the rank
-rho(s) = 1 - 2 + 4 - ... places on, an odd rank with the rank as far back. The distances are 1, 1, 3, 5, 11 instead of
-the 1, 2, 4, 8, 16 of a binomial tree.
+and the authors' library libbine. Bine is short for binomial and negabinary. Step s connects an even rank with the rank
+rho(s) = 1 - 2 + 4 - ... places on, and an odd rank with the rank at the same distance back. The distances are 1, 1, 3,
+5, 11, instead of 1, 2, 4, 8, 16 in a binomial tree.
 
     broadcast, from 0       0 ──► 3        0 ──► 7   3 ──► 4        0 ──► 1   7 ──► 6   3 ──► 2   4 ──► 5      8 ranks
     reduce_scatter          0 ◄► 1   2 ◄► 3   4 ◄► 5   6 ◄► 7       half of the blocks
                             7 ◄► 0   1 ◄► 2   3 ◄► 4   5 ◄► 6       a quarter
                             0 ◄► 3   2 ◄► 5   4 ◄► 7   6 ◄► 1       an eighth
 
-Trees use the longest distances first, with the fewest messages. Every subtree is an interval of the ring of ranks, so
-rounds and bytes are those of `binomial`. Beyond a power of two some ranks hand on to the next rank at the end.
+Trees begin with the longest distances, when the messages are fewest. Every subtree is an interval of the ring of ranks,
+so rounds and bytes are those of `binomial`. If P is not a power of two, some ranks pass the data on to the next rank at
+the end.
 
-Butterflies use the shortest distances first, with the longest messages: ceil(log2 P) rounds and (P - 1) N / P bytes for
-every even P, because a block leaves a rank in a single step. For odd P rank 0 hands over to rank 1: 2 more rounds. The
-all-gather is the reduce-scatter in reverse; an all-reduce is both. On 2^m ranks the all-reduce is `swing`; otherwise
-`swing` folds ranks, sends more bytes, and crosses the borders with fewer.
+Butterflies begin with the shortest distances, when the messages are longest. They take ceil(log2 P) rounds and (P - 1)
+N / P bytes for every even P, because a block leaves a rank in a single step. For odd P rank 0 passes its data to rank
+1, in 2 more rounds. The all-gather is the reduce-scatter in reverse, and an all-reduce is both. On 2^m ranks the
+all-reduce equals `swing`. For other P, `swing` folds ranks: it sends more bytes in all, but fewer across the borders.
 
-Good for middle and long arrays on nodes, racks and groups of a dragonfly, of any number of ranks. Where all groups have
-2^k ranks in a row, halving with the nearest ranks first crosses their borders with fewer bytes. The paper's all-reduce
-for short arrays is left out: its ranks add in different orders, so they form different bits.
+Good for middle and long arrays, if ranks form nodes, racks or groups of a dragonfly, of any size. If every group has
+2^k consecutive ranks, halving with the nearest ranks first sends fewer bytes across the borders. The paper's all-reduce
+for short arrays is omitted, because its ranks add in different orders and so get different bits.
 """
 
 import bisect

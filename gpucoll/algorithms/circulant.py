@@ -1,17 +1,18 @@
-"""Circulant: the fewest rounds and the fewest bytes at the same time, for every P.
+"""Circulant: both the fewest rounds and the fewest bytes, for every P.
 
-Source: see Träff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms" (2024). Each round halves, rounded
-up, the number of blocks still handled by a rank. The skip of the round is the new number of blocks. The rank sends the
-upper part of the blocks to the rank a skip further on. In a reduce-scatter of five ranks, rank r sends
+Source: see Träff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms" (2024). Each round halves the number
+of blocks that a rank still handles, rounded up. The new number of blocks is the skip of the round: the rank sends the
+other blocks to the rank that many places on. In a reduce-scatter of five ranks, rank r sends
 
     round 1   blocks r + 3, r + 4   to rank r + 3        skips 5 ► 3 ► 2 ► 1
     round 2   block  r + 2          to rank r + 2
     round 3   block  r + 1          to rank r + 1
 
-Block r thereby collects the contributions of all ranks. A reduce-scatter takes ceil(log2 P) rounds; (P - 1) N / P bytes
-are sent, received and combined. An all-gather runs the same rounds in reverse. Blocks keep their places: a range
-wrapping around is two slices, so blocks of an all-gather may have unequal lengths. Good for all lengths where every
-pair of ranks has a fast path. The code uses `rank` in arithmetic only, so `rank` may be an array of ranks.
+Block r thereby collects the contributions of all ranks on rank r. A reduce-scatter takes ceil(log2 P) rounds; a rank
+sends, receives and combines (P - 1) N / P bytes. An all-gather makes the same rounds in reverse. Blocks keep their
+positions, and a range that wraps around is two slices, so the blocks of an all-gather may have different lengths. Good
+for all lengths if every pair of ranks has a fast connection. The code uses `rank` in arithmetic only, so `rank` may be
+an array of ranks.
 """
 
 import itertools

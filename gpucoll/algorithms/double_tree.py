@@ -1,9 +1,9 @@
-"""Double tree: each half of the data on a tree of its own; inner ranks of a tree are leaves of the other.
+"""Double tree: a separate tree for each half of the data; inner ranks of one tree are leaves of the other.
 
 Source: see Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009). In
 a single binary tree the leaves, half of the ranks, send nothing down, and the inner ranks send twice. With two trees
-every rank sends and receives at most N bytes on the way up and N on the way down: the minimum. Rank 0 is the root of
-both trees. Segments follow each other: in each round a rank handles a segment of each half.
+every rank sends and receives at most N bytes on the way up and N on the way down, the minimum. Rank 0 is the root of
+both trees. In each round of the pipeline a rank handles one segment of each half.
 
     0 ─── 4 ─┬─ 2 ─┬─ 1             0 ─── 5 ─┬─ 3 ─┬─ 2        8 ranks
              │     └─ 3                      │     └─ 4

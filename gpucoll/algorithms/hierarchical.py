@@ -1,22 +1,23 @@
 """Hierarchical: first inside every node, then across nodes; a link between nodes carries each byte only once.
 
-Any two algorithms make a hierarchical algorithm: ``hierarchical(ring,tree)`` is a ring inside a node and a tree across
-nodes. In an all-reduce the ranks of a node first reduce-scatter. Number k of every node then all-reduces share k with
-number k of the other nodes. Last, the ranks of a node all-gather. The `segments` of the data follow each other a round
-apart, so links between nodes are busy while a node reduces.
+Any two algorithms can be combined: ``hierarchical(ring,tree)`` is a ring inside a node and a tree across nodes. In an
+all-reduce, the ranks of a node first reduce-scatter. Then rank k of every node all-reduces share k with rank k of the
+other nodes. Finally, the ranks of a node all-gather. The `segments` of the data start one round apart, so that the
+links between nodes are busy while the nodes reduce.
 
     node 0   0 ◄─► 1      inside: shares        0 and 2, 1 and 3 across: all links at once
              │     │
     node 1   2 ◄─► 3      inside: all shares    2 nodes of 2 ranks: N bytes each way between them
 
-If the inner algorithm has no such halves (a tree), or the nodes have different sizes, an all-reduce passes through the
-first rank of each node. The other collectives cut unequal nodes into groups of the greatest common divisor of the node
-sizes. Without `nodes`, groups of the largest divisor of P not above the square root stand for nodes.
+If the inner algorithm has no reduce-scatter and all-gather (a tree), or if the nodes have different sizes, an
+all-reduce goes through the first rank of each node. The other collectives divide nodes of different sizes into groups,
+whose size is the greatest common divisor of the node sizes. Without `nodes`, groups replace nodes; their size is the
+largest divisor of P not above the square root of P.
 
-Cost: the sum of the inner cost and the outer cost, the outer cost on a share of the data. The byte counts are upper
-bounds: inner and outer maximum may belong to different ranks, and segments share rounds. With the defaults an
-all-reduce takes 2 (log2 G + log2 M) rounds and 2 (P - 1) N / P bytes. Good where links between nodes are slower than
-links inside a node. Source: composed of the two algorithms named.
+Cost: the inner cost plus the outer cost, which applies to a share of the data. The byte counts are upper bounds,
+because the inner and the outer maximum may belong to different ranks, and segments share rounds. With the defaults an
+all-reduce takes 2 (log2 G + log2 M) rounds and 2 (P - 1) N / P bytes. Good if links between nodes are slower than links
+inside a node. Source: that of the two algorithms named.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Ring: every rank exchanges with its two neighbours only; bandwidth-optimal, with a latency linear in P.
+"""Ring: each rank exchanges data only with its two neighbours; bandwidth-optimal, with latency linear in P.
 
 Source: see Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 Reduce-scatter for four ranks: chunk c starts on rank c + 1, travels right and collects one contribution per hop. After
@@ -10,14 +10,14 @@ three hops chunk c is complete on rank c.
     hop 3   1++ ──────►   2++ ──────►   3++ ──────►   0++ ──────►
             0 complete    1 complete    2 complete    3 complete
 
-An all-gather then sends the complete chunks once round the ring. A chunk travels as `segments` messages of the same
-round: one message is combined while the next is under way. Cost: P - 1 rounds and (P - 1) N / P bytes for each half,
-twice as much for an all-reduce. Good for long arrays.
+An all-gather then sends the complete chunks once round the ring. A chunk is sent as `segments` messages in the same
+round, so that one message is combined while the next is in transit. Cost: P - 1 rounds and (P - 1) N / P bytes for each
+half, and twice as much for an all-reduce. Good for long arrays.
 
-Blocks of unequal length also go round the ring where every rank has room for all blocks (all_gather_v). In the other
-v-variants blocks go straight to the target rank, a distance per round, neighbours first.
+In all_gather_v blocks of different lengths also go round the ring, because every rank has room for all blocks. In the
+other v-variants each block goes straight to its target rank: round d serves all ranks at distance d.
 
-The code uses `rank` in arithmetic only: `rank` may be a NumPy array, and all ranks are then made at once.
+The code uses `rank` in arithmetic only, so `rank` may be a NumPy array, to generate the schedules of all ranks at once.
 """
 
 from collections.abc import Callable

@@ -1,17 +1,17 @@
 """Tree: a pipelined binary tree; latency logarithmic in P, up to 3 N bytes sent by a rank.
 
-Contributions climb from the leaves to the root, then the result descends. Segments form a pipeline: at time t a node of
-depth d receives segment t - (H - d - 1) from its children and sends segment t - (H - d) to its parent. H is the height
-of the tree.
+Contributions go up from the leaves to the root, and then the result comes down. Segments form a pipeline: at time t a
+rank of depth d receives segment t - (H - d - 1) from its children and sends segment t - (H - d) to its parent, where H
+is the height of the tree.
 
         0 ─┬─ 1 ─┬─ 2 ─── 3        depth 0   1   2   3
            │     └─ 4
            └─ 5 ─┬─ 6              up:   3 ► 2 ► 1 ► 0    at times 0, 1, 2
                  └─ 7              down: 0 ► 1 ► 2 ► 3    at times 3, 4, 5
 
-Both ends of a message share the clock, so waiting ranks never deadlock. Cost: about 2 log2 P + S - 1 rounds of N / S
-bytes for an all-reduce, about log2 P + S - 1 for a broadcast or a reduction. Good for short and middle arrays on many
-ranks; `double_tree` uses links better for long arrays. Source: folklore.
+Both ends of a message use the same clock, so no ranks wait for each other in a cycle. Cost: about 2 log2 P + S - 1
+rounds of N / S bytes for an all-reduce, about log2 P + S - 1 for a broadcast or a reduction. Good for short and middle
+arrays on many ranks; `double_tree` uses links better for long arrays. Source: folklore.
 """
 
 from gpucoll.algorithms import algorithm

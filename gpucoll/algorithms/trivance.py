@@ -1,18 +1,18 @@
-"""Trivance: both neighbours on a ring in every step, at three times the distance; ceil(log3 P) steps for a phase.
+"""Trivance: exchanges in both directions of a ring, at distances 1, 3, 9, ...; ceil(log3 P) steps per phase.
 
 Source: see Jürß, Addanki and Schmid, "Trivance: latency-optimal AllReduce by shortcutting multiport networks" (2026),
-and the authors' simulator. A rank exchanges with the ranks 1, 3, 9, ... places on and back; the last distance is half
-of the remaining ranks. Both directions of the ring are in use, and a step combines two messages.
+and the authors' simulator. A rank exchanges data with the ranks 1, 3, 9, ... places on and back; the last distance is
+half of the remaining ranks. Both directions of the ring are used, and each step combines two messages.
 
     reduce_scatter    step 0    0 ◄► 1 ◄► 2 ◄► 3 ◄► ... ◄► 8 ◄► 0       3 blocks a message          9 ranks
                       step 1    0 ◄► 3 ◄► 6 ◄► 0   and so on            1 block
     all_gather        the same steps in reverse
 
-A block leaves a rank in a single step, the last one from which its owner can still be reached, so every P is supported.
-Cost: 2 ceil(log3 P) rounds. A rank sends 2 (P - 1) N / P bytes, half in each direction, and no message waits for more
-than N bytes. Good for middle arrays on rings with links in both directions. The paper's variant for short arrays moves
-N bytes in each of ceil(log3 P) rounds; it is left out, because its ranks add in different orders and form different
-bits.
+A block leaves a rank in a single step, the last step from which the block can still reach its owner, so every P is
+supported. Cost: 2 ceil(log3 P) rounds. A rank sends 2 (P - 1) N / P bytes, half in each direction, and no message waits
+for more than N bytes. Good for middle arrays on rings with links in both directions. The paper's variant for short
+arrays sends N bytes in each of ceil(log3 P) rounds. The variant is omitted, because its ranks add in different orders
+and so get different bits.
 """
 
 import functools

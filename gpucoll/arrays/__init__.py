@@ -1,10 +1,10 @@
-"""The arrays of a call: checked, made flat, with the memory for the result.
+"""The arrays of a call: check them, make them flat, and allocate the result.
 
-    accept              objects accepted as arrays, and the places of their elements
+    accept              objects accepted as arrays, and the addresses of their elements
     space               the memory of a call's arrays, reductions by NumPy
-    segments            memory mapped by other processes, and blocks at the same place on all ranks
+    segments            memory mapped by other processes, and blocks at the same position on all ranks
 
-Nothing here communicates: a call refused here has moved and written nothing.
+Nothing here communicates: a call refused here has sent and written nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Collectives in block-scaled formats: a quarter or an eighth of float32's bytes, and the bound of the error.
+"""Collectives in block-scaled formats: a quarter or an eighth of the bytes of float32, with an error bound.
 
-    conversion   to and from the formats; the error's bound
+    conversion   to and from the formats; the error bound
     steps        the two steps of a sum, also of compressed gradients
 
 The table of the formats is in `gpucoll.core.formats`.

@@ -1,5 +1,5 @@
 """`gpucoll tune` and `gpucoll explain`: measure this machine for `auto`, and explain the choice of `auto`.
 
-    measure    durations of calls, of all algorithms at many sizes; alpha, beta, gamma and gap of links
-    commands   tune: measure, write the table; explain: candidates, choice, reason
+    measure    times of all algorithms at many sizes; alpha, beta, gamma and gap of links
+    commands   tune: measure and write the table; explain: candidates, choice, reason
 """

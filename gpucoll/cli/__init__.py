@@ -191,7 +191,7 @@ def _add_graphs(verbs: Any) -> None:
     synthesize.add_argument("--rounds", type=int, metavar="R",
                             help="with --steps: chunks on the slowest link in all steps together (S)")
     synthesize.add_argument("--time-limit", type=float, metavar="S", help="give up after S seconds")
-    synthesize.add_argument("-o", "--output", metavar="F.py", help="the file, .py or MSCCL's .xml (GRAPH_COLLECTIVE.py)")
+    synthesize.add_argument("-o", "--output", metavar="F.py", help="the .py file, or MSCCL's .xml (GRAPH_KIND.py)")
     nccl = _add_verb(verbs, "nccl", _from("gpucoll.cli.nccl_choice"),
                      help="show NCCL's choice on a machine, and where nccl-tests' times disagree")
     nccl.add_argument("what", nargs="+", help="a collective and its sizes: all_reduce 1M,64M; or files of nccl-tests")

@@ -7,8 +7,8 @@
     backends       executors for host arrays
     gpu            executors and streams of a GPU
     lifecycle      guards, refusals, aborts; the end by `close`, exit or fork
-    metadata       host messages: shapes and errors exchanged before data move
-    scatter        the collective whose shapes only the root knows; extrema: `maxloc` and `minloc`
+    metadata       host messages: shapes and errors exchanged before data is sent
+    scatter        the collective with shapes known to the root only; extrema: `maxloc` and `minloc`
     ragged         the v-variants: blocks of different lengths
     objects        Python objects, pickled
     points         messages between two ranks, groups of calls, splits
@@ -16,11 +16,11 @@
     cartesian      ranks on a grid, exchanges with neighbours
     persistent     calls planned once and made many times
     symmetric      memory mapped by all ranks of a node; windows: memory registered with NCCL
-    advice         explanations of the choices of "auto", a check for NaN and infinity
-    elastic        communicators that change: survivors, members with newcomers, lost ranks replaced
-    links          connections of the ranks: MPI or a key store between processes, memory between threads
-    thread_hub     state shared by ranks that are threads
-    internal       functions for training, torch, distributed and mpi, beside the public methods
+    advice         explanations of the choices of "auto"; a check for NaN and infinity
+    elastic        `shrink`, `grow` and `replace`: communicators after a failure or with newcomers
+    links          connections between ranks: MPI or a key-value store for processes, memory for threads
+    thread_hub     state shared by threads as ranks
+    internal       functions for training, torch, distributed and mpi, in addition to the public methods
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _world: Communicator | None = None
 
 
 def new_world(wanted: bootstrap.Options, place: StorePlace | None = None) -> Communicator:
-    """Return a new communicator of all ranks; `init` explains how ranks meet. A collective call."""
+    """Return a new communicator of all ranks, connected as by `init`. A collective call."""
     job = bootstrap.job(wanted.timeout, place)
     if isinstance(job, VirtualPlace):
         world: Communicator = job.world(wanted)
@@ -67,24 +67,25 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
          **options: Unpack[bootstrap.GivenOptions]) -> Communicator:
     """Return the communicator of all ranks; a second call returns the same object.
 
-    A collective call. Ranks started by a launcher of MPI (`mpiexec`, `srun`, ``gpucoll run``) are the ranks of MPI's
-    COMM_WORLD, which is duplicated. Ranks can also meet without MPI, by the environment variables RANK, WORLD_SIZE,
-    MASTER_ADDR and MASTER_PORT, set by `torchrun`, ``gpucoll run --standalone`` and ``gpucoll run --nnodes``;
-    `gpucoll.launch.rank_variables` returns values for processes started by hand. Or `store`, "tcp://host:port", names
-    the place where rank 0 listens, with this rank's number `rank` among `size` ranks (by default GPUCOLL_STORE,
-    GPUCOLL_RANK, GPUCOLL_SIZE, or the launcher's numbers). Ranks of several hosts prove themselves by GPUCOLL_SECRET,
-    and UCX carries their messages. MPI need not be installed then, and ``mpi`` is None. A single process is a world of
-    one rank.
+    A collective call. Ranks started by an MPI launcher (`mpiexec`, `srun`, ``gpucoll run``) are the ranks of MPI's
+    COMM_WORLD, which is duplicated. A single process is a world of one rank.
+
+    Ranks can also start without MPI; ``mpi`` is then None, and MPI need not be installed. The environment variables
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set by `torchrun`, ``gpucoll run --standalone`` and
+    ``gpucoll run --nnodes``; `gpucoll.launch.rank_variables` returns them for processes started by hand. Or `store`,
+    "tcp://host:port", is the address where rank 0 listens, and this process is rank `rank` of `size` ranks (by default
+    GPUCOLL_STORE, GPUCOLL_RANK, GPUCOLL_SIZE, or the launcher's numbers). Ranks on several hosts prove themselves by
+    GPUCOLL_SECRET, and UCX carries their messages.
 
     Options: `timeout`: seconds, the deadline of every wait (default 300). `executor`: a name, or None for any. `check`:
-    "full" compares the ranks' calls before data move, "data" also the data of host arrays after each call, "deferred"
-    the calls while data move, "off" nothing; None means "full" on host arrays and "deferred" on devices.
-    `deterministic`: True reduces in rank order only, so that the bits of an element depend on the same elements of the
-    inputs alone; "exact" forms sums and means exactly and rounds once, so that the number of ranks does not matter
-    either. `device`: "emulated", or the CUDA ordinal of this rank's GPU (default: the rank's number on its host).
-    GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR, GPUCOLL_CHECK and GPUCOLL_DEVICE supply options not given. Raises ArgumentError
-    for a wrong option. Raises UsageError if options differ from an earlier call or between ranks (`timeout` and the
-    CUDA ordinal may differ between ranks), or if the launcher belongs to another MPI.
+    "full" compares the ranks' calls before data is sent, "data" also compares the data of host arrays after each call,
+    "deferred" compares calls while data is sent, "off" compares nothing; None means "full" on host arrays and
+    "deferred" on devices. `deterministic`: True reduces in rank order only, so that the bits of an element depend only
+    on the same elements of the inputs; "exact" computes sums and means exactly and rounds once, so that not even the
+    number of ranks matters. `device`: "emulated", or the CUDA ordinal of this rank's GPU (default: the rank's number on
+    its host). GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR, GPUCOLL_CHECK, GPUCOLL_DETERMINISTIC and GPUCOLL_DEVICE set the
+    defaults. Raises ArgumentError for a wrong option. Raises UsageError if options differ from an earlier call or
+    between ranks (`timeout` and the CUDA ordinal may differ between ranks), or if the launcher belongs to another MPI.
     """
     global _world
     wanted = bootstrap.options(options)
@@ -104,13 +105,13 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
 
 
 def join(store: str, timeout: float = TIMEOUT) -> Communicator:
-    """Return a newcomer's communicator: this process becomes a rank once the ranks at `store` grow by it.
+    """Return a newcomer's communicator: this process becomes a rank when the ranks at `store` call `grow`.
 
     `store` is the ``address`` of the ranks' communicator: the store given to `init`, if there is one. The ranks call
     `Communicator.grow` or `Communicator.replace`. Ranks and newcomers prove themselves by GPUCOLL_SECRET, or without a
     secret by the store's address. The options are those of the ranks. `init` then returns the same object.
 
-    Raises CollectiveTimeout if the ranks do not grow within `timeout` seconds, UsageError if `store` is no
+    Raises CollectiveTimeout if the ranks do not grow within `timeout` seconds, UsageError if `store` is not a
     "tcp://host:port", and BackendError for a wrong secret or another version of gpucoll.
     """
     global _world
@@ -124,7 +125,7 @@ def join(store: str, timeout: float = TIMEOUT) -> Communicator:
 def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[T]:
     """Call ``f(comm)`` on each of `n` threads and return the results in rank order; options as in `init`.
 
-    If a thread raises, the waits of the other threads end, and the first error is raised here.
+    If a thread raises an exception, the other threads stop waiting, and `run_local` raises the first error.
     """
     comms, errors = init_local(n, **options), list[BaseException]()
 

@@ -24,7 +24,7 @@ class Cartesian(Communicator):
     """Ranks on a Cartesian grid; made by `Communicator.cart`.
 
     ``dims`` are the lengths of the grid, ``periods`` the flags of ring dimensions, ``coords`` the coordinates of this
-    rank. Ranks lie in the grid in C order: the last coordinate varies fastest. `split` returns an ordinary
+    rank. Ranks are in C order: the last coordinate varies fastest. `split` returns an ordinary
     `Communicator`.
     """
 
@@ -47,7 +47,7 @@ class Cartesian(Communicator):
         return tuple(map(int, numpy.unravel_index(self._core.check_rank("coords_of", "rank", rank), self.dims)))
 
     def rank_of(self, coords: Sequence[int]) -> int:
-        """Return the rank at `coords`, wrapped in periodic dimensions; raise ArgumentError outside of the grid."""
+        """Return the rank at `coords`, wrapped in periodic dimensions; raise ArgumentError outside the grid."""
         if not are_whole(coords) or len(coords) != len(self.dims):
             raise ArgumentError(f"rank_of: {coords!r} are not {len(self.dims)} coordinates", code="GC-CART")
         rank = self._at(coords)
@@ -91,9 +91,9 @@ class Cartesian(Communicator):
     def neighbor_all_to_all(self, x: Any, out: Any = None) -> Any:
         """Send block i of `x` to neighbour i and return the blocks received, in the order of `neighbours`.
 
-        `x` and the result have shape (2 * ndims, \\*s). A block sent down in a dimension comes from above, even if both
-        neighbours are the same rank. Blocks beyond an edge keep the values of `out`, or are 0 if `out` is None. Raises
-        ArgumentError. MPI-5.0, 8.6.3.
+        `x` and the result have shape (2 * ndims, \\*s). A block sent down in a dimension arrives as the block from
+        above, even if both neighbours are the same rank. Blocks beyond an edge keep the values of `out`, or are 0 if
+        `out` is None. Raises ArgumentError. MPI-5.0, 8.6.3.
         """
         with self._core.current(None, [x]):
             source = check_input("neighbor_all_to_all", x)

@@ -55,8 +55,8 @@ class Communicator:
     """A group of ranks and their collective operations; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
 
     ``rank size local_rank local_size node nodes`` are numbers. ``device`` is the CUDA ordinal or None. ``mpi`` is the
-    duplicated mpi4py communicator, or None without MPI. ``timeout check executor`` are the options. ``address`` is the
-    place where newcomers join (`grow`), "tcp://host:port", or None.
+    duplicated mpi4py communicator, or None without MPI. ``timeout check executor`` are the options. ``address`` is
+    "tcp://host:port" for newcomers (`grow`), or None.
     """
 
     def __init__(self, link: Link, options: bootstrap.Options) -> None:
@@ -82,8 +82,8 @@ class Communicator:
     def from_mpi(cls, mpi: Any, **options: Unpack[bootstrap.GivenOptions]) -> Communicator:
         """Return a communicator of the ranks of an mpi4py intracommunicator, after duplicating `mpi`.
 
-        A collective call. Options as in `gpucoll.init`. Raises ArgumentError if `mpi` is no intracommunicator,
-        UsageError if the options differ between ranks, BackendError if MPI has no room for another communicator.
+        A collective call. Options as in `gpucoll.init`. Raises ArgumentError if `mpi` is not an intracommunicator,
+        UsageError if the options differ between ranks, BackendError if MPI cannot make another communicator.
         """
         wanted = bootstrap.options(options)
         if hasattr(mpi, "virtual"):  # of virtual ranks
@@ -108,11 +108,11 @@ class Communicator:
 
     @property
     def seconds_under_way(self) -> float:
-        """Seconds so far with at least one operation of this rank under way on the host behind a `Work`.
+        """Seconds so far with at least one asynchronous operation of this rank running on the host.
 
-        All asynchronous operations count. Blocking calls count if queued behind other calls, blocking messages between
-        two ranks if longer than about 1 ms. The growth between two readings is the communication hidden behind the
-        computation in between.
+        All asynchronous operations count. Blocking calls count if queued behind other calls, and blocking messages
+        between two ranks if longer than about 1 ms. The difference of two readings is the time of communication hidden
+        by the computation in between.
         """
         return self._core.waits.under_way.seconds
 
@@ -120,9 +120,9 @@ class Communicator:
     def device(self) -> int | None:
         """The CUDA ordinal of this rank; None without a GPU.
 
-        The ordinal is given by `device=` or GPUCOLL_DEVICE; otherwise it is the number of the rank on its host, modulo
-        the number of GPUs. A communicator made by `split` has the device of its parent. Ranks that are threads use the
-        current device of their thread.
+        `device=` or GPUCOLL_DEVICE sets the ordinal; otherwise it is the number of the rank on its host, modulo the
+        number of GPUs. A communicator made by `split` has the device of its parent. Threads as ranks use the current
+        device of their thread.
         """
         return self._core.device
 
@@ -134,11 +134,11 @@ class Communicator:
         """Return the reduction of all ranks' `x` (shape s) on every rank.
 
         `out` (shape s) receives the result, with ``out=x`` in place; otherwise the result is allocated. `op`: sum prod
-        min max avg band bor bxor land lor lxor, a `ReduceOp`, an mpi4py op, `premul_sum` or `elementwise_op`. `dtype`
-        reads unsigned integers as another dtype of the same width. `algorithm`: a name of
+        min max avg band bor bxor land lor lxor, a `ReduceOp`, an mpi4py op, `premul_sum` or `elementwise_op`. With
+        `dtype` an array of unsigned integers is read as another dtype of the same width. `algorithm`: a name of
         ``gpucoll.algorithms("all_reduce")``, "native" or "auto". ``async_op=True`` returns a `Work`. A call on GPU
-        arrays only enqueues in `stream`; None is the current stream of CuPy (PyTorch's for its tensors). Raises
-        ArgumentError and DtypeError before data moves; MismatchError if the ranks' calls differ, PeerError if another
+        arrays only enqueues work on `stream`; None is the current stream of CuPy, or of PyTorch for its tensors. Raises
+        ArgumentError and DtypeError before data is sent, MismatchError if the ranks' calls differ, PeerError if another
         rank refuses its arguments, RankFailedError, and CollectiveTimeout at the deadline. MPI-5.0, 6.9.6.
         """
         core = self._core
@@ -197,8 +197,8 @@ class Communicator:
                 async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the root's `x` (shape (size, \\*s); None elsewhere). MPI-5.0, 6.6.
 
-        The other ranks learn shape and dtype from the root's call descriptor in shared memory, or from one host
-        message. If the root refuses its arguments, the other ranks raise PeerError.
+        The other ranks read shape and dtype from the root's call descriptor in shared memory, or from one host message.
+        If the root refuses its arguments, the other ranks raise PeerError.
         """
         core = self._core
         cache_key: Key = ()
@@ -259,10 +259,10 @@ class Communicator:
     def maxloc(self, x: Any, index: Any = None) -> tuple[Any, Any]:
         """Return the maximum of all ranks' `x` (shape s), element by element, and its `index`, on every rank.
 
-        `index` (integers, shape s) gives an origin for each element of `x`; None means the number of the rank, as
-        int64. Of equal values the lowest index counts. NaN is the maximum, as in `numpy.argmax`. Cost: two all-reduces
-        on any executor, "max" of `x` and "min" of the indices of the maxima; the host waits for nothing else. Not in a
-        group (UsageError). Raises ArgumentError and DtypeError before data moves. MPI-5.0, 6.9.4.
+        `index` (integers, shape s) is the origin of each element of `x`; None means the number of the rank, as int64.
+        Among equal values the lowest index wins. NaN is the maximum, as in `numpy.argmax`. Cost: two all-reduces, "max"
+        of `x` and "min" of the indices of the maxima; the host waits for nothing else. Not in a group (UsageError).
+        Raises ArgumentError and DtypeError before data is sent. MPI-5.0, 6.9.4.
 
         >>> import numpy
         >>> import gpucoll as gc
@@ -334,7 +334,7 @@ class Communicator:
         """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8.
 
         `out` receives the result and is returned: a list of arrays (``out=xs`` if each array has the length of its
-        replacement), or one array for all blocks one after another, to save a copy.
+        replacement), or one array for all blocks in rank order, which saves a copy.
         """
         if stream is None and not async_op and self._core.group is None:
             result = self._blocks.repeat("all_to_all_v", "", 0, algorithm, xs, out)
@@ -393,15 +393,15 @@ class Communicator:
     def recv(self, out: Any, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *, async_op: bool = False) -> Any:
         """Receive a message from rank `src` into `out` (shape s) and return `out`. MPI-5.0, 3.2.
 
-        Raises MismatchError for a message of another length, or on the host of another dtype. `out` is unchanged then,
-        with one exception: a message of another length, carried by MPI, UCX, a store or between threads, may fill the
-        first part of `out`.
+        Raises MismatchError for a message of another length, or, on the host, of another dtype. `out` is then
+        unchanged, with one exception: a message of another length by MPI, UCX, a store or between threads may overwrite
+        the first part of `out`.
 
-        On the host `src` may be ``gpucoll.ANY_SOURCE`` and `tag` ``gpucoll.ANY_TAG``, or mpi4py's. NCCL has neither:
-        such a receive into a GPU array raises UsageError. So does ``ANY_TAG`` if messages travel through a store.
-        The receive takes the first message available, and messages of one rank in sending order. A receive from a named
-        rank has precedence if it begins before the message is available. `status`, a `Status` or mpi4py's, is set to
-        source, tag and bytes of the message.
+        On the host `src` may be ``gpucoll.ANY_SOURCE`` and `tag` ``gpucoll.ANY_TAG``, or mpi4py's. NCCL has neither, so
+        such a receive into a GPU array raises UsageError, as does ``ANY_TAG`` if messages go through a store. The
+        receive takes the first message available; messages of one rank are received in the order sent. A receive from a
+        given rank has precedence if it begins before the message is available. `status`, a `Status` or mpi4py's, is set
+        to source, tag and bytes of the message.
         """
         if out is not None and status is None and not async_op and self._core.group is None:
             begun = self._points.exchange_here(None, -1, out, src, tag)
@@ -421,7 +421,7 @@ class Communicator:
     def probe(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Any:
         """Wait for a message available to `recv`; return its `Status`, or `status`. The message stays available.
 
-        `count` is in bytes, for a message above 1 GiB perhaps of its first piece only. Host only: UsageError on the
+        `count` is in bytes; for a message above 1 GiB it may be that of the first piece. Host only: UsageError on the
         emulated device. MPI-5.0, 3.8.1.
         """
         return self._points.probe(src, tag, Status() if status is None else status)
@@ -433,8 +433,8 @@ class Communicator:
     def group(self) -> contextlib.AbstractContextManager[None]:
         """Run all calls of the block together at its end; their results are valid after the block.
 
-        All messages between two ranks are under way before the first wait; collectives follow in the order of the
-        calls. Groups do not nest: UsageError.
+        All messages between two ranks start before the first wait; collectives follow in the order of the calls. Groups
+        do not nest: UsageError.
         """
         return self._points.group()
 
@@ -450,7 +450,7 @@ class Communicator:
         """Return a communicator of the first ``prod(dims)`` ranks as a grid of lengths `dims`; None on other ranks.
 
         A collective call; the options are inherited. `periods` is one bool for each dimension, or one for all: True
-        makes the dimension a ring. None means False. Ranks keep their order, whatever `reorder` is. Raises
+        makes the dimension a ring. None means False. Ranks keep their order; `reorder` has no effect. Raises
         ArgumentError for wrong arguments, PeerError on the other ranks, and MismatchError if ranks pass different
         grids. MPI-5.0, 8.5.1.
         """
@@ -461,15 +461,15 @@ class Communicator:
     # ---------------------------------------------------------------------------------------- planned calls and memory
 
     def plan(self, collective: str, x: Any = None, out: Any = None, **options: Any) -> PersistentCall:
-        """Return a callable that repeats `collective` on `x` and `out`, resolved once: shapes, executor, algorithm.
+        """Return a callable that repeats `collective` on `x` and `out`; executor and algorithm are chosen once.
 
         `options` are those of the collective: op, root, dtype, algorithm, stream. If `out` is None, the result is
-        allocated once. The callable keeps the arrays; their content may change between calls. No data move here. On a
-        GPU a call enqueues in `stream` (None: CuPy's current stream), and can be captured in a CUDA graph. All ranks
-        plan and call alike. Raises ArgumentError and DtypeError as the collective does, TypeError for an unknown
-        option.
+        allocated once. The callable keeps the arrays; their content may change between calls. `plan` itself sends no
+        data. On a GPU a call enqueues work on `stream` (None: CuPy's current stream), and can be captured in a CUDA
+        graph. All ranks must make the same plans and calls. Raises ArgumentError and DtypeError like the collective,
+        and TypeError for an unknown option.
 
-        Messages between two ranks can be planned too, by these ranks only: ``plan("send", x, dst=, tag=0)``,
+        The ranks of a message can also plan the message: ``plan("send", x, dst=, tag=0)``,
         ``plan("recv", out=, src=, tag=0, status=None)`` and ``plan("sendrecv", x, out, dst=, src=, tag=0)``.
         """
         return planned(self, collective, x, out, **options)
@@ -477,11 +477,10 @@ class Communicator:
     def empty(self, shape: Any, dtype: Any, device: str | None = None) -> Any:
         """Return an array in memory mapped by all ranks of this node; its elements are undefined. A collective call.
 
-        `shape` and `dtype` are the same on all ranks, `device` is "cpu" or "cuda" (None: "cpu"). A later call reuses a
-        block once every rank has dropped its array; on a GPU, as with CuPy's pool, work on the new array must follow on
-        the stream of the old one. After `close` the system gets the memory back with the last array. Raises
-        ArgumentError, DtypeError, MismatchError (ranks differ), PeerError (another rank refuses), BackendError (no
-        memory, no GPU).
+        `shape` and `dtype` are the same on all ranks; `device` is "cpu" or "cuda" (None: "cpu"). A later call reuses a
+        block once every rank has dropped its array. On a GPU, as with CuPy's pool, work on the new array must follow on
+        the stream of the old one. After `close` the memory is freed with the last array. Raises ArgumentError,
+        DtypeError, MismatchError (ranks differ), PeerError (another rank refuses), BackendError (no memory, no GPU).
         """
         return self._memory.empty("empty", shape, dtype, device)
 
@@ -499,9 +498,8 @@ class Communicator:
 
         `dtype` is the dtype of the elements; a reduction is a sum. `device` is "cpu", "cuda" or "emulated", by default
         the device of NumPy arrays. The `gpucoll.tuner.explanation.Explanation` prints as a table and is a dictionary.
-        After calls of about this size on host arrays it has measured seconds beside the predicted ones. The user's own
-        algorithms come last: "auto" never takes any of these. No rank waits for another. Raises ArgumentError and
-        DtypeError.
+        After calls of about this size on host arrays it also has measured seconds. Users' own algorithms come last,
+        because "auto" never chooses them. No rank waits for another. Raises ArgumentError and DtypeError.
         """
         return explain(self._core, collective, nbytes, dtype, device)
 
@@ -518,10 +516,10 @@ class Communicator:
 
         The keys are pairs such as ``("all_reduce", 4096)``. The size class is the largest power of two not above the
         bytes of the call (the larger of input and output over all ranks), 0 for a call without data. The values have
-        the keys ``calls``, ``bytes``, ``own_seconds``, ``waiting_seconds`` and ``moving_seconds``. Own seconds: how
-        much later than the first rank this rank came to the calls, at most the time since its last call. Waiting
-        seconds: in calls, until the other ranks had come. Moving seconds: the rest of the calls. No rank waits for
-        another, and the figures outlive `close`. The guide to performance says what each executor can tell.
+        the keys ``calls``, ``bytes``, ``own_seconds``, ``waiting_seconds`` and ``moving_seconds``. Own seconds: this
+        rank's delay behind the first rank before calls, at most the time since its last call. Waiting seconds: in
+        calls, until the other ranks arrived. Moving seconds: the rest of the calls. No rank waits for another, and the
+        figures remain after `close`. The page on performance has the limits for each executor.
 
         >>> import gpucoll as gc
         >>> gc.run_local(lambda comm: (comm.barrier(), comm.stats()["barrier", 0]["calls"])[1], 2)
@@ -536,22 +534,22 @@ class Communicator:
 
         A collective call of all surviving ranks; a rank waiting in another call is woken. A rank does not survive if
         its process has ended, or if the rank has closed this communicator after the failure. Under MPI on one node, and
-        without MPI, survivors go on without MPI: ``mpi`` is then None. The launcher must let survivors live:
-        ``gpucoll run --standalone --survive`` does, and Open MPI's ``mpiexec --with-ft ulfm``, where MPI shrinks.
+        without MPI, survivors continue without MPI: ``mpi`` is then None. The launcher must not end the survivors:
+        ``gpucoll run --standalone --survive``, or Open MPI's ``mpiexec --with-ft ulfm``, where MPI itself shrinks.
 
         Repeated after a `replace` without newcomers, the call returns the survivors' communicator. Raises
-        CollectiveTimeout if a living rank does not come within ``timeout`` seconds, and UsageError if ranks of several
-        hosts have an MPI that ends with its first process. Source: MPI forum's User Level Failure Mitigation.
+        CollectiveTimeout if a living rank does not join within ``timeout`` seconds, and UsageError if ranks on several
+        hosts have an MPI that does not survive a failed process. Source: MPI forum's User Level Failure Mitigation.
         """
         return elastic.shrink(self)
 
     def grow(self, size: int, timeout: float = TIMEOUT) -> Communicator:
-        """Return a communicator of `size` ranks: members keep their ranks, newcomers of `gpucoll.join` come after.
+        """Return a communicator of `size` ranks: members keep their ranks, newcomers (`gpucoll.join`) follow.
 
-        A collective call of all members. Newcomers come to `address` and prove themselves by GPUCOLL_SECRET. They take
-        over the options of the members. This communicator stays usable. Raises CollectiveTimeout after `timeout`
+        A collective call of all members. Newcomers connect to `address` and prove themselves by GPUCOLL_SECRET. They
+        inherit the options of the members. This communicator remains usable. Raises CollectiveTimeout after `timeout`
         seconds without enough newcomers, RankFailedError if a member dies, ArgumentError (on the other ranks PeerError)
-        for a wrong `size`, MismatchError if sizes differ, UsageError for ranks that are threads and without a secret.
+        for a wrong `size`, MismatchError if sizes differ, UsageError for threads as ranks and without a secret.
         """
         return elastic.grow(self, size, range(self.size), timeout, "grow")
 
@@ -559,22 +557,22 @@ class Communicator:
         """Return a communicator of as many ranks as before: survivors keep their ranks, newcomers take the lost ones.
 
         A collective call of all surviving ranks: `shrink`, then `grow`; this communicator fails and is closed. Raises
-        the errors of both; ranks that die meanwhile are replaced, too. After a CollectiveTimeout without newcomers,
-        `replace` can be called again, and `shrink` returns the communicator of the survivors.
+        the errors of both; ranks that die in the meantime are replaced too. After a CollectiveTimeout without
+        newcomers, `replace` can be called again, and `shrink` returns the communicator of the survivors.
         """
         return elastic.replace(self, timeout)
 
     # --------------------------------------------------------------------------------------------------------- the end
 
     def close(self) -> None:
-        """Complete the operations under way and release all resources; idempotent.
+        """Complete all running operations and release all resources; idempotent.
 
-        A collective call unless the communicator has failed. If another rank has failed, or does not come within the
-        timeout (seconds), MPI's communicators are not freed: after a free on some ranks only, late messages could reach
-        the next communicators. Ranks that are threads do not wait for each other: the last `close` frees the memory of
+        A collective call unless the communicator has failed. If another rank has failed, or does not call `close`
+        within the timeout, MPI's communicators are not freed: after a free on some ranks only, late messages could
+        reach the next communicators. Threads as ranks do not wait for each other: the last `close` frees the memory of
         all.
 
-        Raises the error of an incomplete call on a GPU, unless a call or a wait has raised the error before.
+        Raises the error of an incomplete call on a GPU, unless a call or a wait has already raised it.
         """
         self._core.life.close()
 

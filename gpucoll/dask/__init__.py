@@ -1,7 +1,7 @@
 """Ranks on the workers of a Dask cluster: `Workers`. Needs the package ``distributed`` (extra ``dask``).
 
-A communicator lives in each worker's process. The workers meet without MPI, at a store in the process of rank 0, and
-messages between hosts travel by UCX or by the store.
+Each worker's process has a communicator. The workers need no MPI: they connect to a store in the process of rank 0, and
+UCX or the store carries messages between hosts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The device layer: compiled kernels and their launches, device memory, streams; on a GPU or on the emulated device.
 
     sources     the source text of each kernel instance, made from kernels/device
-    nvrtc gxx   the two compilers; store: the cache of compiled kernels; command: `gpucoll kernels`, filling the cache
+    nvrtc gxx   the two compilers; store: the cache of compiled kernels; command: `gpucoll kernels`
     launch      arguments and grids of the kernels
     peer        layout of the memory shared by the ranks of a node, and arguments of the peer kernels
     gpus        the assignment of GPUs to ranks; nvlink: the links between these GPUs
@@ -9,9 +9,9 @@
     emulated    the same kernels on NumPy arrays, on the CPU
     streams     scratch memory, and the order of a communicator's operations
     nccl        one rank's NCCL communicator
-    local       the substitute for NCCL between threads sharing a GPU; messages: the substitute on the emulated device
+    local       replaces NCCL between threads on one GPU; messages: replaces NCCL on the emulated device
 
-`Device`, `Stream` and `Event` follow CuPy. Work is enqueued on a stream, and the host does not wait for the work.
+`Device`, `Stream` and `Event` follow CuPy. Work is enqueued on a stream, and the host does not wait for it.
 """
 
 from __future__ import annotations

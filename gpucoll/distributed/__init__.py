@@ -14,7 +14,7 @@
 Functions return None, or a `Work` with ``async_op=True``; results are written into the arrays passed. `src` and `dst`
 are always ranks of the world; `group_src` and `group_dst` are ranks of the group. On a rank outside `group` a call
 warns and returns. Errors are gpucoll's: UsageError before `init_process_group`, ArgumentError and DtypeError before
-data moves. Source: PyTorch 2.13, ``torch/distributed/distributed_c10d.py``.
+data is sent. Source: PyTorch 2.13, ``torch/distributed/distributed_c10d.py``.
 """
 
 from gpucoll.core.ops import ReduceOp

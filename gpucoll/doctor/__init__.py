@@ -1,11 +1,11 @@
-"""`gpucoll doctor`: check the fitness of this machine and this job for collectives, and give advice.
+"""`gpucoll doctor`: check this machine and this job for problems with collectives, and give advice.
 
     facts       versions, MPI and launcher, GPUs, shared memory, engine; reasons for missing items
     probes      messages between all pairs of ranks; every collective on small exact data
     graph_file  the graph of the ranks' links, for `--topology F.toml`
     remarks     problems and advice, derived from the report alone; the report as text
 
-All ranks exchange the findings and so reach the same exit code; rank 0 prints.
+All ranks exchange their findings, so all have the same exit code; rank 0 prints.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The protocol of executors: a `CallRequest` is compiled into a `Call`; and the errors raised when ranks' calls differ.
+"""The protocol of executors: compile a `CallRequest` into a `Call`. Also the errors for ranks with different calls.
 
 An executor runs schedules over one transport. `Call.run` returns an operation of `gpucoll.progress.waits`: a generator
-yielding a predicate at each wait. A call on a device enqueues work on a stream and yields nothing.
-`CallRequest.description` is the signature compared among ranks before data move.
+that yields a predicate at each wait. A call on a device enqueues work on a stream and yields nothing. The ranks compare
+`CallRequest.description` before data is sent.
 """
 
 from __future__ import annotations

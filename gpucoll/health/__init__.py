@@ -1,4 +1,4 @@
-"""Failure detection: dead or stopped ranks, calls that differ, stuck GPU streams, and the records left by a crash.
+"""Failure detection: dead or stopped ranks, different calls, stuck GPU streams; and records for the time after a crash.
 
     processes    watches the processes of the ranks on this host
     remote       watches the ranks on other hosts, by a TCP connection of every rank to rank 0
@@ -6,15 +6,15 @@
     flight       the flight recorder: the last calls of a rank, in a mapped file that survives SIGKILL
     clocks       the offsets of hosts' clocks, for the flight recorder
     report       `gpucoll report DIR`: compares the flight recorder files of all ranks
-    torch_trace  `gpucoll report DIR --torch OUT`: the same files for PyTorch's analyser
+    torch_trace  `gpucoll report DIR --torch OUT`: files for PyTorch's analyser
     stragglers   `gpucoll report DIR --stragglers`: the rank that delays the others
-    shares       own delay, waiting and moving: the three shares of every call, for `stats`
-    metrics      the same figures for Prometheus and OpenTelemetry: GPUCOLL_METRICS
+    shares       own delay, waiting and moving: the three shares of every call's time, for `stats`
+    metrics      these shares for Prometheus and OpenTelemetry: GPUCOLL_METRICS
     summary      the calls that took most time, at the end of a job: GPUCOLL_SUMMARY
     guard        the hook of every wait: raises an error when an awaited rank has died or aborted
-    integrity    data compared after each call, with check="data"
-    preflight    compares the calls of ranks before data move
+    integrity    comparison of data after each call, with check="data"
+    preflight    compares the ranks' calls before data is sent
     mapped       the descriptions of calls in memory mapped by all ranks of a node
-    observed     executors wrapped with the recorder, the log and faults for tests
+    observed     calls wrapped with the recorder, the log and faults for tests
     termination  callbacks that run at SIGTERM
 """

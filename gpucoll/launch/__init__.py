@@ -1,12 +1,12 @@
-"""The start of ranks, and how they meet.
+"""The start of ranks, and how they find each other.
 
     launchers   the environment variables and options of launchers and MPI vendors
-    bootstrap   options, MPI's start, the meeting of all ranks, the end of a job after an error
-    places      where ranks meet without MPI: a store's place, from a launcher's variables or the user
+    bootstrap   options, MPI's start, the first exchange of all ranks, the end of a job after an error
+    places      the address of the store without MPI, from a launcher's variables or the user
     watchdog    the deadline of MPI's start
-    standalone  the ranks of one host of a job without MPI, started and watched
+    standalone  starts and watches the ranks of one host in a job without MPI
     jobs        `gpucoll run`
-    arguments   command lines under mpiexec: errors and help printed once
+    arguments   command lines under mpiexec: one rank prints errors and help
 """
 
 from gpucoll.launch.launchers import rank_variables

@@ -1,10 +1,11 @@
-"""The interface of mpi4py: `Comm` wraps an mpi4py communicator, and runs the upper-case collectives by gpucoll.
+"""The interface of mpi4py: `Comm` wraps an mpi4py communicator, and gpucoll carries out its upper-case collectives.
 
     comm = gpucoll.mpi.Comm(MPI.COMM_WORLD)      # the only line of a program that changes
     comm.Allreduce(x, y, op=MPI.MAX)
 
-Buffers are given as in mpi4py. mpi4py itself serves user-defined datatypes and ops, point-to-point messages of host
-arrays, lower-case calls, and all other methods. All ranks must make a call in the same way, so all take the same path.
+Buffers are passed as in mpi4py. mpi4py itself handles user-defined datatypes and ops, point-to-point messages of host
+arrays, lower-case calls, and all other methods. All ranks must pass buffers of the same kind, so that all use the same
+library.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""MSCCL's XML, written by msccl-tools, TACCL and TE-CCL: converted to gpucoll's schedules, and back.
+"""MSCCL's XML, as written by msccl-tools, TACCL and TE-CCL: conversion to gpucoll's schedules, and back.
 
-    documents   the file parsed to data; wrong files are refused
-    order       messages matched, steps ordered, races found
-    rounds      steps converted to rounds of a gpucoll schedule, proved
-    write       rounds converted to thread blocks
+    documents   parses a file, and refuses wrong files
+    order       matches messages, orders steps and finds races
+    rounds      converts steps to the rounds of a schedule, and proves it
+    write       converts rounds to thread blocks
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""One rank's schedule laid out on buffers of given lengths: messages, local results, and the order among them.
+"""A rank's schedule on buffers of given lengths: messages, local results, and the order among them.
 
-A `Plan` lowers a schedule of chunks to steps on spans, ranges of elements, and serves all executors. The plan decides
-which receives land in their destinations, and which land in the workspace, because the data must be combined or
-a step of the round still reads the destination. The plan also decides which earlier steps each step must follow: spans
-conflict where they share a chunk.
+A `Plan` lowers a schedule of chunks to steps on spans (ranges of elements), for all executors. A receive goes directly
+to its destination, or to the workspace if the data must be combined or if a step of the round still reads the
+destination. The plan also has the earlier steps that each step must follow: two spans conflict if they share a chunk.
 
-With `same_node`, as in the `shared` executor, the ranks of a node read each other's memory. From a same-node peer
-nothing is received: the sender's memory is a source of the result. A send to a same-node peer moves no data: the step
-stands for the peer's read, and ends when the peer has read the span.
+With `same_node`, as in the `shared` executor, the ranks of a node read each other's memory. A receive from a same-node
+peer then moves no data: the sender's memory is a source of the result. A send to a same-node peer moves no data either:
+the step stands for the peer's read, and ends when the peer has read the span.
 
-The module is pure: code here computes with spans and never touches memory.
+This module only computes with spans, and never accesses the memory itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ray's collective groups by gpucoll: `register` makes ``"gpucoll"`` a backend of `ray.util.collective`.
 
-Needs Ray (extra ``ray``). The actors of a group meet without MPI, at a store in the process of rank 0, and messages
-between hosts travel by UCX or by the store. The place of the store stands in Ray's table of keys for as long as the
-actors meet.
+Needs Ray (extra ``ray``). The actors of a group need no MPI: they connect to a store in the process of rank 0, and UCX
+or the store carries messages between hosts. Until all actors have connected, the address of the store is in Ray's
+key-value table.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A program checked before it runs: all its ranks as threads of one process, whose calls are matched and not sent.
+"""A check of a program before a run: all ranks are threads of one process, and calls are matched instead of sent.
 
-    turns       one thread runs at a time; a deadlock is known exactly
+    turns       one thread runs at a time, so that a deadlock is found exactly
     matching    the calls of all ranks on every communicator, and messages between two ranks
     values      results of collectives, by NumPy
     ranks       communicators of virtual ranks: the library above transports and executors
     state       environment, random numbers and world of each rank
-    findings    causes and places, from the state in which no rank can go on
+    findings    causes and call sites, from the state in which no rank can continue
     torch_world torch.distributed for virtual ranks; torch_threads, torch_cuda: its threads, and tensors on GPUs
-    cupy_on_host  CuPy without a GPU
+    cupy_on_host CuPy without a GPU
     program     a function or a script, run by all ranks; the command
 """
 

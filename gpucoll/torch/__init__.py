@@ -1,11 +1,11 @@
 """A backend of torch.distributed: ``import gpucoll.torch``, then ``torch.distributed.init_process_group("gpucoll")``.
 
     group       a torch process group; every method is a call of a communicator
-    names       the names and capabilities of a group, as torch asks for them
-    handles     handles of calls under way, and the thread making asynchronous calls
+    names       the names and capabilities of a group, as required by torch
+    handles     handles of running calls, and the thread that makes asynchronous calls
     tensors     tensors as a communicator's arrays, torch's ops as a communicator's ops
-    checks      checks of a call's tensors, with errors in PyTorch's words
-    membership  how the ranks of a group meet: by MPI if MPI started the ranks, else by torch's store
+    checks      checks of a call's tensors, with PyTorch's error messages
+    membership  how the ranks of a group connect: by MPI if MPI started the ranks, otherwise by torch's store
 """
 
 from __future__ import annotations

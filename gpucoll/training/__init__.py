@@ -2,9 +2,9 @@
 
     data_parallel    gradients averaged over ranks
     zero             training state divided over ranks; uses shards, layers, checkpoint and partner
-    partner          copies of ZeRO's shards, for training after ranks were lost
+    partner          copies of ZeRO's shards, to continue after the loss of a rank
     server           parameter servers
-    resuming         training after ranks were lost or have joined
+    resuming         data-parallel training after ranks were lost or have joined
     optimizers       SGD, Adam, AdamW
     sampler          a rank's share of the samples
     layout           global arrays over a mesh of ranks; uses mesh and redistribution

@@ -1,6 +1,6 @@
 """The policy of ``algorithm="auto"``: the choice of algorithm and executor for each call, and the reasons.
 
-    choice       the choice for a call, and the other candidates; GPUCOLL_ALGO
+    choice       the candidates for a call, and the choice among them; GPUCOLL_ALGO
     model        the predicted time of each candidate; pipelining
     table        the measurements of a machine, written by `gpucoll tune` (see `gpucoll.calibration`)
     explanation  the candidates, the choice and the reason, for people and scripts

@@ -1,5 +1,5 @@
-"""Proofs that a schedule is right on all ranks together; a user's algorithm is proved before the first use.
+"""Proofs that a schedule is correct for all ranks together. A user's algorithm is proved before its first use.
 
-    symbolic  runs all ranks on symbols for chunks, and counts contributions
-    user      checks, proves and prices algorithms written by users
+    symbolic  runs all ranks on symbolic chunks, and counts contributions
+    user      checks and proves users' algorithms, and predicts their times
 """

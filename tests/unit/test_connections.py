@@ -182,7 +182,7 @@ def test_a_stranger_that_is_heard_out_is_no_rank():
 
 
 @pytest.mark.parametrize(("answers", "words"), [
-    ([b"SSH-2.0-OpenSSH_9.7\r\n"], "no frame of gpucoll's store"), ([{"nonce": "\ud800"}], "no nonce came"),
+    ([b"SSH-2.0-OpenSSH_9.7\r\n"], "not a frame of gpucoll's store"), ([{"nonce": "\ud800"}], "no nonce came"),
     ([{"nonce": [[["0"]]]}], "no nonce came"), ([{}], "no nonce came"),
     ([{"nonce": NONCES[0]}, {"proof": proof("guessed", "hub", 1, NONCES)}], "does not know the token"),
     ([{"nonce": NONCES[0]}, {"proof": proof(TOKEN, "hub", 1, NONCES)}], "does not know the token"),

@@ -1,4 +1,4 @@
-"""Draw a schedule: one SVG file, or one self-contained HTML page stepping through the rounds.
+"""Draw a schedule: one SVG file, or one self-contained HTML page that steps through the rounds.
 
 ```
             draw()                       proves the schedule, then draws it

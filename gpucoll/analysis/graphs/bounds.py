@@ -1,21 +1,21 @@
-"""The largest algbw of a collective on a graph of links, as an exact fraction, with the cut that limits it.
+"""The largest algbw of a collective on a graph of links, as an exact fraction, with the limiting cut.
 
-Let B(S) be the bandwidth of all links out of a set S of nodes, and P the number of ranks.
+P is the number of ranks, and B(S) the bandwidth of all links out of a set S of nodes.
 
-- all_gather: the blocks of the ranks in S leave S, if a rank outside needs them. So algbw is at most
-  P * B(S) / |ranks in S|, for each S that misses a rank. The least of these bounds is reached: Edmonds' theorem packs
-  trees where ranks copy, and splitting off links removes switches that only forward (ForestColl, arXiv:2402.06787).
-- reduce_scatter: the same on the reversed graph, as an all-gather backwards is a reduce-scatter.
+- all_gather: if some rank is outside S, the blocks of all ranks in S must leave S. So algbw is at most P * B(S) /
+  |ranks in S|, for each S without all ranks. The least of these bounds can be reached: Edmonds' theorem packs trees
+  where ranks copy, and splitting off links removes switches that only forward (ForestColl, arXiv:2402.06787).
+- reduce_scatter: as all_gather, on the reversed graph, because a reversed all-gather is a reduce-scatter.
 - broadcast, reduce: the maximum flow between the root and the rank with the least flow.
-- gather, scatter: as all_gather, for the cuts between the root and the other ranks.
-- all_reduce: let sets S_1 to S_p together have every rank once; switches may be in several. Until the sum is complete
-  somewhere, p - 1 sets have sent their contribution; afterwards p - 1 sets still receive the sum. So algbw is at most
-  the sum of all B(S_i), divided by 2 (p - 1); sets of links into S_i give a second bound. Without switches, and with
-  equal links in both directions, the trees of Tutte and Nash-Williams reach this bound. Switches that copy save links
-  out, not in.
+- gather, scatter: as all_gather, for cuts between the root and other ranks.
+- all_reduce: divide the ranks into sets S_1 to S_p; switches may be in several sets. Before the sum is complete in one
+  set, p - 1 sets must send their contributions; afterwards p - 1 sets must receive the sum. So algbw is at most the sum
+  of all B(S_i), divided by 2 (p - 1). The links into the sets give a second bound. Without switches, and with equal
+  links in both directions, the trees of Tutte and Nash-Williams reach this bound. Switches that copy save outgoing
+  links, not incoming ones.
 
-Each minimum is found by maximum flows: a bound that some cut breaks is lowered to the cut's value, until no cut breaks
-the bound (Dinkelbach's method).
+Maximum flows find each minimum: if a cut has a lower value than the present bound, this value becomes the bound, until
+there is no such cut (Dinkelbach's method).
 """
 
 from __future__ import annotations

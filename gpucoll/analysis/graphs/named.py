@@ -1,13 +1,13 @@
-"""Named graphs of links: machines by their makers' public data, and regular networks by parameters.
+"""Named graphs of links: machines, by public data of their makers, and regular networks with parameters.
 
-Bandwidths are in GB/s for one direction, latencies in us. NVLink 2 has 25 GB/s a link (DGX-1, DGX-2, NDv2), NVLink 3,
-4 and 5 have 300, 450 and 900 GB/s a GPU through NVSwitch (DGX A100, DGX H100, GB200). A box of several has a NIC of
-25 GB/s (A100) or 50 GB/s (H100, GB200) for each GPU, of 12.5 GB/s for two GPUs (DGX-2), or of 12.5 GB/s for all
-(NDv2). An MI250 box has 50 GB/s for a lane of xGMI, and 16 GB/s to other boxes for each of its 16 GPUs (dies). MI250
-and A100 agree with topologies.py of ForestColl (github.com/liangyuRain/ForestColl). The NVLinks of DGX-1 and NDv2 agree
-with the topologies of TE-CCL (github.com/microsoft/TE-CCL); there a single GPU of an NDv2 sends to other boxes, and a
-GPU of a DGX-2 has 125 GB/s. Latencies follow TACCL and TE-CCL: 0.7 us for an NVLink, 1.3 us for a NIC's port. No public
-latency of xGMI was found: an MI250 has those of NVLink.
+Bandwidths are in GB/s for one direction, latencies in us. NVLink 2 has 25 GB/s per link (DGX-1, DGX-2, NDv2). NVLink 3,
+4 and 5 have 300, 450 and 900 GB/s per GPU through NVSwitch (DGX A100, DGX H100, GB200). Between boxes there is a NIC of
+25 GB/s (A100) or 50 GB/s (H100, GB200) for each GPU, of 12.5 GB/s for two GPUs (DGX-2), or of 12.5 GB/s for a whole box
+(NDv2). An MI250 box has 50 GB/s per lane of xGMI, and 16 GB/s to other boxes for each of its 16 GPUs (dies). MI250 and
+A100 agree with topologies.py of ForestColl (github.com/liangyuRain/ForestColl). The NVLinks of DGX-1 and NDv2 agree
+with the topologies of TE-CCL (github.com/microsoft/TE-CCL); but there a single GPU of an NDv2 sends to other boxes, and
+a GPU of a DGX-2 has 125 GB/s. Latencies follow TACCL and TE-CCL: 0.7 us for an NVLink, and 1.3 us for a port of a NIC.
+No public latency of xGMI was found, so an MI250 has the latency of NVLink.
 """
 
 from __future__ import annotations

@@ -1,32 +1,36 @@
-"""Predict the time of a schedule on a topology: virtual time, in seconds, for any number of ranks.
+"""Predict the time of a schedule on a topology, in seconds, for any number of ranks.
 
 The model of time:
 
-- A rank's first round begins at 0, every further round at the end of the previous round.
-- A message starts when both ranks have begun the message's round. The message takes alpha of the outermost level of
-  links crossed, plus the time of its bytes through the slowest link on the way; no data are buffered.
-- Messages sharing a link share the bandwidth: each takes the time of all bytes of its wave through the link. A wave
-  is the set of messages with equally many predecessors on their longest chain (in a symmetric algorithm: a round).
-  Messages of one wave slow each other, even if the messages begin at different times. Messages of different waves
-  never do, even if ranks have drifted apart and the messages overlap.
-- Several messages of a round from one rank to another count as one message, with one alpha. Messages to and from
-  several ranks pay alpha at the same time, plus one `gap` for each message after the first.
-- A round ends after its last message and its reductions. Reductions take, for every byte, gamma of the level crossed
-  by the operand (the innermost level for a local operand). Copies take no time.
+- A rank's first round begins at time 0, and every further round at the end of the previous round.
+- A message starts when both ranks have begun its round, because no data is buffered. The message takes alpha of the
+  outermost level of links crossed, plus the time of its bytes on the slowest link of the route.
+- Messages on the same link share its bandwidth: each takes the time of all bytes of its wave on the link. A wave is the
+  set of messages with equally many predecessors on their longest chain (in a symmetric algorithm: a round). Messages of
+  one wave slow each other, even if they begin at different times. Messages of different waves never do, even if they
+  overlap in time.
+- Several messages of a round from one rank to another count as one message, with one alpha. For messages to and from
+  several ranks a rank pays one alpha, plus one `gap` for each message after the first.
+- A round ends after its last message and its reductions. Reductions take, for every byte, gamma of the level crossed by
+  the operand (the innermost level for a local operand). Copies take no time.
 - The schedule ends with the last rank.
 
-A symmetric algorithm is the same on all ranks up to the numbering (`Algorithm.alike`). With a link for every pair and
-no gap (the topology ``mesh``) the time of a symmetric algorithm is ``rounds * alpha + path * beta + reduced * gamma``,
-by the registry's formulas; on a switch `sent` replaces `path`.
+In a symmetric algorithm all ranks make the same steps, up to the numbering of ranks (`Algorithm.alike`). With a link
+for every pair and no gap (the topology ``mesh``) the time of a symmetric algorithm is
+``rounds * alpha + path * beta + reduced * gamma``, by the registry's formulas; on a switch `sent` replaces `path`.
 
-Schedules of symmetric algorithms are made for all ranks at once, up to 2^27 messages (2^22 in a round). On one switch
-the formulas serve beyond this limit, and beyond 16,384 ranks, because all ranks end each round at the same time. Other
-algorithms are replayed on one switch with one rank of each class of ranks (`rank_classes`), from 513 ranks on. What is
-left is replayed rank by rank, up to 2^20 messages (and 1,024 ranks on nodes). Larger cases are refused. (The steps of
-one_shot made for all ranks at once treat the own operand as a received operand. The result is the same if all levels
-have one gamma.)
+There are four methods:
 
-On a graph of links (`gpucoll.analysis.graphs`) a message takes the latency of its way, and combining takes no time.
+- Schedules of symmetric algorithms are generated for all ranks at once, up to 2^27 messages (2^22 in a round).
+- On one switch, beyond this limit or 16,384 ranks, the formulas of a symmetric algorithm give the time, because all
+  ranks end each round at the same time.
+- On one switch, from 513 ranks, other algorithms are replayed with one rank of each class of ranks (`rank_classes`).
+- All other cases are replayed rank by rank, up to 2^20 messages (and 1,024 ranks on nodes). Larger cases are refused.
+
+(For one_shot, the first method treats the rank's own operand as received. The result is the same if all levels have the
+same gamma.)
+
+On a graph of links (`gpucoll.analysis.graphs`) a message has the latency of its route, and reductions take no time.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Classes of ranks with equal times: a schedule for very many ranks, simulated with one rank of each class.
+"""Classes of ranks with equal times, so that one rank of each class is enough to simulate very many ranks.
 
-The kinds of `rank_kinds` are the first classes. Ranks of a class have the same rounds; a row of peers joins them with
-peers of one class, or of several. On one switch of equal links the end of a rank's round depends on nothing else than
-the beginnings of both ends of the rank's messages, and on the loads of the ports of both ends. So if, for each round of
-a class, all combinations of classes that occur among the peers give one end, then by induction over the waves all ranks
-of the class end each round at the same time. Where two combinations give unlike ends, waves or loads, the class is cut
-by the classes of the peers, and the simulation starts anew. Both ends of every message of every rank are compared
-first: a send needs a receive at the peer, in the same place among the messages of the pair, with the same chunks.
+The kinds of `rank_kinds` are the first classes: ranks of one class have the same rounds, and their peers are given by a
+row, with ranks of one or of several classes. On one switch of equal links, the end of a rank's round depends only on
+the beginnings at both ends of its messages, and on the loads of the ports at both ends. If, for each round of a class,
+all combinations of classes among the peers give the same end, then by induction over the waves all ranks of the class
+end each round at the same time. If two combinations give different ends, waves or loads, the class is divided by the
+classes of the peers, and the simulation starts again.
+
+First, both ends of every message of every rank are compared: each send needs a receive at the peer, at the same
+position among the messages of the pair, with the same chunks.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """The `shared` executor: same-node ranks read each other's memory, and reduce from there, in place.
 
-The executor runs every schedule. Inside a node nothing is sent: a receiving rank reads the sender's memory, once the
-sender's progress counter (see `instructions`) has reached the round. A rank waits only for ranks to be read from, and
-for readers of memory to be overwritten. On several nodes the executor is named `hybrid`, and sends messages between
-nodes. Under the name `mpi` every rank counts as a node of its own.
+The executor runs every schedule. Inside a node nothing is sent: a receiving rank reads the sender's memory when the
+sender's progress counter (see `instructions`) has reached the round. A rank waits only for ranks whose data it reads,
+and for the readers of memory that it overwrites. On several nodes the executor is named `hybrid`, and sends messages
+between nodes. Under the name `mpi` every rank counts as a separate node.
 
     plans         the engine's plans, found by call, and staging buffers
-    instructions  one plan in bytes of the ranks' buffers: counters to await, operands to combine, counters to publish
-    extension     loads the C++ engine that carries out plans; digest identifies the engine's sources
+    instructions  a plan on bytes of the ranks' buffers: counters to await, operands to combine, counters to publish
+    extension     loads the C++ engine; digest: a hash of the engine's sources
     neighbours    the same-node ranks, and access to their memory
     tables        numbers shared by Python and C++
 
-Peers find a rank's buffers in one of four places. Small arrays are copied to workspaces in memory mapped by all ranks.
+Peers read a rank's buffers in one of four places. Small arrays are copied to workspaces in memory mapped by all ranks.
 Symmetric arrays are mapped in place. Any other array is read in place with `process_vm_readv`, block by block. If the
 system forbids this call, or several ranks read the same block, the owner copies the whole array to a mapped staging
-buffer; scratch is always in mapped memory.
+buffer. Scratch is always in mapped memory.
 """
 
 from __future__ import annotations

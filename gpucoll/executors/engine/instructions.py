@@ -1,12 +1,12 @@
-"""Translation of one plan into the engine's instructions, in bytes of the ranks' buffers, independent of addresses.
+"""Translate a plan into the engine's instructions, on bytes of the ranks' buffers, independent of addresses.
 
 A rank's progress counter is one number, visible to all ranks of the node. In a call with rounds 0, 1, ...:
 
     2 k      the rank has entered round k: all data written before are ready to be read
     2 k + 1  the rank has also finished all reads of round k: data read there may be overwritten
 
-A receive becomes a wait for the sender's counter and a result formed from the sender's memory. A result that overwrites
-a chunk sent in the round waits for the readers' counters. The engine has four instructions:
+A receive becomes a wait for the sender's counter and a reduction or copy from the sender's memory. A result that
+overwrites a chunk sent in the round must wait for the readers' counters. The engine has four instructions:
 
     WAIT peer counter         wait until `peer` shows `counter`
     PUBLISH counter           show `counter`

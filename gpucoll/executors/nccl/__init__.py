@@ -1,8 +1,8 @@
-"""The `nccl` executor: schedules on GPU arrays, by NCCL's send and receive and the library's own kernels.
+"""The `nccl` executor: schedules on GPU arrays, with NCCL's send and receive and the library's own kernels.
 
 A round is one group of messages, then the kernels that combine the received data, all enqueued without waiting on the
-host. If the messages of a round form pairs in order (a ring's segments), each pair is a group, and its data are
-combined on a second stream, the side stream, during the next pair.
+host. If the messages of a round form pairs in order (a ring's segments), each pair is a group, and its data is combined
+on a side stream during the next pair.
 
     replay            repeated small calls, captured as a CUDA graph
     nccl_collectives  NCCL's own collectives

@@ -1,15 +1,15 @@
-"""The `peer` executor: one kernel per rank does a whole collective, in GPU memory shared by the ranks of a node.
+"""The `peer` executor: one kernel per rank carries out a whole collective, in GPU memory shared by the ranks of a node.
 
     binding      a call as kernel launches on memory
     step_tables  a plan as tables for the step kernel, which runs any schedule; and a check against deadlock
     handshake    how the ranks get access to each other's slabs (a slab is a rank's piece of shared memory)
     memory, ipc  slabs of the emulated device and of GPUs; arrays in symmetric memory
-    multicast    memory of GPUs reduced and written by the NVLink switch; descriptors: how the ranks get access to it
+    multicast    GPU memory that the NVLink switch reduces and writes; descriptors: how the ranks get access to it
 
-Some algorithms have a kernel of their own (`Traits.kernel`); short messages travel in packets. The host enqueues and
-returns. The kernel waits for the other ranks, at most until the deadline; after a time-out the communicator has failed.
-All counters lie in the slabs, so that kernels may be captured in a CUDA graph. Launches of such a graph and calls of
-the communicator must take turns.
+Some algorithms have special kernels (`Traits.kernel`), and short messages are sent in packets. The host enqueues the
+kernel and returns. The kernel waits for the other ranks until the deadline; after a timeout the communicator has
+failed. All counters are in the slabs, so kernels can be captured in a CUDA graph. Launches of such a graph and calls of
+the communicator must not overlap.
 """
 
 from __future__ import annotations
