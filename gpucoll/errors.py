@@ -41,13 +41,13 @@ def _rebuild(kind: type[GpucollError], message: str, code: str, ranks: tuple[int
 
 
 class ArgumentError(GpucollError, ValueError):
-    """An argument is wrong; no data have moved and no array was written."""
+    """An argument is wrong; no data has been sent and no array was written."""
 
     default_code = "GC-ARGUMENT"
 
 
 class DtypeError(GpucollError, TypeError):
-    """A dtype is not supported, or the op is not defined for the dtype; no data have moved."""
+    """A dtype is not supported, or the op is not defined for the dtype; no data has been sent."""
 
     default_code = "GC-DTYPE"
 

@@ -197,16 +197,16 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
               traits: Any = PLAIN) -> Callable[[Make], Make]:
     """Register the decorated generator of rounds for `collective`; see `Algorithm` and `Cost`.
 
-    The generator is called with `rank`, `size` >= 2 and the accepted options among `root`, `segments` and `nodes`. A
-    user's algorithm is registered as `name`, by default the name of the generator; the library's files give the names
-    of their algorithms. `chunks` is the number of chunks in the larger of input and output: a number or a formula of P
-    ranks and S segments. Cost formulas are optional: without formulas rounds and bytes are counted. `sent` defaults to
-    `path`, `received` to `sent`. ``unfit(size, nodes)`` may return the reason why the algorithm cannot run on so many
-    ranks. A generator without `root` serves root 0 of a rooted collective; for other roots all ranks are renamed.
+    The generator is called with `rank`, `size` >= 2, and `root`, `segments` and `nodes` if it accepts them. A user's
+    algorithm is registered as `name`, by default the name of the generator; a library algorithm has the name of its
+    file. `chunks` is the number of chunks in the larger of input and output: a number or a formula of P ranks and S
+    segments. Cost formulas are optional: without formulas rounds and bytes are counted. `sent` defaults to `path`,
+    `received` to `sent`. ``unfit(size, nodes)`` returns the reason why the algorithm cannot run on `size` ranks, or
+    None. A generator without `root` is for root 0 of a rooted collective; for other roots the ranks are renumbered.
     `traits` are for the library's own algorithms.
 
-    An algorithm of the user is proved at the first use for a number of ranks: ArgumentError with code GC-PROOF names
-    rank, round and chunk. A name already taken and formulas without a value raise ArgumentError as well.
+    A user's algorithm is proved at its first use for a number of ranks: ArgumentError with code GC-PROOF names rank,
+    round and chunk. A name already taken and a formula without a value also raise ArgumentError.
     """
     collective_row(collective)
     sent = sent or path
@@ -328,11 +328,11 @@ def phases(kind: str) -> dict[str, Make]:
 
 def algorithms(collective: str, *, size: int | None = None, op: object = None, dtype: object = None,
                device: str = "cpu") -> tuple[str, ...]:
-    """Return the names of the algorithms of `collective` accepting the given size, op, dtype and device.
+    """Return the names of the algorithms of `collective` that support the given size, op, dtype and device.
 
     `size` is the number of ranks, `op` and `dtype` are as in the collectives, `device` is "cpu", "cuda" or "emulated".
-    Every name returned works. An `op` is ignored where nothing is reduced. Raises ArgumentError for an unknown
-    collective, op or device, and for a `size` below 1 or not whole.
+    Every returned name works. `op` is ignored if nothing is reduced. Raises ArgumentError for an unknown collective, op
+    or device, and for a `size` that is not a whole number of at least 1.
 
     >>> algorithms("gather")
     ('bine', 'binomial', 'linear')
@@ -386,8 +386,8 @@ def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int
              nodes: Iterable[int] | None = None) -> Schedule:
     """Return the schedule of rank `rank` of `size` for `collective` by `algorithm`.
 
-    `root` counts for a rooted collective only. `segments` is the pipelining: the number of messages for a rank's part.
-    `nodes` is the node of each rank, for algorithms depending on nodes. Raises ArgumentError.
+    `root` is for rooted collectives only. `segments` is the number of messages for a rank's part (pipelining). `nodes`
+    has the node of each rank, for algorithms that depend on nodes. Raises ArgumentError.
 
     >>> for steps in schedule("all_gather", "ring", rank=0, size=2):
     ...     for step in steps: print(step)

@@ -25,7 +25,7 @@ class Drawing:
         return self._picture
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file: an ``.svg`` picture, or an ``.html`` page stepping through the rounds.
+        """Write the file: an ``.svg`` picture, or an ``.html`` page that steps through the rounds.
 
         Raises ArgumentError with code GC-DRAW for any other ending, and with GC-FILE if writing fails.
         """
@@ -43,10 +43,10 @@ class Drawing:
 
 def draw(algorithm: str, ranks: int = 8, *, collective: str = "all_reduce", root: int = 0,
          segments: int = 1) -> Drawing:
-    """Return a drawing of an algorithm on `ranks` ranks: shown by a notebook, written to a file by ``save(path)``.
+    """Return a drawing of an algorithm on `ranks` ranks. A notebook shows it; ``save(path)`` writes it to a file.
 
-    A path ending in ``.svg`` gives a picture, a path ending in ``.html`` a page stepping through the rounds. The
-    schedule is proved first; neither MPI nor a GPU is needed. Raises ArgumentError for unknown names, and with code
+    A path ending in ``.svg`` is a picture, a path ending in ``.html`` a page that steps through the rounds. The
+    schedule is proved first. Neither MPI nor a GPU is needed. Raises ArgumentError for unknown names, and with code
     GC-DRAW for drawings too large to read.
 
     >>> draw("ring", 4)

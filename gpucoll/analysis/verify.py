@@ -26,8 +26,8 @@ def verify(name: str, algorithm: str, size: int, *, root: int = 0, segments: int
            nodes: Sequence[int] | None = None, plans: bool = False) -> Proof:
     """Prove the schedules of all ranks together, or raise ScheduleError.
 
-    With `plans` also prove the plans made of the schedules: for buffers with chunks of unlike length and with an empty
-    chunk, in place and not, with all ranks on one node, on uneven nodes, and on nodes of their own.
+    With `plans` also prove the plans made from the schedules: for buffers with chunks of different lengths and with an
+    empty chunk, in place and not, with all ranks on one node, on nodes of different sizes, and on separate nodes.
 
     >>> verify("all_reduce", "ring", 4, plans=True)
     Proof(rounds=6, messages=24)

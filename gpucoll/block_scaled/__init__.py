@@ -48,7 +48,7 @@ RANGE = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.40e38, "float64":
 
 
 class Bounded(NamedTuple):
-    """A result, and the bound of the error of any element: a float64 of no axes, on the host or the GPU of the result.
+    """A result, and the error bound of its elements: a 0-d float64, on the host or on the GPU of the result.
 
     The error is the distance to the exact sum (or mean, or value). The bound is the same on every rank for `all_reduce`
     and `all_gather`. It is infinite if the result has a NaN, or if the result or the sum may leave the dtype's range.
@@ -63,14 +63,15 @@ class BlockScaledCollectives:
 
     Making the object is a collective call, with the same `format` on all ranks. An element takes 8.25 bits in the mxfp8
     formats, 4.25 in mxfp4, 4.5 in nvfp4, 8.125 in int8. Arrays are float16, bfloat16, float32 or float64. Sums are
-    formed in float32 (float64 for float64), and are equal on all ranks. Each value is rounded once for each direction.
-    On several hosts with equally many ranks, `all_reduce` first forms the sums of each host without rounding to the
-    format, and only these sums travel between hosts; `close`, or a `with` block, frees the two communicators for this.
+    computed in float32 (float64 for float64), and are equal on all ranks. Each value is rounded once in each direction.
+    On several hosts with equal numbers of ranks, `all_reduce` first adds the arrays of each host without rounding to
+    the format, and sends only these sums between hosts; `close`, or a `with` block, frees the two communicators for
+    this.
 
-    A call begins with one host message, by which ranks compare shape, dtype, op and format; so errors are raised on
-    every rank before data move: ArgumentError and DtypeError for wrong arguments, UsageError in an open group,
-    PeerError on the other ranks, MismatchError if ranks differ. Buffers are kept from call to call: on a GPU an object
-    serves one stream, and its calls are not for CUDA graphs.
+    At the start of a call the ranks compare shape, dtype, op and format by one host message, so every rank raises
+    errors before data is sent: ArgumentError and DtypeError for wrong arguments, UsageError in an open group, PeerError
+    on the other ranks, MismatchError if ranks differ. Buffers are kept from call to call: on a GPU an object serves one
+    stream, and its calls are not for CUDA graphs.
 
     >>> import gpucoll as gc
     >>> def mean(comm):

@@ -78,7 +78,7 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 
 class ReduceOp(enum.Enum):
-    """The ops as an enumeration, torch's names included; every collective accepts the name as a string as well."""
+    """The ops as an enumeration, with torch's names too. Every collective also accepts the name as a string."""
 
     SUM = "sum"
     PROD = PRODUCT = "prod"
@@ -119,10 +119,10 @@ def op_of(op: object) -> Op:
 
 
 def premul_sum(factor: Any) -> Op:
-    """Return the op adding up every rank's input times `factor`: a number, for integer dtypes an integer.
+    """Return the op that adds every rank's input times `factor`: a number, or for integer dtypes an integer.
 
-    Each rank gives a factor of its own, as with NCCL's ``ncclRedOpCreatePreMulSum``. Raises ArgumentError where
-    `factor` is not a number.
+    Each rank has its own factor, as with NCCL's ``ncclRedOpCreatePreMulSum``. Raises ArgumentError if `factor` is not a
+    number.
 
     >>> premul_sum(0.5).factor
     0.5
@@ -133,7 +133,7 @@ def premul_sum(factor: Any) -> Op:
 
 
 def elementwise_op(expression: str, identity: Any = 0) -> Op:
-    """Return the op combining `a` and `b` by an expression, valid as CUDA C++ and as NumPy.
+    """Return the op that combines `a` and `b` by an expression, valid both as CUDA C++ and as NumPy.
 
     The expression may use numbers, ``a b + - * / & | ^ << >> ~``, parentheses, and min max abs fabs sqrt exp log pow.
     The op must be associative and commutative. `identity`, a number, is the result of exscan on rank 0. Raises

@@ -1,4 +1,4 @@
-"""The signature of a call: compared between ranks before data move, and described in error messages.
+"""The signature of a call: compared between ranks before data is sent, and described in error messages.
 
 Ranks exchange the encoded form. Descriptions are for people only, so the wording may change.
 """

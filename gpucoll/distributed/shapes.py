@@ -1,4 +1,4 @@
-"""Arrays and lists of arrays as accepted by torch.distributed: checked before data moves, filled after.
+"""Arrays and lists of arrays as accepted by torch.distributed: checked before data is sent, filled afterwards.
 
 In all checks `name` is the function called, and `what` the argument's name, for messages.
 """

@@ -77,11 +77,11 @@ def _of_host(host: Report) -> Iterator[Remark]:
         yield WRONG, "GC-SHM", f"{name} has no shared memory: {host['missing']['shm_free']}; mount a tmpfs on /dev/shm"
     elif free < SHM_WANTED * len(host["ranks"]):
         yield WRONG if free < SHM_NEEDED * len(host["ranks"]) else ADVICE, "GC-SHM", (
-            f"/dev/shm of {name} has {free:,} bytes free for {who}, 64 MiB for each would do; remove what crashed jobs "
-            "left there, or mount it larger (Docker: --shm-size=1g, or --ipc=host)")
+            f"/dev/shm of {name} has {free:,} bytes free for {who}, less than 64 MiB for each; remove the files of "
+            "crashed jobs, or make it larger (Docker: --shm-size=1g, or --ipc=host)")
     if host["engine"] is None:
         yield ADVICE, "GC-ENGINE", (
-            f"{name} lacks the engine that makes short calls on the host fast: {host['missing']['engine']}; with g++ "
+            f"{name} lacks the engine for fast short calls on the host: {host['missing']['engine']}; with g++ "
             "and Python's headers (python3-dev) install again: pip install --force-reinstall --no-deps --no-cache-dir, "
             "and gpucoll or its folder")
     if len(host["ranks"]) > host["cores"]:

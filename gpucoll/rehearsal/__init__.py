@@ -20,7 +20,7 @@ from typing import Any
 def precheck(function: Callable[[Any], object], size: int) -> list[dict[str, Any]]:
     """Run ``function(comm)`` on `size` virtual ranks, and return a list of what keeps the ranks from agreeing.
 
-    No data are sent and no rank is started: the ranks are threads of this process, and one runs at a time. The list is
+    No data is sent and no rank is started: the ranks are threads of this process, and one runs at a time. The list is
     empty if all calls agree. Each finding is a dict: `kind`, a word such as "collective", "root", "shape", "ended",
     "unmatched send" or "deadlock"; `ranks`, the culprits; `places`, the lines as "file:line", those of the culprits
     first; `call`, the name of the call; `message`, a sentence; `agreed`, the lines of the last call that agreed;

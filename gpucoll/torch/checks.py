@@ -1,4 +1,4 @@
-"""Checks of a call's tensors before data move. Errors use PyTorch's words, since programs search for these words.
+"""Checks of a call's tensors before data is sent. Errors use PyTorch's text, because programs search for it.
 
 In all checks `name` is the call's name, for messages; a failed check raises ArgumentError.
 """

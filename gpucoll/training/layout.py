@@ -64,7 +64,7 @@ def plan(a: ShardedArray, spec: Any) -> Redistribution:
 
 
 def redistribute(a: ShardedArray, spec: Any) -> ShardedArray:
-    """Return `a` divided by `spec`, sums formed, by the steps of `plan`. A collective call. Raises ArgumentError."""
+    """Return `a` with layout `spec` and complete sums, in the steps of `plan`. A collective call. ArgumentError."""
     _check_sharded("redistribute", a=a)
     local, here, steps = a.local, a.spec, plan(a, spec).steps
     if not steps:
@@ -81,12 +81,12 @@ def summed(a: ShardedArray) -> ShardedArray:
 
 
 def matmul(a: ShardedArray, b: ShardedArray) -> ShardedArray:
-    """Return a @ b for `a` of any number of axes and `b` of two, with the inner axis divided alike. Sends nothing.
+    """Return a @ b for `a` of any number of axes and `b` of two, with equal division of the inner axis. Sends nothing.
 
-    The product is partial along the mesh axes dividing the inner axis; `redistribute` forms the sum. A weight divided
-    by columns gives a product divided by columns. A weight divided by rows multiplies this product and gives a partial
-    product. So two layers need one sum forward and one sum backward. Source: Shoeybi et al., arXiv 1909.08053. Raises
-    ArgumentError for layouts that do not fit.
+    The product is partial along the mesh axes that divide the inner axis; `redistribute` computes the sum. A weight
+    divided by columns gives a product divided by columns. A weight divided by rows multiplies this product and gives a
+    partial product. So two layers need one sum forward and one sum backward. Source: Shoeybi et al., arXiv 1909.08053.
+    Raises ArgumentError for layouts that do not fit.
     """
     _check_sharded("matmul", a=a, b=b)
     if b.ndim != 2 or a.ndim < 1 or a.shape[-1] != b.shape[0]:
@@ -106,8 +106,8 @@ def matmul(a: ShardedArray, b: ShardedArray) -> ShardedArray:
 class Linear:
     """A layer x @ weight over a mesh, with forward and backward pass.
 
-    The inner axis of `x` and `weight` is divided alike, the other axes along different mesh axes. The backward pass
-    returns the gradients of x and of the weight, in the layouts of x and of the weight.
+    The inner axis of `x` and `weight` is divided in the same way, the other axes along different mesh axes. The
+    backward pass returns the gradients of x and of the weight, in the layouts of x and of the weight.
     """
 
     def __init__(self, weight: ShardedArray) -> None:

@@ -18,7 +18,7 @@ Box: TypeAlias = tuple[slice, ...]  # part of a global array
 
 
 class Mesh:
-    """The ranks of `comm` in C order in a grid of `shape` with axes `names`. The constructor is a collective call.
+    """The ranks of `comm`, in C order, as a grid of `shape` with axes `names`. The constructor is a collective call.
 
     Raises ArgumentError, on all ranks, if the product of the shape is not the number of ranks.
     """

@@ -50,7 +50,7 @@ class Portion(NamedTuple):
 
 
 class TrainingKind(NamedTuple):
-    """What all ranks of a training have alike: a fingerprint of the parameters, and the kind of the optimizer."""
+    """Common properties of a training's ranks: a fingerprint of the parameters, and the kind of the optimizer."""
 
     parameters: int
     optimizer: list[str]

@@ -12,12 +12,12 @@ from gpucoll.training.parameters import opened
 
 
 def resume(parameters: Mapping[str, Any], optimizer: Optimizer, comm: Communicator) -> int:
-    """Give all ranks the newest parameters and optimizer state, in place; return the number of steps taken by now.
+    """Give all ranks the newest parameters and optimizer state, in place; return the number of steps made so far.
 
     A collective call, for a communicator of `Communicator.replace`, `grow`, `shrink` or `gpucoll.join`, before a new
-    `DataParallel` is made. `parameters` and the whole `optimizer` are alike on all ranks, as in data parallel training.
-    A failure in the middle of a step leaves some ranks a step ahead: the lowest rank with the most steps sends its
-    state. At the start of a training nothing but the parameters is sent, from rank 0.
+    `DataParallel` is made. `parameters` and the whole `optimizer` are the same on all ranks, as in data-parallel
+    training. A failure in the middle of a step may leave some ranks a step ahead: the lowest rank with the most steps
+    sends its state. At the start of a training only the parameters are sent, from rank 0.
 
     Raises ArgumentError and DtypeError for wrong arguments of this rank, PeerError for those of another rank, and
     MismatchError if the parameters or the kinds of optimizers differ between ranks.

@@ -31,14 +31,14 @@ HEADER, DATA = 0, 1  # tags of messages
 class ParameterServer:
     """Training of `parameters` on the last `servers` ranks of `comm`, by gradients from all other ranks, the workers.
 
-    `parameters` maps names to arrays, alike on all ranks; rank 0's values are broadcast. Each server keeps an equal
+    `parameters` maps names to arrays, the same on all ranks; rank 0's values are broadcast. Each server keeps an equal
     part of the bytes, in host memory, and the optimizer's state of this part. A worker can be `staleness` pushes ahead
-    of the slowest worker. With 0 a step takes the mean of one push of every worker. Above 0 every push is a step at
-    once. With None likewise, and no worker waits. With `may_lose_workers` the servers drop a worker that fails or is
-    silent for half the communicator's timeout; the other workers may wait for as long. Otherwise the server raises the
-    error. The constructor is a collective call. Raises ArgumentError and DtypeError for wrong arguments of this rank,
-    PeerError for wrong arguments of another rank, and MismatchError if names, shapes, dtypes or memories (host, GPU) of
-    the parameters differ between ranks.
+    of the slowest worker. With 0 a step uses the mean of one push from every worker. Otherwise every push is a step of
+    its own; with None no worker waits. With `may_lose_workers` the servers drop a worker that fails, or is silent for
+    half the communicator's timeout; until then the other workers may wait. Without `may_lose_workers` the server raises
+    the error. The constructor is a collective call. Raises ArgumentError and DtypeError for wrong arguments of this
+    rank, PeerError for wrong arguments of another rank, and MismatchError if names, shapes, dtypes or memories (host,
+    GPU) of the parameters differ between ranks.
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, servers: int = 1, optimizer: Any = None,

@@ -78,13 +78,13 @@ class _Compressed:
 class ZeRO:
     """Training of `parameters` by `optimizer`, with the state of stage 1, 2 or 3 divided over the ranks of `comm`.
 
-    `parameters` maps names to contiguous arrays, alike on all ranks; rank 0's values are broadcast. In stages 1 and 2 a
-    step updates the arrays in place. Stage 3 copies its shards and keeps no reference to the arrays, so a program can
-    free the arrays, and read values by `layer`.
+    `parameters` maps names to contiguous arrays, the same on all ranks; rank 0's values are broadcast. In stages 1 and
+    2 a step updates the arrays in place. Stage 3 copies its shards and keeps no reference to the arrays, so a program
+    can free the arrays, and read values by `layer`.
 
     With a `partner`, another rank has a copy of this rank's shards: see `PartnerCopy`. If the `partner` of any rank has
-    state of the training, the training goes on from this state: parameters and optimizer are overwritten, and
-    `optimizer.steps` are the steps taken before.
+    state of the training, the training continues from this state: parameters and optimizer are overwritten, and
+    `optimizer.steps` is the number of steps made before.
 
     The constructor is a collective call. Raises ArgumentError and DtypeError for wrong arguments of this rank,
     PeerError for wrong arguments of another rank, MismatchError if names, shapes, dtypes or memories (host, GPU) of the
@@ -175,7 +175,7 @@ class ZeRO:
             del self._open[number]
 
     def step(self) -> None:
-        """Take a step of the optimizer after every gradient has been given. A collective call.
+        """Make a step of the optimizer, after every gradient has been passed. A collective call.
 
         Raises ArgumentError if gradients of this rank are missing, PeerError on the other ranks. After an error the
         parameters and the optimizer are unchanged.
@@ -247,7 +247,7 @@ class ZeRO:
 
         Every rank writes its shards. With `async_op` a copy of the shards is written during further training. The
         checkpoint is valid after `wait` of the returned `Saving`, a collective call too; the next `save` calls `wait`
-        if the program has not. Raises ArgumentError if `folder` is no path, BackendError if this rank cannot write,
+        if the program has not. Raises ArgumentError if `folder` is not a path, BackendError if this rank cannot write,
         PeerError on the other ranks.
         """
         # An unfinished saving would remove the new files as leftovers of an interrupted checkpoint.
