@@ -26,10 +26,10 @@ def newest(folder: Path = FOLDER) -> list[Path]:
 def block(paths: Iterable[Path]) -> str:
     """Return the section between the markers, markers included: a table for each file."""
     explained = (
-        "The figures are MPI's time over gpucoll's, each on the slowest rank: above 1, gpucoll is faster. MPI's time "
-        "is that of its own blocking call by mpi4py, measured in turn in the same run. The first figure of a pair is "
-        "the geometric mean, the second the least. `share` is the busbw of the largest size over the bound set by the "
-        "machine's copy bandwidth.")
+        "Each figure is MPI's time divided by gpucoll's, both on the slowest rank: above 1, gpucoll is faster. MPI's "
+        "time is that of its own blocking call through mpi4py, measured in turn in the same run. A pair has the "
+        "geometric mean and the smallest figure. `share` is the busbw of the largest size, divided by the bound set by "
+        "the machine's copy bandwidth.")
     return "\n\n".join([BEGIN, explained, *map(_table, paths), END, ""])
 
 
@@ -62,8 +62,8 @@ def _table(path: Path) -> str:
     overlap = [one for record in records for one in record["gpucoll"]["overlap"]]
     if overlap:
         most = max(overlap, key=lambda one: float(one["overlap_pct"]))
-        lines += ["", f"Of {most['collective']} up to {most['overlap_pct']:.0f} % hide behind computing (`--overlap`; "
-                      f"{most['size']} bytes)."]
+        lines += ["", f"Up to {most['overlap_pct']:.0f} % of an {most['collective']} overlap with computation "
+                      f"(`--overlap`; {most['size']} bytes)."]
     crowded = sorted({key[1] for key in rows if key[1] > cores})
     if crowded:
         lines += ["", f"Runs on {' and '.join(map(str, crowded))} ranks share {cores} cores."]
