@@ -46,14 +46,16 @@ def has(x: Any, name: str) -> bool:
     return True
 
 
-def torch_stream(arrays: Iterable[object]) -> Callable[[], Any] | None:
-    """Return a function giving PyTorch's current stream, or None for CuPy's without a PyTorch GPU tensor.
+def torch_stream(arrays: Iterable[object]) -> Callable[[], Any]:
+    """Return a function giving PyTorch's current stream, or without a PyTorch GPU tensor None, for CuPy's.
 
     PyTorch and CuPy have different current streams, and both may change between a call and its wait.
     """
     torch = sys.modules.get("torch")
     tensors = [x for x in arrays if torch is not None and isinstance(x, torch.Tensor) and on_gpu(x)]
-    return functools.partial(torch.cuda.current_stream, tensors[0].device) if torch is not None and tensors else None
+    if torch is None or not tensors:
+        return lambda: None
+    return functools.partial(torch.cuda.current_stream, tensors[0].device)
 
 
 def is_borrowed(x: Any) -> bool:

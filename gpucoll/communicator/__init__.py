@@ -50,8 +50,7 @@ def new_world(wanted: bootstrap.Options, place: StorePlace | None = None) -> Com
     """Return a new communicator of all ranks, connected as by `init`. A collective call."""
     job = bootstrap.job(wanted.timeout, place)
     if isinstance(job, VirtualPlace):
-        world: Communicator = job.world(wanted)
-        return world
+        return job.world(wanted)
     if not isinstance(job, StorePlace):
         return Communicator(same_options(MpiLink(job, wanted.timeout), wanted), wanted)
     if wanted.executor == "native":

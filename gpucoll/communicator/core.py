@@ -29,7 +29,7 @@ from gpucoll.arrays import (
 from gpucoll.arrays.space import promised, scaled_mean
 from gpucoll.communicator.backends import Key, compile_request, not_known
 from gpucoll.communicator.calls import CallOptions, CallTable
-from gpucoll.communicator.gpu import DeviceSpace, Gpu, is_on_device, make_gpu, nothing_given, on_side_stream
+from gpucoll.communicator.gpu import DeviceSpace, Gpu, is_on_device, make_gpu, on_side_stream
 from gpucoll.communicator.lifecycle import REFUSALS, Lifecycle
 from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import MetadataExchange
@@ -114,7 +114,7 @@ class Core:
             if self.device is None:
                 raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process "
                                     f"({gpus.no_gpu()}); pass a copy on the host", code="GC-ARRAY")
-            of_torch = torch_stream(arrays) or nothing_given
+            of_torch = torch_stream(arrays)
             space = self.gpu("cuda").space(of_torch() if stream is None else stream)
             space.current_stream = of_torch
             space.borrows = any(map(is_borrowed, arrays))
@@ -125,7 +125,7 @@ class Core:
         """Return the context for opening a call's arrays before its space exists: device and stream of GPU arrays."""
         if not any(map(on_gpu, arrays)) or self.device is None:  # `device` searches for GPUs: ask last
             return NOWHERE
-        stream = (torch_stream(arrays) or nothing_given)() if stream is None else stream
+        stream = torch_stream(arrays)() if stream is None else stream
         from gpucoll.device.cuda import CurrentDevice, CurrentStream, as_stream
 
         device = CurrentDevice(self.device)

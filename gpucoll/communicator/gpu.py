@@ -159,7 +159,7 @@ class DeviceSpace(Space):
         self.device = gpu.device.name
         self.borrows = False  # whether another library may reuse the arrays' memory
         # Returns the stream to wait for an asynchronous call: the current one of the arrays' library (torch, CuPy).
-        self.current_stream: Callable[[], Any] = nothing_given
+        self.current_stream: Callable[[], Any] = lambda: None
         self._output = output  # result of a repeated call, known from the first one
         self._completion: Completion | None = None
         self._preparations = [] if preparations is None else preparations
@@ -323,10 +323,6 @@ class Completion:
         if self.event is not None:
             with self._device.current:
                 self._device.stream(self._current_stream()).wait_event(self.event)
-
-
-def nothing_given() -> None:
-    """Return None: a device then uses its own current stream."""
 
 
 def on_side_stream(call: Prepared) -> Prepared:

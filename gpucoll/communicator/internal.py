@@ -70,7 +70,8 @@ def waits_of(comm: Communicator) -> Progress:
 
 def sender_of(comm: Communicator, tag: int) -> int | None:
     """Return a rank whose message with `tag` is ready to be received, None without a message."""
-    return comm._points.sender(tag)
+    found = comm._points.seen(None, tag)
+    return None if found is None else found.source
 
 
 def checked_message(comm: Communicator, name: str, tag: Any, **ends: Any) -> PointMessage:

@@ -165,15 +165,11 @@ class Lifecycle:
             return self.host.progress()
         return preflight.progress()
 
-    def _by_messages(self, usual: str) -> Comparison | None:
-        """Return the comparison of calls by messages, as `check` says, or by default as `usual` says."""
-        if self.preflight is None:
-            return None
-        return self.preflight if (self.options.compares or usual) == "full" else Deferred(self.preflight)
-
     def of_devices(self) -> Comparison | None:
-        """Return the comparison for calls on devices: the host's own with "full", else one by messages."""
-        return self.host if self.options.compares == "full" else self._by_messages("deferred")
+        """Return the comparison for calls on devices: the host's own with "full", else a deferred one by messages."""
+        if self.options.compares == "full":
+            return self.host
+        return None if self.preflight is None else Deferred(self.preflight)
 
     def refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
         """Tell the other ranks, once for each error, that this rank refuses a call; `call` has its known fields."""

@@ -87,8 +87,7 @@ class Communicator:
         """
         wanted = bootstrap.options(options)
         if hasattr(mpi, "virtual"):  # of virtual ranks
-            made: Communicator = mpi.virtual(wanted)
-            return made
+            return mpi.virtual(wanted)
         return cls(same_options(MpiLink(mpi, wanted.timeout), wanted), wanted)
 
     rank = property(lambda self: self._core.link.place.rank, doc="This rank, 0 .. size - 1.")

@@ -61,11 +61,6 @@ class PointToPoint:
         """Return a message ready to be received, or None; `source` and `tag` None mean any rank and any tag."""
         return self.carrier.seen(source, tag)
 
-    def sender(self, tag: int) -> int | None:
-        """Return a rank whose message with `tag` is ready to be received, None without a message."""
-        found = self.seen(None, tag)
-        return None if found is None else found.source
-
     def send(self, x: Any, dst: int, tag: int, *, async_op: bool = False) -> Any:
         if not async_op and self._is_plain(x, dst, tag):
             return self._soon("send", x, dst, None, -1, tag)
@@ -309,8 +304,7 @@ class PointToPoint:
     def part(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of `color`; wait with a deadline, if threads may call the link."""
         part = functools.partial(self._core.link.split, color, key)
-        link: Link | None = in_thread(self._core.waits.run, part, "split") if self._core.link.threads else part()
-        return link
+        return in_thread(self._core.waits.run, part, "split") if self._core.link.threads else part()
 
 
 def _wrong_split(color: Any, key: Any) -> ArgumentError | None:

@@ -11,7 +11,6 @@ import numpy
 
 from gpucoll.arrays.segments import Heap
 from gpucoll.communicator.core import Core
-from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.metadata import Metadata, check_alike
 from gpucoll.core.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, DtypeError, GpucollError, nearest
@@ -133,15 +132,12 @@ class SymmetricHeaps:
         """Return a heap out of reach of other ranks' kernels."""
         if where != "cuda":
             return self._core.host.heap
-        self._own_heaps[where] = _gpu_heap(self._core.gpu(where), self._core.size)
-        return self._own_heaps[where]
+        from gpucoll.executors.peer.ipc import CudaSlab, array_on
 
-
-def _gpu_heap(gpu: Gpu, size: int) -> Heap:
-    from gpucoll.executors.peer.ipc import CudaSlab, array_on
-
-    device: Any = gpu.device
-    return Heap(size, functools.partial(CudaSlab, device), functools.partial(array_on, device))
+        device: Any = self._core.gpu(where).device
+        heap = Heap(self._core.size, functools.partial(CudaSlab, device), functools.partial(array_on, device))
+        self._own_heaps[where] = heap
+        return heap
 
 
 def _check_cupy(name: str, wanted: Metadata) -> None:

@@ -151,9 +151,9 @@ class CudaDevice(Device):
             becomes(lambda: bool(stream.done), MOMENT)
 
     def _load(self, instance: Instance) -> Launch:
-        source = text(instance)
-        build = functools.partial(_cubin, source, self._arch)
-        path = str(user_store().path(source, ".cubin", build, flags=recipe(self._arch, major=_major())))
+        source, major = text(instance), cupy.cuda.runtime.runtimeGetVersion() // 1000  # loads cubins of its CUDA only
+        path = str(user_store().path(source, ".cubin", lambda: compile_cubin(source, self._arch, major=major)[0],
+                                     flags=recipe(self._arch, major=major)))
         try:
             # The lock keeps two threads from loading one module: CuPy would unload one of the two.
             with self.current, _loading:
@@ -284,12 +284,3 @@ def as_stream(given: Any) -> Any:
     # PyTorch's streams have the handle in the attribute `cuda_stream`.
     address = given.__cuda_stream__()[1] if hasattr(given, "__cuda_stream__") else given
     return cupy.cuda.Stream.from_external(_Foreign(int(getattr(address, "cuda_stream", address)), given))
-
-
-def _cubin(source: str, arch: str) -> bytes:
-    return compile_cubin(source, arch, major=_major())[0]
-
-
-def _major() -> int:
-    """Return the major version of the CUDA for which CuPy was built; cubins of this version can be loaded."""
-    return cupy.cuda.runtime.runtimeGetVersion() // 1000

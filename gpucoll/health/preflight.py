@@ -101,12 +101,10 @@ class MappedExchange(Exchange):
         self._published, self.number = mapped.published, number
 
     def arrivals(self) -> list[int]:
-        found: list[int] = self._published.arrivals(self.number)
-        return found
+        return self._published.arrivals(self.number)
 
     def missing(self) -> Set[int]:
-        found: frozenset[int] = self._published.missing(self.number)
-        return found
+        return self._published.missing(self.number)
 
     def difference(self) -> GpucollError | None:
         error = super().difference()
@@ -134,8 +132,7 @@ class MessageExchange(Exchange):
             self._sends.append(wire.Isend([self._rows[rank], BYTES], other, Tag.COMPARISON))
 
     def arrivals(self) -> list[int]:
-        found: list[int] = self._numbers()[:, 0].tolist()
-        return found
+        return self._numbers()[:, 0].tolist()
 
     def _numbers(self) -> Array:
         return self._rows[:, MESSAGE_BYTES:].copy().view(numpy.int64)

@@ -44,7 +44,8 @@ def summary(group: str, ranks: Sequence[Story]) -> dict[str, Any]:
     furthest = max((call.number for call in ends.values() if call is not None), default=0)
     return {"communicator": group, "ranks": size, "unheard": sorted(set(range(size)) - set(ends)),
             "calls": furthest, "divergence": divergence(ranks),
-            "last": {rank: {"call": call.number, "words": call.description, "state": _state(call)} if call else
+            "last": {rank: {"call": call.number, "words": call.description,
+                            "state": "is under way" if call.ended is None else "has ended"} if call else
                      {"call": 0, "words": "", "state": "has made no call"} for rank, call in ends.items()},
             # Behind the furthest call, except ranks that have closed the communicator.
             "missing": sorted(rank for rank, call in ends.items()
@@ -151,7 +152,3 @@ def main(options: Any) -> int:
         print(f"gpucoll report: {error.args[0]}", file=sys.stderr)
         return 2
     return 0
-
-
-def _state(call: Any) -> str:
-    return "is under way" if call.ended is None else "has ended"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gpucoll.health.shares import Stats
 
 MOST, MOST_SITES = 10, 5  # kinds of calls in the table, and call sites before which the rank came late
+SHARES = ("own_seconds", "waiting_seconds", "moving_seconds")
 NO_DELAYS: Mapping[str, float] = {}
 SHORT, MANY = 1 << 14, 1000  # bytes of a short call, and calls from which combining short calls is advised
 HEAD: tuple[str, ...] = ("collective", "bytes from", "calls", "seconds", "own %", "waiting %", "moving %", "GB/s")
@@ -25,13 +26,12 @@ def summary_of(stats: Stats, rank: int, seconds: float, delays: Mapping[str, flo
     all_reduce     4194304      4    0.040    0.0       75.0      25.0  3.20
     all_reduce from 4194304 bytes: other ranks come later; `gpucoll report DIR --stragglers` names the slow rank.
     """
-    kinds = sorted(((_seconds(one), kind, one) for kind, one in stats.items()), reverse=True)
+    kinds = sorted(((sum(one[share] for share in SHARES), kind, one) for kind, one in stats.items()), reverse=True)
     total = sum(taken for taken, *_ in kinds)
     rows, advice = [HEAD], []
     for taken, (collective, size), one in kinds[:MOST]:
         moving = one["moving_seconds"]
-        shares = [f"{100 * one[name] / taken if taken else 0.0:.1f}" for name in
-                  ("own_seconds", "waiting_seconds", "moving_seconds")]
+        shares = [f"{100 * one[name] / taken if taken else 0.0:.1f}" for name in SHARES]
         speed = f"{1e-9 * one['bytes'] / moving:.2f}" if moving and one["bytes"] else "-"
         rows.append((collective, str(size), str(int(one["calls"])), f"{taken:.3f}", *shares, speed))
         advice.append(f"{collective} from {size} bytes: {_advice(size, one)}")
@@ -43,10 +43,6 @@ def summary_of(stats: Stats, rank: int, seconds: float, delays: Mapping[str, flo
     sites = sorted(delays.items(), key=lambda one: -one[1])[:MOST_SITES]
     late = [f"late by {taken:.3f} s before {site or 'asynchronous calls'}" for site, taken in sites]
     return "".join(f"{line}\n" for line in (head, *(lines + advice + late if kinds else ["no call"])))
-
-
-def _seconds(one: dict[str, float]) -> float:
-    return one["own_seconds"] + one["waiting_seconds"] + one["moving_seconds"]
 
 
 def _advice(size: int, one: dict[str, float]) -> str:

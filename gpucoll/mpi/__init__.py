@@ -129,10 +129,8 @@ class Comm(metaclass=_Kept):
             self.mpi.Free()
 
     def _wrapped(self, mpi: Any) -> Any:
-        return mpi if mpi == MPI.COMM_NULL else Comm(mpi, **self._options())
-
-    def _options(self) -> Any:
-        return {name: getattr(self.comm.options, name) for name in GivenOptions.__annotations__}
+        options = {name: getattr(self.comm.options, name) for name in GivenOptions.__annotations__}
+        return mpi if mpi == MPI.COMM_NULL else Comm(mpi, **options)
 
     # ------------------------------------------------------------ fast path: NumPy arrays and predefined datatypes
 

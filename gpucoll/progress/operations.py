@@ -211,11 +211,3 @@ def drain_all() -> None:
 def kind_of(error: BaseException) -> object:
     """Return the part of an error that is equal if two threads detect the same failure: type and ranks."""
     return type(error), getattr(error, "ranks", ())
-
-
-def raising(error: GpucollError) -> Callable[[], None]:
-    """Return a hook that raises this error in every wait."""
-    def hook() -> None:
-        raise error
-
-    return hook

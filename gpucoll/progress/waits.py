@@ -31,7 +31,6 @@ from gpucoll.progress.operations import (
     Work,
     keep_for_ever,
     kind_of,
-    raising,
     start_serving,
     throw,
 )
@@ -140,7 +139,11 @@ class Progress:
             return  # only the progress thread is at work, on operations in the order of submission
         error = UsageError(f"{name}: another thread is in a call of this communicator; give each thread its "
                            "own communicator (split, from_mpi), or make all calls in one thread", code="GC-THREAD")
-        self.hooks.append(raising(error))  # ends the other thread's wait as well
+
+        def hook() -> None:
+            raise error
+
+        self.hooks.append(hook)  # ends the other thread's wait as well
         self.failure = self.failure or error
         raise error
 

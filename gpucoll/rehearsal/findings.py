@@ -36,9 +36,9 @@ def finding(kind: str, ranks: Iterable[int], sides: Sequence[RanksAtLine], call:
     ordered = sorted(sides, key=lambda side: not {*culprits} & {*side.ranks})
     agreed = None if group is None else group.agreed
     last: list[str] = [] if agreed is None else [*dict.fromkeys(one.place for one in agreed.arrivals.values())]
-    if last:
+    if agreed is not None and last:
         message += f"; before, all ranks agreed in {_name(next(iter(agreed.arrivals.values())).signature)} at " \
-            f"{', '.join(last)}" if agreed is not None else ""
+            f"{', '.join(last)}"
     return {"kind": kind, "ranks": culprits, "places": [*dict.fromkeys(side.place for side in ordered if side.place)],
             "call": call, "message": message, "agreed": last,
             "calls": [{"ranks": [*side.ranks], "place": side.place, "call": side.call} for side in ordered]}
@@ -102,7 +102,7 @@ class Analysis:
             signature = next(iter(call.arrivals.values())).signature
             if _name(signature) in OWN_GROUPS:
                 self._without(call, world, sorted(missing))
-            if signature != CLOSE or not self._only_ended(group, call):
+            if signature != CLOSE or not all(one.is_end for one in call.arrivals.values()):
                 for rank, one in call.arrivals.items():
                     if not one.is_end:
                         self._waits_for[world[rank]] |= missing
@@ -159,9 +159,6 @@ class Analysis:
             return "group"
         usual = "device" if len({one.where for one in signatures}) > 1 else "collective"
         return KINDS.get(code_of_difference(signatures), usual)
-
-    def _only_ended(self, group: VirtualGroup, call: MatchedCall) -> bool:
-        return all(one.is_end for one in call.arrivals.values())
 
     def _place(self, arrival: Any, number: int) -> str:
         rank = self._turns.ranks[number]

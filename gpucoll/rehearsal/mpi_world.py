@@ -33,8 +33,7 @@ class VirtualMpi(MPI.Intracomm):
     """An mpi4py communicator of virtual ranks; each rank uses the same object, by its own communicator."""
 
     def __new__(cls, group: VirtualGroup) -> VirtualMpi:
-        made: VirtualMpi = MPI.Intracomm.__new__(cls)
-        return made
+        return MPI.Intracomm.__new__(cls)
 
     def __init__(self, group: VirtualGroup) -> None:
         self._group = group

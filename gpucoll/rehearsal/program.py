@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.machinery
-import io
 import json
 import os
 import re
@@ -57,7 +56,7 @@ class Rehearsal:
             except Unwound:
                 raise
             except BaseException as error:
-                if not _is_success(error):
+                if not (isinstance(error, SystemExit) and error.code in (None, 0)):
                     rank.failure = error
             if not turns.is_over:
                 while rank.exits and rank.failure is None:
@@ -66,7 +65,7 @@ class Rehearsal:
 
         self._turns = turns = Turns(self._size, body, self._stopped, self._switched)
         before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
-        self._state = ProcessState(self._size, is_program=self._is_program)
+        self.state = ProcessState(self._size, is_program=self._is_program)
         bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world,
                                                        self._follow_torch)
         try:
@@ -76,7 +75,7 @@ class Rehearsal:
                 turns.run()
         finally:
             bootstrap.virtual_place = None
-            self._state.switch(None, None)
+            self.state.switch(None, None)
             os.environ.update(before)
         if self._found is None:
             self._stopped()
@@ -100,10 +99,7 @@ class Rehearsal:
         from gpucoll.rehearsal.torch_world import as_world, c10d, fresh_variables
 
         self._stack.enter_context(as_world(self._turns, self._groups))
-        self._state.follow(c10d, fresh_variables)
-
-    def main(self, rank: VirtualRank) -> Any:
-        return self._state.main(rank.number)
+        self.state.follow(c10d, fresh_variables)
 
     def _world(self, wanted: bootstrap.Options) -> Any:
         rank = self._turns.current
@@ -116,7 +112,7 @@ class Rehearsal:
         self._found = Analysis(self._turns, self._groups).run()
 
     def _switched(self, old: VirtualRank, new: VirtualRank) -> None:
-        self._state.switch(old.number if old.thread is not None else None, new.number)
+        self.state.switch(old.number if old.thread is not None else None, new.number)
 
 
 def rehearse(function: Callable[[Any], object], size: int) -> list[Finding]:
@@ -147,11 +143,12 @@ def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Find
         rehearsal = Rehearsal(size, is_program=True)
 
         def program(rank: VirtualRank, _: Any) -> None:
-            module = rehearsal.main(rank)
+            module = rehearsal.state.mains[rank.number]
             vars(module).update(__file__=path, __builtins__=__builtins__)
             exec(code, vars(module))
 
-        with contextlib.redirect_stdout(_Nowhere()), _compiled_once():
+        # Output is dropped: each of a thousand ranks may print the same.
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), _compiled_once():
             return rehearsal.run(program)
     finally:
         sys.argv = before
@@ -163,17 +160,6 @@ def _prepare_torch(source: bytes) -> None:
     if _TORCH.search(source) and "gpucoll.torch" not in sys.modules:
         with contextlib.suppress(ImportError):
             importlib.import_module("gpucoll.torch")
-
-
-class _Nowhere(io.StringIO):
-    """Output of virtual ranks, dropped: each of a thousand ranks may print the same."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-
-def _is_success(error: BaseException) -> bool:
-    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 @contextlib.contextmanager

@@ -330,8 +330,7 @@ class VirtualPoints(PointToPoint):
     _core: VirtualCore
 
     def in_group(self, message: PointMessage, group: list[Work]) -> Work:
-        work: Work = placed(super().in_group(message, group), group)
-        return work
+        return placed(super().in_group(message, group), group)
 
     def found(self, source: int | None, tag: int | None, status: Any = None) -> Generator[Pending, None, ProbeResult]:
         probes = self._core.link.group.probes

@@ -31,7 +31,7 @@ class ProcessState:
 
     def __init__(self, size: int, *, is_program: bool) -> None:
         self._kept: list[dict[str, Any]] = [{} for _ in range(size)]
-        self._main = [ModuleType("__main__") if is_program else sys.modules["__main__"] for _ in range(size)]
+        self.mains = [ModuleType("__main__") if is_program else sys.modules["__main__"] for _ in range(size)]
         self._arguments = [*sys.argv]
         self._is_program, self._count = is_program, len(sys.modules)
         # A rank may give up its turn in the middle of an import, and holds the lock of the module then.
@@ -66,9 +66,6 @@ class ProcessState:
             self._before["torch"] = generator.get_state()
             self._owners["torch"], self._marks["torch"] = None, object()  # the present rank may have drawn
 
-    def main(self, number: int) -> ModuleType:
-        return self._main[number]
-
     def switch(self, old: int | None, new: int | None) -> None:
         """Save the state of rank `old` and restore the state of rank `new`; None is the process itself."""
         if old is not None and old == new:  # another thread of the rank
@@ -86,7 +83,7 @@ class ProcessState:
         kept = self._kept[new]
         for name, generator in self._generators.items():
             self._draw_for(name, generator, old, new)
-        self._restore(kept, self._main[new])
+        self._restore(kept, self.mains[new])
 
     def _swap_modules(self, old: int | None, new: int | None) -> None:
         """Replace the program's modules, imported by each rank for itself; libraries are shared by all ranks."""
@@ -155,8 +152,7 @@ def is_of_program(file: str) -> bool:
 
 
 def _environment() -> dict[Any, Any]:
-    found: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
-    return found
+    return os.environ._data  # type: ignore[attr-defined]
 
 
 def _numpy_mark() -> object:

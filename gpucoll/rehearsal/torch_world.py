@@ -143,22 +143,15 @@ class TorchWorld:
         # after all members have left the group.
         self._made: dict[tuple[str, tuple[int, ...]], list[VirtualGroup]] = {}
 
-    def tcp_store(self, host_name: str, port: int, *_: Any, **__: Any) -> VirtualStore:
-        """Return the store at host and port; the arguments are those of torch's TCPStore."""
-        return self._store((host_name, port))
-
-    def file_store(self, file_name: str, *_: Any, **__: Any) -> VirtualStore:
-        """Return the store in a file; the arguments are those of torch's FileStore."""
-        return self._store(file_name)
-
-    def _store(self, place: object) -> VirtualStore:
+    def store(self, place: object) -> VirtualStore:
+        """Return the store at a place, the same for all ranks."""
         if place not in self._stores:
             self._stores[place] = VirtualStore(self._turns)
         return self._stores[place]
 
     def rendezvous(self, url: Any, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Store, int, int]]:
         """Yield the store, the rank and the size for the default group."""
-        yield (self._store(url), self._turns.current.number if rank == -1 else rank,
+        yield (self.store(url), self._turns.current.number if rank == -1 else rank,
                self._size if world_size == -1 else world_size)
 
     def meet(self, name: str, members: tuple[int, ...], rank: int, size: int) -> list[Communicator]:
@@ -220,7 +213,8 @@ def _replacements(world: TorchWorld, turns: Turns) -> list[tuple[Any, str, Any]]
     return [
         *((handles, name, value) for name, value in stand_ins(turns).items()),
         (c10d, "_new_process_group_helper", with_gpucoll), (c10d, "rendezvous", world.rendezvous),
-        (torch.distributed, "TCPStore", world.tcp_store), (torch.distributed, "FileStore", world.file_store),
+        (torch.distributed, "TCPStore", lambda host_name, port, *_, **__: world.store((host_name, port))),
+        (torch.distributed, "FileStore", lambda file_name, *_, **__: world.store(file_name)),
         (handles.TorchWork, "get_future", get_future), (torch.futures.Future, "wait", wait),
         (DeviceMesh, "__init__", of_rank),
         (multiprocessing, "spawn", spawn), (multiprocessing, "start_processes", spawn),

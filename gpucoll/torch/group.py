@@ -364,7 +364,13 @@ class TorchProcessGroup(Names):
         messages, self._messages = self._messages, []
         if messages:
             tensors = [tensor for work, _ in messages for tensor in work.result()]
-            works.append(StreamWork(tensors, self._enqueue(lambda: self._exchange(messages), tensors)))
+
+            def exchange() -> None:
+                with self._points.group():  # in a group of NCCL no message waits for another message
+                    for _, begin in messages:
+                        begin()
+
+            works.append(StreamWork(tensors, self._enqueue(exchange, tensors)))
             for work, _ in messages:
                 work.batch = works[-1]
         if works and all(isinstance(work, StreamWork) for work in works):
@@ -381,12 +387,6 @@ class TorchProcessGroup(Names):
             return self._end_coalescing()
         finally:
             self._together, self._messages = outer
-
-    def _exchange(self, messages: Sequence[tuple[handles.DeferredWork, Call]]) -> None:
-        # In a group of NCCL no message waits for another message.
-        with self._points.group():
-            for _, begin in messages:
-                begin()
 
     def get_group_store(self) -> Store:
         return self._store
@@ -411,7 +411,7 @@ class TorchProcessGroup(Names):
         """Close both communicators as failed: tell the other ranks, wait for no rank."""
         for comm in (self._points, self._comm):
             comm.__exit__(DistBackendError, None, None)
-        self._caller.abandon()
+        self._caller.close(waits=False)
 
 
 def _listed(tensors: Any) -> list[Tensor]:

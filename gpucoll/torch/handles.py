@@ -343,17 +343,11 @@ class Caller:
             del work  # else the arrays stay alive until the next call arrives
         self._server = None  # numbers of threads are used again
 
-    def close(self) -> None:
-        """Make all queued calls, then end the thread."""
+    def close(self, *, waits: bool = True) -> None:
+        """Make all queued calls, then end the thread; `waits` for that, unless the queued calls are to fail."""
         thread, self._thread = self._thread, None
         if thread is not None:
             atexit.unregister(self.close)
             self._calls.put(None)
-            thread.join()
-
-    def abandon(self) -> None:
-        """End the thread after the call under way and the queued calls, which fail; do not wait."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            atexit.unregister(self.close)
-            self._calls.put(None)
+            if waits:
+                thread.join()

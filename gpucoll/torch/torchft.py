@@ -35,9 +35,11 @@ class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ign
         """Return the first error since the last configuration, or None; on a GPU, wait for the calls before."""
         group = self._pg  # torchft configures and asks in two threads
         if self._error is None and group is not None:
-            failure = _failure_of(group)
-            if failure is not None:
-                self._note(failure, group)
+            if group._streams:
+                torch.cuda.synchronize()
+            for comm in (group._comm, group._points):
+                if (failure := internal.waits_of(comm).failure) is not None:
+                    self._note(failure, group)
         return self._error
 
     def send(self, tensors: Any, dst_rank: int, tag: int) -> Any:
@@ -70,14 +72,6 @@ class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ign
         if self._error is None and group is self._pg:
             self._error = DistBackendError(f"aborted: {error}")  # torchft's word
             self._error.__cause__ = error
-
-
-def _failure_of(group: TorchProcessGroup) -> Exception | None:
-    """Return the failure that has ended a group, or None; on a GPU, wait for the calls enqueued before."""
-    if group._streams:
-        torch.cuda.synchronize()
-    return next((waits.failure for waits in map(internal.waits_of, (group._comm, group._points))
-                 if waits.failure is not None), None)
 
 
 class _ReportedWork(Handle):  # type: ignore[misc, unused-ignore]

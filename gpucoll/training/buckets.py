@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -123,7 +122,8 @@ class Pipeline:
             call = phases.send(came)
         except StopIteration:
             return
-        wait = call(async_op=True).wait if self._overlaps else functools.partial(_given, call())
+        found = call(async_op=True) if self._overlaps else call()
+        wait = found.wait if self._overlaps else lambda: found
         self._under_way.append((phases, wait, left - 1))
 
     def finish(self, *, most: int = 0) -> None:
@@ -131,10 +131,6 @@ class Pipeline:
         while len(self._under_way) > most:
             phases, wait, left = self._under_way.pop(0)
             self._go_on(phases, wait(), left)
-
-
-def _given(result: Any) -> Any:
-    return result
 
 
 def can_overlap(comm: Communicator, arrays: Iterable[Like]) -> bool:

@@ -54,8 +54,12 @@ class Optimizer:
         Raises ArgumentError for a missing gradient or a gradient of another shape, and DtypeError for a parameter with
         moments of 16 bits and a dtype other than float32 and float64. After an error no parameter has changed.
         """
-        pairs = {name: _pair(name, parameter, gradients) for name, parameter in parameters.items()}
-        for name, (parameter, _) in pairs.items():
+        pairs: dict[str, tuple[Array, Array]] = {}
+        for name, given in parameters.items():
+            if name not in gradients:
+                raise ArgumentError(f"step: {name} has no gradient", code="GC-NAME")
+            parameter = as_array("step", name, given)
+            pairs[name] = parameter, gradient_of("step", name, gradients[name], parameter.shape)
             if MOMENTS.keys() & {*self.state_names} and parameter.dtype.name not in ("float32", "float64"):
                 raise DtypeError(f"step: moments of 16 bits are for float32 and float64; {name} is {parameter.dtype}")
         self.steps += 1
@@ -79,13 +83,6 @@ def check_optimizer(call: str, optimizer: Any) -> None:
         raise ArgumentError(f"{call}: optimizer {optimizer!r} is not an optimizer; pass SGD(...), Adam(...) or "
                             "AdamW(...)",
                             code="GC-OPTIMIZER")
-
-
-def _pair(name: str, parameter: Any, gradients: Mapping[str, Any]) -> tuple[Array, Array]:
-    if name not in gradients:
-        raise ArgumentError(f"step: {name} has no gradient", code="GC-NAME")
-    array = as_array("step", name, parameter)
-    return array, gradient_of("step", name, gradients[name], array.shape)
 
 
 def gradient_of(call: str, name: str, gradient: Any, shape: tuple[int, ...]) -> Array:

@@ -98,8 +98,7 @@ class Like(NamedTuple):
 
     def new(self, shape: int | tuple[int, ...]) -> Array:
         """Return zeros of another `shape`, with the same dtype and memory."""
-        found: Array = (sys.modules["cupy"] if self.gpu else numpy).zeros(shape, self.dtype)
-        return found
+        return (sys.modules["cupy"] if self.gpu else numpy).zeros(shape, self.dtype)
 
 
 def like_parameter(name: str, gradient: Any, parameters: Mapping[str, Like], comm: Communicator) -> Array:

@@ -170,12 +170,9 @@ class _Shard:
         except GpucollError:
             if not self._may_lose:
                 raise
-            self._lose(worker)
-
-    def _lose(self, worker: int) -> None:
-        every: list[dict[int, Any]] = [self._live, self._clocks, self._asked, self._waiting, self._pushed]
-        for kept in every:
-            kept.pop(worker, None)
+            every: list[dict[int, Any]] = [self._live, self._clocks, self._asked, self._waiting, self._pushed]
+            for kept in every:
+                kept.pop(worker, None)
 
     # Each worker has at most one posted receive, for the next header. After a pull, and with staleness 0 after a push,
     # the receive is posted only when the request has been answered, so a worker ahead of the others waits.

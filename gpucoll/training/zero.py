@@ -239,9 +239,6 @@ class ZeRO:
         return {"parameters": sum(row.nbytes for row in whole.values()) + self._layers.nbytes,
                 "gradients": sum(row.nbytes for row in gradients), "optimizer": sum(row.nbytes for row in states)}
 
-    def _states(self) -> dict[str, Parameters]:
-        return {name: {PARAMETER: shard, **self.optimizer.state_of(name, shard)} for name, shard in self._own.items()}
-
     def save(self, folder: str | Path, *, async_op: bool = False) -> Saving:
         """Write a checkpoint into `folder`, replacing an older checkpoint once complete. A collective call.
 
@@ -254,7 +251,8 @@ class ZeRO:
         if self._saving is not None:
             self._saving.wait()
         kept = {name: row for one in self._compression.members for name, row in one.state.items()}
-        self._saving = Saving(folder, self._comm, self._like, self._states(), self.optimizer, kept)
+        states = {name: {PARAMETER: shard, **self.optimizer.state_of(name, shard)} for name, shard in self._own.items()}
+        self._saving = Saving(folder, self._comm, self._like, states, self.optimizer, kept)
         if not async_op:
             self._saving.wait()
         return self._saving
