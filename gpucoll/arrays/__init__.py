@@ -164,7 +164,7 @@ def prepare(row: Collective, x: object, out: object, rank_info: RankInfo, dtype:
     shape = block_shape(row.name, source, rank_info.size) if row.input.blocks else source.shape
     kind = kind_of(row.name, source, carried_dtype(x) if dtype is None else dtype)
     shapes = _result_shapes(row, source.shape, shape, rank_info.size)
-    formed, result = _prepare_output(row, source, out, shapes, rank_info, space)
+    formed, result = _prepare_output(row, source, source.dtype, out, shapes, rank_info, space)
     # Device executors do not recognize an input inside `out`: copy it, or peers may read the block after its overwrite.
     copies = formed is not None and space is not HOST and _is_own_block(row, source, formed.out, rank_info)
     given = space.read_as(joined([source], space) if copies else flat(source, space), kind)
@@ -216,24 +216,19 @@ def _is_own_block(row: Collective, x: Array | None, out: Array, rank_info: RankI
         and is_block_of(x, out, rank_info.rank, rank_info.size)
 
 
-def _prepare_output(row: Collective, x: Array, out: object, shapes: Sequence[tuple[int, ...]], rank_info: RankInfo,
-                    space: Space) -> tuple[Target | None, Any]:
-    array = None if out is None else _checked_output(row, out, shapes, x.dtype, x, rank_info, space)
-    if not row.output.exists(rank_info.rank, rank_info.root):
-        return None, None
-    if array is None:
-        array = out = space.empty(shapes[0], x.dtype)
-    return target(array, space), out
-
-
-def _checked_output(row: Collective, out: object, shapes: Sequence[tuple[int, ...]], dtype: numpy.dtype,
-                    x: Array | None, rank_info: RankInfo, space: Space) -> Array:
-    with space.current:
-        array = as_array(row.name, "out", out)
-        is_own = array.shape in shapes and _is_own_block(row, x, array, rank_info)
-        check_output(row.name, array, shapes, dtype, None if is_own else x)
-    space.check(row.name, "out", array)
-    return array
+def _prepare_output(row: Collective, x: Array | None, dtype: numpy.dtype, out: Any, shapes: Sequence[tuple[int, ...]],
+                    rank_info: RankInfo, space: Space) -> tuple[Target | None, Any]:
+    """Return the target and the result for the caller: `out`, once checked, or a new array; (None, None) off root."""
+    exists, array = row.output.exists(rank_info.rank, rank_info.root), out
+    if out is not None:
+        with space.current:
+            array = as_array(row.name, "out", out)
+            is_own = array.shape in shapes and _is_own_block(row, x, array, rank_info)
+            check_output(row.name, array, shapes, dtype, None if is_own else x)
+        space.check(row.name, "out", array)
+    elif exists:
+        array = out = space.empty(shapes[0], dtype)
+    return (target(array, space), out) if exists else (None, None)
 
 
 def _prepare_broadcast(row: Collective, x: object, array: Array, rank_info: RankInfo, space: Space) -> Prepared:
@@ -254,12 +249,9 @@ def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype:
     """Return the prepared scatter; `shape` (size, \\*s) and `dtype` are the root's, `x` is None on other ranks."""
     row = COLLECTIVES["scatter"]
     shapes = _result_shapes(row, shape, shape[1:], rank_info.size)
-    array = None if out is None else _checked_output(row, out, shapes, dtype, x, rank_info, space)
-    if array is None:
-        array = out = space.empty(shape[1:], dtype)
+    formed, result = _prepare_output(row, x, dtype, out, shapes, rank_info, space)
     source = None if x is None else flat(x, space)
-    formed = target(array, space)
-    return _prepared(row, source, formed, row_of(dtype), shape[1:], rank_info.size, out, space)._replace(given=x)
+    return _prepared(row, source, formed, row_of(dtype), shape[1:], rank_info.size, result, space)._replace(given=x)
 
 
 class BlockRoom(NamedTuple):

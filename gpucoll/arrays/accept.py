@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy
+from numpy.lib.array_utils import byte_bounds
 
 from gpucoll.arrays.dlpack import of_dlpack
 from gpucoll.core.dtypes import numpy_dtype, row_of
@@ -251,31 +252,28 @@ def check_apart(name: str, given: Sequence[Array], outs: Sequence[Array]) -> boo
     Raises ArgumentError where an array of `outs` shares only a part of its elements with an array of `given`, or any
     element with another array of `outs`.
     """
-    # A sweep by address: `near` has the arrays (end, written, array) possibly overlapping the next array.
-    found, near = False, list[tuple[int, bool, Array]]()
-    spans = [(*_extent(array), writes, array) for writes, arrays in ((False, given), (True, outs))
-             for array in arrays if array.size]
-    for first, end, writes, array in sorted(spans, key=lambda span: span[:2]):
-        near = [one for one in near if one[0] > first]
-        for _, wrote, other in near:
-            if not (writes or wrote) or not overlap(other, array):
-                continue
-            if writes and wrote:
+    found, arrays = False, [*given, *outs]
+    for one, other in neighbours(arrays):
+        is_written = other >= len(given), one >= len(given)
+        if any(is_written) and overlap(arrays[one], arrays[other]):
+            if all(is_written):
                 raise ArgumentError(f"{name}: arrays of out overlap; each array needs separate memory",
                                     code="GC-OVERLAP")
-            if not same_memory(other, array):
+            if not same_memory(arrays[one], arrays[other]):
                 raise ArgumentError(f"{name}: input and out overlap partly; pass the same array for in place, or a "
                                     "copy", code="GC-OVERLAP")
             found = True
-        near.append((end, writes, array))
     return found
 
 
-def _extent(x: Array) -> tuple[int, int]:
-    """Return the addresses of an array's first byte and of the byte after its last."""
-    reaches = [stride * (length - 1) for stride, length in zip(x.strides, x.shape, strict=True)]
-    return address(x) + sum(min(reach, 0) for reach in reaches), \
-        address(x) + sum(max(reach, 0) for reach in reaches) + x.itemsize
+def neighbours(arrays: Sequence[Array]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of all pairs of arrays with overlapping byte ranges; n log n for disjoint arrays."""
+    near: list[tuple[int, int]] = []  # end and number of earlier arrays that reach into the present array
+    for low, high, number in sorted((*byte_bounds(bounds(array)), number) for number, array in enumerate(arrays)
+                                    if array.size):
+        near = [(end, other) for end, other in near if end > low]
+        yield from ((other, number) for _, other in near)
+        near.append((high, number))
 
 
 def check_writable(name: str, what: str, array: Array) -> None:

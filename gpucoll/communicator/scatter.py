@@ -44,8 +44,7 @@ def scatter(core: Core, x: Any, out: Any, root: Any, options: CallOptions, cache
         core.life.refuse(error, Signature("scatter" if known else "", root=rank_info.root, **known))
         raise
     # The call descriptor replaces the message only if the executor shows it, and its text fits.
-    executor = made and made[0].call.executor
-    if made and getattr(executor, "shows_calls", executor) is shows and len(made[0].request.description) < TEXT:
+    if made and made[0].call.executor.shows_calls is shows and len(made[0].request.description) < TEXT:
         return core.begin(*made, options, cache_key, source, out)
     core.metadata.broadcast(core.rank, metadata, "scatter")
     # Without a key: each call needs the message.

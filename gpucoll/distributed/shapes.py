@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy
-from numpy.lib.array_utils import byte_bounds
 
-from gpucoll.arrays import Array, as_array, bounds, check_writable, overlap
+from gpucoll.arrays import Array, as_array, check_writable, overlap
+from gpucoll.arrays.accept import neighbours
 from gpucoll.core.dtypes import is_whole, row_of
 from gpucoll.errors import ArgumentError, DtypeError, MismatchError
 
@@ -75,19 +75,11 @@ def outputs(name: str, what: str, xs: Any, size: int, dtype: numpy.dtype) -> lis
 
 
 def check_apart(name: str, what: str, arrays: Sequence[Array]) -> None:
-    """Raise ArgumentError if two of the arrays share an element.
-
-    Sort the arrays by first byte, then compare only arrays with overlapping byte ranges: n log n for disjoint arrays.
-    """
-    before: list[tuple[int, int]] = []  # end and index of earlier arrays reaching into the current array
-    for low, high, index in sorted((*byte_bounds(bounds(array)), index) for index, array in enumerate(arrays)
-                                   if array.size):
-        before = [(end, other) for end, other in before if end > low]
-        for _, other in before:
-            if overlap(arrays[other], arrays[index]):
-                raise ArgumentError(f"{name}: {what}[{other}] and {what}[{index}] share memory: results would "
-                                    "overwrite each other; pass an array for each rank", code="GC-OVERLAP")
-        before.append((high, index))
+    """Raise ArgumentError if two of the arrays share an element."""
+    for other, index in neighbours(arrays):
+        if overlap(arrays[other], arrays[index]):
+            raise ArgumentError(f"{name}: {what}[{other}] and {what}[{index}] share memory: results would overwrite "
+                                "each other; pass an array for each rank", code="GC-OVERLAP")
 
 
 def apart(x: Array, out: Array) -> Array:

@@ -189,6 +189,11 @@ class Executor:
         return False
 
     @property
+    def shows_calls(self) -> Any:
+        """The executor whose engine shows each rank's call to all others before data move: this one, if any does."""
+        return self
+
+    @property
     def captures(self) -> bool:
         """Whether calls can become part of a CUDA graph."""
         return True

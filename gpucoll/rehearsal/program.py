@@ -6,7 +6,6 @@ import contextlib
 import importlib.machinery
 import json
 import os
-import re
 import sys
 import threading
 import time
@@ -23,11 +22,10 @@ from gpucoll.rehearsal.cupy_on_host import in_place_of_cupy
 from gpucoll.rehearsal.findings import Analysis, Finding
 from gpucoll.rehearsal.matching import VirtualGroup
 from gpucoll.rehearsal.ranks import end, world_of
-from gpucoll.rehearsal.state import ProcessState, is_of_program
+from gpucoll.rehearsal.state import ProcessState
 from gpucoll.rehearsal.turns import Turns, Unwound, VirtualRank
 
 MOST_RANKS = 4096  # threads of one process
-_TORCH = re.compile(rb"^\s*(import|from)\s.*torch", re.MULTILINE)
 HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT")  # variables that concern real ranks only
 
 
@@ -64,19 +62,23 @@ class Rehearsal:
                 end(rank.communicators, failed=rank.failure is not None)
 
         self._turns = turns = Turns(self._size, body, self._stopped, self._switched)
+        had_torch = "gpucoll.torch" in sys.modules
         before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
         self.state = ProcessState(self._size, is_program=self._is_program)
         bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world,
                                                        self._follow_torch)
         try:
             with _no_sleep(turns), self._mpi(), self._cupy(), self._stack:
-                if "gpucoll.torch" in sys.modules:
+                if had_torch:
                     self._follow_torch()
                 turns.run()
         finally:
             bootstrap.virtual_place = None
             self.state.switch(None, None)
             os.environ.update(before)
+            # A first import by a virtual rank has left this out: it is for the rank of this process.
+            if not (had_torch or self._is_program) and "gpucoll.torch" in sys.modules:
+                sys.modules["gpucoll.torch"].set_variables()
         if self._found is None:
             self._stopped()
         return self._found or []
@@ -139,7 +141,8 @@ def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Find
             # Before the ranks run: COMM_WORLD is replaced for all modules that import it from here on.
             with contextlib.suppress(ImportError, RuntimeError):
                 importlib.import_module("mpi4py.MPI")
-        _prepare_torch(source)
+        if "torch" in sys.modules:
+            importlib.import_module("gpucoll.torch")
         rehearsal = Rehearsal(size, is_program=True)
 
         def program(rank: VirtualRank, _: Any) -> None:
@@ -155,32 +158,33 @@ def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Find
         sys.path.pop(0)
 
 
-def _prepare_torch(source: bytes) -> None:
-    """Prepare torch.distributed for virtual ranks before code with `source` runs: real ranks would wait for ever."""
-    if _TORCH.search(source) and "gpucoll.torch" not in sys.modules:
-        with contextlib.suppress(ImportError):
-            importlib.import_module("gpucoll.torch")
-
-
 @contextlib.contextmanager
 def _compiled_once() -> Iterator[None]:
-    """Compile, or read, a module once for all ranks: each rank imports the program's modules for itself."""
+    """Compile, or read, a module once for all ranks: each rank imports the program's modules for itself.
+
+    The import of torch, by the program or by a library, also lets virtual ranks use torch.distributed: real ranks would
+    wait for ever.
+    """
     loader: Any = importlib.machinery.SourceFileLoader
     known: dict[tuple[str, str], Any] = {}
 
     def get_code(self: Any, fullname: str) -> Any:
         key = self.path, fullname
         if key not in known:
-            if is_of_program(self.path):
-                _prepare_torch(self.get_data(self.path))
             known[key] = super(loader, self).get_code(fullname)
         return known[key]
 
-    loader.get_code = get_code
+    def exec_module(self: Any, module: Any) -> None:
+        super(loader, self).exec_module(module)
+        if module.__name__ == "torch":
+            with contextlib.suppress(ImportError):
+                importlib.import_module("gpucoll.torch")
+
+    loader.get_code, loader.exec_module = get_code, exec_module
     try:
         yield
     finally:
-        del loader.get_code
+        del loader.get_code, loader.exec_module
 
 
 @contextlib.contextmanager

@@ -98,6 +98,42 @@ def test_each_rank_has_stores_groups_and_random_numbers_of_its_own(tmp_path):
     assert precheck(tmp_path / "uses.py", 4) == []
 
 
+def test_torch_behind_an_installed_library_is_followed(tmp_path):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "library.py").write_text(LIBRARY)
+    program = tmp_path / "uses.py"
+    program.write_text(f"import sys\nsys.path.append({str(folder)!r})\nimport library\nlibrary.run()\n")
+    assert [(one["kind"], one["ranks"]) for one in precheck(program, 3)] == [("root", [2])]
+
+
+LIBRARY = """import torch.distributed as dist
+from torch import ones
+
+
+def run():
+    dist.init_process_group("gloo")
+    dist.broadcast(ones(2), src=dist.get_rank() // 2)
+"""
+
+
+def test_a_first_import_by_virtual_ranks_serves_the_process_afterwards(tmp_path):
+    program = tmp_path / "first.py"
+    program.write_text(FIRST)
+    job = python(program)
+    assert (job.returncode, job.stdout) == (0, "[1]\n"), job.stderr
+
+
+FIRST = """import gpucoll as gc
+from gpucoll.launch import launchers
+
+asked = []
+launchers.started = lambda: asked.append(1)  # asked by `gpucoll.torch.membership.set_variables`
+assert gc.precheck(lambda comm: __import__("gpucoll.torch"), 2) == []
+print(asked)
+"""
+
+
 OWN = """import os
 
 import torch
