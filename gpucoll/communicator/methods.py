@@ -153,10 +153,9 @@ class Communicator:
                algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all `x` (shape s) on `root`, None elsewhere; no `x` changes. MPI-5.0, 6.9.1."""
         core = self._core
-        if dtype is None and stream is None and not async_op and core.group is None:
-            result = core.fast_path("reduce", op, root, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
+        if dtype is None and stream is None and not async_op and core.group is None and (
+                result := core.fast_path("reduce", op, root, algorithm, x, out)) is not NotImplemented:
+            return result
         return core.collective("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
 
     @shaped(Overwriting)
@@ -164,10 +163,9 @@ class Communicator:
                   async_op: bool = False) -> Any:
         """Overwrite every rank's `x` (shape s) with the root's, and return `x`. MPI-5.0, 6.4."""
         core = self._core
-        if stream is None and not async_op and core.group is None:
-            result = core.fast_path("broadcast", "", root, algorithm, x, None)
-            if result is not NotImplemented:
-                return result
+        if stream is None and not async_op and core.group is None and (
+                result := core.fast_path("broadcast", "", root, algorithm, x, None)) is not NotImplemented:
+            return result
         return core.collective("broadcast", x, None, "", None, root, algorithm, async_op, stream)
 
     @shaped(Moving)
@@ -175,10 +173,9 @@ class Communicator:
                    async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank. MPI-5.0, 6.7."""
         core = self._core
-        if stream is None and not async_op and core.group is None:
-            result = core.fast_path("all_gather", "", 0, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
+        if stream is None and not async_op and core.group is None and (
+                result := core.fast_path("all_gather", "", 0, algorithm, x, out)) is not NotImplemented:
+            return result
         return core.collective("all_gather", x, out, "", None, 0, algorithm, async_op, stream)
 
     @shaped(MovingToRoot)
@@ -186,10 +183,9 @@ class Communicator:
                async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on `root`; else None. MPI-5.0, 6.5."""
         core = self._core
-        if stream is None and not async_op and core.group is None:
-            result = core.fast_path("gather", "", root, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
+        if stream is None and not async_op and core.group is None and (
+                result := core.fast_path("gather", "", root, algorithm, x, out)) is not NotImplemented:
+            return result
         return core.collective("gather", x, out, "", None, root, algorithm, async_op, stream)
 
     def scatter(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
@@ -213,10 +209,9 @@ class Communicator:
                        stream: Any = None, async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the reduction of all ranks' `x` (shape (size, \\*s)). MPI-5.0, 6.10.1."""
         core = self._core
-        if dtype is None and stream is None and not async_op and core.group is None:
-            result = core.fast_path("reduce_scatter", op, 0, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
+        if dtype is None and stream is None and not async_op and core.group is None and (
+                result := core.fast_path("reduce_scatter", op, 0, algorithm, x, out)) is not NotImplemented:
+            return result
         return core.collective("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Moving)
@@ -224,10 +219,9 @@ class Communicator:
                    async_op: bool = False) -> Any:
         """Return block `rank` of every rank's `x`, in rank order; both have shape (size, \\*s). MPI-5.0, 6.8."""
         core = self._core
-        if stream is None and not async_op and core.group is None:
-            result = core.fast_path("all_to_all", "", 0, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
+        if stream is None and not async_op and core.group is None and (
+                result := core.fast_path("all_to_all", "", 0, algorithm, x, out)) is not NotImplemented:
+            return result
         return core.collective("all_to_all", x, out, "", None, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
@@ -235,10 +229,9 @@ class Communicator:
              stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank`. MPI-5.0, 6.11.1."""
         core = self._core
-        if dtype is None and stream is None and not async_op and core.group is None:
-            result = core.fast_path("scan", op, 0, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
+        if dtype is None and stream is None and not async_op and core.group is None and (
+                result := core.fast_path("scan", op, 0, algorithm, x, out)) is not NotImplemented:
+            return result
         return core.collective("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
@@ -249,10 +242,9 @@ class Communicator:
         MPI-5.0, 6.11.2, with an undefined result on rank 0.
         """
         core = self._core
-        if dtype is None and stream is None and not async_op and core.group is None:
-            result = core.fast_path("exscan", op, 0, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
+        if dtype is None and stream is None and not async_op and core.group is None and (
+                result := core.fast_path("exscan", op, 0, algorithm, x, out)) is not NotImplemented:
+            return result
         return core.collective("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     def maxloc(self, x: Any, index: Any = None) -> tuple[Any, Any]:
@@ -294,10 +286,9 @@ class Communicator:
         `out` receives the result and is returned. It is one array (sum(n_i), \\*s), and `x` may be this rank's block in
         it; or it is a list of arrays (n_i, \\*s), at the cost of a copy.
         """
-        if stream is None and not async_op and self._core.group is None:
-            result = self._blocks.repeat("all_gather_v", "", 0, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
+        if stream is None and not async_op and self._core.group is None and (
+                result := self._blocks.repeat("all_gather_v", "", 0, algorithm, x, out)) is not NotImplemented:
+            return result
         return self._blocks.gather("all_gather_v", x, out, 0, CallOptions(algorithm, async_op, stream))
 
     @shaped(GatheringBlocksToRoot)
@@ -307,10 +298,9 @@ class Communicator:
 
         `out` is as in `all_gather_v`.
         """
-        if stream is None and not async_op and self._core.group is None:
-            result = self._blocks.repeat("gather_v", "", root, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
+        if stream is None and not async_op and self._core.group is None and (
+                result := self._blocks.repeat("gather_v", "", root, algorithm, x, out)) is not NotImplemented:
+            return result
         return self._blocks.gather("gather_v", x, out, root, CallOptions(algorithm, async_op, stream))
 
     @shaped(ScatteringBlocks)
@@ -335,10 +325,9 @@ class Communicator:
         `out` receives the result and is returned: a list of arrays (``out=xs`` if each array has the length of its
         replacement), or one array for all blocks in rank order, which saves a copy.
         """
-        if stream is None and not async_op and self._core.group is None:
-            result = self._blocks.repeat("all_to_all_v", "", 0, algorithm, xs, out)
-            if result is not NotImplemented:
-                return result
+        if stream is None and not async_op and self._core.group is None and (
+                result := self._blocks.repeat("all_to_all_v", "", 0, algorithm, xs, out)) is not NotImplemented:
+            return result
         return self._blocks.all_to_all(xs, out, CallOptions(algorithm, async_op, stream))
 
     @shaped(ReducingBlocks)
@@ -349,10 +338,9 @@ class Communicator:
         The blocks of rows follow in rank order. `counts` is the same on all ranks; `out` (counts[rank], \\*s) receives
         the result and is returned. MPI-5.0, 6.10.2.
         """
-        if dtype is None and stream is None and not async_op and self._core.group is None:
-            result = self._blocks.repeat("reduce_scatter_v", op, counts, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
+        if dtype is None and stream is None and not async_op and self._core.group is None and (
+                result := self._blocks.repeat("reduce_scatter_v", op, counts, algorithm, x, out)) is not NotImplemented:
+            return result
         return self._blocks.reduce_scatter(x, counts, op, out, dtype, CallOptions(algorithm, async_op, stream))
 
     # ------------------------------------------------------------------------------------------------- pickled objects

@@ -69,8 +69,7 @@ def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool 
     Raises ArgumentError if entries of `tensor_list` share memory. Raises MismatchError, with no entry written, if an
     entry and the tensor received for this entry differ in length.
     """
-    name, pg = "all_gather", member("all_gather", group, tensor)
-    if pg is None:
+    if (pg := member(name := "all_gather", group, tensor)) is None:
         return None
     x = shapes.view(name, "tensor", tensor)
     outs = shapes.outputs(name, "tensor_list", tensor_list, pg.size(), x.dtype)
@@ -86,8 +85,7 @@ def all_gather_into_tensor(output: Any, input: Any, group: Any = None, async_op:
 
     `output` is concatenated (size * n, \\*s) or stacked (size, n, \\*s). `input` may be its own slot of `output`.
     """
-    name, pg = "all_gather_into_tensor", member("all_gather_into_tensor", group, input)
-    if pg is None:
+    if (pg := member(name := "all_gather_into_tensor", group, input)) is None:
         return None
     x = shapes.view(name, "input", input)
     out = shapes.output_view(name, "output", output, x.dtype)
@@ -106,8 +104,7 @@ def gather(tensor: Any, gather_list: Any = None, dst: int | None = 0, group: Any
 
     Raises ArgumentError if other ranks pass a non-empty `gather_list`, or if entries share memory.
     """
-    name, pg = "gather", member("gather", group, tensor)
-    if pg is None:
+    if (pg := member(name := "gather", group, tensor)) is None:
         return None
     root = pg.number_of(name, "dst", dst, group_dst)
     x = shapes.view(name, "tensor", tensor)
@@ -130,8 +127,7 @@ def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: A
     Raises ArgumentError if other ranks pass a non-empty `scatter_list`. If rank `src` refuses its arguments, the other
     ranks raise PeerError.
     """
-    name, pg = "scatter", member("scatter", group, tensor)
-    if pg is None:
+    if (pg := member(name := "scatter", group, tensor)) is None:
         return None
     root = pg.number_of(name, "src", src, group_src)
     x = None
@@ -150,8 +146,7 @@ def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: A
 def reduce_scatter(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: Any = None,
                    async_op: bool = False) -> Any:
     """Write the reduction of all ranks' ``input_list[i]`` (shape s_i) into `output` (shape s_i) of rank i."""
-    name, pg = "reduce_scatter", member("reduce_scatter", group, output)
-    if pg is None:
+    if (pg := member(name := "reduce_scatter", group, output)) is None:
         return None
     blocks = shapes.inputs(name, "input_list", input_list, pg.size())
     out = shapes.output_view(name, "output", output, blocks[0].dtype)
@@ -170,8 +165,7 @@ def reduce_scatter_tensor(output: Any, input: Any, op: Any = ReduceOp.SUM, group
 
     `input` is concatenated (size * n, \\*s) or stacked (size, n, \\*s). `output` may be its own slot of `input`.
     """
-    name, pg = "reduce_scatter_tensor", member("reduce_scatter_tensor", group, output)
-    if pg is None:
+    if (pg := member(name := "reduce_scatter_tensor", group, output)) is None:
         return None
     x = shapes.view(name, "input", input)
     out = shapes.output_view(name, "output", output, x.dtype)
@@ -187,8 +181,7 @@ def all_to_all(output_list: Any, input_list: Any, group: Any = None, async_op: b
     Raises ArgumentError if entries of `output_list` share memory. Raises MismatchError, with no entry written, if an
     entry and the block received for this entry differ in length.
     """
-    name, pg = "all_to_all", member("all_to_all", group, *(input_list if isinstance(input_list, list) else ()))
-    if pg is None:
+    if (pg := member(name := "all_to_all", group, *(input_list if isinstance(input_list, list) else ()))) is None:
         return None
     blocks = shapes.inputs(name, "input_list", input_list, pg.size())
     outs = shapes.outputs(name, "output_list", output_list, pg.size(), blocks[0].dtype)
@@ -204,8 +197,7 @@ def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, i
     Split sizes are the lengths of the parts, one length per rank; None cuts into equal parts. Either all ranks pass
     split sizes or none does.
     """
-    name, pg = "all_to_all_single", member("all_to_all_single", group, input)
-    if pg is None:
+    if (pg := member(name := "all_to_all_single", group, input)) is None:
         return None
     x = shapes.view(name, "input", input)
     out = shapes.output_view(name, "output", output, x.dtype)
@@ -227,8 +219,7 @@ def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, i
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
     """Write `obj` of rank i into ``object_list[i]`` of every rank; the list may be longer than there are ranks."""
-    name, pg = "all_gather_object", member("all_gather_object", group)
-    if pg is None:
+    if (pg := member(name := "all_gather_object", group)) is None:
         return
     with internal.refusing(pg.communicator):
         shapes.check_list(name, "object_list", object_list, pg.size())
@@ -238,8 +229,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> No
 def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = 0, group: Any = None,
                   group_dst: int | None = None) -> None:
     """Write `obj` of rank i into ``object_gather_list[i]`` of rank `dst`; other ranks pass None or an empty list."""
-    name, pg = "gather_object", member("gather_object", group)
-    if pg is None:
+    if (pg := member(name := "gather_object", group)) is None:
         return
     root = pg.number_of(name, "dst", dst, group_dst)
     with internal.refusing(pg.communicator):
@@ -258,8 +248,7 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
 
     Raises ArgumentError, with the list unchanged, if a list and the list of rank `src` differ in length.
     """
-    name, pg = "broadcast_object_list", member("broadcast_object_list", group)
-    if pg is None:
+    if (pg := member(name := "broadcast_object_list", group)) is None:
         return
     root = pg.number_of(name, "src", src, group_src)
     given = None
@@ -280,8 +269,7 @@ def scatter_object_list(scatter_object_output_list: list[Any], scatter_object_in
 
     Other ranks' input lists are ignored. Raises ArgumentError if the output list is empty or no list.
     """
-    name, pg = "scatter_object_list", member("scatter_object_list", group)
-    if pg is None:
+    if (pg := member(name := "scatter_object_list", group)) is None:
         return
     root = pg.number_of(name, "src", src, group_src)
     came = pg.communicator.scatter_object(scatter_object_input_list, root)

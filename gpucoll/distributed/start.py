@@ -194,8 +194,7 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     `timeout` is a timedelta or a number of seconds, counted from the arrival of the group's rank 0; None means the
     group's. All missing ranks are named, with or without `wait_all_ranks`. The group remains usable after a timeout.
     """
-    name, pg = "monitored_barrier", member("monitored_barrier", group)
-    if pg is None:
+    if (pg := member(name := "monitored_barrier", group)) is None:
         return
     seconds = seconds_of(name, timeout) or pg.communicator.timeout
     number = next(pg.barriers)

@@ -162,15 +162,7 @@ class Exporter:
                                      "before %s", rank, total, seconds, grown[site], site or "asynchronous calls")
                 before[rank] = delays
 
-        def serve() -> None:
-            began = time.monotonic()
-            while True:
-                time.sleep(PAUSE)
-                ended = time.monotonic()
-                look(ended - began)
-                began = ended
-
-        threading.Thread(target=serve, name="gpucoll stragglers", daemon=True).start()
+        _repeat(look, "gpucoll stragglers")
 
     def write(self, path: Path) -> None:
         """Replace the file as a whole; raise OSError if the folder refuses."""
@@ -187,18 +179,13 @@ class Exporter:
         self.write(path)
         owner = os.getpid()
 
-        def write() -> None:
+        def write(_: float = 0.0) -> None:
             # The child of a fork leaves the parent's file alone. A full disk must not end the program.
             if os.getpid() == owner:
                 with contextlib.suppress(OSError):
                     self.write(path)
 
-        def serve() -> None:
-            while True:
-                time.sleep(PAUSE)
-                write()
-
-        threading.Thread(target=serve, name="gpucoll metrics", daemon=True).start()
+        _repeat(write, "gpucoll metrics")
         atexit.register(write)
 
     def observe(self) -> None:
@@ -238,6 +225,19 @@ class Exporter:
 
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), MetricsHandler)
         threading.Thread(target=server.serve_forever, name="gpucoll metrics", daemon=True).start()
+
+
+def _repeat(act: Callable[[float], None], name: str) -> None:
+    """Call `act`, with the seconds since the last call, every PAUSE seconds in a thread."""
+    def serve() -> None:
+        began = time.monotonic()
+        while True:
+            time.sleep(PAUSE)
+            ended = time.monotonic()
+            act(ended - began)
+            began = ended
+
+    threading.Thread(target=serve, name=name, daemon=True).start()
 
 
 def _add(into: dict[str, float], delays: Mapping[str, float]) -> None:

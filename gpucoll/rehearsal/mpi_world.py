@@ -24,8 +24,6 @@ from gpucoll.mpi.buffers import row
 from gpucoll.rehearsal.matching import VirtualGroup
 from gpucoll.rehearsal.ranks import VirtualLink
 
-UPPER = ("Barrier", "Bcast", "Reduce", "Allreduce", "Scan", "Exscan", "Gather", "Allgather", "Scatter", "Alltoall",
-         "Reduce_scatter", "Reduce_scatter_block", "Gatherv", "Allgatherv", "Scatterv", "Alltoallv")
 OWN = ("Free", "Get_attr", "Set_attr", "Get_name", "Set_name", "Is_inter", "Is_intra", "Get_rank", "Get_size")
 
 
@@ -191,7 +189,7 @@ def _left_out(name: str) -> Callable[..., Any]:
 
 
 for _name in dir(MPI.Intracomm):
-    if _name in UPPER:
+    if _name in gpucoll.mpi.STARTED:
         setattr(VirtualMpi, _name, _by_gpucoll(_name))
     elif callable(getattr(MPI.Intracomm, _name)) and not _name.startswith("_") and _name not in vars(VirtualMpi) \
             and _name not in OWN:
