@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy
@@ -78,17 +79,13 @@ def address(x: Any) -> int:
     return x.__array_interface__["data"][0] if isinstance(x, numpy.ndarray) else x.data.ptr
 
 
-class _Bounds:
-    """The addresses of a GPU array's elements as an array interface, for comparisons by NumPy."""
-
-    def __init__(self, x: Any) -> None:
-        self.__array_interface__ = {"version": 3, "shape": x.shape, "strides": x.strides, "data": (x.data.ptr, True),
-                                    "typestr": f"|V{x.dtype.itemsize}"}
-
-
 def bounds(x: Any) -> Array:
     """Return an array with the same addresses for NumPy's arithmetic; its elements are unreadable for a GPU array."""
-    return x if isinstance(x, numpy.ndarray) else numpy.asarray(_Bounds(x))
+    if isinstance(x, numpy.ndarray):
+        return x
+    return numpy.asarray(SimpleNamespace(__array_interface__={
+        "version": 3, "shape": x.shape, "strides": x.strides, "data": (x.data.ptr, True),
+        "typestr": f"|V{x.dtype.itemsize}"}))
 
 
 def same_memory(x: Any, out: Any) -> bool:

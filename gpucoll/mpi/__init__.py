@@ -344,19 +344,19 @@ class Comm(metaclass=_Kept):
         return functools.partial(self.comm.reduce_scatter_v, x, [*recvcounts], name), lambda came: fill([out], [came])
 
     def _allgatherv(self, sendbuf: Any, recvbuf: Any) -> Call:
-        places = parts(recvbuf, self.size).views
+        places = parts(recvbuf, self.size)
         x = places[self.rank] if _is_in_place(sendbuf) else row(sendbuf)
         return functools.partial(self.comm.all_gather_v, x), functools.partial(fill, places)
 
     def _gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> Call:
         if root != self.rank:
             return functools.partial(self.comm.gather_v, row(sendbuf), root), None
-        places = parts(recvbuf, self.size).views
+        places = parts(recvbuf, self.size)
         x = places[root] if _is_in_place(sendbuf) else row(sendbuf)
         return functools.partial(self.comm.gather_v, x, root), functools.partial(fill, places)
 
     def _scatterv(self, sendbuf: Any, recvbuf: Any, root: int) -> Call:
-        xs = parts(sendbuf, self.size).views if root == self.rank else None
+        xs = parts(sendbuf, self.size) if root == self.rank else None
         call = functools.partial(self.comm.scatter_v, xs, root)
         if root == self.rank and _is_in_place(recvbuf):
             return call, None
@@ -364,8 +364,8 @@ class Comm(metaclass=_Kept):
         return call, lambda came: fill([out], [came])
 
     def _alltoallv(self, sendbuf: Any, recvbuf: Any) -> Call:
-        places = parts(recvbuf, self.size).views
-        xs = places if _is_in_place(sendbuf) else parts(sendbuf, self.size).views
+        places = parts(recvbuf, self.size)
+        xs = places if _is_in_place(sendbuf) else parts(sendbuf, self.size)
         return functools.partial(self.comm.all_to_all_v, xs), functools.partial(fill, places)
 
     # ------------------------------------------------------------ messages: gpucoll's for GPU arrays, else mpi4py's

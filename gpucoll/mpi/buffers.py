@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import mmap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 from mpi4py import MPI
@@ -45,19 +45,6 @@ SPELLED = {id(one): dtype for one, dtype in DTYPES.values()}  # by object identi
 
 class NotOurs(Exception):
     """The call goes to mpi4py, on all ranks alike."""
-
-
-class VectorBuffer(NamedTuple):
-    """A row of elements, with the count and the start of each rank's elements."""
-
-    row: Array
-    counts: Sequence[int]
-    starts: Sequence[int]
-
-    @property
-    def views(self) -> list[Array]:
-        """Each rank's elements, as views of the row."""
-        return [self.row[start:start + count] for count, start in zip(self.counts, self.starts, strict=True)]
 
 
 def op_name(op: Any) -> str:
@@ -126,8 +113,8 @@ def row(spec: Any, blocks: int = 1) -> Array:
     return whole[:_whole(count, len(whole), blocks) * blocks]
 
 
-def parts(spec: Any, size: int) -> VectorBuffer:
-    """Return the elements of each of `size` ranks, by the counts and displacements of `spec`.
+def parts(spec: Any, size: int) -> list[Array]:
+    """Return views of the elements of each of `size` ranks, by the counts and displacements of `spec`.
 
     Without counts the elements are divided evenly, longer parts first; without displacements the parts are contiguous.
     """
@@ -145,7 +132,7 @@ def parts(spec: Any, size: int) -> VectorBuffer:
                             code="GC-COUNTS")
     for count, start in zip(counts, starts, strict=True):
         _whole(count, len(whole) - _whole(start, len(whole)))
-    return VectorBuffer(whole, counts, starts)
+    return [whole[start:start + count] for count, start in zip(counts, starts, strict=True)]
 
 
 def _whole(count: Any, most: int, blocks: int = 1) -> int:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from gpucoll.core.signature import Signature
 from gpucoll.progress.operations import Operation
 from gpucoll.rehearsal.turns import Turns, VirtualRank
-from gpucoll.transport.mailbox import Mailbox, ThreadMessages, _Message
+from gpucoll.transport.mailbox import Mailbox, _Message
 
 CLOSE = Signature("close").encode()
 REFUSED = "refused"
@@ -107,10 +107,3 @@ class VirtualMail(Mailbox):
         """Return the messages that wait: (source, target, tag), whether it is a send, its bytes and its line."""
         return [(key, sends, len(one.row), self.places.get(one, ""))
                 for (key, sends), there in self._waiting.items() for one in there if one.length is None]
-
-
-class VirtualMessages(ThreadMessages):
-    """A rank's access to the messages of its group."""
-
-    def __init__(self, rank: int, group: VirtualGroup) -> None:
-        super().__init__(rank, group.mail)

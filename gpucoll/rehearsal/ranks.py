@@ -33,8 +33,9 @@ from gpucoll.launch.bootstrap import Options, RankTopology
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
 from gpucoll.progress.waits import Progress
 from gpucoll.rehearsal import cupy_on_host
-from gpucoll.rehearsal.matching import CLOSE, REFUSED, VirtualGroup, VirtualMessages
+from gpucoll.rehearsal.matching import CLOSE, REFUSED, VirtualGroup
 from gpucoll.rehearsal.values import compute
+from gpucoll.transport.mailbox import ThreadMessages
 from gpucoll.tuner import built_in
 
 
@@ -141,7 +142,7 @@ class VirtualLink(Link):
     def __init__(self, group: VirtualGroup, rank: int) -> None:
         self.group, self.number = group, group.members[rank]
         self.place = RankTopology(rank, group.size, rank, group.size, (0,) * group.size)
-        self.points = VirtualMessages(rank, group)
+        self.points = ThreadMessages(rank, group.mail)
         self.processes, self.table = RankThreads({}), built_in()
         self.waits: VirtualWaits | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -65,17 +66,6 @@ def reduced(tensor: torch.Tensor) -> Any:
     return _on_host(carried(tensor)).view(numpy_dtype(OWN[tensor.dtype]))
 
 
-class _Memory:
-    """The memory of a tensor on the host, for NumPy; keeps the tensor alive."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        dtype = _numpy_dtype(tensor.dtype)
-        self._tensor = tensor
-        self.__array_interface__ = {
-            "version": 3, "shape": tuple(tensor.shape), "typestr": dtype.str, "data": (tensor.data_ptr(), False),
-            "strides": tuple(step * dtype.itemsize for step in tensor.stride())}
-
-
 def _on_host(tensor: torch.Tensor) -> Array:
     """Return an array on the memory of a tensor on the host.
 
@@ -84,7 +74,10 @@ def _on_host(tensor: torch.Tensor) -> Array:
     """
     if not tensor.data_ptr() or tensor.is_conj() or tensor.is_neg() or tensor.layout != torch.strided:
         return tensor.numpy()
-    return numpy.asarray(_Memory(tensor))
+    dtype = _numpy_dtype(tensor.dtype)
+    return numpy.asarray(SimpleNamespace(kept=tensor, __array_interface__={  # the array keeps the tensor alive
+        "version": 3, "shape": tuple(tensor.shape), "typestr": dtype.str, "data": (tensor.data_ptr(), False),
+        "strides": tuple(step * dtype.itemsize for step in tensor.stride())}))
 
 
 @functools.cache
