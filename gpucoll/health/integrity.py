@@ -33,6 +33,7 @@ class ResultBlock(NamedTuple):
     rank: int
     block: int
     sources: tuple[int, ...]  # the ranks that contribute
+    chunk: int  # the number of the input's block that it is made of
 
 
 class DataCheck:
@@ -94,20 +95,19 @@ class DataCheck:
         to[0] = len(sample)
         to[1:].view(numpy.uint8)[:sample.nbytes] = sample.view(numpy.uint8)
 
-    def _pieces(self) -> Iterator[tuple[ResultBlock, int]]:
-        """Yield every block of every output, and the number of the input's block that it is made of."""
+    def _pieces(self) -> Iterator[ResultBlock]:
+        """Yield every block of every output."""
         row, root = self._row, self._request.root
         for rank in range(self._size):
             if row.output.exists(rank, root):
                 for block in range(self._blocks(row.output)):
                     piece = row.result(rank, self._size, root, 1, block)
                     if piece.ranks:  # the first rank of an exscan has none
-                        yield ResultBlock(rank, block, tuple(sorted(piece.ranks))), piece.chunk
+                        yield ResultBlock(rank, block, tuple(sorted(piece.ranks)), piece.chunk)
 
-    def _agrees(self, piece: tuple[ResultBlock, int], inputs: Array, outputs: Array) -> bool:
+    def _agrees(self, found: ResultBlock, inputs: Array, outputs: Array) -> bool:
         """Return whether a block of an output has the words that follow from the inputs."""
-        found, chunk = piece
-        shown, given = outputs[found.rank, found.block], inputs[list(found.sources), chunk]
+        shown, given = outputs[found.rank, found.block], inputs[list(found.sources), found.chunk]
         if not self._samples:
             # Modulo 2**64, then modulo the range of a word.
             return (int(given.sum(dtype=numpy.uint64)) - int(shown[0])) % 2 ** (8 * self._word.itemsize) == 0
@@ -138,8 +138,8 @@ class DataCheck:
             is_open = ~(numpy.isfinite(_parts((2 * total).astype(part))) & numpy.isfinite(wanted))
             return bool((is_open | (numpy.abs(_parts(values) - wanted) <= bound)).all())
 
-    def _error(self, wrong: Sequence[tuple[ResultBlock, int]]) -> BackendError:
-        name, blocks = self._request.collective, [found for found, _ in wrong]
+    def _error(self, blocks: Sequence[ResultBlock]) -> BackendError:
+        name = self._request.collective
         ranks = tuple(sorted({found.rank for found in blocks}))
         at_fault = {(found.rank, found.block) for found in blocks}
         lines = []

@@ -79,7 +79,7 @@ class Work:
         self.error: GpucollError | None = None
         self._waits = waits
         self.operation = operation
-        self._result = result
+        self.result = result  # the array; its content is valid after `wait`
         self._completion = completion
         self._pending = pending
         self._deadline: float | None = None
@@ -137,12 +137,7 @@ class Work:
         if self._completion is not None:
             self._waits.check()  # after an abort the stream completes, but with incomplete results
             self._completion.order()
-        return self._result
-
-    @property
-    def result(self) -> Any:
-        """The array that will hold the result; the content is valid after `wait`."""
-        return self._result
+        return self.result
 
 
 class UnderWay:

@@ -84,9 +84,16 @@ class Division:
         """The description for other ranks: see `Source.of`."""
         return [self.number, self.size, self.steps, self.complete, *self.kind, [*self.portions]]
 
-    def begin(self, gradients: dict[int, Parameters], optimizer: Optimizer) -> None:
-        """Keep what the step needs, so that it can be taken without the other ranks."""
-        self.gradients, self.optimizer = gradients, copy.copy(optimizer)
+    def exchange(self, gradients: Parameters, comm: Communicator, optimizer: Optimizer) -> None:
+        """Send this rank's mean gradients to the rank with the copy, and keep what both steps need. Collective."""
+        other, _ = self.neighbours
+        wanted = self.portions[other].parameters
+        mine = [gradients[name] for name in wanted]
+        came = _exchanged(mine, [*wanted.values()], comm, self.neighbours)
+        # From here on the step can be completed, so the gradients must have left and reached the GPU.
+        _wait(mine)
+        self.gradients = {other: dict(zip(wanted, came, strict=True)), comm.rank: dict(gradients)}
+        self.optimizer = copy.copy(optimizer)
 
     def step(self) -> None:
         """Take the step under way for both portions."""
@@ -237,19 +244,8 @@ class PartnerCopy:
             raise UsageError("step: a later ZeRO uses the state of this PartnerCopy; make a new "
                              "PartnerCopy for each training", code="GC-PARTNER")
 
-    def _exchange(self, gradients: Parameters, comm: Communicator, optimizer: Optimizer) -> None:
-        """Send this rank's mean gradients to the rank with the copy. A collective call."""
-        division = self._divisions[-1]
-        other, _ = division.neighbours
-        wanted = division.portions[other].parameters
-        mine = [gradients[name] for name in wanted]
-        came = _exchanged(mine, [*wanted.values()], comm, division.neighbours)
-        # From here on the step can be completed, so the gradients must have left and reached the GPU.
-        _wait(mine)
-        division.begin({other: dict(zip(wanted, came, strict=True)), comm.rank: dict(gradients)}, optimizer)
-
     def _step(self, optimizer: Optimizer) -> None:
-        """Take the step under way, for this rank's shards and for the copy, after all ranks have made `_exchange`."""
+        """Take the step under way, for this rank's shards and for the copy, after all ranks have made the exchange."""
         self._divisions[-1].step()
         optimizer.steps = self._divisions[-1].steps
 

@@ -187,8 +187,8 @@ class ZeRO:
             # Start incomplete buckets too: other ranks are in these collectives and would wait for this rank.
             self._send(self._arrivals.startable(all_of_them=True))
             self._pipeline.finish()
-            if self._partner is not None:
-                self._partner._exchange(self._gradients, self._comm, self.optimizer)
+            if self._division is not None:
+                self._division.exchange(self._gradients, self._comm, self.optimizer)
         self._arrivals.clear()
         tell_of_missing("step", error, self._comm, self._before)
         self._before = remembered(self._compression)
