@@ -146,7 +146,7 @@ class TorchProcessGroup(Names):
         return self._make(call, (), opts)
 
     def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; at the deadline raise DistBackendError. `wait_all_ranks` has no effect."""
+        """Wait for all ranks; at the deadline raise DistBackendError, which names all late ranks in either case."""
         def call() -> None:
             with self._limited(timeout):
                 self._comm.barrier()
