@@ -101,7 +101,7 @@ ROWS = {
         "multirank/test_failures.py::test_a_late_rank_writes_nowhere_and_all_end_in_order")),
     45: Row("a slow rank", (alone("waited_for-3"),)),
     46: Row("an exception that nobody catches", (UNCAUGHT,)),
-    47: Row("sys.exit, os._exit", (EXITS, "multirank/test_deaths.py::test_a_rank_that_leaves_is_named")),
+    47: Row("sys.exit, os._exit", (EXITS, "multirank/test_deaths.py::test_a_rank_that_exits_in_a_long_call_is_named")),
     48: Row("Ctrl-C", ("multirank/test_deaths.py::test_who_interrupts_the_launcher_ends_the_job", UNCAUGHT, ENGINE,
         alone("taken_out-3"))),
     49: Row("SIGTERM", ("multirank/test_guard.py::test_who_is_told_to_end_saves_first",)),

@@ -168,10 +168,9 @@ def test_refused_on_threads(executor, program, arguments):
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_between_processes(ranks_anywhere, program, size):
-    ranks_anywhere(program, size, timeout=seconds(60))
+def test_between_processes(ranks, program):
+    ranks(program, 4, timeout=seconds(60))
 
 
 @pytest.mark.multirank

@@ -76,7 +76,8 @@ def test_the_table_against_mpi(ranks, tmp_path):
 
 
 @pytest.mark.parametrize(("size", "algorithms"), [
-    (1, "all"), (3, "auto"), *(pytest.param(size, "all", marks=pytest.mark.slow) for size in (2, 3, 8))])
+    (1, "all"), (3, "auto"), pytest.param(3, "all", marks=pytest.mark.slow),
+    *(pytest.param(size, "all", marks=pytest.mark.nightly) for size in (2, 8))])
 def test_every_test_by_every_algorithm(ranks, size, algorithms):
     line = f"all -b 1000 -e 1000 -n 1 -w 0 -c 1 -d int -r {size - 1} --algorithm {algorithms} --against mpi"
     code, output, record = ranks(bench, size, line, timeout=200)[0]

@@ -1,21 +1,38 @@
 """bench.training on ranks: each command prints its rows; bytes are exact, times decide nothing."""
 
+import contextlib
+import functools
 import importlib.util
+import io
 import re
 import sys
+from unittest import mock
 
 import pytest
+
+import gpucoll as gc
 
 pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
 
 
+def command(mpi, line):
+    """Run the command on ranks of the pool; return the output."""
+    from gpucoll.bench import training
+
+    own = functools.partial(gc.Communicator.from_mpi, mpi)
+    with mock.patch.object(sys, "argv", ["training", *line.split()]), mock.patch.object(gc, "init", own), \
+            contextlib.redirect_stdout(io.StringIO()) as output:
+        training.main()
+    return output.getvalue()
+
+
 @pytest.fixture
-def lines(mpiexec):
+def lines(rank_pool):
     """Return `lines(ranks, line)`, a function to run a command and return the printed lines."""
     def run(ranks, line):
-        job = mpiexec(ranks, sys.executable, "-m", "gpucoll.bench.training", *line.split(), timeout=120)
-        assert job.returncode == 0, job.stdout + job.stderr
-        return job.stdout.splitlines()
+        output, *others = rank_pool.run(command, ranks, line, timeout=120)
+        assert others == [""] * (ranks - 1)
+        return output.splitlines()
 
     return run
 

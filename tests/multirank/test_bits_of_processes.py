@@ -34,7 +34,7 @@ def drawn_cases(mpi, how, draws):
 
 
 @pytest.mark.parametrize("how", ["shared", "mpi", "hybrid"])
-@pytest.mark.parametrize(("size", "draws"), [(2, DRAWS), (4, DRAWS),
+@pytest.mark.parametrize(("size", "draws"), [(4, DRAWS),
                                              *(pytest.param(size, 60 * DRAWS, marks=pytest.mark.nightly)
                                                for size in (2, 3, 4, 8))])
 def test_drawn_cases(ranks, how, size, draws):
@@ -71,7 +71,7 @@ def trained(mpi, strategy):
 
 
 @pytest.mark.parametrize("strategy", ["data parallel", "ZeRO"])
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_training_has_the_same_bits_on_any_number_of_ranks(ranks, strategy, size):
     assert {*ranks(trained, size, strategy)} == {global_batch.trained().tobytes()}
 

@@ -37,7 +37,6 @@ def nothing_on_one(mpi):
             lasted = time.monotonic() - began
             assert (found.value.code, found.value.ranks) == ("GC-SHAPE", (5,))
             assert lasted < seconds(TOLD)
-            print(f"{executor}: {lasted:.3f} s")
             assert (comm.all_reduce(x) == mpi.size).all()
 
 
@@ -175,36 +174,6 @@ def taken_out(mpi):
     assert mpi.rank == 1 or failed.value.ranks == (1,)
 
 
-def interrupted_start(mpi):
-    own = mpi.Dup()  # unusable after this test: one rank leaves a barrier
-    if mpi.rank == 0:
-        begun = []
-
-        def rings(comm, timeout, **more):
-            begun.append(comm.Ibarrier())
-            raise KeyboardInterrupt
-
-        with mock.patch("gpucoll.launch.bootstrap.wait_for_all", rings), pytest.raises(KeyboardInterrupt):
-            gc.Communicator.from_mpi(own, timeout=seconds(60))
-    else:
-        with pytest.raises(gc.CollectiveTimeout, match="to make this communicator") as late:
-            gc.Communicator.from_mpi(own, timeout=seconds(0.5))
-        assert late.value.ranks == (0,)
-
-
-def late_alone(mpi):
-    """Only the missing rank is named at the deadline, not the ranks waiting in the same call, with every executor."""
-    for executor in (None, "mpi", "native"):
-        comm = gc.Communicator.from_mpi(mpi, timeout=seconds(2), executor=executor)
-        comm.all_reduce(numpy.ones(3))
-        if mpi.rank != 2:
-            with pytest.raises(gc.CollectiveTimeout) as late:
-                comm.all_reduce(numpy.ones(3))
-            assert late.value.ranks == (2,), (executor, late.value)
-        mpi.Barrier()
-        comm.close()
-
-
 def unlike_versions(mpi):
     for name in ("gpucoll.launch.bootstrap.__version__", "numpy.__version__"):
         other = mock.patch(name, "0.0.other") if mpi.rank == 1 else mock.MagicMock()
@@ -232,9 +201,8 @@ def same_on_two_nodes(mpi):
 
 
 @pytest.mark.parametrize(("body", "size"), [
-    (crossed, 2), (crosswise, 2), (waited_for, 3), (taken_out, 3), (interrupted_start, 2),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [(nothing_on_one, 8), (late_alone, 4)]),
-    (unlike_versions, 3), (same_on_two_nodes, 4)])
+    (crossed, 2), (crosswise, 2), (waited_for, 3), (taken_out, 3), (unlike_versions, 3), (same_on_two_nodes, 4),
+    pytest.param(nothing_on_one, 8, marks=pytest.mark.slow)])
 def test_rows(ranks, body, size):
     ranks(body, size)
 

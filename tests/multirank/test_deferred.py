@@ -14,7 +14,7 @@ from gpucoll.health.preflight import MessageExchange
 from multirank.deferred import TOLD, cells, check_cells, outcomes
 from pace import seconds
 
-STEP = 24  # the default tier runs one cell in STEP
+STEP = 48  # the default tier runs one cell in STEP
 EXECUTORS = ["nccl", "peer"]
 
 

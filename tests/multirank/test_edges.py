@@ -237,8 +237,9 @@ def gone(comm, count, is_closed):
     """Making, using, and closing or dropping many communicators does not grow the resources held by the process."""
     def make(times):
         for _ in range(times):
-            part = comm.split(0)
-            part.all_reduce(numpy.ones(3))
+            part = comm.split(0, -comm.rank)
+            part.all_reduce(part.zeros(3, "float32", device="cpu"))
+            part.all_gather_v(numpy.ones(part.rank))
             part.all_reduce(numpy.ones(3), algorithm="ring")
             part.all_reduce(numpy.ones(3), algorithm="ring", async_op=True).wait()
             if is_closed:

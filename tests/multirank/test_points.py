@@ -290,6 +290,11 @@ def test_unlike_dtypes_between_threads_without_the_engine():
     gc.run_local(wrong_dtypes, 2, executor="mpi", timeout=seconds(60))
 
 
-@pytest.mark.parametrize("size", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
-def test_points_between_processes(ranks_anywhere, size):
-    ranks_anywhere(on_processes, size, timeout=seconds(60))
+@pytest.mark.parametrize("size", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_points_between_processes(ranks, size):
+    ranks(on_processes, size, timeout=seconds(60))
+
+
+@pytest.mark.emulated
+def test_points_between_processes_on_a_device(ranks, emulated_kernels):
+    ranks(on_processes, 3, env={"GPUCOLL_DEVICE": "emulated"}, timeout=seconds(60))

@@ -152,8 +152,8 @@ def test_new_ranks_serve_before_mpi_can_make_no_further_communicator(launcher):
         assert not {*pool.run(copies, 2, 0, 0)} & {*first}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", LEAVES)
+@pytest.mark.parametrize("what", [pytest.param(what, marks=pytest.mark.slow if what in ("a patch", "a child") else
+                                               pytest.mark.nightly) for what in LEAVES])
 def test_a_program_that_leaves_something_fails_and_the_next_one_does_not_find_it(three, what):
     assert works(three, 2)
     for _ in range(1 if what in LASTS else 2):  # the second run leaves something new only if the first was cleaned up

@@ -1,5 +1,7 @@
 """scripts/train.py on several ranks: the same loss curve on all, checkpoints, output and refusals."""
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -148,23 +150,31 @@ def assert_refused(done, reason):
     assert reason in lines[0]
 
 
-@pytest.mark.parametrize("argument", ["--algorithm=rong", *(
-    pytest.param(argument, marks=pytest.mark.slow) for argument in (
-        "--save=missing/run.npz", "--epochs=many", "--strategy=pigeon",
-        "--executor=pigeon", "--resume=missing.npz", "--log=missing/log", "--plot=missing/run.svg",
-        "--plot=run.pdf"))])
-def test_wrong_arguments_are_one_line_and_exit_code_2(script, tmp_path, argument):
-    assert_refused(script(2, argument, cwd=tmp_path), argument.partition("=")[2].split("/")[0])
+def refused(mpi, commands):
+    """Return the exit code and the standard error of each command, on all ranks of the pool."""
+    found = []
+    for command in commands:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            found.append((train.main(command.split()), said.getvalue()))
+    return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "reason"), [
-    (["--strategy=tensor_parallel", "--resume=run"], "not for --strategy tensor_parallel"),
-    (["--strategy=tensor_parallel", "--compression=int8"], "two ranks send no gradients"),
-    (["--strategy=parameter_server", "--compression=int8"], "no --compression"),
-    (["--compression=int8", "--save=run.npz"], "is for --strategy zero1")])
-def test_what_a_strategy_cannot_do_is_refused(script, tmp_path, arguments, reason):
-    assert_refused(script(2, *arguments, cwd=tmp_path), reason)
+REFUSED = {  # command: words of the line
+    "--algorithm=rong": "rong", "--save=missing/run.npz": "missing", "--epochs=many": "many",
+    "--strategy=pigeon": "pigeon", "--executor=pigeon": "pigeon", "--resume=missing.npz": "missing.npz",
+    "--log=missing/log": "missing", "--plot=missing/run.svg": "missing", "--plot=run.pdf": "run.pdf",
+    "--strategy=tensor_parallel --resume=run": "not for --strategy tensor_parallel",
+    "--strategy=parameter_server --compression=int8": "no --compression",
+    "--compression=int8 --save=run.npz": "is for --strategy zero1"}
+
+
+def test_wrong_arguments_are_one_line_and_exit_code_2(ranks, script, tmp_path):
+    done = script(2, "--strategy=tensor_parallel", "--compression=int8", cwd=tmp_path)
+    assert_refused(done, "two ranks send no gradients")
+    first, *others = ranks(refused, 8, REFUSED)
+    for (code, said), (command, word) in zip(first, REFUSED.items(), strict=True):
+        assert (code, said.count("\n"), word in said) == (2, 1, True), (command, said)
+    assert others == [[(2, "")] * len(REFUSED)] * 7
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from grids import naming
 from pace import seconds
 from programs import program
 from thread_ranks import on_threads
@@ -147,15 +148,21 @@ PROGRAMS = (from_anybody, in_order, probed, later, wrong)
 
 
 @pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_between_threads(program, size):
-    on_threads(size, program)
+def test_between_threads(size):
+    for one in PROGRAMS:
+        with naming(one):
+            on_threads(size, one)
+
+
+@program
+def all_programs(comm):
+    for one in PROGRAMS:
+        one.__wrapped__(comm)
 
 
 @pytest.mark.parametrize("executor", ["shared", "mpi"])  # the engine's mailboxes; MPI, used between nodes
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_between_processes(ranks, program, executor):
-    ranks(program, 4, env={"GPUCOLL_EXECUTOR": executor}, timeout=seconds(60))
+def test_between_processes(ranks, executor):
+    ranks(all_programs, 4, env={"GPUCOLL_EXECUTOR": executor}, timeout=seconds(60))
 
 
 def mpis_constants(mpi):
