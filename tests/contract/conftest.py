@@ -39,6 +39,19 @@ EXECUTORS = {"mpi": Executor("mpi", "cpu", PAIRS, MORE), "shared": Executor("sha
              "nccl": Executor("nccl", "emulated", PAIRS, FEW), "peer": Executor("peer", "emulated", PEER, FEW)}
 
 
+# Files about what is built upon collectives: by default with one executor of the host, and one of the device.
+BUILT_UPON = ("test_training.py", "test_compression.py", "test_partner.py")
+AT_NIGHT = ("shared", "walker", "peer")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.name in BUILT_UPON and hasattr(item, "callspec") and \
+                item.callspec.params.get("executor") in AT_NIGHT:
+            item.add_marker("nightly")
+
+
 @pytest.fixture(params=["mpi", "shared", "walker",
                         *(pytest.param(name, marks=pytest.mark.emulated) for name in ("nccl", "peer"))])
 def executor(request):

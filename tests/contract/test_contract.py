@@ -20,7 +20,7 @@ from grids import generator, naming, sampled
 from programs import MOVEMENTS, REDUCTIONS
 from thread_ranks import on_threads
 
-FEW = 3  # calls of an algorithm by default
+FEW = 6  # calls of an algorithm by default
 ALL_REDUCE = [name for name in programs.algorithms("all_reduce") if name != "native"]
 
 

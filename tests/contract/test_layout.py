@@ -87,7 +87,7 @@ def changes(comm, mesh_shape, seed, count):
 
 @pytest.mark.parametrize("mesh", often([(mesh,) for mesh in MESHES], ((2,),), ((3, 2),)), ids=str)
 def test_changes_of_layout(executor, mesh):
-    executor.run(math.prod(mesh), changes, mesh, f"{SEED}/{mesh}", 12)
+    executor.run(math.prod(mesh), changes, mesh, f"{SEED}/{mesh}", 6)
 
 
 @pytest.mark.nightly

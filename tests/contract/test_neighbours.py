@@ -134,8 +134,8 @@ def test_on_threads(program):
 
 
 @pytest.mark.multirank
-def test_between_processes(ranks_anywhere):
-    ranks_anywhere(exchanged, 4, timeout=seconds(100))
+def test_between_processes(ranks):
+    ranks(exchanged, 4, timeout=seconds(100))
 
 
 @pytest.mark.multirank

@@ -325,7 +325,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("executor", [None, "mpi"])
+@pytest.mark.parametrize("executor", [None, pytest.param("mpi", marks=NIGHTLY)])
 def test_who_fails_where_mpi_has_no_deadline_is_named(mpiexec, tmp_path, executor):
     job = mpiexec(3, sys.executable, "-c", STAYS_OUT, tmp_path, str(seconds(DEATH)), timeout=seconds(60),
                   env={"GPUCOLL_EXECUTOR": executor})

@@ -219,7 +219,7 @@ def test_start_and_end(mpiexec):
 
 
 @pytest.mark.parametrize(("program", "size"), [
-    (in_groups, 3), (in_groups, 8), (many_groups, 3), (messages, 1), (messages, 2), (messages, 5), (from_anybody, 2),
-    (missing_ranks, 4)])
+    (in_groups, 3), (many_groups, 3), (messages, 1), (messages, 5), (from_anybody, 2), (missing_ranks, 4),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [(in_groups, 8), (messages, 2)])])
 def test_program(ranks, program, size):
     ranks(program, size)
