@@ -33,7 +33,7 @@ rest.close()
 """
 
 
-@pytest.mark.parametrize("dies", [[1], [0], pytest.param([0, 1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dies", [[0], *(pytest.param(dies, marks=pytest.mark.slow) for dies in ([1], [0, 1]))])
 def test_survivors_go_on(group, dies):
     for rank in range(4):
         group.start(SHRINKS, rank, 4, json.dumps(dies))
@@ -54,7 +54,7 @@ for victim in json.loads(how[0]):
 comm.close()
 """
 
-@pytest.mark.parametrize("victim", [1, 0])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_newcomer_takes_the_number_of_the_lost_rank(group, victim):
     for rank in range(3):
         group.start(REPLACES, rank, 3, json.dumps([victim]))
@@ -173,7 +173,8 @@ gc.join(place, timeout)
 """
 
 
-@pytest.mark.parametrize("at", ["StoreLink.regrouped", "gc.Communicator.__init__"])
+@pytest.mark.parametrize("at", [
+    "StoreLink.regrouped", pytest.param("gc.Communicator.__init__", marks=pytest.mark.slow)])
 def test_a_newcomer_that_dies_on_arrival_is_replaced_too(group, at):
     """The newcomer dies before the meeting at the new store, or after, while ranks make the communicator."""
     first = group.start(DIES_ON_ARRIVAL.replace("{at}", at))
@@ -287,7 +288,8 @@ rest.close()
 """
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "raise KeyError"])
+@pytest.mark.parametrize("end", [
+    "os.kill(os.getpid(), signal.SIGKILL)", pytest.param("raise KeyError", marks=pytest.mark.slow)])
 def test_under_survive_the_other_ranks_go_on(launcher, tmp_path, end):
     (tmp_path / "job.py").write_text(SURVIVES.replace("{end}", end))
     command = [sys.executable, "-m", "gpucoll", "run", "--standalone", "--survive", "-n", "3", "job.py"]

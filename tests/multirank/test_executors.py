@@ -4,6 +4,7 @@ tests/contract covers everything else about executors, on threads.
 """
 
 import contextlib
+import itertools
 from unittest import mock
 
 import numpy
@@ -17,7 +18,7 @@ from gpucoll.arrays.segments import Copier
 from gpucoll.communicator.links import MpiLink
 from gpucoll.executors.engine import plans
 from gpucoll.tuner import model
-from grids import generator
+from grids import generator, often
 from pace import seconds
 from programs import MOVEMENTS, REDUCTIONS, program
 
@@ -163,7 +164,7 @@ def uneven(comm, big):
             assert oracle.same_bits(one, wanted)
 
 
-@pytest.mark.parametrize("big", [1 << 12, 1 << 21])
-@pytest.mark.parametrize("algorithms", ["", "^native"])
+@pytest.mark.parametrize(("algorithms", "big"), often(
+    [*itertools.product(("", "^native"), (1 << 12, 1 << 21))], ("", 1 << 21), ("^native", 1 << 12)))
 def test_of_uneven_blocks_all_ranks_choose_alike(ranks, algorithms, big):
     ranks(uneven, 4, big, env={"GPUCOLL_ALGO": algorithms})

@@ -33,7 +33,7 @@ def came_of(folder):
     return {int(path.name): json.loads(path.read_text()) for path in folder.iterdir() if path.name.isdecimal()}
 
 
-@pytest.mark.parametrize("executor", ["auto", "mpi", pytest.param("native", marks=SLOW)])
+@pytest.mark.parametrize("executor", ["auto", *(pytest.param(name, marks=SLOW) for name in ("mpi", "native"))])
 def test_a_rank_that_leaves_by_an_error_is_named_at_once(mpiexec, tmp_path, executor):
     found, job = ended(mpiexec, tmp_path, "with", executor)
     assert found.keys() == {0, 2}, job
@@ -43,7 +43,7 @@ def test_a_rank_that_leaves_by_an_error_is_named_at_once(mpiexec, tmp_path, exec
         assert closing < seconds(1)
 
 
-@pytest.mark.parametrize("executor", ["auto", "mpi"])
+@pytest.mark.parametrize("executor", ["auto", pytest.param("mpi", marks=SLOW)])
 def test_a_rank_that_exits_is_named(mpiexec, tmp_path, executor):
     found, job = ended(mpiexec, tmp_path, "exit", executor)
     assert found, job
@@ -64,7 +64,7 @@ def test_who_is_told_to_end_saves_first(mpiexec, tmp_path):
 @pytest.mark.parametrize(("how", "named"), often(
     [("raise", "KeyError: 'raise'"), ("thread", "KeyError: 'thread'"), ("gradient", "KeyError: 'gradient'"),
      ("memory", "MemoryError"), ("interrupt", "KeyboardInterrupt")],
-    ("thread", "KeyError: 'thread'"), ("gradient", "KeyError: 'gradient'")))
+    ("gradient", "KeyError: 'gradient'")))
 def test_an_exception_that_nobody_catches_ends_the_job(mpiexec, tmp_path, how, named):
     began = time.monotonic()
     _, job = ended(mpiexec, tmp_path, how, "auto")

@@ -89,7 +89,8 @@ ON_PEER = [("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring")
 @pytest.mark.parametrize(("program", "machine"), on_both(
     [*ANYWHERE, *WITH_NCCL],
     slow="missing-ring missing_in kept_from_the_collector lifetimes many_calls aborted asynchronous mirrored-copies "
-         "captured-auto bytes_apart",
+         "captured-auto captured-ring bytes_apart host_against_device-deferred mirrored-segmented mirrored-special "
+         "mirrored-carriers",
     sample=[("streams", "ring"), ("captured", "native"), ("missing", "native")]))
 def test_programs(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
@@ -108,7 +109,7 @@ TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", 
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
-    TRAINING, slow="trained-zero1 trained-zero2", sample=[("trained", "zero3")]))
+    TRAINING, slow="trained-zero1 trained-zero2 served compressed laid_out", sample=[("trained", "zero3")]))
 def test_training_programs(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
 

@@ -258,7 +258,8 @@ def started(folder, token, *options, by=("-m", "gpucoll")):
             kill_marked(JOB_MARK, token)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [
+    (signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
 def test_a_signal_ends_all(launcher, script, number, status):
     """A signal ends the job at once, without the rest of the grace period, if all ranks end."""
     folder, token = script(ENDS.replace("{end}", "signal.pause()")), uuid.uuid4().hex
@@ -355,7 +356,7 @@ sys.stderr.write(f"error of {rank}\\n")
 """
 
 
-@pytest.mark.parametrize("options", [["--standalone"], []])
+@pytest.mark.parametrize("options", [["--standalone"], pytest.param([], marks=pytest.mark.slow)])
 def test_a_module_and_files_for_each_rank(launcher, script, options):
     folder = script("")
     (folder / "package").mkdir()
