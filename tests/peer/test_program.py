@@ -16,7 +16,7 @@ SIZES = (1, 2, 3, 5, 8)
 
 
 @pytest.mark.parametrize("cases", batches(list(itertools.product(ALIKE, SIZES, ((1, 1), (3, 40)), (1, 3))), 60,
-                                          keep=240, seed=41))
+                                          keep=120, seed=41))
 def test_every_schedule_ends_on_a_single_slot_of_one_element(cases):
     for (collective, algorithm), size, (segments, count), channels in cases:
         with naming((collective, algorithm, size, segments, channels)):
