@@ -116,6 +116,17 @@ def _give_up(comm: Communicator) -> None:
         comm.close()
 
 
+def _why_bound(comm: Communicator) -> str:
+    """Return the reason why these ranks cannot form a group without MPI, the same on every rank; "" if they can."""
+    link = comm._core.link
+    if comm.executor == "native":
+        return "executor='native' is MPI's own collectives"
+    if link.members is None:
+        return "they are on several hosts, and not every rank reaches rank 0 by TCP" if isinstance(link, MpiLink) \
+            else "they are threads of one process"
+    return ""
+
+
 def _shrunk_by_mpi(comm: Communicator) -> Link | None:
     """Return the link made by an MPI that outlives dead processes; None if this MPI does not."""
     def shrunk() -> Any:
@@ -127,11 +138,11 @@ def _shrunk_by_mpi(comm: Communicator) -> Link | None:
     except GpucollError:
         raise
     except Exception as error:  # of MPI, or an mpi4py without these calls
-        if comm._core.link.members is None or comm.executor == "native":
-            raise UsageError("shrink: this MPI does not survive a failed process, and ranks on several "
-                             "hosts, or with executor='native', need MPI; use Open MPI under mpiexec "
-                             f"--with-ft ulfm, or start the ranks with a store ({error!r})",
-                             code="GC-SHRINK") from error
+        reason = _why_bound(comm)
+        if reason:
+            raise UsageError(f"shrink: this MPI does not go on after a process has failed, and these ranks do not go "
+                             f"on without MPI: {reason}; start them by Open MPI's mpiexec --with-ft ulfm, or with a "
+                             f"store ({error!r})", code="GC-SHRINK") from error
         return None
     _give_up(comm)
     return MpiLink(rest, comm.timeout)  # never free `rest`: MPI_Finalize of Open MPI would hang
@@ -144,17 +155,20 @@ def _regrouped(comm: Communicator) -> Link:
     ended = comm._core.link.processes.ended
     _give_up(comm)
     place = regroup.survivors(members, ended, comm.timeout, options)
-    members.free()
-    return StoreLink.regrouped(place, comm.timeout, by_ucx=options.executor == "ucx")
+    try:
+        return StoreLink.regrouped(place, comm.timeout, by_ucx=options.executor == "ucx")
+    finally:
+        members.free()  # last: the new members take over the open port, where newcomers may be waiting
 
 
 def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call: str) -> Communicator:
     """Return a communicator of `size` ranks, with member i as rank ``seats[i]``; see `Communicator.grow`."""
     core, link, mine = comm._core, comm._core.link, None
     core.life.check_usable()
-    if link.members is None or comm.executor == "native":
-        raise UsageError(f"{call}: newcomers need ranks that are processes of one node, or were started with a "
-                         "store; these ranks are threads, or need MPI", code="GC-GROW")
+    reason = _why_bound(comm)
+    if reason or link.members is None:
+        raise UsageError(f"{call}: no newcomer can come to these ranks: {reason}; newcomers come to processes started "
+                         "with a store, and to those of an MPI whose hosts reach each other by TCP", code="GC-GROW")
     patience = 0.0
     try:
         patience = bootstrap.seconds_of(timeout)

@@ -194,15 +194,16 @@ class MpiLink(Link):
         self.wire = _made(mpi.Dup)
         self.place = _made(lambda: bootstrap.place(self.mpi))
         self.gpu_index = bootstrap.gpu_index(self.place)
-        is_one_node = max(self.place.nodes) == 0  # without MPI, ranks of several hosts know no address of each other
-        mine = offer(None, "", named=False, may_hold=False) if is_one_node else None
-        token = secrets.token_hex(16)
-        everyone = self.mpi.allgather((os.getpid(), process_namespace(), mine, token))
-        if mine is not None:
-            self.members = membership(mpi.rank, [one[2] for one in everyone], everyone[0][3], "")
+        everyone = self.mpi.allgather((os.getpid(), process_namespace(), secrets.token_hex(16)))
         # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
-        seen = visible((process, namespace) for process, namespace, *_ in everyone)
-        self.processes = Processes(seen, None if len(seen) == mpi.size else Watch(self.mpi, self.place.nodes))
+        seen = visible((process, namespace) for process, namespace, _ in everyone)
+        watch = None if len(seen) == mpi.size else Watch(self.mpi, self.place.nodes)
+        self.processes = Processes(seen, watch)
+        # Without MPI, ranks of several hosts meet where they have met for the watch, if all of them have.
+        host = "" if max(self.place.nodes) == 0 else watch.host if watch is not None else None
+        if host is not None:
+            offers = self.mpi.allgather(offer(None, host, named=False, may_hold=False))
+            self.members = membership(mpi.rank, offers, everyone[0][2], host)
         # All ranks must choose alike, also on unlike hosts: the table of rank 0 decides.
         self.table = table or by_first_rank(self.mpi, load)
 

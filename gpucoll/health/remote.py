@@ -82,20 +82,22 @@ class Watch:
             self._hub = Hub(mpi.size, secrets.token_hex(16), self._answer, self._broadcast_gone)
         # The token travels by MPI, out of reach of strangers. By the token, a connection proves to come from a rank.
         where, token = mpi.bcast((reachable(everyone[0], everyone), self._hub.token) if self._hub else None)
-        self._watched = self._meet(mpi, where, token)
+        self._watched, where_met = self._meet(mpi, where, token)
+        # This host's address in the network of all ranks; None, on every rank, unless every rank reaches rank 0.
+        self.host = where_met if len(self._watched) == mpi.size else None
         if len(self._watched) == 1:  # no rank reached rank 0, so there is nothing to watch
             self.drop()
         if len(self._watched) < mpi.size and self._rank == 0:
             log.warning("ranks %s cannot reach rank 0 by TCP at %s: that they have died is known on other hosts at the "
                         "deadline only", sorted({*range(mpi.size)} - self._watched), where)
 
-    def _meet(self, mpi: Any, where: Sequence[str], token: str) -> set[int]:
-        """Connect the ranks, trying rank 0's addresses in turn until all ranks are connected; return those connected.
+    def _meet(self, mpi: Any, where: Sequence[str], token: str) -> tuple[set[int], str | None]:
+        """Connect the ranks, trying rank 0's addresses in turn until all ranks are connected.
 
-        A collective call. Rank 0 listens at the current address only, and at none afterwards: later connections come
-        from strangers.
+        Return the connected ranks, and the address of this end of the connection. A collective call. Rank 0 listens at
+        the current address only, and at none afterwards: later connections come from strangers.
         """
-        there, tries = [True] + [False] * (mpi.size - 1), True
+        there, tries, mine = [True] + [False] * (mpi.size - 1), True, None
         for address in where:
             port = mpi.bcast(self._listen(address))
             if self._rank and port and tries and self._connection is None:
@@ -107,9 +109,12 @@ class Watch:
             there = mpi.allgather(self._rank == 0 or self._connection is not None)
             if self._hub is not None:
                 self._hub.shut()
+                mine = address
             if all(there):
                 break
-        return {rank for rank, came in enumerate(there) if came}
+        if self._connection is not None:
+            mine = str(self._connection.socket.getsockname()[0])
+        return {rank for rank, came in enumerate(there) if came}, mine
 
     def _listen(self, address: str) -> int:
         """On rank 0, accept ranks at this address; return the port, 0 on failure and on the other ranks."""
