@@ -11,7 +11,7 @@ from gpucoll.communicator.links import Link, LocalLink, MpiLink, StoreLink
 from gpucoll.communicator.metadata import check_alike
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, UsageError
-from gpucoll.launch import bootstrap, regroup
+from gpucoll.launch import bootstrap, launchers, regroup
 from gpucoll.progress.operations import in_thread
 from gpucoll.progress.waits import Progress
 
@@ -129,7 +129,11 @@ def _why_bound(comm: Communicator) -> str:
 
 def _shrunk_by_mpi(comm: Communicator) -> Link | None:
     """Return the link made by an MPI that outlives dead processes; None if this MPI does not."""
+    from mpi4py import MPI
+
     def shrunk() -> Any:
+        if not launchers.may_shrink(MPI.Get_library_version()):
+            raise NotImplementedError("MPI was started without --with-ft ulfm")
         comm.mpi.Revoke()
         return comm.mpi.Shrink()
 

@@ -520,13 +520,14 @@ class Communicator:
         """Return a communicator of the surviving ranks, in the order of their old ranks; this one fails and is closed.
 
         A collective call of all surviving ranks; a rank waiting in another call is woken. A rank does not survive if
-        its process has ended, or if the rank has closed this communicator after the failure. Under MPI on one node, and
-        without MPI, survivors continue without MPI: ``mpi`` is then None. The launcher must not end the survivors:
-        ``gpucoll run --standalone --survive``, or Open MPI's ``mpiexec --with-ft ulfm``, where MPI itself shrinks.
+        its process has ended, or if the rank has closed this communicator after the failure. The launcher must let
+        survivors live, as ``gpucoll run --standalone --survive`` and Open MPI's ``mpiexec --continuous`` do. Survivors
+        go on without MPI: ``mpi`` is then None. Under Open MPI's ``mpiexec --with-ft ulfm``, MPI itself shrinks.
 
         Repeated after a `replace` without newcomers, the call returns the survivors' communicator. Raises
-        CollectiveTimeout if a living rank does not join within ``timeout`` seconds, and UsageError if ranks on several
-        hosts have an MPI that does not survive a failed process. Source: MPI forum's User Level Failure Mitigation.
+        CollectiveTimeout if a living rank does not come within ``timeout`` seconds, and UsageError if MPI ends with its
+        first process and the ranks cannot go on without MPI: with ``executor="native"``, or on several hosts that do
+        not reach rank 0 by TCP. Source: MPI forum's User Level Failure Mitigation.
         """
         return elastic.shrink(self)
 
@@ -536,7 +537,8 @@ class Communicator:
         A collective call of all members. Newcomers connect to `address` and prove themselves by GPUCOLL_SECRET. They
         inherit the options of the members. This communicator remains usable. Raises CollectiveTimeout after `timeout`
         seconds without enough newcomers, RankFailedError if a member dies, ArgumentError (on the other ranks PeerError)
-        for a wrong `size`, MismatchError if sizes differ, UsageError for threads as ranks and without a secret.
+        for a wrong `size`, MismatchError if sizes differ, UsageError without a secret and for ranks that are threads or
+        cannot go on without MPI, see `shrink`. The new communicator works without MPI: its ``mpi`` is None.
         """
         return elastic.grow(self, size, range(self.size), timeout, "grow")
 

@@ -43,6 +43,19 @@ def vendor_of(version: str) -> Vendor | None:
 SRUN = {"MPICH": "--mpi=pmi2", "Open MPI": "--mpi=pmix"}  # srun's option to start the ranks of an MPI, by family
 
 
+def may_shrink(version: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether an MPI library of this version text may go on after the death of a rank.
+
+    Without ``mpiexec --with-ft ulfm``, Open MPI's own calls for that would wait for ever.
+
+    >>> may_shrink("Open MPI v5.0.11", {}), may_shrink("Open MPI v5.0.11", {"OMPI_MCA_mpi_ft_enable": "1"})
+    (False, True)
+    """
+    vendor = vendor_of(version)
+    told = environment.get("OMPI_MCA_mpi_ft_enable", "0").lower()
+    return vendor is None or vendor.family != "Open MPI" or told not in ("0", "false", "")
+
+
 def library_name(version: str) -> str:
     """Return name and version of an MPI library, without builder, place and build options.
 
