@@ -11,11 +11,11 @@ import pytest
 
 import gpucoll as gc
 import synthesised
-from gpucoll.analysis.graphs.automorphisms import free_group
 from gpucoll.analysis.graphs.bounds import FORMULAS, bound
 from gpucoll.analysis.graphs.few_steps import SERVED, FewSteps
 from gpucoll.analysis.graphs.link_graph import Edge, LinkGraph, load_graph
 from gpucoll.analysis.graphs.step_search import Point, StepSearch
+from gpucoll.analysis.graphs.symmetry import free_group
 from gpucoll.analysis.simulate import seconds_on, simulate
 from gpucoll.cli import main
 from gpucoll.core.schedule import Recv

@@ -4,12 +4,11 @@
     named          machines and regular networks by name
     max_flow       maximum flow and minimum cut
     bounds         the largest algbw of a collective as an exact fraction, with the limiting cut
-    symmetry       rotations of the rank numbers, and trees rotated by them
+    symmetry       permutations of the nodes that keep the links, and trees rotated by them
     switches       switches replaced by direct links between ranks
     tree_packing   spanning trees that fill the links
     synthesis      an algorithm made of trees: `gpucoll synthesize`
     link_order     the messages of trees, sent as links become free instead of in a pipeline
-    automorphisms  symmetries of a graph
     step_search    an algorithm of given steps, rounds and chunks, or a proof that none exists
     few_steps      the numbers of steps, rounds and chunks with the least predicted time
 """

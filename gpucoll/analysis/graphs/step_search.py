@@ -21,8 +21,8 @@ import time
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from gpucoll.analysis.graphs.automorphisms import Permutation, free_group
 from gpucoll.analysis.graphs.link_graph import LinkGraph
+from gpucoll.analysis.graphs.symmetry import Permutation, free_group
 from gpucoll.analysis.simulate.graph_routes import GraphRoutes
 from gpucoll.core.transfers import Message, pieces_of
 from gpucoll.errors import ArgumentError

@@ -1,17 +1,23 @@
-"""Symmetry of a graph: rank numbers as digits whose rotation maps links to equal links, and trees that are turned.
+"""Symmetries of a graph, permutations of the nodes with equal links before and after; and trees that are turned.
 
 In a torus, in boxes that are alike, and in many networks more, rank numbers are digits of given sides, and to raise a
 digit (modulo its side) on all ranks is a symmetry. These rotations take every rank to every other rank in one way. So
 the trees of rank 0, turned, are the trees of all ranks, and a link carries as much as all links of its class: the links
 to which rotations take it. Trees of rank 0 that use each class within its bandwidth are enough, and a flow to rank 0
 bounds the flows to all ranks. No symmetry is believed: each rotation is compared link by link.
+
+Other graphs have symmetries without such digits. An algorithm that is alike under a group of permutations is found by
+its messages on one rank of each orbit. The group must move every rank, otherwise a permutation that keeps a rank would
+ask equal messages of different links of this rank.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import math
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
@@ -21,7 +27,10 @@ from gpucoll.analysis.graphs.link_graph import LinkGraph
 from gpucoll.core.forest import SpanningTree
 
 Link: TypeAlias = tuple[int, int]
+Permutation: TypeAlias = tuple[int, ...]
 Option: TypeAlias = tuple[int, tuple[int, ...]]  # a parent, and the classes of links on the way from there
+MOST_VISITS = 20_000  # of nodes, in search of the permutations with given images
+TRIED = 17  # permutations, for each pair of ranks
 MOST_LOOKS = 1 << 18  # at links, for the ways from a rank through switches: beyond, no symmetric trees are made
 
 
@@ -29,7 +38,7 @@ class Rotations(NamedTuple):
     """The sides of the digits, the highest digit first, and for each digit the image of every node."""
 
     sides: tuple[int, ...]
-    images: tuple[tuple[int, ...], ...]
+    images: tuple[Permutation, ...]
 
 
 def rotations(graph: LinkGraph) -> Rotations | None:
@@ -39,12 +48,16 @@ def rotations(graph: LinkGraph) -> Rotations | None:
     >>> [rotations(load_graph(name)).sides for name in ("torus(3x4)", "dgx_a100(2)", "dgx2(2)")]
     [(3, 4), (2, 8), (2, 8, 2)]
     """
+    links = _Links(graph)
+
     @functools.cache
     def of_digits_from(stride: int) -> Rotations | None:
         if stride == graph.ranks:
             return Rotations((), ())
-        for side in range(graph.ranks // stride, 1, -1):
-            image = _image(graph, stride, side) if graph.ranks // stride % side == 0 else None
+        for side in (side for side in range(graph.ranks // stride, 1, -1) if graph.ranks // stride % side == 0):
+            raised = {rank: rank + stride if rank // stride % side + 1 < side else rank - stride * (side - 1)
+                      for rank in range(graph.ranks)}
+            image = next(links.permutations(raised), None)
             higher = of_digits_from(stride * side) if image is not None else None
             if image is not None and higher is not None:
                 return Rotations((*higher.sides, side), (*higher.images, image))
@@ -58,32 +71,82 @@ def representatives(graph: LinkGraph) -> tuple[int, ...]:
     return tuple(range(graph.ranks if rotations(graph) is None else 1))
 
 
-def _image(graph: LinkGraph, stride: int, side: int) -> tuple[int, ...] | None:
-    """Return the image of each node if a digit is raised on all ranks; None if a link has no equal image."""
-    images = {rank: rank + stride if rank // stride % side + 1 < side else rank - stride * (side - 1)
-              for rank in range(graph.ranks)}
-    near: dict[int, list[tuple[int, bool]]] = collections.defaultdict(list)
-    for src, dst in graph.edges:
-        near[src].append((dst, True))
-        near[dst].append((src, False))
-    while len(images) < graph.size:  # a switch goes to the switch with the images of its neighbours
-        waiting, reached = [node for node in range(graph.size) if node not in images], {*images.values()}
-        by_neighbours: dict[frozenset[tuple[int, bool]], list[int]] = collections.defaultdict(list)
-        for node in range(graph.ranks, graph.size):
-            if node not in reached:
-                by_neighbours[frozenset(end for end in near[node] if end[0] in reached)].append(node)
-        before = len(images)
-        found = {}
-        for node in waiting:
-            known = frozenset((images[end], is_out) for end, is_out in near[node] if end in images)
-            if known and by_neighbours[known]:
-                found[node] = by_neighbours[known].pop(0)
-        images |= found
-        if len(images) == before:
-            return None
-    is_equal = all(graph.edges.get((images[src], images[dst])) == edge for (src, dst), edge in graph.edges.items())
-    is_equal = is_equal and all((node in graph.multicast) == (images[node] in graph.multicast) for node in images)
-    return tuple(images[node] for node in range(graph.size)) if is_equal else None
+def free_group(graph: LinkGraph) -> list[Permutation]:
+    """Return a group of permutations of the nodes that keep the links; all but the identity move every rank.
+
+    >>> from gpucoll.analysis.graphs.link_graph import load_graph
+    >>> [len(free_group(load_graph(name))) for name in ("ring(6)", "dgx1", "grid(3)")]
+    [6, 4, 1]
+    """
+    group, links = [tuple(range(graph.size))], _Links(graph)
+    for rank in range(1, graph.ranks):
+        if all(one[0] != rank for one in group):
+            tried = (_closed([*group, found], graph.ranks)
+                     for found in itertools.islice(links.permutations({0: rank}), TRIED))
+            group = next(filter(None, tried), group)
+    return group
+
+
+def _closed(members: list[Permutation], ranks: int) -> list[Permutation] | None:
+    """Return the group made by permutations; None if another than the identity keeps a rank in place."""
+    identity = tuple(range(len(members[0])))
+    found, waiting = {identity}, [identity]
+    while waiting:
+        one = waiting.pop()
+        for other in members:
+            product = tuple(other[node] for node in one)
+            if product in found:
+                continue
+            if any(product[rank] == rank for rank in range(ranks)):
+                return None
+            found.add(product)
+            waiting.append(product)
+    return sorted(found)
+
+
+class _Links:
+    """The links of a graph, for the search of permutations: a node follows a neighbour."""
+
+    def __init__(self, graph: LinkGraph) -> None:
+        self._graph, self._near = graph, collections.defaultdict[int, set[int]](set)
+        for src, dst in graph.edges:
+            self._near[src].add(dst)
+            self._near[dst].add(src)
+
+    def permutations(self, given: Mapping[int, int]) -> Iterator[Permutation]:
+        """Yield permutations that keep the links and have the `given` images, up to a limit of visits."""
+        order, parents = [*given], dict.fromkeys(given, -1)
+        for node in order:  # grows: neighbours follow
+            order += sorted(self._near[node] - parents.keys())
+            parents |= {near: node for near in order[len(parents):]}
+        images: dict[int, int] = {}
+        stack = [iter([given[order[0]]])]
+        for _ in range(MOST_VISITS):
+            image = next(stack[-1], None)
+            if image is None:
+                stack.pop()
+                if not stack:
+                    return
+                images.popitem()
+            elif self._fits(order[len(images)], image, images):
+                images[order[len(images)]] = image
+                if len(images) == len(order):
+                    yield tuple(images[node] for node in range(len(order)))
+                    images.popitem()
+                else:
+                    node = order[len(images)]
+                    stack.append(iter([given[node]] if node in given else
+                                      sorted(self._near[images[parents[node]]] - {*images.values()})))
+
+    def _fits(self, node: int, image: int, images: Mapping[int, int]) -> bool:
+        """Return whether a node may move to `image`, after the nodes before."""
+        ranks, edges, copying = self._graph.ranks, self._graph.edges, self._graph.multicast
+        if (node < ranks, node in copying, len(self._near[node])) != (
+                image < ranks, image in copying, len(self._near[image])):
+            return False
+        return all(edges.get((node, one)) == edges.get((image, images[one]))
+                   and edges.get((one, node)) == edges.get((images[one], image))
+                   for one in self._near[node] & images.keys())
 
 
 class Hop(NamedTuple):
@@ -179,24 +242,25 @@ class Symmetric:
         Without this order, a star would take the network between boxes for each rank of a box.
         """
         prices = sorted({self._price(hop.classes) for hop in self._hops})
-        joined = [_UnionFind(self.graph.ranks)]
+        joined = [numpy.arange(self.graph.ranks)]  # for each price the set of each rank, joined by cheaper ways
         for price in prices[:-1]:
             here = joined[-1].copy()
             for hop in self._hops:
                 if self._price(hop.classes) == price:
                     for rank, end in enumerate(self._from(hop.rank)):
-                        here.join(rank, end)
+                        if here[rank] != here[end]:
+                            here[here == here[end]] = here[rank]
             joined.append(here)
         tiers = [(prices.index(self._price(hop.classes)), self._from(hop.rank)) for hop in self._hops]
         depths, waiting = {0: 0}, collections.deque([0])
-        entered = [{part.root(0)} for part in joined]
+        entered = [{part[0]} for part in joined]
         while waiting:
             rank = waiting.popleft()
             for tier, there in tiers:
                 end = there[rank]
-                if joined[tier].root(end) not in entered[tier]:
+                if joined[tier][end] not in entered[tier]:
                     for part, known in zip(joined, entered, strict=True):
-                        known.add(part.root(end))
+                        known.add(part[end])
                     depths[end] = depths[rank] + 1
                     waiting.append(end)
         return depths
@@ -247,23 +311,3 @@ class Symmetric:
         digits = (self._digits + self._digits[:, offset, None]) % numpy.array(self.sides)[:, None]
         there: list[int] = numpy.ravel_multi_index([*digits], self.sides).tolist()
         return there
-
-
-class _UnionFind:
-    """Sets of ranks that are joined: union and find."""
-
-    def __init__(self, ranks: int) -> None:
-        self._above = [*range(ranks)]
-
-    def copy(self) -> _UnionFind:
-        made = _UnionFind(0)
-        made._above = self._above[:]
-        return made
-
-    def root(self, rank: int) -> int:
-        while self._above[rank] != rank:
-            self._above[rank] = rank = self._above[self._above[rank]]
-        return rank
-
-    def join(self, one: int, other: int) -> None:
-        self._above[self.root(one)] = self.root(other)
