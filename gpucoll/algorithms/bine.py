@@ -27,10 +27,12 @@ for short arrays is omitted, because its ranks add in different orders and so ge
 import bisect
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gpucoll.algorithms import Traits, algorithm, find
+from gpucoll.core import branches
+from gpucoll.core.branches import Branch
 from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice, moved, within, wrapped
 from gpucoll.core.topology import Fold, Part, fold, folded, folded_all_gather, folded_reduce_scatter, rho, zigzag
 
@@ -43,19 +45,6 @@ STEPS, ODD, MOVES = "lg(2 * even(P) - 1)", "(P - even(P))", "lg(3 * even(P) - 1)
 HALVES = "2 * (even(P) - 1) * N / even(P)"
 
 
-class Branch(NamedTuple):
-    """The place of a rank in the tree of root 0: the rank leads `ranks` ranks of the ring, from rank `first` on.
-
-    A child is a triple of the child's rank, the first rank led by the child, and their number.
-    """
-
-    parent: int | None
-    first: int
-    ranks: int
-    children: tuple[tuple[int, int, int], ...]
-
-
-@functools.lru_cache(maxsize=1 << 12)
 def branch(rank: int, size: int) -> Branch:
     """Return the place of `rank` in the tree of `size` ranks.
 
@@ -109,69 +98,22 @@ def bine_broadcast(rank: int, size: int) -> Rounds:
     >>> [steps[-1].peer for steps in bine_broadcast(rank=0, size=8)]
     [3, 7, 1]
     """
-    place, result = branch(rank, size), Slice("output", 0)
-    source = result if rank else Slice("input", 0)
-    begun = [] if rank else [Copy(source, result)]
-    if place.parent is not None:
-        yield (Recv(result, place.parent),)
-    for child, _, _ in place.children:
-        yield (*begun, Send(source, child))
-        begun = []
+    return branches.broadcast(branch(rank, size))
 
 
 @algorithm("reduce", **WHOLE, sent="(P > 1) * N", received=f"{LOG} * N", reduced=f"{LOG} * N")
 def bine_reduce(rank: int, size: int) -> Rounds:
-    """Leave the reduction of all inputs on rank 0, the root. Inner ranks form sums in scratch."""
-    place, own = branch(rank, size), Slice("input", 0)
-    total = Slice("scratch" if rank else "output", 0)
-    begun = [Copy(own, total)]
-    for child, _, _ in reversed(place.children):
-        yield (*begun, RecvReduce(total, child))
-        begun = []
-    if place.parent is not None:
-        yield (Send(total if place.children else own, place.parent),)
+    return branches.reduce(branch(rank, size))
 
 
 @algorithm("scatter", **BLOCKS, sent=MORE, received=LESS)
 def bine_scatter(rank: int, size: int, root: int = 0) -> Rounds:
-    """Leave block `rank` of the root's input on every rank; blocks of other ranks pass through scratch."""
-    place, blocks = _led(rank, size, root, "input")
-    if place.parent is not None:
-        came = blocks(place.first, place.ranks) if place.children else [Slice("output", 0)]
-        yield tuple(Recv(part, (place.parent + root) % size) for part in came)
-    for child, first, count in place.children:
-        yield tuple(Send(part, (child + root) % size) for part in blocks(first, count))
-    if place.children:
-        yield (Copy(blocks(rank - root, 1)[0], Slice("output", 0)),)
-
-
-def _led(rank: int, size: int, root: int, whole: Buffer) -> tuple[Branch, Callable[[int, int], list[Slice]]]:
-    """Return the place of `rank` in the tree of `root`, and a function from (first, count) to the slices of blocks.
-
-    Places count from the root. The root keeps blocks in `whole`, the others in scratch. An interval wrapping in rank
-    order gives two slices on every rank, so both ends of a message agree.
-    """
-    place = branch((rank - root) % size, size)
-
-    def blocks(first: int, count: int) -> list[Slice]:
-        parts = wrapped(whole, first + root, count, size)
-        return parts if rank == root else [
-            Slice("scratch", (part.first - root - place.first) % size, part.count) for part in parts]
-
-    return place, blocks
+    return branches.scatter(branch, rank, size, root)
 
 
 @algorithm("gather", **BLOCKS, sent=LESS, received=MORE)
 def bine_gather(rank: int, size: int, root: int = 0) -> Rounds:
-    """Leave the inputs of all ranks, in rank order, on `root`; blocks of other ranks pass through scratch."""
-    (place, blocks), mine = _led(rank, size, root, "output"), Slice("input", 0)
-    if place.children:
-        yield (Copy(mine, blocks(rank - root, 1)[0]),)
-    for child, first, count in reversed(place.children):
-        yield tuple(Recv(part, (child + root) % size) for part in blocks(first, count))
-    if place.parent is not None:
-        sent = blocks(place.first, place.ranks) if place.children else [mine]
-        yield tuple(Send(part, (place.parent + root) % size) for part in sent)
+    return branches.gather(branch, rank, size, root)
 
 
 @algorithm("reduce_scatter", chunks="P", alike="P % 2 == 0", rounds=f"{STEPS} + 2 * {ODD}",

@@ -11,8 +11,8 @@ long arrays: a tree combines N bytes or more on inner ranks. Rank 0 is the root.
 """
 
 from gpucoll.algorithms import algorithm, phases
+from gpucoll.core.branches import halves
 from gpucoll.core.schedule import Recv, Round, Rounds, Send, Slice, moved, within
-from gpucoll.core.topology import splits
 
 
 @algorithm("reduce", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",
@@ -25,8 +25,9 @@ def reduce_scatter_gather_reduce(rank: int, size: int) -> Rounds:
     """
     sums = within({"output": "scratch"} if rank else {})
     yield from moved(phases("reduce_scatter")["circulant"](rank, size), sums)
-    split = splits(rank, size)
-    gather: list[Round] = [(Recv(Slice("output", child, count), child),) for child, count in reversed(split.children)]
+    split = halves(rank, size)
+    gather: list[Round] = [(Recv(Slice("output", first, count), child),)
+                           for child, first, count in reversed(split.children)]
     if split.parent is not None:
-        gather.append((Send(Slice("output", rank, split.leads), split.parent),))
+        gather.append((Send(Slice("output", rank, split.ranks), split.parent),))
     yield from moved(gather, sums)

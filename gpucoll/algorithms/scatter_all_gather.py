@@ -10,8 +10,8 @@ Cost: 2 ceil(log2 P) rounds and 2 (P - 1) N / P bytes. Good for long arrays at e
 """
 
 from gpucoll.algorithms import algorithm, phases
+from gpucoll.core.branches import halves
 from gpucoll.core.schedule import Copy, Recv, Rounds, Send, Slice, Step
-from gpucoll.core.topology import splits
 
 
 @algorithm("broadcast", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",
@@ -22,10 +22,10 @@ def scatter_all_gather_broadcast(rank: int, size: int) -> Rounds:
     >>> [type(steps[-1]).__name__ for steps in scatter_all_gather_broadcast(rank=1, size=4)]
     ['Recv', 'Recv', 'Recv']
     """
-    split = splits(rank, size)
+    split = halves(rank, size)
     begun: Step = Copy(Slice("input", 0, size), Slice("output", 0, size))
     if split.parent is not None:
-        begun = Recv(Slice("output", rank, split.leads), split.parent)
+        begun = Recv(Slice("output", rank, split.ranks), split.parent)
     yield (begun,)
-    yield from ((Send(Slice("output", child, count), child),) for child, count in split.children)
+    yield from ((Send(Slice("output", child, count), child),) for child, _, count in split.children)
     yield from phases("all_gather")["circulant"](rank, size)

@@ -126,43 +126,6 @@ def down(node: TreeNode, segments: int) -> Rounds:
         yield descend(node, time, segments)
 
 
-class Split(NamedTuple):
-    """The place of a rank in a recursive halving of the interval of all ranks; the first rank of an interval leads.
-
-    The rank leads `leads` ranks, from itself on. The rank hands the later half of the remaining interval to each of
-    `children` in turn; a child is a pair of the rank and the number of ranks led by the child.
-    """
-
-    parent: int | None
-    leads: int
-    children: tuple[tuple[int, int], ...]
-
-
-def splits(rank: int, size: int) -> Split:
-    """Return the place of `rank` in a binomial tree of intervals: root 0, ceil(log2 size) levels.
-
-        0 ─┬─ 4 ─┬─ 6 ─── 7        8 ranks
-           │     └─ 5
-           ├─ 2 ─── 3
-           └─ 1
-
-    >>> splits(0, 5)
-    Split(parent=None, leads=5, children=((3, 2), (2, 1), (1, 1)))
-    """
-    first, count, parent = 0, size, 0
-    while rank != first:
-        kept = (count + 1) // 2
-        later = rank >= first + kept  # in arithmetic, as `rank` may stand for many ranks
-        parent += later * (first - parent)
-        first, count = first + later * kept, kept + later * (count - 2 * kept)
-    children, left = [], count
-    while left > 1:
-        kept = (left + 1) // 2
-        children.append((first + kept, left - kept))
-        left = kept
-    return Split(parent if rank else None, count, tuple(children))
-
-
 # Cost formulas. FOLDED is true where P is no power of two. TWICE counts the extra blocks moved, because the first
 # numbers of the core stand for two ranks: the sum of min(2^k, rest(P)) over all 2^k < two(P).
 FOLDED = "(rest(P) > 0)"
