@@ -30,6 +30,8 @@ TEMPLATE = '''"""{about}
 Made by gpucoll synthesize: {count} trees, segments: {segments}; at most {best} GB/s of the bound {bound} GB/s.
 """
 
+import functools
+
 from gpucoll.algorithms import algorithm
 from gpucoll.core.forest import {imported}
 
@@ -37,18 +39,22 @@ TREES = (  # root, chunks of a segment, edges from parent to child
 {rows}
 )
 '''
-ALGORITHM = '''{forest} = Forest({trees}, {segments}, has_blocks={has_blocks})
+ALGORITHM = '''@functools.cache
+def {forest}():
+    return Forest({trees}, {segments}, has_blocks={has_blocks})
 
 
-@algorithm("{collective}", "{name}", chunks={forest}.chunks,
+@algorithm("{collective}", "{name}", chunks={chunks},
            unfit=lambda size, nodes: None if size == {ranks} else "the graph has {ranks} ranks")
 def {name}(rank, size):
-    return {forest}.{method}(rank)
+    return {forest}().{method}(rank)
 '''
 STEPS = '''"""{about}
 
 Made by gpucoll synthesize: {point}.
 """
+
+import functools
 
 from gpucoll.algorithms import algorithm
 from gpucoll.core.transfers import Transfers
@@ -56,13 +62,17 @@ from gpucoll.core.transfers import Transfers
 STEPS = (  # of each step: piece, sender, receiver
 {rows}
 )
-TRANSFERS = Transfers("{collective}", {ranks}, {chunks}, STEPS, combining={combining})
 
 
-@algorithm("{collective}", "{name}", chunks=TRANSFERS.chunks,
+@functools.cache
+def transfers():
+    return Transfers("{collective}", {ranks}, {per_block}, STEPS, combining={combining})
+
+
+@algorithm("{collective}", "{name}", chunks={chunks},
            unfit=lambda size, nodes: None if size == {ranks} else "the graph has {ranks} ranks")
 def {name}(rank, size):
-    return TRANSFERS.rounds(rank)
+    return transfers().rounds(rank)
 '''
 
 
@@ -76,7 +86,8 @@ def as_python(made: Synthesis, graph: LinkGraph, kind: str, names: Mapping[str, 
         segments=", ".join(map(str, names.values())), best=f"{float(found.algbw):.6g}",
         bound=f"{float(made.limit.algbw):.6g}", imported="Forest, turned" if found.sides else "Forest")
     return head + "\n\n".join(ALGORITHM.format(
-        forest="FOREST" if len(names) == 1 else f"FOREST_{segments}", segments=segments, has_blocks=found.has_blocks,
+        forest="forest" if len(names) == 1 else f"forest_{segments}", segments=segments,
+        chunks=made.forest.chunks // made.forest.segments * segments, has_blocks=found.has_blocks,
         trees=f"turned(TREES, {found.sides})" if found.sides else "TREES",
         collective=kind, name=name, ranks=graph.ranks, method=found.method) for name, segments in names.items())
 
@@ -130,7 +141,7 @@ class Maker:
             about=f"{self.kind} on {self.graph.name}, {self.graph.ranks} ranks.", collective=self.kind,
             point=point or f"trees in the order of links, {len(made.steps)} rounds",
             rows="\n".join(f"    {tuple(step)}," for step in made.steps), ranks=self.graph.ranks,
-            chunks=made.per_block, combining=made.combining, name=self.name)
+            chunks=made.chunks, per_block=made.per_block, combining=made.combining, name=self.name)
         return Made(made.chunks, made.rounds, text, self.seconds(made.chunks, made.rounds), point)
 
     def written(self, made: Made, output: str | None) -> str:

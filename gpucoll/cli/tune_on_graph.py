@@ -51,7 +51,7 @@ def main(options: Any) -> int:
     files, curves = list[AlgorithmFile](), list[Curve]()
     for kind in collectives:
         trees = _trees(graph, kind)
-        found, best = _predicted(graph, kind, trees)
+        found, best, refused = _predicted(graph, kind, trees)
         curves += found
         kept = {name: count for name, count in trees.names.items() if name in best.values()} if trees else {}
         if trees and kept:
@@ -59,8 +59,11 @@ def main(options: Any) -> int:
             content = as_python(trees.made, graph, kind, kept).encode()
             write_file(path.with_name(name), content)
             files.append(AlgorithmFile(name, kind, tuple(kept), hashlib.sha256(content).hexdigest()))
-        sys.stderr.write(f"{kind:16} {_by_size(best)}\n")
-    made = GraphTable(graph.name, graph.ranks, options.device, time.strftime("%Y-%m-%d"), tuple(files), tuple(curves))
+        sys.stderr.write(f"{kind:16} {_by_size(best) or 'no prediction'}\n")
+        for reason, names in refused.items():
+            sys.stderr.write(f"{'':16} refused {len(names)}: {', '.join(names)}: {reason}\n")
+    made = GraphTable(graph.name, graph.ranks, options.device, time.strftime("%Y-%m-%d"), tuple(files), tuple(curves),
+                      graph.digest)
     write_table(path, table_before(path).predicted(made))
     sys.stderr.write(f"{path}: {graph.ranks} ranks of the graph {graph.name}, "
                      f"{time.perf_counter() - started:.1f} s\n")
@@ -92,12 +95,13 @@ def _trees(graph: LinkGraph, kind: str) -> Trees | None:
     return Trees(made, names)
 
 
-def _predicted(graph: LinkGraph, kind: str, trees: Trees | None) -> tuple[list[Curve], dict[int, str]]:
-    """Return the curves of a collective, and the quickest algorithm by size."""
+def _predicted(graph: LinkGraph, kind: str,
+               trees: Trees | None) -> tuple[list[Curve], dict[int, str], dict[str, list[str]]]:
+    """Return the curves of a collective, the quickest algorithm by size, and the algorithms refused by reason."""
     # An algorithm by nodes is left out: a graph has none.
     names = [name for name in algorithms(kind, size=graph.ranks)
              if name not in own_names(kind) and "nodes" not in find(kind, name).options]
-    points: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    points, refused = defaultdict[str, list[tuple[int, float]]](list), defaultdict[str, list[str]](list)
     sizes = SIZES[:1] if kind == "barrier" else SIZES
     for name in itertools.chain(names, trees.names if trees else ()):
         try:
@@ -105,12 +109,14 @@ def _predicted(graph: LinkGraph, kind: str, trees: Trees | None) -> tuple[list[C
         except ArgumentError as error:
             if error.code != "GC-SIMULATE":  # too many messages for the simulator
                 raise
+            refused[error.args[0].partition(" ranks: ")[2]].append(name)
             continue
         points[name] += [(row.nbytes, row.seconds) for row in rows]
     best = {nbytes: min(points, key=lambda name: points[name][place][1]) for place, nbytes in enumerate(sizes)
             if points}
     kept = {*best.values(), *names}
-    return [Curve(kind, ANY, name, *zip(*row, strict=True)) for name, row in points.items() if name in kept], best
+    curves = [Curve(kind, ANY, name, *zip(*row, strict=True)) for name, row in points.items() if name in kept]
+    return curves, best, refused
 
 
 def _by_size(best: dict[int, str]) -> str:

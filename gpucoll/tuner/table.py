@@ -35,6 +35,7 @@ CODE = "GC-TABLE"
 BUILT_IN = "built-in"
 FORMAT = 1
 DEVICES = ("cpu", "cuda")
+UNKNOWN = "unknown"  # the digest of a graph whose predictions were made before there were digests
 ANY = "any"  # in place of an executor: a time predicted on a graph, which knows links and no executors
 
 
@@ -100,6 +101,7 @@ class GraphTable(NamedTuple):
     predicted: str  # the date
     files: tuple[AlgorithmFile, ...]
     curves: tuple[Curve, ...]
+    digest: str = UNKNOWN  # of the graph's nodes and links: a changed graph may keep its name
 
 
 class Table(NamedTuple):
@@ -120,10 +122,10 @@ class Table(NamedTuple):
     def predicted(self, graph: GraphTable) -> Table:
         """Return the table with `graph` in place of the old predictions for the same ranks and device.
 
-        Predictions for other collectives on a graph of the same name are kept.
+        Predictions for other collectives on the same graph are kept.
         """
         before = self.graph(graph.ranks, graph.device)
-        if before is not None and before.graph == graph.graph:
+        if before is not None and (before.graph, before.digest) == (graph.graph, graph.digest):
             now = {curve.collective for curve in graph.curves}
             graph = graph._replace(files=(*graph.files, *(one for one in before.files if one.collective not in now)),
                                    curves=(*graph.curves, *(one for one in before.curves if one.collective not in now)))
@@ -180,7 +182,7 @@ CURVE: dict[str, toml.Check] = {"collective": toml.one_of(*COLLECTIVES), "execut
 
 
 GRAPH: dict[str, toml.Check] = {"graph": toml.name, "ranks": toml.count, "device": toml.one_of(*DEVICES),
-                                "predicted": toml.name}
+                                "predicted": toml.name, "digest": toml.name}
 FILE: dict[str, toml.Check] = {
     # A file lies beside the table: a path to another folder is refused.
     "name": lambda key, value: toml.name(key, value) or (
@@ -191,7 +193,7 @@ FILE: dict[str, toml.Check] = {
 def _graph(file: toml.TomlFile, where: str, table: dict[str, Any]) -> GraphTable:
     files = tuple(file.row(AlgorithmFile, one, FILE, place) for place, one in file.tables(table, "file", where))
     curves = tuple(_curve(file, place, curve) for place, curve in file.tables(table, "curve", where))
-    own = {key: value for key, value in table.items() if key not in ("file", "curve")}
+    own = {"digest": UNKNOWN, **{key: value for key, value in table.items() if key not in ("file", "curve")}}
     files = tuple(one._replace(algorithms=tuple(one.algorithms)) for one in files)
     return file.row(functools.partial(GraphTable, files=files, curves=curves), own, GRAPH, where)
 

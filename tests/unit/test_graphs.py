@@ -200,7 +200,7 @@ def test_results_are_exact_on_threads(tmp_path, monkeypatch, capsys, name, metho
     monkeypatch.chdir(tmp_path)
     assert main(["synthesize", graph, name, "--size", "64K", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
-    assert f"FOREST.{method}(" in (tmp_path / made["algorithm"].partition(":")[0]).read_text()
+    assert f"forest().{method}(" in (tmp_path / made["algorithm"].partition(":")[0]).read_text()
     assert main(["verify", made["algorithm"], "--ranks", "4"]) == 0
     check_on_threads(name, 4, made["algorithm"].partition(":")[2])  # registered by the command
 

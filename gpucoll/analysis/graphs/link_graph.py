@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import re
 from collections.abc import Iterable
 from fractions import Fraction
@@ -43,6 +44,12 @@ class LinkGraph(NamedTuple):
     def size(self) -> int:
         """The number of nodes."""
         return len(self.names)
+
+    @property
+    def digest(self) -> str:
+        """A text that differs for graphs with unlike links, whatever the names."""
+        content = self.size, self.ranks, sorted(self.edges.items()), sorted(self.multicast)
+        return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
     def reversed(self) -> LinkGraph:
         """Return the graph with every link turned round."""
