@@ -38,13 +38,26 @@ class Transfer(NamedTuple):
     parts: tuple[Slice, ...]
 
 
+def _blocks(collective: str, size: int) -> int:
+    return size if COLLECTIVES[collective].blocks else 1
+
+
+def whole(collective: str, size: int, nbytes: int) -> int:
+    """Return the bytes of a trace for `nbytes`: fewer, where `size` ranks would have unequal blocks.
+
+    >>> whole("all_gather", 3, 8), whole("all_reduce", 3, 8)
+    (6, 8)
+    """
+    return nbytes - nbytes % _blocks(collective, size)
+
+
 def transfers(schedule: Schedule, nbytes: int) -> list[Transfer]:
     """Return the transfers of a rank in order; `nbytes` is the size of the larger of input and output.
 
-    Chunks are cut to whole bytes, as arrays of bytes are. Raises ArgumentError for too many bytes.
+    Blocks have equal numbers of bytes (see `whole`), and chunks whole bytes, as arrays of bytes have. Raises
+    ArgumentError for too many bytes.
     """
-    row = COLLECTIVES[schedule.collective]
-    blocks = schedule.size if row.blocks else 1
+    blocks = _blocks(schedule.collective, schedule.size)
     if nbytes > MOST_BYTES:
         raise ArgumentError(f"{nbytes} bytes are too many for a trace: at most {MOST_BYTES}", code="GC-SIZE")
     layout, made, before = Layout(nbytes // blocks, schedule.chunks // blocks), list[Transfer](), range(0)

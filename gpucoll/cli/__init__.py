@@ -16,9 +16,24 @@ from gpucoll.launch.arguments import Parser, refuse, size_range
 from gpucoll.launch.launchers import launched
 from gpucoll.version import __version__
 
+CUT_OFF = 141  # 128 + SIGPIPE, the exit code that shells give to other tools
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb and return the exit code: 0, 1 if the verb found faults; exit with 2 for wrong arguments."""
+    """Run one verb and return the exit code: 0, 1 if the verb found faults; exit with 2 for wrong arguments.
+
+    Where the reader of the output has left, as `head` does after its lines, the command ends without a word.
+    """
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()  # here, and not at the end of the process, where Python would print the error
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CUT_OFF
+
+
+def _run(arguments: list[str] | None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         _complete()
@@ -340,7 +355,7 @@ def _convert(options: Any) -> int:
     """Prove the schedule, write MSCCL's XML or a trace, and print one line about the file."""
     from gpucoll.algorithms import schedules
     from gpucoll.analysis.sizes import byte_size
-    from gpucoll.analysis.traces import chakra, goal
+    from gpucoll.analysis.traces import chakra, goal, whole
     from gpucoll.msccl.write import xml
     from gpucoll.verify.symbolic import prove
 
@@ -354,8 +369,9 @@ def _convert(options: Any) -> int:
     for file, content in files.items():
         _written(file, content)
     where = path if path in files else f"{path.with_suffix('.0.et')} to {ranks - 1}.et"
+    cut = whole(kind, ranks, nbytes)
     print(f"{where}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}, {proof.messages} messages in {proof.rounds} "
-          "rounds")
+          "rounds" + (f"; {cut} of {nbytes} bytes, for equal blocks" if cut < nbytes and path.suffix != ".xml" else ""))
     return 0
 
 

@@ -1,6 +1,8 @@
 """Options, launchers, GPUs and command lines, without MPI."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import types
@@ -146,3 +148,13 @@ def test_verify_reports_a_fault(capsys, monkeypatch):
     monkeypatch.setitem(registry(), ("all_reduce", "ring"), broken)
     assert main(["verify", "--ranks", "2..3", "--algorithm", "ring", "--collective", "all_reduce"]) == 1
     assert "size 2, root 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [[], ["-u"]])  # unbuffered, the first line fails
+def test_a_command_ends_quietly_when_its_reader_leaves(flags):
+    reader, writer = os.pipe()
+    os.close(reader)
+    job = subprocess.run([sys.executable, *flags, "-m", "gpucoll", "simulate", "all_reduce", "8,1M"], stdout=writer,
+                         stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (job.returncode, job.stderr) == (128 + signal.SIGPIPE, "")

@@ -228,5 +228,8 @@ def test_the_command_writes_traces(tmp_path, capsys):
     ranks = read_goal((tmp_path / "ring.goal").read_text())
     assert ranks == [read_chakra((tmp_path / f"ring.{rank}.et").read_bytes(), rank) for rank in range(4)]
     assert {op.nbytes for ops in ranks for op in ops} == {1024}
+    words = ["convert", "ring", "--collective", "all_gather", "--ranks", "3", "--size", "8"]
+    main([*words, "-o", str(tmp_path / "r.goal")])
+    assert capsys.readouterr().out.endswith("6 messages in 2 rounds; 6 of 8 bytes, for equal blocks\n")
     words = ["convert", "ring", "-o", str(tmp_path / "ring.txt")]
     assert "does not end in .xml, .goal or .et" in refused(capsys, main, words)
