@@ -6,6 +6,7 @@ again with more messages, and the better figures count: other processes on a hos
 
 from __future__ import annotations
 
+import collections
 import itertools
 import random
 import time
@@ -20,8 +21,12 @@ from gpucoll.doctor.facts import reason
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 from gpucoll.transport.rendezvous import becomes, wait_for_all
 
-SHORT, LONG = (8, 20), (1 << 20, 3)  # bytes of a message, and number of round trips in the first measurement
+SHORT = 8, 20  # bytes of a message, and number of round trips in the first measurement
 AGAIN = 16, 0.1  # for a slow pair: at most so many times the round trips, in at most so many seconds
+PIECE, WINDOW = 1 << 20, 2  # bytes of a long message, and the number of messages under way
+# A stream doubles until its rate is within this share of the rate before and a part of its seconds has passed, or until
+# all its seconds have passed. The last number limits the seconds of all streams of a rank.
+STEADY, LEAST_PART, STREAM_SECONDS, ALL_SECONDS = 0.03, 0.2, 1.0, 12.0
 # Seconds before each measurement: first of all pairs, then of the slow pairs, when a disturbance may be over.
 RESTS = (0.0, 0.05, 0.2, 0.4)
 FACTOR = 3.0  # a link worse than the better links of the same kind by this factor is slow
@@ -93,45 +98,79 @@ def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[list[Pair]]:
         left = later
 
 
-def repeats(before: Figures | None) -> tuple[int, int]:
-    """Return the numbers of round trips with short and long messages; more for a pair with earlier figures `before`."""
-    counts, (most, seconds) = (SHORT[1], LONG[1]), AGAIN
-    if before is None:
-        return counts
-    ways = before[0] / 1e6, LONG[0] / before[1] / 1e6
-    short, long = (max(count, min(most * count, int(seconds / (2 * way)))) for count, way
-                   in zip(counts, ways, strict=True))
-    return short, long
+def repeats(before: Figures | None) -> int:
+    """Return the number of round trips with short messages; more for a pair with earlier figures `before`."""
+    most, seconds = AGAIN
+    return SHORT[1] if before is None else max(SHORT[1], min(most * SHORT[1], int(seconds / (2e-6 * before[0]))))
 
 
 def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout: float,
                  links: Mapping[Pair, Figures]) -> list[tuple[Pair, Figures]]:
-    mine = []
-    for together in [*rounds(pairs, hosts), []]:
+    mine, planned = [], [*rounds(pairs, hosts), list[Pair]()]
+    budget = min(STREAM_SECONDS, ALL_SECONDS / 2 / len(planned))
+    for together in planned:
         if not wait_for_all(mpi, 2 * timeout, interval=1e-3):
             raise CollectiveTimeout(f"link test: waited {2 * timeout:g} s for the measuring pairs")
-        for pair in together:
-            if mpi.rank in pair:
-                # Both ranks of a pair have the same figures and so the same numbers of round trips.
-                counts = repeats(links.get(pair))
-                latency, seconds = (min(_bounce(mpi, pair, nbytes, count, timeout)) for nbytes, count
-                                    in zip((SHORT[0], LONG[0]), counts, strict=True))
-                mine.append((pair, (float(f"{latency * 1e6:.3g}"), float(f"{LONG[0] / seconds / 1e6:.3g}"))))
+        for pair in (pair for pair in together if mpi.rank in pair):
+            link = _Link(mpi, pair, timeout)
+            # Both ranks of a pair have the same figures and so the same number of round trips.
+            latency = link.latency(repeats(links.get(pair)))
+            seconds = sum(link.stream(budget, sends=sends) for sends in (link.first, not link.first)) / 2
+            if link.first:
+                mine.append((pair, (float(f"{latency * 1e6:.3g}"), float(f"{1e-6 / seconds:.3g}"))))
     return [link for links in mpi.allgather(mine) for link in links]
 
 
-def _bounce(mpi: Any, pair: Pair, nbytes: int, repeats: int, timeout: float) -> list[float]:
-    """Return one-way durations, halves of round trips, without the first round trip: MPI may connect during that."""
-    first, peer = mpi.rank == pair[0], sum(pair) - mpi.rank
-    buffer, ways = numpy.zeros(nbytes, numpy.uint8), []
-    for _ in range(1 + repeats):
-        started = time.perf_counter()
-        for sends in (first, not first):
-            if not becomes((mpi.Isend if sends else mpi.Irecv)(buffer, peer, 1).Test, timeout, interval=0.0):
-                raise CollectiveTimeout(
-                    f"link test: rank {mpi.rank} received nothing from rank {peer} for {timeout:g} s")
-        ways.append((time.perf_counter() - started) / 2)
-    return ways[1:]
+class _Link:
+    """The link between the ranks of a pair, as this rank measures it together with the other rank."""
+
+    def __init__(self, mpi: Any, pair: Pair, timeout: float) -> None:
+        self.mpi, self.timeout, self.first, self.peer = mpi, timeout, mpi.rank == pair[0], sum(pair) - mpi.rank
+
+    def latency(self, repeats: int) -> float:
+        """Return the least half of a round trip in seconds, without the first: MPI may connect during that.
+
+        The figure of the first rank counts: a message may wait for the other rank, whose round trip then looks short.
+        """
+        buffer, ways = numpy.zeros(SHORT[0], numpy.uint8), []
+        for _ in range(1 + repeats):
+            started = time.perf_counter()
+            for sends in (self.first, not self.first):
+                self._wait(self._post(buffer, sends))
+            ways.append((time.perf_counter() - started) / 2)
+        return min(ways[1:])
+
+    def stream(self, budget: float, *, sends: bool) -> float:
+        """Return the seconds of a byte in a long transfer in one direction, the same on both ranks; see `STEADY`.
+
+        The receiver times the second half of each stream: the first bytes may be quicker than the link, where a shaper
+        of traffic lets bursts pass, and slower, where TCP's window still opens.
+        """
+        buffers = numpy.zeros((WINDOW, PIECE), numpy.uint8)
+        count, before, began = WINDOW, 0.0, time.perf_counter()
+        while True:
+            under_way, times = collections.deque[Any](), list[float]()
+            for number in range(count + WINDOW):
+                if number >= WINDOW:
+                    self._wait(under_way.popleft())
+                    times.append(time.perf_counter())
+                if number < count:
+                    under_way.append(self._post(buffers[number % WINDOW], sends))
+            figures = numpy.array([(times[-1] - times[count // 2 - 1]) / (count - count // 2) / PIECE,
+                                   time.perf_counter() - began])
+            self._wait(self._post(figures, not sends))
+            seconds, spent = map(float, figures)
+            if spent > budget or (abs(seconds - before) <= STEADY * seconds and spent > LEAST_PART * budget):
+                return seconds
+            count, before = 2 * count, seconds
+
+    def _post(self, buffer: Any, sends: bool) -> Any:
+        return (self.mpi.Isend if sends else self.mpi.Irecv)(buffer, self.peer, 1)
+
+    def _wait(self, request: Any) -> None:
+        if not becomes(request.Test, self.timeout, interval=0.0):
+            raise CollectiveTimeout(
+                f"link test: rank {self.mpi.rank} received nothing from rank {self.peer} for {self.timeout:g} s")
 
 
 # ---------------------------------------------------------------- the self-test

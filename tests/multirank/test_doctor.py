@@ -51,7 +51,7 @@ def measured(comm, pair, hosts):
 
     planted = SimpleNamespace(Isend=send, **{name: getattr(comm, name) for name in (
         "rank", "size", "Irecv", "Ibarrier", "allgather")})
-    with mock.patch.multiple(probes, SHORT=(8, 3), LONG=(1024, 1), RESTS=(0.0, 0.0)):
+    with mock.patch.multiple(probes, SHORT=(8, 3), PIECE=1024, RESTS=(0.0, 0.0)):
         return {tuple(link["ranks"]): link["slow"] for link in probes.measure(planted, hosts, 60.0)["pairs"]}
 
 
@@ -81,8 +81,8 @@ def test_a_wrong_result_on_one_rank_is_everyones_exit_code(ranks):
 
 
 # Rank 1 never answers; rank 0, the other rank of the only pair, gives up soon.
-DEAD = ("bounce = doctor.probes._bounce; doctor.probes._bounce = lambda mpi, *call: __import__('time').sleep(600) "
-        "if mpi.rank == 1 else bounce(mpi, *call[:-1], 0.2)")
+DEAD = ("link = doctor.probes._Link; doctor.probes._Link = lambda mpi, pair, timeout: __import__('time').sleep(600) "
+        "if mpi.rank == 1 else link(mpi, pair, 0.2)")
 
 
 def test_a_rank_that_never_answers_is_named_and_ends_the_job(mpiexec):

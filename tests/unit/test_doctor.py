@@ -117,10 +117,37 @@ def test_what_looks_slow_is_measured_again_and_the_better_figures_count(monkeypa
     assert (found["pairs"][0]["latency_us"], found["pairs"][0]["bandwidth_mb_s"]) == (30.0, 7e3)
 
 
-@pytest.mark.parametrize(("before", "counts"), [
-    (None, (20, 3)), ((34.0, 2000.0), (320, 48)), ((500.0, 40.0), (100, 3)), ((1e6, 1.0), (20, 3))])
-def test_a_pair_that_looks_slow_exchanges_more_messages_in_a_tenth_of_a_second(before, counts):
-    assert probes.repeats(before) == counts
+@pytest.mark.parametrize(("before", "count"), [(None, 20), ((34.0, 2000.0), 320), ((500.0, 40.0), 100),
+                                               ((1e6, 1.0), 20)])
+def test_a_pair_that_looks_slow_exchanges_more_messages_in_a_tenth_of_a_second(before, count):
+    assert probes.repeats(before) == count
+
+
+@pytest.mark.parametrize("burst", [0, 1 << 18, 1 << 20])
+@pytest.mark.parametrize("delay", [0.0, 0.03])
+def test_the_rate_of_a_stream_is_that_of_the_link_behind_a_burst(monkeypatch, burst, delay):
+    """A clock of its own; a shaper lets a burst pass at once and then 50 MB/s, and a slow start delays the first."""
+    now, free = 100.0, {"at": 0.0, "tokens": float(burst)}
+
+    def receive(buffer, peer, tag):
+        if buffer.dtype == float:  # the receiver sends the figures
+            return SimpleNamespace(Test=lambda: True)
+        free["at"] = max(free["at"], now + delay * (free["at"] == 0))
+        waits = max(0.0, buffer.nbytes - free["tokens"])
+        free["tokens"] -= buffer.nbytes - waits
+        free["at"] += waits / 50e6
+        arrival = free["at"]
+
+        def test():
+            nonlocal now
+            now = max(now, arrival)
+            return True
+        return SimpleNamespace(Test=test)
+
+    monkeypatch.setattr(probes.time, "perf_counter", lambda: now)
+    mpi = SimpleNamespace(rank=1, Irecv=receive, Isend=receive)
+    seconds = probes._Link(mpi, (0, 1), 1.0).stream(1.0, sends=False)
+    assert 1e-6 / seconds == pytest.approx(50, rel=0.01)
 
 
 GPU = {"name": "H200", "pci": "01:00.0", "free_bytes": GIB, "nvlinks": {"up": 18, "down": 0}, "reaches": ["itself"]}
