@@ -1,6 +1,6 @@
-"""Common parts of all HTML and SVG files: the shell of a page, fonts and colours.
+"""Common parts of written files: how a file is written, and of HTML and SVG the shell of a page, fonts and colours.
 
-The files are self-contained: no server, no network, only the reader's fonts.
+Pages and pictures are self-contained: no server, no network, only the reader's fonts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import json
 from collections.abc import Mapping
 from html import escape
 from importlib import resources
+from pathlib import Path
+
+from gpucoll.errors import ArgumentError
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 LIGHT = {"paper": "#ffffff", "ink": "#1b2127", "muted": "#5c6773", "grid": "#e4e8ec", "axis": "#9aa4ae",
@@ -49,6 +52,14 @@ def script_data(value: object) -> str:
     '["\\\\u003c/script>",1]'
     """
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file; raise ArgumentError with code GC-FILE."""
+    try:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", code="GC-FILE") from None
 
 
 def asset(package: str, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpucoll.errors import ArgumentError
+from gpucoll.analysis.document import write
 
 
 class Drawing:
@@ -30,11 +30,7 @@ class Drawing:
         Raises ArgumentError with code GC-DRAW for any other ending, and with GC-FILE if writing fails.
         """
         file = Path(path)
-        text = self._text(file.suffix[1:])
-        try:
-            file.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ArgumentError(f"cannot write {file}: {error.strerror}", code="GC-FILE") from None
+        write(file, self._text(file.suffix[1:]))
 
     def __repr__(self) -> str:
         algorithm, collective, ranks, _, _ = self._asked

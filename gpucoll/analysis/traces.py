@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gpucoll.core.chunks import Layout
 from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.core.schedule import Copy, Reduce, Schedule, Send, Slice
+from gpucoll.core.schedule import Schedule, Slice, ends
 from gpucoll.errors import ArgumentError
 
 MOST_BYTES = 1 << 62  # a message's bytes are a signed 64-bit number in both formats
@@ -42,19 +42,20 @@ def _blocks(collective: str, size: int) -> int:
     return size if COLLECTIVES[collective].blocks else 1
 
 
-def whole(collective: str, size: int, nbytes: int) -> int:
-    """Return the bytes of a trace for `nbytes`: fewer, where `size` ranks would have unequal blocks.
+def cut_bytes(collective: str, size: int, nbytes: int) -> str:
+    """Return in words the bytes of a trace for `nbytes`: fewer, where `size` ranks would have unequal blocks, else "".
 
-    >>> whole("all_gather", 3, 8), whole("all_reduce", 3, 8)
-    (6, 8)
+    >>> cut_bytes("all_gather", 3, 8), cut_bytes("all_reduce", 3, 8)
+    ('; 6 of 8 bytes, for equal blocks', '')
     """
-    return nbytes - nbytes % _blocks(collective, size)
+    rest = nbytes % _blocks(collective, size)
+    return f"; {nbytes - rest} of {nbytes} bytes, for equal blocks" if rest else ""
 
 
 def transfers(schedule: Schedule, nbytes: int) -> list[Transfer]:
     """Return the transfers of a rank in order; `nbytes` is the size of the larger of input and output.
 
-    Blocks have equal numbers of bytes (see `whole`), and chunks whole bytes, as arrays of bytes have. Raises
+    Blocks have equal numbers of bytes (see `cut_bytes`), and chunks whole bytes, as arrays of bytes have. Raises
     ArgumentError for too many bytes.
     """
     blocks = _blocks(schedule.collective, schedule.size)
@@ -62,15 +63,11 @@ def transfers(schedule: Schedule, nbytes: int) -> list[Transfer]:
         raise ArgumentError(f"{nbytes} bytes are too many for a trace: at most {MOST_BYTES}", code="GC-SIZE")
     layout, made, before = Layout(nbytes // blocks, schedule.chunks // blocks), list[Transfer](), range(0)
     for number, steps in enumerate(schedule):
-        ends: dict[tuple[bool, int], list[Slice]] = {}
-        for step in steps:
-            if not isinstance(step, Copy | Reduce):
-                ends.setdefault((isinstance(step, Send), step.peer), []).append(step[0])
-        first = len(made)
-        for (sends, peer), parts in ends.items():
+        first, moving = len(made), ends(steps)
+        for (sends, peer), parts in moving.items():
             spans = [layout.span(part.first, part.count) for part in parts]
             made.append(Transfer(sends, peer, sum(end - begin for begin, end in spans), before, number, tuple(parts)))
-        if ends:
+        if moving:
             before = range(first, len(made))
     return made
 

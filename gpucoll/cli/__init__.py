@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpucoll.analysis.document import write
 from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError, nearest
 from gpucoll.launch.arguments import Parser, refuse, size_range
 from gpucoll.launch.launchers import launched
 from gpucoll.version import __version__
-
-CUT_OFF = 141  # 128 + SIGPIPE, the exit code that shells give to other tools
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         return code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CUT_OFF
+        return 141  # 128 + SIGPIPE, the exit code that shells give to other tools
 
 
 def _run(arguments: list[str] | None) -> int:
@@ -329,13 +328,6 @@ def _output(options: Any) -> Path:
     return Path(options.output)
 
 
-def _written(path: Path, content: str | bytes) -> None:
-    try:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", code="GC-FILE") from None
-
-
 def _draw(options: Any) -> int:
     """Write the drawing, and print one line naming path, collective, algorithm and ranks."""
     from gpucoll.analysis.draw import draw
@@ -345,8 +337,8 @@ def _draw(options: Any) -> int:
     if graph is not None and options.ranks is None:
         options.ranks = graph.ranks
     (kind, name, ranks), path = _asked_for(options), _output(options)
-    _written(path, draw(name, kind, size=ranks, root=options.root, segments=options.segments, form=path.suffix[1:],
-                        graph=graph, rejected=options.rejected))
+    write(path, draw(name, kind, size=ranks, root=options.root, segments=options.segments, form=path.suffix[1:],
+                     graph=graph, rejected=options.rejected))
     print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}")
     return 0
 
@@ -355,7 +347,7 @@ def _convert(options: Any) -> int:
     """Prove the schedule, write MSCCL's XML or a trace, and print one line about the file."""
     from gpucoll.algorithms import schedules
     from gpucoll.analysis.sizes import byte_size
-    from gpucoll.analysis.traces import chakra, goal, whole
+    from gpucoll.analysis.traces import chakra, cut_bytes, goal
     from gpucoll.msccl.write import xml
     from gpucoll.verify.symbolic import prove
 
@@ -367,11 +359,10 @@ def _convert(options: Any) -> int:
     files = {path: xml(everyone) if path.suffix == ".xml" else "".join(goal(everyone, nbytes))} \
         if path.suffix != ".et" else {path.with_suffix(f".{one.rank}.et"): chakra(one, nbytes) for one in everyone}
     for file, content in files.items():
-        _written(file, content)
+        write(file, content)
     where = path if path in files else f"{path.with_suffix('.0.et')} to {ranks - 1}.et"
-    cut = whole(kind, ranks, nbytes)
     print(f"{where}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}, {proof.messages} messages in {proof.rounds} "
-          "rounds" + (f"; {cut} of {nbytes} bytes, for equal blocks" if cut < nbytes and path.suffix != ".xml" else ""))
+          f"rounds{'' if path.suffix == '.xml' else cut_bytes(kind, ranks, nbytes)}")
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.algorithms import evaluate
+from gpucoll.analysis.document import write
 from gpucoll.analysis.graphs.bounds import bound
 from gpucoll.analysis.graphs.link_graph import load_graph
 from gpucoll.analysis.nccl_tuning.machines import machine
@@ -112,11 +113,7 @@ def _measured(options: Any, gpus: Machine | None, model: Release) -> int:
     chosen = functools.partial(_chosen, gpus, model, runs[0].collective) if gpus else None
     rows = compare(runs, chosen)
     if options.output:
-        text = tuner_file(rows, chosen)
-        try:
-            Path(options.output).write_text(text)
-        except OSError as error:
-            raise ArgumentError(f"cannot write {options.output}: {error.strerror}", code="GC-FILE") from None
+        write(Path(options.output), tuner_file(rows, chosen))
     print(json.dumps(_compared(runs, rows)) if options.json else "\n".join(_compared_text(runs, rows, options.output)))
     return 0
 

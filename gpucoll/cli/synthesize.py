@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpucoll.algorithms import schedules
+from gpucoll.analysis.document import write
 from gpucoll.analysis.graphs.few_steps import FewSteps, Point
 from gpucoll.analysis.graphs.link_graph import LinkGraph, load_graph
 from gpucoll.analysis.graphs.link_order import in_link_order
@@ -150,10 +151,7 @@ class Maker:
         if path.suffix not in (".py", ".xml"):
             raise ArgumentError(f"{path} ends neither in .py nor in .xml", code="GC-FILE")
         text = xml(self.schedules(made.chunks, made.rounds)) if path.suffix == ".xml" else made.text
-        try:
-            path.write_text(text)
-        except OSError as error:
-            raise ArgumentError(f"cannot write {path}: {error.strerror}", code="GC-FILE") from None
+        write(path, text)
         return str(path) if path.suffix == ".xml" else f"{path}:{self.name}"
 
 

@@ -27,6 +27,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from gpucoll.analysis.document import write
 from gpucoll.analysis.graphs.link_graph import LinkGraph, load_graph
 from gpucoll.analysis.graphs.max_flow import FlowNetwork
 from gpucoll.analysis.graphs.symmetry import representatives
@@ -235,8 +236,5 @@ def _draw(path: Path, graph: LinkGraph, name: str, found: Bound) -> None:
 
     if path.suffix != ".svg":
         raise ArgumentError(f"a cut is drawn as an .svg picture, not as {path.suffix or path.name!r}", code="GC-DRAW")
-    try:
-        title = f"{name} on {graph.name}: at most {float(found.algbw):.6g} GB/s"
-        path.write_text(cut_on_graph(title, graph, found.parts, inward=found.inward), encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", code="GC-FILE") from None
+    title = f"{name} on {graph.name}: at most {float(found.algbw):.6g} GB/s"
+    write(path, cut_on_graph(title, graph, found.parts, inward=found.inward))
