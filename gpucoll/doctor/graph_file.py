@@ -1,20 +1,25 @@
 """`gpucoll doctor --topology F.toml`: the graph of a job's ranks and links, for `bound`, `synthesize`, `simulate`.
 
-Links between ranks without GPUs, and between hosts, have the figures of the doctor's messages. Links between GPUs of a
-host are NVML's: NVLinks at their speed, and PCI Express for a GPU without NVLink. NVML knows no latency: 0.7 us for an
-NVLink and 1.3 us for PCI Express, as for the named graphs.
+Links between ranks without GPUs, and between hosts, have the figures of the doctor's messages. For hosts, `sharing`
+makes the simulator's time of an exchange of all ranks the measured time. Links between GPUs of a host are NVML's:
+NVLinks at their speed, and PCI Express for a GPU without NVLink. NVML knows no latency: 0.7 us for an NVLink and 1.3 us
+for PCI Express, as for the named graphs.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from gpucoll.analysis.graphs.link_graph import graph_of
+from gpucoll.analysis.graphs.link_graph import LinkGraph, graph_of
 from gpucoll.analysis.graphs.named import NIC, NVLINK
+from gpucoll.analysis.simulate import seconds_on
+from gpucoll.core.schedule import Recv, Round, Schedule, Send, Slice
 from gpucoll.errors import ArgumentError, BackendError
 
 SWITCH = "switch"  # the other end of a GPU's links to NVSwitches
@@ -29,11 +34,27 @@ def write(path: Path, report: Mapping[str, Any], gpus: Sequence[int | None]) -> 
     BackendError if the file cannot be written.
     """
     table = graph(report, gpus)
-    graph_of(path.stem, table)  # raises for a graph in which a rank has no links
+    made = graph_of(path.stem, table)  # raises for a graph in which a rank has no links
+    exchange = report["links"] and report["links"].get("exchange")
+    if gpus and exchange:
+        share = _exchange_seconds(made._replace(sharing=Fraction(1)), exchange["bytes"]) / exchange["seconds"]
+        table = {**table, "sharing": float(f"{min(1.0, share):.3g}")}
     try:
         path.write_text("\n".join(_lines(table)) + "\n")
     except OSError as error:
         raise BackendError(f"doctor: {path}: {error.strerror}", code="GC-FILE") from error
+
+
+def _exchange_seconds(graph: LinkGraph, nbytes: int) -> float:
+    """Return the simulated time in which all ranks send so many bytes to all others."""
+    def rounds(rank: int) -> list[Round]:
+        others = [peer for peer in range(graph.ranks) if peer != rank]
+        return [(*(Send(Slice("input", peer), peer) for peer in others),
+                 *(Recv(Slice("output", peer), peer) for peer in others))]
+
+    return seconds_on(graph, [Schedule("all_to_all", "exchange", rank, graph.ranks, graph.ranks,
+                                       functools.partial(rounds, rank)) for rank in range(graph.ranks)],
+                      graph.ranks * nbytes)
 
 
 def graph(report: Mapping[str, Any], gpus: Sequence[int | None]) -> dict[str, Any]:

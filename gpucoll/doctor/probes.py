@@ -23,7 +23,7 @@ from gpucoll.transport.rendezvous import becomes, wait_for_all
 
 SHORT = 8, 20  # bytes of a message, and number of round trips in the first measurement
 AGAIN = 16, 0.1  # for a slow pair: at most so many times the round trips, in at most so many seconds
-PIECE, WINDOW = 1 << 20, 2  # bytes of a long message, and the number of messages under way
+PIECE, WINDOW = 1 << 20, 1  # bytes of a long message, and the number of messages under way
 # A stream doubles until its rate is within this share of the rate before and a part of its seconds has passed, or until
 # all its seconds have passed. The last number limits the seconds of all streams of a rank.
 STEADY, LEAST_PART, STREAM_SECONDS, ALL_SECONDS = 0.03, 0.2, 1.0, 12.0
@@ -31,6 +31,8 @@ STEADY, LEAST_PART, STREAM_SECONDS, ALL_SECONDS = 0.03, 0.2, 1.0, 12.0
 RESTS = (0.0, 0.05, 0.2, 0.4)
 FACTOR = 3.0  # a link worse than the better links of the same kind by this factor is slow
 SLACK = 50.0  # microseconds of latency tolerated in addition, since the scheduler of the host may cause this delay
+
+EXCHANGES, MOST_EXCHANGING = 5, 32  # exchanges of all ranks, and the most ranks
 
 Pair = tuple[int, int]
 Figures = tuple[float, float]  # one-way latency of a short message in microseconds, bandwidth of a long message in MB/s
@@ -50,7 +52,10 @@ def measure(mpi: Any, hosts: Sequence[str], timeout: float) -> dict[str, Any]:
             before = links.get(pair, (latency, bandwidth))
             links[pair] = min(latency, before[0]), max(bandwidth, before[1])
         pairs = [(one, two) for one, two in (link["ranks"] for link in verdict(links, hosts)["pairs"] if link["slow"])]
-    return verdict(links, hosts)
+    found = verdict(links, hosts)
+    if len(set(hosts)) > 1 and mpi.size <= MOST_EXCHANGING:
+        found["exchange"] = {"bytes": PIECE, "seconds": float(f"{exchange(mpi, timeout):.3g}")}
+    return found
 
 
 def verdict(links: Mapping[Pair, Figures], hosts: Sequence[str]) -> dict[str, Any]:
@@ -107,7 +112,7 @@ def repeats(before: Figures | None) -> int:
 def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout: float,
                  links: Mapping[Pair, Figures]) -> list[tuple[Pair, Figures]]:
     mine, planned = [], [*rounds(pairs, hosts), list[Pair]()]
-    budget = min(STREAM_SECONDS, ALL_SECONDS / 2 / len(planned))
+    budget = min(STREAM_SECONDS, ALL_SECONDS / len(planned))
     for together in planned:
         if not wait_for_all(mpi, 2 * timeout, interval=1e-3):
             raise CollectiveTimeout(f"link test: waited {2 * timeout:g} s for the measuring pairs")
@@ -115,9 +120,9 @@ def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout:
             link = _Link(mpi, pair, timeout)
             # Both ranks of a pair have the same figures and so the same number of round trips.
             latency = link.latency(repeats(links.get(pair)))
-            seconds = sum(link.stream(budget, sends=sends) for sends in (link.first, not link.first)) / 2
+            bandwidth = 1e-6 / link.stream(budget)
             if link.first:
-                mine.append((pair, (float(f"{latency * 1e6:.3g}"), float(f"{1e-6 / seconds:.3g}"))))
+                mine.append((pair, (float(f"{latency * 1e6:.3g}"), float(f"{bandwidth:.3g}"))))
     return [link for links in mpi.allgather(mine) for link in links]
 
 
@@ -136,41 +141,61 @@ class _Link:
         for _ in range(1 + repeats):
             started = time.perf_counter()
             for sends in (self.first, not self.first):
-                self._wait(self._post(buffer, sends))
+                self.wait(self.post(buffer, sends=sends))
             ways.append((time.perf_counter() - started) / 2)
         return min(ways[1:])
 
-    def stream(self, budget: float, *, sends: bool) -> float:
-        """Return the seconds of a byte in a long transfer in one direction, the same on both ranks; see `STEADY`.
+    def stream(self, budget: float) -> float:
+        """Return the seconds of a byte in a long exchange, the same on both ranks; see `STEADY`.
 
-        The receiver times the second half of each stream: the first bytes may be quicker than the link, where a shaper
-        of traffic lets bursts pass, and slower, where TCP's window still opens.
+        Data flow in both directions at once, as in most collectives: acknowledgements wait behind data. A rank times
+        the second half of each stream: the first bytes may be quicker than the link, where a shaper of traffic lets
+        bursts pass, and slower, where TCP's window still opens.
         """
-        buffers = numpy.zeros((WINDOW, PIECE), numpy.uint8)
-        count, before, began = WINDOW, 0.0, time.perf_counter()
+        given, came = numpy.zeros(PIECE, numpy.uint8), numpy.empty((WINDOW, PIECE), numpy.uint8)
+        count, before, began = 2, 0.0, time.perf_counter()
         while True:
-            under_way, times = collections.deque[Any](), list[float]()
+            under_way, times = collections.deque[list[Any]](), list[float]()
             for number in range(count + WINDOW):
                 if number >= WINDOW:
-                    self._wait(under_way.popleft())
+                    self.wait(*under_way.popleft())
                     times.append(time.perf_counter())
                 if number < count:
-                    under_way.append(self._post(buffers[number % WINDOW], sends))
-            figures = numpy.array([(times[-1] - times[count // 2 - 1]) / (count - count // 2) / PIECE,
-                                   time.perf_counter() - began])
-            self._wait(self._post(figures, not sends))
-            seconds, spent = map(float, figures)
+                    under_way.append([self.post(came[number % WINDOW], sends=False), self.post(given, sends=True)])
+            mine = numpy.array([(times[-1] - times[count // 2 - 1]) / (count - count // 2) / PIECE,
+                                time.perf_counter() - began])
+            theirs = numpy.empty_like(mine)
+            self.wait(self.post(theirs, sends=False), self.post(mine, sends=True))
+            seconds, spent = map(float, (mine + theirs) / 2)
             if spent > budget or (abs(seconds - before) <= STEADY * seconds and spent > LEAST_PART * budget):
                 return seconds
             count, before = 2 * count, seconds
 
-    def _post(self, buffer: Any, sends: bool) -> Any:
+    def post(self, buffer: Any, *, sends: bool) -> Any:
+        """Begin a message to or from the other rank; return the request."""
         return (self.mpi.Isend if sends else self.mpi.Irecv)(buffer, self.peer, 1)
 
-    def _wait(self, request: Any) -> None:
-        if not becomes(request.Test, self.timeout, interval=0.0):
-            raise CollectiveTimeout(
-                f"link test: rank {self.mpi.rank} received nothing from rank {self.peer} for {self.timeout:g} s")
+    def wait(self, *requests: Any) -> None:
+        """Wait for messages; raise CollectiveTimeout."""
+        for request in requests:
+            if not becomes(request.Test, self.timeout, interval=0.0):
+                raise CollectiveTimeout(
+                    f"link test: rank {self.mpi.rank} received nothing from rank {self.peer} for {self.timeout:g} s")
+
+
+def exchange(mpi: Any, timeout: float) -> float:
+    """Return the median time in seconds in which all ranks send `PIECE` bytes to all others. A collective call."""
+    links = [_Link(mpi, (mpi.rank, peer), timeout) for peer in range(mpi.size) if peer != mpi.rank]
+    buffers, times = numpy.zeros((2, len(links), PIECE), numpy.uint8), []
+    for _ in range(1 + EXCHANGES):
+        mpi.allgather(None)
+        started = time.perf_counter()
+        requests = [(link, link.post(buffer, sends=bool(sends))) for sends, rows in enumerate(buffers)
+                    for link, buffer in zip(links, rows, strict=True)]
+        for link, request in requests:
+            link.wait(request)
+        times.append(time.perf_counter() - started)
+    return float(numpy.median(numpy.max(mpi.allgather(times[1:]), axis=0)))
 
 
 # ---------------------------------------------------------------- the self-test

@@ -104,3 +104,12 @@ def test_a_graph_needs_two_ranks(tmp_path, gpus):
 def test_a_file_that_cannot_be_written(tmp_path):
     with pytest.raises(gc.BackendError, match="No such file"):
         write(tmp_path / "nowhere" / "here.toml", report([([0, 1], None)], lambda *_: (1.0, 1.0)), [None, None])
+
+
+def test_an_exchange_of_all_ranks_makes_the_share_of_flows(tmp_path):
+    """Three hosts of 0.1 GB/s exchange 2 x 1e6 bytes in 20 ms, and 25 ms are measured; a share is at most 1."""
+    found = report([([rank], None) for rank in range(3)], lambda one, other: (0.0, 100.0))
+    for seconds, sharing in ((25e-3, 0.8), (15e-3, 1.0)):
+        found["links"]["exchange"] = {"bytes": 1_000_000, "seconds": seconds}
+        write(tmp_path / "here.toml", found, [None] * 3)
+        assert float(load_graph(str(tmp_path / "here.toml")).sharing) == pytest.approx(sharing)

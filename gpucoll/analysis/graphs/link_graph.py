@@ -30,7 +30,8 @@ class Edge(NamedTuple):
 class LinkGraph(NamedTuple):
     """A graph of links. Nodes are numbers: ranks first, then switches; `names` has the name of each node.
 
-    A switch forwards, holds no data and does not copy, unless its number is in `multicast`.
+    A switch forwards, holds no data and does not copy, unless its number is in `multicast`. With `sharing` messages are
+    flows, which get this share of the bandwidth where several meet at both ends: see `gpucoll.analysis.simulate.flows`.
     """
 
     name: str
@@ -39,6 +40,7 @@ class LinkGraph(NamedTuple):
     edges: dict[tuple[int, int], Edge]
     multicast: frozenset[int] = frozenset()
     about: str = ""
+    sharing: Fraction | None = None
 
     @property
     def size(self) -> int:
@@ -48,7 +50,7 @@ class LinkGraph(NamedTuple):
     @property
     def digest(self) -> str:
         """A text that differs for graphs with unlike links, whatever the names."""
-        content = self.size, self.ranks, sorted(self.edges.items()), sorted(self.multicast)
+        content = self.size, self.ranks, sorted(self.edges.items()), sorted(self.multicast), self.sharing
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
     def reversed(self) -> LinkGraph:
@@ -104,7 +106,7 @@ def is_graph(content: bytes) -> bool:
         return False
 
 
-KEYS = ("kind", "name", "about", "ranks", "switches", "multicast", "links")
+KEYS = ("kind", "name", "about", "ranks", "switches", "multicast", "sharing", "links")
 LINK = ("from", "to", "GBps", "us", "both")
 
 
@@ -142,7 +144,10 @@ def graph_of(stem: str, table: dict[str, Any]) -> LinkGraph:
     name = table.get("name") or stem
     if UNFIT.search(name):  # the name stands in the text of files that Python runs
         raise file.error(f"name {name!r} has a quote, a backslash or a control character")
-    graph = LinkGraph(name, names, len(ranks), edges, copying, table.get("about", ""))
+    sharing = _number(file, table, "sharing", 1) if "sharing" in table else None
+    if sharing == 0:
+        raise file.error("sharing 0 is no share of a bandwidth")
+    graph = LinkGraph(name, names, len(ranks), edges, copying, table.get("about", ""), sharing)
     _check_paths(file, graph)
     return graph
 
@@ -185,7 +190,7 @@ def _end(file: toml.TomlFile, link: dict[str, Any], key: str, numbers: dict[str,
     return numbers[link[key]]
 
 
-def _number(file: toml.TomlFile, link: dict[str, Any], key: str, most: float, where: str) -> Fraction:
+def _number(file: toml.TomlFile, link: dict[str, Any], key: str, most: float, where: str = "") -> Fraction:
     value = link.get(key)
     if value is None:
         raise file.error(f"{key} is missing", where)

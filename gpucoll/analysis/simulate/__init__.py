@@ -31,6 +31,7 @@ There are four methods:
 same gamma.)
 
 On a graph of links (`gpucoll.analysis.graphs`) a message has the latency of its route, and reductions take no time.
+With `sharing`, as of hosts joined by sockets, messages of up to 32 ranks are flows (`flows`) in place of waves.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from typing import NamedTuple, TypeAlias
 from gpucoll.algorithms import find
 from gpucoll.analysis.graphs.link_graph import LinkGraph, is_graph, load_graph
 from gpucoll.analysis.graphs.named import is_named
+from gpucoll.analysis.simulate import flows
 from gpucoll.analysis.simulate.clock import AnyRoutes, Clock, priced
 from gpucoll.analysis.simulate.graph_routes import GraphRoutes
 from gpucoll.analysis.simulate.rank_classes import simulate_classes
@@ -121,6 +123,8 @@ def seconds_on(graph: LinkGraph, schedules: Sequence[Schedule], nbytes: int) -> 
 
     The schedules need no name in the registry: `gpucoll synthesize` compares algorithms before it keeps one.
     """
+    if flows.serves(graph):
+        return sum(flows.seconds(graph, schedules, nbytes / schedules[0].chunks))
     clock = Clock(graph.ranks, nbytes / schedules[0].chunks)
     for wave in priced(waves_of(schedules), GraphRoutes(graph, len(schedules))):
         clock.advance(wave)
@@ -144,6 +148,9 @@ def _run(case: Case, routes: AnyRoutes, chunks: Sequence[float]) -> list[list[fl
     """Return latency, bandwidth and reduction for each length of a chunk, by the fastest method available."""
     if case.size == 1:
         return [[0.0, 0.0, 0.0] for _ in chunks]
+    if isinstance(routes, GraphRoutes) and flows.serves(routes.graph):
+        ranks = [case.schedule(rank) for rank in range(case.size)]
+        return [flows.seconds(routes.graph, ranks, chunk) for chunk in chunks]
     everyone = case.everyone()
     equal = routes if isinstance(routes, Routes) and routes.uniform else None
     if everyone is not None and equal is not None and (case.size > MANY or not few_enough(case)):

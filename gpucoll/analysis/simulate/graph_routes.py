@@ -34,7 +34,7 @@ class GraphRoutes:
     def __init__(self, graph: LinkGraph, size: int) -> None:
         if size != graph.ranks:
             raise ArgumentError(f"graph {graph.name} has {graph.ranks} ranks, not {size}", code="GC-TOPOLOGY")
-        self.size, self._graph = size, graph
+        self.size, self.graph = size, graph
         self._numbers = {key: number for number, key in enumerate(graph.edges)}
         self._betas = numpy.array([1e-9 / float(edge.GBps) for edge in graph.edges.values()])
         self.way = functools.lru_cache(None)(self._found)
@@ -63,12 +63,12 @@ class GraphRoutes:
     def _found(self, src: int, dst: int) -> Way:
         """Return the way of a pair of ranks: the best ways of a search in order of links, latency and bandwidth."""
         best = self._through_switches(src).get(dst) or self._through_ranks(src)[dst]  # a graph joins all ranks
-        widths = numpy.array([float(min(self._graph.edges[link].GBps for link in way)) for way in best])
+        widths = numpy.array([float(min(self.graph.edges[link].GBps for link in way)) for way in best])
         used: dict[int, float] = collections.defaultdict(float)
         for way, share in zip(best, widths / widths.sum(), strict=True):
             for link in way:
                 used[self._numbers[link]] += share
-        latency = sum(float(self._graph.edges[link].us) for link in best[0]) * 1e-6
+        latency = sum(float(self.graph.edges[link].us) for link in best[0]) * 1e-6
         return Way(latency, numpy.array([*used], numpy.intp), numpy.array([*used.values()]))
 
     def _search(self, src: int, *, only_switches: bool) -> dict[int, list[list[tuple[int, int]]]]:
@@ -78,7 +78,7 @@ class GraphRoutes:
         while ways:
             longer: dict[int, list[list[tuple[int, int]]]] = collections.defaultdict(list)
             for node, there in ways.items():
-                if node == src or not only_switches or node >= self._graph.ranks:
+                if node == src or not only_switches or node >= self.graph.ranks:
                     for after in self._after[node]:
                         if after not in found:
                             longer[after] += [[*way, (node, after)] for way in there]
@@ -89,7 +89,7 @@ class GraphRoutes:
     def _best(self, ways: list[list[tuple[int, int]]]) -> list[list[tuple[int, int]]]:
         """Return the ways of the least latency among these, of these the widest."""
         def rank(way: list[tuple[int, int]]) -> tuple[object, object]:
-            return sum(self._graph.edges[link].us for link in way), -min(self._graph.edges[link].GBps for link in way)
+            return sum(self.graph.edges[link].us for link in way), -min(self.graph.edges[link].GBps for link in way)
 
         if len(ways) == 1:
             return ways
