@@ -18,6 +18,7 @@ import links
 LINK, NETWORK, HEAD = "e0", "10.77.0", 254
 # UCX finds the memory that these hosts share, and its users, MPICH among them, take the hosts for one.
 SOCKETS = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": LINK}
+QUEUE = ("burst", "64kb", "limit", "16mb")  # frames of all senders wait, and none is lost
 NAMES = "/etc/netns"  # `ip netns exec` shows the files of NAMES/NAMESPACE at /etc
 SHELL = 'hostname "$0"; exec "$@"'
 # The first process of a host reaps the processes left by others, as init does.
@@ -62,10 +63,11 @@ def lacking() -> str:
 
 
 @contextlib.contextmanager
-def made(count: int = 2, loss: float = 0.0, delay: float = 0.0) -> "Iterator[list[Host]]":
+def made(count: int = 2, loss: float = 0.0, delay: float = 0.0, rate: str = "") -> "Iterator[list[Host]]":
     """Create the head and `count` hosts, all joined by a bridge; delete all on leaving. The head comes first.
 
-    Each frame that leaves a host arrives `delay` seconds later, and a share `loss` of the frames never arrives.
+    Each frame that leaves a host arrives `delay` seconds later, and a share `loss` of the frames never arrives. A host
+    sends, and at the same time receives, at most `rate`, such as "100mbit": frames wait at the host and at the bridge.
     """
     mark = f"gpucoll-{uuid.uuid4().hex[:8]}"
     everyone = [Host(f"{mark}-0", "head", f"{NETWORK}.{HEAD}"),
@@ -90,6 +92,9 @@ def made(count: int = 2, loss: float = 0.0, delay: float = 0.0) -> "Iterator[lis
                    "netns", head.namespace)
             ip("-n", head.namespace, "link", "set", f"port{number}", "master", LINK, "up")
             ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", LINK)
+            for namespace, device in ((host.namespace, LINK), (head.namespace, f"port{number}")) if rate else ():
+                subprocess.run(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate,
+                                *QUEUE], check=True, capture_output=True)
         for host in everyone:
             for device in (LINK, "lo"):
                 ip("-n", host.namespace, "link", "set", device, "up")

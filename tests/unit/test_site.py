@@ -96,7 +96,10 @@ def check(words):
             check_options(rest[1:], help_of("scripts/train.py"))
     elif program == "scripts/cluster":
         assert rest[0] in schedulers.KINDS
-        check(rest[3:] if rest[1] == "--hosts" else rest[1:])
+        words = rest[1:]
+        while words[0] in ("--hosts", "--rate"):
+            words = words[2:]
+        check(words)
     elif program.startswith("scripts/"):
         assert os.access(ROOT / program, os.X_OK)
         text = help_of("scripts/train.py") + " --ranks -k" if program == "scripts/train" else \
