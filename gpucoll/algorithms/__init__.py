@@ -93,7 +93,7 @@ class Traits(NamedTuple):
     formulas hold there as well. `kernel` names a GPU kernel running the whole collective. `layout` places the ranks
     of a drawing: "groups", "grid", "in_order", or "" for a layout by links. `probes` are the sizes measured by
     calibration: bytes of a block, or of the whole array. An algorithm for `groups` of near ranks is left out by `auto`
-    on a single node.
+    on a single node. `in_nccl` is NCCL's name of the algorithm for this collective, if it differs.
     """
 
     segment: str = "1 << 16"
@@ -103,6 +103,7 @@ class Traits(NamedTuple):
     layout: str = ""
     probes: tuple[int, ...] = ()
     groups: bool = False
+    in_nccl: str = ""
 
 
 PLAIN = Traits()

@@ -10,15 +10,16 @@ The best S is sqrt((P - 2) beta N / alpha): many segments for long arrays, a sin
 long arrays on few ranks. Source: folklore.
 """
 
-from gpucoll.algorithms import algorithm
+from gpucoll.algorithms import Traits, algorithm
 from gpucoll.core.schedule import Rounds
 from gpucoll.core.topology import chain, down, up
 
 COST = {"chunks": "S", "rounds": "(P > 1) * (P + S - 2)", "path": "(P > 1) * (P + S - 2) * N / S",
         "sent": "(P > 1) * N"}
+RING = Traits(in_nccl="ring")
 
 
-@algorithm("broadcast", **COST)
+@algorithm("broadcast", **COST, traits=RING)
 def chain_broadcast(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the input of rank 0, the root, on every rank.
 
@@ -31,7 +32,7 @@ def chain_broadcast(rank: int, size: int, segments: int = 1) -> Rounds:
     yield from filter(None, down(chain(rank, size), segments))
 
 
-@algorithm("reduce", **COST, reduced="(P > 1) * N")
+@algorithm("reduce", **COST, reduced="(P > 1) * N", traits=RING)
 def chain_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on rank 0, the root; the ranks between form sums in scratch."""
     yield from filter(None, up(chain(rank, size), segments))

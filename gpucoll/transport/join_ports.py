@@ -157,7 +157,8 @@ def ask_for_a_place(address: Address, token: str, deadline: float) -> Answer:
         time.sleep(POLL_INTERVAL)
 
 
-def _at_exit() -> None:
+def close_ports() -> None:
+    """Close all ports of this process, which then counts as gone."""
     for one in (*_ports.values(), *filter(None, _held.values())):
         one.close()
     _ports.clear()
@@ -173,4 +174,4 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)
+atexit.register(close_ports)

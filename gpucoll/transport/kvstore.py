@@ -318,7 +318,8 @@ def linger_at_most(seconds: float) -> None:
     _patience.append(seconds)
 
 
-def _at_exit() -> None:
+def close_stores() -> None:
+    """Close all stores of this process; rank 0 waits for the ranks still connected, see `linger_at_most`."""
     while _open:
         _open.popitem()[1].close()
 
@@ -331,4 +332,4 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 # Runs after the communicators' last messages: exit handlers run in reverse order, and theirs is registered later.
-atexit.register(_at_exit)
+atexit.register(close_stores)

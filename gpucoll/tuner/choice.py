@@ -40,12 +40,23 @@ def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
     rule = known.get(collective, known.get(ALL))
     if rule is None:
         return there
-    left = [name for name in there if name not in rule.names] if rule.excluded else \
-        [name for name in rule.names if base(name) in (*there, *own_names(collective))]
+    names = [_of_nccl(collective, name) for name in rule.names]
+    left = [name for name in there if name not in names] if rule.excluded else \
+        [name for name in names if base(name) in (*there, *own_names(collective))]
     if not left and collective in known:
         raise ArgumentError(f"GPUCOLL_ALGO excludes all algorithms of {collective}: {', '.join(there)}",
                             code="GC-ALGO")
     return left or there
+
+
+def _of_nccl(collective: str, name: str) -> str:
+    """Return the algorithm with this name in NCCL, such as the chain of a broadcast for `ring`; else the name itself.
+
+    >>> _of_nccl("broadcast", "ring"), _of_nccl("all_reduce", "ring")
+    ('chain', 'ring')
+    """
+    there = algorithms(collective)
+    return name if name in there else next((one for one in there if find(collective, one).traits.in_nccl == name), name)
 
 
 @functools.lru_cache(maxsize=16)

@@ -145,7 +145,9 @@ def test_a_table_belongs_to_its_host(tmp_path, monkeypatch):
     ("tree", "all_reduce", 1 << 24, "tree"), ("tree", "all_gather", 1 << 26, "ring"),
     ("AllReduce:Star;broadcast:^native", "all_reduce", 8, "star"),
     ("star,ring", "all_reduce", 1 << 26, "ring"), ("all_reduce:torus(4x1)", "all_reduce", 8, "torus(4x1)"),
-    ("reducescatter:ring", "reduce_scatter", 8, "ring"), ("", "all_reduce", 8, "native")])
+    ("reducescatter:ring", "reduce_scatter", 8, "ring"), ("", "all_reduce", 8, "native"),
+    ("ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring", "broadcast", 8, "chain"),  # NCCL's own example
+    ("ring", "reduce", 1 << 24, "chain")])
 def test_gpucoll_algo_overrides_auto(text, collective, nbytes, chosen):
     assert choice(table(), collective, nbytes, prefer=text).algorithm == chosen
     assert choice(table(), collective, nbytes, prefer=text, algorithm="native").algorithm == "native"
