@@ -119,6 +119,15 @@ def listed(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
+def with_noun(ranks: Sequence[int]) -> str:
+    """Return ranks as text for a message, with the noun in front.
+
+    >>> with_noun((0, 3)), with_noun([2])
+    ('ranks 0, 3', 'rank 2')
+    """
+    return f"rank{'s' * (len(ranks) != 1)} {listed(ranks)}"
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown `name`: the nearest known name and all known names.
 

@@ -22,7 +22,7 @@ from gpucoll.arrays import Cut
 from gpucoll.core.dtypes import Dtype
 from gpucoll.core.ops import LOGICAL, Op, Order
 from gpucoll.core.signature import Signature, code_of_difference, described, is_refusal
-from gpucoll.errors import MismatchError, PeerError, listed
+from gpucoll.errors import MismatchError, PeerError, with_noun
 from gpucoll.plan import Plan
 from gpucoll.progress.operations import Operation
 
@@ -279,13 +279,12 @@ def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = Fa
         call, _, site = text.partition("\n")
         groups[call].append(rank)
         sites[call].update({site: None} if site else {})
-    table = "; ".join(f"ranks {', '.join(map(str, members))}: {described(call)}"
+    table = "; ".join(f"{with_noun(members)}: {described(call)}"
                       + (f" ({', '.join(sites[call])})" if sites[call] else "") for call, members in groups.items())
     refused = tuple(rank for call, members in groups.items() if is_refusal(call) for rank in members)
-    nothing = "" if moved else ", and nothing was moved"
+    nothing = "" if moved else ", and no data was sent"
     if refused:
-        named = listed(refused)
-        error: MismatchError | PeerError = PeerError(f"ranks {named} refused their arguments{nothing}: {table}",
+        error: MismatchError | PeerError = PeerError(f"{with_noun(refused)} refused arguments{nothing}: {table}",
                                                      ranks=refused)
     else:
         most = max(groups.values(), key=len)

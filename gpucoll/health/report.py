@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpucoll.errors import ArgumentError, listed
+from gpucoll.errors import ArgumentError, with_noun
 from gpucoll.health import torch_trace
 from gpucoll.health.flight import CLOSED, Story, read
 from gpucoll.health.stragglers import clock_error, straggler
@@ -105,12 +105,12 @@ def lines(found: dict[str, Any]) -> Iterable[str]:
     for rank, last in found["last"].items():
         yield f"  rank {rank}: call {last['call']} {last['state']}" + (f": {last['words']}" if last["words"] else "")
     if found["unheard"]:
-        yield f"  no file of ranks {listed(found['unheard'])}"
+        yield f"  no file of {with_noun(found['unheard'])}"
     if found["divergence"]:
-        who = "; ".join(f"ranks {listed(ranks)}: {call}" for call, ranks in found["divergence"]["who"].items())
+        who = "; ".join(f"{with_noun(ranks)}: {call}" for call, ranks in found["divergence"]["who"].items())
         yield f"  first divergence in call {found['divergence']['call']}: {who}"
     if found["missing"]:
-        yield f"  missing in call {found['calls']}: ranks {listed(found['missing'])}"
+        yield f"  missing in call {found['calls']}: {with_noun(found['missing'])}"
     if found["clock_error"]:
         yield f"  clocks of the hosts: times of two ranks compare to within {1e6 * found['clock_error']:.0f} us"
     for one in found["stragglers"][:3]:

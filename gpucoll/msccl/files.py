@@ -49,7 +49,7 @@ def loaded(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
     chosen = [key for key in there if key[1] == name]
     if not chosen:
         names = sorted({name for _, name in there})
-        raise ArgumentError(f"{match['file']} registers no algorithm {name!r}, only "
+        raise ArgumentError(f"{match['file']} registers no algorithm {name!r}, but "
                             f"{', '.join(names) or 'none'}{nearest(name, names)}", code="GC-FILE")
     return chosen
 

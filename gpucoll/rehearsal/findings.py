@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.core.signature import Signature, code_of_difference
-from gpucoll.errors import ClosedError, GpucollError, MismatchError, PeerError, RevokedError, listed
+from gpucoll.errors import ClosedError, GpucollError, MismatchError, PeerError, RevokedError, listed, with_noun
 from gpucoll.executors import INSIDE
 from gpucoll.rehearsal.matching import CLOSE, REFUSED, MatchedCall, VirtualGroup
 from gpucoll.rehearsal.turns import Turns, VirtualRank
@@ -130,7 +130,7 @@ class Analysis:
         kind = "refused" if refused else self._kind(signatures)
         ordered = sorted(calls, key=lambda one: -len(calls[one]) if one != CLOSE else 1)
         names = ", ".join(dict.fromkeys(_name(one) for one in ordered if one != CLOSE and not _is_refusal(one)))
-        message = "; ".join(f"ranks {listed(side.ranks)}: {side.call}" + (f" ({side.place})" if side.place else "")
+        message = "; ".join(f"{with_noun(side.ranks)}: {side.call}" + (f" ({side.place})" if side.place else "")
                             for side in shown)
         self.findings.append(finding(kind, culprits, shown, names or REFUSED,
                                      f"ranks make different calls: {message}", group))

@@ -14,7 +14,7 @@ import numpy
 from gpucoll.arrays import Array, as_array, check_writable, on_gpu
 from gpucoll.communicator import Communicator, internal
 from gpucoll.core.dtypes import row_of
-from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest
+from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest, with_noun
 from gpucoll.training.optimizers import gradient_of
 
 NAME = 300  # characters of a name compared in an exchange of metadata, which has a limited length
@@ -68,7 +68,7 @@ def _refuse_first_difference(name: str, rows: Sequence[Any], comm: Communicator)
         differ = tuple(rank for rank, row in enumerate(everyone) if row != everyone[0])
         if differ:
             raise MismatchError(f"{name}: parameter {index} is {_described(everyone[0])} on rank 0 and "
-                                f"{_described(everyone[differ[0]])} on ranks {', '.join(map(str, differ))}; all ranks "
+                                f"{_described(everyone[differ[0]])} on {with_noun(differ)}; all ranks "
                                 "need the same parameters in the same order", code="GC-NAME", ranks=differ)
     raise MismatchError(f"{name}: parameter names differ between ranks, beyond {NAME} characters", code="GC-NAME")
 

@@ -156,11 +156,11 @@ def one_without_a_folder(comm, folder, value):
     last = comm.rank == comm.size - 1
     kind = gc.ArgumentError if last else gc.PeerError
     zero = training.ZeRO({"w": numpy.arange(9.0)}, comm, training.SGD(0.5))
-    with pytest.raises(kind, match=f"save: folder {value!r} is no path"):
+    with pytest.raises(kind, match=f"save: folder {value!r} is not a path"):
         zero.save(value if last else folder)
     assert not list(folder.iterdir())
     zero.save(folder)
-    with pytest.raises(kind, match=f"load: folder {value!r} is no path"):
+    with pytest.raises(kind, match=f"load: folder {value!r} is not a path"):
         training.ZeRO.load(value if last else folder, comm, training.SGD(0.5))
     assert training.ZeRO.load(folder, comm, training.SGD(0.5)).parameters["w"].tolist() == list(range(9))
 

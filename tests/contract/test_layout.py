@@ -130,7 +130,7 @@ def kinds(comm):
     for left, right in (((None, "model"), (None, None)), (("data", "model"), ("model", "data"))):
         with pytest.raises(gc.ArgumentError, match="matmul"):
             training.matmul(training.shard(x, mesh, left), training.shard(x, mesh, right))
-    with pytest.raises(gc.ArgumentError, match="has not 4 places"):
+    with pytest.raises(gc.ArgumentError, match="does not have 4 places"):
         training.Mesh(comm, (3, 2), ("data", "model"))
     for shape, names in ((comm.size, ("data",)), ((float(comm.size),), ("data",)), ((comm.size,), None),
                          ((comm.size,), (3,))):

@@ -111,7 +111,7 @@ def aborted(comm):
     for name, gradient in found.items():
         if name != "scale" or comm.rank != 1:
             zero.ready(name, gradient)
-    with pytest.raises(gc.ArgumentError if comm.rank == 1 else gc.PeerError, match="gradients of scale have not come"):
+    with pytest.raises(gc.ArgumentError if comm.rank == 1 else gc.PeerError, match="gradients of scale are missing"):
         zero.step()
     check_equal(trained(comm, 1, copy, optimizer, 3, ways[1]), wanted)
 

@@ -51,7 +51,7 @@ def wrong_calls(n):
     yield *reduce(four, dtype="float32"), DTYPE, "GC-DTYPE", "float32"
     yield *reduce(four, read_only), ARGUMENT, "GC-READONLY", "read-only"
     yield *reduce(four, one_cell), ARGUMENT, "GC-OVERLAP", "share memory"
-    yield *reduce(memory, memory[::-1]), ARGUMENT, "GC-OVERLAP", "in part"
+    yield *reduce(memory, memory[::-1]), ARGUMENT, "GC-OVERLAP", "partly"
     yield "all_gather", (four,), {"algorithm": "tree"}, ARGUMENT, "GC-ALGO", "known: bine, bruck, circulant, direct"
     yield "reduce_scatter", (numpy.zeros((n + 1, 2)),), {}, ARGUMENT, "GC-SHAPE", "first axis"
     yield "reduce_scatter_v", (blocks, [3] * n), {}, ARGUMENT, "GC-COUNTS", "sum"

@@ -145,7 +145,7 @@ def test_a_crash_leaves_a_report(tmp_path, capsys):
     trace = tmp_path / "trace.json"
     job = subprocess.run([sys.executable, "-m", "gpucoll", "report", tmp_path, "--trace", trace], capture_output=True,
                          text=True, check=True)
-    assert "no file of ranks 2" in job.stdout
+    assert "no file of rank 2" in job.stdout
     assert len(json.loads(trace.read_text())["traceEvents"]) == 2 * CALLS + 2
 
 
