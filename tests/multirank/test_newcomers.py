@@ -139,3 +139,39 @@ def test_a_whole_job_under_mpiexec_grows(mpiexec, tmp_path, hosts):
         pytest.skip(f"UCX is not installed: {REASON}")
     said = said_by_all(mpiexec, tmp_path, GROWS, SIZE - 1, "whole", hosts)
     assert {*said.values()} == {"[0, 10, 20, 30]"}
+
+
+SHRINKS = """
+import sys
+import numpy
+from mpi4py import MPI
+import gpucoll as gc
+from gpucoll.communicator import lifecycle
+
+def tells(name, call):
+    return lambda: (print(name, MPI.COMM_WORLD.rank, flush=True), call())
+
+lifecycle.close_stores = tells("store", lifecycle.close_stores)
+MPI.Finalize = tells("MPI", MPI.Finalize)
+MPI.COMM_WORLD.Barrier()  # ranks start seconds apart on a busy machine
+comm = gc.init(timeout=float(sys.argv[1]))
+if sys.argv[2] == "left":
+    if comm.rank == 2:
+        comm.close()
+        sys.exit()
+    try:
+        comm.all_reduce(numpy.ones(1))
+    except gc.GpucollError as error:
+        assert error.ranks == (2,), error
+with comm.shrink() as rest:
+    print("sum", *rest.all_reduce(numpy.ones(1)))
+"""
+
+
+@pytest.mark.parametrize(("how", "survivors"), [("well", 3), ("left", 2)])
+def test_ranks_under_mpiexec_shrink_without_a_death(mpiexec, how, survivors):
+    """MPI's end comes after the end of the store: it stops the threads that answer the other ranks."""
+    job = mpiexec(3, sys.executable, "-c", SHRINKS, str(seconds(2 if how == "left" else 60)), how, timeout=seconds(60))
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count(f"sum {survivors}.0") == survivors
+    assert job.stdout.index("store 0") < job.stdout.index("MPI 0")
