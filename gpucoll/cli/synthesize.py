@@ -26,54 +26,31 @@ from gpucoll.msccl.files import loaded
 from gpucoll.msccl.write import xml
 
 CODE = "GC-SYNTHESIS"
-TEMPLATE = '''"""{about}
+HEAD = '''"""{kind} on {graph}, {ranks} ranks.
 
-Made by gpucoll synthesize: {count} trees, segments: {segments}; at most {best} GB/s of the bound {bound} GB/s.
+Made by gpucoll synthesize: {note}.
 """
 
 import functools
 
 from gpucoll.algorithms import algorithm
-from gpucoll.core.forest import {imported}
+from gpucoll.core.{imported}
 
-TREES = (  # root, chunks of a segment, edges from parent to child
-{rows}
+{rows} = (  # {columns}
+{lines}
 )
 '''
-ALGORITHM = '''@functools.cache
-def {forest}():
-    return Forest({trees}, {segments}, has_blocks={has_blocks})
-
-
-@algorithm("{collective}", "{name}", chunks={chunks},
-           unfit=lambda size, nodes: None if size == {ranks} else "the graph has {ranks} ranks")
-def {name}(rank, size):
-    return {forest}().{method}(rank)
-'''
-STEPS = '''"""{about}
-
-Made by gpucoll synthesize: {point}.
-"""
-
-import functools
-
-from gpucoll.algorithms import algorithm
-from gpucoll.core.transfers import Transfers
-
-STEPS = (  # of each step: piece, sender, receiver
-{rows}
-)
-
+ALGORITHM = '''
 
 @functools.cache
-def transfers():
-    return Transfers("{collective}", {ranks}, {per_block}, STEPS, combining={combining})
+def {made}():
+    return {call}
 
 
-@algorithm("{collective}", "{name}", chunks={chunks},
+@algorithm("{kind}", "{name}", chunks={chunks},
            unfit=lambda size, nodes: None if size == {ranks} else "the graph has {ranks} ranks")
 def {name}(rank, size):
-    return transfers().rounds(rank)
+    return {made}().{method}(rank)
 '''
 
 
@@ -81,16 +58,17 @@ def as_python(made: Synthesis, graph: LinkGraph, kind: str, names: Mapping[str, 
     """Return a Python file that registers the algorithms in `names`: from name to the number of segments."""
     found = made.found
     trees = [tree for tree in found.trees if tree.root == 0 or not found.sides]  # turned, those of rank 0 are enough
-    rows = "\n".join(f"    ({tree.root}, {tree.share}, {tree.edges})," for tree in trees)
-    head = TEMPLATE.format(
-        about=f"{kind} on {graph.name}, {graph.ranks} ranks.", count=len(found.trees), rows=rows,
-        segments=", ".join(map(str, names.values())), best=f"{float(found.algbw):.6g}",
-        bound=f"{float(made.limit.algbw):.6g}", imported="Forest, turned" if found.sides else "Forest")
-    return head + "\n\n".join(ALGORITHM.format(
-        forest="forest" if len(names) == 1 else f"forest_{segments}", segments=segments,
-        chunks=made.forest.chunks // made.forest.segments * segments, has_blocks=found.has_blocks,
-        trees=f"turned(TREES, {found.sides})" if found.sides else "TREES",
-        collective=kind, name=name, ranks=graph.ranks, method=found.method) for name, segments in names.items())
+    lines = "\n".join(f"    ({tree.root}, {tree.share}, {tree.edges})," for tree in trees)
+    note = (f"{len(found.trees)} trees, segments: {', '.join(map(str, names.values()))}; at most "
+            f"{float(found.algbw):.6g} GB/s of the bound {float(made.limit.algbw):.6g} GB/s")
+    head = HEAD.format(kind=kind, graph=graph.name, ranks=graph.ranks, note=note, rows="TREES", lines=lines,
+                       imported=f"forest import Forest{', turned' if found.sides else ''}",
+                       columns="root, chunks of a segment, edges from parent to child")
+    rows = f"turned(TREES, {found.sides})" if found.sides else "TREES"
+    return head + "".join(ALGORITHM.format(
+        made="forest" if len(names) == 1 else f"forest_{segments}", kind=kind, name=name, ranks=graph.ranks,
+        call=f"Forest({rows}, {segments}, has_blocks={found.has_blocks})", method=found.method,
+        chunks=made.forest.chunks // made.forest.segments * segments) for name, segments in names.items())
 
 
 def identifier(graph: LinkGraph, kind: str) -> str:
@@ -138,11 +116,13 @@ class Maker:
 
     def steps(self, made: Transfers, point: Point | None = None) -> Made:
         """Return the algorithm of messages in steps: those of a point, or of trees in the order of links."""
-        text = STEPS.format(
-            about=f"{self.kind} on {self.graph.name}, {self.graph.ranks} ranks.", collective=self.kind,
-            point=point or f"trees in the order of links, {len(made.steps)} rounds",
-            rows="\n".join(f"    {tuple(step)}," for step in made.steps), ranks=self.graph.ranks,
-            chunks=made.chunks, per_block=made.per_block, combining=made.combining, name=self.name)
+        names = {"kind": self.kind, "ranks": self.graph.ranks}
+        text = HEAD.format(
+            **names, graph=self.graph.name, note=point or f"trees in the order of links, {len(made.steps)} rounds",
+            imported="transfers import Transfers", rows="STEPS", columns="of each step: piece, sender, receiver",
+            lines="\n".join(f"    {tuple(step)}," for step in made.steps)) + ALGORITHM.format(
+            **names, name=self.name, made="transfers", method="rounds", chunks=made.chunks,
+            call=f'Transfers("{self.kind}", {self.graph.ranks}, {made.per_block}, STEPS, combining={made.combining})')
         return Made(made.chunks, made.rounds, text, self.seconds(made.chunks, made.rounds), point)
 
     def written(self, made: Made, output: str | None) -> str:

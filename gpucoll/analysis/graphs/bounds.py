@@ -189,9 +189,7 @@ class _LeastSets:
         scale = math.lcm(rate.denominator, *(2 * edge.GBps.denominator for edge in graph.edges.values()))
         halves = {key: int(edge.GBps * scale / 2) for key, edge in graph.edges.items()}
         self._rate, self._endless, self._rank = int(rate * scale), 4 * sum(halves.values()) + 1, 0
-        self._network = FlowNetwork(graph.size)
-        for (src, dst), half in halves.items():
-            self._network.add(src, dst, half)
+        self._network = FlowNetwork(graph.size, halves)
         self._source, self._sink = self._network.node(), self._network.node()
         self._into = [self._network.add(self._source, rank, 0) for rank in range(graph.ranks)]
         self._out = [self._network.add(rank, self._sink, self._endless) for rank in range(graph.ranks)]

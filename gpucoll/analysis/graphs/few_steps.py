@@ -77,10 +77,8 @@ class FewSteps:
         endless = sum(int(edge.GBps * scale) for edge in edges.values())
         most = Fraction(0)
         for first, count in itertools.product(range(ranks), {1, ranks - 1, ranks // 4 or 1, ranks // 2}):
-            network = FlowNetwork(self.graph.size)
+            network = FlowNetwork(self.graph.size, {link: int(edge.GBps * scale) for link, edge in edges.items()})
             source, sink = network.node(), network.node()
-            for (src, dst), edge in edges.items():
-                network.add(src, dst, int(edge.GBps * scale))
             for rank in range(ranks):
                 network.add(*((source, rank) if (rank - first) % ranks < count else (rank, sink)), endless)
             crossing = Fraction(network.flow(source, sink), scale)

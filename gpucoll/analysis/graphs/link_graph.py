@@ -63,14 +63,19 @@ class LinkGraph(NamedTuple):
         return sum((edge.GBps for (src, dst), edge in self.edges.items() if src in inside and dst not in inside),
                    Fraction(0))
 
+    def after(self) -> dict[int, list[int]]:
+        """Return the ends of the links out of each node."""
+        after: dict[int, list[int]] = {node: [] for node in range(self.size)}
+        for src, dst in self.edges:
+            after[src].append(dst)
+        return after
+
     def hops(self, root: int) -> list[int]:
         """Return the least number of messages that carry data from rank `root` to each rank; 0 for the root itself.
 
         A message goes from a rank to another, through any number of switches. -1: no path.
         """
-        after = collections.defaultdict(list)
-        for src, dst in self.edges:
-            after[src].append(dst)
+        after = self.after()
         found, near, messages = [-1] * self.size, [root], 0
         found[root] = 0
         while near:

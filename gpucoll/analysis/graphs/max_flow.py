@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 
 
 class FlowNetwork:
     """Nodes and directed edges with integer capacities; reused for many flows.
 
-    >>> pair = FlowNetwork(3)
-    >>> edges = [pair.add(0, 1, 5), pair.add(1, 2, 3)]
+    >>> pair = FlowNetwork(3, {(0, 1): 5, (1, 2): 3})
     >>> pair.flow(0, 2), sorted(pair.side(0))
     (3, [0, 1])
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, capacities: Mapping[tuple[int, int], int] | None = None) -> None:
         self.capacity: list[int] = []  # of edge 2 i; edge 2 i + 1 leads back and has none
         self._left: list[int] = []
         self._head: list[int] = []
         self._out: list[list[int]] = [[] for _ in range(size)]
+        for edge, capacity in (capacities or {}).items():
+            self.add(*edge, capacity)
 
     def add(self, src: int, dst: int, capacity: int) -> int:
         """Add an edge and return its number, an index of `capacity`."""

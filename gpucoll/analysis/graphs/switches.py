@@ -40,10 +40,7 @@ class Demand:
 
     def network(self, capacities: Capacities) -> tuple[FlowNetwork, int]:
         """Return a network of the links and of a source that feeds the roots; and the source."""
-        network = FlowNetwork(self.size)
-        for (src, dst), capacity in capacities.items():
-            if capacity:
-                network.add(src, dst, capacity)
+        network = FlowNetwork(self.size, {link: capacity for link, capacity in capacities.items() if capacity})
         source = network.node()
         for root, trees in self.roots.items():
             network.add(source, root, trees)

@@ -193,9 +193,7 @@ class Symmetric:
 
     def _ways(self) -> list[Hop]:
         """Return the ways from rank 0 to other ranks through switches, no two alike; none if there are too many."""
-        after: dict[int, list[int]] = collections.defaultdict(list)
-        for src, dst in self.graph.edges:
-            after[src].append(dst)
+        after = self.graph.after()
         found: dict[Hop, None] = {}
         waiting: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((0,), ())]
         looked = 0

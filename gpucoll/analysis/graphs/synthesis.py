@@ -188,18 +188,18 @@ def synthesis(graph: LinkGraph, name: str, nbytes: int, root: int = 0, chunks: i
               seconds: float = math.inf) -> Synthesis:
     """Return an algorithm for messages of `nbytes`; `chunks` bounds the chunks of a block, chosen by cost otherwise."""
     found = trees_for(graph, name, root, min(MOST_TREES, chunks or MOST_TREES), seconds)
-    plain = Forest(found.trees, 1, has_blocks=found.has_blocks)
-    segments = _segments(graph, plain, found, nbytes) if chunks is None else max(1, chunks // plain.shares)
-    return Synthesis(found, Forest(found.trees, segments, has_blocks=found.has_blocks),
-                     bound(graph, name, root, found.algbw))
+    made = Synthesis(found, _cut(found), bound(graph, name, root, found.algbw))
+    return pipelined(graph, made, nbytes) if chunks is None else \
+        made._replace(forest=_cut(found, max(1, chunks // made.forest.shares)))
 
 
 def pipelined(graph: LinkGraph, made: Synthesis, nbytes: int) -> Synthesis:
     """Return the trees of `made` with the pipelining for messages of `nbytes`."""
-    found = made.found
-    plain = Forest(found.trees, 1, has_blocks=found.has_blocks)
-    forest = Forest(found.trees, _segments(graph, plain, found, nbytes), has_blocks=found.has_blocks)
-    return made._replace(forest=forest)
+    return made._replace(forest=_cut(made.found, _segments(graph, _cut(made.found), made.found, nbytes)))
+
+
+def _cut(found: Found, segments: int = 1) -> Forest:
+    return Forest(found.trees, segments, has_blocks=found.has_blocks)
 
 
 def _segments(graph: LinkGraph, plain: Forest, found: Found, nbytes: int) -> int:

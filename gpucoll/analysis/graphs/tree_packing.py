@@ -71,10 +71,7 @@ def _takers(left: Capacities, edge: tuple[int, int], others: list[_Growing], dem
     out of each set that it meets.
     """
     parent, child = edge
-    network = FlowNetwork(demand.ranks)
-    for (src, dst), capacity in left.items():
-        if capacity:
-            network.add(src, dst, capacity)
+    network = FlowNetwork(demand.ranks, {link: capacity for link, capacity in left.items() if capacity})
     # A tree that has the child already asks nothing of other ways to the child. Trees over equal ranks are as one.
     asking: dict[frozenset[int], int] = collections.Counter()
     for other in others:

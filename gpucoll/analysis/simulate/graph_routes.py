@@ -40,9 +40,7 @@ class GraphRoutes:
         self.way = functools.lru_cache(None)(self._found)
         self._through_switches = functools.lru_cache(None)(functools.partial(self._search, only_switches=True))
         self._through_ranks = functools.lru_cache(None)(functools.partial(self._search, only_switches=False))
-        self._after: dict[int, list[int]] = collections.defaultdict(list)
-        for src, dst in graph.edges:
-            self._after[src].append(dst)
+        self._after = graph.after()
 
     def gamma(self, src: Array, dst: Array) -> Array:
         """Return the seconds per byte for combining: graphs have links only, so combining takes no time."""
