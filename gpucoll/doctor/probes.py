@@ -54,7 +54,8 @@ def measure(mpi: Any, hosts: Sequence[str], timeout: float) -> dict[str, Any]:
         pairs = [(one, two) for one, two in (link["ranks"] for link in verdict(links, hosts)["pairs"] if link["slow"])]
     found = verdict(links, hosts)
     if len(set(hosts)) > 1 and mpi.size <= MOST_EXCHANGING:
-        found["exchange"] = {"bytes": PIECE, "seconds": float(f"{exchange(mpi, timeout):.3g}")}
+        shift, seconds = (exchange(mpi, timeout, range(1, end)) for end in (2, mpi.size))
+        found["exchange"] = {"bytes": PIECE, "shift_seconds": float(f"{shift:.3g}"), "seconds": float(f"{seconds:.3g}")}
     return found
 
 
@@ -183,15 +184,16 @@ class _Link:
                     f"link test: rank {self.mpi.rank} received nothing from rank {self.peer} for {self.timeout:g} s")
 
 
-def exchange(mpi: Any, timeout: float) -> float:
-    """Return the median time in seconds in which all ranks send `PIECE` bytes to all others. A collective call."""
-    links = [_Link(mpi, (mpi.rank, peer), timeout) for peer in range(mpi.size) if peer != mpi.rank]
-    buffers, times = numpy.zeros((2, len(links), PIECE), numpy.uint8), []
+def exchange(mpi: Any, timeout: float, offsets: Sequence[int]) -> float:
+    """Return the median seconds in which each rank sends `PIECE` bytes to the ranks at `offsets`. A collective call."""
+    links = [[_Link(mpi, (mpi.rank, (mpi.rank + sign * offset) % mpi.size), timeout) for offset in offsets]
+             for sign in (-1, 1)]
+    buffers, times = numpy.zeros((2, len(offsets), PIECE), numpy.uint8), []
     for _ in range(1 + EXCHANGES):
         mpi.allgather(None)
         started = time.perf_counter()
         requests = [(link, link.post(buffer, sends=bool(sends))) for sends, rows in enumerate(buffers)
-                    for link, buffer in zip(links, rows, strict=True)]
+                    for link, buffer in zip(links[sends], rows, strict=True)]
         for link, request in requests:
             link.wait(request)
         times.append(time.perf_counter() - started)

@@ -106,10 +106,14 @@ def test_a_file_that_cannot_be_written(tmp_path):
         write(tmp_path / "nowhere" / "here.toml", report([([0, 1], None)], lambda *_: (1.0, 1.0)), [None, None])
 
 
-def test_an_exchange_of_all_ranks_makes_the_share_of_flows(tmp_path):
-    """Three hosts of 0.1 GB/s exchange 2 x 1e6 bytes in 20 ms, and 25 ms are measured; a share is at most 1."""
+def test_exchanges_of_all_ranks_make_bandwidth_and_share(tmp_path):
+    """Three hosts of 0.1 GB/s shift 1e6 bytes in 10 ms and exchange 2 x 1e6 in 20 ms; longer times are measured."""
     found = report([([rank], None) for rank in range(3)], lambda one, other: (0.0, 100.0))
-    for seconds, sharing in ((25e-3, 0.8), (15e-3, 1.0)):
-        found["links"]["exchange"] = {"bytes": 1_000_000, "seconds": seconds}
+    for shift, seconds, speed, sharing in ((10e-3, 25e-3, 0.1, 0.8), (12.5e-3, 50e-3, 0.08, 0.5),
+                                           (8e-3, 15e-3, 0.1, 1)):
+        found["links"]["exchange"] = {"bytes": 1_000_000, "shift_seconds": shift, "seconds": seconds}
         write(tmp_path / "here.toml", found, [None] * 3)
-        assert float(load_graph(str(tmp_path / "here.toml")).sharing) == pytest.approx(sharing)
+        graph = load_graph(str(tmp_path / "here.toml"))
+        assert float(graph.sharing) == pytest.approx(sharing)
+        assert {float(edge.GBps) for (src, dst), edge in graph.edges.items() if "network" in (
+            graph.names[src], graph.names[dst])} == {speed}
