@@ -98,7 +98,7 @@ def _measured(links: Any) -> dict[tuple[int, int], tuple[float, float, bool]]:
     found = {}
     for pair in links["pairs"] if links else ():
         one, other = pair["ranks"]
-        found[one, other] = found[other, one] = (pair["latency_us"], pair["bandwidth_mb_s"] / 1e3,
+        found[one, other] = found[other, one] = (pair["latency_us"], round(pair["bandwidth_mb_s"] / 1e3, 9),
                                                  pair["kind"] == "same node")
     return found
 
