@@ -5,7 +5,6 @@ import pytest
 import faults
 from browser import made
 
-pytest.importorskip("gpucoll.bench.report", reason="gpucoll runs from a checkout here and is not installed")
 pytest.importorskip("plotly", reason="pages need plotly: pip install gpucoll[report]")
 
 from gpucoll.bench import report

@@ -5,17 +5,13 @@ import importlib
 
 import numpy
 import pytest
+from gpucoll.bench import arguments, cases, summary
+from gpucoll.bench.cases import Case
 
 import oracle
 from gpucoll.errors import ArgumentError
 from grids import naming
 from refusals import refused
-
-pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
-pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-
-from gpucoll.bench import arguments, cases, summary
-from gpucoll.bench.cases import Case
 
 # busbw divided by algbw on 2, 4 and 8 ranks, worked out by hand from nccl-tests' doc/PERFORMANCE.md and sources.
 SHARE, TWO_SHARES, ONE = (0.5, 0.75, 0.875), (1.0, 1.5, 1.75), (1.0, 1.0, 1.0)

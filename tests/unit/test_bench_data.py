@@ -2,15 +2,12 @@
 
 import numpy
 import pytest
-
-import oracle
-from grids import naming
-
-pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
-
 from gpucoll.bench import cases, operands
 from gpucoll.bench.cases import Case
 from gpucoll.bench.data import Data, Turn
+
+import oracle
+from grids import naming
 
 LEGAL = [(op, dtype) for op in oracle.OPS for dtype in oracle.DTYPES if oracle.legal(op, dtype)]
 TESTS = [name for name in cases.TESTS if name != "barrier"]

@@ -16,7 +16,6 @@ from browser import made
 from gpucoll.errors import ArgumentError, UsageError
 from refusals import refused
 
-pytest.importorskip("gpucoll.bench.report", reason="gpucoll runs from a checkout here and is not installed")
 pytest.importorskip("plotly", reason="pages need plotly: pip install gpucoll[report]")
 
 from gpucoll.bench import figures, plot, report

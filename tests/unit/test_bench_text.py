@@ -8,10 +8,6 @@ from types import SimpleNamespace
 
 import numpy
 import pytest
-
-pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
-
 from gpucoll.bench import arguments, overlap, readme, records, regret, run, summary, table
 from gpucoll.bench.cases import Case
 from gpucoll.bench.machine import Copy, Place, bound, facts
