@@ -69,6 +69,7 @@ def test_the_text_is_divided_without_overlap():
     assert (targets.argmax(axis=-1)[:, :-1] == x[:, 1:]).all()  # the target of a character is the next character
 
 
+@pytest.mark.slow  # the import of scikit-learn
 def test_the_real_samples_are_split_alike_in_every_class():
     pytest.importorskip("sklearn", reason="pip install gpucoll[train]")
     table = digits.read_table()
