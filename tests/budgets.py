@@ -20,11 +20,11 @@ SLOWEST = 20
 # Seconds on the reference machine, summed over the processes of pytest: a run with two processes takes half of the
 # sum. The right column has the processor seconds of all processes started by the tests.
 BUDGETS = {
-    "contract": (110, 130),
+    "contract": (65, 80),
     "engine": (15, 20),
     "kernels": (25, 30),
-    "multirank": (240, 270),
-    "peer": (15, 20),
+    "multirank": (150, 180),
+    "peer": (11, 15),
     "unit": (80, 110),
 }
 used_by_ranks = [0.0]  # processor seconds of the ranks of living pools, as reported by the ranks

@@ -20,7 +20,7 @@ from grids import generator, naming, sampled
 from programs import MOVEMENTS, REDUCTIONS
 from thread_ranks import on_threads
 
-FEW = 6  # calls of an algorithm by default
+FEW = {"nccl": 4, "peer": 2}  # calls of an algorithm by default, where the kernels run on the CPU; else 6
 ALL_REDUCE = [name for name in programs.algorithms("all_reduce") if name != "native"]
 
 
@@ -33,15 +33,15 @@ def test_every_algorithm(executor, collective):
         size = next(sizes)
         lengths = [*programs.counts(size), 13, 65537]
         calls = [(collective, algorithm, *next(pairs), length, random.random())
-                 for length in random.sample(lengths, FEW)]
+                 for length in random.sample(lengths, FEW.get(executor.name, 6))]
         executor.run(size, mixture.called, calls)
 
 
 @pytest.mark.parametrize("share", [
-    1, pytest.param(8, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.nightly)])
+    1, pytest.param(8, marks=pytest.mark.slow), pytest.param(45, marks=pytest.mark.nightly)])
 def test_random_programs(executor, share):
     """Random programs are right: 1,620 in the nightly tier; tests/multirank runs 400 on processes."""
-    count = {"mpi": 18, "shared": 18, "nccl": 12, "peer": 6}[executor.name] * share
+    count = {"mpi": 12, "shared": 12, "nccl": 8, "peer": 4}[executor.name] * share
     mixture.given(count, lambda size, steps: executor.run(size, mixture.run, steps), executor.sizes, executor.pairs)
 
 

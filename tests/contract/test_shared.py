@@ -11,7 +11,7 @@ import mixture
 import programs
 from gpucoll.arrays.segments import Copier
 from gpucoll.executors.engine import plans
-from grids import generator, sampled
+from grids import generator
 from programs import MOVEMENTS, REDUCTIONS
 from thread_ranks import on_threads
 
@@ -55,7 +55,7 @@ def test_gatherings_in_place(name):
 
 
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("size", sampled((2, 3, 8), keep=1, seed=13))
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.nightly) for size in (2, 8))])
 def test_bits_are_those_of_messages_and_calls_follow_each_other(name, size):
     with way(name):
         found = on_threads(size, programs.rounded, "float16", executor="shared")

@@ -1,5 +1,7 @@
 """The contract of bits between processes: a node's memory, messages, and two pretended nodes."""
 
+import itertools
+
 import numpy
 import pytest
 
@@ -7,7 +9,7 @@ import bits
 import global_batch
 import gpucoll as gc
 from gpucoll import training
-from grids import generator
+from grids import generator, often
 from multirank.test_executors import on_two_nodes
 from pace import seconds
 
@@ -33,7 +35,7 @@ def drawn_cases(mpi, how, draws):
                 bits.check(comm, bits.case(random, name, op, comm.size), oracle, random)
 
 
-@pytest.mark.parametrize("how", ["shared", "mpi", "hybrid"])
+@pytest.mark.parametrize("how", ["shared", "hybrid", pytest.param("mpi", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("size", "draws"), [(4, DRAWS),
                                              *(pytest.param(size, 60 * DRAWS, marks=pytest.mark.nightly)
                                                for size in (2, 3, 4, 8))])
@@ -70,8 +72,8 @@ def trained(mpi, strategy):
         return weights["w"].tobytes()
 
 
-@pytest.mark.parametrize("strategy", ["data parallel", "ZeRO"])
-@pytest.mark.parametrize("size", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("strategy", "size"), often(
+    [*itertools.product(("data parallel", "ZeRO"), (2, 4, 8))], ("data parallel", 4), ("ZeRO", 2)))
 def test_training_has_the_same_bits_on_any_number_of_ranks(ranks, strategy, size):
     assert {*ranks(trained, size, strategy)} == {global_batch.trained().tobytes()}
 

@@ -287,7 +287,7 @@ os._exit(0)  # Open MPI's own end may wait for the dead
 """
 
 
-@pytest.mark.parametrize("dies", [True, False])
+@pytest.mark.parametrize("dies", [True, pytest.param(False, marks=SLOW)])
 def test_ranks_that_are_left_go_on(mpiexec, tmp_path, dies):
     """Survivors go on after `shrink`: by MPI if MPI tolerates dead processes, otherwise without MPI."""
     job, folder, left = tmp_path / "job.py", tmp_path / "found", [0, 2] if dies else [0, 1, 2]

@@ -96,7 +96,7 @@ def test_ranks_that_differ_are_told(ranks, executor, part):  # noqa: F811 (the f
     ranks(every_way, 3, executor, PARTS[part], 0.15)
 
 
-@pytest.mark.parametrize("executor", [None, "nccl", pytest.param("peer", marks=SLOW)])
+@pytest.mark.parametrize("executor", ["nccl", *(pytest.param(name, marks=SLOW) for name in (None, "peer"))])
 def test_ranks_with_devices_that_differ_are_told(ranks, executor):  # noqa: F811
     names = ("all_reduce", "broadcast", "all_gather_v", "scatter", "barrier")
     ranks(every_way, 2, executor, names, 0.3, "full", env={"GPUCOLL_DEVICE": "emulated"})

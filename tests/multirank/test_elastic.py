@@ -157,6 +157,7 @@ comm.close()
 """
 
 
+@pytest.mark.slow
 def test_replace_may_wait_twice(group):
     """Without newcomers the survivors still have a communicator, and a later `replace` succeeds."""
     jobs = [group.start(WAITS_IN_VAIN, rank, 3) for rank in range(3)]
@@ -173,8 +174,8 @@ gc.join(place, timeout)
 """
 
 
-@pytest.mark.parametrize("at", [
-    "StoreLink.regrouped", pytest.param("gc.Communicator.__init__", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["StoreLink.regrouped", "gc.Communicator.__init__"])
 def test_a_newcomer_that_dies_on_arrival_is_replaced_too(group, at):
     """The newcomer dies before the meeting at the new store, or after, while ranks make the communicator."""
     first = group.start(DIES_ON_ARRIVAL.replace("{at}", at))

@@ -60,11 +60,15 @@ def test_random_programs(ranks, executor, count):
     mixture.given(count, test, (2, 3), algorithms=None if executor else programs.algorithms)
 
 
-def test_native_collectives_on_all_ops_and_dtypes(ranks_anywhere):
+@pytest.mark.parametrize("device", ["", pytest.param("emulated", marks=[pytest.mark.slow, pytest.mark.emulated])])
+def test_native_collectives_on_all_ops_and_dtypes(request, ranks, device):
+    if device:
+        request.getfixturevalue("emulated_kernels")
+    env = {"GPUCOLL_DEVICE": device or None}
     for collective in REDUCTIONS:
-        ranks_anywhere(programs.every_op_and_dtype, 4, collective, "native", 1, timeout=seconds(100))
+        ranks(programs.every_op_and_dtype, 4, collective, "native", 1, timeout=seconds(100), env=env)
     for body in (programs.special_values, programs.shapes_and_strides):
-        ranks_anywhere(body, 3, "native")
+        ranks(body, 3, "native", env=env)
 
 
 @contextlib.contextmanager
