@@ -203,6 +203,11 @@ class Progress:
             except GpucollError as error:
                 self.note_reported(error)
                 raise
+            except self._foreign as error:
+                # An MPI that goes on after a death refuses probes of all ranks from then on.
+                raised = self._explained(error, name)
+                self.note_reported(raised)
+                raise raised from error
             # A blocking call holds `_stepping` for its whole length, so only its own thread can advance messages
             # between two ranks. The peer may need them before it comes to this collective.
             if self._alone and self.blocks():
@@ -286,14 +291,17 @@ class Progress:
         is_first, raised = self.failure is None, error
         if isinstance(error, (*self._foreign, BackendError, RankFailedError, CollectiveTimeout)) \
                 or (isinstance(error, MismatchError) and not error.ranks):
-            raised = self.explain(error) or (BackendError(f"{name}: {error}") if isinstance(error, self._foreign)
-                                             else error)
+            raised = self._explained(error, name)
         self.failure = raised if isinstance(raised, GpucollError) else BackendError(f"{name}: ended by {error!r}")
         throw(operation, raised)
         if is_first:
             self.on_failure()
         if raised is not error:
             raise raised from error
+
+    def _explained(self, error: BaseException, name: str) -> BaseException:
+        """Return the cause of an error; without a cause the error itself, as a BackendError if of the transport."""
+        return self.explain(error) or (BackendError(f"{name}: {error}") if isinstance(error, self._foreign) else error)
 
     @property
     def has_messages(self) -> bool:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gpucoll.errors import BackendError, CollectiveTimeout, RevokedError
+from gpucoll.errors import BackendError, CollectiveTimeout, RankFailedError, RevokedError
 from gpucoll.progress import pauses
 from gpucoll.progress import waits as module
 from gpucoll.progress.operations import UnderWay, Work
@@ -39,6 +39,17 @@ def test_hooks_are_called_between_polls_and_may_end_the_wait():
     waits.hooks.append(failing(BackendError("the peer is gone")))
     with pytest.raises(BackendError, match="gone"):
         waits.run(iter([lambda: False]), "test")
+
+
+def test_an_error_of_the_transport_between_polls_has_a_cause():
+    """Such errors end a wait outside of an operation too, as of a call that waits for its turn."""
+    waits = Progress(PATIENCE, foreign=(KeyError,))
+    waits.hooks.append(failing(KeyError("a peer")))
+    with pytest.raises(BackendError, match="test: 'a peer'"):
+        waits.until(lambda: False, "test", float("inf"))
+    waits.explain = lambda error: RankFailedError("rank 2 has ended", ranks=(2,))
+    with pytest.raises(RankFailedError, match="rank 2 has ended"):
+        waits.until(lambda: False, "test", float("inf"))
 
 
 def failing(error):
