@@ -46,8 +46,9 @@ def main(options: Any) -> int:
     if mpi.facts["library"] is None or mpi.facts["mismatch"]:
         return _alone(mpi, as_json=options.json, topology=options.topology)
     try:
-        facts.start_mpi()
-        with gpucoll.init(timeout=None if os.environ.get("GPUCOLL_TIMEOUT") else TIMEOUT) as comm:
+        timeout = bootstrap.options({}).timeout if os.environ.get("GPUCOLL_TIMEOUT") else TIMEOUT
+        facts.start_mpi(timeout)
+        with gpucoll.init(timeout=timeout) as comm:
             return examine(comm, mpi, as_json=options.json, topology=options.topology)
     # The launcher belongs to another MPI than mpi4py's.
     except UsageError as error:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from gpucoll.device import nvrtc
 from gpucoll.errors import GpucollError
 from gpucoll.executors.engine import extension
+from gpucoll.launch.bootstrap import start_deadline
 from gpucoll.launch.launchers import find_mpiexec, library_name, started, vendor_of
 
 REMEDIES = {"cupy": "pip install 'gpucoll[cuda13]' or 'gpucoll[cuda12]'", "pynvml": "pip install 'gpucoll[nvml]'",
@@ -125,10 +126,12 @@ def mpi_module() -> Any:
     return MPI
 
 
-def start_mpi() -> None:
+def start_mpi(timeout: float) -> None:
+    """Start MPI within `timeout` seconds; otherwise the process ends, for example because a rank has not come."""
     mpi = mpi_module()
     if not mpi.Is_initialized():
-        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        with start_deadline(timeout):
+            mpi.Init_thread(mpi.THREAD_MULTIPLE)
 
 
 # ---------------------------------------------------------------- this host and its GPUs

@@ -155,13 +155,17 @@ def start_mpi(timeout: float) -> None:
 
     If the start takes longer than `timeout` seconds, for example because a rank is missing, the process ends.
     """
+    with contextlib.nullcontext() if "mpi4py.MPI" in sys.modules else start_deadline(timeout):
+        from mpi4py import MPI  # noqa: F401
+
+
+def start_deadline(timeout: float) -> contextlib.AbstractContextManager[None]:
+    """Return a context for the start of MPI among several ranks: after `timeout` seconds the process ends."""
     # MPI_Init waits for all ranks and cannot be interrupted, so several ranks need the watchdog (`starting`).
     process = started()
-    deadline: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if process is not None and process.size > 1 and "mpi4py.MPI" not in sys.modules:
-        deadline = starting(timeout, process.launcher.rank, process.size, process.local_size)
-    with deadline:
-        from mpi4py import MPI  # noqa: F401
+    if process is None or process.size == 1:
+        return contextlib.nullcontext()
+    return starting(timeout, process.launcher.rank, process.size, process.local_size)
 
 
 # Returns the place of the virtual rank whose turn it is; None outside of a rehearsal by `gpucoll.rehearsal`.

@@ -20,6 +20,10 @@ if started().rank == 1:
         os._exit(0)
     while True:
         os.kill(os.getpid(), signal.SIGSTOP) if how == "stop" else time.sleep(0.01)
+if how == "doctor":
+    import runpy
+    os.environ["GPUCOLL_TIMEOUT"], sys.argv = sys.argv[2], ["gpucoll", "doctor"]
+    runpy.run_module("gpucoll", run_name="__main__")
 gc.init(timeout=timeout)
 """
 
@@ -27,9 +31,12 @@ gc.init(timeout=timeout)
 @pytest.mark.parametrize(("how", "why"), [
     ("exit", "has ended"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("stop", "is stopped"), ("idle", "has not come to it")])])
+        ("stop", "is stopped"), ("idle", "has not come to it"), ("doctor", "has not come to it")])])
 def test_who_does_not_come_to_mpis_start_is_named(mpiexec, how, why):
-    """The job ends and names the missing rank. Without the deadline, nothing would wake a process in MPI_Init."""
+    """The job ends and names the missing rank. Without the deadline, nothing would wake a process in MPI_Init.
+
+    The doctor has the same deadline.
+    """
     options = require_launcher().vendor.keep_survivors if how == "exit" else ()  # Open MPI's ends the job otherwise
     job = mpiexec(3, sys.executable, "-c", NEVER_STARTS, how, str(seconds(2)), timeout=seconds(20), options=options)
     assert job.returncode != 0
