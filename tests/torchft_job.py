@@ -55,9 +55,9 @@ def main():
 
     replica, folder, timeout = int(sys.argv[1]), sys.argv[2], timedelta(seconds=float(sys.argv[3]))
     torch.set_num_threads(1)
+    net, optimizer = model()  # the first optimizer imports hundreds of torch's modules
     with open(os.path.join(folder, f"{replica}-{os.getpid()}.ready"), "w") as ready:
         print(time.monotonic(), file=ready)
-    net, optimizer = model()
     # The replica group has one rank, and its store is this process.
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     group = ProcessGroupGpucoll(timeout)
