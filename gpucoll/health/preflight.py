@@ -25,6 +25,7 @@ from gpucoll.health.shares import CallClock, CallShares
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
+from gpucoll.transport.control import LossyRequest
 from gpucoll.transport.tags import BYTES, Tag
 
 # A message has the description of a call, and the call site in the user's code; longer text is shortened.
@@ -127,9 +128,11 @@ class MessageExchange(Exchange):
         self._receives: dict[int, Any] = {}
         self._sends: list[Any] = []
         for other in others:
-            self._receives[other] = wire.Irecv([self._rows[other], BYTES], other, Tag.COMPARISON)
+            request = wire.Irecv([self._rows[other], BYTES], other, Tag.COMPARISON)
+            self._receives[other] = LossyRequest(request, ended=False)
         for other in others:
-            self._sends.append(wire.Isend([self._rows[rank], BYTES], other, Tag.COMPARISON))
+            request = wire.Isend([self._rows[rank], BYTES], other, Tag.COMPARISON)
+            self._sends.append(LossyRequest(request, ended=True))
 
     def arrivals(self) -> list[int]:
         return self._numbers()[:, 0].tolist()

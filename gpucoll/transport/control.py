@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
@@ -82,6 +83,40 @@ def came(comm: Any, tag: int) -> dict[int, int]:
         comm.Recv([said.view(numpy.uint8), BYTES], status.source, tag)
         reported[status.source] = int(said[0])
     return reported
+
+
+class LossyRequest:
+    """A request of MPI that may be tested again after an error.
+
+    An MPI that goes on after a death reports the death of the other rank at one test, and forgets the request. Such a
+    request counts as `ended`, a receive as never.
+    """
+
+    def __init__(self, request: Any, *, ended: bool) -> None:
+        self._request, self._ended, self._is_lost = request, ended, False
+
+    def Test(self) -> bool:
+        """Return whether the request has ended."""
+        if not self._is_lost:
+            try:
+                return bool(self._request.Test())
+            except Exception as error:
+                if not _is_death(error):
+                    raise
+                self._is_lost = True
+        return self._ended
+
+    def Cancel(self) -> None:
+        """Cancel the request."""
+        if not self._is_lost:
+            self._request.Cancel()
+
+
+def _is_death(error: Exception) -> bool:
+    """Return whether MPI reports the death of a process."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return MPI is not None and isinstance(error, MPI.Exception) \
+        and error.Get_error_class() == getattr(MPI, "ERR_PROC_FAILED", None)
 
 
 def cancel(receives: list[Any], owner: Any) -> None:
