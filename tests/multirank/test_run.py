@@ -71,7 +71,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypa
     for arguments, words in (
             ([], "required: script"), (["--nproc-per-node", "0", "x.py"], "'0' is not a positive number"),
             (["."], "there is no file '.'"), (["--hosts", "a,a", "x.py"], "different host names"),
-            (["--hosts", "a,,b", "x.py"], "'a,,b' is no list"), (["--frob", "x.py"], "--frob"),
+            (["--hosts", "a,,b", "x.py"], "'a,,b' is not a list"), (["--frob", "x.py"], "--frob"),
             (["-n", "many", "x.py"], "'many' is not a positive number of ranks, nor auto"),
             (["-n", "gpu", "x.py"], "CuPy finds no GPU here"), (["-m", "no_such.module"], "no module 'no_such.module'"),
             (["-m", ".x"], "no module '.x'"), (["--standalone", "--hosts", "a", "x.py"], "give only one option"),
