@@ -175,8 +175,12 @@ def destroy_process_group(group: Any = None) -> None:
         for one in ending.copy():
             groups.remove(one)
         if not groups:
-            while variables:
-                os.environ.pop(variables.pop(), None)
+            _clear_variables()
+
+
+def _clear_variables() -> None:
+    while variables:
+        os.environ.pop(variables.pop(), None)
 
 
 # ---------------------------------------------------------------- the barrier reporting the missing ranks
