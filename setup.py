@@ -32,8 +32,9 @@ def ucx() -> "list[Extension]":
 
     source = Path(nanobind.source_dir())
     return [Extension("gpucoll._ucx", ["kernels/binding/ucx.cc", str(source / "nb_combined.cpp")],
-                      include_dirs=[nanobind.include_dir(), str(source.parent / "ext" / "robin_map" / "include"),
-                                    str(headers)],
+                      include_dirs=["kernels", nanobind.include_dir(),
+                                    str(source.parent / "ext" / "robin_map" / "include"), str(headers)],
+                      depends=["kernels/engine/wire.h"],
                       extra_compile_args=["-O2", "-g0", "-std=c++17", "-fvisibility=hidden", "-fno-strict-aliasing"],
                       language="c++", optional=True)]
 

@@ -59,7 +59,7 @@ BEYOND = {
     "a result of a byte too many": Mutant((("(to, result, plan->taken);", "(to, result, plan->taken + 1);"),)),
 }
 CALLS = {
-    "other calls are not told": Mutant((("if (!agrees(node, met(node, i))) return DIFFERS;", ""),),
+    "other calls are not told": Mutant((("is_alike &= agrees(node, met(node, i));", ";"),),
                                        "every_way", (None, ("all_reduce",), 0.1)),
     "only who is read from is met": Mutant((("return node.check == ALL && !eager;", "return false;"),),
                                            "every_way", (None, ("broadcast",), 1)),

@@ -27,6 +27,7 @@ from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.plan import Layouts, Plan
 from gpucoll.progress.operations import Operation
 from gpucoll.progress.waits import Progress
+from gpucoll.transport.control import exchange
 from gpucoll.tuner import Choice, Tuner
 
 if TYPE_CHECKING:
@@ -308,8 +309,27 @@ def _made(link: Link, timeout: float, asked: str | None, check: str | None
         messages = EngineExecutor(link, timeout, check, link.carrier, on_engine=asked == link.carrier)
         if messages.on_engine:
             messages.meet()  # without a wait: each rank is a node of its own
+    if link.carrier == "ucx" and link.place.size > 1:
+        _use_wire(link, timeout, shared, messages)
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor
 
         native = NativeExecutor(link.wire, shared, timeout)
     return shared, messages, native
+
+
+def _use_wire(link: Link, timeout: float, shared: EngineExecutor | None,
+              messages: EngineExecutor | MpiExecutor) -> None:
+    """Let the engines themselves send the messages between hosts, if every rank has an engine. A collective call.
+
+    All ranks must do alike: the comparison of calls, and the tags of messages, are others.
+    """
+    rank, nodes = link.place.rank, link.place.nodes
+    away = [rank, *(other for other, node in enumerate(nodes) if node != nodes[rank])]
+    # Connect all pairs of ranks now: the abort message to a rank of a lost host would wait in UCX for a connection.
+    Progress(timeout, foreign=link.foreign).run(exchange(link.wire, rank, away, ()), "the first messages between hosts")
+    first = messages if shared is None else shared
+    if all(link.mpi.allgather(not isinstance(first, MpiExecutor) and first.engine is not None)):
+        for one in (shared, messages):
+            if one is not None and not isinstance(one, MpiExecutor):
+                one.use_wire()

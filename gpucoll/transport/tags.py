@@ -7,6 +7,9 @@ import enum
 BYTES = "B"  # mpi4py's name of MPI_UNSIGNED_CHAR
 MAX_MESSAGE = 1 << 30  # bytes: MPI counts elements with 31 bits, so longer arrays are sent in pieces
 TAGS = 1 << 15  # the number of tags that every MPI has: 0 to 32767
+# Over UCX: the first tag of messages sent by an engine without Python, and the number of tags of each engine. The
+# number of a call is added; see `Walker::tag`.
+ENGINE_TAGS, ENGINE_CALLS = 1 << 20, 1 << 18
 
 
 class Tag(enum.IntEnum):

@@ -89,14 +89,13 @@ atexit.register(_at_exit)
 
 
 class UcxProcess:
-    """UCX's worker of this process, and the endpoints by the address of the other process."""
+    """UCX's worker of this process."""
 
     def __init__(self) -> None:
         module, self.reason = library()
         self.worker: Any = None
         self.address = b""
         self.contexts = 0  # the next number for a communicator of this process
-        self._endpoints: dict[bytes, int] = {}
         # The names of the communicators that agree on a number now. The least name comes first.
         self._agreeing: list[str] = []
         self._taking = ""  # the name for which this rank takes part now
@@ -156,12 +155,6 @@ class UcxProcess:
         if self in _made:
             _made.remove(self)
 
-    def endpoint(self, address: bytes) -> int:
-        """Return the number of the endpoint that leads to the process with this address."""
-        if address not in self._endpoints:
-            self._endpoints[address] = self.worker.connect(address)
-        return self._endpoints[address]
-
 
 @functools.cache
 def _process(number: int) -> UcxProcess:
@@ -200,7 +193,7 @@ class UcxMessages:
     def __init__(self, process: UcxProcess, base: int, rank: int, addresses: Sequence[bytes], *,
                  matches: bool = False) -> None:
         module, _ = library()
-        self._process, self._worker, self._base, self._addresses = process, process.worker, base, addresses
+        self._worker, self._base, self._addresses, self._rank = process.worker, base, addresses, rank
         self._from_here, self._source_shift = base | rank << module.SOURCE_SHIFT, module.SOURCE_SHIFT
         self._dtype_shift, self._tags = module.DTYPE_SHIFT, (1 << module.TAG_BITS) - 1
         self._sources, self._dtypes = (1 << module.SOURCE_BITS) - 1, (1 << module.DTYPE_BITS) - 1
@@ -213,10 +206,22 @@ class UcxMessages:
         # Receives without a message yet, in order, by source and tag.
         self._waiting: dict[tuple[int, int], collections.deque[ProbedReceive]] = {}
 
+    def engine_wire(self) -> Any:
+        """Return a capsule by which the engine sends messages itself (kernels/engine/wire.h).
+
+        Tags from ENGINE_TAGS on are the engine's.
+        """
+        return self._worker.wire(self._base, self._rank, self._addresses)
+
+    def failed(self, reason: str) -> Exception:
+        """Return the error of a message of the engine's."""
+        error: Exception = library()[0].UcxError(f"message: {reason}")
+        return error
+
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0, *, synchronous: bool = False) -> Any:
         """Begin to send ``[array, "B"]`` with the dtype code `dtype` to rank `dest`; return the request."""
-        return self._worker.send(self._process.endpoint(self._addresses[dest]),
-                                 self._from_here | dtype << self._dtype_shift | tag, _bytes(buffer[0]), synchronous)
+        return self._worker.send(self._addresses[dest], self._from_here | dtype << self._dtype_shift | tag,
+                                 _bytes(buffer[0]), synchronous)
 
     def Issend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
         """Begin a send that is complete only after the receive has begun."""

@@ -37,6 +37,7 @@ struct Engine {
     Ref<PlanObject> current;               // the plan of the call under way, or null
     Ref<> acquire, release, queue, waits;  // of `gpucoll.progress.waits`, see `bind_progress`
     Ref<> inside;                          // a list: beginnings of file names that are no place in the user's program
+    Ref<> wire;                            // a capsule, the owner of `Node::wire`
     Ref<> alone;                           // messages under way in Python: messages here must not overtake them
     PyObject* object = nullptr;            // this engine for Python, which owns this state
     bool closed = false;
@@ -56,7 +57,7 @@ struct Engine {
 
     template <class Each> void references(Each each) {
         table.references(each);
-        for (Ref<>* one : {&acquire, &release, &queue, &waits, &inside, &alone, &executor, &errors}) each(*one);
+        for (Ref<>* one : {&acquire, &release, &queue, &waits, &inside, &wire, &alone, &executor, &errors}) each(*one);
         each(current);
     }
 
@@ -70,7 +71,7 @@ struct Engine {
 };
 
 static PyObject *failure_name, *owner_name, *slow_wait_name, *broken_name, *check_failures_name, *attach_name, *differ_name,
-    *out_of_reach_name, *cancel_name, *exchange_name, *on_delay_name;
+    *out_of_reach_name, *disconnected_name, *cancel_name, *exchange_name, *on_delay_name;
 
 // Return whether all arrays of a call are in symmetric memory; False for a list, since its blocks are joined first.
 static bool is_symmetric(const Engine& self, PyObject* x, PyObject* out) {
@@ -171,6 +172,15 @@ static void ask(const Engine& self, PyObject* name, const Ref<>& first = nullptr
     checked(PyObject_CallMethodObjArgs(self.executor.get(), name, first.get(), second.get(), nullptr));
 }
 
+// Report a failed message between nodes to Python, which raises the error.
+static void cut_off(const Engine& self, const WireMessage& message) {
+    const bool has_failed = message.now() == WireMessage::FAILED;
+    const Ref<> why = checked(has_failed ? PyUnicode_FromString(self.node.wire->reason(message.error))
+                                         : PyUnicode_FromFormat("a message of %llu bytes came, of another length than awaited",
+                                                                static_cast<unsigned long long>(message.length)));
+    ask(self, disconnected_name, why, number(message.peer));
+}
+
 // Return whether to poll a Python function again; `since` is the time of the first poll. Polling lasts about
 // MAX_WAIT, as any wait here. After ASKED, or with more ranks than cores, yield: the awaited rank may need this core.
 static bool is_soon(const Node& node, double* since) {
@@ -222,6 +232,7 @@ static bool step(Engine& self, bool patient, bool asks_again = false) {
                 break;
             case Walker::DIFFERS: ask(self, differ_name); return false;
             case Walker::BROKEN: ask(self, out_of_reach_name, number(walker.error)); return false;
+            case Walker::CUT: cut_off(self, *walker.cut); return false;
         }
     }
 }

@@ -7,7 +7,48 @@
 namespace gpucoll {
 
 // plan(...): return a plan, checked; for the arguments see `take_plan`.
-static Ref<> plan(Engine& self, PyObject* given) { return make_plan(self.node, given); }
+static Ref<> plan(Engine& self, PyObject* given) {
+    std::vector<uint32_t> partners;
+    for (const Correspondent& one : self.walker.agreement.others) partners.push_back(one.peer);
+    return make_plan(self.node, partners, given);
+}
+
+// bind_wire(capsule, tag, partners, leader, compares): send messages to ranks of other nodes by the `Wire` in a capsule
+// from now on; the bits of `tag` tell this engine's messages from others. With `compares`, calls are compared between
+// nodes: `leader` is the first rank of this node, and has the first ranks of the other nodes as `partners`.
+static Ref<> bind_wire(Engine& self, PyObject* given) {
+    PyObject *capsule, *partners;
+    unsigned long long tag;
+    unsigned long leader;
+    int compares;
+    check(PyArg_ParseTuple(given, "OKO!kp", &capsule, &tag, &PyTuple_Type, &partners, &leader, &compares));
+    Node& node = self.node;
+    void* wire = PyCapsule_GetPointer(capsule, WIRE);
+    check_error();
+    std::vector<uint32_t> others;
+    take_numbers(partners, &others);
+    const bool is_whole = leader < node.ranks && node.heads[leader] != nullptr && (tag & WIRE_CALLS) == 0
+        && std::all_of(others.begin(), others.end(), [&](uint32_t one) { return one < node.ranks && node.heads[one] == nullptr; });
+    if (!is_whole || node.wire != nullptr) raise(PyExc_ValueError, "no wire between these ranks");
+    for (uint32_t one : others) self.walker.agreement.others.emplace_back(one);
+    self.wire = Ref<>::borrow(capsule);
+    node.wire = static_cast<Wire*>(wire);
+    node.wire_tag = tag;
+    node.leader = static_cast<uint32_t>(leader);
+    node.compares = compares != 0;
+    if (node.compares) node.check = ALL;
+    return none();
+}
+
+// partners(): return the ranks of other nodes with messages under way, in a list.
+static Ref<> partners(Engine& self) {
+    const Ref<> found = checked(PyList_New(0));
+    self.walker.each_partner([&](uint32_t peer) { check(PyList_Append(found.get(), number(peer).get()) == 0); });
+    return found;
+}
+
+// cancel_messages(): give up the receives from other nodes; return whether all messages have ended.
+static Ref<> cancel_messages(Engine& self) { return truth(self.node.wire == nullptr || self.walker.cancel(self.node)); }
 
 // begin(plan, x, out): begin the next call, to be continued by `go_on` or `ends`. The caller keeps the arrays alive.
 static Ref<> begin_call(Engine& self, PyObject* given) {
@@ -262,9 +303,11 @@ static PyMethodDef methods[] = {
     {"begin", Method<begin_call>::call, METH_VARARGS, nullptr},
     {"bind", Method<bind>::call, METH_VARARGS, nullptr},
     {"bind_progress", Method<bind_progress>::call, METH_VARARGS, nullptr},
+    {"bind_wire", Method<bind_wire>::call, METH_VARARGS, nullptr},
     {"cache_call", Method<cache_call>::call, METH_VARARGS, nullptr},
     {"cache_renamed", Method<cache_renamed>::call, METH_VARARGS, nullptr},
     {"calling", Method<calling>::call, METH_NOARGS, nullptr},
+    {"cancel_messages", Method<cancel_messages>::call, METH_NOARGS, nullptr},
     {"close", Method<close>::call, METH_NOARGS, nullptr},
     {"description", Method<description>::call, METH_VARARGS, nullptr},
     {"ends", Method<ends>::call, METH_NOARGS, nullptr},
@@ -276,6 +319,7 @@ static PyMethodDef methods[] = {
     {"is_walking", Method<is_walking>::call, METH_NOARGS, nullptr},
     {"message", Method<message>::call, METH_VARARGS, nullptr},
     {"next_call", Method<next_call>::call, METH_O, nullptr},
+    {"partners", Method<partners>::call, METH_NOARGS, nullptr},
     {"plan", Method<plan>::call, METH_VARARGS, nullptr},
     {"probe", Method<probe>::call, METH_VARARGS, nullptr},
     {"record", Method<record>::call, METH_VARARGS, nullptr},
@@ -294,7 +338,7 @@ static Ref<> make_module() {
     const std::pair<PyObject**, const char*> names[] = {
         {&failure_name, "failure"}, {&owner_name, "_owner"}, {&slow_wait_name, "slow_wait"}, {&broken_name, "broken"},
         {&check_failures_name, "check_failures"}, {&attach_name, "attach"}, {&differ_name, "differ"},
-        {&out_of_reach_name, "out_of_reach"}, {&cancel_name, "cancel"}, {&exchange_name, "sendrecv"},
+        {&out_of_reach_name, "out_of_reach"}, {&disconnected_name, "disconnected"}, {&cancel_name, "cancel"}, {&exchange_name, "sendrecv"},
         {&on_delay_name, "on_delay"}};
     for (const auto& [place, text] : names) *place = checked(PyUnicode_InternFromString(text)).release();
     type_of<Engine>.tp_new = new_engine;

@@ -46,6 +46,7 @@ struct Reading {
     Plan* plan;
     const Node* node;
     Py_ssize_t calls;
+    std::vector<uint32_t> partners;  // the leaders of other nodes, if this rank is a leader
 
     bool is_peer(uint64_t rank) const {
         return std::find(plan->peers.begin(), plan->peers.end(), rank) != plan->peers.end();
@@ -124,7 +125,7 @@ struct Reading {
         Instruction one = {static_cast<Instruction::Opcode>(opcode), static_cast<uint32_t>(peer),
                            static_cast<uint32_t>(plan->parts.size()), static_cast<uint32_t>(PyTuple_GET_SIZE(sources)),
                            static_cast<uint32_t>(PyTuple_GET_SIZE(copies)), counter, {node->rank, INPUT, 0}, nbytes};
-        const bool has_place = opcode == Instruction::REDUCE || (opcode == Instruction::CALL && to != Py_None);
+        const bool has_place = opcode == Instruction::REDUCE || (opcode != Instruction::WAIT && opcode != Instruction::PUBLISH && to != Py_None);
         if (has_place) one.to = take_part(to, nbytes);
         take_parts(sources, nbytes);
         take_parts(copies, nbytes);
@@ -138,6 +139,9 @@ struct Reading {
             case Instruction::CALL:
                 // Own parts only: Python gets addresses, and another rank's memory need not be mapped.
                 return whole(counter > 0 && counter < calls && one.to.rank == node->rank && are_own(one.first, true));
+            case Instruction::AGREE: return whole(node->compares);
+            case Instruction::SEND: case Instruction::RECEIVE: case Instruction::END: case Instruction::OPEN: case Instruction::TAKE:
+                return whole(is_message(one));
             case Instruction::REDUCE:
                 // The destination must be this rank's and not the caller's input; the copies must be in other ranks.
                 return whole(one.to.rank == node->rank && one.to.buffer != GIVEN && nbytes > 0
@@ -146,6 +150,22 @@ struct Reading {
                              && (!is_lead || (one.count == 1 && plan->parts[one.first].buffer == GIVEN)));
         }
         whole(false);
+    }
+
+    // Return whether an instruction is for a message between nodes as carried out by the engine: messages are numbered in
+    // the order of their begins, and written only to this rank's own memory. No message but a greeting begins before the
+    // comparison.
+    bool is_message(const Instruction& one) const {
+        const auto has = [](const auto& some, auto wanted) { return std::find(some.begin(), some.end(), wanted) != some.end(); };
+        const bool begins = one.opcode == Instruction::SEND || one.opcode == Instruction::RECEIVE;
+        const bool is_greeting = one.opcode == Instruction::OPEN || one.opcode == Instruction::TAKE;
+        const bool writes = one.opcode == Instruction::RECEIVE || one.opcode == Instruction::TAKE;
+        const size_t last = plan->messages - 1;
+        return node->wire != nullptr && one.peer < node->ranks && !is_same_node(one.peer) && one.count == 0 && one.copies == 0 && one.to.rank == node->rank
+               && (!writes || one.to.buffer != GIVEN) && (!begins || static_cast<uint64_t>(one.counter) == last)
+               && (one.opcode != Instruction::END || static_cast<uint64_t>(one.counter) < plan->messages)
+               && (is_greeting ? has(partners, one.peer) && one.nbytes <= OPENING : plan->agrees || !node->compares)
+               && (one.opcode != Instruction::OPEN || std::count(plan->opened.begin(), plan->opened.end(), one.peer) == 1);
     }
 
     // Read (buffer, peer, counter).
@@ -173,7 +193,7 @@ template <class Number> static void take_numbers(PyObject* tuple, std::vector<Nu
 
 // Read (words, signature, sizes, kinds, flags, root, peers, readers, starts, instructions, calls): sizes of input,
 // output, scratch, private memory and an element; kinds are dtype, op and contributions. Return the calls.
-static PyObject* take_plan(Plan* plan, const Node& node, PyObject* given) {
+static PyObject* take_plan(Plan* plan, const Node& node, const std::vector<uint32_t>& partners, PyObject* given) {
     const char* text;
     unsigned long long root, sizes[4], itemsize, contributions;
     long long signature;
@@ -209,21 +229,21 @@ static PyObject* take_plan(Plan* plan, const Node& node, PyObject* given) {
         && (!in_control || (small && most <= node.workspace_bytes))
         && (PyTuple_GET_SIZE(starts) == 0 || PyTuple_GET_SIZE(starts) == 2 * (node.ranks + 1));
     whole(is_like);
-    const Reading reading = {plan, &node, PyTuple_GET_SIZE(calls)};
+    const Reading reading = {plan, &node, PyTuple_GET_SIZE(calls), partners};
     take_numbers(peers, &plan->peers);
     take_numbers(starts, &plan->starts);
     whole(std::all_of(plan->peers.begin(), plan->peers.end(),
                       [&](uint32_t peer) { return reading.is_same_node(peer) && peer != node.rank; }));
     for_each(readers, [&](PyObject* one) { reading.take_reader(one); });
     for_each(instructions, [&](PyObject* one) { reading.take_instruction(one); });
-    whole(reading.has_staging() && reading.has_blocks());
+    whole(reading.has_staging() && reading.has_blocks() && (plan->agrees || !node.compares));
     return calls;
 }
 
 // Return a new plan.
-static Ref<> make_plan(const Node& node, PyObject* given) {
+static Ref<> make_plan(const Node& node, const std::vector<uint32_t>& partners, PyObject* given) {
     const auto made = make_object<PlanState>();
-    PyObject* calls = take_plan(&made->state.plan, node, given);
+    PyObject* calls = take_plan(&made->state.plan, node, partners, given);
     made->state.calls = Ref<>::borrow(calls);
     return Ref<>::borrow(made.get());
 }

@@ -13,6 +13,7 @@
 
 #include "engine/flight.h"
 #include "engine/tables.h"
+#include "engine/wire.h"
 
 namespace gpucoll {
 
@@ -38,6 +39,9 @@ struct alignas(64) Head {
     int64_t token;                       // random; a peer checks by this number the mapping of the right segment
     // Counter of the latest call for which this rank waited until the root showed the call.
     std::atomic<int64_t> listens;
+    // Of the first rank of a node, between nodes: whether all nodes make the latest call compared, and when the first
+    // rank of all came to the call, in nanoseconds since 1970 (agreement.h).
+    std::atomic<int64_t> verdict, first_arrival;
     // Behind the head, for either half: block starts of input and output in elements, for blocks of unequal length.
 };
 
@@ -146,6 +150,10 @@ struct Node {
     Flight flight;
     Segments others;               // of other ranks
     Segments symmetric;            // this rank's symmetric memory, laid out alike on all ranks
+    Wire* wire = nullptr;          // messages to ranks of other nodes; null: Python's functions send them
+    uint64_t wire_tag = 0;         // with the number of a call, the tag of the call's messages
+    bool compares = false;         // calls are compared between nodes by the wire
+    uint32_t leader = 0;           // the first rank of this node
 
     // Return where a workspace begins in a control segment. Workspaces read and written together start at different
     // offsets of a page: a processor mistakes a load for an earlier store with the same low address bits, and stalls.

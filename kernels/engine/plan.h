@@ -19,12 +19,17 @@ struct Part {
 // An instruction of a plan. WAIT: wait until `peer` shows position `counter` of this call. PUBLISH: show position
 // `counter`. REDUCE: combine the sources in order into `to`, and write each piece to the copies as well. CALL: call a
 // Python function with the addresses of `to` and of the sources.
+//
+// Messages to ranks of other nodes. SEND, RECEIVE: begin message `counter` to or from `peer`, with the bytes of `to`.
+// END: wait until message `counter` has ended. OPEN: send the greeting of this call (agreement.h) to `peer`, with the
+// bytes of `to`. TAKE: wait for the greeting of `peer`, and copy its data to `to`. AGREE: wait until all ranks are known
+// to make this call; before, no array of the caller's may be written.
 struct Instruction {
     enum Opcode : int { GC_OPCODES };
 
     Opcode opcode;
     uint32_t peer, first, count, copies;  // `count` sources at `Plan::parts[first]`, followed by the copies
-    int64_t counter;                      // of a CALL: the index of the function
+    int64_t counter;                      // of a CALL: the index of the function; of a message: its number
     Part to;
     uint64_t nbytes;
 };
@@ -63,6 +68,9 @@ struct Plan {
     size_t lead = 0;             // leading instructions that lay out the input, done before the rank shows the call
     bool places_result = false;  // instructions write to the caller's array; else all of OUTPUT is copied at the end
     bool by_calls = false;       // a single Python function does the whole call, on the caller's arrays
+    bool agrees = false;         // has an AGREE
+    size_t messages = 0;         // to and from other nodes: numbers of SEND and RECEIVE
+    std::vector<uint32_t> opened; // ranks of other nodes whose greeting goes with data, by an OPEN
     mutable bool in_row = false; // was once called ALIKE times in a row: eager from then on, if allowed
 
     // Return whether this call may be eager on a rank with `others` same-node ranks. The arrays must be short. The
@@ -78,6 +86,9 @@ struct Plan {
         lead += one.opcode == Instruction::REDUCE && one.to.buffer == INPUT && lead == instructions.size();
         places_result |= one.to.buffer == RESULT;
         writes |= one.copies > 0;
+        agrees |= one.opcode == Instruction::AGREE;
+        messages += one.opcode == Instruction::SEND || one.opcode == Instruction::RECEIVE;
+        if (one.opcode == Instruction::OPEN) opened.push_back(one.peer);
         instructions.push_back(one);
     }
 };

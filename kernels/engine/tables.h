@@ -9,15 +9,16 @@ static const int ROUNDS = 20;
 static const uint32_t SHOWN = 3;
 static const int64_t SLOTS = 64;
 static const uint64_t SLOT = 16384;
+static const uint64_t OPENING = 8192;
 static const uint64_t PAGE = 4096;
 static const uint64_t CACHE_LINE = 64;
-static const uint64_t HEAD = 704;
+static const uint64_t HEAD = 768;
 static const uint64_t COUNTER = 0;
 static const uint64_t FAILURE = 4;
 static const uint64_t TOKEN = 86;
 static const uint64_t SLOT_BYTES = 16704;
 
-#define GC_OPCODES WAIT, PUBLISH, REDUCE, CALL
+#define GC_OPCODES WAIT, PUBLISH, REDUCE, CALL, SEND, RECEIVE, END, OPEN, TAKE, AGREE
 enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, PRIVATE, GIVEN, RESULT };
 enum Check : uint32_t { OFF, PEERS, ALL };
 enum Way : uint32_t { WAITS = 1, IN_PLACE = 2 };

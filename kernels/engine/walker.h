@@ -35,6 +35,10 @@
 // has failed. Ranks may miss a mismatch by not meeting. Their `history` then differs, and the next common call
 // detects the mismatch.
 //
+// Between nodes the leaders' greetings take the place of counters and signatures: see agreement.h. The comparison ends
+// with the instruction AGREE, before the call writes to any array of the caller's. Messages of the call travel by
+// `Node::wire`, and every wait moves these messages on.
+//
 // Dead ranks. No wait here lasts much longer than MAX_WAIT. `go_on` then returns WAITING; Python checks the deadline
 // and the processes of the other ranks (gpucoll/health/guard.py) and calls again. A rank giving up stores the reason
 // in `Head::failure`; `culprit` finds the awaited rank with a failure. A counter shown before the failure counts.
@@ -47,9 +51,9 @@
 #include <cstring>
 #include <vector>
 
+#include "engine/agreement.h"
 #include "engine/memory.h"
 #include "engine/plan.h"
-#include "engine/waits.h"
 
 namespace gpucoll {
 
@@ -61,6 +65,10 @@ static const uint32_t ALIKE = 4;
 // Nanoseconds between two calls from which a rank that meets no other rank looks for ranks waiting for its data: below,
 // the transfer of the cache lines with the arrivals would cost more than the figure tells.
 static const int64_t NOTICED = 20000;
+// Nanoseconds between two looks at messages after a wait in vain: doubled from the first to the last number.
+static const long FIRST_NAP = 20000, LONGEST_NAP = 160000;
+static const uint32_t LOOKS = 64;  // looks at messages before the clock is read
+static const uint64_t WIRE_CALLS = (1 << 18) - 1;  // the bits of a tag for the number of a call: old tags come again
 
 // The address of a rank's buffer. `process` is 0 for mapped memory, else the process to be read by process_vm_readv.
 struct Base {
@@ -70,13 +78,13 @@ struct Base {
 
 // The call under way, resumable: `go_on` returns at a wait or for work of Python, and continues at `stage` and `at`.
 // Outcomes: WAITING for another rank; DIFFERS, a mismatch; UNKNOWN, a segment to be mapped; CALLING, a Python
-// function to be called; BROKEN, a system error. Stages, in order: LISTENING, only for announced calls, waits until
-// the root shows the call. BEFORE waits until the half may be overwritten, then shows the descriptor. MEETING waits
-// for the other ranks and compares. FINDING looks up the peers' buffers. WALKING carries out the instructions. ENDING
-// waits for the readers.
+// function to be called; BROKEN, a system error; CUT, a failed message. Stages, in order: LISTENING, only for announced
+// calls, waits until the root shows the call. BEFORE waits until the half may be overwritten, then shows the descriptor.
+// MEETING waits for the other ranks and compares. GREETING tells the leaders of other nodes. FINDING looks up the peers'
+// buffers. WALKING carries out the instructions. ENDING waits for the readers.
 struct Walker {
-    enum Outcome { DONE, WAITING, DIFFERS, UNKNOWN, CALLING, BROKEN };
-    enum Stage { LISTENING, BEFORE, MEETING, FINDING, WALKING, ENDING };
+    enum Outcome { DONE, WAITING, DIFFERS, UNKNOWN, CALLING, BROKEN, CUT };
+    enum Stage { LISTENING, BEFORE, MEETING, GREETING, FINDING, WALKING, ENDING };
 
     const Plan* plan = nullptr;  // null while no call is under way
     const char* from;
@@ -95,6 +103,12 @@ struct Walker {
     int64_t needed;    // the counter waited for
     int64_t unknown;   // with UNKNOWN: the key of a segment of `awaited`, not mapped yet
     int error;         // with BROKEN: the system's error number
+    const WireMessage* cut;  // with CUT: the message
+    bool is_alike;     // the ranks of this node make the same call
+    bool differs;      // ranks of some node make another call: all ranks compare descriptions
+    long nap = FIRST_NAP;             // nanoseconds: see `until`
+    std::deque<WireMessage> messages;  // to and from ranks of other nodes, by number; never moved
+    Agreement agreement;
     int64_t arrived;   // nanoseconds: when this rank came to the call
     Shares shares;     // of this call
     std::vector<Base> bases;        // by rank and buffer
@@ -104,6 +118,7 @@ struct Walker {
     // by a thread that does the whole call: an announced call first waits for the root's descriptor.
     void begin(Node& node, const Plan* walked, const char* x, char* out, bool listens) {
         bases.resize(node.ranks * SHOWN);
+        while (messages.size() < walked->messages) messages.emplace_back();
         if (node.private_memory.size() < walked->private_bytes) node.private_memory.resize(walked->private_bytes);
         plan = walked;
         from = x;
@@ -113,7 +128,9 @@ struct Walker {
         // The number tells repeated calls apart; `history` makes a mismatch missed earlier visible.
         signature = plan->signature ^ static_cast<int64_t>(node.call_count << 8) ^ history;
         half = node.call_count & 1;
-        has_passed = false;
+        has_passed = differs = false;
+        is_alike = true;
+        cut = agreement.failed = nullptr;
         // Count repetitions: a plan called ALIKE times in a row counts as part of a loop from then on.
         node.alike = plan->signature == node.last ? std::min(node.alike + 1, ALIKE) : 0;
         node.last = plan->signature;
@@ -131,8 +148,19 @@ struct Walker {
         at = 0;
     }
 
-    // Continue as far as possible. A patient call waits about MAX_WAIT for another rank before returning WAITING.
+    // Continue as far as possible. A patient call waits about MAX_WAIT for another rank before returning WAITING. After
+    // unlike calls on several nodes every further call returns DIFFERS.
     Outcome go_on(Node& node, bool patient) {
+        if (differs) return DIFFERS;
+        const Outcome outcome = advance(node, patient);
+        if (outcome != WAITING) return outcome;
+        differs = has_differed(node);
+        if (agreement.failed != nullptr) cut = agreement.failed;
+        return differs ? DIFFERS : cut != nullptr ? CUT : WAITING;
+    }
+
+  private:
+    Outcome advance(Node& node, bool patient) {
         switch (stage) {
             case LISTENING:
                 // Show the listening before looking: of two ranks taking each other for the root, either must go on.
@@ -170,10 +198,19 @@ struct Walker {
                 for (; at < met(node); at++)
                     // A failed rank's memory must not be written: wait, and `culprit` reports the rank.
                     if (!sees(node, met(node, at), base, patient) || is_left(node, met(node, at))) return WAITING;
-                for (size_t i = 0; node.check != OFF && i < met(node); i++)
-                    if (!agrees(node, met(node, i))) return DIFFERS;
+                for (size_t i = 0; node.check != OFF && i < met(node); i++) is_alike &= agrees(node, met(node, i));
+                if (!is_alike && !node.compares) return DIFFERS;
                 count_wait(node);
                 count_delay(node);
+                enter(GREETING);
+                [[fallthrough]];
+            case GREETING:
+                if (node.compares) {
+                    if (!until(node, patient, [&] { return agreement.is_free(); })) return WAITING;
+                    greet(node);
+                }
+                differs = !is_alike;
+                if (differs) return DIFFERS;
                 enter(FINDING);
                 [[fallthrough]];
             case FINDING:
@@ -190,6 +227,7 @@ struct Walker {
                 enter(ENDING);
                 [[fallthrough]];
             case ENDING:
+                if (node.compares && !until(node, patient, [&] { return agreement.has_sent(); })) return WAITING;
                 // The caller may overwrite arrays, the next call a staging buffer: wait for the readers' counters.
                 // Workspaces are overwritten two calls later: note the counter in `unread`, to be awaited in BEFORE.
                 // Eager calls are read from slots, guarded by `overdue`.
@@ -206,6 +244,7 @@ struct Walker {
         return DONE;
     }
 
+  public:
     // Return a failed rank needed by this call, or -1. Acquire: the counter, loaded afterwards, is not older than the
     // failure, so all progress made before the failure counts.
     int64_t culprit(const Node& node) const {
@@ -228,6 +267,30 @@ struct Walker {
         // The text no longer matches the plan: the next call must write the description again.
         descriptor.kind = 0;
         show(head, base + SETTLED - 1);
+    }
+
+    // Give up the receives under way, after a failure. Return whether all messages have ended: otherwise the transport
+    // still uses the memory.
+    bool cancel(Node& node) {
+        bool has_ended = true;
+        const auto end_one = [&](WireMessage& one) {
+            if (one.is_under_way() && !one.sends) node.wire->cancel(one);
+            has_ended &= !one.is_under_way();
+        };
+        for (WireMessage& one : messages) end_one(one);
+        for (Correspondent& one : agreement.others) {
+            end_one(one.came);
+            end_one(one.sent);
+        }
+        return has_ended;
+    }
+
+    // Call `take` with the partner of each message under way. May be called while another thread continues the call.
+    template <class Take> void each_partner(Take take) const {
+        for (const WireMessage& one : messages)
+            if (one.is_under_way()) take(one.peer);
+        for (const Correspondent& one : agreement.others)
+            if (one.came.is_under_way()) take(one.peer);
     }
 
     // Cancel a call before data have moved. The next call behaves as if this call had not been made.
@@ -320,11 +383,86 @@ struct Walker {
     bool sees(Node& node, size_t rank, int64_t counter, bool patient) {
         awaited = static_cast<uint32_t>(rank);
         needed = counter;
+        // A sleep until the counter changes would stop the messages, and the leader's look at greetings.
+        if (stage >= WALKING && (plan->agrees || plan->messages > 0))
+            return until(node, patient, [&] { return node.heads[rank]->counter.load(std::memory_order_acquire) >= counter; });
         const bool found = has_shown(node, node.heads[rank], counter, patient, has_slept);
         // After a full wait in vain the next look sleeps at once: the awaited rank is slow, and spinning wastes the
         // core.
         has_slept = !found && patient;
         return found;
+    }
+
+    // Return whether `ready` holds, with a wait if `patient`: spin, yield, then nap. In between messages move on, and a
+    // leader looks at greetings. Unlike calls and failed messages end the wait.
+    template <class Ready> bool until(Node& node, bool patient, Ready ready) {
+        uint64_t began = 0;
+        for (uint32_t look = 0; !ready(); look++) {
+            const bool has_moved = node.wire->progress();
+            agreement.look(node.heads[node.rank], base, signature);
+            if (ready()) break;
+            if (agreement.failed != nullptr || has_differed(node)) return false;
+            if (has_moved) has_slept = false;
+            // Most waits end before the clock is read.
+            if (patient && look < LOOKS && node.spins && !has_slept) continue;
+            const uint64_t time = nanoseconds();
+            note_wait(node, time);
+            if (!patient) return false;
+            if (began == 0 || has_moved) began = time;
+            const uint64_t waited = time - began;
+            if (waited > (has_slept ? MAX_WAIT : SPIN + YIELD)) {
+                has_slept = true;
+                return false;
+            }
+            if (has_slept) {
+                // The partner is slow, or data take long: looking more often would only take the core from others.
+                const timespec pause = {0, nap};
+                nanosleep(&pause, nullptr);
+                nap = std::min(2 * nap, LONGEST_NAP);
+            } else if (waited > SPIN || !node.spins) {
+                sched_yield();
+                // A dear yield has given the core to a process outside the job: a nap costs less (see `Backoff`).
+                has_slept = nanoseconds() - time > DEAR;
+            }
+        }
+        has_slept = false;
+        nap = FIRST_NAP;
+        return true;
+    }
+
+    // Return whether some node is known to make another call. Acquire: the verdict comes from another rank's thread.
+    bool has_differed(const Node& node) const {
+        return node.compares && node.heads[node.leader]->verdict.load(std::memory_order_acquire) == base + UNLIKE_CALLS;
+    }
+
+    // Return whether all nodes are known to make this call. A later verdict means: the leader is in a later call, so this
+    // call was alike.
+    bool has_agreed(const Node& node) const {
+        const int64_t verdict = node.heads[node.leader]->verdict.load(std::memory_order_acquire);
+        return verdict == base + ALIKE_CALLS || verdict > base + UNLIKE_CALLS;
+    }
+
+    // Return the tag of this call's messages.
+    uint64_t tag(const Node& node) const { return node.wire_tag | (node.call_count & WIRE_CALLS); }
+
+    // Begin the comparison with the other nodes. Greetings with data follow by OPEN.
+    void greet(Node& node) {
+        int64_t first = arrived;
+        for (uint32_t rank : node.same_node) first = std::min(first, node.heads[rank]->arrived[half].load(std::memory_order_relaxed));
+        agreement.begin(*node.wire, tag(node), {signature, is_alike, first + to_realtime()});
+        for (Correspondent& one : agreement.others)
+            if (!is_alike || std::find(plan->opened.begin(), plan->opened.end(), one.peer) == plan->opened.end())
+                Agreement::send(*node.wire, tag(node), one, nullptr, 0);
+        if (is_alike || node.rank != node.leader) return;
+        agreement.missing = 0;
+        node.heads[node.rank]->verdict.store(base + UNLIKE_CALLS, std::memory_order_release);
+    }
+
+    // Add to the shares of this call what the comparison with the other nodes has found.
+    void count_agreement(Node& node) {
+        const int64_t first = node.heads[node.leader]->first_arrival.load(std::memory_order_relaxed) - to_realtime();
+        shares.own = std::max(shares.own, std::min(arrived - first, arrived - node.left));
+        count_wait(node);
     }
 
     // Return whether this plan would write to the memory of a failed rank: the array may be in use for other data.
@@ -497,9 +635,46 @@ struct Walker {
             case Instruction::PUBLISH: show(node.heads[node.rank], base + one.counter); return DONE;
             case Instruction::CALL: awaited = node.rank; return CALLING;
             case Instruction::REDUCE: break;
+            default: return carry_message(node, one, patient);
         }
         error = form(node, one);
         return error == 0 ? DONE : BROKEN;
+    }
+
+    // Carry out an instruction for ranks of other nodes.
+    Outcome carry_message(Node& node, const Instruction& one, bool patient) {
+        WireMessage* message = one.counter < static_cast<int64_t>(plan->messages) ? &messages[static_cast<size_t>(one.counter)] : nullptr;
+        const bool is_greeting = one.opcode == Instruction::OPEN || one.opcode == Instruction::TAKE;
+        Correspondent* other = is_greeting ? agreement.with(one.peer) : nullptr;
+        char* row = one.nbytes > 0 ? place(node, one.to).start : nullptr;
+        awaited = node.rank;
+        switch (one.opcode) {
+            case Instruction::SEND: node.wire->send(*message, one.peer, tag(node), row, one.nbytes); return DONE;
+            case Instruction::RECEIVE: node.wire->receive(*message, one.peer, tag(node), row, one.nbytes); return DONE;
+            case Instruction::END:
+                if (!until(node, patient, [&] { return !message->is_under_way(); })) return WAITING;
+                return has_come(*message, one.nbytes);
+            case Instruction::OPEN: Agreement::send(*node.wire, tag(node), *other, row, one.nbytes); return DONE;
+            case Instruction::TAKE:
+                // The length of an unlike call's data is no error of its own.
+                if (!until(node, patient, [&] { return other->is_heard && !has_differed(node); })) return WAITING;
+                if (has_come(other->came, sizeof(Greeting) + one.nbytes) != DONE) return CUT;
+                if (one.nbytes > 0) std::memcpy(row, other->in.data() + sizeof(Greeting), one.nbytes);
+                return DONE;
+            default:  // AGREE
+                awaited = node.leader;
+                needed = INT64_MAX;  // no counter tells of the verdict: the leader is awaited until the end
+                if (!until(node, patient, [&] { return has_agreed(node); })) return WAITING;
+                count_agreement(node);
+                return DONE;
+        }
+    }
+
+    // Return whether a message has ended well, a receive with `nbytes` bytes; else note the message for the error.
+    Outcome has_come(const WireMessage& message, uint64_t nbytes) {
+        if (message.now() == WireMessage::DONE && (message.sends || message.length == nbytes)) return DONE;
+        cut = &message;
+        return CUT;
     }
 
     // Carry out a REDUCE. Return 0, or the system's error.

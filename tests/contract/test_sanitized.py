@@ -10,7 +10,7 @@ import pytest
 
 import engine_mutants
 import extension
-from gpucoll.device.sources import folder
+from gpucoll.device.sources import inlined
 from jobs import launch, run_job
 from multirank import test_ucx
 
@@ -89,7 +89,7 @@ def binding(environment):
     pytest.importorskip("nanobind")
     pytest.importorskip("libucx")
     variables, preload = environment
-    source = (folder() / "binding" / "ucx.cc").read_text()
+    source = inlined("binding/ucx.cc", set())
 
     def built(text):
         name, _, libraries = preload.partition("=")
@@ -100,7 +100,7 @@ def binding(environment):
     return source, built
 
 
-@pytest.mark.parametrize(("ranks", "program"), [(2, "calls"), (1, "points")])
+@pytest.mark.parametrize(("ranks", "program"), [(2, "calls"), (1, "points"), (2, "unlike")])
 def test_messages_between_hosts(binding, ranks, program):
     source, built = binding
     outputs, codes = test_ucx.on_hosts(ranks, program, variables=built(source))

@@ -16,7 +16,7 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import OPS
 from gpucoll.executors import CallRequest
 from gpucoll.executors.engine import plans, tables
-from gpucoll.executors.engine.instructions import Messages
+from gpucoll.executors.engine.between_nodes import Messages, WireRoles
 from gpucoll.executors.engine.neighbours import head_bytes
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.tuner.choice import Choice
@@ -45,12 +45,16 @@ class Engine:
 
 
 class Rank:
-    """The node of a rank, as asked by `Plans`."""
+    """The node of a rank, as asked by `Plans`; with several `nodes` the engine sends the messages between these."""
 
-    def __init__(self, rank, size, copies):
-        self.rank, self.size, self.copies, self.all = rank, size, copies, frozenset(range(size))
-        self.engine = Engine()
-        self.plans = plans.Plans(self, self.engine, Messages(None, None, None))
+    def __init__(self, rank, size, copies, nodes=None):
+        nodes = nodes or (0,) * size
+        self.rank, self.size, self.copies, self.nodes = rank, size, copies, nodes
+        self.all = frozenset(other for other in range(size) if nodes[other] == nodes[rank])
+        self.engine, messages = Engine(), Messages(None, None, None)
+        if max(nodes) > 0:
+            messages.wire = WireRoles.of(rank, nodes, compares=True)
+        self.plans = plans.Plans(self, self.engine, messages)
 
     def plan(self, request):
         with mock.patch.multiple(plans, **LIMITS):
@@ -122,7 +126,7 @@ def drawn(random, ranks, names=NAMES):
         may = collective in ("all_reduce", "scan", "exscan", "all_to_all")
         in_place, symmetric = same or (may and random.random() < 0.4), random.random() < 0.3
         cut = Cut(0, lengths_of(collective, rank.rank, root, table)) if row.ragged else Cut(count)
-        place = RankTopology(rank.rank, size, rank.rank, size, (0,) * size)
+        place = RankTopology(rank.rank, size, rank.rank, size, rank.nodes)
         sizes = tuple(None if one is None else one * width for one in (source, target))
         request = CallRequest(collective, algorithm, dtypes.DTYPES[name], OPS[op] if row.reduces else None, root,
                               nbytes, sizes, in_place, cut, symmetric=symmetric)

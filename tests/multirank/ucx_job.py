@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy
+import pytest
 
 import extension
 import gpucoll as gc
@@ -46,6 +47,54 @@ def calls(executor=None):
             x = numpy.arange(count) % 1009 + comm.rank
             expected = comm.size * (numpy.arange(count) % 1009) + sum(range(comm.size))
             assert (comm.all_reduce(x) == expected).all()
+
+
+def refuses(kind, ranks, call, *given):
+    """Make a call, and check that an error of this kind names these ranks."""
+    with pytest.raises(kind) as error:
+        call(*given)
+    assert error.value.ranks == ranks
+
+
+def unlike(executor=None):
+    """Unlike calls, refused calls and other lengths of blocks, inside a host and between: no array is written."""
+    with gc.init(timeout=seconds(60), executor=executor) as comm:
+        for count in (3, 1 << 11, 1 << 16):  # the data go with the greeting, or after
+            for odd in (comm.size - 1, 0, EACH - 1):  # of the last host, and the first and last of the first host
+                all_unlike(comm, count, odd)
+            for lengths in ([1] * comm.size, [1] * comm.size, [*range(comm.size)], [2] * comm.size):
+                found = comm.all_gather_v(numpy.full(lengths[comm.rank], comm.rank))
+                assert [one.tolist() for one in found] == [[rank] * length for rank, length in enumerate(lengths)]
+        calls_under_way(comm)
+
+
+def all_unlike(comm, count, odd):
+    """Between like calls, rank `odd` makes another call, then refuses its arguments."""
+    x, out = numpy.full(count, comm.rank), numpy.full(count, -1)
+    is_odd, blamed = comm.rank == odd, (odd if comm.size > 2 else 1,)
+    for _ in range(2):  # the second time the engine knows the calls
+        comm.all_reduce(x, out)
+        assert (out == sum(range(comm.size))).all()
+        out[:] = -1
+        refuses(gc.MismatchError, blamed, comm.all_reduce, x, out, "max" if is_odd else "sum")
+        assert (out == -1).all()
+    if is_odd:
+        refuses(gc.ArgumentError, (), comm.all_reduce, [1])
+    else:
+        refuses(gc.PeerError, (odd,), comm.all_reduce, x, out)
+    assert (out == -1).all()
+
+
+def calls_under_way(comm):
+    """Many asynchronous calls of two communicators, and blocking calls in between."""
+    with comm.split(0, -comm.rank) as other:
+        ranks = numpy.arange(comm.size)
+        for count in (1, 1 << 12, 1 << 18):
+            works = [one.all_reduce(numpy.full(count, one.rank + turn), async_op=True)
+                     for turn in range(4) for one in (comm, other)]
+            assert (comm.all_gather(numpy.full(count, comm.rank)) == ranks[:, None]).all()
+            for turn, work in enumerate(works):
+                assert (work.wait() == ranks.sum() + comm.size * (turn // 2)).all()
 
 
 def points():
@@ -129,5 +178,5 @@ if __name__ == "__main__":
     if "UCX_BINDING" in os.environ:  # the path of a build with sanitizers
         sys.modules["gpucoll._ucx"] = extension.loaded("gpucoll._ucx", os.environ["UCX_BINDING"])
     name, *arguments = sys.argv[1:]
-    programs = (attacked, calls, fails, lost, meets, points, without_ucx)
+    programs = (attacked, calls, fails, lost, meets, points, unlike, without_ucx)
     {program.__name__: program for program in programs}[name](*arguments)

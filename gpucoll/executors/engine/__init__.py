@@ -7,6 +7,7 @@ between nodes. Under the name `mpi` every rank counts as a separate node.
 
     plans         the engine's plans, found by call, and staging buffers
     instructions  a plan on bytes of the ranks' buffers: counters to await, operands to combine, counters to publish
+    between_nodes which messages between nodes the engine sends itself, without Python
     extension     loads the C++ engine; digest: a hash of the engine's sources
     neighbours    the same-node ranks, and access to their memory
     tables        numbers shared by Python and C++
@@ -23,7 +24,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpucoll.arrays import address
 from gpucoll.arrays.segments import Slab, at
@@ -39,15 +40,15 @@ from gpucoll.errors import (
     is_settled,
 )
 from gpucoll.executors import INSIDE, Call, Called, CallRequest, Executor, Refusal, call_site, disagreement, shortened
+from gpucoll.executors.engine.between_nodes import Comparing, Messages, PostedMessage, WireRoles
 from gpucoll.executors.engine.extension import library
-from gpucoll.executors.engine.instructions import Messages
 from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
 from gpucoll.executors.engine.plans import EngineCall, Plans
 from gpucoll.executors.engine.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
-from gpucoll.progress.operations import Operation, Pending, ProbeResult, keep_for_ever
+from gpucoll.progress.operations import Operation, ProbeResult, keep_for_ever
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import cancel
-from gpucoll.transport.tags import BYTES, MAX_MESSAGE, tag_of_call
+from gpucoll.transport.tags import BYTES, ENGINE_CALLS, ENGINE_TAGS, MAX_MESSAGE, tag_of_call
 
 # Failures shown beside the counter, for the ranks that wait for this one. LATE: the deadline has passed. ASTRAY: calls
 # differ. FAILED - r: rank r has failed. LATE_FOR - r: the deadline has passed in a wait for rank r. The counter stays:
@@ -60,51 +61,6 @@ MISMATCH_TIMEOUT, SHORT_TIMEOUT, POLL_INTERVAL = 5.0, 0.25, 1e-4
 SITE_SHOWN = (1 << ROUNDS) - 2
 MESSAGES = ("mpi", "ucx")  # the names of the executor that exchanges messages with all ranks
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
-
-
-class _PostedMessage(NamedTuple):
-    """A message to or from another node: the other rank, and the requests of the pieces."""
-
-    peer: int
-    sends: bool
-    requests: list[Any]
-
-    def has_ended(self) -> bool:
-        return all([request.Test() for request in self.requests])
-
-
-class _Comparing:
-    """The comparison of a call by messages between nodes, as an instruction of the call's plan.
-
-    Without a `description` the call is described as in the engine's descriptor: a plan may serve under two names.
-    """
-
-    def __init__(self, executor: EngineExecutor, description: str) -> None:
-        self._executor, self._description = executor, description
-        self._operation: Operation | None = None  # of the call under way
-        self._pending: Pending | None = None
-
-    def go_on(self) -> bool:
-        """Return whether all ranks are known to make this call.
-
-        Raises MismatchError or PeerError if they do not; the engine then leaves the call, and no data have moved.
-        """
-        if self._operation is None:
-            comparison, engine = self._executor.comparison, self._executor.engine
-            description = self._description or self._executor.under_way()
-            self._operation = comparison.clock.reported(comparison.compare(description), engine.add_shares)
-        try:
-            while self._pending is None or self._pending():
-                self._pending = next(self._operation, None)
-                if self._pending is None:
-                    self._operation = None
-                    return True
-        except BaseException as error:
-            self._operation = self._pending = None
-            if is_settled(error):
-                self._executor.engine.settle()
-            raise
-        return False
 
 
 class EngineExecutor(Executor):
@@ -125,6 +81,9 @@ class EngineExecutor(Executor):
                  on_engine: bool = True) -> None:
         self.name, self._is_on_engine = name, on_engine
         self._check = LEVELS[check] if name == "shared" else OFF
+        # By the wire, calls are compared at the same time as the first data, if at all before data move.
+        self._has_wire = self._is_compared_by_wire = False
+        self._may_compare = on_engine and LEVELS[check] == ALL and name != "shared"
         self._link, self._timeout = link, timeout
         self._size, self._wire = link.place.size, link.wire
         self._receive = (link.wire if check in (None, "full") else receiver(link.wire)).Irecv
@@ -132,14 +91,16 @@ class EngineExecutor(Executor):
         if name in MESSAGES:
             place = place._replace(nodes=tuple(range(self._size)))
         self._node_ranks = NodeRanks(place, found is not None, 0 if found is None else found.BOX)
-        self._has_met = False
+        self._has_met, self._nodes = False, place.nodes
         self.engine: Any = None
         self._plans: Any = None
         self._flight: Any = None
         self.cause: Callable[[], GpucollError | None] = lambda: None  # the error that explains memory out of reach
         self.comparison: Any = None  # compares calls by messages, if the engine does not
+        self.described = ""  # the whole description of a call without data
+        self._explaining = Comparing(self, "")  # finds the difference after unlike greetings
         self._asked: int | None = None  # the rank whose next call is awaited: see `next_call`
-        self._under_way: dict[int, _PostedMessage] = {}  # by their numbers in the plan
+        self._under_way: dict[int, PostedMessage] = {}  # by their numbers in the plan
         # MPI forbids two threads to test one request: a watching thread takes this lock or keeps its last answer.
         self._testing = threading.Lock()
         self._awaited = set[int]()
@@ -190,8 +151,22 @@ class EngineExecutor(Executor):
                 spins=has_core, copies=node_ranks.copies, first=node_ranks.first, workspace_bytes=SMALL,
                 boxes=node_ranks.boxes, heads=heads, keys=keys, processes=processes)
             self._record()
-            self._plans = Plans(node_ranks, self.engine, Messages(self._begin, self._has_come, self._go_on),
-                                self._comparing)
+            self._messages = Messages(self._begin, self._has_come, self._go_on)
+            self._plans = Plans(node_ranks, self.engine, self._messages, self._comparing)
+            if self._has_wire:
+                self._bind_wire()
+
+    def use_wire(self) -> None:
+        """Let the engine itself send the messages between nodes. To be called on all ranks, before the first call."""
+        self._has_wire, self._is_compared_by_wire = True, self._may_compare
+        if self.engine is not None:
+            self._bind_wire()
+
+    def _bind_wire(self) -> None:
+        roles = self._messages.wire = WireRoles.of(self._node_ranks.rank, self._nodes, compares=self._may_compare)
+        # Calls of two engines may have one number: each engine has tags of its own.
+        tag = ENGINE_TAGS + (0 if self.on_engine else ENGINE_CALLS)
+        self.engine.bind_wire(self._link.wire.engine_wire(), tag, roles.partners, roles.leader, roles.compares)
 
     def record(self, memory: Any, last: int, records: int, capacity: int) -> None:
         """Write a flight record of every call to `memory`, at the given places of the last number and the records."""
@@ -237,6 +212,8 @@ class EngineExecutor(Executor):
         has failed (`meet` false). If all visible calls are alike, the error names no rank: the difference lies between
         nodes, and the comparison by messages explains it.
         """
+        if meet and self._is_compared_by_wire:
+            return self._explaining.explain()
         number, node_ranks, words = self.engine.call_count, sorted(self._node_ranks.all), self._node_ranks.words
         settles = meet and self._check == ALL and not any(self.engine.is_eager(rank, number) for rank in node_ranks)
         # After `settle` the next use of the same descriptor waits for all counters, so that no rank can miss it.
@@ -265,15 +242,24 @@ class EngineExecutor(Executor):
 
     def compare(self, description: str) -> Operation:
         """Compare a call made elsewhere, or not at all, with the other ranks; a refusal waits for no rank."""
+        if self._is_compared_by_wire:
+            return self._compare_by_wire(description)
         if self._check == OFF and self.comparison is None and not is_refusal(description):
             return iter(())
         if is_refusal(description) and self.comparison is None:
             description = shortened(f"{description}\n{call_site()}", TEXT - 1)
         return self.walk(lambda: self._plans.without_data(description), None, None)
 
+    def _compare_by_wire(self, description: str) -> Operation:
+        self.described = description
+        try:
+            yield from self.walk(lambda: self._plans.without_data(description), None, None)
+        finally:
+            self.described = ""
+
     def _comparing(self, description: str = "") -> Callable[[], bool] | None:
         """Return an instruction that compares a call by messages; None if the engine compares calls."""
-        return None if self.comparison is None else _Comparing(self, description).go_on
+        return None if self.comparison is None or self._is_compared_by_wire else Comparing(self, description).go_on
 
     def awaited(self) -> set[int] | None:
         """Return the ranks awaited by the call under way; None if no call is under way."""
@@ -288,6 +274,7 @@ class EngineExecutor(Executor):
         if self._testing.acquire(blocking=False):
             try:
                 self._awaited = {one.peer for one in list(self._under_way.values()) if not one.has_ended()}
+                self._awaited.update(self.engine.partners())
             finally:
                 self._testing.release()
         return self._awaited
@@ -318,6 +305,10 @@ class EngineExecutor(Executor):
     def out_of_reach(self, number: int) -> None:
         """Raise the cause of the system's error `number`: BackendError unless some rank is known to have ended."""
         raise self._unreachable(os.strerror(number))
+
+    def disconnected(self, reason: str, rank: int) -> None:
+        """Raise the error of a message between nodes that has failed for this `reason`."""
+        raise self._link.wire.failed(f"with rank {rank}: {reason}")
 
     def _unreachable(self, why: object) -> GpucollError:
         return self.cause() or BackendError(f"another rank's memory cannot be accessed: {why}", code="GC-MEMORY")
@@ -402,12 +393,14 @@ class EngineExecutor(Executor):
             keep_for_ever((memory, self._plans, self.engine))
             messages = [*self._under_way.values()]
             cancel([request for one in messages if not one.sends for request in one.requests], messages)
+            if self.engine is not None:
+                self.engine.cancel_messages()
 
     def _begin(self, number: int, sends: bool, peer: int, place: int, nbytes: int) -> None:
         """Begin message `number` to or from memory at `place`, in pieces small enough for MPI's counts."""
         row, tag = at(place, nbytes), tag_of_call(self.engine.call_count)
         begin = self._wire.Isend if sends else self._receive
-        self._under_way[number] = _PostedMessage(peer, sends, [begin([row[start:start + MAX_MESSAGE], BYTES], peer, tag)
+        self._under_way[number] = PostedMessage(peer, sends, [begin([row[start:start + MAX_MESSAGE], BYTES], peer, tag)
                                                                for start in range(0, nbytes, MAX_MESSAGE) or [0]])
 
     def _has_come(self, number: int) -> bool:
@@ -434,6 +427,9 @@ class EngineExecutor(Executor):
             keep_for_ever(self)
             return
         if self.engine is not None:
+            # A greeting may still be on its way, after unlike calls.
+            if not self.engine.cancel_messages():
+                keep_for_ever(self.engine)
             self.engine.close()
             self._plans.close()
         self.engine = self._plans = None  # a cycle of references: end it here

@@ -6,12 +6,21 @@ A rank's progress counter is one number, visible to all ranks of the node. In a 
     2 k + 1  the rank has also finished all reads of round k: data read there may be overwritten
 
 A receive becomes a wait for the sender's counter and a reduction or copy from the sender's memory. A result that
-overwrites a chunk sent in the round must wait for the readers' counters. The engine has four instructions:
+overwrites a chunk sent in the round must wait for the readers' counters. The engine's instructions:
 
     WAIT peer counter         wait until `peer` shows `counter`
     PUBLISH counter           show `counter`
     REDUCE to sources copies  write op(sources) to `to` and to each of `copies`
     CALL i to sources         call Python's function i with addresses, again and again while the result is False
+
+and, for ranks of other nodes, if the engine itself sends and receives (see `between_nodes`):
+
+    SEND peer i to            begin to send message i, the bytes of `to`
+    RECEIVE peer i to         begin to receive message i
+    END i                     wait until message i has ended
+    OPEN peer to              send the greeting, with the bytes of `to`
+    TAKE peer to              wait for the greeting of `peer`, and copy its data to `to`
+    AGREE                     wait until all ranks are known to make this call
 
 A part is (rank, buffer, offset in bytes). The engine looks up the base address of each rank's buffer in each call.
 """
@@ -28,32 +37,32 @@ from gpucoll.arrays.segments import at
 from gpucoll.core.dtypes import Dtype, numpy_dtype
 from gpucoll.core.ops import Op
 from gpucoll.executors import CallRequest
+from gpucoll.executors.engine.between_nodes import Messages, opened
 from gpucoll.executors.engine.neighbours import BUFFERS
 from gpucoll.executors.engine.tables import (
+    AGREE,
     CACHE_LINE,
     CALL,
+    END,
     GIVEN,
     INPUT,
+    OPEN,
     OUTPUT,
     PRIVATE,
     PUBLISH,
+    RECEIVE,
     REDUCE,
     RESULT,
+    SEND,
+    TAKE,
     WAIT,
 )
 from gpucoll.plan import HALVES, PEER, Message, Plan, Reduction, Span
 
+CALLERS = (OUTPUT, RESULT)  # buffers that may be the caller's array; no instruction writes to the other one, GIVEN
 Part = tuple[int, int, int]  # rank, buffer, offset in bytes (or a block's number, where blocks differ in length)
 # Opcode, peer, counter (of a CALL the number of the function), destination, bytes, sources, copies.
 Row = tuple[int, int, int, Part | None, int, tuple[Part, ...], tuple[Part, ...]]
-
-
-class Messages:
-    """The functions for messages between nodes: begin message i at an address, test message i, progress when idle."""
-
-    def __init__(self, begin: Callable[[int, bool, int, int, int], None], has_come: Callable[[int], bool],
-                 idle: Callable[[], None]) -> None:
-        self.begin, self.has_come, self.idle = begin, has_come, idle
 
 
 class Writer:
@@ -75,7 +84,12 @@ class Writer:
         # round begins when all results of the round before have been formed.
         self.private_bytes = self._kept = max(plan.workspace[half] for half in HALVES) * self._width
         self._counters: dict[int, tuple[int, int]] = {}  # by number of a send to a same-node peer: peer and counter
-        self._under_way: dict[int, None] = {}  # messages between nodes not yet awaited, by number
+        self._under_way: dict[int, Message] = {}  # messages between nodes not yet awaited, by number
+        wire = messages.wire
+        # With a wire: whether AGREE is still to come, the numbers of messages that travel with greetings, and the
+        # engine's numbers of the others.
+        self._must_agree, self._greets = wire is not None and wire.compares, set[int]()
+        self._begun: dict[int, int] = {}
         self._passed: dict[int, int] = {}  # the highest counter awaited of each peer
         self.peers: dict[int, None] = {}
         self.readers: dict[tuple[str, int], int] = {}
@@ -85,6 +99,8 @@ class Writer:
         """Yield the instructions of the plan, round by round."""
         if self._reads_given:
             yield from self._moved(INPUT, GIVEN, self._shown)
+        if self._must_agree:
+            yield from self._openings()
         if self._comparing is not None:
             yield self._called(self._comparing)
         for number, steps in enumerate(self._plan.rounds):
@@ -106,11 +122,38 @@ class Writer:
                 yield from self._reduced(step)
         # The counter after the last round ends all waits for this rank's reads.
         yield _counter_row(PUBLISH, 2 * len(self._plan.rounds))
+        yield from self._agree()
         yield from self._end(list(self._under_way))
         if self._places:
             yield from self._moved(RESULT, OUTPUT, self._used)
         if self._request.collective == "exscan" and self._rank == 0:
             yield from self._filled()
+
+    def _openings(self) -> Iterator[Row]:
+        """Send the first data with the greetings, as far as short, and note which receives take data from greetings."""
+        plan, wire = self._plan, self._messages.wire
+        # Blocks of different lengths: this rank does not know how long the messages of others are.
+        if wire is None or plan.schedules is None or self._request.lengths is not None:
+            return
+        messages = [step for steps in plan.rounds for step in steps if isinstance(step, Message) and step.there is None]
+        peers = {step.peer for step in messages}.intersection(wire.partners)
+        mine = opened(plan.schedules(self._rank), plan.layouts, self._width, peers)
+        theirs = {peer for peer in peers
+                  if opened(plan.schedules(peer), plan.layouts, self._width, (self._rank,))}
+        # The k-th send meets the k-th receive: data of a greeting are the first message in either direction.
+        for step in messages:
+            left = mine if step.sends else theirs
+            if step.peer in left:
+                left.remove(step.peer)
+                self._greets.add(step.number)
+                if step.sends:
+                    yield OPEN, step.peer, 0, self._part(step.span), self._bytes(step.span), (), ()
+
+    def _agree(self) -> Iterator[Row]:
+        """Wait until all ranks are known to make this call, unless awaited before."""
+        if self._must_agree:
+            self._must_agree = False
+            yield _counter_row(AGREE, 0)
 
     def _filled(self) -> Iterator[Row]:
         """Fill the result of an exscan's first rank in Python, after the peers' reads of an input in the same place."""
@@ -161,8 +204,17 @@ class Writer:
 
     def _end(self, numbers: Iterable[int]) -> Iterator[Row]:
         for number in numbers:
-            if number in self._under_way:
-                del self._under_way[number]
+            message = self._under_way.pop(number, None)
+            if message is None:
+                continue
+            nbytes = self._bytes(message.span)
+            if number in self._greets:
+                part = self._part(message.span)
+                yield from self._agree() if part[1] in CALLERS else ()
+                yield TAKE, message.peer, 0, part, nbytes, (), ()
+            elif number in self._begun:
+                yield END, message.peer, self._begun[number], None, nbytes, (), ()
+            else:
                 yield self._called(functools.partial(self._messages.has_come, number))
 
     def _reduced(self, form: Reduction, copies: tuple[Part, ...] = ()) -> Iterator[Row]:
@@ -170,6 +222,8 @@ class Writer:
         sources = tuple(self._part(span, is_read=True) for span in form.sources)
         if not nbytes:
             return
+        if where[1] in CALLERS:
+            yield from self._agree()
         if op is None or not op.expression or len(sources) == 1:
             yield REDUCE, 0, 0, where, nbytes, sources, copies
             return
@@ -182,6 +236,7 @@ class Writer:
                 yield REDUCE, 0, 0, here[-1], nbytes, (source,), ()
                 used += -(-nbytes // CACHE_LINE) * CACHE_LINE
         self.private_bytes = max(self.private_bytes, used)
+        yield from self._agree()
         yield self._called(_combining(op, self._request.dtype, nbytes), where, nbytes, tuple(here))
 
     def _sent(self, message: Message) -> Iterator[Row]:
@@ -191,9 +246,18 @@ class Writer:
             self._counters[number] = peer, counter
             return
         nbytes = self._bytes(span)
+        if number in self._greets and sends:  # sent at the beginning
+            return
         if nbytes:  # empty parts need no order, though all begin at one place and seem to conflict
             yield from self._end(sorted(message.after))
-        self._under_way[number] = None
+        self._under_way[number] = message
+        if number in self._greets:
+            return
+        if self._messages.wire is not None:
+            yield from self._agree()
+            self._begun[number] = len(self._begun)
+            yield SEND if sends else RECEIVE, peer, self._begun[number], self._part(span), nbytes, (), ()
+            return
         # Bind `begin` alone: a plan that kept this writer would keep the arrays of its first call.
         begin = self._messages.begin
         yield self._called(lambda place: begin(number, sends, peer, place, nbytes), self._part(span), nbytes)

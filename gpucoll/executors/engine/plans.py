@@ -13,9 +13,10 @@ from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import EXACT_NAMES, LOGICAL
 from gpucoll.core.signature import is_refusal
 from gpucoll.executors import Call, Called, CallRequest, fingerprint, shortened
-from gpucoll.executors.engine.instructions import Messages, Writer
+from gpucoll.executors.engine.between_nodes import Messages
+from gpucoll.executors.engine.instructions import Writer
 from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
-from gpucoll.executors.engine.tables import CALL, GIVEN, INPUT, OP_NAMES, RESULT, TEXT
+from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, OP_NAMES, RESULT, TEXT
 from gpucoll.plan import Plan
 from gpucoll.progress.operations import Operation
 
@@ -135,11 +136,14 @@ class Plans:
         if description not in self._bare:
             if len(self._bare) == KEPT:
                 self._bare.clear()
-            comparing = self._comparing(description)
+            comparing, wire = self._comparing(description), self._messages.wire
             rows, calls = ((), ()) if comparing is None else (
                 ((CALL, 0, 1, None, 0, (), ()),), (self._messages.idle, lambda _: comparing()))
-            refuses = is_refusal(description)
-            flags = (True, True, False, False, False, comparing is None and refuses, False, not refuses)
+            by_wire = wire is not None and wire.compares
+            if by_wire:
+                rows = ((AGREE, 0, 0, None, 0, (), ()),)
+            refuses, by_engine = is_refusal(description), comparing is None and not by_wire
+            flags = (True, True, False, False, False, by_engine and refuses, False, not refuses)
             self._bare[description] = self._shown_plan(description, (0, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0, (), (),
                                                        (), rows, calls)
         return self._bare[description]

@@ -12,13 +12,13 @@ from gpucoll.core.dtypes import CODES, DTYPES, Dtype
 from gpucoll.core.ops import EXACT, OPS
 from gpucoll.executors import IN_PLACE, WAITS
 
-OPCODES = ("WAIT", "PUBLISH", "REDUCE", "CALL")
+OPCODES = ("WAIT", "PUBLISH", "REDUCE", "CALL", "SEND", "RECEIVE", "END", "OPEN", "TAKE", "AGREE")
 # Buffers of a rank. Peers may read the first three. GIVEN and RESULT are the caller's arrays; INPUT and OUTPUT may lie
 # elsewhere, as in a workspace.
 PLACES = ("INPUT", "OUTPUT", "SCRATCH", "PRIVATE", "GIVEN", "RESULT")
 OP_NAMES = (*OPS, *(one.name for one in EXACT.values()))
 CHECKS = ("OFF", "PEERS", "ALL")  # a rank compares its call with no rank, the ranks to be read from, or all
-WAIT, PUBLISH, REDUCE, CALL = map(OPCODES.index, OPCODES)
+WAIT, PUBLISH, REDUCE, CALL, SEND, RECEIVE, END, OPEN, TAKE, AGREE = map(OPCODES.index, OPCODES)
 INPUT, OUTPUT, SCRATCH, PRIVATE, GIVEN, RESULT = map(PLACES.index, PLACES)
 OFF, PEERS, ALL = map(CHECKS.index, CHECKS)
 
@@ -26,13 +26,14 @@ TEXT = 256  # bytes of the description of a call
 ROUNDS = 20  # bits of a progress counter for the position in a call; the bits above are the call's number
 SHOWN = 3  # buffers of a rank readable by others
 SLOTS, SLOT = 64, 1 << 14  # slots for eager calls of a rank, and bytes of input in a slot
+OPENING = 1 << 13  # most bytes of data in the first message of a call between two nodes
 PAGE, CACHE_LINE = 4096, 64  # bytes
 # The head of a control segment: its bytes, and the places of three of its 64-bit words. Then the bytes of a slot.
-HEAD, COUNTER, FAILURE, TOKEN = 704, 0, 4, 86
+HEAD, COUNTER, FAILURE, TOKEN = 768, 0, 4, 86
 SLOT_BYTES = SLOT + 320
 # The numbers in the header, by type in C++.
 NUMBERS = {"int": ("TEXT", "ROUNDS"), "uint32_t": ("SHOWN",), "int64_t": ("SLOTS",),
-           "uint64_t": ("SLOT", "PAGE", "CACHE_LINE", "HEAD", "COUNTER", "FAILURE", "TOKEN", "SLOT_BYTES")}
+           "uint64_t": ("SLOT", "OPENING", "PAGE", "CACHE_LINE", "HEAD", "COUNTER", "FAILURE", "TOKEN", "SLOT_BYTES")}
 _KINDS = "biufc"  # kinds of NumPy's own dtypes
 _ROWS = {"bool": "whole_row", "int": "whole_row", "float": "real_row", "complex": "complex_row"}
 

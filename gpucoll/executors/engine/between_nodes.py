@@ -1,0 +1,117 @@
+"""Messages between nodes: Python's functions, and which data travel with the greeting of a call.
+
+If the engine has a wire (kernels/engine/wire.h), its instructions send and receive without Python. A call is then
+compared by greetings of the first ranks of all nodes (kernels/engine/agreement.h). Short data of such a rank's first
+round travel with the greeting. The receiving rank must know this beforehand: both ranks look at the sender's schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpucoll.core.schedule import Schedule, Send
+from gpucoll.errors import MismatchError, is_settled
+from gpucoll.executors.engine.tables import OPENING
+from gpucoll.plan import Layouts
+from gpucoll.progress.operations import Operation, Pending
+
+if TYPE_CHECKING:
+    from gpucoll.executors.engine import EngineExecutor
+
+
+class WireRoles(NamedTuple):
+    """This rank's part in messages by the engine: whether greetings compare calls, and the leaders to be greeted."""
+
+    compares: bool
+    leader: int
+    partners: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rank: int, nodes: tuple[int, ...], *, compares: bool) -> WireRoles:
+        """Return the roles of a rank; `nodes` is the node of each rank.
+
+        >>> WireRoles.of(1, (0, 0, 1, 1), compares=True)
+        WireRoles(compares=True, leader=0, partners=())
+        >>> WireRoles.of(2, (0, 0, 1, 1), compares=True).partners
+        (0,)
+        """
+        leader = nodes.index(nodes[rank])
+        leads = compares and rank == leader
+        others = sorted({nodes.index(node) for node in nodes} - {leader})
+        return cls(compares, leader, (*others,) if leads else ())
+
+
+class Messages:
+    """The functions for messages between nodes: begin message i at an address, test message i, progress when idle.
+
+    With `wire`, the engine itself begins and tests messages.
+    """
+
+    def __init__(self, begin: Callable[[int, bool, int, int, int], None], has_come: Callable[[int], bool],
+                 idle: Callable[[], None]) -> None:
+        self.begin, self.has_come, self.idle = begin, has_come, idle
+        self.wire: WireRoles | None = None
+
+
+class PostedMessage(NamedTuple):
+    """A message to or from another node: the other rank, and the requests of the pieces."""
+
+    peer: int
+    sends: bool
+    requests: list[Any]
+
+    def has_ended(self) -> bool:
+        return all([request.Test() for request in self.requests])
+
+
+class Comparing:
+    """The comparison of a call by messages between nodes, as an instruction of the call's plan.
+
+    Without a `description` the call is described as in the engine's descriptor: a plan may serve under two names.
+    """
+
+    def __init__(self, executor: EngineExecutor, description: str) -> None:
+        self._executor, self._description = executor, description
+        self._operation: Operation | None = None  # of the call under way
+        self._pending: Pending | None = None
+
+    def go_on(self) -> bool:
+        """Return whether all ranks are known to make this call.
+
+        Raises MismatchError or PeerError if they do not; the engine then leaves the call, and no data have moved.
+        """
+        if self._operation is None:
+            comparison, engine = self._executor.comparison, self._executor.engine
+            description = self._description or self._executor.described or self._executor.under_way()
+            self._operation = comparison.clock.reported(comparison.compare(description), engine.add_shares)
+        try:
+            while self._pending is None or self._pending():
+                self._pending = next(self._operation, None)
+                if self._pending is None:
+                    self._operation = None
+                    return True
+        except BaseException as error:
+            self._operation = self._pending = None
+            if is_settled(error):
+                self._executor.engine.settle()
+            raise
+        return False
+
+    def explain(self) -> None:
+        """Raise the error of unlike calls once the comparison has ended; the engine asks again until then."""
+        if self.go_on():
+            raise MismatchError("ranks make different calls, or have made different calls before")
+
+
+def opened(schedule: Schedule, layouts: Layouts, width: int, peers: Collection[int]) -> set[int]:
+    """Return the ranks among `peers` that get data with the greeting of the schedule's rank.
+
+    These data are the first send to such a rank, in the first round. `width` is the number of bytes of an element.
+    """
+    first: dict[int, int] = {}
+    for step in next(iter(schedule), ()):
+        if isinstance(step, Send) and step.peer in peers and step.peer not in first:
+            start, stop = layouts.span(step.src)
+            first[step.peer] = (stop - start) * width
+    return {peer for peer, nbytes in first.items() if nbytes <= OPENING}

@@ -1,0 +1,50 @@
+// Messages between hosts, as the engine sees them: a transport implements `Wire`. binding/ucx.cc does so by UCX, in
+// another module, and Python hands the object to the engine. So this file has neither Python nor a transport in it.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace gpucoll {
+
+// A message under way. The message, and the bytes sent or received, must stay where they are until `state` says the
+// end: the transport writes there at any time.
+struct WireMessage {
+    enum State : int { NONE, UNDER_WAY, DONE, FAILED };
+
+    std::atomic<int> state{NONE};  // stored last by the transport, with release: the fields below are complete then
+    int error = 0;                 // FAILED: the transport's number of the reason
+    uint32_t peer = 0;
+    bool sends = false;
+    uint64_t length = 0;           // of a receive, DONE: bytes of the message, possibly more than there was room for
+    void* handle = nullptr;        // the transport's
+
+    // Acquire pairs with the transport's release: the bytes received are complete.
+    State now() const { return static_cast<State>(state.load(std::memory_order_acquire)); }
+    bool is_under_way() const { return now() == UNDER_WAY; }
+};
+
+// The messages of a communicator. All functions return at once, and may be called by any thread. A function that fails
+// leaves the reason in the message: nothing is thrown.
+//
+// Messages from one rank with one tag arrive in the order of sending.
+class Wire {
+  public:
+    // Begin to send or to receive. An old message in `message` must have ended.
+    virtual void send(WireMessage& message, uint32_t peer, uint64_t tag, const void* row, uint64_t nbytes) noexcept = 0;
+    virtual void receive(WireMessage& message, uint32_t peer, uint64_t tag, void* row, uint64_t nbytes) noexcept = 0;
+    // Move data as far as possible without waiting; return whether anything has moved.
+    virtual bool progress() noexcept = 0;
+    // Ask the transport to give up a receive; in vain if data are on the way.
+    virtual void cancel(WireMessage& message) noexcept = 0;
+    // Return the reason of a failure in words.
+    virtual const char* reason(int error) const noexcept = 0;
+
+  protected:
+    ~Wire() = default;
+};
+
+// A pointer from one module to the other goes through a capsule of Python's with this name.
+static const char WIRE[] = "gpucoll.Wire";
+
+}  // namespace gpucoll
