@@ -29,7 +29,8 @@ static Ref<> bind_wire(Engine& self, PyObject* given) {
     take_numbers(partners, &others);
     const bool is_whole = leader < node.ranks && node.heads[leader] != nullptr && (tag & WIRE_CALLS) == 0
         && std::all_of(others.begin(), others.end(), [&](uint32_t one) { return one < node.ranks && node.heads[one] == nullptr; });
-    if (!is_whole || node.wire != nullptr) raise(PyExc_ValueError, "no wire between these ranks");
+    const bool has_partners = compares == 0 || leader != node.rank || !others.empty();  // else no greeting brings a verdict
+    if (!is_whole || !has_partners || node.wire != nullptr) raise(PyExc_ValueError, "no wire between these ranks");
     for (uint32_t one : others) self.walker.agreement.others.emplace_back(one);
     self.wire = Ref<>::borrow(capsule);
     node.wire = static_cast<Wire*>(wire);

@@ -653,7 +653,7 @@ struct Walker {
             case Instruction::RECEIVE: node.wire->receive(*message, one.peer, tag(node), row, one.nbytes); return DONE;
             case Instruction::END:
                 if (!until(node, patient, [&] { return !message->is_under_way(); })) return WAITING;
-                return has_come(*message, one.nbytes);
+                return has_come(*message, message->length);
             case Instruction::OPEN: Agreement::send(*node.wire, tag(node), *other, row, one.nbytes); return DONE;
             case Instruction::TAKE:
                 // The length of an unlike call's data is no error of its own.
@@ -670,7 +670,8 @@ struct Walker {
         }
     }
 
-    // Return whether a message has ended well, a receive with `nbytes` bytes; else note the message for the error.
+    // Return whether a message has ended well, a receive with `nbytes` bytes; else note the message for the error. Of calls
+    // compared only later, a message may be too short: the comparison then names the ranks.
     Outcome has_come(const WireMessage& message, uint64_t nbytes) {
         if (message.now() == WireMessage::DONE && (message.sends || message.length == nbytes)) return DONE;
         cut = &message;
