@@ -28,6 +28,7 @@ DEPENDS = {
                        "test_ranks_that_are_left_go_on", "test_who_does_not_come_to_init", "test_a_rank_that_crashes"],
     "test_guard.py": ["test_a_rank_that_exits_is_named", "test_an_exception_that_nobody_catches", "test_deterministic"],
     "test_elastic.py": ["test_under_survive"],
+    "test_newcomers.py": ["test_a_training_under_mpiexec", "test_ranks_under_mpiexec"],
     "test_pool.py": ["test_errors_show_where", "test_new_ranks_serve", "test_ranks_that_wait_in_vain"],
     # a program of each kind
     "test_seed_programs.py": [""],

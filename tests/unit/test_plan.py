@@ -213,6 +213,8 @@ def test_a_read_of_memory_that_is_not_sent_is_refused(monkeypatch):
 class Mailbox:
     """A rank's messages to other nodes: a message ends when both ends have begun."""
 
+    wire = None  # messages by Python
+
     def __init__(self, rank, begun):
         self.rank, self.begun, self.ends = rank, begun, {}
 

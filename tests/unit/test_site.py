@@ -75,7 +75,7 @@ def check(words):
     elif program == "mpiexec":
         assert rest[0] == "-n"
         assert rest[1].isdecimal()
-        check(rest[2:])
+        check(rest[4:] if rest[2:4] == ["--with-ft", "ulfm"] else rest[2:])
     elif program == "torchrun":
         while rest[0] in TORCHRUN:
             rest = rest[2:]
