@@ -28,7 +28,7 @@ MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gp
                                         "communicator.windows"))  # these need MPI or CuPy
            and all(importlib.util.find_spec(needed) is not None or not module.name.startswith(f"gpucoll.{room}")
                    for room, needed in (("torch", "torch"), ("torch.torchft", "torchft"), ("dask", "distributed"),
-                                        ("ray", "ray"), ("rehearsal.torch_world", "torch")))]
+                                        ("ray", "ray"), ("rehearsal.torch_", "torch")))]
 CODE = re.compile(r"GC-[A-Z0-9][A-Z0-9-]*")
 
 
