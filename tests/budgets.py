@@ -20,12 +20,12 @@ SLOWEST = 20
 # Seconds on the reference machine, summed over the processes of pytest: a run with two processes takes half of the
 # sum. The right column has the processor seconds of all processes started by the tests.
 BUDGETS = {
-    "contract": (65, 80),
+    "contract": (90, 80),
     "engine": (15, 20),
     "kernels": (25, 30),
-    "multirank": (150, 180),
+    "multirank": (320, 260),
     "peer": (11, 15),
-    "unit": (80, 110),
+    "unit": (140, 120),
 }
 used_by_ranks = [0.0]  # processor seconds of the ranks of living pools, as reported by the ranks
 used_by_compilers = [0.0]  # processor seconds of the children that compiled

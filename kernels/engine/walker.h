@@ -68,6 +68,7 @@ static const int64_t NOTICED = 20000;
 // Nanoseconds between two looks at messages after a wait in vain: doubled from the first to the last number.
 static const long FIRST_NAP = 20000, LONGEST_NAP = 160000;
 static const uint32_t LOOKS = 64;  // looks at messages before the clock is read
+static const int DEAR_YIELDS = 8;  // in a wait for messages, before naps: one alone may be chance
 static const uint64_t WIRE_CALLS = (1 << 18) - 1;  // the bits of a tag for the number of a call: old tags come again
 
 // The address of a rank's buffer. `process` is 0 for mapped memory, else the process to be read by process_vm_readv.
@@ -393,10 +394,11 @@ struct Walker {
         return found;
     }
 
-    // Return whether `ready` holds, with a wait if `patient`: spin, yield, then nap. In between messages move on, and a
+    // Return whether `ready` holds, with a wait if `patient`: look, yield, then nap. In between messages move on, and a
     // leader looks at greetings. Unlike calls and failed messages end the wait.
     template <class Ready> bool until(Node& node, bool patient, Ready ready) {
         uint64_t began = 0;
+        int dear = 0;  // yields that took long
         for (uint32_t look = 0; !ready(); look++) {
             const bool has_moved = node.wire->progress();
             agreement.look(node.heads[node.rank], base, signature);
@@ -419,10 +421,13 @@ struct Walker {
                 const timespec pause = {0, nap};
                 nanosleep(&pause, nullptr);
                 nap = std::min(2 * nap, LONGEST_NAP);
-            } else if (waited > SPIN || !node.spins) {
+            } else {
+                // At once, without a longer spin: a yield costs little on a free core, and the ranks of other hosts may
+                // share this core where hosts are emulated. Dear yields have given the core to a process outside the
+                // job: a nap costs less (see `Backoff`).
                 sched_yield();
-                // A dear yield has given the core to a process outside the job: a nap costs less (see `Backoff`).
-                has_slept = nanoseconds() - time > DEAR;
+                dear += nanoseconds() - time > DEAR;
+                has_slept = dear > DEAR_YIELDS;
             }
         }
         has_slept = false;
