@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 NATIVE = "native"
 HYBRID = "hybrid"
+MOST_CONNECTED = 256  # ranks of a job whose processes are all connected from the start
 Key = tuple[Any, ...]
 
 
@@ -327,7 +328,10 @@ def _use_wire(link: Link, timeout: float, shared: EngineExecutor | None,
     rank, nodes = link.place.rank, link.place.nodes
     away = [rank, *(other for other, node in enumerate(nodes) if node != nodes[rank])]
     # Connect all pairs of ranks now: the abort message to a rank of a lost host would wait in UCX for a connection.
-    Progress(timeout, foreign=link.foreign).run(exchange(link.wire, rank, away, ()), "the first messages between hosts")
+    # Larger jobs connect at the first message, because the connections of a process would be too many.
+    if link.place.size <= MOST_CONNECTED:
+        connects = exchange(link.wire, rank, away, ())
+        Progress(timeout, foreign=link.foreign).run(connects, "the first messages between hosts")
     first = messages if shared is None else shared
     if all(link.mpi.allgather(not isinstance(first, MpiExecutor) and first.engine is not None)):
         for one in (shared, messages):
