@@ -68,6 +68,7 @@ static const int64_t NOTICED = 20000;
 // Nanoseconds between two looks at messages after a wait in vain: doubled from the first to the last number.
 static const long FIRST_NAP = 20000, LONGEST_NAP = 160000;
 static const uint32_t LOOKS = 64;  // looks at messages before the clock is read
+static const uint64_t LONGEST_LOOK = 10000000;  // nanoseconds of a wait for messages, after which Python has its turn
 static const int DEAR_YIELDS = 8;  // in a wait for messages, before naps: one alone may be chance
 static const uint64_t WIRE_CALLS = (1 << 18) - 1;  // the bits of a tag for the number of a call: old tags come again
 
@@ -397,7 +398,7 @@ struct Walker {
     // Return whether `ready` holds, with a wait if `patient`: look, yield, then nap. In between messages move on, and a
     // leader looks at greetings. Unlike calls and failed messages end the wait.
     template <class Ready> bool until(Node& node, bool patient, Ready ready) {
-        uint64_t began = 0;
+        uint64_t entered = 0, began = 0;
         int dear = 0;  // yields that took long
         for (uint32_t look = 0; !ready(); look++) {
             const bool has_moved = node.wire->progress();
@@ -410,8 +411,11 @@ struct Walker {
             const uint64_t time = nanoseconds();
             note_wait(node, time);
             if (!patient) return false;
+            if (entered == 0) entered = time;
             if (began == 0 || has_moved) began = time;
             const uint64_t waited = time - began;
+            // Messages that move for ever must not keep Python from signals and deadlines.
+            if (time - entered > LONGEST_LOOK) return false;
             if (waited > (has_slept ? MAX_WAIT : SPIN + YIELD)) {
                 has_slept = true;
                 return false;

@@ -249,7 +249,7 @@ def gone(comm, count, is_closed):
         with COLLECTING:  # `collect` returns at once while another thread collects
             collect()
 
-    make(10)
+    make(20)
     before = held()
     make(count)
     patience = Patience(20)  # a progress thread ends some time after its communicator
@@ -266,7 +266,7 @@ WAYS = [pytest.param({}, id="shared"), pytest.param({"GPUCOLL_EXECUTOR": "mpi"},
         pytest.param(EMULATED, id="emulated", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(2000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("env", WAYS)
 def test_what_is_closed_is_gone(ranks, count, env, request):
     if env is EMULATED:
@@ -279,10 +279,10 @@ def test_what_is_dropped_is_gone(ranks, env, request):
     """A dropped communicator frees files, mappings and threads; MPI's part stays, since MPI frees collectively."""
     if env is EMULATED:
         request.getfixturevalue("emulated_kernels")
-    ranks(gone, 3, 10, False, env=env, timeout=1200)
+    ranks(gone, 3, 40, False, env=env, timeout=1200)
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
-@pytest.mark.parametrize("count", [10, pytest.param(2000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.nightly)])
 def test_what_threads_close_is_gone(count, is_closed):
     on_threads(3, gone, count, is_closed)

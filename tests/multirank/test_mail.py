@@ -10,6 +10,7 @@ import pytest
 
 import gpucoll as gc
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+from pace import seconds
 
 SHORT, LETTERS = 1 << 13, 8  # most bytes of an eager message, and slots of a mailbox, as in kernels/engine/mail.h
 LENGTHS = (0, 1, 7, SHORT // 8, SHORT // 8 + 1, 100_000)
@@ -113,7 +114,7 @@ def lengths(comm):
 
 def nobody_sends(mpi):
     """A receive without a message ends at the deadline, and a later message is not written to the receive's array."""
-    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=0.3) as comm:
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(2)) as comm:
         out = numpy.zeros(4)
         if comm.rank == 1:
             with pytest.raises(gc.CollectiveTimeout):
