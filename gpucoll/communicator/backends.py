@@ -323,7 +323,7 @@ def _use_wire(link: Link, timeout: float, shared: EngineExecutor | None,
               messages: EngineExecutor | MpiExecutor) -> None:
     """Let the engines themselves send the messages between hosts, if every rank has an engine. A collective call.
 
-    All ranks must do alike: the comparison of calls, and the tags of messages, are others.
+    All ranks decide alike, because engines compare calls, and number messages, in another way than Python does.
     """
     rank, nodes = link.place.rank, link.place.nodes
     away = [rank, *(other for other, node in enumerate(nodes) if node != nodes[rank])]

@@ -39,9 +39,8 @@ from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
 from gpucoll.progress.operations import drain_all, kind_of
 from gpucoll.progress.waits import Progress
+from gpucoll.transport import join_ports, kvstore
 from gpucoll.transport.control import abort, shutdown
-from gpucoll.transport.join_ports import close_ports
-from gpucoll.transport.kvstore import close_stores, linger_at_most
 
 REFUSALS = (ArgumentError, DtypeError, MemoryError)  # errors in a rank's own arguments
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
@@ -374,13 +373,13 @@ def _at_exit() -> None:
             comm.abort()
             comm.closed = True  # MPI's end frees communicators, and so would close this one again
     if finalize_within:
-        linger_at_most(max(finalize_within))
+        kvstore.linger_at_most(max(finalize_within))
         limit = DEATH if DEATH in finalize_within else max(finalize_within)
         MPI = sys.modules.get("mpi4py.MPI")  # None for ranks joined by a store
         if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
             # First, because MPI's end stops the threads of Python that answer other ranks.
-            close_stores()
-            close_ports()
+            kvstore.close_stores()
+            join_ports.close_ports()
             faulthandler.dump_traceback_later(limit, exit=True, file=2)
             MPI.Finalize()
             faulthandler.cancel_dump_traceback_later()

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from gpucoll.errors import GpucollError
 
@@ -56,6 +56,13 @@ def in_thread(run: Callable[[Operation, str], None], call: Callable[[], T], name
     if error is not None:
         raise error
     return cast("T", found)
+
+
+class Lasting(Protocol):
+    """A call under way outside `Progress`, such as the engine's."""
+
+    def ends(self) -> bool:
+        """Poll for a short time; return whether the call has ended."""
 
 
 class ProbeResult(NamedTuple):

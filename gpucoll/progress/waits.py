@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, MutableSequence, Sized
-from typing import Any, Protocol
+from typing import Any
 
 from gpucoll.errors import (
     BackendError,
@@ -25,6 +25,7 @@ from gpucoll.errors import (
     is_settled,
 )
 from gpucoll.progress.operations import (
+    Lasting,
     Operation,
     Pending,
     UnderWay,
@@ -44,13 +45,6 @@ WAITED = 100e-6
 # Seconds of polling a message between two ranks in the caller's thread, before the progress thread takes over: most
 # messages end sooner, and a `Work` and a thread switch cost more.
 SOON = 1e-3
-
-
-class Lasting(Protocol):
-    """A call under way outside `Progress`, such as the engine's."""
-
-    def ends(self) -> bool:
-        """Poll for a short time; return whether the call has ended."""
 
 
 class Progress:
@@ -113,11 +107,10 @@ class Progress:
 
     def at_once(self, call: Callable[..., None], name: str, *arguments: Any) -> bool:
         """Make a call that never waits, such as a GPU launch, unless work is queued or failed; return whether made."""
-        owner = threading.get_ident()
         if self._queue or self.failure is not None or not self._stepping.acquire(blocking=False):
             return False
         try:
-            self._owner, self.thread = owner, threading.get_native_id()
+            self._owner, self.thread = threading.get_ident(), threading.get_native_id()
             call(*arguments)
         except BaseException as error:
             self._failed(error, iter(()), name)
@@ -185,8 +178,7 @@ class Progress:
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Poll until `done()` is true; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
         began = self.waits_since = time.monotonic()
-        self.name = name
-        patience = began + self._spin
+        self.name, patience = name, began + self._spin
         # Poll, because no single event covers shared memory, MPI, sockets and GPU events together. Between polls: run
         # the hooks, advance messages between two ranks, then yield the core or sleep.
         while True:

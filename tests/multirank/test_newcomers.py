@@ -146,12 +146,12 @@ import sys
 import numpy
 from mpi4py import MPI
 import gpucoll as gc
-from gpucoll.communicator import lifecycle
+from gpucoll.transport import kvstore
 
 def tells(name, call):
     return lambda: (print(name, MPI.COMM_WORLD.rank, flush=True), call())
 
-lifecycle.close_stores = tells("store", lifecycle.close_stores)
+kvstore.close_stores = tells("store", kvstore.close_stores)
 MPI.Finalize = tells("MPI", MPI.Finalize)
 MPI.COMM_WORLD.Barrier()  # ranks start seconds apart on a busy machine
 comm = gc.init(timeout=float(sys.argv[1]))
