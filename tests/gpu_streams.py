@@ -1,11 +1,15 @@
 """Programs on streams: the order of calls, and the freedom of the host from waiting."""
 
+import contextlib
+import time
 import types
+from unittest.mock import patch
 
 import cupy
 import numpy
 
 from gpu_helpers import held, ramp, ranges, same
+from gpucoll.health.mapped import MappedDescriptions
 from paths import passed
 
 
@@ -35,6 +39,42 @@ def streams(comm, algorithm):
         same(comm.all_reduce(ramp(comm, 3000, 4), stream=foreign, algorithm=algorithm), total)
         same(comm.all_reduce(ramp(comm, 3000, 4), stream=third.ptr, algorithm=algorithm), total)
     comm.barrier()
+
+
+def shares(comm, algorithm, carrier):
+    """`stats` has the delay of a rank's GPU and the waits of the others, though the host enqueues without waiting.
+
+    The ranks' stamps go by memory mapped by all ranks, or by messages.
+    """
+    delay, kind = 0.2, ("all_reduce", 1 << 20)
+    stream, late = cupy.cuda.Stream(non_blocking=True), comm.size - 1
+
+    def figures():
+        """Return the seconds after four more calls, since later calls carry the stamp of an earlier call."""
+        for _ in range(4):
+            comm.all_reduce(x, out, stream=stream, algorithm=algorithm)
+            stream.synchronize()
+        comm.barrier()
+        found = comm.stats()[kind]
+        return [found[f"{name}_seconds"] for name in ("own", "waiting", "moving")]
+
+    away = patch.object(MappedDescriptions, "accept", lambda *_: None)
+    with contextlib.nullcontext() if carrier == "memory" else away, stream:
+        x, out = ramp(comm, 1 << 18), cupy.empty(1 << 18, numpy.float32)
+        for _ in range(20):  # on a busy machine another rank may come late, or a GPU answers no question
+            before = figures()
+            if comm.rank == late:
+                stream.launch_host_func(lambda _: time.sleep(delay), None)
+            comm.all_reduce(x, out, stream=stream, algorithm=algorithm)
+            assert comm.rank != late or not stream.done
+            own, waiting, moving = (now - then for now, then in zip(figures(), before, strict=True))
+            seen = (own if comm.rank == late else waiting) > delay / 2
+            if all(comm.mpi.allgather(seen)):
+                break
+        else:
+            raise AssertionError((comm.rank, own, waiting, moving))
+    assert moving >= 0
+    same(out, sum(ranges(comm, 1 << 18)))
 
 
 def asynchronous(comm, algorithm):

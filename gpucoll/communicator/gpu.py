@@ -24,8 +24,12 @@ from gpucoll.device.streams import Output, StreamOrder
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Call, Executor, ReadyCall
 from gpucoll.executors.nccl import NcclExecutor
+from gpucoll.health.device_shares import DeviceShares
 from gpucoll.health.observed import CallObserver, Comparison, observed
+from gpucoll.health.preflight import Deferred
+from gpucoll.health.shares import CallClock
 from gpucoll.launch import bootstrap
+from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
@@ -55,8 +59,9 @@ class Gpu:
         self.split: Callable[[int | None, int, Link | None, float], Gpu | None] | None = None
         self.make_peer: Callable[[], PeerExecutor] | None = None
         self._peer: PeerExecutor | None = None
-        self.observers: Sequence[CallObserver] = ()
-        self.comparison: Comparison | None = None
+        self._observers: Sequence[CallObserver] = ()
+        self._comparison: Comparison | None = None
+        self._shares: DeviceShares | None = None
 
     @property
     def peer(self) -> PeerExecutor | None:
@@ -77,9 +82,17 @@ class Gpu:
         self._make_peer()
         return tuple(self.made)
 
+    def observe(self, observers: Sequence[CallObserver], comparison: Comparison | None, clock: CallClock,
+                place: RankTopology) -> None:
+        """Observe and compare the calls to come, and on a GPU time them for `clock`."""
+        self._observers, self._comparison = observers, comparison
+        if self.device.asynchronous:
+            compared = place.size if isinstance(comparison, Deferred) else 1
+            self._shares = clock.device = DeviceShares(self.device, clock, place.rank, compared)
+
     def observed(self, call: Call) -> Call:
         """Return `call` with its comparison and its reports to the observers."""
-        return observed(call, self.observers, self.comparison)
+        return observed(call, self._observers, self._comparison, self._shares)
 
     def space(self, stream: Any) -> DeviceSpace:
         return DeviceSpace(self, self.device.stream(stream))

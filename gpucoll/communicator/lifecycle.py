@@ -222,7 +222,7 @@ class Lifecycle:
     def watch(self, gpu: Gpu) -> None:
         """Record, observe and compare the calls on a new GPU, and set a watchdog on these calls."""
         recorded = [] if self._flight is None else [Recorded(self._flight)]
-        gpu.observers, gpu.comparison = [*recorded, *self._observers], self.of_devices()
+        gpu.observe([*recorded, *self._observers], self.of_devices(), self.clock, self.link.place)
         if gpu.device.asynchronous and self.link.place.size > 1:
             self._watches.append(DeviceWatch(gpu, self.waits, may_call=self.link.threads))
 

@@ -123,8 +123,12 @@ class Device(Protocol):
     def new_stream(self) -> Stream:
         """Return a new stream independent of all other streams."""
 
-    def new_event(self) -> Event:
-        """Return a new event."""
+    def new_event(self, *, timed: bool = False) -> Event:
+        """Return a new event; `nanoseconds` needs `timed` events, which are slower."""
+
+    def nanoseconds(self, first: Event, last: Event) -> int:
+        """Return the time from one completed event to another; 0 on a device that is not asynchronous."""
+        return 0
 
     def mark(self, stream: Any) -> Event:
         """Return an event that completes with all work enqueued on `stream` so far."""

@@ -116,9 +116,12 @@ class CudaDevice(Device):
         with self.current:
             return cupy.cuda.Stream(non_blocking=True)
 
-    def new_event(self) -> Any:
+    def new_event(self, *, timed: bool = False) -> Any:
         with self.current:
-            return CudaEvent(disable_timing=True)
+            return CudaEvent(disable_timing=not timed)
+
+    def nanoseconds(self, first: Any, last: Any) -> int:
+        return round(1e6 * cupy.cuda.get_elapsed_time(first, last))
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
         """Return a new array from CuPy's memory pool; the pool reuses freed memory in the order of `stream`."""

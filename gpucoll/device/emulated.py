@@ -65,7 +65,7 @@ class EmulatedDevice(Device):
         self._streams.append(EmulatedStream(self))
         return self._streams[-1]
 
-    def new_event(self) -> EmulatedEvent:
+    def new_event(self, *, timed: bool = False) -> EmulatedEvent:
         return EmulatedEvent()
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: EmulatedStream) -> Any:

@@ -17,8 +17,8 @@ from gpucoll.arrays.segments import Segment, attach
 from gpucoll.executors.engine.extension import library
 
 PAGE = 4096
-# The token is the second number of 8 bytes in a segment. The descriptions begin at byte 64.
-TOKEN, FIRST = 1, 64
+# The token is the second number of 8 bytes in a segment. The descriptions begin at byte 128.
+TOKEN, FIRST = 1, 128
 OFFER = 4  # numbers of 8 bytes in an offer: process, key and token of a segment, and whether the rank maps all segments
 
 

@@ -16,8 +16,10 @@ import numpy
 from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError, nearest
 from gpucoll.executors import Call, CallRequest, Launcher, call_site
+from gpucoll.health.device_shares import LARGE, PERIOD, PLAIN, DeviceShares
 from gpucoll.health.flight import Flight
 from gpucoll.health.preflight import Deferred
+from gpucoll.health.shares import CallShares
 from gpucoll.progress.operations import Operation, throw
 
 STRAGGLERS = "stragglers"  # a level of GPUCOLL_DEBUG without observers: see `metrics.Exporter.warn`
@@ -46,14 +48,15 @@ class Comparison(Protocol):
 
 
 class ObservedCall(Call):
-    """A call that is compared, then reported to observers in each of its phases.
+    """A call that is compared, then reported to observers in each of its phases; on a GPU `shares` times some calls.
 
     Repeated GPU calls take a shorter path (`launcher`) without observers, if the comparison is deferred.
     """
 
-    def __init__(self, call: Call, observers: Sequence[CallObserver], comparison: Comparison | None) -> None:
+    def __init__(self, call: Call, observers: Sequence[CallObserver], comparison: Comparison | None,
+                 shares: DeviceShares | None = None) -> None:
         super().__init__(call.executor, call.request)
-        self._call, self._observers, self._comparison = call, observers, comparison
+        self._call, self._observers, self._comparison, self._shares = call, observers, comparison, shares
         self.completes = call.completes
 
     @property
@@ -63,32 +66,55 @@ class ObservedCall(Call):
     def launcher(self, source: Any, target: Any) -> Launcher | None:
         """Return a function that begins to compare a call and enqueues it; None if the call needs `run`."""
         # Observers and a full comparison have their place in `run`.
-        if self._observers or not isinstance(self._comparison, Deferred):
+        comparison, shares = self._comparison, self._shares
+        if self._observers or not (comparison is None or isinstance(comparison, Deferred)):
             return None
-        enqueue, begin = self._call.launcher(source, target), self._comparison.begin
-        if enqueue is None:
+        enqueue = self._call.launcher(source, target)
+        if enqueue is None or shares is None:
             return None
-        description = self.request.description
+        begin = shares.numbered if comparison is None else comparison.begin
+        description, nbytes, clock = self.request.description, self.request.nbytes, shares.clock
+        plain = PLAIN if nbytes < LARGE else [False] * PERIOD
 
         def launch(stream: Any) -> None:
             # The comparison first: its error keeps the call from being enqueued.
-            begin(description)
+            number, call = begin(description), clock.current
+            if plain[number % PERIOD] and call is not None:  # most short calls: no more than this
+                call.by_events = True
+                enqueue(stream)
+                return
+            times = shares.begin(number, nbytes, call, stream)
             enqueue(stream)
+            shares.end(number, times, stream)
 
         return launch
 
     def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
         """Carry out the call: compare, report, execute, report."""
+        # Now: after a wait the clock may have another call.
+        call = None if self._shares is None else self._shares.clock.current
         if self._comparison is not None:
             yield from self._comparison.compare(self.request.description)
         rows = source, target
         try:
             self._notify("before", rows)
-            yield from self._executed(self._call.run(source, target, stream, repeated=repeated), rows)
+            begin = functools.partial(self._call.run, source, target, stream, repeated=repeated)
+            yield from self._executed(self._timed(begin, call, stream), rows)
         except BaseException:
             self._notify("failed", rows)
             raise
         self._notify("after", rows)
+
+    def _timed(self, begin: Callable[[], Operation], call: CallShares | None, stream: Any) -> Operation:
+        """Carry out the operation returned by `begin`, which may enqueue the call at once."""
+        shares, comparison = self._shares, self._comparison
+        if shares is None:
+            yield from begin()
+            return
+        number = comparison.number if isinstance(comparison, Deferred) else shares.numbered()
+        times = shares.begin(number, self.request.nbytes, call, stream)
+        yield from begin()
+        shares.end(number, times, stream)
 
     def _executed(self, operation: Operation, rows: Rows) -> Operation:
         waits = False
@@ -247,9 +273,10 @@ class Faults:
                 raise BackendError(f"{request.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
 
 
-def observed(call: Call, observers: Sequence[CallObserver], comparison: Comparison | None = None) -> Call:
-    """Return a call with these observers, or the call itself if nothing observes or compares."""
-    return ObservedCall(call, observers, comparison) if observers or comparison else call
+def observed(call: Call, observers: Sequence[CallObserver], comparison: Comparison | None = None,
+             shares: DeviceShares | None = None) -> Call:
+    """Return a call with these observers, or the call itself if nothing observes, compares or times."""
+    return ObservedCall(call, observers, comparison, shares) if observers or comparison or shares else call
 
 
 def observers_of(rank: int, environment: Mapping[str, str], blocks: Callable[[], bool]) -> list[CallObserver]:

@@ -21,7 +21,7 @@ from gpucoll.errors import GpucollError
 from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
 from gpucoll.health.guard import LOOK
 from gpucoll.health.mapped import OFFER, MappedDescriptions
-from gpucoll.health.shares import CallClock, CallShares
+from gpucoll.health.shares import NO_STAMPS, CallClock, CallShares, Stamps
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
@@ -30,7 +30,8 @@ from gpucoll.transport.tags import BYTES, Tag
 
 # A message has the description of a call, and the call site in the user's code; longer text is shortened.
 MESSAGE_BYTES = 512
-STAMP = 8  # bytes of the time (`time.time_ns`) at which the rank came to the call, sent behind the description
+# Numbers of 8 bytes behind the description: the time (`time.time_ns`) at which the rank came to the call, and stamps.
+TIMES = 5
 NO_OFFER = numpy.zeros(OFFER, numpy.int64)
 # Seconds to wait, after a transport error, for all descriptions: the real cause may be a call that differs.
 EXPLAINS = 1.0
@@ -61,6 +62,10 @@ class Exchange:
 
     def arrivals(self) -> list[int]:
         """Return when each rank came to the call, nanoseconds since 1970 by its own clock; only once it has ended."""
+        raise NotImplementedError
+
+    def stamps(self) -> list[Stamps] | None:
+        """Return the stamps of all ranks, sent with the descriptions; None without any; only once it has ended."""
         raise NotImplementedError
 
     def has_ended(self) -> bool:
@@ -104,6 +109,9 @@ class MappedExchange(Exchange):
     def arrivals(self) -> list[int]:
         return self._published.arrivals(self.number)
 
+    def stamps(self) -> list[Stamps] | None:
+        return self._published.stamps(self.number)
+
     def missing(self) -> Set[int]:
         return self._published.missing(self.number)
 
@@ -114,14 +122,15 @@ class MappedExchange(Exchange):
 
 
 class MessageExchange(Exchange):
-    """The exchange by messages of `wire`; an `offer` goes with the description (see `MappedDescriptions`)."""
+    """The exchange by messages of `wire`; `stamps` and `offer` (see `MappedDescriptions`) go with the description."""
 
-    def __init__(self, wire: Any, rank: int, size: int, text: str, offer: Array = NO_OFFER, *, moves: bool) -> None:
+    def __init__(self, wire: Any, rank: int, size: int, text: str, offer: Array = NO_OFFER, *, moves: bool,
+                 stamps: Stamps = NO_STAMPS) -> None:
         self._testing = threading.Lock()  # MPI forbids two threads to test one request at the same time
-        self._rows = numpy.empty((size, MESSAGE_BYTES + STAMP + offer.nbytes), numpy.uint8)
+        self._rows = numpy.empty((size, MESSAGE_BYTES + 8 * TIMES + offer.nbytes), numpy.uint8)
         rows = self._rows[:, :MESSAGE_BYTES]
         super().__init__(rows, text, moves=moves)  # type: ignore[arg-type] # a sequence of rows
-        stamped = numpy.array([time.time_ns(), *offer])
+        stamped = numpy.array([time.time_ns(), *stamps, *offer])
         self._rows[rank] = numpy.frombuffer(_row(text) + stamped.tobytes(), numpy.uint8)
         others = [other for other in range(size) if other != rank]
         # Note each request once posted: if a later one raises, `__del__` keeps the memory of the earlier ones.
@@ -136,6 +145,10 @@ class MessageExchange(Exchange):
 
     def arrivals(self) -> list[int]:
         return self._numbers()[:, 0].tolist()
+
+    def stamps(self) -> list[Stamps] | None:
+        stamps = self._numbers()[:, 1:TIMES]
+        return [*map(tuple, stamps.tolist())] if stamps.any() else None
 
     def _numbers(self) -> Array:
         return self._rows[:, MESSAGE_BYTES:].copy().view(numpy.int64)
@@ -162,7 +175,7 @@ class MessageExchange(Exchange):
 
     def offers(self) -> Array:
         """Return the offers of all ranks, once the messages have arrived."""
-        return self._numbers()[:, 1:]
+        return self._numbers()[:, TIMES:]
 
 
 class Preflight:
@@ -177,7 +190,7 @@ class Preflight:
     `compare` waits for the result. `begin` does not: the result is judged during later waits and by the next call. A
     difference is raised then, after data have moved, so the communicator has failed.
 
-    The time of a call in `compare`, and the arrivals of the ranks, go to `clock`.
+    The time of a call in `compare`, the arrivals of the ranks, and the stamps of their GPUs go to `clock`.
     """
 
     def __init__(self, link: Any, waits: Progress, elsewhere: Callable[[], HostCall], clock: CallClock) -> None:
@@ -213,6 +226,7 @@ class Preflight:
         arrivals = exchange.arrivals()
         self.clock.own += arrivals[self._rank] - min(arrivals)
         self.clock.waited += time.monotonic_ns() - began
+        self._stamped(exchange.stamps())
 
     def settled(self) -> Operation:
         """Wait until the previous call is known to agree on all ranks; raise if ranks differ in the previous call."""
@@ -225,25 +239,39 @@ class Preflight:
             yield from self.settled()
             self._begin(description, moves=True).call = self.clock.current
 
-    def begin(self, description: str) -> None:
-        """Begin to compare a call, as `deferred` does; this thread itself waits for the previous comparison."""
+    def begin(self, description: str) -> int:
+        """Begin to compare a call, as `deferred` does; this thread itself waits for the previous comparison.
+
+        Returns the number of the call.
+        """
         if not self._advance(description):
             # At most one exchange is in flight: `_exchange` holds a single one.
             if not self._has_settled():
                 self._waits.until(self._has_settled, "comparing calls", self._waits.deadline())
             self._begin(description, moves=True).call = self.clock.current
+        return self._calls
+
+    @property
+    def number(self) -> int:
+        """The number of the last compared call."""
+        return self._calls
 
     def _advance(self, description: str) -> bool:
         """Begin to compare a call, if the last one was compared alike and is known to agree; return whether done."""
         last, mapped = self._exchange, self._mapped
         if not isinstance(last, MappedExchange) or not last.moves or last.is_judged or mapped is None:
             return False
-        found = mapped.published.advance(last.number, _row(description))
+        device = self.clock.device
+        found = mapped.published.advance(last.number, _row(description), device.next_stamps() if device else NO_STAMPS)
         if found is None:
             return False
         last.is_judged = True
+        # Only now: where `advance` publishes nothing, the stamps go with the next comparison.
+        if device is not None:
+            device.sent()
+        own, waited, stamps = found
+        self._stamped(stamps)
         if last.call is not None:
-            own, waited = found
             self.clock.found(last.call, own, waited, last.text)
             last.call = None
         self._calls, self._agreed = last.number + 1, last.text
@@ -258,12 +286,21 @@ class Preflight:
         # Keep the description of the call before: the last known call of a rank that has not come to this call.
         if self._exchange is not None:
             self._agreed = self._exchange.text
+        device = self.clock.device
+        stamps = device.next_stamps() if device else NO_STAMPS
         if self._is_mapped:
-            mapped.published.publish(self._calls, _row(text))
+            mapped.published.publish(self._calls, _row(text), stamps)
             self._exchange = MappedExchange(mapped, self._calls, text, moves=moves)
         else:
-            self._exchange = MessageExchange(self._wire, self._rank, self._size, text, mapped.offer, moves=moves)
+            self._exchange = MessageExchange(self._wire, self._rank, self._size, text, mapped.offer, moves=moves,
+                                             stamps=stamps)
+        if device is not None:
+            device.sent()
         return self._exchange
+
+    def _stamped(self, stamps: list[Stamps] | None) -> None:
+        if stamps is not None and self.clock.device is not None:
+            self.clock.device.exchanged(stamps)
 
     def _use_offers(self, mapped: MappedDescriptions) -> None:
         """Take from the first two exchanges, once complete, whether the next exchange goes through mapped memory."""
@@ -300,6 +337,7 @@ class Preflight:
         exchange = self._under_way
         if exchange is not None and exchange.moves and exchange.has_ended():
             exchange.judge()
+            self._stamped(exchange.stamps())
             call, exchange.call = exchange.call, None
             if call is not None:
                 arrivals = exchange.arrivals()
@@ -372,6 +410,12 @@ class Deferred:
 
     def __init__(self, preflight: Preflight) -> None:
         self.begin, self.compare, self.clock = preflight.begin, preflight.deferred, preflight.clock
+        self._preflight = preflight
+
+    @property
+    def number(self) -> int:
+        """The number of the last compared call."""
+        return self._preflight.number
 
 
 # Cached: a training loop repeats the same few calls.

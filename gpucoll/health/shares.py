@@ -1,7 +1,8 @@
 """The three shares of every call: this rank's own delay, the wait for other ranks, moving and reducing.
 
-The engine counts the shares of its calls itself (kernels/engine/walker.h). All other calls are counted here, from two
-readings of the clock and from the findings of the engine and of the comparison by messages.
+The engine counts the shares of its calls itself (kernels/engine/walker.h), and device_shares.py those of calls on a
+GPU. All other calls are counted here, from two readings of the clock and from the findings of the engine and of the
+comparison by messages.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy
 
 from gpucoll.core.signature import described
 from gpucoll.executors import call_site
 from gpucoll.progress.operations import Operation
+
+if TYPE_CHECKING:
+    from gpucoll.health.device_shares import DeviceShares
 
 LATE = 100_000  # nanoseconds of an own delay from which the call site is noted; as in kernels/binding/calls.h
 SUMS = 5  # of a kind of calls: calls, bytes, then the seconds of the three shares; kernels/binding/calls.h adds alike
@@ -24,31 +28,39 @@ HEADER = "header of "  # begins the name of a host message that announces the ca
 NAMES = ("calls", "bytes", "own_seconds", "waiting_seconds", "moving_seconds")
 Kind = tuple[str, int]  # the collective, and the bit length of the bytes
 Stats = dict[Kind, dict[str, float]]
+# When the GPU of a rank came to each of two calls: the number of the call, 0 for none, and nanoseconds since 1970 by
+# the clock of the host.
+Stamps: TypeAlias = tuple[int, int, int, int]
+NO_STAMPS: Stamps = 0, 0, 0, 0
 
 
 class CallShares:
     """The shares of a call under way, and of the last calls while their comparison is open; nanoseconds.
 
-    `place` is None if the call ends in the user's line that makes the call, else "".
+    `place` is None if the call ends in the user's line that makes the call, else "". `by_events` is whether events on
+    a GPU give the shares: then only calls and bytes are counted here.
     """
 
-    __slots__ = ("_duration", "_nbytes", "_sums", "_waited", "began", "between", "place", "totals")
+    __slots__ = ("_duration", "_nbytes", "_waited", "began", "between", "by_events", "place", "sums", "totals")
 
     def __init__(self, sums: list[float], nbytes: int, began: int, between: int, totals: tuple[int, int]) -> None:
-        self._sums, self._nbytes, self.began, self.between, self.totals = sums, nbytes, began, between, totals
+        self.sums, self._nbytes, self.began, self.between, self.totals = sums, nbytes, began, between, totals
         self._duration: int | None = None  # until the call has ended
         self._waited = 0
         self.place: str | None = None
+        self.by_events = False
 
     def end(self, now: int, totals: tuple[int, int]) -> int:
         """Count the call, which ends now, with the shares by which `totals` have grown since the begin.
 
         Returns the own delay, if known already.
         """
-        (own, waited), (own_before, waited_before), sums = totals, self.totals, self._sums
+        (own, waited), (own_before, waited_before), sums = totals, self.totals, self.sums
         self._duration = duration = now - self.began
         sums[0] += 1
         sums[1] += self._nbytes
+        if self.by_events:
+            return 0
         sums[4] += 1e-9 * duration
         early, self._waited = self._waited, 0
         # A call that only enqueued finds its shares later.
@@ -61,15 +73,17 @@ class CallShares:
 
         Returns the own delay that counts.
         """
+        if self.by_events:
+            return 0
         own = min(max(own, 0), self.between)
-        self._sums[2] += 1e-9 * own
+        self.sums[2] += 1e-9 * own
         if self._duration is None:
             self._waited += max(waited, 0)
             return own
         waited = min(max(waited, 0), self._duration - self._waited)
         self._waited += waited
-        self._sums[3] += 1e-9 * waited
-        self._sums[4] -= 1e-9 * waited
+        self.sums[3] += 1e-9 * waited
+        self.sums[4] -= 1e-9 * waited
         return own
 
 
@@ -109,13 +123,15 @@ class CallSums:
 class CallClock:
     """Counts the shares of calls in `sums`. `engines` returns the engines, each with totals of its own.
 
-    A comparison by messages adds own delays and waits (nanoseconds) to `own` and `waited`.
+    A comparison by messages adds own delays and waits (nanoseconds) to `own` and `waited`, and carries the stamps of
+    `device`, the calls on a GPU.
     """
 
     def __init__(self, engines: Callable[[], Iterable[Any]], sums: CallSums) -> None:
         self.sums = sums
         self.own = self.waited = 0
         self.current: CallShares | None = None
+        self.device: DeviceShares | None = None
         self._left = time.monotonic_ns()
         self._engines = engines
 

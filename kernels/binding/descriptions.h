@@ -2,8 +2,9 @@
 // and calls on the host made by messages; gpucoll/health/mapped.py makes and exchanges the segments.
 //
 // Each rank has a segment: the number of its last call, and two slots used in turn. A slot holds the description of a
-// call, and the time at which the rank came to the call. A rank overwrites a slot two calls later. By then all ranks have
-// published the call in between, and have judged the call in the slot before that.
+// call, and the time at which the rank came to the call. It may also hold stamps of earlier calls on a GPU, because the
+// GPU comes to a call later than the host. A rank overwrites a slot two calls later. By then all ranks have published
+// the call in between, and have judged the call in the slot before that.
 #pragma once
 #include <atomic>
 #include <cstring>
@@ -14,14 +15,22 @@
 
 namespace gpucoll {
 
-static const size_t FIRST_SLOT = 64;  // offset of the first slot: the head has a cache line of its own
+static const size_t FIRST_SLOT = 128;  // offset of the first slot: the head has cache lines of its own
+
+// When the GPU of a rank came to two calls: the number of a call, and nanoseconds since 1970. Number 0 is no call. A call
+// has one stamp; with room for two, the stamps that a rank has not sent yet become fewer.
+struct Stamps {
+    long long number, time, next_number, next_time;
+};
 
 // The head of a segment. Python writes the token, and identifies the segment by it.
 struct DescriptionHead {
     std::atomic<int64_t> number;  // of the rank's last call
     int64_t token;
     int64_t arrived[2];           // of each slot: nanoseconds since 1970, by the rank's clock
+    Stamps stamps[2];             // of each slot
 };
+static_assert(sizeof(DescriptionHead) <= FIRST_SLOT, "the head ends before the first slot");
 
 // The segments of all ranks, as one of the ranks sees them.
 struct Descriptions {
@@ -40,13 +49,14 @@ struct Descriptions {
 
     int64_t own_number() const { return head(rank).number.load(std::memory_order_relaxed); }
 
-    // Show all ranks the description of this rank's call.
-    void publish(int64_t number, const char* row) {
+    // Show all ranks the description of this rank's call, and stamps.
+    void publish(int64_t number, const char* row, const Stamps& stamps) {
         timespec time;
         clock_gettime(CLOCK_REALTIME, &time);
         std::memcpy(text(rank, number), row, nbytes);
         head(rank).arrived[number & 1] = static_cast<int64_t>(time.tv_sec) * 1000000000 + time.tv_nsec;
-        // Release: a rank that sees the number also sees the description.
+        head(rank).stamps[number & 1] = stamps;
+        // Release: a rank that sees the number also sees the description and the stamps.
         head(rank).number.store(number, std::memory_order_release);
     }
 
@@ -58,31 +68,48 @@ struct Descriptions {
     }
 };
 
-// Return the bytes of a description given by Python.
-static const char* row_of(const Descriptions& self, const char* row, Py_ssize_t length) {
+// The stamps shown with a call, a list of four numbers by rank; None if no rank has shown any.
+static Ref<> stamps_of(const Descriptions& self, int64_t call) {
+    const auto of = [&](size_t other) -> const Stamps& { return self.head(other).stamps[call & 1]; };
+    bool any = false;
+    for (size_t other = 0; other < self.starts.size(); other++) any = any || of(other).number != 0;
+    if (!any) return none();
+    const Ref<> found = checked(PyList_New(0));
+    for (size_t other = 0; other < self.starts.size(); other++) {
+        const Stamps& one = of(other);
+        const Ref<> numbers = checked(Py_BuildValue("LLLL", one.number, one.time, one.next_number, one.next_time));
+        check(PyList_Append(found.get(), numbers.get()) == 0);
+    }
+    return found;
+}
+
+// Read the arguments of `publish` and `advance`, and return the bytes of the description.
+static const char* read_description(const Descriptions& self, PyObject* given, long long& number, Stamps& stamps) {
+    const char* row;
+    Py_ssize_t length;
+    check(PyArg_ParseTuple(given, "Ly#(LLLL)", &number, &row, &length, &stamps.number, &stamps.time,
+                           &stamps.next_number, &stamps.next_time));
     if (static_cast<size_t>(length) != self.nbytes) raise(PyExc_ValueError, "a description has %zu bytes", self.nbytes);
     return row;
 }
 
-// publish(number, row): show all ranks the description of this rank's call.
+// publish(number, row, stamps): show all ranks the description of this rank's call, and stamps: four numbers.
 static Ref<> publish(Descriptions& self, PyObject* given) {
     long long number;
-    const char* row;
-    Py_ssize_t length;
-    check(PyArg_ParseTuple(given, "Ly#", &number, &row, &length));
-    self.publish(number, row_of(self, row, length));
+    Stamps stamps;
+    const char* row = read_description(self, given, number, stamps);
+    self.publish(number, row, stamps);
     return none();
 }
 
-// advance(number, row): publish call `number` + 1 if all ranks have come to call `number` with one description. Return
-// this rank's delay at call `number` behind the first rank, and its lead before the last rank, in nanoseconds. Return None
-// if call `number` is not known to agree, or is not this rank's last call; nothing is published then.
+// advance(number, row, stamps): publish call `number` + 1 if all ranks have come to call `number` with one description.
+// Return this rank's delay at call `number` behind the first rank, its lead before the last rank, in nanoseconds, and the
+// stamps shown with call `number`. Return None if call `number` is not known to agree, or is not this rank's last call;
+// nothing is published then.
 static Ref<> advance(Descriptions& self, PyObject* given) {
     long long number;
-    const char* row;
-    Py_ssize_t length;
-    check(PyArg_ParseTuple(given, "Ly#", &number, &row, &length));
-    row_of(self, row, length);
+    Stamps stamps;
+    const char* row = read_description(self, given, number, stamps);
     if (self.own_number() != number || !self.agree(number)) return none();
     const int64_t mine = self.head(self.rank).arrived[number & 1];
     int64_t first = mine, last = mine;
@@ -90,8 +117,11 @@ static Ref<> advance(Descriptions& self, PyObject* given) {
         first = std::min(first, self.head(other).arrived[number & 1]);
         last = std::max(last, self.head(other).arrived[number & 1]);
     }
-    self.publish(number + 1, row);
-    return checked(Py_BuildValue("LL", static_cast<long long>(mine - first), static_cast<long long>(last - mine)));
+    // Before this rank publishes: then no rank can overwrite its slot of call `number`.
+    const Ref<> shown = stamps_of(self, number);
+    self.publish(number + 1, row, stamps);
+    return checked(Py_BuildValue("LLO", static_cast<long long>(mine - first), static_cast<long long>(last - mine),
+                                 shown.get()));
 }
 
 // missing(number): return the ranks that have not come to a call, as a frozenset.
@@ -112,6 +142,13 @@ static Ref<> arrivals(Descriptions& self, PyObject* given) {
     for (size_t other = 0; other < self.starts.size(); other++)
         check(PyList_Append(found.get(), number(self.head(other).arrived[wanted & 1]).get()) == 0);
     return found;
+}
+
+// stamps(number): return the stamps shown with a call, once all ranks have published the call; None without any.
+static Ref<> stamps(Descriptions& self, PyObject* given) {
+    const long long wanted = PyLong_AsLongLong(given);
+    check_error();
+    return stamps_of(self, wanted);
 }
 
 // The number of this rank's last published call.
@@ -146,6 +183,7 @@ static PyMethodDef description_methods[] = {{"advance", Method<advance>::call, M
                                             {"arrivals", Method<arrivals>::call, METH_O, nullptr},
                                             {"missing", Method<missing>::call, METH_O, nullptr},
                                             {"publish", Method<publish>::call, METH_VARARGS, nullptr},
+                                            {"stamps", Method<stamps>::call, METH_O, nullptr},
                                             {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef description_members[] = {{"number", Method<last_number>::get, nullptr, nullptr, nullptr},
                                             {nullptr, nullptr, nullptr, nullptr, nullptr}};

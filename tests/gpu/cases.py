@@ -160,13 +160,14 @@ PEER_GRAPHS = [("captured", name) for name in ("one_shot", "two_shot", "ring")] 
 ALONE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("split",), ("dlpack",), ("refusals",),
          ("mirrored", "carriers", "tree"), ("current_device",), ("streams_refused",), ("asked_in_order",),
          ("bytes_apart",)]
-TOGETHER = [*ALONE, ("missed",), ("without_nccl",), ("float8_below_hopper",),
+TOGETHER = [*ALONE, ("shares", "ring", "memory"), ("missed",), ("without_nccl",), ("float8_below_hopper",),
             ("mirrored", "every_op_and_dtype", "all_reduce", "ring"), ("mirrored", "every_count", "all_reduce", "tree"),
             ("mirrored", "copies", "all_to_all", "auto"),
             ("mirrored", "segmented", "all_reduce", "ring"), ("mirrored", "shapes_and_strides", "tree")]
 # Programs of the peer executor: schedules, no collectives of NCCL. Some programs need a null stream for each rank, so
 # ranks must be processes: threads share the null stream.
-PEER = [("streams", "two_shot"), ("launched", "two_shot"), ("asynchronous", "one_shot"), ("points",), ("dlpack",),
+PEER = [("streams", "two_shot"), ("shares", "two_shot", "memory"), ("launched", "two_shot"),
+        ("asynchronous", "one_shot"), ("points",), ("dlpack",),
         ("captured", "one_shot"), ("captured", "two_shot"), ("captured", "ring"), ("planned",), ("symmetric",),
         ("blocks",), ("packets_of_128_bytes",),
         *(("mirrored", "every_op_and_dtype", "all_reduce", name) for name in ("one_shot", "two_shot", "ring")),

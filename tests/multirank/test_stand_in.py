@@ -64,7 +64,8 @@ def on_both(programs, slow, sample):
     return [*named(programs, slow), *named(programs, machine="hostile", sample=sample)]
 
 
-ANYWHERE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("dlpack",), ("refusals",),
+ANYWHERE = [("streams", "ring"), ("shares", "ring", "memory"), ("shares", "ring", "messages"), ("asynchronous", "ring"),
+            ("points",), ("dlpack",), ("refusals",),
             ("mirrored", "shapes_and_strides", "ring"), ("mirrored", "segmented", "all_reduce", "tree"),
             ("mirrored", "special_values", "tree"), ("mirrored", "carriers", "star"),
             ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "scatter_v", "auto"),
@@ -74,11 +75,11 @@ WITH_NCCL = [("missing", "native"), ("missing", "ring"), ("missing_in_broadcast"
              ("lifetimes", "ring", "tree", "auto"), ("current_device",), ("finalized",), ("fault",),
              ("float8_below_hopper",), ("host_against_device", ""), ("host_against_device", "deferred"),
              ("host_against_device", "full"),
-             ("streams", "native"), ("asynchronous", "native"), ("captured", "ring"), ("captured", "native"),
-             ("captured", "auto"), ("aborted",), ("broken",), ("kept_from_the_collector",),
+             ("streams", "native"), ("shares", "native", "memory"), ("asynchronous", "native"), ("captured", "ring"),
+             ("captured", "native"), ("captured", "auto"), ("aborted",), ("broken",), ("kept_from_the_collector",),
              *(("mirrored", "copies", name, "native") for name in ("broadcast", "gather", "scatter", "all_to_all"))]
-ON_PEER = [("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring"), ("missing_in_broadcast",),
-           ("current_device",),
+ON_PEER = [("shares", "two_shot", "memory"), ("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring"),
+           ("missing_in_broadcast",), ("current_device",),
            ("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"), ("captured", "ring"),
            ("captured", "one_shot"), ("captured", "two_shot"), ("dlpack",), ("symmetric",), ("planned",), ("blocks",),
            ("packets_of_128_bytes",), ("unreachable",), ("lossy",), ("many_calls", "ring"),
@@ -90,8 +91,8 @@ ON_PEER = [("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring")
     [*ANYWHERE, *WITH_NCCL],
     slow="missing-ring missing_in kept_from_the_collector lifetimes many_calls aborted asynchronous mirrored-copies "
          "captured-auto captured-ring bytes_apart host_against_device-deferred mirrored-segmented mirrored-special "
-         "mirrored-carriers",
-    sample=[("streams", "ring"), ("captured", "native"), ("missing", "native")]))
+         "mirrored-carriers shares-native",
+    sample=[("streams", "ring"), ("shares", "native", "memory"), ("captured", "native"), ("missing", "native")]))
 def test_programs(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
 

@@ -9,6 +9,7 @@ from gpucoll.executors.engine.extension import built, library
 from gpucoll.health import mapped
 from gpucoll.health.mapped import MappedDescriptions
 from gpucoll.health.preflight import MESSAGE_BYTES, MappedExchange
+from gpucoll.health.shares import NO_STAMPS
 
 NBYTES = 8
 pytestmark = pytest.mark.skipif(library() is None, reason="the engine's module is not built")
@@ -36,12 +37,14 @@ def test_every_rank_reads_the_descriptions_of_every_rank():
         arrived = []
         for rank, one in enumerate(everyone):
             began = time.time_ns()
-            one.published.publish(number, row(10 * number + rank))
+            one.published.publish(number, row(10 * number + rank), (number - 3, rank, 0, 0))
             arrived.append(one.published.arrivals(number)[rank])
             assert began <= arrived[rank] <= time.time_ns()
         for one in everyone:
             assert [set(text) for text in one.rows[number % 2]] == [{10 * number + rank} for rank in range(3)]
             assert one.published.arrivals(number) == arrived
+            stamps = [(number - 3, rank, 0, 0) for rank in range(3)]
+            assert one.published.stamps(number) == (None if number == 3 else stamps)
             assert one.published.number == number
             assert one.published.missing(number) == frozenset()
             assert one.published.missing(number + 1) == {0, 1, 2}
@@ -49,8 +52,8 @@ def test_every_rank_reads_the_descriptions_of_every_rank():
 
 def test_the_description_of_a_call_stays_during_the_next_call():
     first, second = met(ranks(2))
-    first.published.publish(3, row(1))
-    first.published.publish(4, row(2))
+    first.published.publish(3, row(1), NO_STAMPS)
+    first.published.publish(4, row(2), NO_STAMPS)
     assert [texts[0].tobytes() for texts in (second.rows[1], second.rows[0])] == [row(1), row(2)]
     assert second.published.missing(4) == {1}
     assert first.published.missing(3) == {1}
@@ -59,18 +62,19 @@ def test_the_description_of_a_call_stays_during_the_next_call():
 def test_the_next_call_is_published_once_all_ranks_agree():
     first, second, third = (one.published for one in met(ranks()))
     for one in (third, first):
-        one.publish(3, row(1))
-    assert first.advance(3, row(2)) is None  # a rank is missing
-    second.publish(3, row(1))
-    arrived = first.arrivals(3)
-    assert third.advance(3, row(2)) == (0, arrived[1] - arrived[2])
-    assert first.advance(3, row(2)) == (arrived[0] - arrived[2], arrived[1] - arrived[0])
-    assert second.advance(3, row(9)) == (arrived[1] - arrived[2], 0)
+        one.publish(3, row(1), (2, 20, 3, 30) if one is first else NO_STAMPS)
+    assert first.advance(3, row(2), NO_STAMPS) is None  # a rank is missing
+    second.publish(3, row(1), NO_STAMPS)
+    arrived, stamps = first.arrivals(3), [(2, 20, 3, 30), NO_STAMPS, NO_STAMPS]
+    assert third.advance(3, row(2), NO_STAMPS) == (0, arrived[1] - arrived[2], stamps)
+    assert first.advance(3, row(2), (1, 10, 0, 0)) == (arrived[0] - arrived[2], arrived[1] - arrived[0], stamps)
+    assert second.advance(3, row(9), NO_STAMPS) == (arrived[1] - arrived[2], 0, stamps)
+    assert second.stamps(4) == [(1, 10, 0, 0), NO_STAMPS, NO_STAMPS]
     assert [one.number for one in (first, second, third)] == [4, 4, 4]
     assert first.missing(4) == frozenset()
     for one in (first, second, third):
-        assert one.advance(4, row(3)) is None  # the descriptions differ
-        assert one.advance(3, row(3)) is None  # not the last call
+        assert one.advance(4, row(3), NO_STAMPS) is None  # the descriptions differ
+        assert one.advance(3, row(3), NO_STAMPS) is None  # not the last call
         assert one.number == 4
 
 
@@ -78,9 +82,9 @@ def test_descriptions_of_another_length_are_refused():
     one = met(ranks(2))[0].published
     for call in (one.publish, one.advance):
         with pytest.raises(ValueError, match="has 8 bytes"):
-            call(0, bytes(9))
+            call(0, bytes(9), NO_STAMPS)
     module = built()
-    for segments, rank in (([numpy.zeros(79, numpy.uint8)], 0), ([b""], 0), ([numpy.zeros(80, numpy.uint8)], 1)):
+    for segments, rank in (([numpy.zeros(143, numpy.uint8)], 0), ([b""], 0), ([numpy.zeros(144, numpy.uint8)], 1)):
         with pytest.raises(ValueError, match=r"room for two|no rank 1"):
             module.Descriptions(segments, rank, NBYTES)
 
@@ -105,7 +109,7 @@ def test_a_thread_with_an_earlier_call_judges_no_rows_of_later_calls():
     everyone = met(ranks(2, nbytes=MESSAGE_BYTES))
 
     def begun(rank, number, text):
-        everyone[rank].published.publish(number, text.encode().ljust(MESSAGE_BYTES, b"\0"))
+        everyone[rank].published.publish(number, text.encode().ljust(MESSAGE_BYTES, b"\0"), NO_STAMPS)
         return MappedExchange(everyone[rank], number, text, moves=True)
 
     stale = begun(0, 3, "one")

@@ -1,0 +1,203 @@
+"""The shares of calls on a GPU, from events on the calls' streams; the host waits for no call.
+
+A call on a GPU is enqueued long before the GPU comes to the call, so the host's clock tells nothing about the GPU.
+Two events around a call give the times of the GPU. A third event, at the end of the previous call, gives the time in
+between. Each rank converts the time at which its GPU came to the call to the time of its host. A later comparison of
+calls carries this stamp to the other ranks. The stamps of all ranks give the own delay and the wait of each rank.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from typing import NamedTuple
+
+from gpucoll.device import Device, Event, Stream
+from gpucoll.executors import call_site
+from gpucoll.health.shares import CallClock, CallShares, Stamps
+
+# Every call of LARGE bytes is timed, and about one of SAMPLE shorter calls: an event takes the host about 1 us, a short
+# call 5 to 10 us.
+SAMPLE, LARGE = 16, 1 << 20
+# Of PERIOD shorter calls in turn these are timed: the multiples of the golden ratio that fall, modulo 1, below
+# 1 / SAMPLE. They are spread evenly, but not periodic: with every 16th call, a loop of 16 calls would always time the
+# same call of the loop. PERIOD is prime for the same reason.
+PERIOD = 1009
+TIMED = [number * 0x9E3779B1 % (1 << 32) < (1 << 32) // SAMPLE for number in range(PERIOD)]
+WEIGHT = PERIOD / sum(TIMED)  # calls for which a timed short call counts
+PRECEDES = [*TIMED[1:], TIMED[0]]  # by number: whether the next call is timed
+PLAIN = [not (timed or precedes) for timed, precedes in zip(TIMED, PRECEDES, strict=True)]  # calls without events
+NO_LIMIT = 1 << 62  # nanoseconds
+MOST = 256  # timed calls that wait for events or stamps; older calls are dropped
+# The clocks of GPU and host drift apart by up to 50 us in a second. So the GPU is asked for its time once in ANCHOR
+# seconds, by an event on an empty stream. The host waits for the answer for at most PATIENCE seconds, since the GPU may
+# be busy; for the first answer longer, since without any answer no call is timed.
+ANCHOR, QUESTIONS, PATIENCE, FIRST_PATIENCE = 1.0, 3, 1e-3, 0.05
+
+
+class EventTimes(NamedTuple):
+    """The events of a timed call: the end of the previous call, None if unknown, and begin and end of the call.
+
+    `sums` are the sums of this kind of call, see `CallSums`. The events count for `weight` calls.
+    """
+
+    number: int
+    sums: list[float]
+    weight: float
+    place: str
+    left: Event | None
+    began: Event
+    ended: Event
+
+
+class CallTimes(NamedTuple):
+    """A completed timed call, in nanoseconds: the longest possible own delay, the duration, and the stamps by rank."""
+
+    call: EventTimes
+    most: int
+    duration: int
+    arrivals: dict[int, int]
+
+
+class DeviceShares:
+    """The timed calls of a communicator on `device`, counted in the sums of `clock`.
+
+    `size` is the number of ranks that compare calls; 1 without a comparison. Then waiting counts as moving.
+    """
+
+    def __init__(self, device: Device, clock: CallClock, rank: int, size: int) -> None:
+        self.clock = clock
+        self._device, self._rank, self._size = device, rank, size
+        self._calls = 0  # the number of the last call, where no comparison counts the calls
+        self._left: tuple[int, Event] | None = None  # number and end of the last call with an event at its end
+        self._under_way: collections.deque[EventTimes] = collections.deque()
+        self._known: dict[int, CallTimes] = {}  # completed calls, until the stamps of all ranks have come
+        self._early: dict[int, dict[int, int]] = {}  # stamps of other ranks for calls that are not completed here
+        # Of this rank: number and time of calls, not yet sent.
+        self._stamps: collections.deque[tuple[int, int]] = collections.deque()
+        self._stream: Stream | None = None  # empty, for questions to the GPU
+        self._anchor: tuple[Event, int] | None = None  # an event, and the host's time at the event
+        self._asked = 0.0
+        self._collecting = threading.Lock()
+
+    def numbered(self, _description: str = "") -> int:
+        """Return the number of a call that no comparison counts."""
+        self._calls += 1
+        return self._calls
+
+    def begin(self, number: int, nbytes: int, call: CallShares | None, stream: Stream) -> EventTimes | None:
+        """Return the events of call `number`, of `nbytes` on all ranks, with the begin recorded, if the call is timed.
+
+        `call` has the sums of this kind of call; from now on only events add seconds.
+        """
+        if call is None:
+            return None
+        call.by_events = True
+        if (nbytes < LARGE and not TIMED[number % PERIOD]) or stream.is_capturing():
+            return None
+        self._collect()
+        last, left = self._left or (0, None)
+        began = self._marked(stream)
+        return EventTimes(number, call.sums, 1 if nbytes >= LARGE else WEIGHT, call_site(),
+                          left if last == number - 1 else None, began, began)
+
+    def end(self, number: int, timed: EventTimes | None, stream: Stream) -> None:
+        """Record the end of call `number`, if the call is timed or comes before a timed call."""
+        if timed is None and (not PRECEDES[number % PERIOD] or stream.is_capturing()):
+            return
+        ended = self._marked(stream)
+        self._left = number, ended
+        if timed is not None:
+            self._under_way.append(timed._replace(ended=ended))
+            if len(self._under_way) > MOST:
+                self._under_way.popleft()
+
+    def _marked(self, stream: Stream) -> Event:
+        event = self._device.new_event(timed=True)
+        event.record(stream)
+        return event
+
+    def next_stamps(self) -> Stamps:
+        """Return the stamps to send with the next comparison."""
+        first, second, *_ = *self._stamps, (0, 0), (0, 0)
+        return *first, *second
+
+    def sent(self) -> None:
+        """Drop the stamps of `next_stamps`: a comparison carries the stamps to all ranks, including this one."""
+        for _ in range(min(len(self._stamps), 2)):
+            self._stamps.popleft()
+
+    def exchanged(self, stamps: list[Stamps]) -> None:
+        """Take the stamps of all ranks, sent with a comparison."""
+        for rank, (first, arrival, second, arrival_after) in enumerate(stamps):
+            self._arrived(rank, first, arrival)
+            self._arrived(rank, second, arrival_after)
+
+    def _arrived(self, rank: int, number: int, arrival: int) -> None:
+        if not number:
+            return
+        known = self._known.get(number)
+        arrivals = self._early.setdefault(number, {}) if known is None else known.arrivals
+        arrivals[rank] = arrival
+        if known is not None and len(arrivals) == self._size:
+            self._count(self._known.pop(number))
+
+    def _collect(self) -> None:
+        """Stamp the timed calls that the GPU has completed."""
+        if not self._under_way or not self._collecting.acquire(blocking=False):
+            return
+        try:
+            with self._device.relaxed:
+                self._ask()
+                while self._under_way and self._under_way[0].ended.done:
+                    self._completed(self._under_way.popleft())
+        finally:
+            self._collecting.release()
+
+    def _completed(self, call: EventTimes) -> None:
+        if self._anchor is None:
+            return
+        event, moment = self._anchor
+        span = self._device.nanoseconds
+        duration = span(call.began, call.ended)
+        most = NO_LIMIT if call.left is None else max(span(call.left, call.began), 0)
+        times = CallTimes(call, most, duration, self._early.pop(call.number, {}))
+        if self._size == 1:
+            self._count(times)
+            return
+        self._stamps.append((call.number, moment + span(event, call.began)))
+        self._known[call.number] = times
+        # A rank that has lost its events, for example by a failed call, sends no stamp.
+        for waiting in (self._known, self._early):
+            if len(waiting) > MOST:
+                del waiting[next(iter(waiting))]
+
+    def _count(self, times: CallTimes) -> None:
+        """Add the shares of a timed call, once the stamps of all ranks are known."""
+        call, arrivals = times.call, times.arrivals or {self._rank: 0}
+        mine = arrivals[self._rank]
+        own = min(mine - min(arrivals.values()), times.most)
+        waited = min(max(arrivals.values()) - mine, times.duration)
+        for place, nanoseconds in zip((2, 3, 4), (own, waited, times.duration - waited), strict=True):
+            call.sums[place] += 1e-9 * nanoseconds * call.weight
+        self.clock.sums.delayed(round(own * call.weight), call.place)
+
+    def _ask(self) -> None:
+        """Ask the GPU for its time: of several answers the quickest tells the time of the host best."""
+        started = time.monotonic()
+        if self._stream is not None and started < self._asked + ANCHOR:
+            return
+        self._stream, self._asked = self._stream or self._device.new_stream(), started
+        answers, patience = [], FIRST_PATIENCE if self._anchor is None else PATIENCE
+        for _ in range(QUESTIONS):
+            asked, event = time.time_ns(), self._marked(self._stream)
+            while not event.done:
+                if time.monotonic() > started + patience:
+                    break
+            else:
+                answered = time.time_ns()
+                answers.append((answered - asked, event, (asked + answered) // 2))
+        if answers:
+            _, event, moment = min(answers, key=lambda answer: answer[0])
+            self._anchor = event, moment
