@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpucoll.device import Device, Event, Stream
 from gpucoll.executors import call_site
@@ -138,8 +138,10 @@ class DeviceShares:
         if not number:
             return
         known = self._known.get(number)
-        arrivals = self._early.setdefault(number, {}) if known is None else known.arrivals
+        arrivals = self._early.get(number, {}) if known is None else known.arrivals
         arrivals[rank] = arrival
+        if known is None:
+            _put(self._early, number, arrivals)
         if known is not None and len(arrivals) == self._size:
             self._count(self._known.pop(number))
 
@@ -167,11 +169,7 @@ class DeviceShares:
             self._count(times)
             return
         self._stamps.append((call.number, moment + span(event, call.began)))
-        self._known[call.number] = times
-        # A rank that has lost its events, for example by a failed call, sends no stamp.
-        for waiting in (self._known, self._early):
-            if len(waiting) > MOST:
-                del waiting[next(iter(waiting))]
+        _put(self._known, call.number, times)
 
     def _count(self, times: CallTimes) -> None:
         """Add the shares of a timed call, once the stamps of all ranks are known."""
@@ -201,3 +199,10 @@ class DeviceShares:
         if answers:
             _, event, moment = min(answers, key=lambda answer: answer[0])
             self._anchor = event, moment
+
+
+def _put(waiting: dict[int, Any], number: int, value: Any) -> None:
+    """Add what is known of a call, and drop the oldest call: a rank whose GPU gives no time sends no stamps."""
+    waiting[number] = value
+    if len(waiting) > MOST:
+        del waiting[next(iter(waiting))]
