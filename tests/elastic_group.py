@@ -55,7 +55,7 @@ class Group:
         self._place, self._folder = f"tcp://127.0.0.1:{launchers.free_port()}", folder
         self._processes = []
 
-    def start(self, program, rank=0, size=0, *more, secret="s", timeout=20.0):
+    def start(self, program, rank=0, size=0, *more, secret="s", timeout=60.0):
         env = {**os.environ, **same_gpucoll(), **without_mpi4py(self._folder), "GPUCOLL_SECRET": secret,
                "TMPDIR": str(self._folder)}
         command = [sys.executable, "-c", BEGIN + program, self._place, str(rank), str(size), str(seconds(timeout))]

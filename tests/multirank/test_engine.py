@@ -146,4 +146,5 @@ def many(mpi, parts=10, turns=200_000):
                 before = litter()
         after = litter()
         assert after[1:] == before[1:]
-        assert after[0] <= before[0] + 64  # pages
+        # Pages: a leak of 16 bytes in each 1,000th call would be 195. Other threads of the process allocate, too.
+        assert after[0] <= before[0] + 128

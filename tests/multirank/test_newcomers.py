@@ -177,4 +177,4 @@ def test_ranks_under_mpiexec_shrink_without_a_death(mpiexec, how, survivors):
     job = mpiexec(3, sys.executable, "-c", SHRINKS, str(seconds(2 if how == "left" else 60)), how, timeout=seconds(60))
     assert job.returncode == 0, job.stderr
     assert job.stdout.count(f"sum {survivors}\n") == survivors, job.stdout
-    assert job.stdout.index("store 0") < job.stdout.index("MPI 0")
+    assert -1 < job.stdout.find("store 0") < job.stdout.find("MPI 0"), (job.stdout, job.stderr)

@@ -46,7 +46,7 @@ def test_a_training_goes_on_bit_for_bit(group, stage, victim, call, phase):
         losses = {int(step): loss for step, loss in one["losses"].items()}
         assert losses == {step: undisturbed[step] for step in losses}
         if one["rank"] == victim:
-            assert [*losses] == [*range(min(losses), 6)]
+            assert [*losses] == [*range(min(losses, default=6), 6)]  # none, if the rank was lost after the last step
         else:
             assert [*losses] == [*range(6)]
 
