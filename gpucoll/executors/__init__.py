@@ -124,8 +124,7 @@ Launcher: TypeAlias = Callable[[Any], None]  # enqueues a call on the stream
 class Call:
     """A request compiled by `executor`, to be carried out any number of times, on any arrays of the request's sizes.
 
-    Arrays are flat rows: on the host contiguous arrays, on a device anything with an address; None for a side without
-    an array on this rank.
+    Arrays are flat rows, None for a side without an array on this rank. On a device a row is anything with an address.
     """
 
     completes = False  # whether the executor also does an op's last step, such as the division of an average
@@ -135,7 +134,7 @@ class Call:
 
     @property
     def engine_plan(self) -> Any:
-        """The plan by which the communicator's engine repeats the whole call; None if the engine does not."""
+        """The plan for the communicator's engine to repeat the whole call; None if the engine cannot."""
         return None
 
     @functools.cached_property
@@ -182,26 +181,14 @@ class Executor:
     """A compiler of requests, made for a communicator and closed with it; by default without the engine."""
 
     name: str
-
-    @property
-    def on_engine(self) -> bool:
-        """Whether the communicator's engine runs the calls: compares, records and completes each call."""
-        return False
+    on_engine = False  # whether the communicator's engine runs the calls: compares, records and completes each call
+    captures = True  # whether calls can become part of a CUDA graph
+    minds_blocking = False  # whether calls on blocking streams are refused
 
     @property
     def shows_calls(self) -> Any:
-        """The executor whose engine shows each rank's call to all others before data move: this one, if any does."""
+        """The executor with the engine that shows each rank's call to all others before data is sent, or None."""
         return self
-
-    @property
-    def captures(self) -> bool:
-        """Whether calls can become part of a CUDA graph."""
-        return True
-
-    @property
-    def minds_blocking(self) -> bool:
-        """Whether calls on blocking streams are refused."""
-        return False
 
     def serves(self, request: CallRequest) -> str | None:
         """Return None if this executor can serve `request` by some algorithm, else the reason why not.
@@ -211,7 +198,7 @@ class Executor:
         return None
 
     def compile(self, request: CallRequest) -> Call | Refusal:
-        """Return the call for `request`, with all kernels loaded; no data move."""
+        """Return the call for `request`, with all kernels loaded; sends no data."""
         raise NotImplementedError
 
     def awaited(self) -> set[int] | None:
@@ -250,15 +237,15 @@ def call_site() -> str:
 
 
 class LengthsDiffer(MismatchError):
-    """The ranks are in one v-variant, but not all know the lengths of all blocks: they exchange the lengths anew."""
+    """The ranks are in one v-variant, but not all know the lengths of all blocks: the ranks exchange lengths again."""
 
-    settled = True  # no data have moved, and the communicator goes on
+    settled = True  # no data was sent, and the communicator goes on
 
 
 def lack_lengths(calls: Sequence[str]) -> bool:
-    """Return whether the ranks are in one v-variant, and some took the lengths of an earlier call.
+    """Return whether the ranks are in one v-variant, and some use the lengths of an earlier call.
 
-    The other ranks exchange lengths, or took those of another earlier call.
+    The other ranks exchange lengths, or use the lengths of yet another call.
     """
     found = [*map(Signature.decode, calls)]
     # An exchange of lengths has a header and no lengths. Calls with the same lengths differ in another way.
@@ -270,8 +257,7 @@ def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = Fa
     """Return the error raised on all `ranks`, given the `calls` they show; the second line of a call is a call site.
 
     The culprits are the ranks that refuse their arguments; else all ranks outside the largest group of equal calls (of
-    equally large groups, the group of the lowest rank is right). Unless data have `moved`, the communicator stays
-    usable.
+    equally large groups, the group of the lowest rank is right). If data have `moved`, the communicator has failed.
     """
     groups: dict[str, list[int]] = collections.defaultdict(list)
     sites: dict[str, dict[str, None]] = collections.defaultdict(dict)

@@ -24,14 +24,14 @@ from gpucoll.errors import CollectiveTimeout
 from gpucoll.executors import IN_PLACE, WAITS, Call, CallRequest, Executor, Meets, Refusal
 from gpucoll.progress.operations import Operation, keep_for_ever
 
-# The threads of a process share the datatypes, of which each must be made once.
+# The threads of a process share the datatypes, and each datatype must be made once.
 _MAKING = threading.Lock()
 CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",
          "gather": "Gather", "scatter": "Scatter", "reduce_scatter": "Reduce_scatter_block", "all_to_all": "Alltoall",
          "scan": "Scan", "exscan": "Exscan", "all_gather_v": "Allgatherv", "gather_v": "Gatherv",
          "scatter_v": "Scatterv", "reduce_scatter_v": "Reduce_scatter", "all_to_all_v": "Alltoallv",
          "barrier": "Barrier"}
-# Collectives whose in-place form in MPI is the library's. For all others in place, the input is copied.
+# Collectives with the library's meaning of in-place calls in MPI. For all others in place, the input is copied.
 MAY_BE_IN_PLACE = {"all_reduce", "reduce", "all_gather", "gather", "all_to_all", "scan", "exscan"}
 LOOK = 0.5  # seconds between two looks at a blocking call
 ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND", "min": "LAND", "band": "LAND",
@@ -54,6 +54,7 @@ class NativeExecutor(Executor):
                  before: Callable[[Any], Operation] | None = None) -> None:
         self.before = before  # an operation on the stream of a call, done before MPI reads the memory
         self._comm, self._node = comm, node if node is not None and node.compares_calls else None
+        self.on_engine = self._node is not None
         self.watch = BlockingWatch(timeout, self._calling)
         self._copied = numpy.empty(0, numpy.uint8)
         with _MAKING:
@@ -65,13 +66,8 @@ class NativeExecutor(Executor):
         return 0 if engine is None else engine.calling()
 
     @property
-    def on_engine(self) -> bool:
-        """Whether the engine runs the calls: compares, records and completes each call."""
-        return self._node is not None
-
-    @property
     def shows_calls(self) -> Meets | None:
-        """The engine's service that shows each rank's call to all others before data move, or None."""
+        """The engine's service that shows each rank's call to all others before data is sent, or None."""
         return self._node
 
     def serves(self, request: CallRequest) -> str | None:
@@ -130,7 +126,7 @@ class BlockingWatch:
 
 
 class NativeCall(Call):
-    """A request as a collective of MPI, which the engine of `node` repeats if there is an engine."""
+    """A request as a collective of MPI, repeated by the engine of `node` if there is an engine."""
 
     executor: NativeExecutor
 
@@ -169,7 +165,7 @@ class NativeCall(Call):
             if not ended():
                 yield ended
         except BaseException:
-            # MPI's collectives cannot be cancelled, and go on writing to the buffers.
+            # MPI's collectives cannot be cancelled, and may still write to the buffers.
             keep_for_ever((source, target, call))
             raise
 
@@ -257,7 +253,7 @@ def _op(request: CallRequest) -> MPI.Op:
 
 def _means_the_same(op: Op, dtype: Dtype) -> bool:
     """Return whether MPI's op has the library's meaning."""
-    # Open MPI's narrow integer sums saturate; NaN need not win in MPI's min, max and logical ops.
+    # Open MPI's narrow integer sums saturate; NaN may lose in MPI's min, max and logical ops.
     narrow = dtype.kind == "int" and dtype.itemsize < 4 and op.mpi in ("SUM", "PROD")
     unordered = dtype.kind == "float" and op.name in ("min", "max", *LOGICAL)
     return dtype.mpi is not None and not narrow and not unordered

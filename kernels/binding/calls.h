@@ -362,9 +362,9 @@ static Ref<> blocks_of(const Ref<>& out, const Ref<>& lengths) {
 static Ref<> result_of(const Engine& self, const Entry* entry, PyObject* x, PyObject* out) {
     if (!entry->out.dtype) return out == Py_None ? none() : not_implemented();
     const Plan& plan = entry->known.plan->state.plan;
-    if (plan.overwrites) {
+    if (plan.has(OVERWRITES)) {
         const bool given = out == Py_None || out == x;
-        const bool only_read = (plan.small || plan.by_calls) && plan.root == self.node.rank;
+        const bool only_read = (plan.has(SMALL) || plan.by_calls) && plan.root == self.node.rank;
         const bool ready = given && (only_read || PyArray_ISWRITEABLE(array_of(x)));
         return ready ? Ref<>::borrow(x) : not_implemented();
     }

@@ -61,12 +61,12 @@ struct Reading {
     // Return whether each buffer of this rank fits wherever `Walker::lay` may place it.
     bool has_staging() const {
         if (plan->by_calls) return true;  // works on the caller's arrays only
-        const bool needs[] = {plan->copies_input || !node->copies, !node->copies, true};
+        const bool needs[] = {plan->has(COPIES_INPUT) || !node->copies, !node->copies, true};
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
-            const uint64_t most = std::max(plan->small ? node->workspace_bytes : 0, node->staging_bytes(buffer));
+            const uint64_t most = std::max(plan->has(SMALL) ? node->workspace_bytes : 0, node->staging_bytes(buffer));
             if (needs[buffer] && bytes_of(buffer) > most) return false;
             // Small buffers must fit a workspace. With `in_control` the peers do not even look at the descriptor.
-            const bool fits = plan->in_control || (plan->small && buffer != SCRATCH);
+            const bool fits = plan->has(IN_CONTROL) || (plan->has(SMALL) && buffer != SCRATCH);
             if (fits && bytes_of(buffer) > node->workspace_bytes) return false;
         }
         return true;
@@ -103,7 +103,7 @@ struct Reading {
         }
         const bool is_block = !plan->starts.empty() && offset <= node->ranks;
         const uint64_t most = node->workspace_bytes;
-        const bool is_inside = !plan->in_control || (offset <= most && nbytes <= most - offset);
+        const bool is_inside = !plan->has(IN_CONTROL) || (offset <= most && nbytes <= most - offset);
         whole(buffer < SHOWN && is_peer(rank) && (plan->starts.empty() ? is_inside : is_block));
         return part;
     }
@@ -196,14 +196,13 @@ template <class Number> static void take_numbers(PyObject* tuple, std::vector<Nu
 static PyObject* take_plan(Plan* plan, const Node& node, const std::vector<uint32_t>& partners, PyObject* given) {
     const char* text;
     unsigned long long root, sizes[4], itemsize, contributions;
+    unsigned int flags;
     long long signature;
     long dtype, op;
-    int in_control, small, copies_input, keeps_output, overwrites, refuses, announced, only_compares;
     PyObject *peers, *readers, *starts, *instructions, *calls;
-    check(PyArg_ParseTuple(given, "sL(KKKKK)(llK)(pppppppp)KO!O!O!O!O!", &text, &signature, sizes, sizes + 1, sizes + 2,
-                           sizes + 3, &itemsize, &dtype, &op, &contributions, &in_control, &small, &copies_input,
-                           &keeps_output, &overwrites, &refuses, &announced, &only_compares, &root, &PyTuple_Type,
-                           &peers, &PyTuple_Type, &readers, &PyTuple_Type, &starts, &PyTuple_Type, &instructions,
+    check(PyArg_ParseTuple(given, "sL(KKKKK)(llK)IKO!O!O!O!O!", &text, &signature, sizes, sizes + 1, sizes + 2,
+                           sizes + 3, &itemsize, &dtype, &op, &contributions, &flags, &root, &PyTuple_Type, &peers,
+                           &PyTuple_Type, &readers, &PyTuple_Type, &starts, &PyTuple_Type, &instructions,
                            &PyTuple_Type, &calls));
     std::strncpy(plan->text, text, TEXT - 1);
     plan->signature = signature;
@@ -215,18 +214,11 @@ static PyObject* take_plan(Plan* plan, const Node& node, const std::vector<uint3
     plan->combine = op < 0 ? nullptr : combine_of(dtype, op);
     plan->contributions = contributions;
     plan->finish = contributions == 0 ? nullptr : op == AVG ? mean_of(dtype) : truth_of(dtype);
-    plan->in_control = in_control != 0;
-    plan->small = small != 0;
-    plan->copies_input = copies_input != 0;
-    plan->keeps_output = keeps_output != 0;
-    plan->overwrites = overwrites != 0;
-    plan->refuses = refuses != 0;
-    plan->announced = announced != 0;
-    plan->only_compares = only_compares != 0;
+    plan->flags = flags;
     plan->root = static_cast<uint32_t>(root);
     const uint64_t most = std::max({plan->given, plan->taken, plan->scratch});
-    const bool is_like = itemsize > 0 && root < node.ranks && (!announced || node.heads[root] != nullptr) && (contributions == 0 || plan->finish != nullptr)
-        && (!in_control || (small && most <= node.workspace_bytes))
+    const bool is_like = itemsize > 0 && root < node.ranks && (!plan->has(ANNOUNCED) || node.heads[root] != nullptr) && (contributions == 0 || plan->finish != nullptr)
+        && (!plan->has(IN_CONTROL) || (plan->has(SMALL) && most <= node.workspace_bytes))
         && (PyTuple_GET_SIZE(starts) == 0 || PyTuple_GET_SIZE(starts) == 2 * (node.ranks + 1));
     whole(is_like);
     const Reading reading = {plan, &node, PyTuple_GET_SIZE(calls), partners};

@@ -255,7 +255,7 @@ class KnownCalls {
     // Return whether an entry fits the `out` of a call. An allocated result has a fixed shape; a given `out` may have
     // another shape of the same size.
     static bool accepts(const Entry& entry, PyObject* out) {
-        if (!entry.out.dtype || entry.known.plan->state.plan.overwrites) return true;
+        if (!entry.out.dtype || entry.known.plan->state.plan.has(OVERWRITES)) return true;
         return out == Py_None ? entry.allocates : entry.out.matches(out);
     }
 

@@ -49,14 +49,7 @@ struct Plan {
     Combine combine;                        // null if nothing is reduced
     Finish finish;                          // last step on the result (mean, truth value), or null
     uint64_t contributions;                 // argument of `finish`
-    bool in_control;                        // the buffers of all ranks are in the control segments
-    bool small;                             // the buffers of this rank are in its control segment
-    bool copies_input;                      // works on a copy of the input
-    bool keeps_output;                      // the caller's array is the result already: root of a broadcast
-    bool overwrites;                        // a broadcast: the caller's array is input and result at once
-    bool refuses;                           // tells the other ranks: this rank refuses the arguments of the call
-    bool announced;                         // the other ranks learn of the call from the root's descriptor
-    bool only_compares;                     // another executor moves the data and records the call
+    uint32_t flags;                         // bits of `PlanFlag`
     bool read[SHOWN];                       // by buffer: read by other ranks
     bool writes = false;                    // writes to buffers of other ranks
     uint32_t root;
@@ -73,11 +66,13 @@ struct Plan {
     std::vector<uint32_t> opened; // ranks of other nodes whose greeting goes with data, by an OPEN
     mutable bool in_row = false; // was once called ALIKE times in a row: eager from then on, if allowed
 
+    bool has(PlanFlag flag) const { return (flags & flag) != 0; }
+
     // Return whether this call may be eager on a rank with `others` same-node ranks. The arrays must be short. The
     // peers may read only the input, copied to the slot. The rank must not read from all others: an eager call would
     // save no wait.
     bool may_be_eager(size_t others) const {
-        return in_control && !refuses && !by_calls && !writes && scratch == 0 && given <= SLOT && taken <= SLOT && !read[OUTPUT]
+        return has(IN_CONTROL) && !has(REFUSES) && !by_calls && !writes && scratch == 0 && given <= SLOT && taken <= SLOT && !read[OUTPUT]
                && !read[SCRATCH] && peers.size() < others;
     }
 

@@ -144,9 +144,9 @@ struct Walker {
         arrived = static_cast<int64_t>(nanoseconds());
         shares = {};
         node.waits_since = 0;
-        if (!walked->only_compares)
+        if (!walked->has(ONLY_COMPARES))
             node.flight.began(walked->text, strnlen(walked->text, TEXT), std::max(walked->given, walked->taken), arrived);
-        stage = listens && walked->announced && walked->root != node.rank ? LISTENING : BEFORE;
+        stage = listens && walked->has(ANNOUNCED) && walked->root != node.rank ? LISTENING : BEFORE;
         at = 0;
     }
 
@@ -189,7 +189,7 @@ struct Walker {
                 count_wait(node);
                 present(node);
                 // A refusing rank shows the refusal in place of a call, and does not meet the other ranks.
-                if (plan->refuses) {
+                if (plan->has(REFUSES)) {
                     settle(node);
                     return DONE;
                 }
@@ -323,7 +323,7 @@ struct Walker {
         node.left = static_cast<int64_t>(nanoseconds());
         node.total.own += shares.own;
         node.total.waited += shares.waited;
-        if (!plan->only_compares) node.flight.ended(node.left);
+        if (!plan->has(ONLY_COMPARES)) node.flight.ended(node.left);
         plan = nullptr;
     }
 
@@ -510,7 +510,7 @@ struct Walker {
     // Return whether a buffer of this rank is in the control segment, and so guarded by the halves.
     bool is_control(const Node& node, uint32_t buffer) const {
         const int64_t key = node.heads[node.rank]->descriptors[half].places[buffer][0];
-        return plan->in_control || key == node.keys[node.rank];
+        return plan->has(IN_CONTROL) || key == node.keys[node.rank];
     }
 
     // Place the buffers, copy the input where the peers read it, write the descriptor and show position 0.
@@ -522,7 +522,7 @@ struct Walker {
         lay(node, descriptor, SCRATCH, nullptr, plan->scratch);
         Base* mine = bases.data() + node.rank * SHOWN;
         staged = plan->given > 0 && mine[INPUT].start != from ? mine[INPUT].start : nullptr;
-        result = plan->taken > 0 && mine[OUTPUT].start != to && !plan->keeps_output && !plan->places_result
+        result = plan->taken > 0 && mine[OUTPUT].start != to && !plan->has(KEEPS_OUTPUT) && !plan->places_result
                      ? mine[OUTPUT].start : nullptr;
         if (staged != nullptr && plan->lead == 0) copy(staged, from, plan->given);
         // The input must be in place before the counter shows the call. These copies stay in this rank and cannot
@@ -570,18 +570,18 @@ struct Walker {
             mine.start = nullptr;
         } else if (plan->by_calls) {
             // the Python function works on the caller's arrays
-        } else if (row != nullptr && !plan->read[buffer] && !(buffer == INPUT ? from == to || plan->copies_input
-                                                                             : plan->keeps_output)) {
+        } else if (row != nullptr && !plan->read[buffer] && !(buffer == INPUT ? from == to || plan->has(COPIES_INPUT)
+                                                                             : plan->has(KEEPS_OUTPUT))) {
             // only this rank uses the buffer: stay in the caller's array
-        } else if (plan->small && nbytes <= node.workspace_bytes) {
+        } else if (plan->has(SMALL) && nbytes <= node.workspace_bytes) {
             mine.start = eager && buffer == INPUT ? node.slot(node.rank, node.call_count)->data : node.workspace(node.rank, half, buffer);
             key = node.keys[node.rank];
             offset = static_cast<int64_t>(node.offset(node.rank, half, buffer));
-        } else if (row != nullptr && !(buffer == INPUT && plan->copies_input)
+        } else if (row != nullptr && !(buffer == INPUT && plan->has(COPIES_INPUT))
                    && node.symmetric.holding(row, nbytes, &slab)) {
             key = slab.key;
             offset = row - slab.start;
-        } else if (row != nullptr && node.copies && !(buffer == INPUT && plan->copies_input)) {
+        } else if (row != nullptr && node.copies && !(buffer == INPUT && plan->has(COPIES_INPUT))) {
             offset = static_cast<int64_t>(reinterpret_cast<intptr_t>(row));
         } else {
             // Acquire: another thread may just have stored a larger buffer.
@@ -590,7 +590,7 @@ struct Walker {
             key = staged->key;
         }
         // Workspaces of control segments are at known places: the descriptor need not be written.
-        if (plan->in_control) return;
+        if (plan->has(IN_CONTROL)) return;
         descriptor.places[buffer][0] = key;
         descriptor.places[buffer][1] = offset;
     }
@@ -601,7 +601,7 @@ struct Walker {
         Segment found;
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
             Base& theirs = bases[rank * SHOWN + buffer];
-            if (plan->in_control) {
+            if (plan->has(IN_CONTROL)) {
                 const bool in_slot = buffer == INPUT && !is_described(node, rank) && node.is_eager(rank, node.call_count);
                 theirs = {in_slot ? node.slot(rank, node.call_count)->data : node.workspace(rank, half, buffer), 0};
                 continue;

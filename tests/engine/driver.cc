@@ -66,8 +66,7 @@ static void take_plan(Words& words, Plan& plan, uint32_t rank) {
     plan.combine = op < 0 ? nullptr : combine_of(dtype, op);
     plan.contributions = words.size();
     plan.finish = plan.contributions == 0 ? nullptr : op == AVG ? mean_of(dtype) : truth_of(dtype);
-    for (bool* one : {&plan.in_control, &plan.small, &plan.copies_input, &plan.keeps_output, &plan.overwrites, &plan.refuses, &plan.announced, &plan.only_compares})
-        *one = words.number() != 0;
+    plan.flags = words.index();
     plan.root = words.index();
     for (uint64_t left = words.size(); left > 0; left--) plan.peers.push_back(words.index());
     for (uint64_t left = words.size(); left > 0; left--) {

@@ -151,7 +151,7 @@ def numbers_of(plan):
     """Yield a plan's numbers for the driver, without Python's part (the first rank's result of an exscan)."""
     _, signature, sizes, kinds, flags, root, peers, readers, starts, steps, _ = plan
     steps = [step for step in steps if step[0] != tables.CALL]
-    yield from (signature, *sizes, *kinds, *flags, root)
+    yield from (signature, *sizes, *kinds, flags, root)
     for some in (peers, readers, starts):
         yield len(some)
         for one in some:

@@ -7,7 +7,7 @@ between nodes. Under the name `mpi` every rank counts as a separate node.
 
     plans         the engine's plans, found by call, and staging buffers
     instructions  a plan on bytes of the ranks' buffers: counters to await, operands to combine, counters to publish
-    between_nodes which messages between nodes the engine sends itself, without Python
+    between_nodes messages between nodes, by Python or by the engine itself
     extension     loads the C++ engine; digest: a hash of the engine's sources
     neighbours    the same-node ranks, and access to their memory
     tables        numbers shared by Python and C++
@@ -50,7 +50,7 @@ from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, ENGINE_CALLS, ENGINE_TAGS, MAX_MESSAGE, tag_of_call
 
-# Failures shown beside the counter, for the ranks that wait for this one. LATE: the deadline has passed. ASTRAY: calls
+# Failures shown next to the counter, for ranks that wait for this rank. LATE: the deadline has passed. ASTRAY: calls
 # differ. FAILED - r: rank r has failed. LATE_FOR - r: the deadline has passed in a wait for rank r. The counter stays:
 # peers may still read data shown before the failure.
 LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
@@ -67,11 +67,10 @@ class EngineExecutor(Executor):
     """An executor of schedules in the node's shared memory.
 
     Ranks `meet` before or in their first call, all ranks in the same call, for at most `timeout` seconds. `check` is
-    the extent of comparing calls inside the node: "full" with all ranks before data move, "deferred" with the ranks to
-    be read from, "off" with none. The `name` is "shared" on one node and "hybrid" on several; "mpi" and
-    "ucx", named after the link, work on any number. All but "shared" send messages between nodes, and compare calls by
-    messages. `on_engine` says whether this
-    engine is the communicator's own, with its flight records and its table of known calls.
+    the extent of comparing calls inside the node: "full" with all ranks before data is sent, "deferred" with the ranks
+    to be read from, "off" with none. The `name` is "shared" on one node and "hybrid" on several; "mpi" and "ucx", named
+    after the link, work on any number. All but "shared" send messages between nodes, and compare calls by messages.
+    `on_engine` says whether this engine is the communicator's own, with its flight records and its table of calls.
 
     Every call has a number, `engine.call_count`, equal on all ranks. A rank's progress counter is the call number and
     the position in the call.
@@ -79,9 +78,9 @@ class EngineExecutor(Executor):
 
     def __init__(self, link: Any, timeout: float, check: str | None, name: str = "shared", *,
                  on_engine: bool = True) -> None:
-        self.name, self._is_on_engine = name, on_engine
+        self.name, self.on_engine = name, on_engine
         self._check = LEVELS[check] if name == "shared" else OFF
-        # By the wire, calls are compared at the same time as the first data, if at all before data move.
+        # Over a wire the engine compares calls by messages that also carry the first data.
         self._has_wire = self._is_compared_by_wire = False
         self._may_compare = on_engine and LEVELS[check] == ALL and name != "shared"
         self._link, self._timeout = link, timeout
@@ -116,10 +115,6 @@ class EngineExecutor(Executor):
             return "not every rank's gpucoll was installed with the engine"
         return None
 
-    @property
-    def on_engine(self) -> bool:
-        return self._is_on_engine
-
     def compile(self, request: CallRequest) -> Call | Refusal:
         """Return the call of a plan with the schedules of all ranks."""
         assert request.plan is not None
@@ -135,7 +130,7 @@ class EngineExecutor(Executor):
             waits.run(self.meeting(), "the first call over shared memory")
 
     def meeting(self) -> Operation:
-        """Return the work of `meet` as an operation."""
+        """Do the work of `meet`, as an operation."""
         node_ranks = self._node_ranks
         yield from node_ranks.meet(self._wire)
         self._has_met = True
@@ -157,14 +152,14 @@ class EngineExecutor(Executor):
                 self._bind_wire()
 
     def use_wire(self) -> None:
-        """Let the engine itself send the messages between nodes. To be called on all ranks, before the first call."""
+        """Let the engine itself send the messages between nodes; called on all ranks, before the first call."""
         self._has_wire, self._is_compared_by_wire = True, self._may_compare
         if self.engine is not None:
             self._bind_wire()
 
     def _bind_wire(self) -> None:
         roles = self._messages.wire = WireRoles.of(self._node_ranks.rank, self._nodes, compares=self._may_compare)
-        # Calls of two engines may have one number: each engine has tags of its own.
+        # Calls of two engines may have the same number, so each engine has its own tags.
         tag = ENGINE_TAGS + (0 if self.on_engine else ENGINE_CALLS)
         self.engine.bind_wire(self._link.wire.engine_wire(), tag, roles.partners, roles.leader, roles.compares)
 
@@ -206,11 +201,11 @@ class EngineExecutor(Executor):
     def differ(self, meet: bool = True) -> None:
         """Raise MismatchError or PeerError with the call, and its place in the code, of each rank of this node.
 
-        If all ranks compare before data move, all ranks come here. Each rank shows its place in the code and reads the
-        others': the error is settled, and the communicator goes on as if the call had not been made. The communicator
-        has failed in all other cases: with `check="deferred"`, if a rank is ahead in eager calls, or if another rank
-        has failed (`meet` false). If all visible calls are alike, the error names no rank: the difference lies between
-        nodes, and the comparison by messages explains it.
+        If all ranks compare calls before data is sent, all ranks come here. Each rank shows its place in the code and
+        reads the others': the error is settled, and the communicator goes on as if the call had not been made. In all
+        other cases the communicator has failed: with `check="deferred"`, if a rank is ahead in eager calls, or if
+        another rank has failed (`meet` false). If all visible calls are equal, the error names no rank: the difference
+        lies between nodes, and the comparison by messages explains it.
         """
         if meet and self._is_compared_by_wire:
             return self._explaining.explain()
@@ -241,7 +236,7 @@ class EngineExecutor(Executor):
         raise disagreement([*shown], [*shown.values()], moved=True)
 
     def compare(self, description: str) -> Operation:
-        """Compare a call made elsewhere, or not at all, with the other ranks; a refusal waits for no rank."""
+        """Compare a call made by another executor, or refused, with the other ranks; a refusal waits for no rank."""
         if self._is_compared_by_wire:
             return self._compare_by_wire(description)
         if self._check == OFF and self.comparison is None and not is_refusal(description):
@@ -314,7 +309,7 @@ class EngineExecutor(Executor):
         return self.cause() or BackendError(f"another rank's memory cannot be accessed: {why}", code="GC-MEMORY")
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
-        """Register a new slab of symmetric memory: this rank's `slab`, and those of all ranks by `keys`."""
+        """Register a new slab of symmetric memory; `keys` identify the slabs of all ranks."""
         if self.engine is not None:
             for rank in self._node_ranks.all - {self._node_ranks.rank}:
                 self.attach(rank, keys[rank])
@@ -334,13 +329,13 @@ class EngineExecutor(Executor):
         return self.engine is not None and self._node_ranks.copies and self.name not in MESSAGES
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
-        """Begin to send ``[bytes, "B"]`` with a dtype code, as mpi4py's method does."""
+        """Begin to send ``[bytes, "B"]`` with a dtype code, like mpi4py's method."""
         if dest in self._node_ranks.all:
             return self.engine.message(True, buffer[0], dest, tag, dtype)
         return self._link.points.Isend(buffer, dest, tag, dtype)
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> Any:
-        """Begin to receive ``[bytes, "B"]`` with a dtype code, as mpi4py's method does."""
+        """Begin to receive ``[bytes, "B"]`` with a dtype code, like mpi4py's method."""
         if source in self._node_ranks.all:
             return self.engine.message(False, buffer[0], source, tag, dtype)
         return self._link.points.Irecv(buffer, source, tag, dtype)
@@ -377,7 +372,7 @@ class EngineExecutor(Executor):
         except BaseException as error:
             if is_settled(error):
                 raise
-            # Some errors of the library (a time-out) are OSErrors, too, and need no explanation.
+            # CollectiveTimeout is an OSError too, and needs no explanation.
             is_system = isinstance(error, OSError) and not isinstance(error, GpucollError)
             raised = self._unreachable(error) if is_system else error
             self.cancel(raised, x, out, made)
@@ -389,7 +384,7 @@ class EngineExecutor(Executor):
         """Show an error to the other ranks, and keep alive all memory still accessible to the ranks or MPI."""
         if not is_settled(error):
             self.publish_failure(error)
-            # Peers and MPI cannot be stopped, and would go on using freed memory.
+            # Peers and MPI cannot be stopped, and would still use freed memory.
             keep_for_ever((memory, self._plans, self.engine))
             messages = [*self._under_way.values()]
             cancel([request for one in messages if not one.sends for request in one.requests], messages)
@@ -421,7 +416,7 @@ class EngineExecutor(Executor):
 
     def close(self) -> None:
         """Release all memory."""
-        # A signal's handler may close the communicator inside a call, which goes on using everything.
+        # A signal's handler may close the communicator inside a call, and the call goes on using everything.
         if self.engine is not None and self.engine.is_walking():
             self.engine.close()
             keep_for_ever(self)

@@ -1,4 +1,4 @@
-"""Messages between nodes: Python's functions, and which data travel with the greeting of a call.
+"""Messages between nodes: Python's functions, and the choice of data that travel with the greeting of a call.
 
 If the engine has a wire (kernels/engine/wire.h), its instructions send and receive without Python. A call is then
 compared by greetings of the first ranks of all nodes (kernels/engine/agreement.h). Short data of such a rank's first
@@ -79,7 +79,7 @@ class Comparing:
     def go_on(self) -> bool:
         """Return whether all ranks are known to make this call.
 
-        Raises MismatchError or PeerError if they do not; the engine then leaves the call, and no data have moved.
+        Raises MismatchError or PeerError if they do not; the engine then leaves the call, and no data was sent.
         """
         if self._operation is None:
             comparison, engine = self._executor.comparison, self._executor.engine
@@ -107,7 +107,7 @@ class Comparing:
 def opened(schedule: Schedule, layouts: Layouts, width: int, peers: Collection[int]) -> set[int]:
     """Return the ranks among `peers` that get data with the greeting of the schedule's rank.
 
-    These data are the first send to such a rank, in the first round. `width` is the number of bytes of an element.
+    The data are the rank's first send to the peer, in the first round. `width` is the number of bytes of an element.
     """
     first: dict[int, int] = {}
     for step in next(iter(schedule), ()):

@@ -59,7 +59,7 @@ from gpucoll.executors.engine.tables import (
 )
 from gpucoll.plan import HALVES, PEER, Message, Plan, Reduction, Span
 
-CALLERS = (OUTPUT, RESULT)  # buffers that may be the caller's array; no instruction writes to the other one, GIVEN
+CALLERS = (OUTPUT, RESULT)  # buffers that may be the caller's array; no instruction writes to GIVEN
 Part = tuple[int, int, int]  # rank, buffer, offset in bytes (or a block's number, where blocks differ in length)
 # Opcode, peer, counter (of a CALL the number of the function), destination, bytes, sources, copies.
 Row = tuple[int, int, int, Part | None, int, tuple[Part, ...], tuple[Part, ...]]
@@ -70,7 +70,7 @@ class Writer:
 
     `peers` are the ranks to be read from. `readers` maps (buffer, reading rank) to the reader's counter after the last
     read. With `apart`, input and output lie in a workspace; only chunks read by peers, or read again here, pass through
-    the workspace. All others stay in the caller's arrays. `comparing` is called before data move, until True.
+    the workspace. All others stay in the caller's arrays. `comparing` is called before data is sent, until True.
     """
 
     def __init__(self, request: CallRequest, rank: int, plan: Plan, messages: Messages,
@@ -113,8 +113,7 @@ class Writer:
                     yield from self._sent(step)
                     continue
                 # The result overwrites a chunk sent in this round. The plan has put all reads of peers before. So
-                # report this rank's reads as done before waiting for its readers: they may be waiting for this rank
-                # likewise.
+                # report this rank's reads as done before waiting for its readers: the readers may wait for this rank.
                 if not sent.isdisjoint(step.after):
                     sent.clear()
                     yield _counter_row(PUBLISH, 2 * number + 1)
@@ -130,7 +129,7 @@ class Writer:
             yield from self._filled()
 
     def _openings(self) -> Iterator[Row]:
-        """Send the first data with the greetings, as far as short, and note which receives take data from greetings."""
+        """Send short first data with the greetings, and note the receives that take data from greetings."""
         plan, wire = self._plan, self._messages.wire
         # Blocks of different lengths: this rank does not know how long the messages of others are.
         if wire is None or plan.schedules is None or self._request.lengths is not None:
@@ -156,7 +155,7 @@ class Writer:
             yield _counter_row(AGREE, 0)
 
     def _filled(self) -> Iterator[Row]:
-        """Fill the result of an exscan's first rank in Python, after the peers' reads of an input in the same place."""
+        """Fill the result of an exscan's first rank in Python, once the peers have read an input in the same place."""
         op, dtype, nbytes = self._request.op, self._request.dtype, self._request.sizes[1]
         kind = numpy_dtype(dtype.name)
         for (_, peer), counter in self.readers.items():

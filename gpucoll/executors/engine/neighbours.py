@@ -53,7 +53,7 @@ class NodeRanks:
         self._refused = 0  # the error number if the system gives this rank no memory
         try:
             self._segment = Segment(self.boxes + self.size * box, shared=len(self.all) > 1)
-        # Do not raise here, where the other ranks would wait in vain: `meet` raises on all ranks.
+        # Do not raise here, while the other ranks wait for this rank: `meet` raises on all ranks.
         except OSError as error:
             self._segment, self._refused = Segment(self.first, shared=False), error.errno or errno.ENOMEM
         self.keys = {self.rank: self._segment.key}
@@ -76,7 +76,7 @@ class NodeRanks:
             raise LengthsDiffer("the lengths of blocks have changed")
 
     def unlike_calls(self, engine: Any, number: int) -> dict[int, str]:
-        """Return the ranks' descriptions of call `number`, or of the call before, or of the one before that.
+        """Return the ranks' descriptions of call `number`, or of one of the two calls before.
 
         A mismatch can be found one or two calls late, by ranks that did not meet in the differing call itself. The
         first call whose descriptions differ is taken.

@@ -16,7 +16,7 @@ from gpucoll.executors import Call, Called, CallRequest, fingerprint, shortened
 from gpucoll.executors.engine.between_nodes import Messages
 from gpucoll.executors.engine.instructions import Writer
 from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
-from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, OP_NAMES, RESULT, TEXT
+from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, OP_NAMES, RESULT, TEXT, PlanFlag
 from gpucoll.plan import Plan
 from gpucoll.progress.operations import Operation
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpucoll.executors.engine import EngineExecutor
 
 KEPT = 256  # plans of calls without data
-# Bytes of a staging buffer: the least, and the size from which rounding up to a power of two would waste too much.
+# Bytes of a staging buffer: the least, and the most for rounding up to a power of two: beyond, this wastes too much.
 LEAST, MOST_ROUNDED = 1 << 16, 1 << 28
 NOTHING = -1  # the number of no op
 
@@ -66,13 +66,12 @@ class Plans:
         by_node = Plan(plan.schedules(node_ranks.rank), plan.layouts, in_place=alias, schedules=plan.schedules,
                        same_node=node_ranks.all)
         by_engine = request.op is None or not request.op.expression
-        # The one-pass form of two_shot. All ranks must choose alike, so the choice is independent of the arrays'
-        # places.
+        # The one-pass form of two_shot. The choice must be equal on all ranks, so it ignores the arrays' places.
         one_pass = request.op is not None and by_engine and request.nbytes > SMALL \
             and find(request.collective, request.algorithm).traits.barriers == 2 \
             and len(node_ranks.all) == node_ranks.size > 1
         sizes = [*_bytes(request), by_node.workspace["scratch"] * request.dtype.itemsize]
-        # Scratch has no memory of its own; input and output need staging if peers cannot read the arrays in place.
+        # Scratch always needs staging memory; input and output need it if peers cannot read the arrays in place.
         for buffer, wanted in enumerate((copies or not node_ranks.copies, not node_ranks.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._stage(buffer, sizes[buffer])
@@ -82,17 +81,17 @@ class Plans:
         readers += [(INPUT, peer, 0) for peer in self._readers_of_call(request)]
         starts = () if request.lengths is None else tuple(
             start for layout in plan.layouts for start in _padded(layout, node_ranks.size + 1))
-        # In this form peers compute the places of buffers without looking at descriptors, so all ranks must choose
-        # alike. The size of scratch is not alike: the engine refuses a plan whose scratch is too long for a workspace.
-        # Only such plans are eager. In an exchange of lengths all ranks meet: another rank may have foretold lengths.
+        # With buffers in control segments, peers compute the places of buffers without looking at descriptors: the
+        # choice must be equal on all ranks. The size of scratch may differ, and the engine refuses a plan with too much
+        # scratch for a workspace. Eager plans need this form. In an exchange of lengths all ranks meet: another rank
+        # may have foretold lengths.
         header = COLLECTIVES.get(request.header)
         in_control = small and request.nbytes <= TINY and request.lengths is None \
             and len(node_ranks.all) == node_ranks.size and (header is None or header.ragged is None)
-        # in_control, small, copies_input, keeps_output, overwrites, refuses, announced, only_compares: see `Plan` in
-        # kernels/engine/plan.h.
-        is_broadcast = request.collective == "broadcast"
-        flags = (in_control, small, copies, request.in_place and is_broadcast, is_broadcast, False,
-                 self._is_announced(request), False)
+        flags = self._flags(request)
+        flags |= in_control * PlanFlag.IN_CONTROL | small * PlanFlag.SMALL | copies * PlanFlag.COPIES_INPUT
+        if request.collective == "broadcast" and request.in_place:
+            flags |= PlanFlag.KEEPS_OUTPUT
         return self._shown_plan(request.description, (*sizes, writer.private_bytes, request.dtype.itemsize),
                                 self._reduction(request), flags, request.root,
                                 (*writer.peers,), tuple(readers), starts, instructions, (*writer.calls,))
@@ -102,11 +101,16 @@ class Plans:
         sizes, is_broadcast = _bytes(request), request.collective == "broadcast"
         instruction = CALL, 0, 1, (self._node_ranks.rank, RESULT, 0), 0, ((self._node_ranks.rank, GIVEN, 0),), ()
         readers = [(INPUT, peer, 0) for peer in self._readers_of_call(request)]
-        flags = False, False, False, False, is_broadcast, False, self._is_announced(request), False
         return self._shown_plan(request.description,
                                 (0 if is_broadcast else sizes[0], sizes[1], 0, 0, request.dtype.itemsize),
-                                self._reduction(request), flags, request.root, (), (*readers,), (), (instruction,),
+                                self._reduction(request), self._flags(request), request.root, (), (*readers,), (),
+                                (instruction,),
                                 (self._messages.idle, call))
+
+    def _flags(self, request: CallRequest) -> int:
+        """Return the flags that do not depend on the places of buffers."""
+        return (request.collective == "broadcast") * PlanFlag.OVERWRITES \
+            | self._is_announced(request) * PlanFlag.ANNOUNCED
 
     def _is_announced(self, request: CallRequest) -> bool:
         """Return whether the other ranks learn of this call, and its shapes, from the root's descriptor alone."""
@@ -143,7 +147,9 @@ class Plans:
             if by_wire:
                 rows = ((AGREE, 0, 0, None, 0, (), ()),)
             refuses, by_engine = is_refusal(description), comparing is None and not by_wire
-            flags = (True, True, False, False, False, by_engine and refuses, False, not refuses)
+            # Buffers without bytes count as buffers in the control segments: no rank waits for memory.
+            flags = PlanFlag.IN_CONTROL | PlanFlag.SMALL | (by_engine and refuses) * PlanFlag.REFUSES \
+                | (not refuses) * PlanFlag.ONLY_COMPARES
             self._bare[description] = self._shown_plan(description, (0, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0, (), (),
                                                        (), rows, calls)
         return self._bare[description]

@@ -6,6 +6,7 @@ All tables are defined here, or derived from Python's tables of dtypes and ops. 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 
 from gpucoll.core.dtypes import CODES, DTYPES, Dtype
@@ -34,6 +35,21 @@ SLOT_BYTES = SLOT + 320
 # The numbers in the header, by type in C++.
 NUMBERS = {"int": ("TEXT", "ROUNDS"), "uint32_t": ("SHOWN",), "int64_t": ("SLOTS",),
            "uint64_t": ("SLOT", "OPENING", "PAGE", "CACHE_LINE", "HEAD", "COUNTER", "FAILURE", "TOKEN", "SLOT_BYTES")}
+
+
+class PlanFlag(enum.IntFlag):
+    """Properties of a plan."""
+
+    IN_CONTROL = enum.auto()  # the buffers of all ranks are in the control segments
+    SMALL = enum.auto()  # the buffers of this rank are in its control segment
+    COPIES_INPUT = enum.auto()  # works on a copy of the input
+    KEEPS_OUTPUT = enum.auto()  # the caller's array is the result already: root of a broadcast
+    OVERWRITES = enum.auto()  # a broadcast: the caller's array is input and result at once
+    REFUSES = enum.auto()  # tells the other ranks: this rank refuses the arguments of the call
+    ANNOUNCED = enum.auto()  # the other ranks learn of the call from the root's descriptor
+    ONLY_COMPARES = enum.auto()  # another executor moves the data and records the call
+
+
 _KINDS = "biufc"  # kinds of NumPy's own dtypes
 _ROWS = {"bool": "whole_row", "int": "whole_row", "float": "real_row", "complex": "complex_row"}
 
@@ -57,7 +73,7 @@ def header(dtypes: Mapping[str, Dtype] = DTYPES, ops: Iterable[str] = OP_NAMES,
     """Return the text of the header.
 
     >>> header().count("enum")
-    4
+    5
     """
     made = [f"{_ROWS[one.kind]}<{one.cuda}>()" for one in dtypes.values()]
     numbers = [f"static const {kind} {name} = {globals()[name]};" for kind, names in NUMBERS.items() for name in names]
@@ -68,6 +84,7 @@ def header(dtypes: Mapping[str, Dtype] = DTYPES, ops: Iterable[str] = OP_NAMES,
         f"enum Buffer : uint32_t {{ {', '.join(PLACES)} }};",
         f"enum Check : uint32_t {{ {', '.join(CHECKS)} }};",
         f"enum Way : uint32_t {{ WAITS = {WAITS}, IN_PLACE = {IN_PLACE} }};",
+        f"enum PlanFlag : uint32_t {{ {', '.join(f'{flag.name} = {flag.value}' for flag in PlanFlag)} }};",
         f"enum OpPlace {{ {', '.join(name.upper() for name in ops)} }};",
         "", "// What there is for each dtype, in the order of Python's table (`combine.h`).",
         "#define GC_ROWS \\", " \\\n".join(f"    {one}," for one in made), "",

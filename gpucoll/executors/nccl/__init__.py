@@ -25,7 +25,7 @@ from gpucoll.executors.nccl.replay import Graphs, Replay, place_of
 from gpucoll.plan import HALVES, Message, Plan, Reduction, Span, Step
 from gpucoll.progress.operations import Operation
 
-TOKEN = 1  # bytes sent for a message of a barrier, which has no data
+TOKEN = 1  # bytes sent for a message of a barrier without data
 MAX_ELEMENTS = 1 << 26  # the most elements of a message, at most 16 bytes each: see `_cut`
 
 
@@ -77,6 +77,7 @@ class NcclExecutor(Executor):
 
     def __init__(self, device: Device, transport: Transport, order: StreamOrder) -> None:
         self._device, self._transport, self._order = device, transport, order
+        self.captures = transport.capturable
         self._workspace = Workspace(device)
         self._captured = Workspace(device)  # for the user's graphs, launched at unknown times, in order
         self._graphs = Graphs()
@@ -84,21 +85,16 @@ class NcclExecutor(Executor):
         self._side: Stream | None = None
         self._events: list[Event] = []
 
-    @property
-    def captures(self) -> bool:
-        """Whether calls can become part of a CUDA graph."""
-        return self._transport.capturable
-
     def serves(self, request: CallRequest) -> str | None:
         """Return None for every schedule, except in a capture by a transport that cannot be captured."""
-        return NO_CAPTURE if request.captured and not self._transport.capturable else None
+        return NO_CAPTURE if request.captured and not self.captures else None
 
     def compile(self, request: CallRequest) -> Call | Refusal:
-        """Load the kernels, before data move.
+        """Load the kernels of the call.
 
         Loading a kernel may block until the GPU is idle, so kernels for a later replay are loaded here, too.
         """
-        if self._transport.capturable:
+        if self.captures:
             for width in UNITS:
                 self._device.kernels.launcher(instance("copy", width))
         rounds = request.plan.rounds if request.plan is not None and request.order == "at once" else ()
@@ -114,7 +110,7 @@ class NcclExecutor(Executor):
         """Enqueue a call, by a graph if the call has come often enough."""
         request, graphs = call.request, self._graphs
         self._order.follow(stream)
-        name = graphs.serve(request, stream) if self._transport.capturable else None
+        name = graphs.serve(request, stream) if self.captures else None
         if name is None:
             yield from self._enqueue(call, stream, source, target)
             return
@@ -142,7 +138,7 @@ class NcclExecutor(Executor):
         return None if direct is None else direct.launch
 
     def scratch(self) -> list[Any]:
-        """Return all memory from which results are formed, other than the user's."""
+        """Return all memory that results are formed from, without the user's arrays."""
         return [*self._workspace.rows(), *self._captured.rows(), *self._graphs.rows()]
 
     def close(self) -> None:

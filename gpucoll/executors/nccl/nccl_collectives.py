@@ -42,9 +42,6 @@ class NcclNative(Executor):
         """Return the call of NCCL's collective."""
         return NcclNativeCall(self, request, self._device, self._transport, self._order)
 
-    def close(self) -> None:
-        """Do nothing: the transport belongs to the communicator."""
-
 
 class NcclNativeCall(Call):
     """A request as a collective of NCCL."""
@@ -87,7 +84,7 @@ class NcclNativeCall(Call):
         return self.request.collective == "all_to_all" and address(source) == address(target)
 
     def _from_copy(self, source: Any, target: Any, stream: Any) -> Waiting:
-        """Let NCCL read a copy, kept until all is enqueued, or for good in a capture."""
+        """Let NCCL read a copy, kept until all is enqueued, or for ever in a capture."""
         staging = self._device.empty(source.size, source.dtype, stream)
         self._order.keep_captured(stream, staging)
         self._device.kernels.copy(address(source), address(staging), source.size, self.request.dtype.itemsize, stream)

@@ -61,16 +61,16 @@ class Graphs:
         self._chosen: set[Any] = set()
         self.buffered: dict[Any, Replay] = {}
         self.direct: dict[Any, Replay] = {}
-        self._all: weakref.WeakSet[Replay] = weakref.WeakSet()  # direct ones, also if only a launcher still holds them
+        self._all: weakref.WeakSet[Replay] = weakref.WeakSet()  # all of `direct`, and those held only by a launcher
 
     def serve(self, request: CallRequest, stream: Stream) -> Any:
-        """Count the call; return the name by which to replay the call, equal on every rank, or None."""
+        """Count the call; return its name for a replay, equal on every rank, or None."""
         if not 0 < request.nbytes <= LIMIT or request.lengths is not None or stream.is_capturing():
             return None
         signature = _signature(request)
         if signature in self._chosen:
             return signature
-        # Counts are cleared alike on all ranks, since all ranks count the same calls.
+        # All ranks count the same calls, and so clear the counts at the same call.
         if len(self._seen) == SEEN:
             self._seen.clear()
         self._seen[signature] += 1

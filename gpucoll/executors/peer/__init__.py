@@ -58,14 +58,10 @@ class PeerExecutor(Executor):
     def __init__(self, device: Device, order: StreamOrder, link: Any, timeout: float) -> None:
         self._device, self._order, self._timeout = device, order, timeout
         self._handshake = Handshake(device, link, timeout)
+        self.minds_blocking = self._handshake.on_one_gpu
         self.symmetric = None if self.unavailable_reason else \
             SymmetricMemory(link.place.size, self._handshake.memory)
         self._workspace = Workspace(device)
-
-    @property
-    def minds_blocking(self) -> bool:
-        """Whether calls on blocking streams are refused, because several ranks share a GPU."""
-        return self._handshake.on_one_gpu
 
     @property
     def unavailable_reason(self) -> str | None:
@@ -82,7 +78,7 @@ class PeerExecutor(Executor):
         """Return None for ranks on one node, on a stream allowed there."""
         if self.unavailable_reason:
             return self.unavailable_reason
-        return BLOCKING if self._handshake.on_one_gpu and request.blocking else None
+        return BLOCKING if self.minds_blocking and request.blocking else None
 
     def compile(self, request: CallRequest) -> Call | Refusal:
         """Compile the kernels; refuse a plan without the schedules of all ranks."""

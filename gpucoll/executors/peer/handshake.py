@@ -50,11 +50,11 @@ class Handshake:
         return not self._between_processes and self._place.size > 1 and self._device.asynchronous
 
     def meet(self) -> Iterator[Pending]:
-        """Wait until every rank has come here."""
+        """Wait for every rank."""
         yield from self._exchange([])
 
     def close(self) -> None:
-        """Release all memory; idempotent. A collective call, except among threads, which map no other rank's memory."""
+        """Release all memory; idempotent. A collective call between processes; threads map no other rank's memory."""
         if self._open:
             self._open = False
             self.memory.close()
@@ -64,11 +64,10 @@ class Handshake:
             self.memory.free()
 
     def _meet(self) -> Iterator[Pending]:
-        # All ranks must cut their slabs alike: use the smallest number of channels proposed.
-        proposed = yield from self._exchange([self._device.channels(self._place.size),
-                                                                 *self._device.linked_gpu])
+        # All ranks must cut their slabs in the same way: use the smallest number of channels proposed.
+        proposed = yield from self._exchange([self._device.channels(self._place.size), *self._device.linked_gpu])
         self.room = Room(self._place.size, min(row[0] for row in proposed), staging=self._device.staging)
-        # After a failure go on with the exchanges: the other ranks wait for this one, and all must agree on the
+        # After a failure the exchanges still follow: the other ranks wait for this rank, and all must agree on the
         # outcome.
         exported: list[int] = []
         try:
@@ -131,7 +130,6 @@ class Handshake:
         theirs = numpy.stack([_pattern(writer, rank) for writer in range(size)])
         return [bool((found[0, other] != mine[other]).any() or (found[1, other] != theirs[other]).any())
                 for other in range(size)]
-
 
     def _switch(self, slabs: Sequence[int]) -> Generator[Pending, None, Multicast | None]:
         """Return multicast memory that has reduced integers and narrow floats rightly on all ranks; None without.

@@ -54,7 +54,7 @@ class PeerMemory:
         return numpy.asarray(row)
 
     def export(self, slab: Any) -> list[int]:
-        """Return the words by which another rank reaches a slab (see `reach`); raise OSError if that is impossible."""
+        """Return the words that `reach` needs on another rank; raise OSError if the system forbids access."""
         _slabs[slab.start] = slab
         return [PROCESS, os.getpid(), slab.start, *self._handle(slab)]
 
@@ -95,7 +95,7 @@ class PeerMemory:
 class HostMemory(PeerMemory):
     """The peer memory of the emulated device; a slab lives until the last mapping has gone."""
 
-    # Whether a switch is emulated. By default none is: a switch combines floats in an order of its own.
+    # Whether a switch is emulated. False by default, because a switch combines floats in another order.
     has_switch = False
 
     def __init__(self, nbytes: int) -> None:
@@ -146,7 +146,7 @@ class SymmetricMemory:
         self.heap = Heap(size, memory.new_slab, memory.array)
 
     def export(self, slab: Slab) -> list[int]:
-        """Return the words by which other ranks reach a slab; no words if the system forbids access."""
+        """Return the words that `reach` needs on the other ranks; no words if the system forbids access."""
         try:
             return self._memory.export(slab)
         except OSError:

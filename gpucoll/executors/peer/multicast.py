@@ -76,7 +76,7 @@ class MulticastMemory:
             from cuda.bindings import driver
 
             attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
-        # An old version of the package has no such attribute.
+        # An old version of the package lacks the attribute.
         except (ImportError, AttributeError) as error:
             raise OSError(str(error)) from error
         self._driver = driver

@@ -1,7 +1,7 @@
 """A plan as a program for the step kernel: tables of rounds, lanes, parts and writes.
 
 Block c of every rank works on share c of each part, and on nothing else, so that no block waits for another block of
-its own rank. Hence a part is a chunk of the schedule: share c of a chunk on one rank is share c everywhere. With a
+its own rank. So a part is a chunk of the schedule: share c of a chunk on one rank is share c everywhere. With a
 single block, a part may be any length. Staging holds other chunks in each round, so that each block has its own region
 of staging.
 
@@ -165,7 +165,7 @@ def check(programs: Sequence[Program], channels: int, depth: int, slot: int) -> 
 
     In a round a block does any work that is ready. The pieces put into slots and taken out depend on the program alone,
     never on speed: programs that end in one order end in every order. `slot` is in elements. Shares are not rounded to
-    words as in the kernels, which round alike at both ends.
+    words: the kernels round equally at both ends.
     """
     # The first block has the smallest share of each part, the last block the largest.
     return sum(_exchanged(programs, (channel, channels), depth, slot) for channel in {0, channels - 1})
