@@ -45,7 +45,7 @@ class Applicants:
         self._here: list[Applicant] = []
 
     def expect(self, key: str, token: str | None) -> None:
-        """Let in applicants of the communicator `key` with this secret; with None refuse new applicants."""
+        """Let in applicants of the communicator `key` with this secret; without a secret refuse new applicants."""
         with self._changed:
             self._tokens.pop(key, None)
             if token is not None:
@@ -70,14 +70,14 @@ class Applicants:
             self._changed.wait(patience)
 
     def stay(self, applicants: Collection[Applicant]) -> list[Applicant]:
-        """Return those of the `applicants` that have not left."""
+        """Return the `applicants` that have not left."""
         with self._changed:
             return [applicant for applicant in applicants if any(applicant is other for other in self._here)]
 
     # ---------------------------------------------------------------- called by a hub, see `connections.Receiver`
 
     def token(self, greeting: Mapping[str, Any]) -> str | None:
-        """Return the secret by which this applicant must prove itself; None for an unknown communicator."""
+        """Return the secret that this applicant must prove; None for an unknown communicator."""
         key = greeting.get("key")
         with self._changed:
             return self._tokens.get(key) if isinstance(key, str) else None

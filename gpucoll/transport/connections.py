@@ -32,7 +32,7 @@ from gpucoll.version import __version__
 LENGTHS = struct.Struct("!II")  # the lengths of the JSON and of the bytes, in network order
 MOST_JSON, MOST_BYTES = 1 << 16, 1 << 31  # reject longer frames before reading: the lengths may be a stranger's
 GREETING = 10.0  # seconds for a whole greeting: long for a busy host, bounded so that strangers go away
-# Greetings in progress at a time, besides one per rank: each holds a thread and a file descriptor.
+# Greetings of strangers in progress at a time: each holds a thread and a file descriptor.
 STRANGERS = 32
 APPLICANT = -1  # in the place of the rank: a process that waits for a place in a new communicator
 GRACE = 0.25  # seconds guaranteed to a greeting, even if other connections wait for a place
@@ -70,7 +70,7 @@ class Connection:
                 self.socket.sendall(body)
 
     def read(self, most: int = MOST_BYTES, deadline: float | None = None) -> Frame:
-        """Return the next frame, of at most `most` bytes besides the JSON.
+        """Return the next frame, of at most `most` bytes after the JSON.
 
         `deadline`, by the monotonic clock, holds for the whole frame: sending single bytes does not extend the time.
         Raises EOFError at the end, TimeoutError at the deadline, StoreError for bytes that are no frame.
@@ -139,7 +139,7 @@ class Connection:
 
 
 def belongs_to_user(connected: socket.socket) -> bool:
-    """Return whether the other end of a Unix socket belongs to this user, by the kernel's word."""
+    """Return whether the other end of a Unix socket belongs to this user, as the kernel reports."""
     # The credentials are three integers: process, user, group.
     _, user, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(user) == os.geteuid()
@@ -178,7 +178,7 @@ class Receiver(Protocol):
     """Receives the applicants of a hub."""
 
     def token(self, greeting: Mapping[str, Any]) -> str | None:
-        """Return the secret of an applicant with this greeting, not yet proved; None if no such is expected."""
+        """Return the secret that an applicant with this greeting must prove; None for an unknown communicator."""
 
     def receive(self, connection: Connection, greeting: Mapping[str, Any]) -> None:
         """Keep a proved applicant until the connection ends; called in the connection's thread."""
@@ -187,7 +187,7 @@ class Receiver(Protocol):
 class Hub:
     """Rank 0's end of all connections, with a thread per connection. `gone` holds the ranks with a broken connection.
 
-    `answer` takes a frame of a rank (at most `most` bytes besides the JSON) and returns the answer, or None. `lost` is
+    `answer` takes a frame of a rank (at most `most` bytes after the JSON) and returns the answer, or None. `lost` is
     called after a rank was added to `gone`. Other threads call both. `own` is the rank of this process. `applicants`
     receives the processes that come as applicants; without `applicants` the hub has none.
     """
@@ -219,7 +219,7 @@ class Hub:
             try:
                 connected, _ = listener.accept()
                 self._admit(Connection(connected))
-            except OSError:  # the listener is shut; or no file descriptor is free, which passes
+            except OSError:  # the listener is shut, or for the moment no file descriptor is free
                 time.sleep(POLL_INTERVAL)
 
     def _admit(self, connection: Connection) -> None:
@@ -275,7 +275,7 @@ class Hub:
         except StoreError as error:
             with contextlib.suppress(OSError):
                 connection.send({"error": error.args[0]})
-        except Exception as error:  # which must not leave this thread: `bootstrap.end_together` would end all ranks
+        except Exception as error:  # must not leave this thread: `bootstrap.end_together` would end all ranks
             log.error("rank 0 has closed a connection, of rank %s, after an error: %a", rank or "unknown", error)
         self._leaves(connection, rank, said_bye)
 
@@ -299,7 +299,7 @@ class Hub:
         connection.send({"nonce": nonce})
         head, _ = connection.read(0, deadline)
         rank, size, answered = head.get("rank"), head.get("size"), head.get("nonce")
-        # `type` and not `isinstance`, for which True is an integer.
+        # `type` and not `isinstance`: True is an instance of int.
         if type(rank) is not int or not _is_nonce(answered):
             raise StoreError("the greeting is not of this version of gpucoll: the rank or the nonce is missing; start "
                              "all ranks with one version")

@@ -1,4 +1,4 @@
-"""Messages beside the calls: an exchange of numbers, the end of a communicator, and the cancellation of receives."""
+"""Messages outside of calls: an exchange of numbers, the end of a communicator, and the cancellation of receives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def exchange(comm: Any, rank: int, ranks: Sequence[int],
              numbers: Sequence[int]) -> Generator[Pending, None, list[list[int]]]:
     """Return the numbers of each of `ranks`, in this order; `rank` is this rank, and missing numbers are 0.
 
-    For the time before the first call: agreement on memory, devices and ways to reach them.
+    Before the first call, ranks agree in this way on memory, devices and ways to reach them.
     """
     rows = numpy.zeros((len(ranks), NUMBERS), numpy.int64)
     mine = rows[ranks.index(rank)]
@@ -44,7 +44,7 @@ def shutdown(comm: Any, others: Collection[int], *, failed: bool) -> Operation:
 
     Raises RankFailedError as soon as another rank reports a failure. The message is a byte: 1 after a failure.
     """
-    # A failed rank posts no receives: nobody may answer, and a receive would have to be cancelled.
+    # A failed rank posts no receives: if no rank answers, a receive would have to be cancelled.
     said, heard = numpy.full(1, failed, numpy.uint8), numpy.zeros(1 + max(others, default=0), numpy.uint8)
     receives = [] if failed else [comm.Irecv([heard[other:other + 1], BYTES], other, Tag.SHUTDOWN) for other in others]
     sends = [comm.Isend([said, BYTES], other, Tag.SHUTDOWN) for other in others]
@@ -88,8 +88,8 @@ def came(comm: Any, tag: int) -> dict[int, int]:
 class LossyRequest:
     """A request of MPI that may be tested again after an error.
 
-    An MPI that goes on after a death reports the death of the other rank at one test, and forgets the request. Such a
-    request counts as `ended`, a receive as never.
+    An MPI that goes on after a death reports the death of the other rank at a single test, and forgets the request. The
+    request then counts as `ended`: a send has ended, a receive never will.
     """
 
     def __init__(self, request: Any, *, ended: bool) -> None:

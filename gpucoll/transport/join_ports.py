@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gpucoll.errors import CollectiveTimeout
@@ -34,7 +35,7 @@ class JoinPort:
         self._listener.listen(BACKLOG)
         self.address: Address = address[0], int(self._listener.getsockname()[1])
         self._hub: Hub | None = None
-        self.users = 0  # the communicators of this process whose ranks know the port
+        self.users = 0  # the number of this process' communicators with ranks that know the port
 
     def serve(self) -> None:
         """Let applicants in, from now on."""
@@ -59,8 +60,6 @@ class JoinPort:
 _ports: dict[str, JoinPort] = {}  # of this process, by the name of the host
 # Addresses given by users where this process lets newcomers in; None is the port of a store.
 _held: dict[Address, JoinPort | None] = {}
-
-
 _lock = threading.Lock()  # guards `_ports` and the users
 
 
@@ -157,21 +156,14 @@ def ask_for_a_place(address: Address, token: str, deadline: float) -> Answer:
         time.sleep(POLL_INTERVAL)
 
 
-def close_ports() -> None:
-    """Close all ports of this process, which then counts as gone."""
-    for one in (*_ports.values(), *filter(None, _held.values())):
-        one.close()
+def close_ports(end: Callable[[JoinPort], None] = JoinPort.close) -> None:
+    """Close all ports of this process; the process then counts as gone."""
+    for port in (*_ports.values(), *filter(None, _held.values())):
+        end(port)
     _ports.clear()
     _held.clear()
 
 
-def _after_fork() -> None:
-    """Close the ports in the child of a fork: the parent's end must be visible."""
-    for one in (*_ports.values(), *filter(None, _held.values())):
-        one.drop()
-    _ports.clear()
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# The child of a fork must not keep the sockets: other ranks must see the parent's end.
+os.register_at_fork(after_in_child=lambda: close_ports(JoinPort.drop))
 atexit.register(close_ports)

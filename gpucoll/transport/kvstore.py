@@ -1,9 +1,9 @@
-"""The key-value store by which ranks meet without MPI: keys and bytes, held by rank 0.
+"""The key-value store of ranks that meet without MPI: keys and bytes, held by rank 0.
 
 Ranks of one host connect to a Unix socket with an abstract name, derived from the job's token. No file is left behind,
 and the kernel identifies the user at the other end, so other users' processes are refused. Ranks of several hosts
 connect to rank 0's address, a host and a TCP port. Greeting and frames are defined in `gpucoll.transport.connections`.
-The store carries the few small messages by which ranks meet and part. Arrays go through shared memory, and between
+The store carries only small messages, when ranks meet and part. Arrays go through shared memory, and between
 hosts by UCX; through the store only where neither serves (docs/guide/launching.md).
 """
 
@@ -30,7 +30,6 @@ from gpucoll.transport.rendezvous import becomes
 ANSWER = 1.0
 # Seconds for which rank 0, at exit, waits for ranks still connected, because the store ends with rank 0.
 LINGER = 300.0
-
 
 
 class KeyStore:
@@ -314,7 +313,7 @@ def reach_store(rank: int, size: int, token: str, timeout: float, address: Addre
 
 
 def linger_at_most(seconds: float) -> None:
-    """Limit the time for which rank 0, at exit, waits for ranks still connected."""
+    """Limit the wait of rank 0, at exit, for ranks still connected."""
     _patience.append(seconds)
 
 
@@ -325,7 +324,7 @@ def close_stores() -> None:
 
 
 def _after_fork() -> None:
-    """Close the sockets in the child of a fork: the connections belong to the parent, and must end with the parent."""
+    """Close the sockets in the child of a fork: the connections must end with the parent."""
     while _open:
         _open.popitem()[1].drop()
 

@@ -1,8 +1,8 @@
 """Communication without MPI: objects and messages over a store, and messages between threads of one process.
 
-The store carries the few small messages by which ranks meet and part, as JSON and bytes. Requests have the methods of
-mpi4py's requests. `Mailbox` is the table of unmatched sends and receives between threads. A `mark` is the name by which
-JSON encodes a type that JSON lacks.
+The store carries only small messages, when ranks meet and part, as JSON and bytes. Requests have the methods of
+mpi4py's requests. `Mailbox` is the table of unmatched sends and receives between threads. A `mark` is a name, in JSON,
+for a type that JSON lacks.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class StoreRanks:
                 raise CollectiveTimeout(f"waited {self._timeout:g} s for ranks {', '.join(map(str, late))} of "
                                         f"{self.size} to join the others; was each of them started, with the same "
                                         "WORLD_SIZE?", ranks=late)
-        self._store.delete(before)  # every rank has come to this call, and so has read the values of the previous call
+        self._store.delete(before)  # every rank is in this call, and so has read the values of the previous call
         return came
 
     def bcast(self, value: Any, root: int = 0) -> Any:
@@ -175,7 +175,7 @@ class StoredMessage:
                 self._store.delete(self._key)
                 # At most the shorter of message and array is copied; `length` shows the caller a truncated message.
                 self.came, came = value[0], numpy.frombuffer(value, numpy.uint8, offset=1)
-                count = min(len(came), len(self._row)) if _alike(self.came, self._dtype) else 0
+                count = min(len(came), len(self._row)) if are_compatible(self.came, self._dtype) else 0
                 numpy.copyto(self._row[:count], came[:count])
                 self._length = len(came)
         return self._length
@@ -189,8 +189,8 @@ class StoredMessage:
         self._length = 0
 
 
-def _alike(came: int, wanted: int) -> bool:
-    """Return whether a message with one dtype code may be received as another; code 0 matches any."""
+def are_compatible(came: int, wanted: int) -> bool:
+    """Return whether a message with dtype code `came` may be received as dtype code `wanted`; code 0 matches any."""
     return came == wanted or 0 in (came, wanted)
 
 
@@ -204,7 +204,7 @@ class _Message:
         self.length: int | None = None  # the length in bytes of the sent message, once copied
 
     def Test(self, status: Any = None) -> bool:
-        """Return whether the message has been copied, as mpi4py's requests do."""
+        """Return whether the message has been copied."""
         return self.length is not None
 
     def Cancel(self) -> None:
@@ -216,7 +216,7 @@ class _Message:
 class Mailbox:
     """The table of messages under way between the threads of one process.
 
-    The k-th send from rank a to rank b with a tag is matched with the k-th such receive. The end that comes second
+    The k-th send from rank a to rank b with a tag meets the k-th receive with this tag. The later of the two ends
     copies the message, once, from the sender's array into the receiver's.
     """
 
@@ -240,7 +240,7 @@ class Mailbox:
                 del self._waiting[key, not sends]
         sent, received = (mine, other) if sends else (other, mine)
         # The shorter of both arrays limits the copy; different dtypes copy nothing.
-        count = min(len(sent.row), len(received.row)) if _alike(sent.dtype, received.dtype) else 0
+        count = min(len(sent.row), len(received.row)) if are_compatible(sent.dtype, received.dtype) else 0
         numpy.copyto(received.row[:count], sent.row[:count])
         received.came = sent.dtype
         # Set the length last: it completes both requests. The sender's length shows the receiver a truncated message.

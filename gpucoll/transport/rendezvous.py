@@ -1,6 +1,6 @@
 """Meetings of the ranks of an mpi4py communicator: a barrier with a deadline, a roll call, an action by rank 0.
 
-And the address by which other hosts reach this host.
+The module also finds the address of this host for another host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RollCall:
         self._sent: list[Any] = []
 
     def answer(self) -> bool:
-        """Receive the messages of other ranks and send this rank's once any has come; return whether all are here."""
+        """Receive other ranks' messages, and send this rank's after the first; return whether all ranks are here."""
         from mpi4py import MPI
 
         status = MPI.Status()
@@ -46,7 +46,7 @@ class RollCall:
         return tuple(sorted({*range(self._mpi.size)} - self._here))
 
     def _say(self) -> None:
-        # Once per roll call; the requests are kept, because nobody waits for the sends.
+        # Once per roll call. Keep the requests: nothing waits for the sends.
         if not self._sent:
             others = {*range(self._mpi.size)} - {self._mpi.rank}
             self._sent = [self._mpi.Isend([b"\0", "B"], other, HERE) for other in others]

@@ -23,7 +23,7 @@ class Tag(enum.IntEnum):
     DEVICE = 1  # the transport of an emulated device
     HANDSHAKE = 2  # ranks agree on memory, devices, and ways to reach each other's memory
     ABORT = 3  # a rank has failed or ended, and takes part in no further call
-    COMPARISON = 4  # ranks compare their calls before data move
+    COMPARISON = 4  # ranks compare their calls before data is sent
     FIRST_CALL = 5
 
 

@@ -25,6 +25,7 @@ import numpy
 from gpucoll.errors import BackendError
 from gpucoll.progress.operations import ProbeResult, keep_for_ever
 from gpucoll.transport.kvstore import while_lingering
+from gpucoll.transport.mailbox import are_compatible
 from gpucoll.transport.tags import TAGS, Tag
 
 # UCX's settings, unless the user has set them. The program's own handlers of signals stay, and so does this library's
@@ -54,7 +55,7 @@ def _path() -> Path:
                 Path("libucp.so.0"))
 
 
-_made: list[UcxProcess] = []  # those with connections, of this process alone
+_made: list[UcxProcess] = []  # of this process, with connections
 
 
 def _at_exit() -> None:
@@ -98,7 +99,7 @@ class UcxProcess:
         self.contexts = 0  # the next number for a communicator of this process
         # The names of the communicators that agree on a number now. The least name comes first.
         self._agreeing: list[str] = []
-        self._taking = ""  # the name for which this rank takes part now
+        self._taking = ""  # the name that this rank agrees on now
         self._lock = threading.Lock()  # guards `contexts`, `_agreeing` and `_taking`
         if _is_forked:
             self.reason = "the parent of this process has used UCX; start ranks by spawn"
@@ -114,7 +115,7 @@ class UcxProcess:
         """Return a number for the communicator `name`, free on all its ranks; `everyone` gathers a number of each rank.
 
         A collective call of these ranks. Several threads may make communicators at once, in different orders on
-        different ranks. So a rank takes part for one name at a time, the least of those under way, and all begin again
+        different ranks. So a rank takes part for a single name at a time, the least under way, and all begin again
         until every rank takes part for the same name.
         """
         # Wait for all ranks before taking part: a rank yet to come may first be making another communicator.
@@ -207,10 +208,7 @@ class UcxMessages:
         self._waiting: dict[tuple[int, int], collections.deque[ProbedReceive]] = {}
 
     def engine_wire(self) -> Any:
-        """Return a capsule by which the engine sends messages itself (kernels/engine/wire.h).
-
-        Tags from ENGINE_TAGS on are the engine's.
-        """
+        """Return a capsule for the engine's own messages, with tags from ENGINE_TAGS on (kernels/engine/wire.h)."""
         return self._worker.wire(self._base, self._rank, self._addresses)
 
     def failed(self, reason: str) -> Exception:
@@ -237,7 +235,7 @@ class UcxMessages:
 
     def match(self, key: tuple[int, int]) -> None:
         """Give the arrived messages of a sender with a tag to the receives that wait for them, in order."""
-        # Without blocking: the thread that holds the lock does the same work, perhaps below this one's signal handler.
+        # Without blocking: the lock's owner does the same work, perhaps this thread below a signal handler.
         if not self._matching.acquire(blocking=False):
             return
         try:
@@ -264,7 +262,7 @@ class UcxMessages:
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message that could be received now, or None; `source` and `tag` None match any."""
-        # Messages that a posted receive waits for belong to this receive.
+        # A message awaited by a posted receive belongs to this receive.
         for key, waiting in list(self._waiting.items()):
             if waiting:
                 self.match(key)
@@ -307,7 +305,7 @@ class ProbedReceive:
 
     def take(self, worker: Any, message: int, nbytes: int, came: int) -> None:
         """Begin to receive a message, into other memory if it does not fit the array."""
-        fits = nbytes <= len(self._row) and (came == self._dtype or 0 in (came, self._dtype))
+        fits = nbytes <= len(self._row) and are_compatible(came, self._dtype)
         row = self._row[:nbytes] if fits else numpy.empty(nbytes, numpy.uint8)
         self._request, self.came = worker.take(message, row), came
 
