@@ -81,7 +81,7 @@ class Options(NamedTuple):
 
 
 def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
-    """Return the options: `given` values, else those of the environment, else the defaults.
+    """Return the options: `given` values, else the environment's, else the defaults.
 
     None counts as not given; `deterministic` has no value None.
 
@@ -168,7 +168,7 @@ def start_deadline(timeout: float) -> contextlib.AbstractContextManager[None]:
     return starting(timeout, process.launcher.rank, process.size, process.local_size)
 
 
-# Returns the place of the virtual rank whose turn it is; None outside of a rehearsal by `gpucoll.rehearsal`.
+# Returns the place of the virtual rank that runs now; None outside of a rehearsal by `gpucoll.rehearsal`.
 virtual_place: Callable[[], VirtualPlace] | None = None
 
 
@@ -176,7 +176,7 @@ def job(timeout: float, given: StorePlace | None = None,
         environment: Mapping[str, str] = os.environ) -> StorePlace | VirtualPlace | MPI.Intracomm:
     """Return where the ranks of `gpucoll.init` meet: the `given` place, or a place in a store, or else COMM_WORLD.
 
-    Inside a rehearsal it is the place of a virtual rank. A lone process without MPI gets a store of its own. MPI starts
+    Inside a rehearsal it is the place of a virtual rank. A lone process without MPI gets its own store. MPI starts
     within `timeout` seconds, or the process ends. Raises UsageError if several ranks were started and have no way to
     meet.
     """
@@ -366,7 +366,7 @@ def set_variables(place: RankTopology, bcast: Callable[[Any], Any]) -> list[str]
 
 
 def gpu_index(place: RankTopology) -> int:
-    """Return the number by which GPUs of a host are assigned: the launcher's local rank, else the communicator's.
+    """Return the number that selects a GPU of the host: the launcher's local rank, else the communicator's.
 
     The launcher's number comes first, because `place` may belong to a part of the ranks, numbered anew.
     """

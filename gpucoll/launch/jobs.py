@@ -4,8 +4,8 @@
 
 becomes ``mpiexec -n 4 python -m gpucoll.launch.jobs 127.0.0.1:29500 train.py --epochs 3``. Each rank runs this module.
 The module translates mpiexec's variables to RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT, and then runs the program as ``python train.py`` does, or with ``-m`` a module as ``python -m`` does. MPI
-is started by the program, not here. With ``--standalone``, `gpucoll.launch.standalone` starts and watches the ranks
+MASTER_PORT, and then runs the program like ``python train.py``, or with ``-m`` a module like ``python -m``. The program
+itself starts MPI. With ``--standalone``, `gpucoll.launch.standalone` starts and watches the ranks
 without MPI, and the ranks meet by a store. With ``--nnodes``, one such launcher on each host starts the ranks of this
 host, and the ranks of all hosts meet at a store of rank 0, on the host of node 0:
 
@@ -116,7 +116,7 @@ def _is_module(name: str) -> bool:
 
 
 def _count(text: str) -> int:
-    """Return the number of ranks per host for a number, gpu, cpu or auto, as torchrun does; ArgumentTypeError else."""
+    """Return the ranks per host for a number, gpu, cpu or auto, like torchrun; raise ArgumentTypeError for others."""
     gpus = gpu_count() if text in ("gpu", "auto") else 0
     if text == "gpu" and not gpus:
         raise argparse.ArgumentTypeError("'gpu' starts a rank for each GPU, but CuPy finds no GPU here")
@@ -227,7 +227,7 @@ def _redirect(folder: Path, rank: int) -> None:
 
 
 def _run_program(script: str, given: Sequence[str], *, is_module: bool) -> None:
-    """Run a program as ``python script`` does, or a module as ``python -m script`` does."""
+    """Run a program like ``python script``, or a module like ``python -m script``."""
     sys.argv[:] = [script, *given]
     if is_module:  # the working folder is first on the path already, because this module was started by -m
         runpy.run_module(script, run_name="__main__", alter_sys=True)

@@ -44,7 +44,7 @@ SRUN = {"MPICH": "--mpi=pmi2", "Open MPI": "--mpi=pmix"}  # srun's option to sta
 
 
 def may_shrink(version: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether an MPI library of this version text may go on after the death of a rank.
+    """Return whether an MPI library with this version text may continue after the death of a rank.
 
     Without ``mpiexec --with-ft ulfm``, Open MPI's own calls for that would wait for ever.
 
@@ -90,13 +90,13 @@ LAUNCHERS = (
     Launcher("Slurm's srun", None, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 SLURM = LAUNCHERS[-1]
-# Variables for the local rank if the launcher of LAUNCHERS sets none: HPE's PALS, Flux and Cray's PMI set these besides
+# Variables for the local rank if the launcher of LAUNCHERS sets none: HPE's PALS, Flux and Cray's PMI set these and
 # MPICH's variables, and torchrun sets the last.
 LOCAL_RANKS = ("PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "PMI_LOCAL_RANK", "LOCAL_RANK")
 PORT = 29500  # torchrun's default port
-SECRET = "GPUCOLL_SECRET"  # the variable with the user's secret by which ranks of several hosts recognize each other
+SECRET = "GPUCOLL_SECRET"  # the variable with the user's secret, known to the ranks of all hosts
 STORE = "GPUCOLL_STORE"  # the variable with the place where ranks of several hosts meet without MPI
-TOKEN = "GPUCOLL_TOKEN"  # the variable with the secret by which ranks of a job recognize each other without MPI
+TOKEN = "GPUCOLL_TOKEN"  # the variable with the launcher's secret, known to the ranks of a job without MPI
 
 
 class Started(NamedTuple):
@@ -146,7 +146,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
 
 
 def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
-    """Return the variables by which torchrun describes a rank's place.
+    """Return torchrun's variables for a rank's place.
 
     >>> torchrun_variables(5, 8, 1, 4)
     {'RANK': '5', 'WORLD_SIZE': '8', 'LOCAL_RANK': '1', 'LOCAL_WORLD_SIZE': '4'}
@@ -203,7 +203,7 @@ def find_mpiexec() -> str | None:
 
 def mpiexec_options(vendor: Vendor | None, *, per_host: int = 1, hosts: Sequence[str] = (), oversubscribe: bool = True,
                     root: bool | None = None, tag: bool = False) -> list[str]:
-    """Return mpiexec's options besides ``-n``, for `per_host` ranks on each of `hosts`, or on this host without hosts.
+    """Return mpiexec's options after ``-n``, for `per_host` ranks on each of `hosts`, or on this host without hosts.
 
     Open MPI needs an option to run more ranks than cores (`oversubscribe`), which also gives the ranks of a host
     consecutive numbers, and an option to run as `root` (None: find out). With `tag`, each line of output begins with

@@ -70,7 +70,7 @@ def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | Non
                          code="GC-LAUNCHER")
     # torchrun restarts a job with the same port: its run and restart number keep the old and the new ranks apart.
     run = (environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
-    # The user's secret alone would not do: two jobs of a host may have the same one.
+    # The user's secret is not enough: two jobs of a host may have the same secret.
     token = token or " ".join([*filter(None, [environment.get(SECRET)]), f"{host}:{port}", *run])
     return StorePlace(int(rank), int(size), token, None if local in ("", size) else (host, int(port)))
 
@@ -115,7 +115,7 @@ def address_of(text: object) -> tuple[str, int] | None:
 def announced(place: StorePlace, timeout: float, environment: Mapping[str, str]) -> StorePlace:
     """Return `place`; for ranks of torchrun on several hosts, with the address announced by rank 0 in torchrun's store.
 
-    A collective call of such ranks: torchrun's own store listens at MASTER_PORT, so rank 0 takes another port.
+    A collective call of these ranks: torchrun's own store listens at MASTER_PORT, so rank 0 takes another port.
     """
     if place.address is None or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return place

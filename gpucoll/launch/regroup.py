@@ -2,7 +2,7 @@
 
 The ranks go as applicants to the join port of a single rank, the leader (`gpucoll.transport.join_ports`). The leader
 decides the new ranks, opens a new store, and sends each applicant its place. After a failure the leader is the lowest
-rank alive. When a group grows, the leader is the rank whose process lets newcomers in.
+rank alive. When a group grows, the leader is the rank with the process that lets newcomers in.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from gpucoll.transport.join_ports import Answer, ask, ask_for_a_place, holds, jo
 from gpucoll.transport.kvstore import Address, KeyStore, StoreServer, host_store, reach_store
 
 LOOK = 0.05  # seconds between two looks for dead ranks while applicants are awaited
-COMES = 5.0  # seconds for which a leader that has lost a member awaits the other members
-ANSWERS = 5.0  # seconds beyond the leader's deadline in which the leader tells its error
+COMES = 5.0  # seconds that a leader waits for the other members after the loss of a member
+ANSWERS = 5.0  # seconds after the leader's deadline for the leader's error to arrive
 
 
 class Membership(NamedTuple):
-    """The data by which the ranks of a communicator find each other again.
+    """The data that the ranks of a communicator need to find each other again.
 
     `key` is the communicator's; `token` proves its ranks. `ports` has an address per rank. `known` is the address given
     by the user; with `named` the address is the secret if there is no other. The process of rank `admitting_rank` lets
@@ -340,5 +340,5 @@ def check_secrets(everyone: Sequence[Mapping[str, Any]]) -> None:
 
 
 def fingerprint(secret: str | None) -> str | None:
-    """Return a text by which ranks compare their secrets without telling."""
+    """Return a text that lets ranks compare their secrets without revealing them."""
     return None if secret is None else hmac.new(secret.encode(), b"newcomers", "sha256").hexdigest()[:16]

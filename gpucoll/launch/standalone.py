@@ -48,7 +48,7 @@ class Parent(NamedTuple):
 def _pass_on(rank: int, stream: BinaryIO, target: BinaryIO) -> None:
     """Copy a rank's output line by line, each line with the rank's number in front. The body of a thread."""
     for line in stream:
-        # If nobody reads the output any more, go on reading: the rank must not block in a full pipe.
+        # Keep reading after the output has lost its reader: the rank must not block in a full pipe.
         with contextlib.suppress(OSError):
             target.write(f"[{rank}] ".encode() + line.removesuffix(b"\n") + b"\n")
             target.flush()
@@ -194,7 +194,7 @@ class Job:
 # ---------------------------------------------------------------- in a rank
 
 SELF_EXIT = 4 * GRACE  # seconds until a waiting rank ends by itself, should the launcher not kill it
-# Seconds for which a rank with an error caused by another rank's failure leaves the ticket to that other rank.
+# Seconds that a rank with an error caused by another rank's failure leaves the ticket to the other rank.
 BLAMED = 2.0
 
 

@@ -74,7 +74,7 @@ def _job(variable: str) -> list[_Process]:
 
 
 def missing(variable: str, size: int, local_size: int) -> Mapping[int, str]:
-    """Return the ranks of this host that have not come to MPI's start, as far as visible, each with the reason."""
+    """Return the visible ranks of this host that have not come to MPI's start, each with the reason."""
     job = _job(variable)
     # If all ranks are on this host, a rank without a process has ended.
     ranks = {process.rank for process in job} | ({*map(str, range(size))} if local_size == size else set())
