@@ -21,7 +21,7 @@ from gpucoll.version import __version__
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, 1 if the verb found faults; exit with 2 for wrong arguments.
 
-    Where the reader of the output has left, as `head` does after its lines, the command ends without a word.
+    If the reader of the output has ended, like `head` after its lines, the command ends without an error.
     """
     try:
         code = _run(arguments)
@@ -116,7 +116,7 @@ def _complete() -> None:
     completers: dict[str, Callable[..., Iterable[str]]] = {
         "algorithm": algorithms, "collective": lambda **_: [*COLLECTIVES], "test": lambda **_: [*arguments.TESTS]}
     for action in (action for verb in verbs.values() for action in verb._actions if action.dest in completers):
-        action.completer = completers[action.dest]  # type: ignore[attr-defined] # by which argcomplete asks
+        action.completer = completers[action.dest]  # type: ignore[attr-defined] # read by argcomplete
     argcomplete.autocomplete(parser)
 
 
@@ -220,8 +220,8 @@ def _add_machines(verbs: Any) -> None:
                         help="compile the GPU kernels ahead of time, into the user's cache folder",
                         description="Compile kernels into the user's cache folder for later programs on a GPU. Needs "
                         "NVRTC, but no GPU, and so runs on a login node.")
-    kernels.add_argument("--arch", metavar="sm_80,sm_90", help="architectures (those of this machine's GPUs, if CuPy "
-                         "finds any)")
+    kernels.add_argument("--arch", metavar="sm_80,sm_90", help="architectures (those of this machine's GPUs, "
+                         "or without a GPU sm_90)")
     kernels.add_argument("--nvrtc", metavar="LIB|VERSION", help="the compiler: 12, 13 or the path of a libnvrtc (that "
                          "of CuPy's CUDA, or without CuPy the newest)")
     kernels.add_argument("--all", action="store_true", help="every op on every dtype: CPU minutes per architecture "
@@ -304,7 +304,7 @@ def _proved_files(options: Any) -> Iterator[Any]:
 def _asked_for(options: Any) -> tuple[str, str, int]:
     """Return collective, name and number of ranks of the algorithm given by name or file.
 
-    Without ``--ranks`` the number is 8, or for a file's algorithm the first supported one of 8, 2, 3, ... 4096.
+    Without ``--ranks`` the number is 8, or for a file's algorithm the first supported number of 8, 2, 3, ... 4096.
     """
     from gpucoll.algorithms import find
     from gpucoll.msccl.files import is_file, loaded

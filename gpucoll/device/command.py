@@ -34,6 +34,7 @@ REPORT = re.compile(r"Function properties for (\w+)\n\D*\d+ bytes stack frame, (
 # The kinds of dtypes scaled by collectives in each of the three ways.
 _SCALES: tuple[tuple[Scale, tuple[str, ...]], ...] = (
     ("divide", ("float", "complex")), ("multiply", ("int", "float", "complex")), ("truth", ("bool", "int", "float")))
+DEFAULT_ARCH = "sm_90"  # without a GPU here: H100 and H200
 TRAINING = ("float32", "float16", "bfloat16")  # the dtypes of gradients
 
 
@@ -226,10 +227,11 @@ def _cupys() -> tuple[int | None, list[str]]:
 
 
 def _archs(names: Sequence[str], major: int | None) -> list[str]:
-    """Return `names` without duplicates; raise an error for no names or for an unsupported architecture."""
+    """Return `names` without duplicates, or the default without names; raise an error for an unsupported one."""
     if not names:
-        raise ArgumentError("CuPy finds no usable GPU here: name the architectures to compile for, as in "
-                            "--arch sm_80,sm_90 (A100, H100)")
+        sys.stderr.write(f"gpucoll kernels: CuPy finds no GPU here, so the kernels are for {DEFAULT_ARCH} (H100); "
+                         "--arch sm_80,sm_90 names others\n")
+        names = [DEFAULT_ARCH]
     archs = list(dict.fromkeys(name.strip() for name in names))
     for name in archs:
         nvrtc.check_arch(name, major)

@@ -124,6 +124,13 @@ def test_processes_share_the_work(tmp_path, monkeypatch):
     assert len([*(tmp_path / "shared").rglob("*.cubin")]) == 2
 
 
+def test_without_a_gpu_the_default_architecture_is_named(capsys):
+    assert main(["kernels", "-j", "1", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert {one["arch"] for one in json.loads(printed.out)["kernels"]} == {command.DEFAULT_ARCH}
+    assert f"the kernels are for {command.DEFAULT_ARCH} (H100); --arch sm_80,sm_90 names others" in printed.err
+
+
 def test_a_kernel_without_a_report_has_a_dash(capsys, store):
     instance = FEW["copy"][0]
     store.path(sources.text(instance), ".cubin", lambda: b"made on a GPU's host", flags=nvrtc.recipe("sm_90"))
@@ -149,7 +156,7 @@ def test_a_failure_names_kernel_compiler_and_line(capsys, monkeypatch, release):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ("", "CuPy finds no usable GPU here: name the architectures"), ("--arch sm_61", "compute capability 7.0"),
+    ("--arch sm_61", "compute capability 7.0"),
     ("--arch sm_90,90", "does not compile for 90"),
     ("--arch sm_90 --nvrtc 11", "neither 12 nor 13 nor an existing library"),
     ("--arch sm_90 --nvrtc /etc/passwd", "no NVRTC can be loaded from /etc/passwd"),
