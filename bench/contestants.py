@@ -319,9 +319,9 @@ def _cupyx(comm: Communicator, device: Device) -> Peer:
 
 
 def _with(comm: Communicator, device: Device, **options: Any) -> Peer:
-    """Return gpucoll by "auto" with other options of the communicator: the difference is their price."""
+    """Return gpucoll by "auto" with these options of the communicator, whatever GPUCOLL_DETERMINISTIC says."""
     executor = {} if comm.executor is None else {"executor": comm.executor}
-    other = Communicator.from_mpi(comm.mpi, timeout=comm.timeout, **executor, **options)
+    other = Communicator.from_mpi(comm.mpi, timeout=comm.timeout, **executor, **{"deterministic": False, **options})
     return lambda case: ours_by(other, case, "auto", device)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -22,7 +23,7 @@ from ranks import end_job, require_launcher, same_gpucoll, start_job
 pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
 
 from gpucoll.bench import arguments
-from gpucoll.bench.cases import TESTS
+from gpucoll.bench.cases import TESTS, Case
 from gpucoll.bench.measure import BURST
 
 from gpucoll.calibration.commands import executors
@@ -129,6 +130,28 @@ def test_what_is_left_out_and_unchecked_is_said(ranks):
         "against mpi": "MPI itself has no reduction by sum of float16",
         "against nccl": "NCCL works on GPU memory: needs --device cuda",
         "against cupyx": "cupyx.distributed works on CuPy arrays: needs --device cuda"}
+
+
+def promises_of_peers(mpi):
+    """Return the option deterministic of each peer that is gpucoll with another option."""
+    from gpucoll.bench import contestants
+
+    os.environ["GPUCOLL_DETERMINISTIC"] = "exact"
+    try:
+        with gc.Communicator.from_mpi(mpi) as comm:
+            found = {}
+            for name in ("unchecked", "deterministic", "exact"):
+                peer = contestants.PEERS[name](comm, SimpleNamespace(name="cpu"))
+                call = peer(Case("all_reduce", "float32", "sum", 0, 2))
+                found[name] = call.func.__self__.options.deterministic
+                call.func.__self__.close()
+    finally:
+        del os.environ["GPUCOLL_DETERMINISTIC"]
+    return found
+
+
+def test_peers_do_not_inherit_the_promise_of_the_environment(ranks):
+    assert ranks(promises_of_peers, 2)[0] == {"unchecked": False, "deterministic": True, "exact": "exact"}
 
 
 def test_what_no_exact_sum_exists_for_is_left_out(ranks):
