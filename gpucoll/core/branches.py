@@ -1,4 +1,4 @@
-"""Trees whose ranks lead intervals: the places of ranks, and the four collectives along the edges of a tree."""
+"""Trees of ranks, where each rank leads an interval: the places of ranks, and collectives along the edges."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def turned(trees: Iterable[Sequence[object]], sides: Sequence[int]) -> list[Span
 class Forest:
     """Spanning trees, cut into `segments`; makes the rounds of a rank.
 
-    With `has_blocks` every rank is a root with a block of its own, and the shares of each root's trees have one sum.
+    With `has_blocks` every rank is a root with its own block, and the sum of the shares is equal for all roots.
     Otherwise the trees share one array.
 
     >>> pair = Forest([SpanningTree(0, 1, ((0, 1),)), SpanningTree(1, 1, ((1, 0),))], 1)
@@ -127,7 +127,7 @@ class Forest:
         yield from self._down(rank, (), source="output")
 
     def tree_all_reduce(self, rank: int) -> Rounds:
-        """Yield the rounds of an all-reduce whose segments go down each tree as soon as they are summed at the root.
+        """Yield the rounds of an all-reduce; a segment goes down each tree as soon as the root has its sum.
 
         An edge carries sums one way and results the other way, both at the same time.
         """

@@ -25,7 +25,7 @@ class Format(NamedTuple):
     exponent. `largest` is the largest element.
 
     `scale` is the form of a scale: "float32", the largest magnitude of the block divided by `largest`; "e8m0", a power
-    of two, by which that magnitude gets the exponent of `largest`; "e4m3", a float8 for each block and a float32 for
+    of two that gives this magnitude the exponent of `largest`; "e4m3", a float8 for each block and a float32 for
     each row. `error` bounds the error of a value, in scales: half a step between the largest two elements, or the
     distance from the largest element to a larger number of the block.
     """

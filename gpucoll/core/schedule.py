@@ -90,7 +90,7 @@ class Schedule:
 
 
 def ends(steps: Round) -> dict[tuple[bool, int], list[Slice]]:
-    """Return what moves in a round: the slices of each message, by whether the rank sends, and the other rank.
+    """Return the slices of each message of a round, by (whether the rank sends, the other rank).
 
     >>> ends((Copy(Slice("input", 0), Slice("output", 1)), Send(Slice("output", 0), 3)))
     {(True, 3): [Slice(buffer='output', first=0, count=1)]}
@@ -166,6 +166,25 @@ def by_chunks(steps: Round) -> Round:
     return tuple(type(step)(*(Slice(part.buffer, part.first + index) if isinstance(part, Slice) else part
                               for part in step))  # type: ignore[arg-type] # each part is of its own kind
                  for step in steps for index in range(step[0].count))
+
+
+def joined(rows: Iterable[tuple[Slice, ...]]) -> Iterator[tuple[Slice, ...]]:
+    """Yield rows of slices, with single chunks joined to the row before that follow it in every column.
+
+    >>> list(joined([(Slice("input", 0), Slice("output", 4)), (Slice("input", 1), Slice("output", 5))]))
+    [(Slice(buffer='input', first=0, count=2), Slice(buffer='output', first=4, count=2))]
+    """
+    last: tuple[Slice, ...] = ()
+    for row in rows:
+        if last and all(one.buffer == other.buffer and one.first + one.count == other.first
+                        for one, other in zip(last, row, strict=True)):
+            last = tuple(one._replace(count=one.count + 1) for one in last)
+            continue
+        if last:
+            yield last
+        last = row
+    if last:
+        yield last
 
 
 def within(renamed: dict[str, Buffer], offset: int = 0, scale: int = 1) -> Callable[[Slice], Slice]:

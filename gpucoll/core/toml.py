@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from gpucoll.errors import ArgumentError, nearest
 
-# Upper bound of a time in a file, in seconds: sums of such times stay finite.
+# Upper bound of a time in a file, in seconds: sums of times stay finite.
 LONGEST = 1e9
 T = TypeVar("T")
 # A check takes a key and a value, and returns the fault as a text, None for a good value.
@@ -73,7 +73,7 @@ class TomlFile(NamedTuple):
             yield f"{where}{where and ', '}{key} {number}", table
 
     def row(self, kind: Callable[..., T], table: Mapping[str, Any], checks: Mapping[str, Check], where: str) -> T:
-        """Return a table as the named tuple `kind`; the allowed keys are those of `checks`.
+        """Return a table as the named tuple `kind`; the allowed keys are the keys of `checks`.
 
         A key may be missing where the field has a default. Raises ArgumentError.
         """

@@ -1,19 +1,19 @@
 """Schedules from lists of messages: in each step, each piece of the data and the link that the piece crosses.
 
-A piece is a chunk of one rank's input for one rank or for all ranks. Pieces of a rank that only passes them on are kept
-in scratch. The steps that combine are the steps of a copying collective turned round: a tree that brings a piece to all
-ranks brings, backwards, the contributions of all ranks to one. `gpucoll synthesize` finds the messages.
+A piece is a chunk of one rank's input for one rank or for all ranks. A rank keeps pieces for other ranks in scratch.
+The steps that combine are the steps of a copying collective in reverse: a tree that brings a piece to all ranks brings,
+in reverse, the contributions of all ranks to one rank. `gpucoll synthesize` finds the messages.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gpucoll.core.collectives import Side
 from gpucoll.core.collectives import collective as collective_row
-from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Rounds, Send, Slice, Step
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Rounds, Send, Slice, Step, joined
 
 Message: TypeAlias = tuple[int, int, int]  # piece, sender, receiver
 Place: TypeAlias = Callable[[int, int], Slice]  # of a rank and a piece
@@ -43,11 +43,11 @@ def pieces_of(collective: str, size: int, chunks: int) -> list[Delivery]:
     return [pair for pair in pairs for _ in range(chunks)]
 
 
-DUALS = {"reduce": "broadcast", "reduce_scatter": "all_gather"}  # turned round, the second is the first
+DUALS = {"reduce": "broadcast", "reduce_scatter": "all_gather"}  # in reverse, the second is the first
 
 
 def backwards(steps: Sequence[Sequence[Message]]) -> list[list[Message]]:
-    """Return the messages turned round, the last step first."""
+    """Return the messages in reverse, the last step first."""
     return [[(piece, receiver, sender) for piece, sender, receiver in step] for step in reversed(steps)]
 
 
@@ -148,7 +148,7 @@ class Transfers:
         """Return the copies of the rank's own data into its output."""
         own = [] if self.gathers else [piece for piece, (source, target) in enumerate(self.pieces)
                                        if source == rank and target in (None, rank)]
-        return [Copy(src, dst) for src, dst in _runs((self._given(rank, piece), self._result(piece)) for piece in own)]
+        return [Copy(src, dst) for src, dst in joined((self._given(rank, piece), self._result(piece)) for piece in own)]
 
     def _messages(self, rank: int, messages: list[Message], before: Place, after: Place,
                   received: type[Recv] | type[RecvReduce]) -> list[Step]:
@@ -163,7 +163,7 @@ class Transfers:
                 by_link[sender, receiver].append((before(sender, piece), after(receiver, piece)))
         return [Send(src, receiver) if rank == sender else received(dst, sender)
                 for (sender, receiver), slices in by_link.items()
-                for src, dst in (_runs(slices) if received is Recv else slices)]
+                for src, dst in (joined(slices) if received is Recv else slices)]
 
     def _added(self, rank: int) -> Round:
         """Return the round that adds up the arrays of all ranks."""
@@ -171,18 +171,3 @@ class Transfers:
                   else Slice("scratch", one * self.per_block, self.per_block) for one in range(self.size)]
         total = Slice("output", 0, self.per_block)
         return (Copy(arrays[0], total), *(Reduce(array, total) for array in arrays[1:]))
-
-
-def _runs(pairs: Iterable[tuple[Slice, Slice]]) -> Iterator[tuple[Slice, Slice]]:
-    """Yield pairs of slices, with slices joined that follow each other on both sides."""
-    last: tuple[Slice, Slice] | None = None
-    for pair in pairs:
-        if last is not None and all(one.buffer == other.buffer and one.first + one.count == other.first
-                                    for one, other in zip(last, pair, strict=True)):
-            last = last[0]._replace(count=last[0].count + 1), last[1]._replace(count=last[1].count + 1)
-            continue
-        if last is not None:
-            yield last
-        last = pair
-    if last is not None:
-        yield last

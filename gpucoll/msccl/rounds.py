@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
+from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, joined
 from gpucoll.errors import ArgumentError
 from gpucoll.msccl.documents import Place, XmlProgram, XmlStep
 from gpucoll.msccl.order import Order, Touched, XmlEvent, ordered, refused
@@ -121,7 +121,7 @@ class _Rounds:
             # `landed` are the slices receiving the message: scratch for a landing message, else the targets.
             landed = [self._where.fresh(gpu, kind) for kind in classes] if index in landing else targets
             is_local = event.kind == "local" or index in landing
-            for part, lands, operand, dst in _joined(came, landed, operands or came, targets):
+            for part, lands, operand, dst in joined(zip(came, landed, operands or came, targets, strict=True)):
                 if event.kind == "receive":
                     source, moved = self._events[self._sender[index]].step, levels["move", index]
                     kind = RecvReduce if operands and not is_local else Recv
@@ -134,19 +134,8 @@ class _Rounds:
                 if is_local and (operands or part != dst):
                     yield gpu, level, 3 if operands else 1, OriginStep((Reduce if operands else Copy)(part, dst), step)
         for rank in range(self._program.size):
-            for src, dst in _joined(*self._where.left(rank)):
+            for src, dst in joined(self._where.left(rank)):
                 yield rank, 0, 1, OriginStep(Copy(src, dst), None)
-
-
-def _joined(*columns: list[Slice]) -> Iterator[tuple[Slice, ...]]:
-    """Yield the rows of the columns, joining chunks consecutive in every column into one slice per column."""
-    rows = list[tuple[Slice, ...]]()
-    for row in zip(*columns, strict=True):
-        if rows and all(last.buffer == part.buffer and last.first + last.count == part.first
-                        for last, part in zip(rows[-1], row, strict=True)):
-            row = tuple(last._replace(count=last.count + 1) for last in rows.pop())
-        rows.append(row)
-    return iter(rows)
 
 
 class _Where:
@@ -224,11 +213,10 @@ class _Where:
         self._count[gpu][kind] += 1
         return Slice("scratch", self._base + (self._count[gpu][kind] - 1) * self._per_block + kind)
 
-    def left(self, rank: int) -> tuple[list[Slice], list[Slice]]:
-        """Return the chunks of input never moved but part of the result, and their chunks of output."""
-        pairs = [(part, Slice("output", result)) for place, part in sorted(self._now[rank].items())
-                 if part.buffer == "input" and (result := self._result(rank, place)) is not None]
-        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    def left(self, rank: int) -> list[tuple[Slice, Slice]]:
+        """Return each chunk of input never moved but part of the result, with its chunk of output."""
+        return [(part, Slice("output", result)) for place, part in sorted(self._now[rank].items())
+                if part.buffer == "input" and (result := self._result(rank, place)) is not None]
 
 
 def _levels(edges: Edges) -> tuple[dict[Node, int], list[Node]]:
