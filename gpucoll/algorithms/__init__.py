@@ -44,7 +44,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(formula: str, **values: Any) -> Any:
-    """Return the value of a formula of the registry; formulas are trusted like the code beside them.
+    """Return the value of a formula of the registry; formulas are trusted like the code around them.
 
     Formulas may use arithmetic, min, max and
 
@@ -85,11 +85,11 @@ COUNTED = Cost("", "", "", "", "", "")  # of algorithms without formulas: costs 
 
 
 class Traits(NamedTuple):
-    """Properties of an algorithm for executors, tuner, calibration and drawings, beside schedule and cost.
+    """Properties of an algorithm that executors, tuner, calibration and drawings need besides schedule and cost.
 
     `segment` is a formula of P: the bytes of a call for each segment of a pipeline. With `at_source` every rank reads
     an operand directly in the memory of the rank forming the operand, and no rank passes data on. In the memory of
-    a node such an algorithm costs `barriers` barriers and one pass over the data; with 0 `barriers` the cost
+    a node this algorithm costs `barriers` barriers and one pass over the data; with 0 `barriers` the cost
     formulas hold there as well. `kernel` names a GPU kernel running the whole collective. `layout` places the ranks
     of a drawing: "groups", "grid", "in_order", or "" for a layout by links. `probes` are the sizes measured by
     calibration: bytes of a block, or of the whole array. An algorithm for `groups` of near ranks is left out by `auto`
@@ -319,6 +319,11 @@ def registry() -> dict[tuple[str, str], Algorithm]:
 def own_names(collective: str, size: int | None = None) -> list[str]:
     """Return the names of the user's algorithms of `collective`; "auto" never chooses a user's algorithm."""
     return [name for name in algorithms(collective, size=size) if registry()[collective, name].own]
+
+
+def library_names(collective: str, size: int | None = None) -> list[str]:
+    """Return the names of the library's algorithms of `collective`."""
+    return [name for name in algorithms(collective, size=size) if not registry()[collective, name].own]
 
 
 def phases(kind: str) -> dict[str, Make]:

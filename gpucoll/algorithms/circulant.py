@@ -8,7 +8,7 @@ other blocks to the rank that many places on. In a reduce-scatter of five ranks,
     round 2   block  r + 2          to rank r + 2
     round 3   block  r + 1          to rank r + 1
 
-Block r thereby collects the contributions of all ranks on rank r. A reduce-scatter takes ceil(log2 P) rounds; a rank
+So block r collects the contributions of all ranks on rank r. A reduce-scatter takes ceil(log2 P) rounds; a rank
 sends, receives and combines (P - 1) N / P bytes. An all-gather makes the same rounds in reverse. Blocks keep their
 positions, and a range that wraps around is two slices, so the blocks of an all-gather may have different lengths. Good
 for all lengths if every pair of ranks has a fast connection. The code uses `rank` in arithmetic only, so `rank` may be

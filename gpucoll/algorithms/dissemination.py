@@ -1,8 +1,8 @@
 """Dissemination: a barrier in ceil(log2 P) rounds for every P.
 
 Source: see Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988). In round k every rank sends
-an empty message to the rank 2^k further on, and waits for the message from 2^k back. After round k a rank knows of the
-arrival of 2^(k+1) ranks.
+an empty message to the rank 2^k ahead, and waits for the message of the rank 2^k behind. After round k a rank knows
+that 2^(k+1) ranks have arrived.
 
     P = 5:  +1: 0►1 1►2 2►3 3►4 4►0    +2: 0►2 1►3 2►4 3►0 4►1    +4: 0►4 1►0 2►1 3►2 4►3
 

@@ -3,7 +3,7 @@
 Source: see Rabenseifner, "Optimization of collective reduction operations" (2004). Partners at a distance of P / 2,
 P / 4, ..., 1 exchange halves of the remaining data and combine. The all-gather runs the same exchanges in reverse.
 
-    0 ◄────────────────► 4      half of the data                8 ranks; 1, 2, 3 alike
+    0 ◄────────────────► 4      half of the data                8 ranks; 1, 2, 3 in the same way
     0 ◄──────► 2                a quarter
     0 ◄──► 1                    an eighth, complete on its rank
 

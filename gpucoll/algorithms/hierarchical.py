@@ -14,10 +14,10 @@ all-reduce goes through the first rank of each node. The other collectives divid
 whose size is the greatest common divisor of the node sizes. Without `nodes`, groups replace nodes; their size is the
 largest divisor of P not above the square root of P.
 
-Cost: the inner cost plus the outer cost, which applies to a share of the data. The byte counts are upper bounds,
+Cost: the inner cost, plus the outer cost for a share of the data. The byte counts are upper bounds,
 because the inner and the outer maximum may belong to different ranks, and segments share rounds. With the defaults an
 all-reduce takes 2 (log2 G + log2 M) rounds and 2 (P - 1) N / P bytes. Good if links between nodes are slower than links
-inside a node. Source: that of the two algorithms named.
+inside a node. Source: see the two algorithms named.
 """
 
 import functools
@@ -32,9 +32,9 @@ from gpucoll.algorithms import (
     Nodes,
     Traits,
     algorithm,
-    algorithms,
     evaluate,
     find,
+    library_names,
     names_of,
     own_names,
     phases,
@@ -92,7 +92,7 @@ def _bind(entry: Algorithm, text: str) -> Algorithm:
 def _variants(collective: str, size: int) -> Iterator[str]:
     """Yield every algorithm inside nodes with a fixed outer one, then every algorithm across nodes with a fixed one."""
     across = [*phases(collective)] if collective in PHASES else [
-        name for name in algorithms(collective) if name != "hierarchical" and name not in own_names(collective)]
+        name for name in library_names(collective) if name != "hierarchical"]
     inside = [*HALVES, *WAYS] if collective == "all_reduce" else across
     some = "direct" if collective == "all_to_all" else "circulant"
     yield from (f"{name},{some}" for name in inside)

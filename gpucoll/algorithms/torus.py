@@ -31,7 +31,7 @@ def _bind(entry: Algorithm, text: str) -> Algorithm:
                             "torus(2x2x2)", code="GC-ALGO")
     sides = tuple(map(int, text.split("x")))
     ranks, steps = math.prod(sides), sum(sides) - len(sides)
-    # A ring of a single rank moves nothing, not even input to output: leave out such sides.
+    # A ring of a single rank moves nothing, not even input to output: leave out these sides.
     long = tuple(side for side in sides if side > 1)
 
     def unfit(size: int, nodes: Nodes) -> str | None:

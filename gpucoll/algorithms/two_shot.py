@@ -1,6 +1,6 @@
 """Two shot: every rank reduces a block received from all others at once, then sends the block to all; two rounds.
 
-    round 1   0 ──► block 1 to 1, block 2 to 2, block 3 to 3        all ranks alike
+    round 1   0 ──► block 1 to 1, block 2 to 2, block 3 to 3        all ranks at once
     round 2   0 ──► block 0, complete, to 1, 2, 3
 
 Cost: 2 rounds of N / P bytes per link; 2 (P - 1) N / P bytes sent by each rank, the minimum. Good for arrays of middle

@@ -52,7 +52,7 @@ def tune(options: Any) -> int:
 
 
 def collectives_of(options: Any) -> list[str]:
-    """Return the collectives to tune: those named, by default all; raise ArgumentError."""
+    """Return the named collectives, by default all; raise ArgumentError for an unknown name."""
     names = options.collective.split(",") if options.collective else COLLECTIVES
     return [collective_row(name.strip()).name for name in names]
 
@@ -142,7 +142,7 @@ def write_table(path: Path, table: Table) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically, for this user alone whatever the umask, as `read_trusted` asks; raise BackendError."""
+    """Write a file atomically, for this user alone whatever the umask (see `read_trusted`); raise BackendError."""
     draft = path.with_suffix(f".{os.getpid()}")
     with _write_errors(path):
         draft.write_bytes(content)

@@ -1,6 +1,6 @@
 """The measurements for a tuning table: durations of calls, curves of all algorithms, and probes for the links.
 
-Calls to be compared alternate, so that a disturbance of the machine affects all calls alike. A probe is a whole
+Calls to be compared alternate, so that a disturbance of the machine affects all calls equally. A probe is a whole
 collective on all ranks at once: the constants then include the executor's overhead and shared cores and memory.
 """
 

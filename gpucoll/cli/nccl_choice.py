@@ -1,4 +1,4 @@
-"""`gpucoll nccl`: the algorithm and protocol that NCCL would choose, and those that measured times would choose."""
+"""`gpucoll nccl`: NCCL's choice of algorithm and protocol, and the choice by measured times."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def main(options: Any) -> int:
 
 
 def _bound(gpus: Machine, collective: str) -> float | None:
-    """Return the most algbw in GB/s that the machine's links allow, None where no graph of links is known."""
+    """Return the most algbw in GB/s that the machine's links allow; None without a graph of the links."""
     if not gpus.links or gpus.ranks > MOST_RANKS:
         return None
     return float(bound(load_graph(f"{gpus.links}({gpus.nodes})"), collective).algbw)
@@ -104,7 +104,7 @@ def _table_text(cells: Table) -> Iterator[str]:
 
 
 def _measured(options: Any, gpus: Machine | None, model: Release) -> int:
-    """Compare the files of nccl-tests; print the result, and write the tuner's file if asked to."""
+    """Compare the files of nccl-tests; print the result, and with ``-o`` write the tuner's file."""
     runs = read_runs(options.what)
     if gpus is not None and gpus.ranks != runs[0].ranks:
         raise ArgumentError(f"{gpus.name} has {gpus.ranks} GPUs, {runs[0].file} is of {runs[0].ranks} ranks",
@@ -120,7 +120,7 @@ def _measured(options: Any, gpus: Machine | None, model: Release) -> int:
 
 def _chosen(gpus: Machine, model: Release, collective: str, nbytes: int, algorithm: str = "",
             protocol: str = "") -> tuple[str, str]:
-    """Return NCCL's choice on a machine, where the algorithm or the protocol may be forced."""
+    """Return NCCL's choice on a machine; `algorithm` and `protocol`, if given, are forced."""
     for choice in choices(gpus, model, collective, nbytes):
         if algorithm in ("", choice.algorithm) and protocol in ("", choice.protocol):
             return choice.algorithm, choice.protocol

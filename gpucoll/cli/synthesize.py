@@ -57,7 +57,7 @@ def {name}(rank, size):
 def as_python(made: Synthesis, graph: LinkGraph, kind: str, names: Mapping[str, int]) -> str:
     """Return a Python file that registers the algorithms in `names`: from name to the number of segments."""
     found = made.found
-    trees = [tree for tree in found.trees if tree.root == 0 or not found.sides]  # turned, those of rank 0 are enough
+    trees = [tree for tree in found.trees if tree.root == 0 or not found.sides]  # the file turns the trees of rank 0
     lines = "\n".join(f"    ({tree.root}, {tree.share}, {tree.edges})," for tree in trees)
     note = (f"{len(found.trees)} trees, segments: {', '.join(map(str, names.values()))}; at most "
             f"{float(found.algbw):.6g} GB/s of the bound {float(made.limit.algbw):.6g} GB/s")
@@ -115,7 +115,7 @@ class Maker:
         return made if ordered is None else min(made, self.steps(ordered), key=lambda one: one.seconds)
 
     def steps(self, made: Transfers, point: Point | None = None) -> Made:
-        """Return the algorithm of messages in steps: those of a point, or of trees in the order of links."""
+        """Return the algorithm of messages in steps: the messages of a point, or of trees in the order of links."""
         names = {"kind": self.kind, "ranks": self.graph.ranks}
         text = HEAD.format(
             **names, graph=self.graph.name, note=point or f"trees in the order of links, {len(made.steps)} rounds",
@@ -177,7 +177,7 @@ def _asked(maker: Maker, options: Any) -> tuple[Made | None, dict[str, Any]]:
 
 
 def _chosen(maker: Maker, options: Any) -> tuple[Made, dict[str, Any]]:
-    """Return the algorithm of the least predicted time: of trees, or of few steps with the solver at hand."""
+    """Return the algorithm of the least predicted time: of trees or, if the solver is installed, of few steps."""
     began, made, row = time.monotonic(), None, dict[str, Any]()
     limit = math.inf if options.time_limit is None else options.time_limit
     if maker.kind in SCHEDULES:

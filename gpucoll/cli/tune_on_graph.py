@@ -1,7 +1,7 @@
 """`gpucoll tune --topology`: write the table of `auto` from predictions on a graph of links, without measuring.
 
 The candidates are the library's algorithms and, per collective, one packing of spanning trees pipelined for several
-sizes. Of the synthesised algorithms the table keeps those that are the quickest at a size.
+sizes. The table keeps a synthesised algorithm only if it is the quickest at some size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from typing import Any, NamedTuple
 
-from gpucoll.algorithms import algorithms, find, own_names
+from gpucoll.algorithms import find, library_names, own_names
 from gpucoll.analysis.graphs.link_graph import LinkGraph, load_graph
 from gpucoll.analysis.graphs.synthesis import SCHEDULES, Synthesis, pipelined, synthesis
 from gpucoll.analysis.simulate.sweep import sweep
@@ -28,7 +28,7 @@ from gpucoll.tuner import segments
 from gpucoll.tuner.table import ANY, AlgorithmFile, Curve, GraphTable, facts, table_path
 
 SIZES = tuple(1 << power for power in (3, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30))  # bytes, of the predictions
-PIPELINED = tuple(1 << power for power in (16, 20, 24, 28))  # bytes, for which trees are cut into segments
+PIPELINED = tuple(1 << power for power in (16, 20, 24, 28))  # sizes in bytes; trees are cut into segments for each size
 
 
 class Trees(NamedTuple):
@@ -98,9 +98,8 @@ def _trees(graph: LinkGraph, kind: str) -> Trees | None:
 def _predicted(graph: LinkGraph, kind: str,
                trees: Trees | None) -> tuple[list[Curve], dict[int, str], dict[str, list[str]]]:
     """Return the curves of a collective, the quickest algorithm by size, and the algorithms refused by reason."""
-    # An algorithm by nodes is left out: a graph has none.
-    names = [name for name in algorithms(kind, size=graph.ranks)
-             if name not in own_names(kind) and "nodes" not in find(kind, name).options]
+    # A graph has no nodes, so algorithms that depend on nodes are left out.
+    names = [name for name in library_names(kind, graph.ranks) if "nodes" not in find(kind, name).options]
     points, refused = defaultdict[str, list[tuple[int, float]]](list), defaultdict[str, list[str]](list)
     sizes = SIZES[:1] if kind == "barrier" else SIZES
     for name in itertools.chain(names, trees.names if trees else ()):
@@ -120,6 +119,6 @@ def _predicted(graph: LinkGraph, kind: str,
 
 
 def _by_size(best: dict[int, str]) -> str:
-    """Return the quickest algorithms in words, with the size from which each is."""
+    """Return the quickest algorithms in words, each with the size from which it is the quickest."""
     runs = [(name, next(sizes)) for name, sizes in itertools.groupby(best, best.__getitem__)]
     return ", ".join(f"{name} from {byte_text(nbytes)}" if turn else name for turn, (name, nbytes) in enumerate(runs))

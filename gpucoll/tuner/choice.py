@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpucoll.algorithms import algorithms, find, names_of, own_names, registry
+from gpucoll.algorithms import algorithms, find, library_names, names_of, own_names, registry
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import Order
 from gpucoll.errors import ArgumentError, nearest
@@ -50,7 +50,7 @@ def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
 
 
 def _of_nccl(collective: str, name: str) -> str:
-    """Return the algorithm with this name in NCCL, such as the chain of a broadcast for `ring`; else the name itself.
+    """Return the algorithm with this name in NCCL, as the chain of a broadcast for `ring`; else the name itself.
 
     >>> _of_nccl("broadcast", "ring"), _of_nccl("all_reduce", "ring")
     ('chain', 'ring')
@@ -111,21 +111,20 @@ class Choice(NamedTuple):
 def scheduled(collective: str, size: int, nodes: int) -> list[str]:
     """Return the algorithms considered by `auto` for `size` ranks on `nodes` nodes; user-defined algorithms are not.
 
-    Algorithms depending on the ranks' nodes, or made for groups of ranks, are left out on a single node, since each
-    costs there as much as another algorithm. On several nodes algorithms for groups come last: `ranked` keeps this
-    order where predictions and loads are equal.
+    Algorithms depending on the ranks' nodes, or made for groups of ranks, are left out on a single node: there another
+    algorithm costs as much. On several nodes algorithms for groups come last: `ranked` keeps this order where
+    predictions and loads are equal.
 
     >>> scheduled("reduce_scatter", 4, 1)
     ['circulant', 'direct', 'recursive_halving', 'ring']
     """
-    out = own_names(collective)
-    entries = [find(collective, name) for name in algorithms(collective, size=size) if name not in out]
+    entries = [find(collective, name) for name in library_names(collective, size)]
     return [entry.name for entry in sorted(entries, key=lambda entry: entry.traits.groups)
             if nodes > 1 or not (entry.traits.groups or "nodes" in entry.options)]
 
 
 class Tuner:
-    """The choices for one communicator. All ranks have the same table, so all ranks choose alike.
+    """The choices for one communicator. All ranks have the same table, and so make the same choices.
 
     `nodes` is the node of every rank, `prefer` the text of GPUCOLL_ALGO. A choice is cached for all sizes with the same
     number of binary digits, and found again in well under 2 us. A call may demand an `order` of combination: then only

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpucoll.algorithms import algorithms, evaluate, find, own_names, schedule
+from gpucoll.algorithms import evaluate, find, library_names, schedule
 from gpucoll.analysis.simulate import Level, Topology, simulate
 from gpucoll.core.schedule import Copy, Reduce, Send
 from gpucoll.errors import ArgumentError
@@ -32,7 +32,7 @@ def _segment(formula: str, size: int) -> int:
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device: the executor with the constants to use
 ONE_PASS = "one_pass"  # the table's name for `shared` when every rank reads its operands at the source
 IN_MEMORY = ("shared", "peer", ONE_PASS)
-# The most ranks, on several nodes, for which schedules are simulated. Beyond, the cost formulas serve.
+# Schedules of more ranks, on several nodes, are not simulated: the cost formulas serve.
 SIMULATED = 32
 
 
@@ -84,7 +84,7 @@ class Model:
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str],
                    names: Sequence[str]) -> list[Candidate]:
-        """Return the candidates `names` on `executors` that can be predicted, measured ones first, then by `ranked`.
+        """Return the candidates `names` on `executors`: measured before predicted ones, in the order of `ranked`.
 
         Predictions on a graph of these ranks come before all others. A graph names no executor: the first able to serve
         the call runs the algorithm.
@@ -97,7 +97,7 @@ class Model:
                   if (name == "native") == (executor == "native") and name not in known
                   for candidate in self._candidate(collective, nbytes, executor, name)]
         measured, others = ([one for one in priced if one.measured == kind] for kind in (True, False))
-        return [*sorted(on_graph, key=lambda row: row.seconds),  # without ties: the seconds are those of the links
+        return [*sorted(on_graph, key=lambda row: row.seconds),  # without ties: the seconds are the links'
                 *(row for some in (measured, others) for row in ranked(some, functools.partial(self.ways, collective)))]
 
     def predicted(self, collective: str) -> list[str]:
@@ -153,7 +153,7 @@ class Model:
         if not self._exact:
             seconds *= self._scale(collective, nbytes)
         # Call the native curve measured only if schedules were measured too: measured candidates rank before predicted
-        # ones, and the native collective must not win for this reason alone.
+        # candidates, and the native collective must not win for this reason alone.
         swept = self._exact and any(other.collective == collective and other.executor != "native" and nbytes < other.end
                                    for other in self.shape.curves)
         return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept)]
@@ -169,7 +169,7 @@ class Model:
 
     def _best(self, collective: str, nbytes: int, topology: Topology, world: World) -> Candidate | None:
         rows = []
-        for name in (one for one in algorithms(collective, size=world.size) if one not in own_names(collective)):
+        for name in library_names(collective, world.size):
             try:
                 rows.append(_predicted(collective, name, nbytes, topology, world))
             except ArgumentError:
@@ -204,8 +204,8 @@ def _predicted(collective: str, name: str, nbytes: int, topology: Topology, worl
                barriers: int = 0) -> Candidate:
     """Return the prediction, by the simulator on few ranks of several nodes, else by the algorithm's cost formulas.
 
-    The formulas are exact on equal links for algorithms alike on all ranks. With `barriers` > 0 each rank reads its
-    operands at the source, and the rounds are this number of barriers.
+    The formulas are exact on equal links, for algorithms with equal work on all ranks. With `barriers` > 0 each rank
+    reads its operands at the source, and the rounds are this number of barriers.
     """
     pieces, level = segments(collective, name, nbytes, world.size), topology.levels[-1]
     if world.node_count > 1 and world.size <= SIMULATED and not barriers:
@@ -256,7 +256,7 @@ MEASURED_TIE = 0.02  # for measured times
 
 
 def ranked(candidates: Sequence[Candidate], ways: Callable[[Candidate], float]) -> list[Candidate]:
-    """Return the candidates by time, with the candidate of fewest `ways` first among those tied with the quickest.
+    """Return the candidates by time; of the candidates tied with the quickest, the one of fewest `ways` comes first.
 
     No model knows the other traffic on the links; an algorithm with few partners is disturbed least.
     """

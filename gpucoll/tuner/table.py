@@ -2,7 +2,7 @@
 
 A table has a shape for each measured number of ranks, number of nodes and device. A shape has the link constants of
 each executor, and curves: the seconds of an algorithm for given sizes. `gpucoll tune --topology` adds predictions for
-the ranks of a graph of links, and files of synthesised algorithms beside the table. The user's cache has a table for
+the ranks of a graph of links, and files of synthesised algorithms in the same folder. The user's cache has a table for
 each host and MPI.
 """
 
@@ -35,8 +35,7 @@ CODE = "GC-TABLE"
 BUILT_IN = "built-in"
 FORMAT = 1
 DEVICES = ("cpu", "cuda")
-UNKNOWN = "unknown"  # the digest of a graph whose predictions were made before there were digests
-ANY = "any"  # in place of an executor: a time predicted on a graph, which knows links and no executors
+ANY = "any"  # in place of an executor: a time predicted on a graph, where there are links only
 
 
 class LinkCost(NamedTuple):
@@ -83,7 +82,7 @@ class Shape(NamedTuple):
 
 
 class AlgorithmFile(NamedTuple):
-    """A Python file of synthesised algorithms, beside the table; `content` is read with the table, for all ranks."""
+    """A Python file of synthesised algorithms in the table's folder; the file is read with the table, for all ranks."""
 
     name: str
     collective: str
@@ -101,7 +100,7 @@ class GraphTable(NamedTuple):
     predicted: str  # the date
     files: tuple[AlgorithmFile, ...]
     curves: tuple[Curve, ...]
-    digest: str = UNKNOWN  # of the graph's nodes and links: a changed graph may keep its name
+    digest: str  # of the graph's nodes and links: a changed graph may keep its name
 
 
 class Table(NamedTuple):
@@ -184,7 +183,7 @@ CURVE: dict[str, toml.Check] = {"collective": toml.one_of(*COLLECTIVES), "execut
 GRAPH: dict[str, toml.Check] = {"graph": toml.name, "ranks": toml.count, "device": toml.one_of(*DEVICES),
                                 "predicted": toml.name, "digest": toml.name}
 FILE: dict[str, toml.Check] = {
-    # A file lies beside the table: a path to another folder is refused.
+    # A file lies in the table's folder: a path to another folder is refused.
     "name": lambda key, value: toml.name(key, value) or (
         None if re.fullmatch(r"[\w.-]+\.py", value) else f"{key} {value!r} is no name.py"),
     "collective": toml.one_of(*COLLECTIVES), "algorithms": toml.list_of(toml.name), "sha256": toml.name}
@@ -193,7 +192,7 @@ FILE: dict[str, toml.Check] = {
 def _graph(file: toml.TomlFile, where: str, table: dict[str, Any]) -> GraphTable:
     files = tuple(file.row(AlgorithmFile, one, FILE, place) for place, one in file.tables(table, "file", where))
     curves = tuple(_curve(file, place, curve) for place, curve in file.tables(table, "curve", where))
-    own = {"digest": UNKNOWN, **{key: value for key, value in table.items() if key not in ("file", "curve")}}
+    own = {key: value for key, value in table.items() if key not in ("file", "curve")}
     files = tuple(one._replace(algorithms=tuple(one.algorithms)) for one in files)
     return file.row(functools.partial(GraphTable, files=files, curves=curves), own, GRAPH, where)
 
