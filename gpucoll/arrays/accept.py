@@ -39,7 +39,7 @@ def on_gpu(x: Any) -> bool:
 def has(x: Any, name: str) -> bool:
     """Return whether `x` has an attribute; an attribute raising another error counts as present.
 
-    PyTorch raises such an error for a tensor requiring grad.
+    PyTorch raises another error for a tensor requiring grad.
     """
     try:
         getattr(x, name)
@@ -303,8 +303,7 @@ def check_rows(name: str, x: object) -> Array:
     array = check_input(name, x)
     if array.ndim == 0:
         raise ArgumentError(f"{name}: x is 0-dimensional; x needs a first axis, the only axis in which ranks may "
-                            "differ",
-                            code="GC-SHAPE")
+                            "differ", code="GC-SHAPE")
     return array
 
 

@@ -39,8 +39,8 @@ class _Held:
 def of_dlpack(x: Any) -> numpy.ndarray[Any, Any]:
     """Return the array of an object with DLPack alone; read-only where the object says so.
 
-    DLPack before version 1.0 cannot mark an array as read-only, and NumPy makes all such arrays read-only. Here these
-    arrays are writable.
+    DLPack before version 1.0 cannot mark an array as read-only, and NumPy makes every array without this mark
+    read-only. Here these arrays are writable.
     """
     asked = _Asked(x)
     array = numpy.from_dlpack(asked)

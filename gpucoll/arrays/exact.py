@@ -40,7 +40,7 @@ def _fast(rows: Sequence[Array], kind: numpy.dtype, is_mean: bool) -> tuple[Arra
     for row in rows[1:]:
         total, error = _two_sum(total, row.astype(WIDE))
         rest, error = _two_sum(rest, error)
-        is_known &= error == 0  # false for a NaN, which infinities leave here
+        is_known &= error == 0  # false for a NaN, also from infinities
     is_exact = rest == 0
     if is_mean:
         is_known &= is_exact & (kind != WIDE)

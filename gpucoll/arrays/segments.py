@@ -154,7 +154,7 @@ class Heap:
         self._size, self._make, self._view = size, make, view
         self._slabs: list[Slab] = []
         self._free: list[Extent] = []
-        self._used: dict[int, Extent] = {}  # by number of the block: blocks are numbered alike on all ranks
+        self._used: dict[int, Extent] = {}  # by number of the block, equal on all ranks
         self._made = 0
         # Finalizers append at any time and in any thread, so drops are only queued here, and announced by a later call.
         self._dropped: collections.deque[int] = collections.deque()

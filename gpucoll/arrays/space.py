@@ -1,4 +1,4 @@
-"""A space: the memory of a call's arrays, and the operations on the arrays beside moves between ranks.
+"""A space: the memory of a call's arrays, and operations on the arrays other than moves between ranks.
 
 The host's space uses NumPy: a function for each op and dtype, the same for every executor. The space of a device is
 bound to a stream and enqueues its operations.
@@ -23,9 +23,9 @@ from gpucoll.errors import ArgumentError, DtypeError
 Combine: TypeAlias = Callable[[Array, Array, Sequence[Array]], None]
 Pair: TypeAlias = Callable[..., Any]
 
-# Ops whose bits in NumPy depend on the place of an element, because NumPy's loops for whole registers differ from those
-# for the rest: min and max of 0 and -0, and complex products, fused or not. In `_uniform` all places are alike, as in
-# the engine and the kernels.
+# Ops whose bits in NumPy depend on the place of an element, because NumPy has other loops for whole registers than for
+# the rest: min and max of 0 and -0, and complex products, fused or not. In `_uniform`, the engine and the kernels the
+# place makes no difference.
 UNIFORM = {name: OPS[name]._replace(numpy=f"uniform {OPS[name].numpy}") for name in ("min", "max", "prod")}
 
 BLOCK = 1 << 14  # elements widened at a time: a block stays in the nearest cache
@@ -41,7 +41,7 @@ def check_op(name: str, op: Op, dtype: Dtype) -> None:
 
 
 def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
-    """Try an op of the user on a single element, so a fault is found before any data move."""
+    """Try an op of the user on a single element, so a fault is found before data is sent."""
     one = numpy.ones(1, numpy_dtype(dtype.name))
     try:
         combiner(op, dtype)(one.copy(), HOST.premultiplied(op, one, dtype), [one])

@@ -35,10 +35,10 @@ from gpucoll.errors import ArgumentError, ClosedError, DtypeError, GpucollError
 __all__ = ["FORMATS", "BlockScaledCollectives", "Bounded"]
 
 OPS = ("sum", "avg")
-# Elements of a segment: while one segment is on the way, the next is converted. A multiple of all blocks, so that the
-# blocks are those of the whole array.
+# Elements of a segment: while one segment is on the way, the next is converted. A multiple of all blocks: the blocks of
+# a segment are blocks of the whole array.
 SEGMENT = 1 << 20
-# What ranks compare before data move, and the code of the error.
+# What ranks compare before data is sent, and the code of the error.
 COMPARED = {"call": "GC-CALL", "shape": "GC-SHAPE", "dtype": "GC-DTYPE", "gpu": "GC-DEVICE", "op": "GC-OP",
             "format": "GC-COMPRESSION"}
 # Half of the spacing of numbers, relative to a number and at the least number.
@@ -59,7 +59,7 @@ class Bounded(NamedTuple):
 
 
 class BlockScaledCollectives:
-    """Collectives on `comm` whose messages are in the block-scaled `format`: "mxfp8_e4m3", "nvfp4", "int8", ...
+    """Collectives on `comm` with messages in the block-scaled `format`: "mxfp8_e4m3", "nvfp4", "int8", ...
 
     Making the object is a collective call, with the same `format` on all ranks. An element takes 8.25 bits in the mxfp8
     formats, 4.25 in mxfp4, 4.5 in nvfp4, 8.125 in int8. Arrays are float16, bfloat16, float32 or float64. Sums are

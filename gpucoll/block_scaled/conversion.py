@@ -17,9 +17,9 @@ from gpucoll.core.formats import FORMATS, Format, Values, magnitudes, nearest_co
 from gpucoll.device.array_kernels import kernels_of
 from gpucoll.device.launch import Quantised
 
-PART, MOST_PARTS = 4096, 64  # elements of a row for which a block of threads finds the largest, and the most blocks
+PART, MOST_PARTS = 4096, 64  # elements of a row per block of threads that finds the largest, and the most blocks
 NORMAL = numpy.finfo("f4").smallest_normal
-# The scale of a row in nvfp4: a block whose largest magnitude is the row's has the largest float8, 448, as scale.
+# The scale of a row in nvfp4: the block with the row's largest magnitude has the largest float8, 448, as scale.
 LARGEST_PRODUCT = 6 * 448
 STEP = 2.0**-9  # the smallest float8_e4m3fn
 
@@ -155,7 +155,7 @@ def _scales(row: Format, most: Array, of_rows: Any) -> Any:
         return (most / 127).astype("f4")
     if row.scale == "e4m3":
         number = most / most.dtype.type(6) / of_rows.reshape(-1, 1).astype(most.dtype)
-        # As a kernel's comparisons do, let NaN become 0: the scale of the row is NaN already.
+        # NaN becomes 0, as in a kernel's comparisons: the scale of the row is NaN already.
         return nearest_code(_scales_of_nvfp4(), numpy.where(number > 0, number, 0))
     power = numpy.frexp(most)[1] - 1 - (int(row.largest).bit_length() - 1) + 127
     return numpy.where(~numpy.isfinite(most) | (power > 254), 255, numpy.where(most > 0, power, 0).clip(0, 255))

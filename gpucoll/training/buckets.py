@@ -80,7 +80,7 @@ class Arrivals:
         self._missing[self._bucket_of[name]].remove(name)
 
     def startable(self, *, all_of_them: bool = False) -> Iterable[int]:
-        """Yield the buckets to start now: full ones before the first incomplete one, or all left (`all_of_them`)."""
+        """Yield the buckets to start now: all full buckets before an incomplete bucket, or all left (`all_of_them`)."""
         # In the order of numbers, not of completion: all ranks must make the same collectives in the same order.
         while self._started < len(self._buckets) and (all_of_them or not self._missing[self._started]):
             self._started += 1
@@ -114,7 +114,7 @@ class Pipeline:
         for earlier, wait, left in before:
             if left:
                 self._go_on(earlier, wait(), left)
-            else:  # nothing to make any more: `finish` waits for the last result
+            else:  # all collectives are made: `finish` waits for the last result
                 self._under_way.append((earlier, wait, left))
 
     def _go_on(self, phases: Phases, came: Any, left: int) -> None:
@@ -141,7 +141,7 @@ def can_overlap(comm: Communicator, arrays: Iterable[Like]) -> bool:
     Overlap is used for GPU arrays, on several nodes, and if every rank has a second processor.
     """
     processors, ranks = len(os.sched_getaffinity(0)), comm.local_size
-    # If the ranks' processor sets together exceed the host, the sets overlap; else each rank has a set of its own.
+    # If the ranks' processor sets together exceed the host, the sets overlap; else each rank has its own set.
     is_shared = processors * ranks > (os.cpu_count() or processors)
     has_room = processors >= (2 * ranks if is_shared else 2)
     # A collective ends only when every rank has joined, so overlap gains nothing unless all ranks overlap.

@@ -132,7 +132,7 @@ class Saving:
 
 
 def _check_kinds(manifest: Mapping[str, Any]) -> None:
-    """Raise ValueError for names and numbers never written by `Saving`, such as paths of files in other folders."""
+    """Raise ValueError for names and numbers never written by `Saving`, as paths of files in other folders."""
     # `Path(name).name == name` rejects folders in names, so reading never leaves the checkpoint's folder.
     names = [manifest["optimizer"], *manifest["state"], *(file["name"] for file in manifest["files"])]
     numbers = [manifest["steps"], *(side for one in manifest["parameters"].values() for side in one["shape"])]

@@ -264,13 +264,13 @@ class PowerSGD(Compression):
         with numpy.errstate(all="ignore"):
             squares = (last * last).sum(axis=0)
             right: Array = xp.where((xp.isfinite(squares) & (squares > 0)).all(), last, start)
-            # Columns of length 1 keep the products in the range of the gradients, which matters for float16.
+            # Columns of length 1 keep the products in the range of the gradients: float16 has little range.
             right /= (right * right).sum(axis=0) ** 0.5
         return right
 
 
 class Policy:
-    """A compression for each parameter: that of the first file-name pattern matching the name, else `Exact`.
+    """A compression for each parameter, by the first file-name pattern matching the name; without a match `Exact`.
 
     >>> Policy({"embedding*": PowerSGD(2), "*norm*": Exact(), "*": Cast("bfloat16")}).of("head.norm")
     Exact()

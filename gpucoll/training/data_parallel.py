@@ -28,7 +28,7 @@ from gpucoll.training.parameters import Like, like_parameter, missing_of, opened
 class DataParallel:
     """Gradients averaged over all ranks of `comm`, in buckets, while the next gradients are computed.
 
-    `parameters` maps names to arrays, alike on all ranks; rank 0's values are broadcast to all. An asynchronous
+    `parameters` maps names to arrays, the same on all ranks; rank 0's values are broadcast. An asynchronous
     all-reduce of a bucket starts after the bucket's last gradient and after all earlier buckets. Give gradients in the
     reverse order of `parameters` for the best overlap. Without spare processors on a node (`can_overlap`), `finish`
     makes all the collectives. Buckets are allocated by `comm.empty`. The constructor is a collective call. Raises

@@ -81,8 +81,7 @@ class Optimizer:
 def check_optimizer(call: str, optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"{call}: optimizer {optimizer!r} is not an optimizer; pass SGD(...), Adam(...) or "
-                            "AdamW(...)",
-                            code="GC-OPTIMIZER")
+                            "AdamW(...)", code="GC-OPTIMIZER")
 
 
 def gradient_of(call: str, name: str, gradient: Any, shape: tuple[int, ...]) -> Array:
@@ -139,7 +138,7 @@ class Adam(Optimizer):
         self._check("eps", eps)
         self.betas, self.eps = betas, eps
         if moment_bits == 16:
-            self.state_names = ("mean16", "square16")  # type: ignore[misc]  # which the manifest of a checkpoint tells
+            self.state_names = ("mean16", "square16")  # type: ignore[misc]  # part of a checkpoint's manifest
 
     def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
         mean, square = (_opened(state[kind], kind, parameter) for kind in self.state_names)

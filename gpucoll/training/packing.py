@@ -14,7 +14,7 @@ import numpy
 from gpucoll.arrays import Array, address
 from gpucoll.block_scaled.conversion import keep_finite, total_of
 from gpucoll.core.dtypes import Dtype, row_of
-from gpucoll.core.formats import nearest_code
+from gpucoll.core.formats import magnitudes, nearest_code
 from gpucoll.device.array_kernels import kernels_of
 from gpucoll.device.sources import MOMENTS
 
@@ -63,10 +63,9 @@ def _convert(source: Dtype, target: Dtype, x: Array, out: Array) -> None:
 @functools.cache
 def _values(kind: str) -> numpy.ndarray[Any, Any]:
     """Return the values of all 65,536 codes of a moment."""
-    sign, mantissa, bias = (1, 9, 46) if kind == "mean16" else (0, 10, 54)
-    codes = numpy.arange(1 << 16)
-    exponent, rest = codes >> mantissa & 63, codes & ((1 << mantissa) - 1)
-    values = numpy.ldexp(rest + (exponent > 0) * 2.0**mantissa, numpy.maximum(exponent, 1) - bias - mantissa)
-    values[(exponent == 63)] = numpy.inf
-    values[(exponent == 63) & (rest > 0)] = numpy.nan
-    return numpy.where(codes >> 15, -values, values) if sign else values
+    # Exponents are biased by 46 and 54; the bias of `magnitudes` for 6 bits is 31.
+    mantissa, scale = (9, 2.0**-15) if kind == "mean16" else (10, 2.0**-23)
+    values = magnitudes(6, mantissa, numpy.inf) * scale
+    infinity = 63 << mantissa
+    values[infinity], values[infinity + 1:] = numpy.inf, numpy.nan
+    return numpy.concatenate([values, -values]) if kind == "mean16" else values

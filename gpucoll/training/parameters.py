@@ -17,7 +17,7 @@ from gpucoll.core.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest, with_noun
 from gpucoll.training.optimizers import gradient_of
 
-NAME = 300  # characters of a name compared in an exchange of metadata, which has a limited length
+NAME = 300  # characters of a name in an exchange of metadata, of limited length
 Parameters = dict[str, Array]
 
 

@@ -1,4 +1,4 @@
-"""Copies of ZeRO's shards on other ranks, so that a training goes on after ranks were lost, without a checkpoint.
+"""Copies of ZeRO's shards on other ranks, so that training continues after the loss of ranks without a checkpoint.
 
 Each rank holds its own shards and a copy of the shards of another rank. A step has two phases. First each rank sends
 its shards of the mean gradients to the rank with its copy. Then an all-reduce of one byte ends only if all ranks have
@@ -85,7 +85,7 @@ class Division:
         return [self.number, self.size, self.steps, self.complete, *self.kind, [*self.portions]]
 
     def exchange(self, gradients: Parameters, comm: Communicator, optimizer: Optimizer) -> None:
-        """Send this rank's mean gradients to the rank with the copy, and keep what both steps need. Collective."""
+        """Send this rank's mean gradients to the rank with the copy; keep those of both portions. A collective call."""
         other, _ = self.neighbours
         wanted = self.portions[other].parameters
         mine = [gradients[name] for name in wanted]
@@ -104,7 +104,7 @@ class Division:
         self.residuals = [(one, one.remember()) for one, _ in self.residuals]
 
     def go_to(self, steps: int) -> None:
-        """Complete the step under way if it leads to `steps`; otherwise undo what its reduction has changed."""
+        """Complete the step under way if it leads to `steps`; otherwise undo the changes of its reduction."""
         if self.steps < steps:
             self.step()
             return
@@ -143,8 +143,8 @@ class PartnerCopy:
     A program makes one object for a training, and passes the object to each `ZeRO` of this training. After the loss of
     ranks `ZeRO` continues from the copies, on any number of ranks, as long as no rank is lost together with the rank
     that has its copy. The copies are on other nodes if no node has more than half of the ranks. Only `ZeRO.step` may
-    change parameters and optimizer state. Numbers of the optimizer changed by the program, such as the learning rate,
-    must depend on `optimizer.steps` alone.
+    change parameters and optimizer state. Numbers of the optimizer changed by the program (the learning rate) must
+    depend on `optimizer.steps` alone.
     """
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class PartnerCopy:
     def _complete(self, division: Division, comm: Communicator, optimizer: Optimizer) -> Division:
         """Take a new division into use on all ranks. A collective call."""
         self._divisions.append(division)
-        # The barrier ends only if all ranks have the new division: older ones are not needed any more.
+        # The barrier ends only if all ranks have the new division: the older divisions are useless then.
         comm.barrier()
         division.complete = True
         del self._divisions[:-1]
@@ -239,7 +239,7 @@ class PartnerCopy:
         return division
 
     def _check(self, division: Division) -> None:
-        """Raise UsageError if the state is not that of `division` any more."""
+        """Raise UsageError if `division` is no longer the latest."""
         if self._divisions[-1] is not division:
             raise UsageError("step: a later ZeRO uses the state of this PartnerCopy; make a new "
                              "PartnerCopy for each training", code="GC-PARTNER")
@@ -300,7 +300,7 @@ def _neighbours(comm: Communicator) -> tuple[int, int]:
 
 def _exchanged(mine: Sequence[Array], theirs: Sequence[Array], comm: Communicator,
                neighbours: tuple[int, int]) -> list[Array]:
-    """Send `mine` to the rank with this rank's copy; return arrays in the shapes of `theirs`, received likewise."""
+    """Send `mine` to the rank with this rank's copy; return the arrays received, in the shapes of `theirs`."""
     source, target = neighbours
     if source == comm.rank:
         return [row.copy() for row in mine]
@@ -331,7 +331,7 @@ def _unpacked(message: Array, rows: Sequence[Array]) -> list[Array]:
 
 
 def _copy_common(row: Array, here: slice, out: Array, there: slice) -> None:
-    """Copy the elements of `row`, which are `here` in the whole array, into `out` for the elements `there`."""
+    """Copy the common elements of `row`, `here` in the whole array, and `out`, `there` in the whole array."""
     start, stop = max(here.start, there.start), min(here.stop, there.stop)
     if start < stop:
         out[start - there.start:stop - there.start] = row[start - here.start:stop - here.start]

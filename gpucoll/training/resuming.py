@@ -19,7 +19,7 @@ def resume(parameters: Mapping[str, Any], optimizer: Optimizer, comm: Communicat
     training. A failure in the middle of a step may leave some ranks a step ahead: the lowest rank with the most steps
     sends its state. At the start of a training only the parameters are sent, from rank 0.
 
-    Raises ArgumentError and DtypeError for wrong arguments of this rank, PeerError for those of another rank, and
+    Raises ArgumentError and DtypeError for wrong arguments of this rank, PeerError for another rank's, and
     MismatchError if the parameters or the kinds of optimizers differ between ranks.
     """
     arrays = opened("resume", parameters, comm, lambda: check_optimizer("resume", optimizer))

@@ -41,7 +41,7 @@ class Sampler:
             numpy.random.default_rng([self._seed, number]).shuffle(order)
         for start in range(0, self._length, self._batch):
             batch = order[start:start + self._batch]
-            # As `numpy.array_split`, whose cost grows with the number of ranks: the first ranks get one index more.
+            # Like `numpy.array_split`, at equal cost for any number of ranks: the first ranks get one index more.
             each, more = divmod(len(batch), self._size)
             first = self._rank * each + min(self._rank, more)
             yield batch[first:first + each + (self._rank < more)]

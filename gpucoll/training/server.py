@@ -106,7 +106,7 @@ class ParameterServer:
         self._fill({name: gradient_of("push", name, gradients[name], parameter.shape)
                     for name, parameter in self.parameters.items()})
         self._pushes += 1
-        # Each header directly before its data: a server that has received the header blocks until the data has come.
+        # Each header directly before its data: a server that has received the header blocks until the data arrives.
         for server, pair in enumerate(self._pairs):
             self._request(pair, PUSH)
             for part in self._parts(server):
@@ -151,7 +151,7 @@ class _Shard:
         for worker in list(self._live):
             self._listen(worker)
         while self._live:
-            # No deadline here: each posted receive has a deadline of its own, and then counts as completed.
+            # No deadline here: each posted receive has its own deadline, and then counts as completed.
             waits = internal.waits_of(next(iter(self._live.values())))
             waits.until(self._has_news, "serve", float("inf"))
             for worker in list(self._live):
