@@ -1,4 +1,4 @@
-"""The collectives, of arrays and of objects. Arrays and lists are checked before data moves; see `gpucoll.distributed`.
+"""The collectives, of arrays and of objects. Arrays and lists are checked before data is sent.
 
 Objects are pickled; see `gpucoll.communicator.objects`. In shapes below, `size` is the number of ranks of the group.
 """
@@ -244,7 +244,7 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: in
 
 def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: Any = None, device: Any = None,
                           group_src: int | None = None) -> None:
-    """Overwrite the objects of every rank's list with those of rank `src`; `device` has no effect.
+    """Overwrite the objects of every rank's list with the objects of rank `src`; `device` has no effect.
 
     Raises ArgumentError, with the list unchanged, if a list and the list of rank `src` differ in length.
     """

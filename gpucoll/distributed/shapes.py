@@ -36,19 +36,20 @@ def output_view(name: str, what: str, x: Any, dtype: numpy.dtype) -> Array:
 def list_of(name: str, what: str, xs: Any, size: int) -> Sequence[Any]:
     """Return `xs`, a list or tuple of `size` arrays; raise ArgumentError for other values."""
     if not isinstance(xs, list | tuple) or len(xs) != size:
-        given = f"has {len(xs)}" if isinstance(xs, list | tuple) else f"is a {type(xs).__name__}"
-        raise ArgumentError(f"{name}: {what} must be a list of {size} arrays, one for each rank of the group, but "
-                            f"{given}", code="GC-COUNTS")
+        raise _not_a_list(name, what, xs, f"{size} arrays, one for each rank of the group")
     return xs
 
 
 def check_list(name: str, what: str, values: Any, least: int) -> list[Any]:
     """Return `values`, a list of at least `least` objects; raise ArgumentError for other values."""
     if not isinstance(values, list) or len(values) < least:
-        given = f"has {len(values)}" if isinstance(values, list) else f"is a {type(values).__name__}"
-        raise ArgumentError(f"{name}: {what} must be a list of at least {least} objects, but {given}",
-                            code="GC-COUNTS")
+        raise _not_a_list(name, what, values, f"at least {least} objects")
     return values
+
+
+def _not_a_list(name: str, what: str, given: Any, wanted: str) -> ArgumentError:
+    found = f"has {len(given)}" if isinstance(given, list | tuple) else f"is a {type(given).__name__}"
+    return ArgumentError(f"{name}: {what} must be a list of {wanted}, but {found}", code="GC-COUNTS")
 
 
 def check_absent(name: str, what: str, root: str, given: Any) -> None:

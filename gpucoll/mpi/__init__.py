@@ -69,7 +69,7 @@ class Request:
 def _attribute() -> int:
     """Return the key of the MPI attribute holding the `Comm` objects of an mpi4py communicator.
 
-    `Free` of the mpi4py communicator deletes the attribute, which closes the `Comm` objects. `Dup` does not copy the
+    `Free` of the mpi4py communicator deletes the attribute, and so closes the `Comm` objects. `Dup` does not copy the
     attribute.
     """
     def close(mpi: MPI.Comm, key: int, kept: dict[Any, Comm]) -> None:
@@ -103,7 +103,7 @@ class Comm(metaclass=_Kept):
     """An mpi4py intracommunicator `mpi` with upper-case collectives run by a gpucoll communicator, `comm`.
 
     The first `Comm` of a communicator is a collective call. A later `Comm(mpi)` with the same options returns the same
-    object, until the object is closed or the communicator freed. `options` are the options of `gpucoll.init`, alike on
+    object, until the object is closed or the communicator freed. `options` are those of `gpucoll.init`, equal on
     all ranks. Errors are gpucoll's. Calls on CuPy arrays enqueue on the current stream. `Split`, `Dup`, `Create_cart`
     and similar methods return a `Comm` too, or COMM_NULL as in mpi4py.
     """

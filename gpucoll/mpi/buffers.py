@@ -44,7 +44,7 @@ SPELLED = {id(one): dtype for one, dtype in DTYPES.values()}  # by object identi
 
 
 class NotOurs(Exception):
-    """The call goes to mpi4py, on all ranks alike."""
+    """The call goes to mpi4py, on all ranks."""
 
 
 def op_name(op: Any) -> str:
@@ -167,7 +167,7 @@ def _opened(data: Any, datatype: Any) -> Array:
     dtype = None if datatype is None else DTYPES.get(datatype.handle, (None, None))[1]
     if datatype is not None and dtype is None:
         raise NotOurs
-    known = plain(data)  # the quick case first
+    known = plain(data)
     if known is not None and (dtype is None or dtype == known.dtype):
         return known
     try:

@@ -1,7 +1,7 @@
 """A backend of torch.distributed: ``import gpucoll.torch``, then ``torch.distributed.init_process_group("gpucoll")``.
 
     group       a torch process group; every method is a call of a communicator
-    names       the names and capabilities of a group, as required by torch
+    names       the names and capabilities that torch requires of a group
     handles     handles of running calls, and the thread that makes asynchronous calls
     tensors     tensors as a communicator's arrays, torch's ops as a communicator's ops
     checks      checks of a call's tensors, with PyTorch's error messages

@@ -100,7 +100,7 @@ class TorchWork(Handle):
 
 
 class CallFuture(torch.futures.Future):
-    """The future of a queued call; `at_turn` is that of the caller."""
+    """The future of a queued call; `at_turn` is `Caller.at_turn`."""
 
     def __init__(self, at_turn: Callable[[Call], None]) -> None:
         super().__init__()
@@ -109,8 +109,8 @@ class CallFuture(torch.futures.Future):
     def then(self, callback: Callable[[Any], Any]) -> Any:
         """Return the future of ``callback(self)``.
 
-        The callback runs after the calls made before `then`, and before the calls made afterwards: all ranks make the
-        calls of the callback in one order with the others, whenever the future is complete.
+        The callback runs after the calls made before `then`, and before the calls made afterwards. So all ranks make
+        the callback's calls at the same place among the other calls, whenever the future is complete.
         """
         result = CallFuture(self._at_turn)
 
@@ -125,7 +125,7 @@ class CallFuture(torch.futures.Future):
 
 
 class QueuedWork(TorchWork):
-    """A call queued for the thread of a `Caller`; `at_turn` is that of the caller."""
+    """A call queued for the thread of a `Caller`; `at_turn` is `Caller.at_turn`."""
 
     def __init__(self, outputs: Sequence[Any], call: Call, at_turn: Callable[[Call], None]) -> None:
         super().__init__(outputs)

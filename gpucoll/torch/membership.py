@@ -41,7 +41,7 @@ class TorchStore(KeyStore):
 def set_variables() -> None:
     """Set torchrun's variables in the environment if mpiexec has started this rank without these variables.
 
-    In this case a collective call, starting MPI; in all other cases nothing happens.
+    In this case the call is collective and starts MPI. In all other cases it does nothing.
     """
     process = started()
     if process is None or process.size == 1 or {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= {*os.environ}:

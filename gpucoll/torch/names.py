@@ -1,4 +1,4 @@
-"""The names and capabilities of a process group, as torch asks for them."""
+"""The names and capabilities that torch requires of a process group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 
 
 class Names(ProcessGroup):
-    """The names, capabilities and no-ops required by torch besides communication."""
+    """The names, capabilities and no-ops that torch requires of a group."""
 
     supports_splitting = supports_coalescing = False
     _name = _desc = ""

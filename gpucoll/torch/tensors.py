@@ -39,7 +39,7 @@ def op_of(options: Any) -> Any:
 
 
 def combined(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the function combining two tensors passed by one rank in one call; raise ArgumentError for other ops."""
+    """Return the function that combines two tensors of a rank in one call; raise ArgumentError for other ops."""
     both = COMBINED.get(op) if isinstance(op, str) else None
     if both is None:
         raise ArgumentError(f"allreduce: {op} takes one tensor on each rank, not several")
@@ -69,8 +69,8 @@ def reduced(tensor: torch.Tensor) -> Any:
 def _on_host(tensor: torch.Tensor) -> Array:
     """Return an array on the memory of a tensor on the host.
 
-    After `Tensor.numpy` no storage can be resized again, and FSDP frees parameters by resizing their storage. Tensors
-    without memory, or unlike their memory, such as conjugates, are left to `Tensor.numpy`.
+    `Tensor.numpy` would forbid later resizing of the storage, and FSDP frees parameters by resizing. Tensors without
+    memory, and tensors that differ from their memory (conjugates), are left to `Tensor.numpy`.
     """
     if not tensor.data_ptr() or tensor.is_conj() or tensor.is_neg() or tensor.layout != torch.strided:
         return tensor.numpy()

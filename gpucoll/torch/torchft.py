@@ -1,4 +1,4 @@
-"""A process group for torchft, which trains on while replica groups fail and return. Needs the package `torchft`.
+"""A process group for torchft: training goes on while replica groups fail and return. Needs the package `torchft`.
 
 torchft's lighthouse agrees on the replica groups of a step. Whenever the replica groups change, torchft configures the
 process group anew, with another store address, rank and size.
@@ -68,7 +68,7 @@ class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ign
         return _ReportedWork(work, self, self._pg)
 
     def _note(self, error: Exception, group: Any) -> None:
-        # A handle of an earlier configuration says nothing of the group in use.
+        # An error of an earlier configuration does not concern the group in use.
         if self._error is None and group is self._pg:
             self._error = DistBackendError(f"aborted: {error}")  # torchft's word
             self._error.__cause__ = error
