@@ -24,8 +24,7 @@ from gpucoll.core.chunks import Layout, Ragged
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
 
-# Rounds use the halves in turn, so that a round may begin while the results of
-# the round before still read the other half.
+# Rounds use the halves in turn, so that a round may begin while results of the round before still read the other half.
 HALVES = ("even", "odd")
 PEER = "peer"  # the buffer of a span in a same-node peer's memory; see `Span` for its other fields
 CACHE_LINE = 64  # elements: parts of the workspace begin at multiples, so that no two share a cache line
@@ -46,7 +45,7 @@ class Span(NamedTuple):
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Return the keys by which spans conflict. A part of the workspace has one key: its parts do not overlap."""
+        """The keys of the span: spans with a common key conflict. A part of the workspace overlaps no other part."""
         if self.buffer in HALVES:
             return [(self.buffer, self.start)]
         return [(self.buffer, self.like.first + index) for index in range(self.like.count)]

@@ -1,14 +1,14 @@
-"""Prove plans: each order of steps that a plan allows ends with what the schedule promises.
+"""Prove plans: each order of steps that a plan allows ends with the result promised by the schedule.
 
 The proof of a schedule (`gpucoll.verify.symbolic`) speaks of chunks and rounds. A `Plan` has steps on elements, and
 executors make messages, instructions and tables of these. A step waits only for the steps in its `after`, and for other
 ranks. Two conditions together cover all orders of the steps:
 
 1. In one order the plans of all ranks come to their ends, with the promised content of every element.
-2. Two steps of a rank that touch a common element, of which one writes, are ordered by `after`.
+2. Two steps of a rank that touch a common element, at least one of them to write, are ordered by `after`.
 
 The content of an element is a pair: the number of the input element, and a sum with a digit for each rank, the count of
-its contributions. The order of the operands of a result is not proved, nor what an executor makes of the plan.
+its contributions. The proof covers neither the order of the operands of a result nor an executor's use of the plan.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _PlannedRank:
         return real.buffer, range(*self.plan.layouts.span(real))
 
     def place(self, span: Span) -> Place:
-        """Return the place of a span, which is not in another rank's memory."""
+        """Return the place of a span in this rank's memory."""
         # A send to a same-node rank names the buffer as that rank does; the slice is the true place.
         return span.buffer if span.buffer in HALVES else span.like.buffer, range(span.start, span.stop)
 

@@ -1,7 +1,7 @@
 """Prove schedules: run all ranks symbolically and compare each rank's output with the collective's promise.
 
-The content of a chunk is a pair: the chunk of the inputs from which the content is made, and a count of contributions
-for each rank. The counts are 16-bit digits of one integer, so that combining is an addition, and "each rank once" is a
+The content of a chunk is a pair: the chunk of the inputs that it is made of, and a count of contributions for each
+rank. The counts are 16-bit digits of one integer, so that combining is an addition, and "each rank once" is a
 constant.
 
 Each fault able to break an executor is an error here: a slice out of range, a read of an unwritten chunk, a write to
@@ -28,7 +28,7 @@ Content: TypeAlias = tuple[int, int]  # chunk of the inputs, contributions
 
 
 class ScheduleError(GpucollError):
-    """An error in a schedule; the message says on which rank, in which round, and why."""
+    """An error in a schedule; the message has rank, round and reason."""
 
     default_code = "GC-SCHEDULE"
     step: tuple[int, int, int] | None = None  # rank, round and index (from 0) of the wrong step
@@ -57,7 +57,7 @@ def replay(schedules: Iterable[Iterable[Round]], observer: Any) -> int:
     """Run all ranks to their end and return the number of messages; raise ScheduleError if some ranks wait for ever.
 
     The k-th Send from a to b meets the k-th receive of b from a. A round ends when all its messages have met. This is
-    as strict as an executor without any buffering, so that a schedule which ends here ends on every transport.
+    as strict as an executor without any buffering: a schedule that ends here ends on every transport.
 
     The replay calls the observer: ``begin(rank, steps)`` when a round begins, ``meet(turn, sender, sent, receiver,
     received)`` when the two ends of a message meet (`sent` and `received` are indices in the rounds), and
