@@ -14,7 +14,7 @@ from gpucoll.core.ops import EXACT_NAMES, LOGICAL
 from gpucoll.core.signature import is_refusal
 from gpucoll.executors import Call, Called, CallRequest, fingerprint, shortened
 from gpucoll.executors.engine.between_nodes import Messages
-from gpucoll.executors.engine.instructions import Writer
+from gpucoll.executors.engine.instructions import Row, Writer
 from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
 from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, OP_NAMES, RESULT, TEXT, PlanFlag
 from gpucoll.plan import Plan
@@ -92,20 +92,24 @@ class Plans:
         flags |= in_control * PlanFlag.IN_CONTROL | small * PlanFlag.SMALL | copies * PlanFlag.COPIES_INPUT
         if request.collective == "broadcast" and request.in_place:
             flags |= PlanFlag.KEEPS_OUTPUT
-        return self._shown_plan(request.description, (*sizes, writer.private_bytes, request.dtype.itemsize),
-                                self._reduction(request), flags, request.root,
-                                (*writer.peers,), tuple(readers), starts, instructions, (*writer.calls,))
+        return self._plan_of(request, (*sizes, writer.private_bytes), flags, instructions, (*writer.calls,),
+                             peers=(*writer.peers,), readers=tuple(readers), starts=starts)
 
     def by_calls(self, request: CallRequest, call: Called) -> Any:
         """Return the plan of a call compared by the engine and then done by the function `call`."""
-        sizes, is_broadcast = _bytes(request), request.collective == "broadcast"
+        given, taken = _bytes(request)
+        given = 0 if request.collective == "broadcast" else given
         instruction = CALL, 0, 1, (self._node_ranks.rank, RESULT, 0), 0, ((self._node_ranks.rank, GIVEN, 0),), ()
-        readers = [(INPUT, peer, 0) for peer in self._readers_of_call(request)]
-        return self._shown_plan(request.description,
-                                (0 if is_broadcast else sizes[0], sizes[1], 0, 0, request.dtype.itemsize),
-                                self._reduction(request), self._flags(request), request.root, (), (*readers,), (),
-                                (instruction,),
-                                (self._messages.idle, call))
+        readers = tuple((INPUT, peer, 0) for peer in self._readers_of_call(request))
+        return self._plan_of(request, (given, taken, 0, 0), self._flags(request), (instruction,),
+                             (self._messages.idle, call), readers=readers)
+
+    def _plan_of(self, request: CallRequest, sizes: tuple[int, ...], flags: int, instructions: tuple[Row, ...],
+                 calls: tuple[Callable[..., Any], ...], *, peers: tuple[int, ...] = (),
+                 readers: tuple[tuple[int, int, int], ...] = (), starts: tuple[int, ...] = ()) -> Any:
+        return self._engine.plan(*shown(request.description), (*sizes, request.dtype.itemsize),
+                                 self._reduction(request), flags, request.root, peers, readers, starts, instructions,
+                                 calls)
 
     def _flags(self, request: CallRequest) -> int:
         """Return the flags that do not depend on the places of buffers."""
@@ -132,9 +136,6 @@ class Plans:
             place = OP_NAMES.index("sum" if op.factor is not None and op.name not in EXACT_NAMES else op.name)
         return list(DTYPES).index(request.dtype.name), place, self._finish(request)
 
-    def _shown_plan(self, description: str, *more: Any) -> Any:
-        return self._engine.plan(*shown(description), *more)
-
     def without_data(self, description: str) -> Any:
         """Return the plan of a call without data: only a comparison, or a refusal."""
         if description not in self._bare:
@@ -150,8 +151,8 @@ class Plans:
             # Buffers without bytes count as buffers in the control segments: no rank waits for memory.
             flags = PlanFlag.IN_CONTROL | PlanFlag.SMALL | (by_engine and refuses) * PlanFlag.REFUSES \
                 | (not refuses) * PlanFlag.ONLY_COMPARES
-            self._bare[description] = self._shown_plan(description, (0, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0, (), (),
-                                                       (), rows, calls)
+            self._bare[description] = self._engine.plan(*shown(description), (0, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0,
+                                                        (), (), (), rows, calls)
         return self._bare[description]
 
     def _finish(self, request: CallRequest) -> int:

@@ -48,7 +48,7 @@ class MulticastMemory:
             offer = yield from self._offered(exchange)
             yield from self._together(exchange, self._add_device, offer)
             yield from self._together(exchange, self._bind)
-            yield from self._together(exchange, self._map_object)
+            yield from self._together(exchange, lambda: self._map(self._object))
         except Lacking:
             self.release()
             return None
@@ -108,7 +108,8 @@ class MulticastMemory:
 
     def _give(self, offer: DescriptorOffer) -> Generator[Pending, None, int]:
         """Give the other ranks the descriptor of the common object, and return the descriptor."""
-        descriptor = self._export()
+        with self._device.current:
+            descriptor = int(self._call("cuMemExportToShareableHandle", self._object, self._by_descriptor(), 0))
         try:
             yield from offer.give(descriptor, self._size - 1)
         except BaseException:
@@ -128,10 +129,6 @@ class MulticastMemory:
         offer.append(DescriptorOffer())
         return offer[0].name, self._nbytes
 
-    def _export(self) -> int:
-        with self._device.current:
-            return int(self._call("cuMemExportToShareableHandle", self._object, self._by_descriptor(), 0))
-
     def _add_device(self, descriptor: int) -> None:
         if descriptor < 0:
             raise OSError("no descriptor has come")
@@ -148,9 +145,6 @@ class MulticastMemory:
         self._map(self._memory)
         self._call("cuMulticastBindMem", self._object, 0, self._memory, 0, self._nbytes, 0)
         self._bound = True
-
-    def _map_object(self) -> None:
-        self._map(self._object)
 
     def _map(self, memory: Any) -> None:
         driver = self._driver
