@@ -1,7 +1,6 @@
 """Programs of mpi4py, run by mpi4py and by `gpucoll.mpi.Comm`: afterwards the buffers are equal, byte by byte."""
 
 import random
-import timeit
 
 import numpy
 import pytest
@@ -207,27 +206,3 @@ def others(mpi):
     gpucoll.mpi.Request.Waitall([request, ours.Ibarrier(), ours.Iallgatherv(x, numpy.empty(4 * ours.size))])
     assert request.test() == (True, None)
     ours.comm.close()
-
-
-def cost():
-    """Return the microseconds of the calls beyond gpucoll's own, best of many turns; one rank, so without waits."""
-    theirs = gpucoll.mpi.Comm(MPI.COMM_SELF)
-    ours, x, y = theirs.comm, numpy.ones(16), numpy.ones(16)
-    pairs = {"Barrier": (theirs.Barrier, ours.barrier), "Bcast": (lambda: theirs.Bcast(x), lambda: ours.broadcast(x)),
-             "Allreduce in place": (lambda: theirs.Allreduce(MPI.IN_PLACE, y), lambda: ours.all_reduce(y, y))}
-    for name, other in (("Allreduce", "all_reduce"), ("Reduce", "reduce"), ("Scan", "scan"), ("Gather", "gather"),
-                        ("Allgather", "all_gather"), ("Scatter", "scatter"), ("Alltoall", "all_to_all"),
-                        ("Reduce_scatter_block", "reduce_scatter")):
-        pairs[name] = (lambda name=name: getattr(theirs, name)(x, y), lambda other=other: getattr(ours, other)(x, y))
-    pairs["Allreduce MAX"] = lambda: theirs.Allreduce(x, y, MPI.MAX), lambda: ours.all_reduce(x, y, "max")
-    for name, both in (("bytes", (bytearray(128), bytearray(128))), ("arrays", (x, y))):
-        one, other = ([data, 16, MPI.DOUBLE] for data in both)
-        pairs[f"Allgather of {name}"] = (lambda one=one, other=other: theirs.Allgather(one, other),
-                                         lambda: ours.all_gather(x, y))
-    found = {}
-    for name, pair in pairs.items():
-        times = [[timeit.timeit(call, number=200) / 200 * 1e6 for call in pair] for _ in range(60)]
-        found[name] = min(one for one, _ in times) - min(one for _, one in times)
-        print(f"{name:22} {found[name]:6.2f} us more than ours")
-    ours.close()
-    return max(found.values())
