@@ -16,6 +16,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
+import hosts
 from gpucoll.launch import launchers, places
 from gpucoll.transport import ucx
 from gpucoll.transport.kvstore import MemoryStore
@@ -33,17 +34,21 @@ ENVIRONMENT = {**same_gpucoll(), "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]
 pytestmark = pytest.mark.skipif(MODULE is None, reason=f"UCX is not installed: {REASON}")
 
 
-def on_hosts(ranks, *argv, secrets=("s", "s"), variables=None):
-    """Run a rank's program by one launcher for each host, `ranks` ranks on each; return the outputs and exit codes."""
+def on_hosts(ranks, *argv, secrets=("s", "s"), variables=None, nodes=()):
+    """Run a rank's program by one launcher for each host, `ranks` ranks on each; return the outputs and exit codes.
+
+    The hosts are launchers of this host, or the namespaces `nodes`.
+    """
     environment = {**ENVIRONMENT, **(variables or {})}
-    place = f"127.0.0.1:{launchers.free_port()}"
-    *others, last = [[sys.executable, "-m", "gpucoll", "run", "--nnodes", str(len(secrets)), "--node-rank", str(node),
-                      "--rendezvous", place, "-n", str(ranks), JOB, *argv] for node in range(len(secrets))]
+    place = f"{nodes[0].address}:29400" if nodes else f"127.0.0.1:{launchers.free_port()}"
+    commands = [[sys.executable, "-m", "gpucoll", "run", "--nnodes", str(len(secrets)), "--node-rank", str(node),
+                 "--rendezvous", place, "-n", str(ranks), JOB, *argv] for node in range(len(secrets))]
+    *others, last = [node.apart(*words) for node, words in zip(nodes, commands, strict=True)] if nodes else commands
     jobs = [subprocess.Popen(command, env={**os.environ, **environment, "GPUCOLL_SECRET": secret}, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             for command, secret in zip(others, secrets, strict=False)]
     try:
-        ended = run_job(last, seconds(120), {**environment, "GPUCOLL_SECRET": secrets[-1]})
+        ended = run_job(last, seconds(400 if nodes else 120), {**environment, "GPUCOLL_SECRET": secrets[-1]})
         outputs = [job.communicate(timeout=seconds(60))[0] for job in jobs]
     finally:
         for job in jobs:
@@ -60,6 +65,14 @@ def on_hosts(ranks, *argv, secrets=("s", "s"), variables=None):
 def test_calls_and_messages(hosts, ranks, program):
     outputs, codes = on_hosts(ranks, *program, secrets=["s"] * hosts)
     assert codes == [0] * hosts, outputs
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(bool(hosts.lacking()), reason=hosts.lacking())
+def test_calls_are_right_over_a_link_that_loses_frames_and_delays_the_others():
+    with hosts.made(2, 0.05, 0.05) as (_, *nodes):
+        outputs, codes = on_hosts(2, "lossy", "0.05", variables=hosts.SOCKETS, nodes=nodes)
+    assert codes == [0, 0], outputs
 
 
 @pytest.mark.parametrize(("how", "error"), [
