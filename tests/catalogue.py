@@ -74,7 +74,7 @@ ROWS = {
     22: Row("no elements", (GRID,)),
     23: Row("no elements on some ranks", (alone("nothing_on_one-8"),)),
     24: Row("0-d arrays, Python's numbers", (VALUES, ARGUMENTS)),
-    25: Row("more than 2**31 bytes", ("multirank/test_hazards.py::test_arrays_over_two_gibibytes",)),
+    25: Row("more than 2**31 bytes", ("multirank/test_edges.py::test_arrays_over_two_gibibytes",)),
     26: Row("a read-only output", (ARGUMENTS, "multirank/test_edges.py::test_odd_arrays_on_the_host")),
     27: Row("input and output overlap", (ARGUMENTS,)),
     28: Row("an output of another size", (ARGUMENTS,)),

@@ -221,6 +221,26 @@ def test_a_second_thread_in_a_call_is_refused():
     other.close()
 
 
+def large(mpi, algorithm):
+    """Move more bytes than 31 bits can count."""
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(200)) as comm:
+        count = int(2.1 * (1 << 30)) + 3
+        x, some = numpy.zeros(count, numpy.uint8), [0, 1 << 20, count - 1]
+        x[some] = comm.rank + 1
+        if algorithm == "send":
+            comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
+        else:
+            comm.all_reduce(x, out=x, algorithm=algorithm)
+        assert x[some].tolist() == [1 if algorithm == "send" else 3] * 3
+        assert numpy.count_nonzero(x) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ring", "star", "send"])
+def test_arrays_over_two_gibibytes(ranks, algorithm):
+    ranks(large, 2, algorithm, timeout=seconds(220))
+
+
 COLLECTING = threading.Lock()
 
 

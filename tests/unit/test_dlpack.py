@@ -1,4 +1,4 @@
-"""Host arrays with only DLPack as interface are read and written in place."""
+"""Foreign host arrays, by NumPy's interface or DLPack alone, are read and written in place."""
 
 import gc as garbage
 import weakref
@@ -8,6 +8,15 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.arrays import as_array
+from pace import seconds
+from thread_ranks import on_threads
+
+
+class Interface:
+    """An object with NumPy's array interface, e.g. an array of a C library."""
+
+    def __init__(self, array):
+        self.array, self.__array_interface__ = array, array.__array_interface__
 
 
 class Unversioned:
@@ -28,30 +37,60 @@ class Versioned(Unversioned):
         return self.array.__dlpack__(**options)
 
 
-@pytest.mark.parametrize("kind", [Unversioned, Versioned])
-def test_a_result_is_written_into_what_has_only_dlpack(kind):
-    def run(comm):
-        x, out = numpy.arange(6).reshape(2, 3) + 10 * comm.rank, numpy.zeros((2, 3), int)
-        given = kind(out)
-        assert comm.all_reduce(kind(x), given) is given
-        both = numpy.zeros((3, 4))[:, ::2]  # with gaps
-        comm.broadcast(kind(both) if comm.rank else numpy.full((3, 2), 7.0))
-        place = numpy.full(3, comm.rank + 1.0)
-        comm.all_reduce(kind(place), kind(place), op="max")
-        return out, both if comm.rank else numpy.full((3, 2), 7.0), place
+@pytest.mark.parametrize("kind", [Interface, Unversioned, Versioned])
+def test_whatever_shows_its_memory(kind):
+    """Foreign arrays are read without a copy, and written in place."""
+    def program(comm):
+        memory, total = numpy.arange(5.0) + comm.rank, comm.size * numpy.arange(5.0) + sum(range(comm.size))
+        x, out, told = kind(memory), kind(numpy.zeros(5)), kind(numpy.full(3, comm.rank))
+        assert type(comm.all_reduce(x)) is numpy.ndarray
+        assert comm.all_reduce(x, out=out) is out
+        assert comm.all_reduce(x, out=x) is x
+        assert (out.array == total).all()
+        assert (memory == total).all()
+        assert comm.broadcast(told, root=1) is told
+        assert (told.array == 1).all()
+        gaps = numpy.zeros((3, 4))[:, ::2]
+        comm.broadcast(kind(gaps) if comm.rank else numpy.full((3, 2), 7.0))
+        assert comm.rank == 0 or (gaps == 7).all()
+        both = numpy.full(3, comm.rank + 1.0)
+        comm.all_reduce(kind(both), kind(both), op="max")
+        assert (both == comm.size).all()
+        plan = comm.plan("all_reduce", kind(numpy.full(2, 1.5)))
+        assert [plan().tolist() for _ in range(2)] == [[1.5 * comm.size] * 2] * 2
+        blocks = comm.all_to_all_v([kind(numpy.full(peer + 1, comm.rank)) for peer in range(comm.size)])
+        assert [block.tolist() for block in blocks] == [[rank] * (comm.rank + 1) for rank in range(comm.size)]
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        comm.sendrecv(kind(numpy.full(5, comm.rank + 0.5)), out, right, left)
+        assert (out.array == left + 0.5).all()
+        memory.flags.writeable = False
+        with pytest.raises(gc.ArgumentError):
+            comm.all_reduce(numpy.ones(5), out=kind(memory))
 
-    for out, both, place in gc.run_local(run, 3):
-        assert (out == 3 * numpy.arange(6).reshape(2, 3) + 30).all()
-        assert (both == 7).all()
-        assert (place == 3).all()
+    on_threads(2, program, timeout=seconds(60))
+
+
+def test_pytorch_tensors():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+    def program(comm):
+        for name in "float32 float16 bfloat16 int64 uint8 bool complex64 float8_e5m2".split():
+            x, total = torch.ones(6).to(getattr(torch, name)), 1 if name == "bool" else comm.size
+            out = torch.zeros_like(x)
+            assert comm.all_reduce(x, out=out) is out
+            assert (out.to(torch.complex64) == total).all(), name
+        assert type(comm.all_reduce(torch.ones(2, 3).t())) is numpy.ndarray
+        with pytest.raises(gc.ArgumentError, match="no access to the memory"):
+            comm.all_reduce(torch.ones(2).to_sparse())
+
+    on_threads(2, program, timeout=seconds(60))
 
 
 def test_what_says_that_it_is_read_only_is_not_written():
     out = numpy.zeros(3)
     out.flags.writeable = False
-    with pytest.raises(gc.ArgumentError, match="out is read-only") as caught:
+    with pytest.raises(gc.ArgumentError, match=r"GC-READONLY.*out is read-only"):
         gc.run_local(lambda comm: comm.all_reduce(numpy.ones(3), Versioned(out)), 1)
-    assert caught.value.code == "GC-READONLY"
     assert (out == 0).all()
 
 
