@@ -14,11 +14,9 @@ import pytest
 
 import gpucoll as gc
 from gpucoll import training
-from gpucoll.communicator.links import MpiLink
 from gpucoll.health import guard
 from gpucoll.transport.rendezvous import becomes
-from grids import generator, naming
-from multirank.test_executors import on_two_nodes
+from grids import naming
 from pace import seconds
 from thread_ranks import all_on_threads, on_threads
 
@@ -182,26 +180,8 @@ def unlike_versions(mpi):
         assert (refused.value.code, refused.value.ranks) == ("GC-OPTION", (1,))
 
 
-def same_on_two_nodes(mpi):
-    """With deterministic=True, one node and two nodes give the same bits; a root may be a NumPy integer."""
-    random = numpy.random.default_rng(generator("two nodes").getrandbits(64))
-    mine = (random.standard_normal((mpi.size, 50)) * 10 ** numpy.linspace(-3, 3, 50))[mpi.rank].astype("f4")
-    options = {"deterministic": True, "timeout": seconds(60)}
-    with gc.Communicator.from_mpi(mpi, **options) as one:
-        link = MpiLink(mpi, seconds(60))
-        link.place = link.place._replace(nodes=tuple(rank % 2 for rank in range(mpi.size)))
-        with mock.patch("gpucoll.communicator.methods.MpiLink", return_value=link):
-            two = gc.Communicator.from_mpi(mpi, **options)
-        with two:
-            assert (one.nodes, two.nodes) == (1, 2)
-            for comm in (one, two):
-                assert comm.all_reduce(mine).tobytes() == one.all_reduce(mine, algorithm="star").tobytes()
-    with on_two_nodes(mpi, None) as comm:
-        assert (comm.broadcast(numpy.arange(3) + comm.rank, numpy.int64(1)) == numpy.arange(3) + 1).all()
-
-
 @pytest.mark.parametrize(("body", "size"), [
-    (crossed, 2), (crosswise, 2), (waited_for, 3), (taken_out, 3), (unlike_versions, 3), (same_on_two_nodes, 4),
+    (crossed, 2), (crosswise, 2), (waited_for, 3), (taken_out, 3), (unlike_versions, 3),
     pytest.param(nothing_on_one, 8, marks=pytest.mark.slow)])
 def test_rows(ranks, body, size):
     ranks(body, size)

@@ -55,7 +55,7 @@ def odd_arrays(comm):
         for count in (1, 5000):
             x = numpy.arange(count) + 100 * comm.rank
             x.flags.writeable = comm.rank != 1
-            check(comm.broadcast(x, 1, algorithm=algorithm), numpy.arange(count) + 100)
+            check(comm.broadcast(x, numpy.int64(1), algorithm=algorithm), numpy.arange(count) + 100)
 
 
 @pytest.mark.emulated

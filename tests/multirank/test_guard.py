@@ -14,7 +14,7 @@ from gpucoll.health.flight import CALLS, Flight
 from gpucoll.health.observed import Fault
 from gpucoll.health.report import main as report
 from gpucoll.health.report import stories, summary
-from grids import generator, often
+from grids import often
 from multirank import guard_job
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
 from pace import seconds
@@ -33,32 +33,33 @@ def came_of(folder):
     return {int(path.name): json.loads(path.read_text()) for path in folder.iterdir() if path.name.isdecimal()}
 
 
+def check_all(found, error, culprit, within, closing=float("inf")):
+    """Check that every rank has had this error with this culprit, and has closed, each within so many seconds."""
+    for lasted, closed_in, *told, words in found.values():
+        assert told == [error, [culprit]], words
+        assert lasted < seconds(within)
+        assert closed_in < seconds(closing)
+
+
 @pytest.mark.parametrize("executor", ["auto", *(pytest.param(name, marks=SLOW) for name in ("mpi", "native"))])
 def test_a_rank_that_leaves_by_an_error_is_named_at_once(mpiexec, tmp_path, executor):
     found, job = ended(mpiexec, tmp_path, "with", executor)
     assert found.keys() == {0, 2}, job
-    for lasted, closing, error, culprits, words in found.values():
-        assert (error, culprits) == ("RankFailedError", [1]), words
-        assert lasted < seconds(1)
-        assert closing < seconds(1)
+    check_all(found, "RankFailedError", 1, within=1, closing=1)
 
 
 @pytest.mark.parametrize("executor", ["auto", pytest.param("mpi", marks=SLOW)])
 def test_a_rank_that_exits_is_named(mpiexec, tmp_path, executor):
     found, job = ended(mpiexec, tmp_path, "exit", executor)
     assert found, job
-    for lasted, _, error, culprits, words in found.values():
-        assert (error, culprits) == ("RankFailedError", [1]), words
-        assert lasted < seconds(1)
+    check_all(found, "RankFailedError", 1, within=1)
 
 
 def test_who_is_told_to_end_saves_first(mpiexec, tmp_path):
     ended(mpiexec, tmp_path, "term", "auto")
     found = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir() if path.suffix != ".memory"}
     assert found.pop("saved") == []
-    for lasted, _, error, culprits, words in found.values():
-        assert (error, culprits) == ("RankFailedError", [1]), words
-        assert lasted < seconds(1)
+    check_all(found, "RankFailedError", 1, within=1)
 
 
 @pytest.mark.parametrize(("how", "named"), often(
@@ -73,33 +74,6 @@ def test_an_exception_that_nobody_catches_ends_the_job(mpiexec, tmp_path, how, n
     assert "rank 1 has ended by an exception that nobody caught" in job.stderr
     assert job.stderr.count("Traceback") == 1
     assert time.monotonic() - began < seconds(20)
-
-
-def same_bits(mpi, executor):
-    """Deterministic sums equal additions in rank order, bit for bit; algorithms of another order are refused."""
-    random = numpy.random.default_rng(generator("deterministic").getrandbits(64))
-    rows = random.standard_normal((mpi.size, mpi.size, 37)) * 10 ** numpy.linspace(-2, 2, 37)
-    for dtype in ("f4", "f2"):
-        given = rows.clip(-9, 9).astype(dtype)
-        total = given[0].astype("f4")
-        for one in given[1:]:
-            total = total + one.astype("f4")
-        with gc.Communicator.from_mpi(mpi, executor=executor, deterministic=True, timeout=seconds(60)) as comm:
-            mine = given[comm.rank]
-            for algorithm in ("auto", "one_shot", "two_shot", "star"):
-                found = comm.all_reduce(mine, algorithm=algorithm)
-                assert found.tobytes() == total.astype(dtype).tobytes(), (algorithm, dtype)
-            assert comm.reduce_scatter(mine).tobytes() == total.astype(dtype)[comm.rank].tobytes()
-            for algorithm in ("ring", "tree", *([] if executor else ["native"])):
-                with pytest.raises(gc.ArgumentError, match="rank order") as refused:
-                    comm.all_reduce(mine, algorithm=algorithm)
-                assert refused.value.code == "GC-DETERMINISTIC"
-            assert (comm.broadcast(mine.copy(), 1, algorithm="tree") == given[1]).all()
-
-
-@pytest.mark.parametrize("executor", [None, "mpi"])
-def test_deterministic(ranks, executor):  # noqa: F811
-    ranks(same_bits, 4, executor)
 
 
 def numerics(mpi):
