@@ -20,7 +20,7 @@ import pytest
 from gpucoll.health.report import stories, summary
 from jobs import JOB_MARK, end_job, ends_within, marked, require_launcher, same_gpucoll, start_job
 from multirank.guard_job import PHASES, TIMEOUT
-from multirank.test_guard import JOB, came_of
+from multirank.test_guard import JOB, came_of, check_all
 from pace import seconds
 
 SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
@@ -74,8 +74,7 @@ def test_a_rank_that_exits_in_a_long_call_is_named(mpiexec, tmp_path):
     """A rank exiting in a long call is named, although peers first get a system error: its memory is freed early."""
     found = survivors(mpiexec, tmp_path, "long", "auto", 3)
     assert found.keys() == {0, 2}
-    for _, _, error, culprits, words in found.values():
-        assert (error, culprits) == ("RankFailedError", [1]), words
+    check_all(found, "RankFailedError", 1, within=LATE)
 
 
 MOMENTS = [(executor, rank, phase) for executor in ("auto", "mpi") for rank in (0, 1, SIZE - 1) for phase in PHASES]
@@ -102,11 +101,8 @@ TWO_HOSTS = {"TWO_HOSTS": "1"}  # ranks alternate between two pretended hosts
 def test_who_dies_on_another_host_is_named(mpiexec, tmp_path, rank, executor):
     found = survivors(mpiexec, tmp_path, "", executor, 4, **fault(rank, "before", "sigkill"), **TWO_HOSTS)
     assert found.keys() == set(range(4)) - {rank}
-    for lasted, closing, error, culprits, words in found.values():
-        assert (error, culprits) == ("RankFailedError", [rank]), words
-        assert f"rank {rank} " in words
-        assert lasted < seconds(DEATH)
-        assert closing < seconds(DEATH)
+    check_all(found, "RankFailedError", rank, within=DEATH, closing=DEATH)
+    assert all(f"rank {rank} " in words for *_, words in found.values())
 
 
 @pytest.mark.parametrize(("rank", "executor", "do"), [
@@ -118,12 +114,10 @@ def test_who_does_not_come_on_another_host_is_named(mpiexec, tmp_path, rank, exe
     found = survivors(mpiexec, tmp_path, how, executor, 4, **env, **TWO_HOSTS)
     found.pop(rank, None)  # the launcher may wake the stopped rank at the end of the job
     assert found.keys() == set(range(4)) - {rank}
-    for lasted, closing, error, culprits, words in found.values():
-        assert (error, culprits) == ("CollectiveTimeout", [rank]), words
+    check_all(found, "CollectiveTimeout", rank, within=LATE, closing=DEATH)
+    for *_, words in found.values():
         assert f"rank {rank} " in words
         assert "all_reduce by" in words.partition(" is every")[0]
-        assert lasted < seconds(LATE)
-        assert closing < seconds(DEATH)
 
 
 GOES_ON = """
@@ -157,10 +151,7 @@ def test_who_goes_on_after_a_death_comes_to_its_end(mpiexec, how):
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(mpiexec, tmp_path, how, last):
     found = survivors(mpiexec, tmp_path, how, "auto")
     found.pop(1, None)  # the launcher may wake the stopped rank at the end of the job
-    for lasted, closing, error, culprits, words in found.values():
-        assert (error, culprits) == ("CollectiveTimeout", [1]), words
-        assert lasted < seconds(LATE)
-        assert closing < seconds(DEATH)
+    check_all(found, "CollectiveTimeout", 1, within=LATE, closing=DEATH)
     assert any(last in words and "all_reduce" in words for *_, words in found.values())
 
 
