@@ -18,6 +18,34 @@ LOCK = os.path.join(tempfile.gettempdir(), f"clusters-of-{os.getuid()}.lock")
 
 # Slurm 22.05 sometimes garbles a message between MPICH's ranks while MPI starts: start the command again.
 GARBLED = "mpi/pmi2: value not properly terminated"
+# Prints the host's name, node, local rank and local size of each rank, and the number in an array of jobs.
+PLACE = """
+import json, os, socket, sys
+import numpy
+import gpucoll as gc
+
+with gc.init(timeout=float(sys.argv[1])) as comm:
+    x = numpy.arange(1 << 16) + comm.rank
+    assert (comm.all_reduce(x) == numpy.arange(1 << 16) * comm.size + sum(range(comm.size))).all()
+    places = comm.all_gather_object([socket.gethostname(), comm.node, comm.local_rank, comm.local_size])
+    if comm.rank == 0:
+        print(json.dumps([places, os.environ.get("SLURM_ARRAY_TASK_ID", "")]))
+"""
+# The rank of sys.argv[2] fails in the way of sys.argv[3], after some calls.
+FAILS = """
+import os, signal, sys
+import numpy
+import gpucoll as gc
+
+with gc.init(timeout=float(sys.argv[1])) as comm:
+    for turn in range(1000):
+        comm.all_reduce(numpy.ones(4))
+        if turn == 20 and comm.rank == int(sys.argv[2]):
+            open(os.path.join(sys.argv[4], "failed"), "w").close()
+            if sys.argv[3] == "raise":
+                raise ZeroDivisionError("on purpose")
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 class Cluster:

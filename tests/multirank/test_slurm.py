@@ -13,25 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from clusters import made_cluster
+from clusters import FAILS, PLACE, made_cluster
 from pace import Patience, seconds
 from thread_ranks import on_threads
 
 pytestmark = pytest.mark.nightly
 
-PLACE = """
-import json, os, sys
-import numpy
-import gpucoll as gc
-
-with gc.init(timeout=float(sys.argv[1])) as comm:
-    hosts = comm.all_gather(numpy.array([int(os.environ["SLURM_NODEID"])])).ravel().tolist()
-    places = comm.all_gather(numpy.array([comm.node, comm.local_rank, comm.local_size])).tolist()
-    x = numpy.arange(1 << 16) + comm.rank
-    assert (comm.all_reduce(x) == numpy.arange(1 << 16) * comm.size + sum(range(comm.size))).all()
-    if comm.rank == 0:
-        print(json.dumps([hosts, places, os.environ.get("SLURM_ARRAY_TASK_ID", "")]))
-"""
 # Every rank saves the steps done at SIGTERM.
 SAVES = """
 import os, sys, time
@@ -77,21 +64,6 @@ with gc.init(timeout=float(sys.argv[1]), deterministic=True) as comm:
     if comm.rank == 0:
         Path(folder, f"run-{again}").write_text(w)
 """
-# The rank of sys.argv[2] fails in the way of sys.argv[3], after some calls.
-FAILS = """
-import os, signal, sys
-import numpy
-import gpucoll as gc
-
-with gc.init(timeout=float(sys.argv[1])) as comm:
-    for turn in range(1000):
-        comm.all_reduce(numpy.ones(4))
-        if turn == 20 and comm.rank == int(sys.argv[2]):
-            open(os.path.join(sys.argv[4], "failed"), "w").close()
-            if sys.argv[3] == "raise":
-                raise ZeroDivisionError("on purpose")
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
 ENDLESS = """
 import os, sys
 from pathlib import Path
@@ -114,11 +86,14 @@ def cluster(tmp_path, launcher):
 
 
 def check_places(printed, size):
-    """Check that ranks on one host have one node, with local ranks in order; return the numbers of the hosts."""
-    on, places, _ = json.loads(printed.splitlines()[-1])
-    first = list(dict.fromkeys(on))
+    """Check that ranks on one host have one node, with local ranks in order; return the number of each rank's host."""
+    places, _ = json.loads(printed.splitlines()[-1])
+    names = [name for name, *_ in places]
+    first = list(dict.fromkeys(names))
+    on = [first.index(name) for name in names]
     assert len(on) == size
-    assert places == [[first.index(host), on[:rank].count(host), on.count(host)] for rank, host in enumerate(on)]
+    assert [numbers for _, *numbers in places] == [
+        [host, on[:rank].count(host), on.count(host)] for rank, host in enumerate(on)]
     return on
 
 
@@ -159,7 +134,7 @@ def test_an_array_of_jobs(cluster):
     for number in range(3):
         found = (cluster.folder / f"{number}.txt").read_text()
         assert check_places(found, 2) == [0, 0]
-        assert json.loads(found.splitlines()[-1])[2] == str(number)
+        assert json.loads(found.splitlines()[-1])[1] == str(number)
 
 
 def test_sigterm_before_the_time_limit(cluster):
