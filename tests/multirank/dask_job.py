@@ -1,4 +1,7 @@
-"""Programs on the workers of a Dask cluster of four processes: ``dask_job.py PROGRAM SECONDS``; run by test_dask.py."""
+"""Programs on the workers of a Dask cluster of four processes: ``dask_job.py PROGRAM SECONDS``.
+
+Run by test_dask_and_ray.py.
+"""
 
 import logging
 import os
@@ -52,9 +55,8 @@ def errors(client):
 
 def nested(client):
     with Workers(client, timeout=TIMEOUT) as ranks:
-        with pytest.raises(gc.BackendError) as caught:
+        with pytest.raises(gc.BackendError, match="GC-DASK"):
             Workers(client, timeout=TIMEOUT).__enter__()
-        assert caught.value.code == "GC-DASK"
         assert len(ranks.run(totals, 3)) == SIZE
 
 

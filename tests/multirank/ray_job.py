@@ -1,4 +1,4 @@
-"""Programs of Ray's actors: ``ray_job.py PROGRAM SECONDS``; run by test_ray.py."""
+"""Programs of Ray's actors: ``ray_job.py PROGRAM SECONDS``; run by test_dask_and_ray.py."""
 
 import importlib.util
 import itertools

@@ -7,8 +7,6 @@ import importlib
 import importlib.util
 import pkgutil
 import re
-import subprocess
-import sys
 
 import pytest
 from gpucoll.bench import strategies
@@ -45,15 +43,6 @@ def test_doctests_of_the_pages(page):
     session = "\n".join(re.findall(r"```pycon\n(.*?)```", page.read_text(), re.DOTALL))
     assert doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(session, {}, page.name, str(page), 0)) == \
         doctest.TestResults(0, session.count(">>> "))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_readme_examples_run(block, tmp_path):
-    """Each example runs alone, as a world of one rank; tests/multirank/test_readme.py runs several ranks."""
-    (tmp_path / "example.py").write_text(block)
-    job = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert job.returncode == 0, job.stderr
 
 
 def test_readme_is_short():

@@ -1,9 +1,10 @@
-"""Signatures of calls: encoded and decoded, cut, described; no rank reads the description."""
+"""Signatures of calls: encoded and decoded, cut, described, and host messages; no rank reads the description."""
 
 import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.communicator.metadata import checked_rows, row_with
 from gpucoll.core.signature import Signature, code_of_difference, described, is_refusal
 from gpucoll.executors import lack_lengths, shortened
 from thread_ranks import on_threads
@@ -84,3 +85,12 @@ def test_only_foretold_calls_lack_lengths():
     assert not lack(foretold, Signature("barrier"))
     assert not lack(foretold, header._replace(header="gather_v"))
     assert not lack(foretold, Signature("", refusal="no array"))
+
+
+@pytest.mark.parametrize("data", [numpy.ones(300), numpy.zeros(300), numpy.arange(300), numpy.full(300, b"1")],
+                         ids=["ones", "zeros", "integers", "a number"])
+def test_an_array_of_another_call_is_a_mismatch(data):
+    row = row_with({"shape": [2, 3], "dtype": "float32", "gpu": False}, 2)
+    row[:] = numpy.resize(data.view(numpy.uint8), row.size)
+    with pytest.raises(gc.MismatchError, match=r"gather: .* different calls"):
+        checked_rows(row[None], "gather", None)
