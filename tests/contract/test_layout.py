@@ -169,6 +169,5 @@ def test_arrays_that_are_not_laid_over_a_mesh():
     array = numpy.zeros((2, 2))
     for call in (lambda: training.redistribute(array, (None, None)), lambda: training.matmul(array, array),
                  lambda: training.plan(array, (None, None)), lambda: training.Linear(array)):
-        with pytest.raises(gc.ArgumentError, match="is ndarray, not a ShardedArray") as found:
+        with pytest.raises(gc.ArgumentError, match=r"GC-SPEC.*is ndarray, not a ShardedArray"):
             call()
-        assert found.value.code == "GC-SPEC"

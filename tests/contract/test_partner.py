@@ -132,9 +132,8 @@ def lost(comm, folder):
     if comm.rank in (1, 2):
         copy, optimizer = training.PartnerCopy(), training.SGD(0.1, 0.9)
     weights = {name: numpy.full(shape, 7.0) for name, shape in learning.SHAPES.items()}
-    with pytest.raises(gc.BackendError, match=r"the shards of ranks 1 of 4 are lost, and so are") as found:
+    with pytest.raises(gc.BackendError, match=r"GC-PARTNER.*the shards of ranks 1 of 4 are lost, and so are"):
         training.ZeRO(weights, comm, optimizer, 1, partner=copy)
-    assert found.value.code == "GC-PARTNER"
     assert all((weight == 7).all() for weight in weights.values())
     zero = training.ZeRO.load(folder, comm, optimizer, 2, partner=copy)
     check_equal(whole(zero), wanted)

@@ -129,9 +129,8 @@ def test_a_wrong_length_fails_on_both(executor):
 
 def test_executors_that_threads_do_not_have(monkeypatch, emulated_kernels):
     def native(comm):
-        with pytest.raises(gc.ArgumentError, match="native") as found:
+        with pytest.raises(gc.ArgumentError, match=r"GC-EXECUTOR.*native"):
             comm.all_reduce(numpy.ones(2), algorithm="native")
-        assert found.value.code == "GC-EXECUTOR"
         comm.close()
 
     all_on_threads(gc.init_local(2), native)
@@ -141,10 +140,9 @@ def test_executors_that_threads_do_not_have(monkeypatch, emulated_kernels):
         with pytest.raises(gc.ArgumentError):
             gc.init_local(wrong)
     monkeypatch.setenv("GPUCOLL_DEVICE", "emulated")
-    with naming("mpi on a device"), gc.init_local(1, executor="mpi")[0] as alone:
-        with pytest.raises(gc.ArgumentError) as found:
-            alone.all_reduce(numpy.ones(2))
-        assert found.value.code == "GC-EXECUTOR"
+    with naming("mpi on a device"), gc.init_local(1, executor="mpi")[0] as alone, \
+            pytest.raises(gc.ArgumentError, match="GC-EXECUTOR"):
+        alone.all_reduce(numpy.ones(2))
 
 
 # ---------------------------------------------------------------- symmetric memory

@@ -216,9 +216,8 @@ def longer_than_the_room(mpi, way):
             if comm.rank == 0:
                 comm.send(x, 1)
             else:
-                with pytest.raises(gc.MismatchError) as told:
+                with pytest.raises(gc.MismatchError, match="GC-SHAPE"):
                     comm.recv(out, 0)
-                assert told.value.code == "GC-SHAPE"
         else:
             found = outcomes(comm, [lambda: comm.broadcast(x if comm.rank == 0 else out, algorithm="linear"),
                                     lambda: comm.all_reduce(numpy.ones(1))])

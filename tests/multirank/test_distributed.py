@@ -144,9 +144,8 @@ def test_on_the_emulated_device(ranks, emulated_kernels, program, arguments):
 def from_anybody_on_a_device(mpi):
     with world(mpi):
         for receive in (dist.recv, dist.irecv):
-            with pytest.raises(gc.UsageError, match="NCCL has no tags") as refused:
+            with pytest.raises(gc.UsageError, match=r"GC-WILDCARD.*NCCL has no tags"):
                 receive(numpy.zeros(3))
-            assert refused.value.code == "GC-WILDCARD"
 
 
 @pytest.mark.emulated

@@ -85,9 +85,8 @@ def many_groups(mpi):
         assert dist.new_group(timeout=datetime.timedelta(seconds=77), backend="gloo").communicator.timeout == 77
         assert dist.group.WORLD is dist.GroupMember.WORLD
         for wrong in ([0, 0], [size], [-1], [0.0], [True], 3):
-            with pytest.raises(gc.ArgumentError) as refused:
+            with pytest.raises(gc.ArgumentError, match="GC-GROUP"):
                 dist.new_group(wrong)
-            assert refused.value.code == "GC-GROUP"
         with pytest.raises(gc.ArgumentError):
             dist.new_group([0], use_local_synchronization=True)
         with pytest.raises(gc.ArgumentError, match="pass the result of new_group"):

@@ -160,9 +160,8 @@ def lists(comm):
         if turn < 3:
             assert (comm.all_to_all_v(given, out) == expected).all()
         else:
-            with pytest.raises(gc.ArgumentError) as told:
+            with pytest.raises(gc.ArgumentError, match="GC-OVERLAP"):
                 comm.all_to_all_v(given, out)
-            assert told.value.code == "GC-OVERLAP"
             assert (numpy.concatenate(comm.all_to_all_v(given)) == expected).all()
     rows = [numpy.arange(2.0 * length) + rank for length in lengths]
     for _ in range(3):
@@ -211,9 +210,8 @@ def wrong_roots(comm):
     for turn in range(4):
         call(comm, "gather_v", [[1]] * comm.size, turn)
     for turn in range(2):
-        with pytest.raises(gc.ArgumentError) as refused:
+        with pytest.raises(gc.ArgumentError, match="GC-ROOT"):
             comm.gather_v(block(comm.rank, 0, 1 + comm.rank, turn), -1)
-        assert refused.value.code == "GC-ROOT"
     call(comm, "gather_v", [[1]] * comm.size, 0)
 
 
@@ -256,16 +254,13 @@ def disagreements(comm):
         two_calls()
     assert "all_gather_v by ring" in str(told.value)
     steady()
-    with pytest.raises(gc.MismatchError) as told:
+    with pytest.raises(gc.MismatchError, match=r"GC-OP\]"):
         comm.reduce_scatter_v(rows, counts, "max" if odd else "sum")
-    assert told.value.code == "GC-OP"
-    with pytest.raises(gc.MismatchError) as told:
+    with pytest.raises(gc.MismatchError, match="GC-COLLECTIVE"):
         comm.barrier() if odd else call(comm, "all_gather_v", lengths, 0)
-    assert told.value.code == "GC-COLLECTIVE"
     steady()
-    with pytest.raises(gc.MismatchError) as told:
+    with pytest.raises(gc.MismatchError, match="GC-DTYPE"):
         comm.all_gather_v(rows.astype("f4") if odd else rows)
-    assert told.value.code == "GC-DTYPE"
     with pytest.raises(gc.ArgumentError if odd else gc.PeerError):
         comm.all_gather_v("no array" if odd else rows)
     steady()

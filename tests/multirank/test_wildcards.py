@@ -191,9 +191,8 @@ def on_a_device(comm):
     """Wildcards on a device raise a typed error, since NCCL has no tags, and the communicator stays usable."""
     x = numpy.zeros(3)
     for call in (lambda: comm.recv(x), lambda: comm.recv(x, 0, gc.ANY_TAG), comm.probe, comm.iprobe):
-        with pytest.raises(gc.UsageError, match="NCCL has no tags") as error:
+        with pytest.raises(gc.UsageError, match=r"GC-WILDCARD.*NCCL has no tags"):
             call()
-        assert error.value.code == "GC-WILDCARD"
     status = gc.Status()
     with comm.group():
         comm.send(x + 1, comm.rank)

@@ -86,9 +86,8 @@ def test_a_mistake_is_named(mistake):
         assert "who holds what" in str(caught.value)
         assert "rank 2 output   [0=0 of " in str(caught.value) or "rank 2 its input" in str(caught.value) \
             or "waits" in str(caught.value)
-    with pytest.raises(gc.ArgumentError) as again:  # the registry does not take a refused algorithm for proved
+    with pytest.raises(gc.ArgumentError, match="GC-PROOF"):  # the registry does not take a refused algorithm for proved
         on_threads(4, lambda comm: comm.all_reduce(numpy.ones(3), algorithm=name), executor="mpi")
-    assert again.value.code == "GC-PROOF"
 
 
 def test_the_error_says_how_data_are_cut_and_how_an_algorithm_is_for_some_sizes():
@@ -250,9 +249,8 @@ def test_files_that_are_none_are_refused(text, words, code, tmp_path):
 
 @pytest.mark.parametrize("path", ["ring", "mine.py", "no/such.py:x", "no.xml", "a.txt:x", 3, None, "\0.py:x", ""])
 def test_paths_that_are_none_are_refused(path):
-    with pytest.raises(gc.ArgumentError) as caught:
+    with pytest.raises(gc.ArgumentError, match="GC-FILE"):
         gc.load(path)
-    assert caught.value.code == "GC-FILE"
 
 
 def test_a_file_is_loaded_once():

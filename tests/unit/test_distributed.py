@@ -105,12 +105,10 @@ def test_whether_arrays_share_an_element():
     for arrays in apart:
         shapes.check_apart("x", "list", arrays)
     for arrays in together:
-        with pytest.raises(gc.ArgumentError, match="share memory") as refused:
+        with pytest.raises(gc.ArgumentError, match=r"GC-OVERLAP.*share memory"):
             shapes.check_apart("x", "list", arrays)
-        assert refused.value.code == "GC-OVERLAP"
 
 
 def test_an_array_without_axes_is_not_cut():
-    with pytest.raises(gc.ArgumentError, match="0-dimensional") as refused:
+    with pytest.raises(gc.ArgumentError, match=r"GC-SHAPE.*0-dimensional"):
         shapes.splits_of("all_to_all_single", "input_split_sizes", None, numpy.array(1.0), 1)
-    assert refused.value.code == "GC-SHAPE"

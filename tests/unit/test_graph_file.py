@@ -95,9 +95,8 @@ def test_an_algorithm_of_this_machine_has_a_name_of_python(tmp_path, capsys):
 
 @pytest.mark.parametrize("gpus", [None, [], [gpu(0)]])
 def test_a_graph_needs_two_ranks(tmp_path, gpus):
-    with pytest.raises(gc.ArgumentError, match="two ranks or two GPUs") as found:
+    with pytest.raises(gc.ArgumentError, match=r"GC-TOPOLOGY.*two ranks or two GPUs"):
         write(tmp_path / "here.toml", report([([0], gpus)], None), [])
-    assert found.value.code == "GC-TOPOLOGY"
     assert not [*tmp_path.iterdir()]
 
 

@@ -157,9 +157,8 @@ def test_a_missing_or_changed_file_is_refused(tmp_path):
     (tmp_path / "made.py").write_bytes(content)
     assert read(path, {}).graphs[0].files[0].content == content
     (tmp_path / "made.py").write_bytes(content + b"#")
-    with pytest.raises(ArgumentError, match=r"made.py of mine_1 has changed since the table was written") as caught:
+    with pytest.raises(ArgumentError, match=r"GC-TABLE.*made.py of mine_1 has changed since the table was written"):
         read(path, {})
-    assert caught.value.code == "GC-TABLE"
     (tmp_path / "made.py").unlink()
     with pytest.raises(ArgumentError, match=r"made.py of mine_1 cannot be read: No such file.*tune --topology"):
         read(path, {})
@@ -253,6 +252,5 @@ def test_a_name_that_would_end_a_text_of_python_is_refused(tmp_path, name):
     file = tmp_path / "graph.toml"
     file.write_text(f'kind = "graph"\nranks = ["a", "b"]\nname = {json.dumps(name)}\n'
                     '[[links]]\nfrom = "a"\nto = "b"\nGBps = 1.0\nus = 1.0\nboth = true\n')
-    with pytest.raises(ArgumentError, match="a quote, a backslash or a control character") as caught:
+    with pytest.raises(ArgumentError, match=r"GC-TOPOLOGY.*a quote, a backslash or a control character"):
         load_graph(str(file))
-    assert caught.value.code == "GC-TOPOLOGY"

@@ -153,9 +153,8 @@ def test_opentelemetry_reads_the_counters():
 def test_opentelemetry_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.setenv("GPUCOLL_METRICS", "otel")
-    with pytest.raises(gc.BackendError, match="pip install opentelemetry-sdk") as caught:
+    with pytest.raises(gc.BackendError, match=r"GC-METRICS.*pip install opentelemetry-sdk"):
         gc.init_local(1)
-    assert caught.value.code == "GC-METRICS"
 
 
 def test_the_dearest_calls_of_many():
@@ -249,18 +248,16 @@ def test_labels_are_escaped():
                                     "port:-1", "otel:", "summary", "stragglers"])
 def test_unknown_values_are_refused_at_the_start(monkeypatch, wanted):
     monkeypatch.setenv("GPUCOLL_METRICS", wanted)
-    with pytest.raises(gc.ArgumentError, match=r"file:F\.prom.*port:9400") as caught:
+    with pytest.raises(gc.ArgumentError, match=r"GC-METRICS.*file:F\.prom.*port:9400"):
         gc.init_local(1)
-    assert caught.value.code == "GC-METRICS"
 
 
 def test_a_port_that_is_taken_and_a_folder_that_is_not_there(monkeypatch, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         for wanted in (f"port:{server.getsockname()[1]}", f"file:{tmp_path}/none/F.prom"):
             monkeypatch.setenv("GPUCOLL_METRICS", wanted)
-            with pytest.raises(gc.BackendError) as caught:
+            with pytest.raises(gc.BackendError, match="GC-METRICS"):
                 gc.init_local(1)
-            assert caught.value.code == "GC-METRICS"
 
 
 def test_the_dashboard_asks_for_the_counters_and_labels_that_exist():

@@ -116,9 +116,8 @@ def test_garbage_is_a_typed_error_and_the_store_goes_on(server, token, garbage):
 
 def test_one_rank_of_a_number_and_one_rank_0(server, token):
     with_it = kvstore.StoreClient(1, 3, token, 60.0)
-    with pytest.raises(gc.BackendError, match="is taken; RANK must differ") as error:
+    with pytest.raises(gc.BackendError, match=r"GC-STORE.*is taken; RANK must differ"):
         kvstore.StoreClient(1, 3, token, 60.0)
-    assert error.value.code == "GC-STORE"
     with pytest.raises(gc.BackendError, match="give each job a separate port"):
         kvstore.StoreServer(3, token)
     with_it.close()

@@ -164,9 +164,8 @@ def test_names_that_are_returned_work_and_others_are_refused():
             algorithms("all_reduce", size=size)
     for wrong in ({"algorithm": "rng"}, {"rank": 4}, {"size": 0}, {"segments": 0}, {"root": 9}):
         arguments = {"collective": "all_reduce", "algorithm": "ring", "rank": 0, "size": 4} | wrong
-        with pytest.raises(ArgumentError) as refused:
+        with pytest.raises(ArgumentError, match="GC-ALGO"):
             schedule(**arguments)
-        assert refused.value.code == "GC-ALGO"
     with pytest.raises(ArgumentError, match="did you mean ring"):
         schedule("all_reduce", "rng", rank=0, size=4)
 

@@ -21,6 +21,5 @@ def test_sizes_are_read_exactly_and_written():
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ArgumentError, match="is not a number of bytes") as refused:
+    with pytest.raises(ArgumentError, match=r"GC-SIZE.*is not a number of bytes"):
         byte_size(text)
-    assert refused.value.code == "GC-SIZE"

@@ -114,9 +114,8 @@ def test_an_expression_is_evaluated_and_refused_where_it_means_something_else_in
     for expression in ("a", "a ** b", "a % b", "a // b", "a if b else a", "a and b", "a < b", "a.real + b",
                        "open(a, b)", "max(a)", "c + a + b", "a + b; a", "(lambda: a)() + b", "a + b + 1j",
                        "a + b + True", "", "__import__('os')", 3):
-        with pytest.raises(ArgumentError) as refused:
+        with pytest.raises(ArgumentError, match=r"GC-OP\]"):
             elementwise_op(expression)
-        assert refused.value.code == "GC-OP"
     a, b = numpy.array([3, 5]), numpy.array([4, 1])
     combiner(elementwise_op("max(a, b) + (a & b) - -1"), DTYPES["int64"])(a, a, [b])
     assert a.tolist() == [4 + 0 + 1, 5 + 1 + 1]
