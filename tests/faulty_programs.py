@@ -28,10 +28,10 @@ class Program(NamedTuple):
 PROGRAMS = []
 
 
-def fault(size, kind, *ranks):
+def fault(size, kind, *ranks, among=PROGRAMS):
     """Register a faulty program."""
     def register(function):
-        PROGRAMS.append(Program(size, kind, ranks, function))
+        among.append(Program(size, kind, ranks, function))
         return function
 
     return register

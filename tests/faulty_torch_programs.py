@@ -5,6 +5,7 @@
 Prints for each program its name, the kind and the ranks expected, and the findings, as a line of JSON.
 """
 
+import functools
 import json
 
 import torch
@@ -15,20 +16,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
+import faulty_programs
 import gpucoll as gc
 import gpucoll.torch
-from faulty_programs import Program
 
 TORCH_PROGRAMS = []
-
-
-def fault(size, kind, *ranks):
-    """Register a faulty program; the program starts with the default group."""
-    def register(function):
-        TORCH_PROGRAMS.append(Program(size, kind, ranks, function))
-        return function
-
-    return register
+fault = functools.partial(faulty_programs.fault, among=TORCH_PROGRAMS)  # starts with the default group
 
 
 def started(function):
