@@ -1,4 +1,4 @@
-"""bench.training on ranks: each command prints its rows; bytes are exact, times decide nothing."""
+"""bench.training and bench.neighbours on ranks: rows and summaries; bytes are exact, times decide nothing."""
 
 import contextlib
 import functools
@@ -8,11 +8,14 @@ import re
 import sys
 from unittest import mock
 
+import numpy
 import pytest
 
 import gpucoll as gc
 
 pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
+
+from gpucoll.bench import neighbours
 
 
 def command(mpi, line):
@@ -96,3 +99,27 @@ def test_servers_move_what_the_formulas_say(lines):
     assert verdict.startswith("With 1 servers their links are the bottleneck, and a step takes up to 3.8 times")
     assert "; with 2, 3, 1.20 to 1.27 times: " in verdict
     assert verdict.endswith("is confirmed.")
+
+
+def same_results(mpi, name, nbytes):
+    """Return the arrays left by each contestant's call on this rank."""
+    with gc.Communicator.from_mpi(mpi) as comm:
+        found = []
+        for call in neighbours.contestants(comm, name, nbytes):
+            call()
+            rows = [cell.cell_contents for cell in call.__closure__]
+            found.append([row.tolist() for row in rows if isinstance(row, numpy.ndarray)])
+        return found
+
+
+@pytest.mark.parametrize("name", neighbours.COLLECTIVES)
+def test_contestants_among_neighbours_do_the_same(ranks, name):
+    for ours, mpi in ranks(same_results, 2, name, 64):
+        assert ours == mpi
+
+
+def test_the_summary_of_neighbours():
+    rows = [neighbours.Row(1, "scan", 8, 2.0, 1.0), neighbours.Row(1, "scan", 4096, 1.0, 8.0),
+            neighbours.Row(2, "scan", 8, 1.0, 3.0)]
+    assert neighbours.summary(rows) == ["# 1 neighbours: geometric mean 2.00, least 0.50",
+                                        "# 2 neighbours: geometric mean 3.00, least 3.00"]

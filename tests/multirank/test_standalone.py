@@ -46,6 +46,40 @@ with gc.init(timeout=200, executor="mpi") as comm:  # the same schedules, by mes
 assert "mpi4py.MPI" not in sys.modules
 sys.stdout.write(f"rank {{comm.rank}} of {{comm.size}} ok\\n")
 """
+DISTRIBUTED = """
+import datetime, sys
+import numpy
+import gpucoll.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=200))
+rank, size = dist.get_rank(), dist.get_world_size()
+x = numpy.arange(5.0) * (rank + 1)
+dist.all_reduce(x)
+assert (x == numpy.arange(5.0) * (size * (size + 1) // 2)).all()
+if rank == 0:
+    came = numpy.zeros((size - 1, 3))
+    assert {dist.recv(row) for row in came} == {*range(1, size)}  # from anybody
+    assert sorted(came[:, 0]) == [*range(1, size)]
+else:
+    dist.send(numpy.full(3, float(rank)), 0)
+dist.monitored_barrier()
+late = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=201))
+if rank < 2:
+    try:
+        assert late.communicator.timeout == 201
+        if rank == 0:
+            dist.monitored_barrier(late, timeout=0.3)
+    except TimeoutError as error:
+        assert error.ranks == (1,), error.ranks
+    else:
+        assert rank == 1
+    y = numpy.ones(1)
+    dist.all_reduce(y, group=late)
+    assert y[0] == 2
+dist.barrier()
+dist.destroy_process_group()
+assert "mpi4py.MPI" not in sys.modules
+sys.stdout.write(f"rank {rank} of {size} ok\\n")
+"""
 
 
 @pytest.fixture
@@ -61,8 +95,9 @@ def ok(size):
     return [f"rank {rank} of {size} ok" for rank in range(size)]
 
 
-def test_collectives_without_mpi(launcher, script):
-    folder = script(COLLECTIVES)
+@pytest.mark.parametrize("text", [COLLECTIVES, DISTRIBUTED], ids=["ours", "by torch.distributed's names"])
+def test_collectives_without_mpi(launcher, script, text):
+    folder = script(text)
     job = gpucoll_run("--standalone", "-n", 3, "job.py", cwd=folder, timeout=120, env=without_mpi4py(folder))
     assert job.returncode == 0, job.stdout + job.stderr
     assert sorted(job.stdout.splitlines()) == ok(3)
@@ -248,49 +283,6 @@ def test_a_signal_ends_all(launcher, script, number, status):
         job.communicate(timeout=seconds(15))
         assert job.returncode == status
         assert marked(JOB_MARK, token) == []
-
-
-DISTRIBUTED = """
-import datetime, sys
-import numpy
-import gpucoll.distributed as dist
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=200))
-rank, size = dist.get_rank(), dist.get_world_size()
-x = numpy.arange(5.0) * (rank + 1)
-dist.all_reduce(x)
-assert (x == numpy.arange(5.0) * (size * (size + 1) // 2)).all()
-if rank == 0:
-    came = numpy.zeros((size - 1, 3))
-    assert {dist.recv(row) for row in came} == {*range(1, size)}  # from anybody
-    assert sorted(came[:, 0]) == [*range(1, size)]
-else:
-    dist.send(numpy.full(3, float(rank)), 0)
-dist.monitored_barrier()
-late = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=201))
-if rank < 2:
-    try:
-        assert late.communicator.timeout == 201
-        if rank == 0:
-            dist.monitored_barrier(late, timeout=0.3)
-    except TimeoutError as error:
-        assert error.ranks == (1,), error.ranks
-    else:
-        assert rank == 1
-    y = numpy.ones(1)
-    dist.all_reduce(y, group=late)
-    assert y[0] == 2
-dist.barrier()
-dist.destroy_process_group()
-assert "mpi4py.MPI" not in sys.modules
-sys.stdout.write(f"rank {rank} of {size} ok\\n")
-"""
-
-
-def test_torch_distributeds_names_without_mpi(launcher, script):
-    folder = script(DISTRIBUTED)
-    job = gpucoll_run("--standalone", "-n", 3, "job.py", cwd=folder, timeout=120, env=without_mpi4py(folder))
-    assert job.returncode == 0, job.stdout + job.stderr
-    assert sorted(job.stdout.splitlines()) == ok(3)
 
 
 DEAF = """

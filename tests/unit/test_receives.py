@@ -1,6 +1,7 @@
-"""Receives look at a message's length before taking the message, on a communicator filled by the test."""
+"""Receives by length, on a communicator filled by the test, and requests of an MPI that goes on after a death."""
 
 import collections
+import sys
 from types import SimpleNamespace
 
 import numpy
@@ -8,14 +9,18 @@ import pytest
 
 from gpucoll.device import messages
 from gpucoll.device.messages import MatchedReceives, receiver
+from gpucoll.transport.control import LossyRequest
 
-TRUNCATE = 15
+TRUNCATE, FAILED = 15, 75
 
 
 class Refused(Exception):
     def __init__(self, kind):
         super().__init__(kind)
         self.kind = kind
+
+    def Get_error_class(self):
+        return self.kind
 
 
 class Comm:
@@ -111,3 +116,49 @@ def test_only_where_mpi_writes_too_much_lengths_are_looked_at(comm, monkeypatch,
     monkeypatch.setattr(messages, "overruns", messages.overruns.__wrapped__)
     assert isinstance(receiver(comm), MatchedReceives) == probes
     assert receiver(plain := SimpleNamespace(Irecv=None)) is plain
+
+
+# Requests of an MPI that goes on after a death: the other rank's death is no error.
+
+
+class Request:
+    """As in MPI, the request is forgotten at its error, and then counts as ended."""
+
+    def __init__(self, error):
+        self.error, self.cancelled = error, False
+
+    def Test(self):
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return True
+
+    def Cancel(self):
+        self.cancelled = True
+
+
+@pytest.fixture(autouse=True)
+def failures(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(Exception=Refused, ERR_PROC_FAILED=FAILED))
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_request_of_a_dead_rank_stays_as_told(ended):
+    request = Request(Refused(FAILED))
+    tested = LossyRequest(request, ended=ended)
+    assert [tested.Test(), tested.Test()] == [ended, ended]
+    tested.Cancel()
+    assert not request.cancelled
+
+
+def test_other_errors_are_raised():
+    with pytest.raises(Refused):
+        LossyRequest(Request(Refused(TRUNCATE)), ended=False).Test()
+
+
+def test_a_request_without_an_error_is_tested_and_cancelled():
+    request = Request(None)
+    tested = LossyRequest(request, ended=False)
+    assert tested.Test()
+    tested.Cancel()
+    assert request.cancelled
