@@ -12,7 +12,6 @@ import pytest
 import gpucoll as gc
 from gpucoll.health.flight import CALLS, Flight
 from gpucoll.health.observed import Fault
-from gpucoll.health.report import main as report
 from gpucoll.health.report import stories, summary
 from grids import often
 from multirank import guard_job
@@ -121,20 +120,6 @@ def test_a_crash_leaves_a_report(tmp_path, capsys):
                          text=True, check=True)
     assert "no file of rank 2" in job.stdout
     assert len(json.loads(trace.read_text())["traceEvents"]) == 2 * CALLS + 2
-
-
-class Wanted:
-    """The arguments of `gpucoll report`."""
-
-    trace, torch, json, stragglers = None, None, False, False
-
-    def __init__(self, folder):
-        self.folder = folder
-
-
-def test_a_folder_without_records(tmp_path, capsys):
-    assert report(Wanted(tmp_path)) == 2
-    assert "GPUCOLL_DUMP_DIR" in capsys.readouterr().err
 
 
 def recorded(mpi, folder):

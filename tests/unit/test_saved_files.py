@@ -182,3 +182,4 @@ def test_a_folder_without_records_is_told_in_one_line(tmp_path, capsys):
     assert report.main(asked) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"gpucoll report: {tmp_path} has no file")
+    assert "GPUCOLL_DUMP_DIR" in line
