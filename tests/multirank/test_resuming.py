@@ -20,6 +20,7 @@ if rank >= 0:
     os.environ["GPUCOLL_FAULT"] = fault
 comm = gc.join(place, timeout) if rank < 0 else gc.init(store=place, rank=rank, size=size, timeout=timeout,
                                                       deterministic=True)
+os.environ.pop("GPUCOLL_FAULT", "")  # of the first communicator: ranks have other numbers in a later one
 losses = {}
 def tell(step, loss):
     assert losses.setdefault(step, loss) == loss  # a step that is taken again has the same loss
@@ -27,7 +28,9 @@ comm = trained(comm, stage, lambda comm, step: step == 6, tell, timeout)
 say(rank=comm.rank, losses=losses)
 comm.close()
 """
-CALLS = {0: 36, 1: 42, 2: 42, 3: 42}  # collectives of six steps on a rank, by the stage of ZeRO
+# Collectives of six steps on a rank, by the stage of ZeRO. Not the last call, if the victim is lost after its data are
+# shown: the other ranks then complete the call and end, and accept no newcomer.
+CALLS = {0: 36, 1: 41, 2: 41, 3: 41}
 
 
 @pytest.mark.parametrize(("stage", "victim", "call", "phase"), [
