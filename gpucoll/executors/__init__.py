@@ -152,11 +152,11 @@ class Call:
 
         A `repeated` call was made before on the same arrays, all given by the user, and is likely to come again.
         """
-        raise NotImplementedError
+        return self.executor.run(self, source, target, stream, repeated=repeated)
 
     def launcher(self, source: Any, target: Any) -> Launcher | None:
         """Return a function that enqueues the call on these arrays and never waits; None if there is none."""
-        return None
+        return self.executor.launcher(self, source, target)
 
 
 class ReadyCall(NamedTuple):
@@ -199,7 +199,15 @@ class Executor:
 
     def compile(self, request: CallRequest) -> Call | Refusal:
         """Return the call for `request`, with all kernels loaded; sends no data."""
+        return Call(self, request)
+
+    def run(self, call: Any, source: Any, target: Any, stream: Any, *, repeated: bool) -> Operation:
+        """Carry out a compiled call; see `Call.run`."""
         raise NotImplementedError
+
+    def launcher(self, call: Any, source: Any, target: Any) -> Launcher | None:
+        """Return a function that enqueues a compiled call; see `Call.launcher`."""
+        return None
 
     def awaited(self) -> set[int] | None:
         """Return the ranks awaited by the call under way; None if unknown, or if no call is under way."""

@@ -19,20 +19,11 @@ import numpy
 
 from gpucoll.arrays import Array, combiner
 from gpucoll.device.messages import receiver
-from gpucoll.executors import Call, CallRequest, Executor, Refusal
+from gpucoll.executors import Call, CallRequest, Executor
 from gpucoll.plan import Message, Plan, Reduction, Span, Step
 from gpucoll.progress.operations import Operation
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, MAX_MESSAGE, tag_of_call
-
-
-class MpiCall(Call):
-    """A request carried out by messages and NumPy."""
-
-    executor: MpiExecutor
-
-    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
-        return self.executor.walk(self.request, source, target)
 
 
 class MpiExecutor(Executor):
@@ -51,12 +42,9 @@ class MpiExecutor(Executor):
         self._workspace: dict[str, Array] = {}
         self._run: _Walk | None = None
 
-    def compile(self, request: CallRequest) -> Call | Refusal:
-        """Return the call that carries out the request's plan round by round."""
-        return MpiCall(self, request)
-
-    def walk(self, request: CallRequest, source: Any, target: Any) -> Operation:
-        """Carry out a plan round by round."""
+    def run(self, call: Call, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
+        """Carry out the plan of a call round by round."""
+        request = call.request
         # Otherwise the comparison has counted this call.
         if not self._is_compared:
             self.call_count += 1

@@ -54,20 +54,11 @@ class Node:
 class NcclScheduleCall(Call):
     """A request as groups of messages and kernels."""
 
-    executor: NcclExecutor
-
     @functools.cached_property
     def nodes(self) -> list[Node]:
         """What to enqueue, in order."""
         assert self.request.plan is not None
         return nodes_of(self.request.plan)
-
-    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
-        return self.executor.enqueue(self, source, target, stream, repeated)
-
-    def launcher(self, source: Any, target: Any) -> Launcher | None:
-        """Return a function that launches the graph of the call on these arrays, or None."""
-        return self.executor.graph_of(self.request, source, target)
 
 
 class NcclExecutor(Executor):
@@ -106,7 +97,7 @@ class NcclExecutor(Executor):
             self._device.kernels.load(kernel, request.collective, request.op, request.dtype)
         return NcclScheduleCall(self, request)
 
-    def enqueue(self, call: NcclScheduleCall, source: Any, target: Any, stream: Stream, repeated: bool) -> Operation:
+    def run(self, call: NcclScheduleCall, source: Any, target: Any, stream: Stream, *, repeated: bool) -> Operation:
         """Enqueue a call, by a graph if the call has come often enough."""
         request, graphs = call.request, self._graphs
         self._order.follow(stream)
@@ -132,9 +123,9 @@ class NcclExecutor(Executor):
             graphs.buffered[key] = yield from self._capture(call, given, taken, own)
         self._replay(request, source, target, stream, graphs.buffered[key])
 
-    def graph_of(self, request: CallRequest, source: Any, target: Any) -> Launcher | None:
+    def launcher(self, call: Call, source: Any, target: Any) -> Launcher | None:
         """Return a function that launches the graph of a call on these arrays, or None."""
-        direct = self._graphs.direct.get(place_of(request, source, target))
+        direct = self._graphs.direct.get(place_of(call.request, source, target))
         return None if direct is None else direct.launch
 
     def scratch(self) -> list[Any]:

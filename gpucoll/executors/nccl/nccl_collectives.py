@@ -14,7 +14,7 @@ from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Waiting, nccl
 from gpucoll.device.nccl import Nccl
 from gpucoll.device.streams import StreamOrder
-from gpucoll.executors import Call, CallRequest, Executor, Launcher, Refusal
+from gpucoll.executors import Call, CallRequest, Executor, Launcher
 from gpucoll.progress.operations import Operation
 
 ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min", "min": "min", "band": "min",
@@ -38,33 +38,22 @@ class NcclNative(Executor):
                                                request.dtype.kind == "float" else None)
         return nccl.lacks(request.collective)
 
-    def compile(self, request: CallRequest) -> Call | Refusal:
-        """Return the call of NCCL's collective."""
-        return NcclNativeCall(self, request, self._device, self._transport, self._order)
-
-
-class NcclNativeCall(Call):
-    """A request as a collective of NCCL."""
-
-    def __init__(self, executor: Executor, request: CallRequest, device: Device, transport: Nccl,
-                 order: StreamOrder) -> None:
-        super().__init__(executor, request)
-        self._device, self._transport, self._order = device, transport, order
-
-    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
+    def run(self, call: Call, source: Any, target: Any, stream: Any, *, repeated: bool) -> Operation:
+        """Enqueue NCCL's collective."""
         self._order.follow(stream)
-        if self._reads_what_it_writes(source, target):
-            return self._from_copy(source, target, stream)
-        return self._transport.call(self._call(address(source), address(target)), stream)
+        if _needs_copy(call.request, source, target):
+            return self._from_copy(call.request, source, target, stream)
+        return self._transport.call(self._call(call.request, address(source), address(target)), stream)
 
-    def launcher(self, source: Any, target: Any) -> Launcher | None:
-        if self._reads_what_it_writes(source, target):
+    def launcher(self, call: Call, source: Any, target: Any) -> Launcher | None:
+        """Return a function that enqueues NCCL's collective on these arrays, or None if the input must be copied."""
+        if _needs_copy(call.request, source, target):
             return None
-        return self._transport.launcher(self._call(address(source), address(target)))
+        return self._transport.launcher(self._call(call.request, address(source), address(target)))
 
-    def _call(self, source: int, target: int) -> nccl.NcclCall:
+    def _call(self, request: CallRequest, source: int, target: int) -> nccl.NcclCall:
         """Return NCCL's call; sizes are elements in reductions, elsewhere bytes of one rank's block."""
-        request, call = self.request, self._transport.collective
+        call = self._transport.collective
         name, given, taken = request.collective, request.sizes[0] or 0, request.sizes[1] or 0
         if name in REDUCES:
             dtype, op, per_element = _spelled(request)
@@ -79,16 +68,17 @@ class NcclNativeCall(Call):
             return call(name, source, target, given // self._transport.size, "ncclUint8")
         return call(name, source, target, given if name == "gather" else taken, "ncclUint8", request.root)
 
-    def _reads_what_it_writes(self, source: Any, target: Any) -> bool:
-        """Return whether the call is an all_to_all in place, for which NCCL needs a copy of the input."""
-        return self.request.collective == "all_to_all" and address(source) == address(target)
-
-    def _from_copy(self, source: Any, target: Any, stream: Any) -> Waiting:
+    def _from_copy(self, request: CallRequest, source: Any, target: Any, stream: Any) -> Waiting:
         """Let NCCL read a copy, kept until all is enqueued, or for ever in a capture."""
         staging = self._device.empty(source.size, source.dtype, stream)
         self._order.keep_captured(stream, staging)
-        self._device.kernels.copy(address(source), address(staging), source.size, self.request.dtype.itemsize, stream)
-        yield from self._transport.call(self._call(address(staging), address(target)), stream)
+        self._device.kernels.copy(address(source), address(staging), source.size, request.dtype.itemsize, stream)
+        yield from self._transport.call(self._call(request, address(staging), address(target)), stream)
+
+
+def _needs_copy(request: CallRequest, source: Any, target: Any) -> bool:
+    """Return whether NCCL needs a copy of the input: in an all_to_all in place."""
+    return request.collective == "all_to_all" and address(source) == address(target)
 
 
 def _cannot_reduce(request: CallRequest) -> str | None:

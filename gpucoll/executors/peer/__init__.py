@@ -33,17 +33,9 @@ BLOCKING = ("kernels of ranks that share a GPU wait for each other, and on a blo
 class PeerCall(Call):
     """A request as kernel launches."""
 
-    executor: PeerExecutor
-
     def __init__(self, executor: PeerExecutor, request: CallRequest, binding: Binding) -> None:
         super().__init__(executor, request)
         self.binding = binding
-
-    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
-        return self.executor.enqueue(self, source, target, stream)
-
-    def launcher(self, source: Any, target: Any) -> Launcher | None:
-        return self.executor.launcher(self, source, target)
 
 
 class PeerExecutor(Executor):
@@ -88,7 +80,7 @@ class PeerExecutor(Executor):
         return PeerCall(self, request, Binding(request, request.plan, self._device, self._handshake, self.symmetric,
                                                self._workspace))
 
-    def enqueue(self, call: PeerCall, source: Any, target: Any, stream: Any) -> Operation:
+    def run(self, call: PeerCall, source: Any, target: Any, stream: Any, *, repeated: bool) -> Operation:
         """Enqueue a call on a stream.
 
         Loading code or allocating memory may block until the GPU is idle. If ranks share a GPU, a kernel waiting for
