@@ -131,7 +131,7 @@ class BlockScaledCollectives:
             source, target, divisor = self._agreed(name, x, out, op)
             # Kernels write contiguous arrays.
             place = target if target is not None and target.flags.c_contiguous else self._result(name, source)
-            bound = run(source, place, divisor) if source.size else _number(source, 0.0)
+            bound = run(source, place, divisor) if source.size else module_of(source).zeros(1, "f8")
             if target is not None and place is not target:
                 target[...] = place
             return Bounded(place if out is None else out, bound.reshape(()))
@@ -282,7 +282,3 @@ def _most(source: Array, bounds: Any) -> Any:
     xp = module_of(source)
     most = bounds.max().reshape(1)
     return xp.where(most == most, most, numpy.inf)
-
-
-def _number(source: Array, value: float) -> Any:
-    return module_of(source).full(1, value, "f8")
