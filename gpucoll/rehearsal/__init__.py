@@ -8,6 +8,7 @@
     findings    causes and call sites, from the state in which no rank can continue
     torch_world torch.distributed for virtual ranks; torch_threads, torch_cuda: its threads, and tensors on GPUs
     cupy_on_host CuPy without a GPU
+    blas        the threads of NumPy's OpenBLAS
     program     a function or a script, run by all ranks; the command
 """
 

@@ -18,6 +18,7 @@ from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.places import VirtualPlace
+from gpucoll.rehearsal import blas
 from gpucoll.rehearsal.cupy_on_host import in_place_of_cupy
 from gpucoll.rehearsal.findings import Analysis, Finding
 from gpucoll.rehearsal.matching import VirtualGroup
@@ -68,7 +69,7 @@ class Rehearsal:
         bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world,
                                                        self._follow_torch)
         try:
-            with _no_sleep(turns), self._mpi(), self._cupy(), self._stack:
+            with _no_sleep(turns), blas.one_thread(), self._mpi(), self._cupy(), self._stack:
                 if had_torch:
                     self._follow_torch()
                 turns.run()

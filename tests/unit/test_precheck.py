@@ -20,6 +20,7 @@ import gpucoll as gc
 import mixture
 from faulty_programs import PROGRAMS
 from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.rehearsal import blas
 from gpucoll.rehearsal.state import is_of_program
 from grids import often
 from multirank.disagreements import CULPRIT, cases, made
@@ -254,6 +255,23 @@ def test_a_rehearsal_leaves_the_process_as_it_was(monkeypatch):
     assert numpy.random.get_state()[1].tolist() == state
     assert (sys.argv, sys.modules["__main__"]) == (arguments, module)
     assert gc.run_local(lambda comm: comm.all_reduce(numpy.ones(1))[0], 2) == [2.0, 2.0]
+
+
+def test_products_of_a_rank_take_one_thread_and_no_thread_is_lost():
+    libraries = blas.libraries()
+    if not libraries:
+        pytest.skip("NumPy has no OpenBLAS whose threads can be counted here")
+    before = [read() for read, _ in libraries]
+    try:
+        for _, write in libraries:
+            write(2)
+        during = []
+        assert gc.precheck(lambda comm: during.extend(read() for read, _ in libraries), 2) == []
+        assert during == [1] * 2 * len(libraries)
+        assert [read() for read, _ in libraries] == [2] * len(libraries)
+    finally:
+        for (_, write), count in zip(libraries, before, strict=True):
+            write(count)
 
 
 def test_what_cannot_be_checked_is_refused(tmp_path):
