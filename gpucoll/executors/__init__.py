@@ -238,8 +238,8 @@ def shortened(text: str, nbytes: int) -> str:
 
 def call_site() -> str:
     """Return ``file:line`` of the user's code running in this thread, or ""."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((*INSIDE,)):
+    frame, inside = sys._getframe(1), (*INSIDE,)
+    while frame is not None and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back  # type: ignore[assignment] # None ends the walk
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

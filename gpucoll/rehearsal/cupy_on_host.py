@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.machinery
+import operator
 import re
 import sys
 import threading
@@ -31,7 +32,7 @@ class ndarray(numpy.ndarray):
     """An array of CuPy for the program and for gpucoll; a view of host memory. Results are no scalars, as in CuPy."""
 
     # The rule by which `gpucoll.arrays.on_gpu` knows arrays in GPU memory.
-    __cuda_array_interface__ = property(lambda self: self.__array_interface__)
+    __cuda_array_interface__ = property(operator.attrgetter("__array_interface__"))
     device = property(lambda self: VirtualDevice())
 
     @property
@@ -54,7 +55,8 @@ class ndarray(numpy.ndarray):
         return array.view(ndarray)
 
     def __getitem__(self, key: Any) -> Any:
-        return on_device(super().__getitem__(key))
+        found = super().__getitem__(key)
+        return found if type(found) is ndarray else on_device(found)
 
 
 for _name in ("argmax", "argmin", "dot", "trace"):
@@ -123,6 +125,7 @@ class NumpyPart(ModuleType):
             options.pop("stream", None)
             return on_device(found(*arguments, **options))
 
+        vars(self)[name] = computed  # the next access finds it without this method
         return computed
 
 

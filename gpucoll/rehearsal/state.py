@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import itertools
 import os
@@ -160,18 +161,25 @@ def _numpy_mark() -> object:
     generator = numpy.random.mtrand._rand._bit_generator
     if type(generator).__name__ != "MT19937":
         return object()
-    words = (ctypes.c_uint32 * (WORDS + 1)).from_address(generator.ctypes.state_address)
+    words = _words_of(generator)
     return words[0], words[WORDS - 1], words[WORDS]
 
 
+@functools.lru_cache(1)
+def _words_of(generator: Any) -> Any:
+    """Return the words of a generator's state, in its own memory; the cache keeps the generator alive."""
+    return (ctypes.c_uint32 * (WORDS + 1)).from_address(generator.ctypes.state_address)
+
+
 def _python_mark() -> tuple[Any, ...]:
-    # In CPython the position follows the object's head, and the words follow the position.
-    words = (ctypes.c_uint32 * (WORDS + 1)).from_address(id(_python) + object.__basicsize__)
+    words = _python_words
     return words[0], words[1], words[WORDS], _python.gauss_next
 
 
 _bootstrap: Any = importlib._bootstrap
 _python: Any = random._inst  # the object behind the module's functions
+# In CPython the position follows the object's head, and the words follow the position.
+_python_words = (ctypes.c_uint32 * (WORDS + 1)).from_address(id(_python) + object.__basicsize__)
 GENERATORS = {
     "numpy": GlobalGenerator(_numpy_mark, numpy.random.get_state, numpy.random.set_state, numpy.random.seed),
     "python": GlobalGenerator(_python_mark if _python_mark()[:1] == random.getstate()[1][-1:] else random.getstate,

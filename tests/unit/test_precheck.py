@@ -274,6 +274,24 @@ def test_products_of_a_rank_take_one_thread_and_no_thread_is_lost():
             write(count)
 
 
+def test_ranks_have_numbers_of_their_own_from_a_generator_put_in_place_of_numpys():
+    def draws(comm):
+        numpy.random.seed(comm.rank)
+        found = []
+        for _ in range(3):
+            found.append(numpy.random.rand())
+            comm.barrier()
+        assert found == numpy.random.RandomState(comm.rank).rand(3).tolist()
+
+    assert gc.precheck(draws, 3) == []
+    before = numpy.random.get_bit_generator()
+    numpy.random.set_bit_generator(numpy.random.MT19937(7))
+    try:
+        assert gc.precheck(draws, 3) == []
+    finally:
+        numpy.random.set_bit_generator(before)
+
+
 def test_what_cannot_be_checked_is_refused(tmp_path):
     for size in (0, 1.5, True, "4", 1 << 20):
         with pytest.raises(gc.ArgumentError, match="GC-PRECHECK"):
