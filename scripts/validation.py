@@ -182,8 +182,7 @@ def tacos() -> Iterator[Case]:
         return f"GBps={round(speed * GIB / 1e9, 7)}, us={us}"
 
     slow, fast = link(50, 0.5), link(100, 1)
-    causes = ("one round more than the least, or bandwidths without a large common divisor",
-              "smaller chunks keep the links of the slowest rank in use to the end")
+    causes = ("", "smaller chunks keep the links of the slowest rank in use to the end, and longer rounds save latency")
     rows = [("torus", "3x3x3", slow, 1024, 3706.20), ("torus", "3x4x5", slow, 2048, 6676.67),
             ("torus", "4x2x3", slow, 3072, 11673.67), ("grid", "3x3x3", slow, 1024, 6671.17),
             ("grid", "3x4x5", slow, 2048, 13353.33), ("grid", "4x2x3", slow, 3072, 19178.17),

@@ -90,14 +90,18 @@ class Made(NamedTuple):
 class Maker:
     """The algorithms for a graph, a collective and a size."""
 
-    def __init__(self, graph: LinkGraph, kind: str, nbytes: int) -> None:
+    def __init__(self, graph: LinkGraph, kind: str, nbytes: int, name: str = "") -> None:
         self.graph, self.kind, self.nbytes = graph, kind, nbytes
-        self.name = identifier(graph, kind)
+        self.name = name or identifier(graph, kind)
 
     def schedules(self, chunks: int, rounds: Callable[[int], Rounds]) -> list[Schedule]:
         """Return the schedules of all ranks."""
         return [Schedule(self.kind, self.name, rank, self.graph.ranks, chunks, functools.partial(rounds, rank))
                 for rank in range(self.graph.ranks)]
+
+    def few_steps(self, few: FewSteps, limit: float, seconds: float) -> tuple[Transfers, Point] | None:
+        """Return the algorithm of few steps with the least predicted time below `limit`, and its point, or None."""
+        return few.best(self.nbytes, limit, lambda made: self.seconds(made.chunks, made.rounds), seconds)
 
     def seconds(self, chunks: int, rounds: Callable[[int], Rounds]) -> float:
         """Return the predicted time."""
@@ -110,15 +114,15 @@ class Maker:
         return Made(forest.chunks, rounds, text, self.seconds(forest.chunks, rounds))
 
     def best_trees(self, found: Synthesis) -> Made:
-        """Return the algorithm of spanning trees with the least predicted time: pipelined, or in the order of links."""
-        made, ordered = self.trees(found), in_link_order(self.graph, self.kind, found.found, self.nbytes)
+        """Return the algorithm with the least predicted time: of trees in a pipeline, or in the order of links."""
+        made, ordered = self.trees(found), in_link_order(self.graph, self.kind, self.nbytes)
         return made if ordered is None else min(made, self.steps(ordered), key=lambda one: one.seconds)
 
     def steps(self, made: Transfers, point: Point | None = None) -> Made:
-        """Return the algorithm of messages in steps: the messages of a point, or of trees in the order of links."""
+        """Return the algorithm of messages in steps: the messages of a point, or in the order of links."""
         names = {"kind": self.kind, "ranks": self.graph.ranks}
         text = HEAD.format(
-            **names, graph=self.graph.name, note=point or f"trees in the order of links, {len(made.steps)} rounds",
+            **names, graph=self.graph.name, note=point or f"messages in the order of links, {len(made.steps)} rounds",
             imported="transfers import Transfers", rows="STEPS", columns="of each step: piece, sender, receiver",
             lines="\n".join(f"    {tuple(step)}," for step in made.steps)) + ALGORITHM.format(
             **names, name=self.name, made="transfers", method="rounds", chunks=made.chunks,
@@ -191,9 +195,7 @@ def _chosen(maker: Maker, options: Any) -> tuple[Made, dict[str, Any]]:
         if made is None:
             raise
         return made, row | {"few_steps": f"not tried: {error.args[0]}"}
-    best = few.best(maker.nbytes, made.seconds if made else math.inf,
-                    lambda transfers: maker.seconds(transfers.chunks, transfers.rounds),
-                    began + limit - time.monotonic())
+    best = maker.few_steps(few, made.seconds if made else math.inf, began + limit - time.monotonic())
     if best is not None:
         made = maker.steps(*best)
         row = {"bound_GBps": few.bound and float(few.bound.algbw)} | row | {"few_steps": str(made.point)}

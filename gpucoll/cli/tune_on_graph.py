@@ -1,26 +1,32 @@
 """`gpucoll tune --topology`: write the table of `auto` from predictions on a graph of links, without measuring.
 
 The candidates are the library's algorithms and, per collective, one packing of spanning trees pipelined for several
-sizes. The table keeps a synthesised algorithm only if it is the quickest at some size.
+sizes, and the synthesised algorithms of few rounds for short arrays. The table keeps a synthesised algorithm only if
+it is the quickest at some size.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
+import math
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpucoll.algorithms import find, library_names, own_names
+from gpucoll.analysis.graphs.few_steps import SERVED, FewSteps
 from gpucoll.analysis.graphs.link_graph import LinkGraph, load_graph
-from gpucoll.analysis.graphs.synthesis import SCHEDULES, Synthesis, pipelined, synthesis
+from gpucoll.analysis.graphs.link_order import in_link_order
+from gpucoll.analysis.graphs.synthesis import SCHEDULES, pipelined, synthesis
 from gpucoll.analysis.simulate.sweep import sweep
 from gpucoll.analysis.sizes import byte_text
 from gpucoll.calibration.commands import collectives_of, make_folder, table_before, write_file, write_table
-from gpucoll.cli.synthesize import as_python, identifier
+from gpucoll.cli.synthesize import Maker, as_python, identifier
 from gpucoll.errors import ArgumentError
 from gpucoll.launch.launchers import launched
 from gpucoll.msccl.files import registered
@@ -29,13 +35,15 @@ from gpucoll.tuner.table import ANY, AlgorithmFile, Curve, GraphTable, facts, ta
 
 SIZES = tuple(1 << power for power in (3, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30))  # bytes, of the predictions
 PIPELINED = tuple(1 << power for power in (16, 20, 24, 28))  # sizes in bytes; trees are cut into segments for each size
+SHORT = tuple(1 << power for power in (10, 16, 20))  # sizes in bytes; algorithms of few rounds are searched for each size
+SEARCH = 10.0  # seconds of the solver, for each collective and size
 
 
-class Trees(NamedTuple):
-    """A collective's trees, and the algorithms made of them: the number of segments by name."""
+class Bundle(NamedTuple):
+    """Synthesised algorithms of one file: a number by name, of segments if trees; and the text of a part of them."""
 
-    made: Synthesis
     names: dict[str, int]
+    text: Callable[[Mapping[str, int]], str]
 
 
 def main(options: Any) -> int:
@@ -50,15 +58,16 @@ def main(options: Any) -> int:
     make_folder(path.parent)
     files, curves = list[AlgorithmFile](), list[Curve]()
     for kind in collectives:
-        trees = _trees(graph, kind)
-        found, best, refused = _predicted(graph, kind, trees)
+        bundles = [*_trees(graph, kind), *_short(graph, kind)]
+        found, best, refused = _predicted(graph, kind, bundles)
         curves += found
-        kept = {name: count for name, count in trees.names.items() if name in best.values()} if trees else {}
-        if trees and kept:
-            name = f"{path.stem}-{graph.ranks}-{options.device}-{kind}.py"
-            content = as_python(trees.made, graph, kind, kept).encode()
-            write_file(path.with_name(name), content)
-            files.append(AlgorithmFile(name, kind, tuple(kept), hashlib.sha256(content).hexdigest()))
+        for number, bundle in enumerate(bundles):
+            kept = {name: count for name, count in bundle.names.items() if name in best.values()}
+            if kept:
+                name = f"{path.stem}-{graph.ranks}-{options.device}-{kind}{f'-{number}' if number else ''}.py"
+                content = bundle.text(kept).encode()
+                write_file(path.with_name(name), content)
+                files.append(AlgorithmFile(name, kind, tuple(kept), hashlib.sha256(content).hexdigest()))
         sys.stderr.write(f"{kind:16} {_by_size(best) or 'no prediction'}\n")
         for reason, names in refused.items():
             sys.stderr.write(f"{'':16} refused {len(names)}: {', '.join(names)}: {reason}\n")
@@ -74,35 +83,68 @@ def main(options: Any) -> int:
     return 0
 
 
-def _trees(graph: LinkGraph, kind: str) -> Trees | None:
-    """Register the synthesised algorithms of a collective; None without any."""
+def _trees(graph: LinkGraph, kind: str) -> Iterator[Bundle]:
+    """Yield and register the algorithms of trees of a collective; none if there are no trees."""
     if kind not in SCHEDULES:
-        return None
+        return
     try:
         made = synthesis(graph, kind, PIPELINED[0])
     except ArgumentError as error:
         if error.code != "GC-SYNTHESIS":  # a graph without trees
             raise
         sys.stderr.write(f"{kind:16} nothing synthesised: {error.args[0]}\n")
-        return None
+        return
     counts = sorted({pipelined(graph, made, nbytes).forest.segments for nbytes in PIPELINED})
     base = identifier(graph, kind).lower()  # GPUCOLL_ALGO has small letters
     # The name ends with a digest of the trees: another packing never has the name of this one.
     digest = hashlib.sha256(repr((made.found.trees, made.found.method)).encode()).hexdigest()[:8]
-    names = {f"{base}_{count}_{digest}": count for count in counts}
-    if not all(name in own_names(kind) for name in names):
-        registered(f"{base}.py", as_python(made, graph, kind, names).encode())
-    return Trees(made, names)
+    bundle = Bundle({f"{base}_{count}_{digest}": count for count in counts},
+                  lambda names: as_python(made, graph, kind, names))
+    _register(kind, bundle)
+    yield bundle
+
+
+def _short(graph: LinkGraph, kind: str) -> Iterator[Bundle]:
+    """Yield and register algorithms of few rounds: in the order of links, and of few steps with the solver at hand."""
+    few = None
+    with contextlib.suppress(ArgumentError):  # no solver, a collective without such algorithms, or a graph too large
+        few = FewSteps(graph, kind) if kind in SERVED else None
+    found = set[str]()
+    for nbytes in SHORT:
+        maker = Maker(graph, kind, nbytes)
+        ordered = in_link_order(graph, kind, nbytes)
+        limit = maker.seconds(ordered.chunks, ordered.rounds) if ordered else math.inf
+        better = few and maker.few_steps(few, limit, SEARCH)
+        made = better[0] if better else ordered
+        if made is None:
+            continue
+        digest = hashlib.sha256(repr((made.per_block, made.steps, made.combining)).encode()).hexdigest()[:8]
+        if digest not in found:
+            found.add(digest)
+            named = Maker(graph, kind, nbytes, f"{maker.name.lower()}_{len(made.steps)}_rounds_{digest}")
+            text = named.steps(made, better[1] if better else None).text
+            bundle = _alone(named.name, text)
+            _register(kind, bundle)
+            yield bundle
+
+
+def _alone(name: str, text: str) -> Bundle:
+    return Bundle({name: 1}, lambda _: text)
+
+
+def _register(kind: str, bundle: Bundle) -> None:
+    if not all(name in own_names(kind) for name in bundle.names):
+        registered(f"{next(iter(bundle.names))}.py", bundle.text(bundle.names).encode())
 
 
 def _predicted(graph: LinkGraph, kind: str,
-               trees: Trees | None) -> tuple[list[Curve], dict[int, str], dict[str, list[str]]]:
+               bundles: list[Bundle]) -> tuple[list[Curve], dict[int, str], dict[str, list[str]]]:
     """Return the curves of a collective, the quickest algorithm by size, and the algorithms refused by reason."""
     # A graph has no nodes, so algorithms that depend on nodes are left out.
     names = [name for name in library_names(kind, graph.ranks) if "nodes" not in find(kind, name).options]
     points, refused = defaultdict[str, list[tuple[int, float]]](list), defaultdict[str, list[str]](list)
     sizes = SIZES[:1] if kind == "barrier" else SIZES
-    for name in itertools.chain(names, trees.names if trees else ()):
+    for name in itertools.chain(names, *(bundle.names for bundle in bundles)):
         try:
             rows = sweep(kind, [name], [graph.ranks], sizes, graph, segments).rows
         except ArgumentError as error:

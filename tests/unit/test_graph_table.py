@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from gpucoll.algorithms import algorithms, find, own_names, schedules
+from gpucoll.analysis.graphs.few_steps import FewSteps
 from gpucoll.analysis.graphs.link_graph import load_graph
 from gpucoll.analysis.graphs.synthesis import synthesis
 from gpucoll.analysis.simulate import simulate
@@ -171,8 +172,8 @@ def test_tune_predicts_and_auto_takes_the_quickest_by_size(tmp_path, monkeypatch
     found = read(path, {})
     assert as_toml(found) in path.read_text()
     graph, links = found.graph(4, "cpu"), load_graph(str(tmp_path / "uneven.toml"))
-    (file,) = graph.files
-    assert (file.collective, [str(path.with_name(file.name))]) == ("reduce_scatter", row["files"])
+    (file,) = (one for one in graph.files if one.collective == "reduce_scatter")
+    assert [str(path.with_name(one.name)) for one in graph.files] == row["files"]
     names = [name for name in algorithms("reduce_scatter", size=4)
              if "nodes" not in find("reduce_scatter", name).options]
     predicted = {name: {nbytes: simulate("reduce_scatter", name, 4, nbytes, links, segments=segments(
@@ -202,7 +203,28 @@ def test_every_algorithm_in_the_files_is_the_quickest_somewhere(tmp_path, monkey
     (graph,) = read(tuned(tmp_path, monkeypatch, "--collective", collective, graph=graph), {}).graphs
     best = {min((curve for curve in graph.curves), key=lambda curve, place=place: curve.seconds[place]).algorithm
             for place in range(len(graph.curves[0].bytes))}
-    assert {*graph.files[0].algorithms} == best & {*own_names(collective)}
+    assert {name for file in graph.files for name in file.algorithms} == best & {*own_names(collective)}
+
+
+def test_short_messages_have_algorithms_of_few_rounds(tmp_path, monkeypatch, capsys):
+    """On a DGX-1 the data of all ranks arrive in two rounds, by no algorithm of the library in as little time."""
+    (graph,) = read(tuned(tmp_path, monkeypatch, "--collective", "all_gather", graph="dgx1"), {}).graphs
+    best = min(graph.curves, key=lambda curve: curve.at(1 << 16))
+    assert "_2_rounds_" in best.algorithm
+    assert best.at(1 << 16) < 0.8 * min(curve.at(1 << 16) for curve in graph.curves if "rounds" not in curve.algorithm)
+    everyone = schedules("all_gather", best.algorithm, size=8)
+    assert {sum(map(bool, rounds)) for rounds in everyone} == {2}
+
+
+@pytest.mark.parametrize("collective", ["gather", "all_to_all"])
+def test_the_solver_has_a_limit_of_time_and_serves_collectives_without_trees(tmp_path, monkeypatch, collective):
+    pytest.importorskip("ortools", reason='pip install "gpucoll[solver]"')
+    asked = mock.Mock(side_effect=FewSteps.best, autospec=True)
+    monkeypatch.setattr(FewSteps, "best", lambda *given: asked(*given))
+    (graph,) = read(tuned(tmp_path, monkeypatch, "--collective", collective, graph="dgx1"), {}).graphs
+    assert all(call.args[-1] == tune_on_graph.SEARCH for call in asked.call_args_list)
+    assert len(asked.call_args_list) == len(tune_on_graph.SHORT)
+    assert graph.files[0].collective == collective
 
 
 def test_a_table_is_for_this_user_alone_whatever_the_umask(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@
     switches       switches replaced by direct links between ranks
     tree_packing   spanning trees that fill the links
     synthesis      an algorithm made of trees: `gpucoll synthesize`
-    link_order     the messages of trees, sent as links become free instead of in a pipeline
+    link_order     messages without trees: in each round every link sends pieces that its receiver lacks
     step_search    an algorithm of given steps, rounds and chunks, or a proof that none exists
     few_steps      the numbers of steps, rounds and chunks with the least predicted time
 """

@@ -1,104 +1,120 @@
-"""The messages of spanning trees in the order of links: a link sends whenever a piece is there.
+"""All data to all ranks over the links of a graph, round by round: a link sends whenever its sender has a new piece.
 
-A pipeline of segments costs time to fill and to empty, and many ranks leave room for few segments. Here no message
-waits for the messages of its depth: in every round each link sends the pieces that its rank holds, those with the
-longest way ahead first (list scheduling by critical path). Random numbers of fixed seeds decide ties.
+Trees in a pipeline cost time to fill and to empty. Here every rank takes, in each round, as many new pieces as its
+links can bring: a matching of pieces with links, as in TACOS (Won et al., MICRO 2024). A round is as long as it brings
+the rank with the most time to go the most pieces per second: long rounds save latency, and bandwidths without a large
+common divisor are nearly used up. Random numbers of a fixed seed decide between pieces.
 """
 
 from __future__ import annotations
 
 import collections
-import heapq
-import math
+import itertools
 import random
-from collections.abc import Mapping
-from fractions import Fraction
+
+import numpy
 
 from gpucoll.analysis.graphs.link_graph import LinkGraph
-from gpucoll.analysis.graphs.synthesis import Found
-from gpucoll.core.forest import Forest, SpanningTree
 from gpucoll.core.transfers import DUALS, Message, Transfers, backwards
 
-MOST_MESSAGES = 1 << 15  # of a schedule: every message is a line of the file
-MOST_PIECES = 8  # of the slowest link in a round: links of unlike bandwidth then send nearly whole numbers of pieces
-TRIES = 2  # orders of pieces that are alike in the longest way and in the ranks ahead
-METHODS = ("all_gather", "broadcast", "reduce_scatter", "reduce", "all_reduce")  # of `Forest`, with an order of links
+MOST_MESSAGES = 1 << 16  # of a schedule: every message stands in the file
+CUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # pieces of a block
+MOST_PIECES = 16  # of a link in a round, on the links that decide the length of the round
+MOST_LATEST = 4  # ranks that decide the length: with symmetries all ranks have the most time to go
+SERVED = ("all_gather", "reduce_scatter", "all_reduce")
 
 
-def in_link_order(graph: LinkGraph, name: str, found: Found, nbytes: int) -> Transfers | None:
-    """Return a schedule of the trees of a collective for `nbytes`, from rank 0 if the collective has a root.
-
-    None: the graph has switches, the trees carry sums and results at once, or the messages are too many.
-    """
-    plain = Forest(found.trees, 1, has_blocks=found.has_blocks)
-    messages = sum(len(tree.edges) * tree.share for tree in plain.trees) * (1 + (found.method == "all_reduce"))
-    if graph.size > graph.ranks or found.method not in METHODS or messages > MOST_MESSAGES:
+def in_link_order(graph: LinkGraph, name: str, nbytes: int) -> Transfers | None:
+    """Return a schedule of a collective for `nbytes`; None if the graph has switches, or the messages are too many."""
+    messages = graph.ranks * (graph.ranks - 1) * (1 + (name == "all_reduce"))
+    if graph.size > graph.ranks or name not in SERVED or messages > MOST_MESSAGES:
         return None
-    pieces, slowest = _pieces(graph, name)
-    latency = 1e-6 * max(float(edge.us) for edge in graph.edges.values())
-
-    def seconds(tried: tuple[int, list[list[Message]]]) -> float:
-        """Return the time of the rounds with the slowest link busy in each: segments fill links, and cost latency."""
-        return len(tried[1]) * (latency + slowest * nbytes / (plain.chunks * tried[0]))
-
-    powers = range((MOST_MESSAGES // messages).bit_length())
-    segments, steps = min(((1 << power, _steps(plain, 1 << power, pieces, random.Random(seed)))
-                           for power in powers for seed in range(TRIES)), key=seconds)
-    combining = 0 if found.method in ("all_gather", "broadcast") else len(steps)
+    back = graph.reversed()
+    made = []
+    for cut, is_short in itertools.product(CUTS, (True, False)):
+        if messages * cut <= MOST_MESSAGES:
+            down, seconds = _Gather(graph if name not in DUALS else back, cut, nbytes, is_short).rounds()
+            up, more = down, seconds if name == "all_reduce" else 0.0
+            if name == "all_reduce" and back.edges != graph.edges:
+                up, more = _Gather(back, cut, nbytes, is_short).rounds()
+            made.append((seconds + more, cut, up, down))
+    _, cut, up, down = min(made)
     if name in DUALS:
-        steps = backwards(steps)
-    elif combining:
-        steps = [*backwards(steps), *steps]
-    return Transfers(name, graph.ranks, plain.shares * segments, steps, combining)
+        return Transfers(name, graph.ranks, cut, backwards(down), len(down))
+    sums = backwards(up) if name == "all_reduce" else []
+    return Transfers(name, graph.ranks, cut, [*sums, *down], len(sums))
 
 
-def _pieces(graph: LinkGraph, name: str) -> tuple[dict[tuple[int, int], int], float]:
-    """Return the pieces that each link of the trees carries in a round, and the seconds of a round for each byte."""
-    speeds = {(src, dst): edge.GBps for (src, dst), edge in graph.edges.items()}
-    if name in DUALS:
-        speeds = {(dst, src): speed for (src, dst), speed in speeds.items()}
-    elif name == "all_reduce":
-        speeds = {(src, dst): min(speed, speeds.get((dst, src), Fraction(0))) for (src, dst), speed in speeds.items()}
-    slowest = min(speed for speed in speeds.values() if speed)
-    # The fewest pieces of the slowest link with the least bandwidth lost to whole numbers.
-    count = min(range(1, MOST_PIECES + 1), key=lambda pieces: max(
-        1 - math.floor(pieces * speed / slowest) / (pieces * speed / slowest) for speed in speeds.values() if speed))
-    return {link: math.floor(count * speed / slowest) for link, speed in speeds.items()}, count / float(slowest) / 1e9
+class _Gather:
+    """An all-gather with blocks of `cut` pieces: the pieces that each rank has so far.
 
+    With `is_short` a round may be too short for a piece on the slowest links.
+    """
 
-def _steps(plain: Forest, segments: int, pieces: Mapping[tuple[int, int], int],
-           ties: random.Random) -> list[list[Message]]:
-    """Return the messages of each round, down the trees."""
-    ways = [_ways(tree) for tree in plain.trees]
-    ready: dict[tuple[int, int], list[tuple[tuple[float, ...], int, int]]] = collections.defaultdict(list)
+    def __init__(self, graph: LinkGraph, cut: int, nbytes: int, is_short: bool) -> None:
+        pieces = graph.ranks * cut
+        self._ties = random.Random(1)
+        self._latency = 1e-6 * max(float(edge.us) for edge in graph.edges.values())
+        # Of each link the seconds of a piece, and of each rank the seconds of a piece on all its links together.
+        self._seconds = {link: nbytes / pieces / 1e9 / float(edge.GBps) for link, edge in graph.edges.items()}
+        self._into = [[src for src, end in graph.edges if end == dst] for dst in range(graph.ranks)]
+        self._each = numpy.array([1 / sum(1 / self._seconds[src, dst] for src in into)
+                                  for dst, into in enumerate(self._into)])
+        lengths = {count * seconds for seconds in self._seconds.values() for count in range(1, MOST_PIECES + 1)}
+        self._lengths = sorted(length for length in lengths if is_short or length >= max(self._seconds.values()))
+        self._has = numpy.arange(graph.ranks)[:, None] == numpy.arange(pieces) // cut
 
-    def hold(number: int, piece: int, rank: int) -> None:
-        for child, height, below in ways[number][rank]:
-            heapq.heappush(ready[rank, child], ((-height, -below, ties.random()), piece, number))
+    def rounds(self) -> tuple[list[list[Message]], float]:
+        """Return the messages of each round, and the seconds of all rounds."""
+        rounds, total = [], 0.0
+        while not self._has.all():
+            came = self._came(self._length()) or self._came(self._lengths[-1])
+            for piece, _, rank in came:
+                self._has[rank, piece] = True
+            loads = collections.Counter((sender, receiver) for _, sender, receiver in came)
+            total += self._latency + max(count * self._seconds[link] for link, count in loads.items())
+            rounds.append(came)
+        return rounds, total
 
-    for number, tree in enumerate(plain.trees):
-        for segment in range(segments):
-            first, count = plain.place(number, segment, segments)
-            for piece in range(first, first + count):
-                hold(number, piece, tree.root)
-    steps = []
-    while ready:
-        came = [(number, piece, link) for link, waiting in ready.items()
-                for _, piece, number in [heapq.heappop(waiting) for _ in range(min(pieces[link], len(waiting)))]]
-        ready = collections.defaultdict(list, {link: waiting for link, waiting in ready.items() if waiting})
-        for number, piece, (_, child) in came:
-            hold(number, piece, child)
-        steps.append([(piece, *link) for _, piece, link in came])
-    return steps
+    def _came(self, length: float) -> list[Message]:
+        """Return the messages of a round; none if all new pieces are on links without room in a short round."""
+        return [message for rank in range(len(self._has)) for message in self._matched(rank, length)]
 
+    def _length(self) -> float:
+        """Return the seconds of the next round, without latency."""
+        left = numpy.count_nonzero(~self._has, axis=1) * self._each
+        latest = numpy.flatnonzero(left >= left.max() * (1 - 1e-9))[:MOST_LATEST]
+        return max(self._lengths, key=lambda length: min(
+            len(self._matched(rank, length)) for rank in latest) / (self._latency + length))
 
-def _ways(tree: SpanningTree) -> dict[int, list[tuple[int, int, int]]]:
-    """Return for each rank its children, each with the longest way down by the child, and all edges on the ways."""
-    heights: dict[int, int] = collections.defaultdict(int)
-    below: dict[int, int] = collections.defaultdict(int)
-    ways: dict[int, list[tuple[int, int, int]]] = collections.defaultdict(list)
-    for parent, child in reversed(tree.edges):
-        height, edges = heights[child] + 1, below[child] + 1
-        heights[parent], below[parent] = max(heights[parent], height), below[parent] + edges
-        ways[parent].append((child, height, edges))
-    return ways
+    def _matched(self, rank: int, length: float) -> list[Message]:
+        """Return the messages to a rank in a round: the largest matching of missing pieces with the rank's links."""
+        room = {src: int(length / self._seconds[src, rank] + 1e-9) for src in self._into[rank]}
+        missing = numpy.flatnonzero(~self._has[rank])
+        holders: dict[int, list[int]] = collections.defaultdict(list)
+        for src in self._into[rank]:
+            for piece in missing[self._has[src, missing]].tolist():
+                holders[piece].append(src)
+        taken: dict[int, list[int]] = {src: [] for src in self._into[rank]}
+
+        def place(piece: int, seen: set[int]) -> bool:
+            """Give a piece to a link with room, or to a link that can give another piece to another link."""
+            for src in holders[piece]:
+                if src not in seen and len(taken[src]) < room[src]:
+                    taken[src].append(piece)
+                    return True
+            for src in holders[piece]:
+                if src not in seen:
+                    seen.add(src)
+                    for number, other in enumerate(taken[src]):
+                        if place(other, seen):
+                            taken[src][number] = piece
+                            return True
+            return False
+
+        free = sum(room.values())
+        for piece in self._ties.sample([*holders], len(holders)):
+            if not free:
+                break
+            free -= place(piece, set())
+        return [(piece, src, rank) for src, pieces in taken.items() for piece in pieces]
