@@ -35,7 +35,7 @@ from gpucoll.tuner.table import ANY, AlgorithmFile, Curve, GraphTable, facts, ta
 
 SIZES = tuple(1 << power for power in (3, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30))  # bytes, of the predictions
 PIPELINED = tuple(1 << power for power in (16, 20, 24, 28))  # sizes in bytes; trees are cut into segments for each size
-SHORT = tuple(1 << power for power in (10, 16, 20))  # sizes in bytes; algorithms of few rounds are searched for each size
+SHORT = tuple(1 << power for power in (10, 16, 20))  # sizes in bytes, each with a search for algorithms of few rounds
 SEARCH = 10.0  # seconds of the solver, for each collective and size
 
 
