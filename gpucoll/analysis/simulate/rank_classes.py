@@ -53,7 +53,8 @@ class RankClasses:
                        for habit in numbers]
         self.theirs = [self._answers(kind) for kind in found]
         self._compare_ends()
-        self.mixtures = [self._mixture(number) for number in range(len(found))]
+        self.mixtures = [[self._mixture(number, row) for row in range(len(mine))]
+                         for number, mine in enumerate(self.mine)]
 
     def _answers(self, kind: Kind) -> Array:
         """Return the habit of each peer towards the rank; raise Unlike for a peer without messages with the rank."""
@@ -83,10 +84,9 @@ class RankClasses:
     def _keys(self, number: int, row: int) -> Array:
         return self.colours[self.kinds[number].peers[row]] * len(self.habits) + self.theirs[number][row]
 
-    def _mixture(self, number: int) -> list[list[tuple[int, int]]]:
-        """Return for each row of peers the pairs of class and habit that occur."""
-        return [[divmod(int(key), len(self.habits)) for key in _distinct(self._keys(number, row))]
-                for row in range(len(self.mine[number]))]
+    def _mixture(self, number: int, row: int) -> list[tuple[int, int]]:
+        """Return the pairs of class and habit that occur in a row of peers."""
+        return [divmod(int(key), len(self.habits)) for key in _distinct(self._keys(number, row))]
 
     def cut(self, wanted: set[tuple[int, int]]) -> None:
         """Cut classes by their peers in a row: `wanted` has pairs of class and row; raise Unlike where no cut helps.
@@ -109,9 +109,10 @@ class RankClasses:
                 self.kinds[at] = kind._replace(ranks=kind.ranks[part], peers=kind.peers[:, part])
                 self.theirs[at] = theirs[:, part]
                 self.colours[self.kinds[at].ranks] = at
+                self.mixtures[at] = [[] for _ in self.mine[at]]
         for number, mixture in enumerate(self.mixtures):
-            if not mixture or number in changed or any(one in changed for row in mixture for one, _ in row):
-                self.mixtures[number] = self._mixture(number)
+            self.mixtures[number] = [self._mixture(number, row) if not pairs or any(one in changed for one, _ in pairs)
+                                     else pairs for row, pairs in enumerate(mixture)]
 
 
 def _habits(kind: Kind) -> Iterator[tuple[PeerMessage, ...]]:
