@@ -43,6 +43,29 @@ def test_survivors_go_on(group, dies):
         (rank, place, len(left), left) for place, rank in enumerate(left)]
 
 
+MEETS = """
+import socket
+from gpucoll.communicator.links import StoreLink
+from gpucoll.transport import join_ports
+comm, meets = world(), StoreLink.regrouped
+(port,) = join_ports._ports.values()
+def regrouped(*given, **more):
+    socket.create_connection(port.address, timeout).close()  # as a newcomer does at this moment
+    return meets(*given, **more)
+StoreLink.regrouped = regrouped
+if rank == 1:
+    die(comm)
+assert broken(comm) == [1]
+shows(comm.shrink(), rank)
+"""
+
+
+def test_newcomers_find_the_port_open_while_survivors_meet(group):
+    for rank in range(3):
+        group.start(MEETS, rank, 3)
+    assert sorted(one["was"] for one in group.said()) == [0, 2]
+
+
 REPLACES = """
 comm, was = world(), rank
 for victim in json.loads(how[0]):
