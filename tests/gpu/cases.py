@@ -178,7 +178,7 @@ PEER = [("streams", "two_shot"), ("shares", "two_shot", "memory"), ("launched", 
         ("mirrored", "segmented", "all_reduce", "two_shot"), ("mirrored", "segmented", "all_reduce", "tree"),
         ("mirrored", "shapes_and_strides", "one_shot"), ("mirrored", "special_values", "ring"),
         ("mirrored", "carriers", "two_shot"), ("mirrored", "digests", "all_reduce", "two_shot", "float32")]
-PROCESSES = ("current_device", "missed", "without_nccl", "float8_below_hopper")  # programs with communicators of MPI
+PROCESSES = ("current_device", "missed", "without_nccl", "float8_below_hopper", "shares")  # programs on MPI's ranks
 NCCLS = {"GPUCOLL_NCCL_WINDOWS": "1", "GPUCOLL_NCCL_SHARE": "1"}
 ON_PEER = {"GPUCOLL_EXECUTOR": "peer"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on a GPU: no streams in a common hardware queue

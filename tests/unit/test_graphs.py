@@ -196,9 +196,9 @@ def test_bandwidths_without_a_common_divisor_are_rounded_down():
 @pytest.mark.usefixtures("no_solver")
 @pytest.mark.parametrize(("name", "method"), [("all_reduce", "all_reduce"), ("all_reduce", "tree_all_reduce")])
 def test_results_are_exact_on_threads(tmp_path, monkeypatch, capsys, name, method):
-    graph = "torus(2x2)" if method == "all_reduce" else "grid(4)"
+    graph = "crossbar(4)" if method == "all_reduce" else "grid(4)"
     monkeypatch.chdir(tmp_path)
-    assert main(["synthesize", graph, name, "--size", "64K", "--json"]) == 0
+    assert main(["synthesize", graph, name, "--size", "1M", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert f"forest().{method}(" in (tmp_path / made["algorithm"].partition(":")[0]).read_text()
     assert main(["verify", made["algorithm"], "--ranks", "4"]) == 0
