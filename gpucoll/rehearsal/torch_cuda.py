@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.jit import _builtins
 from torch.utils import _device
 
 from gpucoll.rehearsal.cupy_on_host import MEMORY, VirtualDevice, VirtualEvent, VirtualStream
@@ -86,6 +87,7 @@ def _set_device(device: Any) -> None:
     TorchDevice(device).use()
 
 
+@functools.cache  # TorchScript knows functions by their number, which must not pass to another function
 def _hosted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of torch that takes the CPU for each device of CUDA among its arguments."""
 
@@ -93,6 +95,9 @@ def _hosted(function: Callable[..., Any]) -> Callable[..., Any]:
     def hosted(*arguments: Any, **options: Any) -> Any:
         return function(*map(on_host, arguments), **{name: on_host(value) for name, value in options.items()})
 
+    operator = _builtins._find_builtin(function)
+    if operator is not None:
+        _builtins._register_builtin(hosted, operator)
     return hosted
 
 

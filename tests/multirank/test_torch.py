@@ -155,9 +155,9 @@ class Alone(unittest.TestCase):
 
 
 @pytest.mark.slow
-def test_pytorchs_own_tests_run_and_are_counted(tmp_path):
+def test_pytorchs_own_tests_run_and_are_counted(tmp_path, monkeypatch):
     pytest.importorskip("expecttest", reason="PyTorch's own tests need it: pip install expecttest")
-    sys.path.insert(0, str(SCRIPT.parent))
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     import c10d
 
     folder = tmp_path / "test" / "distributed"
