@@ -142,3 +142,9 @@ def nearest(name: object, known: Iterable[str]) -> str:
 def is_settled(error: BaseException) -> bool:
     """Return whether an error leaves no message under way, so that the communicator can be used further."""
     return isinstance(error, GpucollError) and error.settled
+
+
+def is_known(error: BaseException) -> bool:
+    """Return whether the cause of an error is known; the cause of the other errors may be another rank."""
+    return not isinstance(error, BackendError | RankFailedError | CollectiveTimeout) \
+        and (not isinstance(error, MismatchError) or bool(error.ranks))

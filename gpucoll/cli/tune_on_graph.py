@@ -40,7 +40,7 @@ SEARCH = 10.0  # seconds of the solver, for each collective and size
 
 
 class Bundle(NamedTuple):
-    """Synthesised algorithms of one file: a number by name, of segments if trees; and the text of a part of them."""
+    """Synthesised algorithms of one file: the number of segments by name, and the file's text for some of the names."""
 
     names: dict[str, int]
     text: Callable[[Mapping[str, int]], str]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gpucoll.device import Device, Event, Stream
 from gpucoll.executors import call_site
-from gpucoll.health.shares import CallClock, CallShares, Stamps
+from gpucoll.health.shares import NO_STAMPS, CallClock, CallShares, Stamps
 
 # Every call of LARGE bytes is timed, and about one of SAMPLE shorter calls: an event takes the host about 1 us, a short
 # call 5 to 10 us.
@@ -120,13 +120,16 @@ class DeviceShares:
 
     def next_stamps(self) -> Stamps:
         """Return the stamps to send with the next comparison."""
+        if not self._stamps:  # before most calls
+            return NO_STAMPS
         first, second, *_ = *self._stamps, (0, 0), (0, 0)
         return *first, *second
 
     def sent(self) -> None:
         """Drop the stamps of `next_stamps`: a comparison carries the stamps to all ranks, including this one."""
-        for _ in range(min(len(self._stamps), 2)):
-            self._stamps.popleft()
+        if self._stamps:
+            for _ in range(min(len(self._stamps), 2)):
+                self._stamps.popleft()
 
     def exchanged(self, stamps: list[Stamps]) -> None:
         """Take the stamps of all ranks, sent with a comparison."""
@@ -202,7 +205,7 @@ class DeviceShares:
 
 
 def _put(waiting: dict[int, Any], number: int, value: Any) -> None:
-    """Add what is known of a call, and drop the oldest call: a rank whose GPU gives no time sends no stamps."""
+    """Add the value of a call; drop the oldest call of many, since a rank whose GPU gives no time sends no stamps."""
     waiting[number] = value
     if len(waiting) > MOST:
         del waiting[next(iter(waiting))]

@@ -7,8 +7,8 @@ follows the start of a program or code that runs for the first time. Only calls 
 A delay within the error of the hosts' clocks is none.
 
 A call whose data moves slowly delays all ranks, and no rank comes late. The transfer of a call lasts from the arrival
-of the last rank until the end on the last rank. It is slow if it lasts longer than usual: than a quarter of the calls
-of the same kind.
+of the last rank until the end on the last rank. A slow transfer lasts longer than usual. The usual time of a kind of
+calls is the lower quartile of the transfers.
 """
 
 from __future__ import annotations

@@ -14,16 +14,7 @@ import time
 from collections.abc import Callable, MutableSequence, Sized
 from typing import Any
 
-from gpucoll.errors import (
-    BackendError,
-    CollectiveTimeout,
-    GpucollError,
-    MismatchError,
-    RankFailedError,
-    RevokedError,
-    UsageError,
-    is_settled,
-)
+from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RevokedError, UsageError, is_known, is_settled
 from gpucoll.progress.operations import (
     Lasting,
     Operation,
@@ -279,10 +270,8 @@ class Progress:
         if is_settled(error):
             throw(operation, error)
             return
-        # Explain only errors that may stem from another rank. A mismatch that names ranks is complete already.
         is_first, raised = self.failure is None, error
-        if isinstance(error, (*self._foreign, BackendError, RankFailedError, CollectiveTimeout)) \
-                or (isinstance(error, MismatchError) and not error.ranks):
+        if isinstance(error, self._foreign) or not is_known(error):
             raised = self._explained(error, name)
         self.failure = raised if isinstance(raised, GpucollError) else BackendError(f"{name}: ended by {error!r}")
         throw(operation, raised)
