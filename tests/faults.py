@@ -39,6 +39,8 @@ def planted(text=None):
     """Yield the faults of `planted.diff`, or of a text in its form."""
     for part in (text or PLANTED.read_text()).removesuffix("\n").split("\n\n"):
         head, *blocks = part.split("\n@@ ")
+        if not (head.startswith("--- ") and blocks):
+            raise ValueError(f"{PLANTED.name}: {head!r} is not the name of a file above faults")
         for block in blocks:
             title, *lines = block.split("\n")
             called, _, caught = title.partition(" @@ ")

@@ -85,7 +85,9 @@ def attach(process: int, key: int) -> Array:
 
 
 def _mapped(file: int, nbytes: int) -> Array:
-    return numpy.frombuffer(mmap.mmap(file, nbytes), numpy.uint8)
+    # Without a file, after a fork each process has memory of its own.
+    flags = mmap.MAP_SHARED if file >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return numpy.frombuffer(mmap.mmap(file, nbytes, flags), numpy.uint8)
 
 
 def at(place: int, nbytes: int) -> Array:

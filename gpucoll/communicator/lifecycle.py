@@ -77,7 +77,7 @@ class Lifecycle:
         self._flight = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
         rank, threads = link.place.rank, isinstance(link, LocalLink)
         self._observers = observers_of(rank, os.environ, self.waits.blocks)
-        self._exporters = exporters(os.environ, rank, 0 if threads else gpu_index(link.place))
+        self._exporters = exporters(os.environ, rank, lambda: 0 if threads else gpu_index(link.place))
         for exporter in self._exporters:
             exporter.add(self.clock.sums, rank, threads=threads)
         compares = link.place.size > 1 and options.compares != "off"
@@ -88,6 +88,17 @@ class Lifecycle:
             Deferred(preflight) if options.compares == "deferred" else preflight
         self.host.observe(self._flight, self._observers, comparison)
         _alive.add(self)
+
+    def forked(self) -> None:
+        """Disable the parent's communicator in a fork's child: no call, no wait at exit, no shutdown."""
+        # Transports, threads and locks belong to the parent: touch none of these.
+        self.is_forked = True
+        self.stop_calls()
+        self._watches.clear()
+        self.waits.forget()
+        if self.link.processes.watch is not None:
+            self.link.processes.watch.drop()  # other hosts see the parent's end by its closed connection
+        self.waits.hooks.append(self.check_usable)  # ends a wait for the parent's `Work`
 
     def _new_guard(self) -> Guard:
         """Return the guard that ends waits for ranks that go no further, set to follow `waits`."""
@@ -333,18 +344,10 @@ _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Disable the parent's communicators in a fork's child: no call, no wait at exit, no shutdown."""
     finalize_within.clear()
     devices.forget()
     for comm in _alive:
-        # Transports, threads and locks belong to the parent: touch none of these.
-        comm.is_forked = True
-        comm.stop_calls()
-        comm._watches.clear()
-        comm.waits.forget()
-        if comm.link.processes.watch is not None:
-            comm.link.processes.watch.drop()  # other hosts see the parent's end by its closed connection
-        comm.waits.hooks.append(comm.check_usable)  # ends a wait for the parent's `Work`
+        comm.forked()
 
 
 def _at_exit() -> None:

@@ -94,7 +94,7 @@ class Communicator:
     size = property(lambda self: self._core.link.place.size, doc="The number of ranks.")
     local_rank = property(lambda self: self._core.link.place.local_rank, doc="This rank's number on its node.")
     local_size = property(lambda self: self._core.link.place.local_size, doc="How many ranks this node has.")
-    node = property(lambda self: self._core.link.place.nodes[self.rank], doc="This rank's node, 0 .. nodes - 1.")
+    node = property(lambda self: self._core.link.place.node, doc="This rank's node, 0 .. nodes - 1.")
     nodes = property(lambda self: max(self._core.link.place.nodes) + 1, doc="How many nodes there are.")
     timeout = property(lambda self: self.options.timeout, doc="Seconds: the deadline of every wait.")
     check = property(lambda self: self.options.check, doc="full, data, deferred, off, or None for the default.")

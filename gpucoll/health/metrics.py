@@ -245,7 +245,7 @@ def _add(into: dict[str, float], delays: Mapping[str, float]) -> None:
         into[site] = into.get(site, 0.0) + seconds
 
 
-def exporters(environment: Mapping[str, str], rank: int, local_rank: int) -> list[Exporter]:
+def exporters(environment: Mapping[str, str], rank: int, local_rank: Callable[[], int]) -> list[Exporter]:
     """Return this process' exporters asked for by GPUCOLL_METRICS, GPUCOLL_SUMMARY and GPUCOLL_DEBUG; see `export`.
 
     Raises ArgumentError for an unknown value of GPUCOLL_METRICS.
@@ -255,7 +255,7 @@ def exporters(environment: Mapping[str, str], rank: int, local_rank: int) -> lis
         place_of(metrics)
     wanted = (metrics, environment.get("GPUCOLL_SUMMARY") == "1" and SUMMARY,
               environment.get("GPUCOLL_DEBUG") == STRAGGLERS and STRAGGLERS)
-    return [export(one, rank, local_rank) for one in wanted if one]
+    return [export(one, rank, local_rank()) for one in wanted if one]
 
 
 def export(wanted: str, rank: int, local_rank: int) -> Exporter:

@@ -138,6 +138,11 @@ class RankTopology(NamedTuple):
     local_size: int
     nodes: tuple[int, ...]
 
+    @property
+    def node(self) -> int:
+        """The number of this rank's node."""
+        return self.nodes[self.rank]
+
     @classmethod
     def of(cls, rank: int, hosts: Sequence[object]) -> RankTopology:
         """Return the place of `rank`, given a name of the node of every rank.

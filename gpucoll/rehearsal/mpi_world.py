@@ -49,8 +49,7 @@ class VirtualMpi(MPI.Intracomm):
         """The communicator of the rank whose turn it is."""
         number = self._group.turns.current.number
         if number not in self._comms:
-            link = VirtualLink(self._group, self._group.members.index(number))
-            self._comms[number] = Communicator(link, Options())
+            self._comms[number] = Communicator(VirtualLink(self._group, number), Options())
         return self._comms[number]
 
     rank = property(lambda self: self.comm.rank, doc="This rank.")

@@ -1,22 +1,21 @@
-"""A function or a script, run by virtual ranks; the command ``gpucoll precheck``."""
+"""A program run by virtual ranks, and the check of a function."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
-import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 from gpucoll.communicator import internal
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.launch import bootstrap
+from gpucoll.launch.launchers import torchrun_variables
 from gpucoll.launch.places import VirtualPlace
 from gpucoll.rehearsal import blas
 from gpucoll.rehearsal.cupy_on_host import in_place_of_cupy
@@ -27,7 +26,8 @@ from gpucoll.rehearsal.state import ProcessState
 from gpucoll.rehearsal.turns import Turns, Unwound, VirtualRank
 
 MOST_RANKS = 4096  # threads of one process
-HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT")  # variables that concern real ranks only
+# Variables that concern real ranks only.
+HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT", "GPUCOLL_METRICS", "GPUCOLL_SUMMARY")
 
 
 class Rehearsal:
@@ -62,10 +62,10 @@ class Rehearsal:
                     rank.exits[-1]()
                 end(rank.communicators, failed=rank.failure is not None)
 
-        self._turns = turns = Turns(self._size, body, self._stopped, self._switched)
+        self._turns = turns = self._new_turns(body)
         had_torch = "gpucoll.torch" in sys.modules
         before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
-        self.state = ProcessState(self._size, is_program=self._is_program)
+        self.state = self._new_state()
         bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world,
                                                        self._follow_torch)
         try:
@@ -84,13 +84,29 @@ class Rehearsal:
             self._stopped()
         return self._found or []
 
+    def main_of(self, rank: VirtualRank) -> ModuleType:
+        """Return the module `__main__` of a rank."""
+        return self.state.mains[rank.number]
+
+    def _new_turns(self, body: Callable[[VirtualRank], None]) -> Turns:
+        return Turns(self._size, body, self._stopped, self._switched)
+
+    def _new_group(self) -> VirtualGroup:
+        """Return a new group of all ranks."""
+        return VirtualGroup(self._turns, range(self._size), self._groups)
+
+    def _new_state(self) -> ProcessState:
+        variables = [torchrun_variables(number, self._size, number, self._size) if self._is_program else {}
+                     for number in range(self._size)]
+        return ProcessState(variables, is_program=self._is_program)
+
     def _mpi(self) -> contextlib.AbstractContextManager[None]:
         """Return the context with a COMM_WORLD of virtual ranks for mpi4py, if the program imports mpi4py."""
         if "mpi4py.MPI" not in sys.modules:
             return contextlib.nullcontext()
         from gpucoll.rehearsal.mpi_world import as_world
 
-        return as_world(VirtualGroup(self._turns, range(self._size), self._groups))
+        return as_world(self._new_group())
 
     def _cupy(self) -> contextlib.AbstractContextManager[None]:
         """Return the context with a CuPy on the host; a function that has imported CuPy before keeps that CuPy."""
@@ -107,7 +123,7 @@ class Rehearsal:
     def _world(self, wanted: bootstrap.Options) -> Any:
         rank = self._turns.current
         if rank.worlds == len(self._worlds):
-            self._worlds.append(VirtualGroup(self._turns, range(self._size), self._groups))
+            self._worlds.append(self._new_group())
         rank.worlds += 1
         return world_of(self._worlds[rank.worlds - 1], rank.number, wanted)
 
@@ -128,66 +144,6 @@ def rehearse(function: Callable[[Any], object], size: int) -> list[Finding]:
     return Rehearsal(size, is_program=False).run(program)
 
 
-def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Finding]:
-    """Return the findings for a script run as ``python path arguments`` by each rank. Its output is dropped."""
-    try:
-        source = Path(path).read_bytes()
-        code = compile(source, path, "exec")
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ArgumentError(f"precheck: {path} cannot be run: {error}", code="GC-FILE") from None
-    before, sys.argv = sys.argv, [path, *arguments]
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    try:
-        if b"mpi4py" in source or b"gpucoll.mpi" in source:
-            # Before the ranks run: COMM_WORLD is replaced for all modules that import it from here on.
-            with contextlib.suppress(ImportError, RuntimeError):
-                importlib.import_module("mpi4py.MPI")
-        if "torch" in sys.modules:
-            importlib.import_module("gpucoll.torch")
-        rehearsal = Rehearsal(size, is_program=True)
-
-        def program(rank: VirtualRank, _: Any) -> None:
-            module = rehearsal.state.mains[rank.number]
-            vars(module).update(__file__=path, __builtins__=__builtins__)
-            exec(code, vars(module))
-
-        # Output is dropped: each of a thousand ranks may print the same.
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), _compiled_once():
-            return rehearsal.run(program)
-    finally:
-        sys.argv = before
-        sys.path.pop(0)
-
-
-@contextlib.contextmanager
-def _compiled_once() -> Iterator[None]:
-    """Compile, or read, a module once for all ranks: each rank imports the program's modules for itself.
-
-    The import of torch, by the program or by a library, also lets virtual ranks use torch.distributed: real ranks would
-    wait for ever.
-    """
-    loader: Any = importlib.machinery.SourceFileLoader
-    known: dict[tuple[str, str], Any] = {}
-
-    def get_code(self: Any, fullname: str) -> Any:
-        key = self.path, fullname
-        if key not in known:
-            known[key] = super(loader, self).get_code(fullname)
-        return known[key]
-
-    def exec_module(self: Any, module: Any) -> None:
-        super(loader, self).exec_module(module)
-        if module.__name__ == "torch":
-            with contextlib.suppress(ImportError):
-                importlib.import_module("gpucoll.torch")
-
-    loader.get_code, loader.exec_module = get_code, exec_module
-    try:
-        yield
-    finally:
-        del loader.get_code, loader.exec_module
-
-
 @contextlib.contextmanager
 def _no_sleep(turns: Turns) -> Iterator[None]:
     """Let ranks that sleep give up their turn instead: they may poll for another rank."""
@@ -205,14 +161,3 @@ def _no_sleep(turns: Turns) -> Iterator[None]:
         yield
     finally:
         time.sleep = real
-
-
-def main(options: Any) -> int:
-    """Run the command: print the findings and return 1, or print one line and return 0."""
-    found = rehearse_script(options.script, options.arguments, options.ranks)
-    if options.json:
-        print(json.dumps(found))
-    else:
-        print("\n".join(f"{one['kind']}: {one['message']}" for one in found)
-              or f"{options.script}: the calls of {options.ranks} ranks agree")
-    return 1 if found else 0

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpucoll.algorithms import find, schedule
 from gpucoll.arrays import Array, Prepared, Space, on_gpu
-from gpucoll.arrays.segments import Heap
+from gpucoll.arrays.segments import Heap, Segment
 from gpucoll.communicator import Communicator
 from gpucoll.communicator.backends import HostBackend
 from gpucoll.communicator.calls import CallTable, Key
@@ -126,7 +126,8 @@ class VirtualBackend(HostBackend):
     """The single executor of virtual ranks."""
 
     def __init__(self, executor: Executor, size: int) -> None:
-        self.heap, self.executors = Heap(size), (executor,)
+        self.heap = Heap(size, functools.partial(Segment, shared=False))
+        self.executors = (executor,)
         self._shared = self._walker = self._native = None
         self._with_engine = []
 
@@ -134,33 +135,31 @@ class VirtualBackend(HostBackend):
         """Record and compare nothing: the calls are matched already."""
 
 
+class OneNode(RankTopology):
+    """The place of a virtual rank: all ranks are on one node."""
+
+    node = 0
+
+
 class VirtualLink(Link):
-    """The place of a virtual rank in its group."""
+    """The place of rank `number` of the world in a group of virtual ranks."""
 
     threads = False
 
-    def __init__(self, group: VirtualGroup, rank: int) -> None:
-        self.group, self.number = group, group.members[rank]
-        self.place = RankTopology(rank, group.size, rank, group.size, (0,) * group.size)
+    def __init__(self, group: VirtualGroup, number: int) -> None:
+        self.group, self.number = group, number
+        rank = group.place_of(number)
+        self.place = OneNode(rank, group.size, rank, group.size, (0,) * group.size)
         self.points = ThreadMessages(rank, group.mail)
         self.processes, self.table = RankThreads({}), built_in()
         self.waits: VirtualWaits | None = None
 
     def split(self, color: int | None, key: int) -> VirtualLink | None:
-        def parts(everyone: list[Any]) -> dict[int, VirtualGroup]:
-            ordered = sorted((shade, other, rank) for rank, (shade, other) in enumerate(everyone) if shade is not None)
-            colors = dict.fromkeys(shade for shade, _, _ in ordered)
-            return {one: VirtualGroup(group.turns, [group.members[rank] for shade, _, rank in ordered if shade == one],
-                                      group.groups) for one in colors}
-
         group, found = self.group, list[Any]()
         assert self.waits is not None
-        self.waits.run(group.exchange(self.place.rank, Signature("split", header="split"), (color, key), parts, found),
-                       "split")
-        if color is None:
-            return None
-        part = found[0][color]
-        return VirtualLink(part, part.members.index(self.number))
+        self.waits.run(group.exchange(self.place.rank, Signature("split", header="split"), (color, key),
+                                      lambda everyone: group.parts(*zip(*everyone, strict=True)), found), "split")
+        return None if color is None else VirtualLink(found[0][color], self.number)
 
     def own_gpu(self, ordinal: int | None) -> int | None:
         return (self.number if ordinal is None else ordinal) if cupy_on_host.is_followed() else None
@@ -198,6 +197,11 @@ class VirtualLifecycle(Lifecycle):
             error.is_reported = True  # type: ignore[attr-defined] # a mark of ours
             refused = Signature("", refusal=REFUSED).encode()
             self.link.group.arrive(self.link.place.rank, refused, call_site(), str(error))
+
+    def forked(self) -> None:
+        """Refuse calls in a process forked by the program; a process forked by the rehearsal goes on."""
+        if not self.link.group.turns.forks_ranks:
+            super().forked()
 
     def close(self) -> None:
         """Complete all operations under way; wait for the other ranks unless the communicator has failed."""
@@ -358,8 +362,8 @@ def _check_algorithm(collective: str, algorithm: str, size: int, root: int) -> N
     schedule(collective, algorithm, rank=0, size=size, root=root)
 
 
-def world_of(group: VirtualGroup, rank: int, options: Options) -> Communicator:
-    return Communicator(VirtualLink(group, rank), options)
+def world_of(group: VirtualGroup, number: int, options: Options) -> Communicator:
+    return Communicator(VirtualLink(group, number), options)
 
 
 def end(communicators: list[Any], *, failed: bool) -> None:

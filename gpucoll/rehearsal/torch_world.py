@@ -165,7 +165,7 @@ class TorchWorld:
         if (name, members) not in self._made:
             self._made[name, members] = [VirtualGroup(self._turns, members, self._groups) for _ in NAMES]
         groups = self._made[name, members]
-        made = [world_of(group, rank, bootstrap.options({})) for group in groups]
+        made = [world_of(group, number, bootstrap.options({})) for group in groups]
         internal.waits_of(made[0]).run(groups[0].exchange(rank, Signature(call, header=call), None, bool, []), call)
         return made
 

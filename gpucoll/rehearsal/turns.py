@@ -51,7 +51,6 @@ class VirtualRank:
         self.unwindings = 0
         self.failure: BaseException | None = None  # the uncaught exception of the rank's program
 
-
     @property
     def in_call(self) -> VirtualRank:
         """Return the thread in the call that the rank waits for."""
@@ -63,6 +62,8 @@ class Turns:
 
     `switched(old, new)` is called between two turns.
     """
+
+    forks_ranks = False  # whether a fork under way is one of the rehearsal, not of the program
 
     def __init__(self, size: int, body: Callable[[VirtualRank], None], on_stop: Callable[[], None],
                  switched: Callable[[VirtualRank, VirtualRank], None]) -> None:

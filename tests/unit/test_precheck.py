@@ -303,7 +303,7 @@ def test_what_cannot_be_checked_is_refused(tmp_path):
 
 
 def main_of(path):
-    from gpucoll.rehearsal.program import rehearse_script
+    from gpucoll.rehearsal.script import rehearse_script
 
     rehearse_script(str(path), [], 2)
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import gpucoll as gc
-from gpucoll.rehearsal.program import rehearse_script
+from gpucoll.rehearsal.script import rehearse_script
 
 RANKS = 3
 BEGIN = """

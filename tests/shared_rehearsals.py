@@ -1,0 +1,295 @@
+"""Programs run by processes of equal ranks; run as a command, because the processes fork.
+
+``python shared_rehearsals.py CHECK`` prints a JSON list: the name of each program of the check, and the reason against
+a proof of agreement, or null.
+"""
+
+import json
+import os
+import pathlib
+import random
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+
+import numpy
+
+import gpucoll as gc
+import mixture
+from faulty_programs import PROGRAMS
+from gpucoll.communicator import internal
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.rehearsal.equal_world import reason_against
+from multirank.disagreements import cases, made
+
+SIZE = 6
+counting, counted = os.pipe()
+
+
+def reason(function, size=SIZE):
+    """Return the reason against ``function(comm)`` on `size` ranks."""
+    def run(rehearsal):
+        def program(rank, world):
+            comm = world()
+            internal.set_world(comm)
+            function(comm)
+
+        rehearsal.run(program)
+
+    return reason_against(run, size)
+
+
+def began():
+    """Count a process."""
+    os.write(counted, b".")
+
+
+# ---------------------------------------------------------------- programs whose ranks agree
+
+
+def every_rank_has_its_result(comm):
+    """The results of all collectives, against arithmetic."""
+    rank, size = comm.rank, comm.size
+    x = numpy.full(3, rank + 1.0)
+    assert comm.all_reduce(x).tolist() == [size * (size + 1) / 2] * 3
+    assert comm.all_gather(x)[:, 0].tolist() == [one + 1.0 for one in range(size)]
+    assert comm.scan(x)[0] == sum(range(1, rank + 2))
+    assert comm.exscan(x)[0] == sum(range(1, rank + 1))
+    table = numpy.arange(float(size * size)).reshape(size, size)
+    assert comm.scatter(table if rank == 1 else None, root=1).tolist() == table[rank].tolist()
+    assert comm.reduce_scatter(table).tolist() == (size * table[rank]).tolist()
+    assert comm.all_to_all(numpy.full((size, 2), float(rank)))[:, 1].tolist() == [*map(float, range(size))]
+    assert comm.broadcast_object({"from": rank}, root=2) == {"from": 2}
+    assert comm.all_gather_object(rank) == [*range(size)]
+    total = comm.reduce(x, root=3)
+    assert total is None or total[0] == size * (size + 1) / 2
+
+
+def groups_and_calls_under_way(comm):
+    rank = comm.rank
+    half = comm.split(rank // 3)
+    assert half.size == 3
+    assert half.rank == rank % 3
+    assert half.all_reduce(numpy.full(2, float(rank)))[0] == (3.0 if rank < 3 else 12.0)
+    assert comm.split(None if rank == 0 else 0, key=-rank) is None or rank > 0
+    work = comm.all_reduce(numpy.full(2, 1.0 + rank), async_op=True)
+    while not work.is_completed():
+        pass
+    assert work.wait()[0] == 21.0
+    with comm.group():
+        first, second = comm.all_reduce(numpy.ones(1)), comm.all_gather(numpy.full(1, rank))
+    assert first[0] == 6.0
+    assert second.ravel().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def long_calls_under_way(comm):
+    """Each process sends more than a socket holds before it receives."""
+    rows = [numpy.full(1 << 18, comm.rank + 1.0) for _ in range(6)]
+    works = [comm.all_reduce(row, async_op=True) for row in rows]
+    assert [work.wait()[-1] for work in works] == [21.0] * 6
+    assert not comm.all_gather(numpy.ones(1 << 22)).any()  # too long to be computed
+
+
+def memory_of_a_rank_is_its_own(comm):
+    """Also memory that real ranks map."""
+    x = comm.empty(4, "f8")
+    x[:] = 1
+    if comm.rank == 2:
+        x[:] = 5
+        comm.barrier()
+    else:
+        comm.barrier()
+        assert x[0] == 1
+    assert comm.all_reduce(x)[0] == 10
+
+
+def seeds_are_equal_and_drawn_once(comm):
+    random.seed(4)
+    numpy.random.seed(4)
+    expected = random.Random(4).random(), numpy.random.RandomState(4).rand()
+    if comm.rank == 1:
+        comm.barrier()
+    else:
+        comm.barrier()
+    assert (random.random(), numpy.random.rand()) == expected
+
+
+def a_file_is_read_by_each_rank(comm):
+    with open(__file__, "rb", buffering=0) as file:
+        first = file.read(10)
+        if comm.rank % 2:
+            comm.barrier()
+        else:
+            comm.barrier()
+        assert file.read(10) == pathlib.Path(__file__).read_bytes()[len(first):20]
+
+
+def arithmetic_on_the_rank(comm):
+    """The rank's number means the same as an int everywhere."""
+    rank = comm.rank
+    assert isinstance(rank, int)
+    assert [*range(10)][rank] == rank
+    assert {0: "a"}.get(rank, "b") == ("a" if rank == 0 else "b")
+    assert f"{rank:03d}" == format(int(rank), "03d")
+    assert "%d" % rank == str(rank)  # noqa: UP031 # the way is meant
+    assert numpy.float32(2) * rank == 2 * int(rank)
+    assert (numpy.ones(2, "f4") * rank).dtype == "f4"
+    assert divmod(rank + 7, 4) == divmod(int(rank) + 7, 4)
+    assert 10 // (rank + 1) == 10 // (int(rank) + 1)
+    assert [0] * rank == [0] * int(rank)
+    comm.barrier()
+
+
+def equal_ranks_run_once(comm):
+    """Three processes: the first rank, the ranks below 4, and the ranks from 4 on."""
+    began()
+    if comm.rank == 0:
+        comm.barrier()
+    elif comm.rank < 4:
+        began()
+        comm.barrier()
+    else:
+        began()
+        comm.barrier()
+
+
+AGREEING = (every_rank_has_its_result, groups_and_calls_under_way, long_calls_under_way,
+            memory_of_a_rank_is_its_own, seeds_are_equal_and_drawn_once, a_file_is_read_by_each_rank,
+            arithmetic_on_the_rank)
+
+# ---------------------------------------------------------------- programs that are not followed
+
+
+def a_file(comm):
+    with open(pathlib.Path(FOLDER) / "written", "w") as file:
+        file.write("a")
+
+
+def a_folder(comm):
+    os.mkdir(os.path.join(FOLDER, "folder"))
+
+
+def a_lower_file(comm):
+    os.open(os.path.join(FOLDER, "low"), os.O_CREAT | os.O_RDWR)
+
+
+def a_process(comm):
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+
+
+def a_fork(comm):
+    if os.fork() == 0:
+        os._exit(0)
+
+
+def a_socket(comm):
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+
+
+def a_thread(comm):
+    threading.Thread(target=print).start()
+
+
+def pytorch(comm):
+    import torch  # noqa: F401
+
+
+def random_numbers(comm):
+    random.random()
+    comm.barrier()
+
+
+def random_numbers_of_numpy(comm):
+    numpy.random.rand()
+    comm.barrier()
+
+
+def random_numbers_before_a_seed(comm):
+    random.random()
+    random.seed(5)
+
+
+def a_seed_of_the_system(comm):
+    random.seed(5)
+    random.seed()
+    random.random()
+    comm.barrier()
+
+
+def a_generator_without_a_seed(comm):
+    numpy.random.default_rng()
+
+
+def a_secret(comm):
+    secrets.token_hex(4)
+
+
+def a_unique_name(comm):
+    uuid.uuid4()
+
+
+def a_message(comm):
+    comm.send(numpy.ones(1), 0) if comm.rank else comm.recv(numpy.ones(1), 1)
+
+
+def an_exit(comm):
+    sys.exit(3)
+
+
+NOT_FOLLOWED = {
+    a_file: "written", a_folder: "os.mkdir", a_lower_file: "low", a_process: "", a_fork: "os.fork",
+    a_socket: "socket.bind", a_thread: "a thread", pytorch: "import torch", random_numbers: "python without a seed",
+    random_numbers_of_numpy: "numpy without a seed", random_numbers_before_a_seed: "python without a seed",
+    a_seed_of_the_system: "python without a seed", a_generator_without_a_seed: "of the system",
+    a_secret: "of the system", a_unique_name: "of the system", a_message: "message", an_exit: "SystemExit"}
+
+# ---------------------------------------------------------------- checks
+
+
+def of_agreeing():
+    return [[one.__name__, reason(one)] for one in AGREEING]
+
+
+def of_equal_ranks():
+    found = reason(equal_ranks_run_once)
+    os.set_blocking(counting, False)
+    return [[found, len(os.read(counting, 100))]]
+
+
+def of_others():
+    found = [[one.__name__, why, reason(one)] for one, why in NOT_FOLLOWED.items()]
+    return found + [[name, "nothing is left", None] for name in os.listdir(FOLDER)]
+
+
+def of_faults():
+    return [[one.function.__name__, reason(one.function, one.size)] for one in PROGRAMS]
+
+
+def of_disagreements():
+    found = []
+    for collective in COLLECTIVES:
+        names = ["auto", *gc.algorithms(collective, size=4, op="sum", dtype="f8")][:3]
+        for case in cases(collective, names):
+            other = names[(names.index(case.algorithm) + 1) % len(names)]
+            found.append([str(case), case.code, reason(lambda comm: made(comm, case, 12, other), 4)])  # noqa: B023
+    return found
+
+
+def of_random_programs():
+    found = []
+    for number in range(40):
+        chances = random.Random(number)
+        size = chances.choice((1, 2, 3, 4, 5, 8))
+        steps = mixture.draw(chances, size, steps=chances.randint(1, 5))
+        found.append([number, reason(lambda comm: mixture.run(comm, steps), size)])  # noqa: B023
+    return found
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as FOLDER:
+        print(json.dumps(globals()[f"of_{sys.argv[1]}"]()))

@@ -1,0 +1,208 @@
+"""Equal ranks of a rehearsal run once: their processes have the results of every rank, and prove agreement only.
+
+`shared_rehearsals.py` has the programs. Operations on a `PerRank` are compared with Python's own, rank by rank.
+"""
+
+import copy
+import json
+import operator
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+from gpucoll.core.signature import Signature
+from gpucoll.rehearsal import coordinator
+from gpucoll.rehearsal.coordinator import Coordinator, Given, send
+from gpucoll.rehearsal.per_rank import BINARY, COMPARISONS, UNARY, PerRank, lift, per_rank
+from gpucoll.rehearsal.rewriting import rewritten
+from pace import seconds
+
+TESTS = Path(__file__).parents[1]
+
+
+def check(name):
+    """Return the results of a check of `shared_rehearsals.py`."""
+    job = subprocess.run([sys.executable, TESTS / "shared_rehearsals.py", name], capture_output=True, text=True,
+                         timeout=seconds(200), check=False)
+    assert job.returncode == 0, job.stderr
+    return json.loads(job.stdout)
+
+
+def test_every_rank_has_the_values_of_its_own_process():
+    found = check("agreeing")
+    assert len(found) == 7
+    assert [one for one in found if one[1] is not None] == []
+
+
+def test_equal_ranks_run_once():
+    assert check("equal_ranks") == [[None, 3]]
+
+
+def test_a_program_gives_up_before_it_changes_anything_outside():
+    for name, why, reason in check("others"):
+        assert reason is not None, name
+        assert why in reason, (name, reason)
+
+
+@pytest.mark.parametrize("name", ["faults", pytest.param("disagreements", marks=pytest.mark.slow)])
+def test_no_fault_is_taken_for_agreement(name):
+    found = check(name)
+    for case, *code, reason in found:
+        assert (reason is None) == (code == [None] or code == [""]), (case, code, reason)
+
+
+def test_random_programs_agree_or_are_not_followed():
+    for number, reason in check("random_programs"):
+        assert reason is None or reason.startswith(("a message between", "refused arguments")), (number, reason)
+
+
+# ---------------------------------------------------------------- values of each rank
+
+
+class Chosen(Exception):
+    """Raised in place of a fork."""
+
+
+class Numbers:
+    """Ranks without processes."""
+
+    numbers = (0, 1, 2, 5)
+
+    def choose(self, values):
+        raise Chosen(values)
+
+
+RANKS = Numbers()
+OTHERS = (3, -2, 0, 2.5, True, numpy.int64(3), numpy.float32(0.5))
+
+
+def values_of(found):
+    return {number: found.of(number) if type(found) is PerRank else found for number in RANKS.numbers}
+
+
+def expected(function, *arguments):
+    try:
+        return {number: function(*(one.of(number) if type(one) is PerRank else one for one in arguments))
+                for number in RANKS.numbers}
+    except (ZeroDivisionError, TypeError, ValueError):
+        return None
+
+
+def test_operations_are_those_of_each_rank():
+    rank = PerRank(RANKS, {number: number for number in RANKS.numbers})
+    other = rank * rank - 4
+    for name in (*BINARY, *COMPARISONS):
+        function = getattr(operator, f"__{name}__")
+        for pair in ((rank, other), *((rank, one) for one in OTHERS), *((one, rank) for one in OTHERS[:5])):
+            wanted = expected(function, *pair)
+            if wanted is None:  # the ranks with an error are told apart
+                with pytest.raises(Chosen):
+                    function(*pair)
+            else:
+                found = values_of(function(*pair))
+                assert found == wanted, (name, pair)
+                assert [*map(type, found.values())] == [*map(type, wanted.values())]
+    for name in UNARY:
+        assert values_of(getattr(operator, name)(other)) == expected(getattr(operator, name), other)
+    assert values_of(divmod(rank, 2)[1]) == {0: 0, 1: 1, 2: 0, 5: 1}
+    assert values_of(rank.bit_length()) == {0: 0, 1: 1, 2: 2, 5: 3}
+
+
+def test_equal_values_are_plain_and_others_are_told_apart():
+    rank = PerRank(RANKS, {number: number for number in RANKS.numbers})
+    assert type(rank < 6) is bool
+    assert type(rank * 0) is int
+    assert type(per_rank(RANKS, dict.fromkeys(RANKS.numbers, float("nan")))) is float
+    for values in ({0: 0.0, 1: -0.0}, {0: 1, 1: True}, {0: 1, 1: 1.0}, {0: numpy.int64(1), 1: 1}):
+        assert type(per_rank(RANKS, {2: values[0], 5: values[0], **values})) is PerRank, values
+    for use in (bool, int, float, str, repr, hash, operator.index, pickle.dumps, numpy.asarray, "{}".format, range,
+                "%d".__mod__, [1, 2].__getitem__, lambda one: numpy.ones(3) + one, lambda one: [0] * one):
+        with pytest.raises(Chosen):
+            use(rank)
+    assert isinstance(rank, int)
+    assert copy.deepcopy([rank])[0] is rank
+
+
+def test_rewritten_code_keeps_equal_ranks_together(monkeypatch):
+    rank = PerRank(RANKS, {number: number for number in RANKS.numbers})
+    text = lift(str, rank)
+    place = {"rank": rank, "text": text, "table": ["a", "a", "a", "b", "b", "a"], "ranks": [rank] * 6, "log": []}
+    source = (b"first = table[rank]\nsecond = int(text)\nthird = ranks[rank]\nkind: list[int] = [int('3', base=8)]\n"
+              b"nested = {'a': table[int(text)]}['a'][0]\n"
+              b"def f(x: list[int]) -> None:\n    print(f'{rank:d} of {len(table)}', rank, *log, sep='')\n")
+    exec(rewritten(source, "program.py"), place)
+    assert (place["first"], place["nested"], place["kind"]) == ("a", "a", [3])
+    assert values_of(place["second"]) == values_of(place["third"]) == values_of(rank)
+    with pytest.raises(Chosen):  # the output may be read
+        place["f"](0)
+    with open("/dev/null", "w") as nowhere, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", nowhere)
+        place["f"](0)
+
+
+# ---------------------------------------------------------------- the coordinator
+
+
+def reason_of(*messages, second=()):
+    """Return the reason of a coordinator of two ranks: `messages` of the first process, then those of the second."""
+    ends, other = socket.socketpair(), socket.socketpair()
+    for message in messages:
+        send(ends[1], message, *([other[0].fileno()] if message[0] == "part" else []))
+    for message in second:
+        send(other[1], message)
+    for one in (ends[1], *other):
+        one.close()
+    leader = subprocess.Popen(["sleep", "1000"], process_group=0)
+    try:
+        return Coordinator(ends[0], 2, leader.pid).run()
+    finally:
+        leader.kill()
+
+
+GROUP, CALL = ("group", "all", (0, 1)), ("call", "all", 1, Signature("barrier").encode(), Given())
+
+
+def test_the_coordinator_proves_only_what_has_ended(monkeypatch):
+    assert reason_of(("end",)) is None
+    assert reason_of(GROUP, CALL, ("end",)) is None
+    assert reason_of(("part", (1,)), ("end",), second=[("end",)]) is None
+    assert "ended early" in reason_of(GROUP, CALL)
+    assert "ended early" in reason_of(("part", (1,)), ("end",), second=[GROUP, CALL])
+    assert reason_of(("part", (1,)), ("end",), second=[GROUP, CALL, ("end",)]) == "calls are left"
+    assert reason_of(("part", (1,)), ("gave up", "a reason"), second=[("end",)]) == "a reason"
+    monkeypatch.setattr(coordinator, "RESERVE", 1 << 60)
+    assert reason_of(("part", (1,)), ("end",), second=[("end",)]) == "too many different ranks"
+
+
+# ---------------------------------------------------------------- the command
+
+
+def command(tmp_path, text, *, ranks=64):
+    """Run the command on a program with many ranks; return exit code, findings and the note on stderr."""
+    program = tmp_path / "program.py"
+    program.write_text("import os\nimport numpy\nimport gpucoll as gc\ncomm = gc.init()\nrank, size = comm.rank, "
+                       f"comm.size\n{text}\n")
+    job = subprocess.run([sys.executable, "-m", "gpucoll", "precheck", "-n", str(ranks), "--json", str(program)],
+                         capture_output=True, text=True, timeout=seconds(200), check=False)
+    return job.returncode, json.loads(job.stdout), job.stderr
+
+
+def test_the_command_proves_agreement_of_equal_ranks(tmp_path):
+    text = ("assert int(os.environ['RANK']) == rank\nprint(f'rank {rank} of {size}')\nbest = [0, 1][rank >= 32]\n"
+            "x = comm.all_reduce(numpy.full(3, best))\nassert x[0] == 32\ncomm.close()")
+    assert command(tmp_path, text) == (0, [], "")
+
+
+@pytest.mark.parametrize(("text", "kind", "ranks", "note"), [
+    ("if rank != 40:\n    comm.barrier()", "ended", [40], "calls differ: "),
+    ("comm.all_reduce(numpy.zeros(3 + (rank == 7)))", "shape", [7], "calls differ: all_reduce and all_reduce"),
+    ("comm.send(numpy.ones(1), (rank + 1) % size)", "deadlock", [*range(64)], "a message between two ranks")])
+def test_the_command_names_what_keeps_ranks_from_agreeing(tmp_path, text, kind, ranks, note):
+    code, (found,), error = command(tmp_path, text)
+    assert (code, found["kind"], found["ranks"]) == (1, kind, ranks)
+    assert error.startswith(f"precheck: the 64 ranks run one by one: {note}")
