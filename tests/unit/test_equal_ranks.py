@@ -25,10 +25,10 @@ from pace import seconds
 TESTS = Path(__file__).parents[1]
 
 
-def check(name):
-    """Return the results of a check of `shared_rehearsals.py`."""
+def check(name, limit=60):
+    """Return the results of a check of `shared_rehearsals.py`, in at most `limit` seconds."""
     job = subprocess.run([sys.executable, TESTS / "shared_rehearsals.py", name], capture_output=True, text=True,
-                         timeout=seconds(200), check=False)
+                         timeout=seconds(limit), check=False)
     assert job.returncode == 0, job.stderr
     return json.loads(job.stdout)
 
@@ -51,7 +51,7 @@ def test_a_program_gives_up_before_it_changes_anything_outside():
 
 @pytest.mark.parametrize("name", ["faults", pytest.param("disagreements", marks=pytest.mark.slow)])
 def test_no_fault_is_taken_for_agreement(name):
-    found = check(name)
+    found = check(name, limit=200)
     for case, *code, reason in found:
         assert (reason is None) == (code == [None] or code == [""]), (case, code, reason)
 
