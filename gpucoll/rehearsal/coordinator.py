@@ -52,6 +52,7 @@ class ProcessConnection:
 
     def __init__(self, channel: socket.socket, numbers: tuple[int, ...]) -> None:
         self.channel, self.numbers = channel, numbers
+        self.parts: list[ProcessConnection] = []  # of processes that the process is about to fork
         self._out: deque[memoryview] = deque()  # bytes that the process has had no room for
 
     def send(self, message: bytes = b"") -> bool:
@@ -92,7 +93,7 @@ class Coordinator:
         self._handlers: dict[str, Callable[..., None]] = {
             "call": self._call, "group": self._group, "part": self._part, "parted": self._parted, "end": self._end,
             "gave up": self._gave_up}
-        self._add(channel, tuple(range(size)))
+        self._add(ProcessConnection(channel, tuple(range(size))))
 
     def run(self) -> str | None:
         """Return None if the calls of all ranks agree, else the reason for leaving off."""
@@ -121,14 +122,14 @@ class Coordinator:
             os.killpg(self._leader, signal.SIGKILL)
             os.waitpid(self._leader, 0)
             for one in self._connections:
-                one.channel.close()
+                for each in (one, *one.parts):
+                    each.channel.close()
             self._selector.close()
         return None
 
-    def _add(self, channel: socket.socket, numbers: tuple[int, ...]) -> None:
-        made = ProcessConnection(channel, numbers)
-        self._connections.append(made)
-        self._selector.register(channel, selectors.EVENT_READ, made)
+    def _add(self, one: ProcessConnection) -> None:
+        self._connections.append(one)
+        self._selector.register(one.channel, selectors.EVENT_READ, one)
 
     def _receive(self, one: ProcessConnection) -> None:
         descriptors, message = receive(one.channel, most=1)
@@ -141,16 +142,24 @@ class Coordinator:
 
     # ------------------------------------------------------------ processes
 
-    def _part(self, one: ProcessConnection, numbers: tuple[int, ...], channel: socket.socket) -> None:
-        """Note that a process will fork: the ranks `numbers` get a process with the connection `channel`."""
-        if len(self._connections) >= MOST_PROCESSES or _free_memory() < RESERVE:
-            channel.close()
+    def _part(self, one: ProcessConnection, numbers: tuple[int, ...], channel: socket.socket | None = None) -> None:
+        """Note that a process will fork: the ranks `numbers` get a process with the connection `channel`.
+
+        The system drops the connection if this process has too many open files.
+        """
+        if channel is not None:
+            one.parts.append(ProcessConnection(channel, numbers))
+        if channel is None or len(self._connections) + len(one.parts) > MOST_PROCESSES:
             raise Stopped("too many different ranks")
-        one.numbers = tuple(sorted({*one.numbers} - {*numbers}))
-        self._add(channel, numbers)
 
     def _parted(self, one: ProcessConnection) -> None:
-        # From here on answers go to all parts of the process; all earlier answers are on the way.
+        """Allow a process to fork. The process passes on all answers so far; later answers go to each part."""
+        if _free_memory() < RESERVE:
+            raise Stopped("the different ranks need too much memory")
+        for part in one.parts:
+            one.numbers = tuple(sorted({*one.numbers} - {*part.numbers}))
+            self._add(part)
+        one.parts.clear()
         self._send(one, pickle.dumps(None))
 
     def _end(self, one: ProcessConnection) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy
 
 PLAIN = (int, float, str, bytes, type(None), numpy.generic)  # types whose operations depend on the values alone
+SINGLE = (bool, type(None), numpy.bool_)  # types with one object for each value
 UNARY = ("neg", "pos", "abs", "invert")
 BINARY = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -63,8 +64,7 @@ class PerRank:
             lambda value, *others: getattr(value, name)(*others, **options), self, *arguments)
 
     def __bool__(self) -> bool:
-        truth = lift(bool, self)
-        return truth.one if type(truth) is PerRank else truth
+        return bool(lift(bool, self))
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -108,11 +108,14 @@ class PerRank:
 
 
 def per_rank(ranks: Ranks, values: Mapping[int, Any]) -> Any:
-    """Return the value of all ranks if they have the same, else a `PerRank`."""
+    """Return the value of all ranks if the values are equal, else a `PerRank`; truth values are told apart at once."""
     own = {number: values[number] for number in ranks.numbers}
     first = own[ranks.numbers[0]]
     mark = mark_of(first)
-    return first if all(mark_of(value) == mark for value in own.values()) else PerRank(ranks, own)
+    if all(mark_of(value) == mark for value in own.values()):
+        return first
+    # A program may ask ``value is None`` or ``value is True``, without a method called here.
+    return ranks.choose(own) if any(isinstance(value, SINGLE) for value in own.values()) else PerRank(ranks, own)
 
 
 def mark_of(value: Any) -> Any:

@@ -100,7 +100,8 @@ def test_operations_are_those_of_each_rank():
         function = getattr(operator, f"__{name}__")
         for pair in ((rank, other), *((rank, one) for one in OTHERS), *((one, rank) for one in OTHERS[:5])):
             wanted = expected(function, *pair)
-            if wanted is None:  # the ranks with an error are told apart
+            differs = wanted is None or len({*wanted.values()}) > 1
+            if wanted is None or (name in COMPARISONS and differs):  # errors, and truth values, are told apart at once
                 with pytest.raises(Chosen):
                     function(*pair)
             else:
@@ -118,8 +119,11 @@ def test_equal_values_are_plain_and_others_are_told_apart():
     assert type(rank < 6) is bool
     assert type(rank * 0) is int
     assert type(per_rank(RANKS, dict.fromkeys(RANKS.numbers, float("nan")))) is float
-    for values in ({0: 0.0, 1: -0.0}, {0: 1, 1: True}, {0: 1, 1: 1.0}, {0: numpy.int64(1), 1: 1}):
+    for values in ({0: 0.0, 1: -0.0}, {0: 2, 1: 1}, {0: 1, 1: 1.0}, {0: numpy.int64(1), 1: 1}):
         assert type(per_rank(RANKS, {2: values[0], 5: values[0], **values})) is PerRank, values
+    for values in ({0: 1, 1: True}, {0: 1, 1: None}, {0: numpy.True_, 1: numpy.False_}):
+        with pytest.raises(Chosen):
+            per_rank(RANKS, {2: values[0], 5: values[0], **values})
     for use in (bool, int, float, str, repr, hash, operator.index, pickle.dumps, numpy.asarray, "{}".format, range,
                 "%d".__mod__, [1, 2].__getitem__, lambda one: numpy.ones(3) + one, lambda one: [0] * one):
         with pytest.raises(Chosen):
@@ -170,13 +174,15 @@ GROUP, CALL = ("group", "all", (0, 1)), ("call", "all", 1, Signature("barrier").
 def test_the_coordinator_proves_only_what_has_ended(monkeypatch):
     assert reason_of(("end",)) is None
     assert reason_of(GROUP, CALL, ("end",)) is None
-    assert reason_of(("part", (1,)), ("end",), second=[("end",)]) is None
+    assert reason_of(("part", (1,)), ("parted",), ("end",), second=[("end",)]) is None
     assert "ended early" in reason_of(GROUP, CALL)
-    assert "ended early" in reason_of(("part", (1,)), ("end",), second=[GROUP, CALL])
-    assert reason_of(("part", (1,)), ("end",), second=[GROUP, CALL, ("end",)]) == "calls are left"
-    assert reason_of(("part", (1,)), ("gave up", "a reason"), second=[("end",)]) == "a reason"
+    assert "ended early" in reason_of(("part", (1,)), ("parted",), ("end",), second=[GROUP, CALL])
+    assert reason_of(("part", (1,)), ("parted",), ("end",), second=[GROUP, CALL, ("end",)]) == "calls are left"
+    assert reason_of(("part", (1,)), ("parted",), ("gave up", "a reason"), second=[("end",)]) == "a reason"
     monkeypatch.setattr(coordinator, "RESERVE", 1 << 60)
-    assert reason_of(("part", (1,)), ("end",), second=[("end",)]) == "too many different ranks"
+    assert "too much memory" in reason_of(("part", (1,)), ("parted",), ("end",), second=[("end",)])
+    monkeypatch.setattr(coordinator, "MOST_PROCESSES", 1)
+    assert reason_of(("part", (1,)), ("parted",), ("end",), second=[("end",)]) == "too many different ranks"
 
 
 # ---------------------------------------------------------------- the command
