@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 
 import numpy
@@ -95,6 +96,20 @@ def long_calls_under_way(comm):
     assert not comm.all_gather(numpy.ones(1 << 22)).any()  # too long to be computed
 
 
+def an_answer_before_a_fork(comm):
+    """The answer to a call under way arrives, unread, before the process forks."""
+    if comm.rank == 0:
+        work = comm.all_reduce(numpy.ones(1), async_op=True)
+    else:
+        work = comm.all_reduce(numpy.ones(1), async_op=True)
+        until = time.perf_counter() + 0.2
+        while time.perf_counter() < until:
+            pass
+    if comm.rank < 3:
+        began()
+    assert work.wait()[0] == 6
+
+
 def memory_of_a_rank_is_its_own(comm):
     """Also memory that real ranks map."""
     x = comm.empty(4, "f8")
@@ -158,7 +173,7 @@ def equal_ranks_run_once(comm):
         comm.barrier()
 
 
-AGREEING = (every_rank_has_its_result, groups_and_calls_under_way, long_calls_under_way,
+AGREEING = (every_rank_has_its_result, groups_and_calls_under_way, long_calls_under_way, an_answer_before_a_fork,
             memory_of_a_rank_is_its_own, seeds_are_equal_and_drawn_once, a_file_is_read_by_each_rank,
             arithmetic_on_the_rank)
 
