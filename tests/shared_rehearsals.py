@@ -93,7 +93,6 @@ def long_calls_under_way(comm):
     rows = [numpy.full(1 << 18, comm.rank + 1.0) for _ in comms]
     works = [one.all_reduce(row, async_op=True) for one, row in zip(comms, rows, strict=True)]
     assert [work.wait()[-1] for work in works] == [21.0] * 3
-    assert not comm.all_gather(numpy.ones(1 << 22)).any()  # too long to be computed
 
 
 def an_answer_before_a_fork(comm):
@@ -108,6 +107,12 @@ def an_answer_before_a_fork(comm):
     if comm.rank < 3:
         began()
     assert work.wait()[0] == 6
+
+
+def results_that_are_left_out(comm):
+    """Many long arrays are only matched; a result apart from the input is zero, as among threads."""
+    out = numpy.ones(1 << 17)
+    assert not comm.all_reduce(numpy.ones(1 << 17), out).any()
 
 
 def memory_of_a_rank_is_its_own(comm):
@@ -174,8 +179,8 @@ def equal_ranks_run_once(comm):
 
 
 AGREEING = (every_rank_has_its_result, groups_and_calls_under_way, long_calls_under_way, an_answer_before_a_fork,
-            memory_of_a_rank_is_its_own, seeds_are_equal_and_drawn_once, a_file_is_read_by_each_rank,
-            arithmetic_on_the_rank)
+            results_that_are_left_out, memory_of_a_rank_is_its_own, seeds_are_equal_and_drawn_once,
+            a_file_is_read_by_each_rank, arithmetic_on_the_rank)
 
 # ---------------------------------------------------------------- programs that are not followed
 
@@ -268,7 +273,7 @@ NOT_FOLLOWED = {
 
 
 def of_agreeing():
-    return [[one.__name__, reason(one)] for one in AGREEING]
+    return [[one.__name__, reason(one, 160 if one is results_that_are_left_out else SIZE)] for one in AGREEING]
 
 
 def of_equal_ranks():
