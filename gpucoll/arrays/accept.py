@@ -100,7 +100,7 @@ def same_memory(x: Any, out: Any) -> bool:
 
 def is_block_of(x: Any, out: Any, rank: int, size: int) -> bool:
     """Return whether `x` is block `rank` of the `size` blocks of `out`, stacked or concatenated."""
-    if x.size * size != out.size:
+    if x.size * size != out.size or (x.size and not numpy.may_share_memory(bounds(x), bounds(out))):
         return False
     rows = out.shape[0] // size
     block = out[rank * rows:(rank + 1) * rows]

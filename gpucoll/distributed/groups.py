@@ -29,7 +29,7 @@ class ProcessGroup:
 
     def rank(self) -> int:
         """Return this rank's number in the group."""
-        return int(self.communicator.rank)
+        return self.communicator.rank
 
     def size(self) -> int:
         """Return the number of ranks in the group."""

@@ -23,7 +23,7 @@ import numpy
 from gpucoll.core import parsing
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed, nearest
-from gpucoll.launch.launchers import SLURM, SRUN, free_port, local_rank, started, torchrun_variables, vendor_of
+from gpucoll.launch.launchers import SLURM, SRUN, TORCHRUN, free_port, local_rank, started, vendor_of
 from gpucoll.launch.places import StorePlace, VirtualPlace, announced, store_place
 from gpucoll.launch.watchdog import starting
 from gpucoll.progress.operations import in_thread
@@ -363,9 +363,9 @@ def set_variables(place: RankTopology, bcast: Callable[[Any], Any]) -> list[str]
     """Add torchrun's variables to the environment, if missing; return the names added. A collective call."""
     address = "127.0.0.1" if max(place.nodes) == 0 else socket.gethostname()
     # All ranks need the same address and port, chosen by rank 0: only there is the port known to be free.
-    first = bcast({"MASTER_ADDR": address, "MASTER_PORT": str(free_port())})
-    missing = {name: value for name, value in {**torchrun_variables(*place[:4]), **first}.items()
-               if name not in os.environ}
+    first = bcast({"MASTER_ADDR": address, "MASTER_PORT": os.environ.get("MASTER_PORT") or str(free_port())})
+    wanted = {**dict(zip(TORCHRUN, place[:4], strict=True)), **first}
+    missing = {name: str(value) for name, value in wanted.items() if name not in os.environ}
     os.environ.update(missing)
     return [*missing]
 

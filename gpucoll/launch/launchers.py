@@ -93,6 +93,7 @@ SLURM = LAUNCHERS[-1]
 # Variables for the local rank if the launcher of LAUNCHERS sets none: HPE's PALS, Flux and Cray's PMI set these and
 # MPICH's variables, and torchrun sets the last.
 LOCAL_RANKS = ("PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "PMI_LOCAL_RANK", "LOCAL_RANK")
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torchrun's variables for a rank's place
 PORT = 29500  # torchrun's default port
 SECRET = "GPUCOLL_SECRET"  # the variable with the user's secret, known to the ranks of all hosts
 STORE = "GPUCOLL_STORE"  # the variable with the place where ranks of several hosts meet without MPI
@@ -151,8 +152,7 @@ def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -
     >>> torchrun_variables(5, 8, 1, 4)
     {'RANK': '5', 'WORLD_SIZE': '8', 'LOCAL_RANK': '1', 'LOCAL_WORLD_SIZE': '4'}
     """
-    return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(local_size)}
+    return dict(zip(TORCHRUN, map(str, (rank, size, local_rank, local_size)), strict=True))
 
 
 def rank_variables(size: int) -> list[dict[str, str]]:
