@@ -4,12 +4,19 @@
 a proof of agreement, or null.
 """
 
+import _thread
+import ctypes
+import importlib
 import json
+import logging
+import math
+import mmap
 import os
 import pathlib
 import random
 import secrets
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +32,7 @@ from faulty_programs import PROGRAMS
 from gpucoll.communicator import internal
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.rehearsal.equal_world import reason_against
+from gpucoll.rehearsal.per_rank import lift
 from multirank.disagreements import cases, made
 
 SIZE = 6
@@ -165,6 +173,46 @@ def arithmetic_on_the_rank(comm):
     comm.barrier()
 
 
+def values_of_libraries(comm):
+    """Code in C takes the rank's number for an int."""
+    rank = comm.rank
+    text = os.environ["USER_RANK"] = lift(str, rank)
+    found = [numpy.sqrt(rank), numpy.add(numpy.ones(2), rank).sum(), numpy.power(2.0, rank), round(rank / 3, 1),
+             math.floor(rank / 2), math.trunc(rank), pow(rank, 2, 5), json.dumps({"rank": rank}), len(text), [*text],
+             numpy.random.default_rng([3, rank]).random(), numpy.random.RandomState(rank).rand()]
+    random.seed(rank - 3)
+    found.append(random.random())
+    one = int(rank)
+    assert found == [
+        numpy.sqrt(one), numpy.add(numpy.ones(2), one).sum(), numpy.power(2.0, one), round(one / 3, 1), one // 2, one,
+        pow(one, 2, 5), json.dumps({"rank": one}), len(str(one)), [str(one)],
+        numpy.random.default_rng([3, one]).random(), numpy.random.RandomState(one).rand(),
+        random.Random(one - 3).random()]
+    comm.barrier()
+
+
+def forks_during_calls(comm):
+    """The answer of a call comes to each part of a process once."""
+    works = [comm.scan(numpy.ones(3), async_op=True) for _ in range(20)]
+    for bit in range(3):
+        if comm.rank >> bit & 1:
+            works.append(comm.all_reduce(numpy.ones(2), async_op=True))
+        else:
+            works.append(comm.all_reduce(numpy.ones(2), async_op=True))
+    assert [work.wait()[0] for work in works] == [comm.rank + 1] * 20 + [SIZE] * 3
+
+
+def times_and_ranks_are_shown(comm):
+    began = time.perf_counter()
+    time.sleep(1000)
+    spent = [time.perf_counter() - began, time.perf_counter() - began]
+    assert f"{statistics.median(spent):.0f} {round(spent[0])}"
+    comm.all_gather_object(spent)
+    note = logging.Logger("a program")
+    note.addHandler(logging.StreamHandler())
+    note.warning("rank %d", comm.rank)
+
+
 def equal_ranks_run_once(comm):
     """Three processes: the first rank, the ranks below 4, and the ranks from 4 on."""
     began()
@@ -180,7 +228,8 @@ def equal_ranks_run_once(comm):
 
 AGREEING = (every_rank_has_its_result, groups_and_calls_under_way, long_calls_under_way, an_answer_before_a_fork,
             results_that_are_left_out, memory_of_a_rank_is_its_own, seeds_are_equal_and_drawn_once,
-            a_file_is_read_by_each_rank, arithmetic_on_the_rank)
+            a_file_is_read_by_each_rank, arithmetic_on_the_rank, values_of_libraries, forks_during_calls,
+            times_and_ranks_are_shown)
 
 # ---------------------------------------------------------------- programs that are not followed
 
@@ -214,6 +263,10 @@ def a_socket(comm):
 
 def a_thread(comm):
     threading.Thread(target=print).start()
+
+
+def a_lower_thread(comm):
+    _thread.start_new_thread(print, ())
 
 
 def pytorch(comm):
@@ -254,6 +307,42 @@ def a_unique_name(comm):
     uuid.uuid4()
 
 
+def a_generator_of_its_own(comm):
+    random.Random().random()
+
+
+def numbers_of_single_ranks(comm):
+    comm.all_reduce(numpy.full(3, comm.rank))
+    comm.all_reduce(numpy.ones(numpy.random.randint(1, 1 << 20)))
+
+
+def numbers_of_a_device(comm):
+    pathlib.Path("/dev/urandom").read_bytes()
+
+
+def a_type_of_some_ranks(comm):
+    if isinstance(2 ** (comm.rank - 1), float):
+        comm.barrier()
+
+
+def shared_memory(comm):
+    mmap.mmap(-1, 100)
+
+
+def standard_input(comm):
+    sys.stdin.read()
+
+
+def a_part_of_pytorch(comm):
+    importlib.import_module("torch.nn")
+
+
+def a_file_written_in_c(comm):
+    system = ctypes.CDLL(None)
+    file = system.open(__file__.encode(), os.O_WRONLY | os.O_APPEND)
+    system.write(file, b"#" * 100, 100)
+
+
 def a_message(comm):
     comm.send(numpy.ones(1), 0) if comm.rank else comm.recv(numpy.ones(1), 1)
 
@@ -267,6 +356,10 @@ NOT_FOLLOWED = {
     a_socket: "socket.bind", a_thread: "a thread", pytorch: "import torch", random_numbers: "python without a seed",
     random_numbers_of_numpy: "numpy without a seed", random_numbers_before_a_seed: "python without a seed",
     a_seed_of_the_system: "python without a seed", a_generator_without_a_seed: "of the system",
+    a_generator_of_its_own: "of the system", numbers_of_single_ranks: "calls differ", numbers_of_a_device: "urandom",
+    a_lower_thread: "_thread.start_new_thread", a_type_of_some_ranks: "calls differ",
+    shared_memory: "shared by processes", standard_input: "standard input", a_part_of_pytorch: "torch",
+    a_file_written_in_c: "ended early",
     a_secret: "of the system", a_unique_name: "of the system", a_message: "message", an_exit: "SystemExit"}
 
 # ---------------------------------------------------------------- checks

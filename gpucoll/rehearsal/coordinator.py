@@ -115,8 +115,10 @@ class Coordinator:
                         self._receive(key.data)
             if self._calls:
                 raise Stopped("calls are left")
-        except (Stopped, OSError, EOFError, MemoryError) as error:
-            return str(error) or type(error).__name__
+        except Stopped as error:
+            return str(error)
+        except Exception as error:  # as of NumPy, or of the system
+            return f"{type(error).__name__}: {error}"
         finally:
             # The first process is collected last: until then nobody else gets the number of its group.
             os.killpg(self._leader, signal.SIGKILL)
@@ -134,6 +136,8 @@ class Coordinator:
     def _receive(self, one: ProcessConnection) -> None:
         descriptors, message = receive(one.channel, most=1)
         kind, *rest = pickle.loads(message)
+        if kind == "part" and not descriptors:  # the system closes files for which this process has no room
+            raise Stopped("too many open files")
         self._handlers[kind](one, *rest, *(socket.socket(fileno=number) for number in descriptors))
 
     def _send(self, one: ProcessConnection, message: bytes) -> None:
@@ -142,14 +146,10 @@ class Coordinator:
 
     # ------------------------------------------------------------ processes
 
-    def _part(self, one: ProcessConnection, numbers: tuple[int, ...], channel: socket.socket | None = None) -> None:
-        """Note that a process will fork: the ranks `numbers` get a process with the connection `channel`.
-
-        The system drops the connection if this process has too many open files.
-        """
-        if channel is not None:
-            one.parts.append(ProcessConnection(channel, numbers))
-        if channel is None or len(self._connections) + len(one.parts) > MOST_PROCESSES:
+    def _part(self, one: ProcessConnection, numbers: tuple[int, ...], channel: socket.socket) -> None:
+        """Note that a process will fork: the ranks `numbers` get a process with the connection `channel`."""
+        one.parts.append(ProcessConnection(channel, numbers))
+        if len(self._connections) + len(one.parts) > MOST_PROCESSES:
             raise Stopped("too many different ranks")
 
     def _parted(self, one: ProcessConnection) -> None:
@@ -163,6 +163,8 @@ class Coordinator:
         self._send(one, pickle.dumps(None))
 
     def _end(self, one: ProcessConnection) -> None:
+        if one.parts:
+            raise Stopped("a process has ended before a fork")
         self._connections.remove(one)
         self._selector.unregister(one.channel)
         one.channel.close()

@@ -156,13 +156,13 @@ class VirtualDevice:
         self._before.use()
 
     def __int__(self) -> int:
-        return self.id
+        return int(self.id)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VirtualDevice) and self.id == other.id
 
     def __hash__(self) -> int:
-        return self.id
+        return hash(self.id)
 
 
 class VirtualEvent:

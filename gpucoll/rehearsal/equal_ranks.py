@@ -18,10 +18,12 @@ import os
 import pickle
 import socket
 import stat
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from random import getstate, setstate
+from socket import socketpair
 from typing import Any, NoReturn
 
 from gpucoll.rehearsal.coordinator import Given, receive, send
@@ -50,8 +52,8 @@ class EqualRanks:
         if others:
             try:
                 self._fork(mine, others)
-            except OSError as error:  # the system has no room for further processes
-                self.give_up(str(error))
+            except Exception as error:  # as if the system has no room for further processes
+                self.give_up(f"a fork: {error}")
         return values[self.numbers[0]]
 
     def _fork(self, mine: tuple[int, ...], others: Sequence[tuple[int, ...]]) -> None:
@@ -61,16 +63,18 @@ class EqualRanks:
         with self.effects.by_library():
             ends = []
             for numbers in others:
-                here, there = socket.socketpair()
+                here, there = socketpair()
                 send(self._channel, ("part", numbers), there.fileno())
                 there.close()
                 ends.append(here)
             send(self._channel, ("parted",))
-            # The answers sent so far are for all parts.
+            # Each answer so far is for all parts.
             while (answer := self._receive()) is not None:
                 self._came.append(answer)
             gc.freeze()  # the collector would write to, and so copy, the memory shared by the processes
             positions, drawn = _positions(), getstate()
+            # A fork inside of a note of `logging` would make new locks for locks that are held.
+            getattr(sys.modules.get("logging"), "_at_fork_reinit_lock_weakset", set()).clear()
             channel, self.numbers = self._channel, mine
             for numbers, end in zip(others, ends, strict=True):
                 if os.fork() == 0:
@@ -82,6 +86,7 @@ class EqualRanks:
             for end in ends:
                 if end is not self._channel:
                     end.close()
+            self.effects.parted()
 
     def give_up(self, reason: str) -> NoReturn:
         """End the work of all processes, without a proof."""
@@ -101,11 +106,14 @@ class EqualRanks:
              use: Callable[[Any], None]) -> None:
         """Send a call to the coordinator; a later `advance` calls ``use(answer)``."""
         self.effects.check()
-        if group not in self._known:
-            self._known.add(group)
-            send(self._channel, ("group", group, members))
         self._calls[group, number] = use
-        send(self._channel, ("call", group, number, signature, given))
+        try:
+            if group not in self._known:
+                self._known.add(group)
+                send(self._channel, ("group", group, members))
+            send(self._channel, ("call", group, number, signature, given))
+        except OSError:  # the coordinator has ended
+            os._exit(1)
 
     def advance(self) -> None:
         """Wait for an answer, and use it."""
@@ -132,11 +140,12 @@ class EqualRanks:
 
 
 def _positions() -> dict[int, int]:
-    """Return the position in each regular file open for reading, by descriptor."""
+    """Return the position in each regular file or folder open for reading, by descriptor."""
     found = {}
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):
-            if descriptor > 2 and stat.S_ISREG(os.fstat(descriptor).st_mode):
+            mode = os.fstat(descriptor).st_mode
+            if descriptor > 2 and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 found[descriptor] = os.lseek(descriptor, 0, os.SEEK_CUR)
     return found
 
@@ -161,7 +170,7 @@ class _Pickler(pickle.Pickler):
     differs = False
 
     def persistent_id(self, value: Any) -> Any:
-        if type(value) is not PerRank:
+        if not isinstance(value, PerRank):
             return None
         self.differs = True
         return {number: value.of(number) for number in value._ranks.numbers}

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy
 
-from gpucoll.core.signature import Signature
 from gpucoll.executors import ReadyCall
 from gpucoll.launch.launchers import torchrun_variables
 from gpucoll.rehearsal.coordinator import Coordinator, Given
 from gpucoll.rehearsal.effects import NOT_FOLLOWED
 from gpucoll.rehearsal.equal_ranks import EqualRanks, everyone_of, pickled, pickled_request
 from gpucoll.rehearsal.matching import MatchedCall, VirtualGroup
-from gpucoll.rehearsal.per_rank import lift, per_rank
+from gpucoll.rehearsal.per_rank import follow_json, lift, per_rank
 from gpucoll.rehearsal.program import Rehearsal
 from gpucoll.rehearsal.state import ProcessState
 from gpucoll.rehearsal.turns import Turns, VirtualRank
@@ -101,8 +101,6 @@ class SharedGroup(VirtualGroup):
                combine: Callable[[list[Any]], Any] | None = None, *, is_end: bool = False) -> MatchedCall:
         """Note the next call of this process' ranks; the coordinator's answer completes the call."""
         process, call = self.turns.process, MatchedCall()
-        if Signature.decode(signature).refusal:
-            process.give_up(f"refused arguments: {given}")
         self._count += 1
         number = self._count
 
@@ -129,7 +127,11 @@ class SharedGroup(VirtualGroup):
 
     def _write(self, given: ReadyCall, answer: Any) -> None:
         if given.target is not None:
-            result = self.turns.process.choose(answer) if isinstance(answer, dict) else answer
+            result = answer
+            if isinstance(answer, dict):
+                process = self.turns.process
+                process.choose({number: None if row is None else row.tobytes() for number, row in answer.items()})
+                result = answer[process.numbers[0]]
             if result is not None:
                 given.target[...] = result
 
@@ -162,7 +164,7 @@ class SharedRehearsal(Rehearsal):
         return ProcessTurns(self._process, body, self._switched)
 
     def _new_group(self) -> VirtualGroup:
-        return SharedGroup(self._turns, range(self._size), self._groups, len(self._groups))
+        return SharedGroup(self._turns, range(self._size), self._groups, len(self._worlds))
 
     def _new_state(self) -> ProcessState:
         number = self._turns.current.number
@@ -198,7 +200,31 @@ def reason_against(run: Callable[[Rehearsal], object], size: int) -> str | None:
     there.close()
     with contextlib.suppress(OSError):  # the process does the same; the first of both counts
         os.setpgid(leader, leader)
-    return Coordinator(here, size, leader).run()
+    with _guarded(leader):
+        return Coordinator(here, size, leader).run()
+
+
+@contextlib.contextmanager
+def _guarded(leader: int) -> Iterator[None]:
+    """Let a further process end the processes of the group `leader` if this process is killed.
+
+    A program in an endless loop would not notice the end of this process.
+    """
+    reading, writing = os.pipe()
+    guard = os.fork()
+    if guard == 0:
+        os.setpgid(0, 0)  # the terminal interrupts the other process alone
+        os.close(writing)
+        os.read(reading, 1)  # returns at the end of the other process
+        os.killpg(leader, signal.SIGKILL)
+        os._exit(0)
+    os.close(reading)
+    try:
+        yield
+    finally:
+        os.kill(guard, signal.SIGKILL)
+        os.waitpid(guard, 0)
+        os.close(writing)
 
 
 def _live(process: EqualRanks, run: Callable[[Rehearsal], object], size: int) -> NoReturn:
@@ -206,9 +232,10 @@ def _live(process: EqualRanks, run: Callable[[Rehearsal], object], size: int) ->
     try:
         os.setpgid(0, 0)
         nowhere = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 2):  # the ranks run again, one by one, if there is anything to report
+        for standard in (0, 1, 2):  # the ranks run again, one by one, if there is anything to report
             os.dup2(nowhere, standard)
         process.effects.watch()
+        follow_json()
         run(SharedRehearsal(process, size))
     except BaseException as error:
         process.give_up(f"{type(error).__name__}: {error}")

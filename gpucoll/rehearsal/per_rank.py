@@ -6,17 +6,20 @@ an index or a text, the process forks into a process for each value; see `equal_
 
 from __future__ import annotations
 
+import json
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy
 
-PLAIN = (int, float, str, bytes, type(None), numpy.generic)  # types whose operations depend on the values alone
-SINGLE = (bool, type(None), numpy.bool_)  # types with one object for each value
+# Types whose operations depend on the values alone, and change nothing.
+PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 UNARY = ("neg", "pos", "abs", "invert")
 BINARY = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+ROUNDINGS: dict[str, Callable[..., Any]] = {"round": round, "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil}
 
 
 class Ranks(Protocol):
@@ -29,10 +32,9 @@ class Ranks(Protocol):
 
 
 class PerRank:
-    """A value for each of some equal ranks; it passes for an object of the type of its values."""
+    """A plain value for each of some equal ranks, all of one type; it passes for an object of this type."""
 
     __slots__ = ("_ranks", "_values")
-    __array_ufunc__ = None  # NumPy leaves ``array + value`` to the methods of this class
 
     def __init__(self, ranks: Ranks, values: Mapping[int, Any]) -> None:
         self._ranks, self._values = ranks, values
@@ -78,6 +80,12 @@ class PerRank:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return numpy.asarray(self.one, dtype)
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        function = getattr(ufunc, method)
+        if options or method != "__call__":  # an array may be written
+            return function(*map(single, inputs), **{name: single(value) for name, value in options.items()})
+        return lift(function, *inputs)
+
     def __copy__(self) -> PerRank:
         return self
 
@@ -107,41 +115,79 @@ class PerRank:
         return float(self.one)
 
 
+class PerRankText(PerRank):
+    """A text, or bytes, for each of some equal ranks."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        length: int = single(lift(len, self))
+        return length
+
+    def __getitem__(self, index: Any) -> Any:
+        return lift(operator.getitem, self, index)
+
+    def __contains__(self, part: Any) -> bool:
+        return bool(lift(operator.contains, self, part))
+
+    def __iter__(self) -> Any:
+        return iter(self.one)
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether operations on a value depend on the value alone."""
+    return type(value) in PLAIN or isinstance(value, numpy.number | numpy.bool_)
+
+
+def single(value: Any) -> Any:
+    """Return the single value of this process, after a fork if its ranks have different values."""
+    return value.one if isinstance(value, PerRank) else value
+
+
 def per_rank(ranks: Ranks, values: Mapping[int, Any]) -> Any:
-    """Return the value of all ranks if the values are equal, else a `PerRank`; truth values are told apart at once."""
+    """Return the value of all ranks if the values are equal, else a `PerRank`.
+
+    The process forks at once if a program can tell the values apart without a method of `PerRank`: values of different
+    types; truth values, as by ``value is True``; and objects that are not plain.
+    """
+    if not all(is_plain(values[number]) for number in ranks.numbers):
+        return ranks.choose(values)
+    if len({type(values[number]) for number in ranks.numbers}) > 1:
+        ranks.choose({number: type(values[number]) for number in ranks.numbers})
     own = {number: values[number] for number in ranks.numbers}
     first = own[ranks.numbers[0]]
     mark = mark_of(first)
     if all(mark_of(value) == mark for value in own.values()):
         return first
-    # A program may ask ``value is None`` or ``value is True``, without a method called here.
-    return ranks.choose(own) if any(isinstance(value, SINGLE) for value in own.values()) else PerRank(ranks, own)
+    if isinstance(first, bool | numpy.bool_):
+        return ranks.choose(own)
+    return (PerRankText if type(first) in (str, bytes) else PerRank)(ranks, own)
 
 
 def mark_of(value: Any) -> Any:
-    """Return a mark, equal for equal values only; an object of another type is equal to no other object."""
-    if isinstance(value, float):
-        return type(value), value.hex()  # 0.0 differs from -0.0
-    if isinstance(value, numpy.ndarray | numpy.generic) and value.dtype != object:
-        return value.dtype.str, value.shape, value.tobytes()
-    return (type(value), value) if isinstance(value, PLAIN) else id(value)
+    """Return a mark, equal for equal values only; an object that is not plain is equal to no other object."""
+    if type(value) is float:
+        return float, value.hex()  # 0.0 differs from -0.0
+    if type(value) in PLAIN:
+        return type(value), value
+    return (value.dtype.str, value.tobytes()) if is_plain(value) else id(value)
 
 
 def lift(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of `function`, for each rank if an argument differs; `function` must have no side effects."""
-    ranks = next((one._ranks for one in arguments if type(one) is PerRank), None)
-    if ranks is not None and all(type(one) is PerRank or isinstance(one, PLAIN) for one in arguments):
+    ranks = next((one._ranks for one in arguments if isinstance(one, PerRank)), None)
+    if ranks is not None and all(isinstance(one, PerRank) or is_plain(one) for one in arguments):
         try:
             return per_rank(ranks, {number: function(*(value_of(one, number) for one in arguments))
                                     for number in ranks.numbers})
         except Exception:  # of some ranks, or of all: each value raises for itself
             pass
-    return function(*(one.one if type(one) is PerRank else one for one in arguments))
+    return function(*map(single, arguments))
 
 
 def value_of(value: Any, number: int) -> Any:
     """Return the value of rank `number`."""
-    return value.of(number) if type(value) is PerRank else value
+    return value.of(number) if isinstance(value, PerRank) else value
 
 
 def _add_operators() -> None:
@@ -152,9 +198,17 @@ def _add_operators() -> None:
         return lambda self, other: lift(lambda one, another: function(another, one), self, other)
 
     for name in (*UNARY, *BINARY, *COMPARISONS):
-        setattr(PerRank, f"__{name}__", lifted(getattr(operator, f"__{name}__")))
+        setattr(PerRank, f"__{name}__", lifted(getattr(operator, f"__{name}__") if name != "pow" else pow))
+    for name, function in ROUNDINGS.items():
+        setattr(PerRank, f"__{name}__", lifted(function))
     for name in BINARY:
         setattr(PerRank, f"__r{name}__", reflected(getattr(operator, f"__{name}__")))
 
 
 _add_operators()
+
+
+def follow_json() -> None:
+    """Let `json` write the single value of a `PerRank`: the encoder asks for exact types."""
+    default = json.JSONEncoder.default
+    json.JSONEncoder.default = lambda self, o: o.one if isinstance(o, PerRank) else default(self, o)  # type: ignore[method-assign]

@@ -3,13 +3,18 @@
 `shared_rehearsals.py` has the programs. Operations on a `PerRank` are compared with Python's own, rank by rank.
 """
 
+import contextlib
 import copy
+import functools
 import json
 import operator
+import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy
@@ -35,7 +40,7 @@ def check(name, limit=60):
 
 def test_every_rank_has_the_values_of_its_own_process():
     found = check("agreeing")
-    assert len(found) == 9
+    assert len(found) == 12
     assert [one for one in found if one[1] is not None] == []
 
 
@@ -119,11 +124,11 @@ def test_equal_values_are_plain_and_others_are_told_apart():
     assert type(rank < 6) is bool
     assert type(rank * 0) is int
     assert type(per_rank(RANKS, dict.fromkeys(RANKS.numbers, float("nan")))) is float
-    for values in ({0: 0.0, 1: -0.0}, {0: 2, 1: 1}, {0: 1, 1: 1.0}, {0: numpy.int64(1), 1: 1}):
-        assert type(per_rank(RANKS, {2: values[0], 5: values[0], **values})) is PerRank, values
-    for values in ({0: 1, 1: True}, {0: 1, 1: None}, {0: numpy.True_, 1: numpy.False_}):
+    assert type(per_rank(RANKS, {0: 0.0, 1: -0.0, 2: 0.0, 5: 0.0})) is PerRank
+    # A program may ask for the type or for the object, or change the object.
+    for first, second in ((1, True), (1, 1.0), (numpy.int64(1), 1), (0, None), (True, False), ([], [])):
         with pytest.raises(Chosen):
-            per_rank(RANKS, {2: values[0], 5: values[0], **values})
+            per_rank(RANKS, {0: first, 1: second, 2: first, 5: first})
     for use in (bool, int, float, str, repr, hash, operator.index, pickle.dumps, numpy.asarray, "{}".format, range,
                 "%d".__mod__, [1, 2].__getitem__, lambda one: numpy.ones(3) + one, lambda one: [0] * one):
         with pytest.raises(Chosen):
@@ -136,6 +141,18 @@ def test_rewritten_code_keeps_equal_ranks_together(monkeypatch):
     rank = PerRank(RANKS, {number: number for number in RANKS.numbers})
     text = lift(str, rank)
     place = {"rank": rank, "text": text, "table": ["a", "a", "a", "b", "b", "a"], "ranks": [rank] * 6, "log": []}
+    same = (b"same = [text is None, (rank < 3) is True, type(rank) is int, [[0], [1]] is rank]\n"
+            b"match rank < 6:\n    case True:\n        same.append(5)\n")
+    with pytest.raises(Chosen):
+        exec(rewritten(same, "program.py"), place)
+    exec(rewritten(same.replace(b"< 3", b"< 6").replace(b" is rank", b""), "program.py"), place)
+    assert place["same"] == [False, True, True, [[0], [1]], 5]
+    for subject in (b"rank < 3", b"(rank < 3, 1)[0:1]"):
+        with pytest.raises(Chosen):
+            exec(rewritten(b"match " + subject + b":\n    case [True] | True:\n        pass\n", "program.py"), place)
+    with pytest.raises(Chosen):  # the ranks may change the objects
+        exec(rewritten(b"[array, array.copy(), array.copy(), 0, 0, 0][rank]", "program.py"),
+             place | {"array": numpy.zeros(1)})
     source = (b"first = table[rank]\nsecond = int(text)\nthird = ranks[rank]\nkind: list[int] = [int('3', base=8)]\n"
               b"nested = {'a': table[int(text)]}['a'][0]\n"
               b"def f(x: list[int]) -> None:\n    print(f'{rank:d} of {len(table)}', rank, *log, sep='')\n")
@@ -146,6 +163,15 @@ def test_rewritten_code_keeps_equal_ranks_together(monkeypatch):
         place["f"](0)
     with open("/dev/null", "w") as nowhere, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", nowhere)
+        place["f"](0)
+        place["print"] = functools.partial(print, flush=True)
+        place["f"](0)
+        place["print"] = "{}".format
+        with pytest.raises(Chosen):
+            place["f"](0)
+    monkeypatch.setattr(sys, "stdout", type("Tee", (), {"name": "/dev/null", "write": len})())
+    del place["print"]
+    with pytest.raises(Chosen):
         place["f"](0)
 
 
@@ -171,18 +197,23 @@ def reason_of(*messages, second=()):
 GROUP, CALL = ("group", "all", (0, 1)), ("call", "all", 1, Signature("barrier").encode(), Given())
 
 
+PARTED = ("part", (1,)), ("parted",)
+
+
 def test_the_coordinator_proves_only_what_has_ended(monkeypatch):
     assert reason_of(("end",)) is None
     assert reason_of(GROUP, CALL, ("end",)) is None
-    assert reason_of(("part", (1,)), ("parted",), ("end",), second=[("end",)]) is None
+    assert reason_of(*PARTED, ("end",), second=[("end",)]) is None
     assert "ended early" in reason_of(GROUP, CALL)
-    assert "ended early" in reason_of(("part", (1,)), ("parted",), ("end",), second=[GROUP, CALL])
-    assert reason_of(("part", (1,)), ("parted",), ("end",), second=[GROUP, CALL, ("end",)]) == "calls are left"
-    assert reason_of(("part", (1,)), ("parted",), ("gave up", "a reason"), second=[("end",)]) == "a reason"
+    assert "ended early" in reason_of(*PARTED, ("end",), second=[GROUP, CALL])
+    assert reason_of(*PARTED, ("end",), second=[GROUP, CALL, ("end",)]) == "calls are left"
+    assert reason_of(*PARTED, ("gave up", "a reason"), second=[("end",)]) == "a reason"
+    assert reason_of(PARTED[0], ("end",), second=[("end",)]) == "a process has ended before a fork"
+    assert reason_of(GROUP, (*CALL[:3], "no signature", Given(request=b"?")), CALL).startswith("UnpicklingError")
     monkeypatch.setattr(coordinator, "RESERVE", 1 << 60)
-    assert "too much memory" in reason_of(("part", (1,)), ("parted",), ("end",), second=[("end",)])
+    assert "too much memory" in reason_of(*PARTED, ("end",), second=[("end",)])
     monkeypatch.setattr(coordinator, "MOST_PROCESSES", 1)
-    assert reason_of(("part", (1,)), ("parted",), ("end",), second=[("end",)]) == "too many different ranks"
+    assert reason_of(*PARTED, ("end",), second=[("end",)]) == "too many different ranks"
 
 
 # ---------------------------------------------------------------- the command
@@ -196,6 +227,38 @@ def command(tmp_path, text, *, ranks=64):
     job = subprocess.run([sys.executable, "-m", "gpucoll", "precheck", "-n", str(ranks), "--json", str(program)],
                          capture_output=True, text=True, timeout=seconds(200), check=False)
     return job.returncode, json.loads(job.stdout), job.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_command(tmp_path, number):
+    program = tmp_path / "program.py"
+    program.write_text("import gpucoll as gc\ncomm = gc.init()\nwhile comm.rank < 2:\n    pass\ncomm.barrier()\n")
+    job = subprocess.Popen([sys.executable, "-m", "gpucoll", "precheck", "-n", "64", program], process_group=0,
+                           stderr=subprocess.DEVNULL, preexec_fn=lambda: signal.signal(
+                               signal.SIGINT, signal.default_int_handler))
+    deadline = time.monotonic() + seconds(60)
+    try:
+        while len(running(program)) < 4:  # the command, its guard and two groups of ranks
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        job.send_signal(number)
+        job.wait(seconds(60))
+        while running(program):
+            assert time.monotonic() < deadline, running(program)
+            time.sleep(0.05)
+    finally:
+        for process in running(program):
+            os.kill(process, signal.SIGKILL)
+
+
+def running(program):
+    """Return the numbers of all processes of the command that checks a program; an ended process has no arguments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(program) in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_the_command_proves_agreement_of_equal_ranks(tmp_path):
