@@ -4,30 +4,22 @@
 a proof of agreement, or null.
 """
 
-import _thread
-import ctypes
-import importlib
 import json
 import logging
 import math
-import mmap
 import os
 import pathlib
 import random
-import secrets
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import uuid
 
 import numpy
 
 import gpucoll as gc
 import mixture
+import programs_with_effects
 from faulty_programs import PROGRAMS
 from gpucoll.communicator import internal
 from gpucoll.core.collectives import COLLECTIVES
@@ -231,137 +223,6 @@ AGREEING = (every_rank_has_its_result, groups_and_calls_under_way, long_calls_un
             a_file_is_read_by_each_rank, arithmetic_on_the_rank, values_of_libraries, forks_during_calls,
             times_and_ranks_are_shown)
 
-# ---------------------------------------------------------------- programs that are not followed
-
-
-def a_file(comm):
-    with open(pathlib.Path(FOLDER) / "written", "w") as file:
-        file.write("a")
-
-
-def a_folder(comm):
-    os.mkdir(os.path.join(FOLDER, "folder"))
-
-
-def a_lower_file(comm):
-    os.open(os.path.join(FOLDER, "low"), os.O_CREAT | os.O_RDWR)
-
-
-def a_process(comm):
-    subprocess.run([sys.executable, "-c", "pass"], check=True)
-
-
-def a_fork(comm):
-    if os.fork() == 0:
-        os._exit(0)
-
-
-def a_socket(comm):
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-
-
-def a_thread(comm):
-    threading.Thread(target=print).start()
-
-
-def a_lower_thread(comm):
-    _thread.start_new_thread(print, ())
-
-
-def pytorch(comm):
-    import torch  # noqa: F401
-
-
-def random_numbers(comm):
-    random.random()
-    comm.barrier()
-
-
-def random_numbers_of_numpy(comm):
-    numpy.random.rand()
-    comm.barrier()
-
-
-def random_numbers_before_a_seed(comm):
-    random.random()
-    random.seed(5)
-
-
-def a_seed_of_the_system(comm):
-    random.seed(5)
-    random.seed()
-    random.random()
-    comm.barrier()
-
-
-def a_generator_without_a_seed(comm):
-    numpy.random.default_rng()
-
-
-def a_secret(comm):
-    secrets.token_hex(4)
-
-
-def a_unique_name(comm):
-    uuid.uuid4()
-
-
-def a_generator_of_its_own(comm):
-    random.Random().random()
-
-
-def numbers_of_single_ranks(comm):
-    comm.all_reduce(numpy.full(3, comm.rank))
-    comm.all_reduce(numpy.ones(numpy.random.randint(1, 1 << 20)))
-
-
-def numbers_of_a_device(comm):
-    pathlib.Path("/dev/urandom").read_bytes()
-
-
-def a_type_of_some_ranks(comm):
-    if isinstance(2 ** (comm.rank - 1), float):
-        comm.barrier()
-
-
-def shared_memory(comm):
-    mmap.mmap(-1, 100)
-
-
-def standard_input(comm):
-    sys.stdin.read()
-
-
-def a_part_of_pytorch(comm):
-    importlib.import_module("torch.nn")
-
-
-def a_file_written_in_c(comm):
-    system = ctypes.CDLL(None)
-    file = system.open(__file__.encode(), os.O_WRONLY | os.O_APPEND)
-    system.write(file, b"#" * 100, 100)
-
-
-def a_message(comm):
-    comm.send(numpy.ones(1), 0) if comm.rank else comm.recv(numpy.ones(1), 1)
-
-
-def an_exit(comm):
-    sys.exit(3)
-
-
-NOT_FOLLOWED = {
-    a_file: "written", a_folder: "os.mkdir", a_lower_file: "low", a_process: "", a_fork: "os.fork",
-    a_socket: "socket.bind", a_thread: "a thread", pytorch: "import torch", random_numbers: "python without a seed",
-    random_numbers_of_numpy: "numpy without a seed", random_numbers_before_a_seed: "python without a seed",
-    a_seed_of_the_system: "python without a seed", a_generator_without_a_seed: "of the system",
-    a_generator_of_its_own: "of the system", numbers_of_single_ranks: "calls differ", numbers_of_a_device: "urandom",
-    a_lower_thread: "_thread.start_new_thread", a_type_of_some_ranks: "calls differ",
-    shared_memory: "shared by processes", standard_input: "standard input", a_part_of_pytorch: "torch",
-    a_file_written_in_c: "ended early",
-    a_secret: "of the system", a_unique_name: "of the system", a_message: "message", an_exit: "SystemExit"}
-
 # ---------------------------------------------------------------- checks
 
 
@@ -376,8 +237,8 @@ def of_equal_ranks():
 
 
 def of_others():
-    found = [[one.__name__, why, reason(one)] for one, why in NOT_FOLLOWED.items()]
-    return found + [[name, "nothing is left", None] for name in os.listdir(FOLDER)]
+    found = [[one.__name__, why, reason(one)] for one, why in programs_with_effects.REASONS.items()]
+    return found + [[name, "nothing is left", None] for name in os.listdir(programs_with_effects.folder)]
 
 
 def of_faults():
@@ -405,5 +266,5 @@ def of_random_programs():
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as FOLDER:
+    with tempfile.TemporaryDirectory() as programs_with_effects.folder:
         print(json.dumps(globals()[f"of_{sys.argv[1]}"]()))

@@ -165,11 +165,13 @@ def per_rank(ranks: Ranks, values: Mapping[int, Any]) -> Any:
 
 
 def mark_of(value: Any) -> Any:
-    """Return a mark, equal for equal values only; an object that is not plain is equal to no other object."""
+    """Return a mark, equal for equal values only; an object that can be changed is equal to no other object."""
     if type(value) is float:
         return float, value.hex()  # 0.0 differs from -0.0
     if type(value) in PLAIN:
         return type(value), value
+    if type(value) is numpy.ndarray and value.size == 0:
+        return value.dtype.str, value.shape
     return (value.dtype.str, value.tobytes()) if is_plain(value) else id(value)
 
 
