@@ -38,9 +38,11 @@ class Rewriter(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         self.generic_visit(node)
         call = node.value
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print" \
-                and not any(word.arg in ("file", None) for word in call.keywords):
-            call.args = [_shown(one) for one in call.args]
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print":
+            words = {word.arg: word.value for word in call.keywords}
+            stream = words.get("file", ast.Constant(None))
+            if None not in words and ast.unparse(stream) in ("None", "sys.stderr"):
+                call.args = [_shown(one, stream) for one in call.args]
         return node
 
     # Annotations may be read as text.
@@ -58,17 +60,29 @@ def _call(function: Callable[..., Any], node: ast.AST, *arguments: ast.expr) -> 
     return ast.copy_location(ast.Call(ast.copy_location(name, node), [*arguments], []), node)
 
 
-def _shown(node: ast.expr) -> ast.expr:
-    if isinstance(node, ast.JoinedStr):
-        for part in node.values:
-            if isinstance(part, ast.FormattedValue):
-                part.value = _shown_value(part.value)
-        return node
-    return node if isinstance(node, ast.Starred | ast.Constant) else _shown_value(node)
+def _shown(node: ast.expr, stream: ast.expr) -> ast.expr:
+    """Return an argument of `print`, its values replaced by those to be shown on `stream`."""
+    def value(node: ast.expr) -> ast.expr:
+        if isinstance(node, ast.Starred | ast.Constant):
+            return node
+        return _call(shown, node, ast.copy_location(ast.Name("print", ast.Load()), node), stream, node)
 
-
-def _shown_value(node: ast.expr) -> ast.expr:
-    return _call(shown, node, ast.copy_location(ast.Name("print", ast.Load()), node), node)
+    match node:
+        case ast.JoinedStr():
+            for part in node.values:
+                if isinstance(part, ast.FormattedValue):
+                    part.value = value(part.value)
+        case ast.BinOp(ast.Constant(str()), ast.Mod(), ast.Tuple() as values):
+            values.elts = [*map(value, values.elts)]
+        case ast.BinOp(ast.Constant(str()), ast.Mod(), right):
+            node.right = value(right)
+        case ast.Call(ast.Attribute(ast.Constant(str()), "format")):
+            node.args = [*map(value, node.args)]
+            for word in node.keywords:
+                word.value = value(word.value)
+        case _:
+            return value(node)
+    return node
 
 
 def item(container: Any, index: Any) -> Any:
@@ -90,14 +104,18 @@ def converted(kind: Any, value: Any) -> Any:
     return lift(int, value) if kind is int else kind(value)
 
 
-def shown(function: Any, value: Any) -> Any:
-    """Return a value to be printed by ``function(value)``; of several values the first, if the output is dropped."""
+def shown(function: Any, stream: Any, value: Any) -> Any:
+    """Return a value to be printed by ``function(value)``; of several values the first, if the output is dropped.
+
+    `stream` is None, for the standard output, or the standard error, which is always dropped here.
+    """
     if not isinstance(value, PerRank):
         return value
     while type(function) is functools.partial and not {*function.keywords} - {"end", "flush", "sep"}:
         function = function.func
-    is_dropped = function is PRINT and type(sys.stdout) is io.TextIOWrapper and sys.stdout.name == os.devnull
-    return value.sample if is_dropped else value
+    stream = sys.stdout if stream is None else stream
+    is_dropped = stream is sys.__stderr__ or (type(stream) is io.TextIOWrapper and stream.name == os.devnull)
+    return value.sample if function is PRINT and is_dropped else value
 
 
 NAMES = {function: f"__gpucoll_{function.__name__}__" for function in (item, converted, shown)}

@@ -157,7 +157,10 @@ def test_rewritten_code_keeps_equal_ranks_together(monkeypatch):
              place | {"array": numpy.zeros(1)})
     source = (b"first = table[rank]\nsecond = int(text)\nthird = ranks[rank]\nkind: list[int] = [int('3', base=8)]\n"
               b"nested = {'a': table[int(text)]}['a'][0]\n"
-              b"def f(x: list[int]) -> None:\n    print(f'{rank:d} of {len(table)}', rank, *log, sep='')\n")
+              b"def f(x: list[int]) -> None:\n    print(f'{rank:d} of {len(table)}', rank, *log, sep='')\n"
+              b"    print('%d of %d' % (rank, 6), '%s' % rank, 'is {} {n}'.format(rank, n=rank))\n"
+              b"import sys\ndef g():\n    print('rank', rank, file=sys.stderr)\n"
+              b"def h(words):\n    print('rank', rank, **words)\n")
     exec(rewritten(source, "program.py"), place)
     assert (place["first"], place["nested"], place["kind"]) == ("a", "a", [3])
     assert values_of(place["second"]) == values_of(place["third"]) == values_of(rank)
@@ -166,6 +169,12 @@ def test_rewritten_code_keeps_equal_ranks_together(monkeypatch):
     with open("/dev/null", "w") as nowhere, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", nowhere)
         place["f"](0)
+        with monkeypatch.context() as inner:
+            inner.setattr(sys, "__stderr__", nowhere)
+            inner.setattr(sys, "stderr", nowhere)
+            place["g"]()
+        with pytest.raises(Chosen):
+            place["h"]({"file": sys.stderr})
         place["print"] = functools.partial(print, flush=True)
         place["f"](0)
         place["print"] = "{}".format
