@@ -72,6 +72,8 @@ def every_rank_has_its_result(comm):
 
 def groups_and_calls_under_way(comm):
     rank = comm.rank
+    numbers = internal.all_gather_metadata(comm, {"rank": rank}, "a test")
+    assert [one["rank"] for one in numbers] == [0, 1, 2, 3, 4, 5]
     half = comm.split(rank // 3)
     assert half.size == 3
     assert half.rank == rank % 3
