@@ -62,14 +62,13 @@ class Lifecycle:
         self.waits.on_delay = self.clock.sums.delayed
         self.stop_calls: Callable[[], None] = lambda: None
         self.releases: list[Callable[[bool], None]] = []
-        self.closed = False
+        self.closed = self.has_aborted = False
         self.is_forked = False  # whether this is a fork's child: the links then belong to the parent
         # Before the first exchange with other ranks: a rank may die in that exchange.
         self.guard = self._new_guard()
         if isinstance(link, LocalLink):
             # Weak: the links' shared state must not keep a dropped communicator alive.
             link.used_by(functools.partial(_threads_of, weakref.ref(self)))
-        self.has_aborted = False
         self.regroups = False  # whether this rank goes on in another communicator after a failure
         self._watches: list[DeviceWatch] = []
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
@@ -96,8 +95,8 @@ class Lifecycle:
         self.stop_calls()
         self._watches.clear()
         self.waits.forget()
-        if self.link.processes.watch is not None:
-            self.link.processes.watch.drop()  # other hosts see the parent's end by its closed connection
+        if (watch := self.link.processes.watch) is not None:
+            watch.drop()  # other hosts see the parent's end by its closed connection
         self.waits.hooks.append(self.check_usable)  # ends a wait for the parent's `Work`
 
     def _new_guard(self) -> Guard:
@@ -123,9 +122,8 @@ class Lifecycle:
         return Flight(Path(folder), name, place.rank, place.size, align(self.link, self.waits.run))
 
     def new_waits(self) -> Progress:
-        place = self.link.place
         return Progress(self.options.timeout, foreign=self.link.foreign, threads=self.link.threads,
-                        crowded=place.local_size > (os.cpu_count() or 1))
+                        crowded=self.link.place.local_size > (os.cpu_count() or 1))
 
     def new_host(self) -> HostBackend:
         return HostBackend(self.link, self.options.timeout, self.options.executor, self.options.compares)

@@ -211,12 +211,13 @@ class Coordinator:
         requests = [self._request(each.request) for each in arrived]
         is_own = has_own_results(requests[0])
         for each, request in zip(arrived, requests, strict=True):
-            for rank in each.numbers:
-                target = None
-                if each.has_output and (is_own or not targets):
-                    dtype = numpy_dtype(request.dtype.name)
-                    target = targets[rank] = numpy.zeros(request.sizes[1] // dtype.itemsize, dtype)
-                calls[rank] = ReadyCall(SimpleNamespace(request=request), each.source, target)  # type: ignore[arg-type]
+            call = ReadyCall(SimpleNamespace(request=request), each.source, None)  # type: ignore[arg-type]
+            calls |= dict.fromkeys(each.numbers, call)
+            if each.has_output and (is_own or not targets):
+                dtype = numpy_dtype(request.dtype.name)
+                for rank in each.numbers if is_own else each.numbers[:1]:
+                    targets[rank] = numpy.zeros(request.sizes[1] // dtype.itemsize, dtype)
+                    calls[rank] = call._replace(target=targets[rank])
         compute([calls[rank] for rank in members])
         return targets if is_own else next(iter(targets.values()), None)
 
