@@ -127,6 +127,8 @@ def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstra
     If a thread raises an exception, the other threads stop waiting, and `run_local` raises the first error.
     """
     comms, errors = init_local(n, **options), list[BaseException]()
+    code = getattr(f, "__code__", None)
+    place = "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"  # where the ranks' program ends
 
     def check() -> None:
         if errors:
@@ -135,6 +137,7 @@ def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstra
     def run(comm: Communicator) -> Any:
         try:
             comm._core.waits.hooks.append(check)
+            comm._core.life.place = place
             with comm:
                 return f(comm)
         except BaseException as error:

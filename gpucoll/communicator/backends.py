@@ -14,7 +14,7 @@ from gpucoll.arrays.segments import Heap, Slab
 from gpucoll.communicator.links import Link
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Schedule
-from gpucoll.core.signature import is_refusal
+from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.device.streams import Output
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Call, CallRequest, Executor, Refusal
@@ -200,8 +200,8 @@ class HostBackend:
         known = (one.awaited() for one in self.executors)
         return next((ranks for ranks in known if ranks is not None), None)
 
-    def progress(self) -> dict[int, tuple[int, str]]:
-        """Return number and descriptor of the last call of each rank that shows its calls."""
+    def progress(self) -> dict[int, LastCall]:
+        """Return the last call of each rank that shows its calls."""
         return {} if self._shared is None else self._shared.progress()
 
     def under_way(self) -> str:
@@ -238,10 +238,10 @@ class HostBackend:
             self._walker.count_call()
         return iter(()) if self._comparison is None else self._comparison.compare(description)
 
-    def explain_by(self, cause: Callable[[], GpucollError | None]) -> None:
-        """Set the function that returns the cause if another rank's memory is out of reach."""
+    def explain_by(self, cause: Callable[[], GpucollError | None], told: Callable[[int], GpucollError | None]) -> None:
+        """Set what returns the cause if another rank's memory is out of reach, and the failure told by a rank."""
         if self._shared is not None:
-            self._shared.cause = cause
+            self._shared.cause, self._shared.told = cause, told
 
     def fail(self, error: BaseException) -> None:
         """Tell the ranks of this node that this rank has failed."""
@@ -301,7 +301,7 @@ def _made(link: Link, timeout: float, asked: str | None, check: str | None
         if link.mpi is not None:
             # The communicator's guard does not exist yet: this one ends the meeting if a rank dies.
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
-            shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.aborted, lambda: began).check)
+            shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.farewells, lambda: began).check)
     messages: EngineExecutor | MpiExecutor
     if library() is None:
         messages = MpiExecutor(link.wire, check)

@@ -64,6 +64,11 @@ class Gpu:
         self._shares: DeviceShares | None = None
 
     @property
+    def call_count(self) -> int:
+        """The number of calls on this GPU; 0 on an emulated device, whose calls are not counted here."""
+        return 0 if self._shares is None else self._shares.call_count
+
+    @property
     def peer(self) -> PeerExecutor | None:
         """The peer executor, if any. The first access is a collective call if `make_peer` is set."""
         self._make_peer()

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import logging
 import os
 import secrets
 import sys
@@ -16,9 +17,10 @@ from pathlib import Path
 from gpucoll.communicator.backends import HostBackend
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.links import Link, LocalLink
-from gpucoll.core.signature import Signature
+from gpucoll.core.signature import LastCall, Signature, described
 from gpucoll.errors import (
     ArgumentError,
+    BackendError,
     ClosedError,
     CollectiveTimeout,
     DtypeError,
@@ -27,11 +29,12 @@ from gpucoll.errors import (
     RankFailedError,
     UsageError,
 )
+from gpucoll.executors import call_site, inner_site
 from gpucoll.health import devices
 from gpucoll.health.clocks import align
 from gpucoll.health.devices import DeviceWatch
 from gpucoll.health.flight import CLOSED, THREADS, Flight
-from gpucoll.health.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
+from gpucoll.health.guard import Guard
 from gpucoll.health.metrics import exporters
 from gpucoll.health.observed import Comparison, Recorded, observers_of
 from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
@@ -40,10 +43,17 @@ from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, 
 from gpucoll.progress.operations import drain_all, kind_of
 from gpucoll.progress.waits import Progress
 from gpucoll.transport import join_ports, kvstore
-from gpucoll.transport.control import abort, shutdown
+from gpucoll.transport.farewell import Farewell, Sent, Why, named
 
 REFUSALS = (ArgumentError, DtypeError, MemoryError)  # errors in a rank's own arguments
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
+
+
+log = logging.getLogger("gpucoll")
+
+
+class _BlockLeft(UsageError):
+    """A `with` block was left by an exception."""
 
 
 class Lifecycle:
@@ -70,6 +80,9 @@ class Lifecycle:
             # Weak: the links' shared state must not keep a dropped communicator alive.
             link.used_by(functools.partial(_threads_of, weakref.ref(self)))
         self.regroups = False  # whether this rank goes on in another communicator after a failure
+        self.place = ""  # where the program has left the communicator
+        self._refused = (0, 0), 0  # the numbers of calls at the last refusal, and the number of refusals in a row
+        self._closing: Callable[[], set[int]] | None = None  # the ranks awaited in `close`
         self._watches: list[DeviceWatch] = []
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
         self.preflight: Preflight | None = None  # read by the guard in every wait
@@ -102,12 +115,12 @@ class Lifecycle:
     def _new_guard(self) -> Guard:
         """Return the guard that ends waits for ranks that go no further, set to follow `waits`."""
         link, waits = self.link, self.waits
-        guard = Guard(link.place.rank, link.processes, self._awaited, self._progress, link.aborted,
-                      lambda: waits.waits_since)
+        guard = Guard(link.place.rank, link.processes, self._awaited, self._progress, link.farewells,
+                      lambda: waits.waits_since, position=self._position, last=self._last)
         # Called between polls: the death of a rank ends a wait at once, long before the deadline.
         waits.hooks.append(guard.check)
         waits.blame, waits.explain = guard.blame, self._explain
-        self.host.explain_by(guard.cause)
+        self.host.explain_by(guard.cause, guard.told)
         # Ranks that are processes learn of a failure here by messages only.
         if link.mpi is not None:
             waits.on_failure = self.abort
@@ -142,6 +155,8 @@ class Lifecycle:
         self.waits.check()
 
     def _awaited(self) -> set[int] | None:
+        if self._closing is not None:
+            return self._closing()
         if self.preflight is not None and self.preflight.is_comparing:
             return self.preflight.missing()
         return self.host.awaited()
@@ -167,12 +182,25 @@ class Lifecycle:
                 return self.waits.late(self.waits.name)
         return found if found is not None or is_late or is_known else self.guard.cause()
 
-    def _progress(self) -> dict[int, tuple[int, str]]:
-        """Return number and descriptor of the last call of each rank, as far as known."""
+    def _progress(self) -> dict[int, LastCall]:
+        """Return the last call of each rank, as far as known, counted as this rank counts the call that it is in."""
         preflight = self.preflight
-        if preflight is None or (self.host.compares_calls and not preflight.missing()):
+        if preflight is None or not preflight.number or (self.host.compares_calls and not preflight.missing()):
             return self.host.progress()
         return preflight.progress()
+
+    def _last(self, rank: int) -> LastCall | None:
+        """Return the last call of a rank, on the host or on a device; None if unknown."""
+        known = [self.host.progress().get(rank)]
+        # Where the engine compares calls by greetings, no call on the host is counted here.
+        if self.preflight is not None and (self.preflight.number or not self.host.call_count):
+            known.append(self.preflight.progress().get(rank))
+        return max(filter(None, known), key=lambda call: (call.number > 0, call.when), default=None)
+
+    def _position(self) -> tuple[int, int]:
+        """Return how many calls this rank has begun on the host, and on devices or by messages."""
+        compared = 0 if self.preflight is None else self.preflight.number
+        return self.host.call_count, compared or sum(gpu.call_count for gpu in self.gpus.values())
 
     def of_devices(self) -> Comparison | None:
         """Return the comparison for calls on devices: the host's own with "full", else a deferred one by messages."""
@@ -187,10 +215,13 @@ class Lifecycle:
         error.is_reported = True  # type: ignore[attr-defined] # a mark of ours
         comparison = self.of_devices() if on_device else self.host
         refused = (call or Signature(""))._replace(refusal=str(error))
+        before, streak = self._refused
+        streak = streak + 1 if before == self._position() else 1
         # The caller raises the refusal itself: an error in telling others must not replace it.
         with contextlib.suppress(GpucollError):
             if comparison is not None:
                 self.waits.run(comparison.compare(refused.encode()), "a call that was refused")
+        self._refused = self._position(), streak
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
@@ -205,27 +236,47 @@ class Lifecycle:
         """Tell the other ranks, once, that this rank goes no further, and why."""
         if not self.has_aborted and not self.link.has_ended():
             self.has_aborted = True
+            failure = self.waits.failure
             with contextlib.suppress(*self.link.foreign):
-                failure = self.waits.failure
                 # MPI's end waits for all ranks, and a dead rank never comes: set a deadline for `_at_exit`.
                 if failure is not None:
                     finalize_within.append(DEATH if self.link.processes.ended() else
                                            self.options.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
-                # Pass on the rank behind the failure, so that other ranks blame that rank and not this one.
-                why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
-                if isinstance(failure, RankFailedError) and failure.ranks:
-                    why = FAILED_BY + failure.ranks[0]
-                if isinstance(failure, CollectiveTimeout) and failure.ranks:
-                    why = late_for(failure.ranks[0])
-                abort(self.link.wire, self._living(), why)
+                Sent(self.link.wire, self._living(), self._farewell(failure)).abandon()
+
+    def _farewell(self, failure: GpucollError | None, *, closes: bool = False) -> Farewell:
+        """Return what this rank tells the others: that it closes, that its process ends, or how it has failed."""
+        mine, last = self.link.place.rank, self._last(self.link.place.rank) or LastCall()
+        before = f"after its call {last.number}" if last.number else "before its first call"
+        place = f" ({self.place})" if self.place else ""
+        # The failures of other ranks, and broken connections, are the fault of the rank that they name.
+        caused = isinstance(failure, RankFailedError | CollectiveTimeout | BackendError) and failure.ranks
+        culprit = failure.ranks[0] if failure is not None and caused else mine
+        if failure is None:
+            why, culprit = Why.CLOSES if closes else Why.ENDS, -1
+            words = f"has closed the communicator {before}{place}" + ("" if closes else " by the end of its process")
+        else:
+            why = Why.LATE if isinstance(failure, CollectiveTimeout) else Why.FAILED
+            if isinstance(failure, BackendError) and not failure.ranks:
+                culprit = -1
+            said = str(failure).partition("\n")[0]
+            where = f"in its call {last.number}" if last.number and not last.has_ended else before
+            words = f"has closed the communicator {before}{place}: {failure.args[0]}" if isinstance(failure, _BlockLeft) \
+                else f"has failed {where}: {said}"
+        call, _, first = last.text.partition("\n")
+        if call:
+            words += f"; that call was {described(call)}" + (f", first made at {first}" if first else "")
+        position = self._position()
+        return Farewell(why, culprit, *position, self._refused[1] if position == self._refused[0] else 0, words)
 
     def _living(self) -> list[int]:
         """Return the other ranks, after a failure without the dead ones: MPI may crash in a send to a dead rank."""
         failure = self.waits.failure
         if failure is None:
             return sorted({*range(self.link.place.size)} - {self.link.place.rank})
-        named = failure.ranks if isinstance(failure, RankFailedError) else ()
-        dead = {self.link.place.rank, *named, *self.link.processes.ended()}
+        # A rank that has said farewell lives, and is told what its end has caused.
+        lost = {*failure.ranks} - self.link.farewells().keys() if isinstance(failure, RankFailedError) else set()
+        dead = {self.link.place.rank, *lost, *self.link.processes.ended()}
         return sorted({*range(self.link.place.size)} - dead)
 
     def watch(self, gpu: Gpu) -> None:
@@ -240,6 +291,7 @@ class Lifecycle:
         if self.closed or self.is_forked:
             return
         self.closed = True
+        self.place = self.place or call_site()
         # A call may begin on another thread while this one closes: from here on each call checks `closed`.
         self.stop_calls()
         for exporter in self._exporters:
@@ -252,9 +304,11 @@ class Lifecycle:
         if isinstance(self.link, LocalLink):
             ended = self._has_ended()
             self.waits.close()
-            self.link.close(self._release, failed=not ended)
+            farewell = self._farewell(self.waits.failure, closes=True)
+            told = self._told_by_closed(farewell) if ended else None
+            self.link.close(self._release, farewell, failed=not ended)
         else:
-            together = self._shutdown()
+            together, told = self._leave()
             if together and self._flight is not None:
                 self._flight.began(CLOSED)
                 self._flight.ended()
@@ -268,6 +322,9 @@ class Lifecycle:
         # Another thread may have raised the same failure already: report it once.
         if unreported is not None and kind_of(unreported) != reported:
             raise unreported
+        # An exception on its way, as in `finally: comm.close()`, tells more than the error of `close`.
+        if told is not None and sys.exception() is None:
+            raise told
 
     def _has_ended(self) -> bool:
         """Return whether all operations of this rank have ended without error, on its devices too."""
@@ -297,35 +354,75 @@ class Lifecycle:
             if not failed:
                 self.link.free()
 
-    def _shutdown(self) -> bool:
-        """Return whether all ranks have come to `close` without failure; a failed rank tells, and does not wait."""
+    def _leave(self) -> tuple[bool, GpucollError | None]:
+        """Leave in `close`; a failed rank tells, and does not wait.
+
+        Return whether all ranks have come to `close` without failure, and the error of ranks that make further calls.
+        """
         if self.link.has_ended():
-            return False
+            return False, None
         # A dead rank never comes to `close`: fail now, not at the deadline.
         if self.waits.failure is None and self.link.processes.ended():
             self.waits.failure = self.guard.cause()
-        failure = self.waits.failure
-        leaving = shutdown(self.link.wire, self._living(), failed=failure is not None)
-        if failure is not None:
-            self.host.fail(failure)
+        if self.waits.failure is not None:
+            self.host.fail(self.waits.failure)
             self.abort()
-            with contextlib.suppress(*self.link.foreign):
-                all(done() for done in leaving)  # sends the message, and does not wait for answers
-            return False
-        # A deferred comparison may still be under way: judge it first, since no later call will.
+            return False, None
         try:
+            # A deferred comparison may still be under way: judge it first, since no later call will.
             if self.preflight is not None:
                 self.waits.run(self.preflight.settled(), "close")
-            self.waits.run(leaving, "close")
-        except GpucollError:
+            self.waits.run(self._farewells(), "close")
+        except GpucollError as error:
             self._devices_have_ended(awaited=False)
-            return False
-        return self._devices_have_ended()
+            return False, self._told_by(error)
+        finally:
+            self._closing = None
+        if any(one.why != Why.CLOSES for one in self.link.farewells().values()):
+            return False, None  # a process has ended without `close`
+        return self._devices_have_ended(), self._told_by_closed(self._farewell(None, closes=True))
 
-    def leave_block(self, error: type[BaseException] | None) -> None:
+    def _farewells(self) -> Operation:
+        """Say farewell once this rank has no message under way, and wait for the farewells of all other ranks."""
+        if self.waits.has_messages:
+            yield lambda: not self.waits.has_messages
+        others = {*self._living()}
+        # The guard raises the failure of a rank: only farewells without a failure end this wait.
+        self._closing = lambda: others - {rank for rank, one in self.link.farewells().items() if one.why < Why.FAILED}
+        sent = Sent(self.link.wire, others, self._farewell(None, closes=True))
+        try:
+            yield lambda: sent.has_ended() and not self._closing()
+        except BaseException:
+            sent.abandon()
+            raise
+
+    def _told_by(self, error: GpucollError) -> GpucollError | None:
+        """Return the error of `close` if other ranks have failed in calls that this rank lacks; else log the reason."""
+        mine = self._farewell(None, closes=True)
+        others = [(rank, one) for rank, one in self.link.farewells().items()
+                  if one.culprit == self.link.place.rank and not mine.has_made(one)]
+        if others:
+            return MismatchError(f"close: this rank {mine.words}, but {named(others)}", code="GC-COLLECTIVE",
+                                 ranks=tuple(rank for rank, _ in others))
+        log.warning("rank %d has closed the communicator without the other ranks: %s", self.link.place.rank, error)
+        return None
+
+    def _told_by_closed(self, mine: Farewell) -> GpucollError | None:
+        """Return the error of `close` if a rank has closed after fewer or more calls than this rank."""
+        others = [(rank, one) for rank, one in self.link.farewells().items()
+                  if one.why == Why.CLOSES and not (one.has_made(mine) and mine.has_made(one))]
+        if not others:
+            return None
+        return MismatchError(f"close: this rank {mine.words}, but {named(others)}", code="GC-COLLECTIVE",
+                             ranks=tuple(rank for rank, _ in others))
+
+    def leave_block(self, error: BaseException | None) -> None:
         """Fail if a `with` block was left by `error`: the other ranks may be elsewhere, and are not waited for."""
         if error is not None and self.waits.failure is None:
-            self.waits.failure = UsageError(f"its `with` block was left by {error.__name__}")
+            self.place = inner_site(error.__traceback__)
+            said = str(error).partition("\n")[0][:100]
+            self.waits.failure = _BlockLeft(f"its `with` block was left by {type(error).__name__}"
+                                            + (f": {said}" if said else ""))
 
     @property
     def records_calls(self) -> bool:
@@ -362,8 +459,8 @@ def _at_exit() -> None:
     for comm in list(_alive):
         if not (comm.closed or comm.is_forked or comm.link.mpi is None or comm.link.has_ended()):
             try:
-                # ENDS is a rank that left without `close`. Any other reason is a failure, and MPI's end may then hang.
-                is_lost = not {ENDS}.issuperset(comm.link.aborted().values())
+                # After the failure of a rank, MPI's end may hang.
+                is_lost = any(one.why >= Why.FAILED for one in comm.link.farewells().values())
             except comm.link.foreign:  # MPI raises if it knows of a dead rank
                 is_lost = True
             if is_lost:

@@ -24,12 +24,12 @@ from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.launch.regroup import Membership, Place, fingerprint, let_in, membership, offer, text_of
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport import ucx
-from gpucoll.transport.control import came
+from gpucoll.transport.farewell import Farewell, Why, by_mpi
 from gpucoll.transport.join_ports import serves
 from gpucoll.transport.kvstore import Address, KeyStore, MemoryStore, StoreServer, open_store
 from gpucoll.transport.mailbox import StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.transport.rendezvous import by_first_rank
-from gpucoll.transport.tags import TAGS, Tag
+from gpucoll.transport.tags import TAGS
 from gpucoll.transport.ucx import UcxMessages
 from gpucoll.tuner import Table, built_in
 from gpucoll.tuner.table import load
@@ -92,8 +92,8 @@ class Link:
         """Return the link of this rank in a part of the ranks; `name` belongs to that part only."""
         raise NotImplementedError
 
-    def aborted(self) -> Mapping[int, int]:
-        """Return the ranks known to go no further, and why; see `gpucoll.transport.control.abort`."""
+    def farewells(self) -> Mapping[int, Farewell]:
+        """Return the ranks that have left the communicator, in the order in which this rank has learnt of it."""
         return {}
 
     def has_ended(self) -> bool:
@@ -185,7 +185,7 @@ class MpiLink(Link):
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.has_ended = MPI.Is_finalized  # type: ignore[method-assign]
         self.foreign = (MPI.Exception, OverflowError)
-        self._aborted: dict[int, int] = {}
+        self._farewells: dict[int, Farewell] = {}
 
     def _meet(self, mpi: MPI.Intracomm, table: Table | None) -> None:
         # Two duplicates: messages of users and of executors must never match.
@@ -219,9 +219,9 @@ class MpiLink(Link):
         part.Free()
         return link
 
-    def aborted(self) -> Mapping[int, int]:
-        self._aborted.update(came(self.wire, Tag.ABORT))
-        return self._aborted
+    def farewells(self) -> Mapping[int, Farewell]:
+        self._farewells |= by_mpi(self.wire)
+        return self._farewells
 
     def free(self) -> None:
         super().free()
@@ -264,7 +264,7 @@ class StoreLink(Link):
         # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
         self.processes = Processes(seen, None if len(seen) == size else Watch(self.mpi, self.place.nodes))
         self.table = built_in()  # a machine's own is measured under its MPI
-        self._aborted: dict[int, int] = {}
+        self._farewells: dict[int, Farewell] = {}
         self.wire, self.points = self._carriers()
 
     def _carriers(self) -> tuple[StoreMessages, StoreMessages] | tuple[UcxMessages, UcxMessages]:
@@ -307,9 +307,11 @@ class StoreLink(Link):
         return StoreLink(self._store, f"{self._name}/{name}", rank, size, self._timeout, token=self._token,
                          needs_ucx=self._needs_ucx, by_ucx=self._by_ucx)
 
-    def aborted(self) -> Mapping[int, int]:
-        self._aborted |= self.wire.aborted({*range(self.place.size)} - {self.place.rank, *self._aborted})
-        return self._aborted
+    def farewells(self) -> Mapping[int, Farewell]:
+        # A rank that closes may fail afterwards, and says so.
+        last = {rank for rank, one in self._farewells.items() if one.why != Why.CLOSES}
+        self._farewells |= self.wire.farewells({*range(self.place.size)} - last - {self.place.rank})
+        return self._farewells
 
 
 class LocalLink(Link):
@@ -328,8 +330,8 @@ class LocalLink(Link):
         hub = ThreadHub(size)
         return [cls(rank, hub, timeout) for rank in range(size)]
 
-    def aborted(self) -> Mapping[int, int]:
-        return self._hub.failed
+    def farewells(self) -> Mapping[int, Farewell]:
+        return self._hub.farewells
 
     def _part(self, name: str, rank: int, size: int) -> LocalLink:
         return LocalLink(rank, self._hub.part(name, size), self._timeout)
@@ -346,7 +348,7 @@ class LocalLink(Link):
         """Set the function returning the system's numbers of the threads of this rank's last calls."""
         self._hub.used[self.place.rank] = threads
 
-    def close(self, release: Callable[[bool], None], *, failed: bool) -> None:
+    def close(self, release: Callable[[bool], None], farewell: Farewell, *, failed: bool) -> None:
         """Leave without waiting. The last rank to leave calls each rank's `release` with whether any rank failed."""
         self._hub.used.pop(self.place.rank, None)
-        self._hub.close(self.place.rank, release, failed)
+        self._hub.close(self.place.rank, release, farewell, failed)

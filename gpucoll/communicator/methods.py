@@ -41,10 +41,9 @@ from gpucoll.communicator.scatter import scatter
 from gpucoll.communicator.symmetric import SymmetricHeaps
 from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, Status
 from gpucoll.errors import RankFailedError
-from gpucoll.health.guard import FAILED_BY
 from gpucoll.health.shares import Stats
 from gpucoll.launch import bootstrap, regroup
-from gpucoll.transport.control import abort
+from gpucoll.transport.farewell import Farewell, Sent, Why
 from gpucoll.tuner.explanation import Explanation
 
 if TYPE_CHECKING:
@@ -68,7 +67,8 @@ class Communicator:
             if link.mpi is not None:
                 culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
                 others = {*range(link.place.size)} - {link.place.rank, culprit, *link.processes.ended()}
-                abort(link.wire, others, FAILED_BY + culprit)
+                words = "has failed in init: " + str(error).partition("\n")[0]
+                Sent(link.wire, others, Farewell(Why.FAILED, culprit, words=words)).abandon()
             raise
         self.options = core.options
         self.mpi: Any = link.mpi if link.has_collectives else None
@@ -570,7 +570,7 @@ class Communicator:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        self._core.life.leave_block(kind)
+        self._core.life.leave_block(error)
         self.close()
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 
 from gpucoll.errors import CollectiveTimeout, listed
-from gpucoll.health.guard import FAILED
+from gpucoll.transport.farewell import Farewell
 from gpucoll.transport.kvstore import MemoryStore
 from gpucoll.transport.mailbox import Mailbox
 
@@ -27,7 +27,7 @@ class ThreadHub:
         self._releases: list[Callable[[bool], None]] = []  # of the ranks that have left
         self._has_failed = False
         self._left: set[int] = set()
-        self.failed: dict[int, int] = {}  # the ranks that have left after a failure, see `health.guard`; replaced whole
+        self.farewells: dict[int, Farewell] = {}  # of the ranks that have left; replaced whole
         self._survivors: set[int] = set()
         self._rest: list[int] | None = None  # the survivors, once all have come
 
@@ -65,12 +65,11 @@ class ThreadHub:
                 del self._parts[name]
             return hub
 
-    def close(self, rank: int, release: Callable[[bool], None], failed: bool) -> None:
+    def close(self, rank: int, release: Callable[[bool], None], farewell: Farewell, failed: bool) -> None:
         # Threads may close at the same time: exactly one must see that all ranks have left.
         with self._changed:
             self._left.add(rank)
-            if failed:
-                self.failed = {**self.failed, rank: FAILED}
+            self.farewells = {**self.farewells, rank: farewell}
             self._changed.notify_all()
             self._releases.append(release)
             self._has_failed |= failed

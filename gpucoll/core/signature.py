@@ -74,6 +74,30 @@ class Signature(NamedTuple):
                 f"root {self.root}{where}{header}")
 
 
+class LastCall(NamedTuple):
+    """The last call of a rank, as far as another rank knows.
+
+    `number` counts the calls of the communicator, 0 before the first. `text` is the signature, and after a line break
+    the place in the program where a call of this kind was first made. `has_ended` is None if unknown. `when` is the
+    time of the end, or of the begin of a call under way, by `time.monotonic` of this host, or 0.
+    """
+
+    number: int = 0
+    text: str = ""
+    has_ended: bool | None = None
+    when: float = 0.0
+
+    def describe(self) -> str:
+        """Return number, call and place in words; "" before the first call.
+
+        >>> LastCall(3, Signature("barrier").encode() + "\\na.py:7").describe()
+        'call 3, barrier (first made at a.py:7)'
+        """
+        call, _, place = self.text.partition("\n")
+        words = f", {described(call)}" if call else ""
+        return f"call {self.number}{words}" + (f" (first made at {place})" if place else "") if self.number else ""
+
+
 def described(text: str) -> str:
     """Return in words the call encoded in `text`.
 

@@ -8,6 +8,7 @@ that yields a predicate at each wait. A call on a device enqueues work on a stre
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import functools
 import hashlib
@@ -16,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gpucoll.arrays import Cut
@@ -27,9 +29,10 @@ from gpucoll.plan import Plan
 from gpucoll.progress.operations import Operation
 
 NO_DATA = Cut(0)
-# Code skipped in the search for the user's line: this package; threading, which starts the package's own threads; and
-# contextlib, which runs the end of `with comm.group():`.
-INSIDE = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, threading.__file__, contextlib.__file__]
+# Code skipped in the search for the user's line: this package; threading and thread pools, which run the package's own
+# threads; functools, which makes cached plans; and contextlib, which runs the end of `with comm.group():`.
+INSIDE = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, threading.__file__, functools.__file__,
+          contextlib.__file__, os.path.dirname(concurrent.futures.__file__) + os.sep]
 
 
 @dataclass(frozen=True)
@@ -242,6 +245,16 @@ def call_site() -> str:
     while frame is not None and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back  # type: ignore[assignment] # None ends the walk
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def inner_site(trace: TracebackType | None) -> str:
+    """Return ``file:line`` of the innermost place of the user's code in a traceback, or ""."""
+    place, inside = "", (*INSIDE,)
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(inside):
+            place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
 
 
 class LengthsDiffer(MismatchError):

@@ -69,7 +69,7 @@ class DeviceShares:
     def __init__(self, device: Device, clock: CallClock, rank: int, size: int) -> None:
         self.clock = clock
         self._device, self._rank, self._size = device, rank, size
-        self._calls = 0  # the number of the last call, where no comparison counts the calls
+        self.call_count = 0  # the number of the last call, where no comparison counts the calls
         self._left: tuple[int, Event] | None = None  # number and end of the last call with an event at its end
         self._under_way: collections.deque[EventTimes] = collections.deque()
         self._known: dict[int, CallTimes] = {}  # completed calls, until the stamps of all ranks have come
@@ -83,8 +83,8 @@ class DeviceShares:
 
     def numbered(self, _description: str = "") -> int:
         """Return the number of a call that no comparison counts."""
-        self._calls += 1
-        return self._calls
+        self.call_count += 1
+        return self.call_count
 
     def begin(self, number: int, nbytes: int, call: CallShares | None, stream: Stream) -> EventTimes | None:
         """Return the events of call `number`, of `nbytes` on all ranks, with the begin recorded, if the call is timed.

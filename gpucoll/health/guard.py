@@ -1,111 +1,178 @@
-"""The guard of a wait: raises an error soon after an awaited rank dies or aborts, and names ranks at the deadline."""
+"""The guard of a wait: raises an error soon after an awaited rank leaves, dies or fails, and names ranks at the deadline."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from gpucoll.core.signature import described
-from gpucoll.errors import BackendError, CollectiveTimeout, RankFailedError
+from gpucoll.core.signature import LastCall
+from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RankFailedError
 from gpucoll.health.processes import WAITS, Processes
 from gpucoll.health.remote import REPORT_INTERVAL
+from gpucoll.transport.farewell import Farewell, Why, named
 
-# Reasons of an abort, sent as one integer: the process ENDS, the rank has FAILED, its wait was LATE. FAILED_BY + r says
-# that rank r's failure was the reason. Numbers below 0 name the rank awaited in vain: see `late_for`.
-ENDS, FAILED, LATE, FAILED_BY = range(4)
-# Seconds between two checks: each check polls process descriptors and receives abort messages, too dear for every poll.
+# Seconds between two checks: each check polls process descriptors and receives farewells, too dear for every poll.
 LOOK = 0.05
-# Seconds for which a dead or aborted rank is still awaited: its last messages may be on their way. LONG_GRACE applies
-# if the executor does not know which ranks are awaited, because the dead rank may not matter to this call.
+# Seconds for which a rank that has left is still awaited: its last messages may be on their way. LONG_GRACE applies to
+# a dead rank if this call is not known to await it: the rank may have made the call before its death.
 GRACE, LONG_GRACE = 0.1, 0.5
 # The kernel frees a dying process' memory before it reports the end of the process. A failed access to a peer's memory
 # therefore waits this many seconds, at most, for the report.
 LEAVES = 1.0
+# Seconds for which a rank that sees another rank's failure waits for the farewell with the cause. The failed rank may
+# itself have to find out whether a third rank has died.
+TOLD = 3.0
 SLOW = 10.0  # seconds of a wait before a warning names the awaited ranks, and between two warnings
+# Seconds between two checks from which this process has been stopped, and not just waited for a core.
+FROZEN = 5.0
 
 log = logging.getLogger("gpucoll")
-
-
-def late_for(rank: int) -> int:
-    """Return the abort reason, below 0, of a rank that awaited `rank` until its deadline; also the inverse mapping."""
-    return -1 - rank
 
 
 class Guard:
     """The guard of one communicator. Its `check` is a hook, called between the polls of every wait.
 
     `awaited` returns the ranks awaited by the current call, or None if the executor cannot tell. `progress` returns the
-    number and the description of each rank's last call, as far as known. `aborted` returns the ranks that will take
-    part in no further call without having closed the communicator, each with the reason (see ENDS). `since` returns
-    the start time of the current wait.
+    last call of each rank, counted like the calls of this rank, and `last` the last call of one rank, however counted.
+    `farewells` returns the ranks that have left, `position` the numbers of calls made by this rank, as in a farewell.
+    `since` returns the start time of the current wait.
     """
 
     def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],
-                 progress: Callable[[], Mapping[int, tuple[int, str]]], aborted: Callable[[], Mapping[int, int]],
-                 since: Callable[[], float]) -> None:
+                 progress: Callable[[], Mapping[int, LastCall]], farewells: Callable[[], Mapping[int, Farewell]],
+                 since: Callable[[], float], *, position: Callable[[], tuple[int, int]] = lambda: (0, 0),
+                 last: Callable[[int], LastCall | None] = lambda rank: None) -> None:
         self._rank, self._processes = rank, processes
-        self._awaited, self._progress, self._aborted, self._since = awaited, progress, aborted, since
-        self._gone: dict[int, int] = {}  # the aborted ranks, and the reasons
-        self._missed: dict[int, float] = {}  # dead or aborted ranks that are awaited, and since when
-        self._last = self._began = self._warned = 0.0
+        self._awaited, self._progress, self._farewells, self._since = awaited, progress, farewells, since
+        self._position, self._last = position, last
+        self._gone: dict[int, Farewell] = {}
+        self._missed: dict[int, float] = {}  # ranks that have left or died and are awaited, and since when
+        self._looked = self._began = self._warned = 0.0
+        self._frozen = 0.0  # seconds for which this process was stopped in the current wait
 
     def check(self) -> None:
-        """Raise RankFailedError if an awaited rank has died or aborted, CollectiveTimeout if another rank timed out."""
+        """Raise RankFailedError if an awaited rank has left or failed, CollectiveTimeout if another rank timed out."""
         now = time.monotonic()
-        if now < self._last + LOOK:
+        if now < self._looked + LOOK:
             return
-        self._last = now
         began = self._since()
         if began != self._began:  # a new wait has begun: the grace periods start again
             self._missed.clear()
             self._began = self._warned = began
+            self._frozen = 0.0
+        elif self._looked and now > self._looked + FROZEN:
+            self._frozen = now - self._looked
+        self._looked = now
         # Report long waits to rank 0. At a deadline, the ranks without a report are the culprits.
         watch = self._processes.watch
         if watch is not None and now > began + REPORT_INTERVAL:
             watch.report(self._mine())
         ended = self._processes.ended()
         try:
-            self._gone.update(self._aborted())
+            self._gone.update(self._farewells())
         except BackendError as error:
             # The store of the messages can be gone before the end of its process is visible.
             found = self.cause()
             if found is None:
                 raise
             raise found from error
-        if not ended and not self._gone:
-            self._warn(now)
-            return
-        # A rank that has ended matters only if this call awaits the rank; if the awaited ranks are unknown, every dead
-        # process matters. A rank that failed or timed out always matters: its failure revokes the communicator for all.
-        awaited = self._awaited()
-        missed = set(ended) if awaited is None else (self._gone.keys() | set(ended)) & set(awaited)
-        missed |= {rank for rank, why in self._gone.items() if why != ENDS}
-        self._missed = {rank: self._missed.get(rank, now) for rank in missed}
-        late = sorted(rank for rank, since in self._missed.items()
-                      if now - since > (LONG_GRACE if awaited is None else GRACE))
-        if late:
-            # A timeout on another rank is reported as a timeout here, with the ranks named by that rank. Otherwise name
-            # the ranks whose failure made the late ranks abort (FAILED_BY), or else the late ranks themselves.
-            reasons = {self._gone.get(rank, ENDS) for rank in late}
-            if any(why == LATE or why < 0 for why in reasons):
-                stories = "; ".join(map(self.describe, late))
-                raise CollectiveTimeout(f"ranks {late} have waited until their deadlines: {stories}",
-                                        ranks=tuple(sorted(late_for(why) for why in reasons if why < 0))
-                                        or self.blame()[1])
-            raise self._failed({max(self._gone.get(rank, 0) - FAILED_BY, -1) for rank in late} - {-1} or late)
+        if ended or self._gone:
+            self._judge(now, ended)
+        self._warn(now)
 
-    def _failed(self, ranks: Collection[int]) -> RankFailedError:
-        stories = "; ".join(map(self.describe, sorted(ranks)))
-        return RankFailedError(f"{stories}; close this communicator", ranks=tuple(sorted(ranks)))
+    def _judge(self, now: float, ended: Collection[int]) -> None:
+        """Raise the error of a wait that cannot end, because of the ranks that have `ended` or said farewell."""
+        for rank, farewell in self._gone.items():
+            if farewell.why >= Why.FAILED:  # the failure revokes the communicator for all
+                self._miss(rank, now)
+            elif self.lacks(farewell):
+                raise self._failed([one for one in self._gone if self.lacks(self._gone[one])])
+        awaited = self._awaited()
+        for rank in {*ended, *self._gone}:
+            # A rank that has closed, or ended in order, has made this call. It matters only where this rank awaits a
+            # message from it. The death of a rank that told nothing matters in any case, since its last call is unknown.
+            if awaited is not None and rank in awaited:
+                self._miss(rank, now)
+            elif rank not in self._gone and not self._has_made_this_call(rank):
+                self._miss(rank, now + LONG_GRACE - GRACE)
+        late = sorted(rank for rank, since in self._missed.items() if now - since > GRACE)
+        if late:
+            raise self._error_of(late)
+
+    def _miss(self, rank: int, since: float) -> None:
+        self._missed.setdefault(rank, since)
+
+    def lacks(self, farewell: Farewell) -> bool:
+        """Return whether a rank has left without a call that this rank has begun."""
+        calls, device_calls = self._position()
+        return farewell.calls < calls or farewell.device_calls < device_calls
+
+    def _has_made_this_call(self, rank: int) -> bool:
+        """Return whether a rank is known to have ended the call that this rank is in."""
+        last = self._progress().get(rank)
+        return last is not None and last.has_ended is True and last.number >= self._mine()
+
+    def _error_of(self, late: Collection[int]) -> GpucollError:
+        """Return the error for ranks that have failed, died, or left with a message to this rank unsent.
+
+        A timeout on another rank is a timeout here, with the ranks named by that rank. Otherwise the error names the
+        ranks blamed by the late ranks, or else the late ranks themselves.
+        """
+        told = {rank: one for rank, one in self._gone.items() if rank in late}
+        blamed = [one.culprit for one in told.values() if one.why >= Why.FAILED and one.culprit >= 0]
+        # A process that was stopped believes no rank that has ended meanwhile, unless the rank had a reason of its own.
+        fails_alone = any(one.culprit == rank for rank, one in told.items())
+        if self._rank in blamed or (self._frozen and not fails_alone):
+            return self._own_fault(told)
+        timeouts = [(rank, one) for rank, one in told.items() if one.why == Why.LATE]
+        if timeouts:
+            return CollectiveTimeout(f"another rank has waited until its deadline: {named(timeouts)}",
+                                     ranks=tuple(sorted({*blamed})) or self.blame()[1])
+        return self._failed(self._first(late, blamed), told)
+
+    def _own_fault(self, told: Mapping[int, Farewell]) -> GpucollError:
+        """Return the error on a rank that the other ranks have given up."""
+        why = f"did not run for {self._frozen:.0f} s: its process or its host was stopped" if self._frozen \
+            else "is blamed by other ranks"
+        says = f"; {named(sorted(told.items()))}" if told else ""
+        return RankFailedError(f"this rank, {self._rank}, {why}{says}; close this communicator", ranks=(self._rank,))
+
+    def _first(self, late: Collection[int], blamed: Sequence[int]) -> Sequence[int]:
+        """Return the late ranks to be named: of several deaths the first, because the others may follow from it."""
+        dead = [rank for rank in self._processes.ended()
+                if rank in blamed or (rank in self._missed and rank not in self._gone)]
+        return dead[:1] or blamed[:1] or sorted(late)
+
+    def _failed(self, ranks: Collection[int], told: Mapping[int, Farewell] | None = None) -> RankFailedError:
+        stories = [self.describe(rank) for rank in sorted(ranks)]
+        # The words of a rank that blames another rank: they have what the blamed rank cannot tell.
+        stories += [f"rank {rank} {one.words}" for rank, one in (told or {}).items() if rank not in ranks and one.words]
+        return RankFailedError(f"{'; '.join(stories)}; close this communicator", ranks=tuple(sorted(ranks)))
+
+    def told(self, rank: int) -> GpucollError | None:
+        """Return the error for the failure that `rank` has shown; wait at most TOLD seconds for its farewell.
+
+        None without a farewell. Runs while a call ends, so no hook may run here.
+        """
+        deadline = time.monotonic() + TOLD
+        while True:
+            is_over = rank in self._processes.ended() or time.monotonic() > deadline
+            self._gone.update(self._farewells())
+            farewell = self._gone.get(rank)
+            if farewell is not None and farewell.why != Why.CLOSES:
+                return self._error_of([rank])
+            if is_over:
+                return None
+            time.sleep(1e-3)
 
     def cause(self) -> RankFailedError | None:
-        """Return the error to raise instead of a transport error if processes have died without an abort message.
+        """Return the error to raise instead of a transport error if processes have died without a farewell.
 
         Waits up to LEAVES seconds: the memory of a dying process is out of reach before its end is visible.
         """
-        ended = set(self._processes.ended(LEAVES)) - self._gone.keys()
-        return self._failed(ended) if ended else None
+        ended = [rank for rank in self._processes.ended(LEAVES) if rank not in self._gone]
+        return self._failed(ended[:1]) if ended else None
 
     def _warn(self, now: float) -> None:
         if now > self._warned + SLOW:
@@ -116,21 +183,16 @@ class Guard:
 
     def _mine(self) -> int:
         """Return the number of this rank's last call, 0 before the first."""
-        return self._progress().get(self._rank, (0, ""))[0]
+        return self._progress().get(self._rank, LastCall()).number
 
     def describe(self, rank: int) -> str:
         """Return a description of a rank for error messages: process, state and last call, as far as known."""
-        state, last = self._processes.state(rank), self._progress().get(rank)
-        process = self._processes.numbers.get(rank)
-        parts = [f"rank {rank}"]
-        if process is not None:
-            parts.append(f"(process {process})")
-        unknown = "has left" if rank in self._gone else "is silent" if process is None else "runs"
-        parts.append({"dead": "has ended", "": unknown}.get(state, f"is {state}"))
-        if last is not None:
-            number, description = last
-            parts.append(f"in its call {number}, {described(description)}" if number else "before its first call")
-        return " ".join(parts)
+        farewell, process, last = self._gone.get(rank), self._processes.numbers.get(rank), self._last(rank)
+        name = f"rank {rank}" if process is None else f"rank {rank} (process {process})"
+        if farewell is not None and farewell.words:
+            return f"{name} {farewell.words}"
+        state = self._processes.state(rank)
+        return f"{name} {_doing({'dead': 'has ended'}.get(state, f'is {state}' if state else ''), last)}"
 
     def blame(self) -> tuple[str, tuple[int, ...]]:
         """Return the ranks to blame for a late wait: a sentence, and the numbers of the ranks.
@@ -141,10 +203,27 @@ class Guard:
         mine, watch = self._mine(), self._processes.watch
         behind = None if watch is None else watch.silent(mine)
         if behind is None:
-            behind = {rank for rank, (number, _) in self._progress().items() if number < mine}
+            behind = {rank for rank, last in self._progress().items() if last.number < mine}
         ranks = behind or set(self._awaited() or ()) - {self._rank}
         ranks |= {rank for rank in self._processes.numbers
                   if rank != self._rank and self._processes.state(rank) not in ("", WAITS)}
         return "; ".join(map(self.describe, sorted(ranks))), tuple(sorted(ranks))
 
 
+def _doing(state: str, last: LastCall | None) -> str:
+    """Return in words what a rank does; `state` is what the system says of its process, "" if the process runs.
+
+    >>> _doing("", LastCall(3, has_ended=True)), _doing("", LastCall(3, has_ended=False)), _doing("has ended", None)
+    ('computes since its call 3', 'is in its call 3', 'has ended')
+    """
+    if last is None:
+        return state or "is silent"
+    if last.number == 0:
+        return f"{state} before its first call" if state else "has made no call"
+    seconds = time.monotonic() - last.when
+    ago = f", {seconds:.0f} s ago" if last.when and seconds >= 1 else ""
+    if last.has_ended is None:
+        return f"{state} after its {last.describe()}" if state else f"has made no call since its {last.describe()}{ago}"
+    if last.has_ended:
+        return f"{state} after its {last.describe()}" if state else f"computes since its {last.describe()}{ago}"
+    return f"{state or 'is'} in its {last.describe()}"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.arrays import Array
-from gpucoll.core.signature import is_refusal
+from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
 from gpucoll.health.guard import LOOK
@@ -72,9 +72,9 @@ class Exchange:
         """Return whether the descriptions of all ranks have arrived; never waits."""
         return not self.missing()
 
-    def description(self, rank: int) -> str:
-        """Return the description of a rank's call, without the call site; only once this description has arrived."""
-        return _text(self.rows[rank].tobytes()).partition("\n")[0]
+    def text_of(self, rank: int) -> str:
+        """Return the description of a rank's call, and perhaps its place; only once this description has arrived."""
+        return _text(self.rows[rank].tobytes())
 
     def judge(self) -> None:
         """Raise the error of ranks that make different calls, if any."""
@@ -198,6 +198,7 @@ class Preflight:
         self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
         self._elsewhere = elsewhere
         self._calls, self._agreed = 0, ""  # the number of compared calls, and the call before the last
+        self._came = 0  # when this rank came to the call before the last, if compared by messages, in nanoseconds
         self._exchange: Exchange | None = None  # the exchange of the last compared call
         self._nodes = link.place.nodes
         self._mapped: MappedDescriptions | None = None  # made for the first exchange
@@ -286,6 +287,8 @@ class Preflight:
         # Keep the description of the call before: the last known call of a rank that has not come to this call.
         if self._exchange is not None:
             self._agreed = self._exchange.text
+            if isinstance(self._exchange, MessageExchange):
+                self._came = self._exchange.arrivals()[self._rank]
         device = self.clock.device
         stamps = device.next_stamps() if device else NO_STAMPS
         if self._is_mapped:
@@ -395,15 +398,25 @@ class Preflight:
         exchange = self._under_way
         return set() if exchange is None else set(exchange.missing())
 
-    def progress(self) -> dict[int, tuple[int, str]]:
-        """Return the number and the description of the last call of each rank, as far as known."""
+    def progress(self) -> dict[int, LastCall]:
+        """Return the last call of each rank, as far as known: the calls compared here."""
         last, missing = self._exchange, self.missing()
         if last is None:
-            return dict.fromkeys(range(self._size), (0, ""))
-        before = self._calls - 1, _text(_row(self._agreed)).partition("\n")[0]
-        return {rank: before if rank in missing else (self._calls, last.description(rank))
+            return dict.fromkeys(range(self._size), LastCall())
+        before = _text(_row(self._agreed)) if self._agreed else ""
+        return {rank: LastCall(self._calls - 1, before, None, self._when(rank, self._calls - 1)) if rank in missing else
+                LastCall(self._calls, last.text_of(rank), None, self._when(rank, self._calls))
                 for rank in range(self._size)}
 
+    def _when(self, rank: int, number: int) -> float:
+        """Return when a rank of this host came to a call, by `time.monotonic`; 0 if unknown."""
+        if self._nodes[rank] != self._nodes[self._rank] or number < 1:
+            return 0.0
+        if isinstance(self._exchange, MappedExchange) and self._mapped is not None:
+            nanoseconds = self._mapped.published.arrivals(number)[rank]
+        else:
+            nanoseconds = self._exchange.arrivals()[rank] if self._exchange and number == self._calls else self._came
+        return max(0.0, time.monotonic() - 1e-9 * (time.time_ns() - nanoseconds)) if nanoseconds else 0.0
 
 class Deferred:
     """A comparison that does not delay the call: its result is judged by the next call."""

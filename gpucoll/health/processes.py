@@ -22,6 +22,7 @@ STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": WAITS, "Z": "dead"
 THREADS = "/proc/self/task"
 # Seconds before a rank whose thread has ended counts as dead: a program may hand a rank from one thread to the next.
 THREAD_GRACE = 10.0
+NEWS = 0.02  # seconds between two looks for news of other hosts, in a wait for the first death
 # Process descriptors by process number, shared by all communicators and open as long as this process lives.
 _descriptors: dict[int, int] = {}
 
@@ -52,20 +53,23 @@ class Processes:
     def __init__(self, numbers: Mapping[int, int], watch: Watch | None = None) -> None:
         self.numbers, self.watch = dict(numbers), watch
         self._ranks: dict[int, int] = {}
-        self._ended = set[int]()  # ranks whose processes ended before they could be watched
+        self._ended = dict[int, None]()  # ranks whose processes have ended, in the order in which this rank saw it
         for rank, number in self.numbers.items():
             if number == os.getpid():
                 continue
             try:
                 descriptor = _descriptor(number)
             except ProcessLookupError:
-                self._ended.add(rank)
+                self._ended[rank] = None
                 continue
             if descriptor is not None:
                 self._ranks[descriptor] = rank
 
     def ended(self, patience: float = 0.0) -> tuple[int, ...]:
-        """Return the ranks whose processes have ended; if none has, wait up to `patience` seconds for the first."""
+        """Return the ranks whose processes have ended, in the order in which this rank has learnt of it.
+
+        If none has, wait up to `patience` seconds for the first.
+        """
         poll = select.poll()  # a new object per call: two threads may not use one at the same time
         for descriptor in self._ranks:
             poll.register(descriptor, select.POLLIN)
@@ -73,10 +77,19 @@ class Processes:
         news = None if self.watch is None else self.watch.fileno()
         if news is not None:
             poll.register(news, select.POLLIN)
-        wait = 0 if self._ended else 1000 * patience
-        found = poll.poll(wait) if self._ranks or news is not None else ()
-        ranks = self._ended | {self._ranks[descriptor] for descriptor, _ in found if descriptor in self._ranks}
-        return tuple(sorted(ranks if self.watch is None else ranks | self.watch.gone()))
+        deadline = time.monotonic() + patience
+        while True:
+            late = time.monotonic() >= deadline
+            # Rank 0 itself hears of other hosts in a thread: look again after a short time.
+            wait = 0 if late or self._ended else 1000 * min(NEWS, deadline - time.monotonic())
+            found = poll.poll(wait) if self._ranks or news is not None else ()
+            if self.watch is not None:
+                self._ended.update(dict.fromkeys(self.watch.gone()))
+            self._ended.update((self._ranks[descriptor], None) for descriptor, _ in found if descriptor in self._ranks)
+            if late or self._ended:
+                return tuple(self._ended)
+            if not self._ranks and news is None:
+                time.sleep(wait / 1000)
 
     def state(self, rank: int) -> str:
         """Return "dead", or why a rank's process is not running (see STOPPED); "" if the process runs or is unknown."""

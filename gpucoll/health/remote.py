@@ -69,7 +69,7 @@ class Watch:
 
     def __init__(self, mpi: Any, nodes: tuple[int, ...]) -> None:
         self._rank, self._nodes = mpi.rank, nodes
-        self._gone: set[int] = set()
+        self._gone: dict[int, None] = {}  # the ranks that have ended, in this order
         self._reported: dict[int, tuple[int, float]] = {}  # rank 0: a waiting rank's call, and the report's time
         self._heard: dict[int, int] = {}  # other ranks: the waiting ranks and their calls, as rank 0 answered last
         self._asked = self._answered = 0  # numbers of the last question to rank 0, and of the last answer
@@ -168,16 +168,16 @@ class Watch:
 
     def _broadcast_gone(self) -> None:
         if self._hub is not None:
-            self._hub.broadcast({"gone": sorted(self._hub.gone)})
+            self._hub.broadcast({"gone": [*self._hub.gone]})
 
     def fileno(self) -> int | None:
         """Return the file descriptor that becomes readable with news; None on rank 0 and without a connection."""
         return self._connection.socket.fileno() if self._connection is not None else None
 
-    def gone(self) -> set[int]:
-        """Return the watched ranks whose processes have ended; never waits."""
+    def gone(self) -> list[int]:
+        """Return the watched ranks whose processes have ended, in the order of their ends; never waits."""
         if self._hub is not None:
-            return self._hub.gone & self._watched
+            return [rank for rank in list(self._hub.gone) if rank in self._watched]
         # Without blocking: if another thread is reading, that thread records the news.
         if self._connection is not None and self._lock.acquire(blocking=False):
             try:
@@ -188,14 +188,14 @@ class Watch:
                 pass
             # The connection is broken, or the other end no longer speaks the protocol: rank 0 has died.
             except (OSError, EOFError, StoreError):
-                self._gone.add(0)
+                self._gone[0] = None
                 self.drop()
             finally:
                 self._lock.release()
-        return self._gone & self._watched
+        return [rank for rank in list(self._gone) if rank in self._watched]
 
     def _take(self, head: dict[str, Any]) -> None:
-        self._gone.update(head.get("gone", ()))
+        self._gone.update(dict.fromkeys(head.get("gone", ())))
         if "heard" in head:
             self._heard, self._answered = dict(head["heard"]), head["ask"]
         if "bye" in head:

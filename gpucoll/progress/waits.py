@@ -282,7 +282,10 @@ class Progress:
 
     def _explained(self, error: BaseException, name: str) -> BaseException:
         """Return the cause of an error; without a cause the error itself, as a BackendError if of the transport."""
-        return self.explain(error) or (BackendError(f"{name}: {error}") if isinstance(error, self._foreign) else error)
+        found = self.explain(error)
+        if found is None and isinstance(error, self._foreign):
+            return BackendError(f"{name}: {error}", ranks=getattr(error, "ranks", ()))
+        return found or error
 
     @property
     def has_messages(self) -> bool:

@@ -195,7 +195,7 @@ class Hub:
     def __init__(self, size: int, token: str, answer: Callable[[int, Frame], Frame | None],
                  lost: Callable[[], None] = lambda: None, most: int = 0, own: int = 0,
                  applicants: Receiver | None = None) -> None:
-        self.gone: set[int] = set()
+        self.gone: dict[int, None] = {}  # ranks whose connections have broken, in this order
         self._size, self.token, self._own, self._applicants = size, token, own, applicants
         self._answer, self._lost, self._most = answer, lost, most
         self._here: dict[int, Connection] = {}  # the connected ranks
@@ -283,7 +283,7 @@ class Hub:
         # A rank is lost if its connection ends without a goodbye of either end; `broadcast` and `close` clear `_here`.
         with self._changed:
             is_lost = self._here.get(rank) is connection and not said_bye
-            self.gone.update([rank] if is_lost else [])
+            self.gone.update({rank: None} if is_lost else {})
             self._forget(connection, rank)
         if is_lost:  # without the lock: `lost` sends to all ranks
             self._lost()
@@ -322,7 +322,7 @@ class Hub:
         with self._changed:
             if rank in self._here:
                 raise unfit
-            connection.send({"proof": proof(self.token, "hub", rank, nonces), "gone": sorted(self.gone)})
+            connection.send({"proof": proof(self.token, "hub", rank, nonces), "gone": [*self.gone]})
             # No timeout from now on: healthy ranks may be silent for hours, and a dead rank's connection ends.
             connection.socket.settimeout(None)
             del self._unproved[connection]
@@ -348,7 +348,7 @@ class Hub:
     def lose(self, rank: int) -> None:
         """Count a rank that never came as gone, unless the rank is connected."""
         with self._changed:
-            self.gone.update({rank} - self._here.keys())
+            self.gone.update({rank: None} if rank not in self._here else {})
 
     def broadcast(self, head: dict[str, Any], *, last: bool = False) -> None:
         """Send a frame to all connected ranks; after the `last` frame, broken connections no longer count as deaths."""

@@ -139,7 +139,7 @@ class StoreServer(MemoryStore):
     def _answer(self, rank: int, frame: Frame) -> Frame:
         """Carry out a rank's request and return the answer; StoreError for an unknown request."""
         head, value = frame
-        answer: dict[str, Any] = {"number": head.get("number"), "gone": sorted(self.gone())}
+        answer: dict[str, Any] = {"number": head.get("number"), "gone": [*self.gone()]}
         match head:
             case {"call": "set", "key": str(key)}:
                 self.set(key, value)
@@ -154,7 +154,7 @@ class StoreServer(MemoryStore):
         return answer, b""
 
     def gone(self) -> Collection[int]:
-        return frozenset(self.hub.gone)
+        return tuple(self.hub.gone)
 
     def close(self) -> None:
         """Wait for the ranks still connected, by the least limit set, and shut the store."""

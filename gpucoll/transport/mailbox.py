@@ -19,6 +19,7 @@ import numpy
 from gpucoll.errors import CollectiveTimeout, RankFailedError, UsageError
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport.connections import StoreError
+from gpucoll.transport.farewell import NBYTES, Farewell
 from gpucoll.transport.kvstore import KeyStore
 from gpucoll.transport.tags import Tag
 
@@ -120,9 +121,9 @@ class StoreMessages:
         key = self._key(self._rank, dest, tag, self._sent[dest, tag])
         self._sent[dest, tag] += 1
         self._store.set(key, bytes([dtype]) + buffer[0].tobytes())
-        # One key for all aborts, so that a wait polls a single key instead of one per rank.
-        if tag == Tag.ABORT:
-            self._store.set(f"{self._name}/aborted", b"")
+        # One key for all farewells, so that a wait polls a single key instead of one per rank.
+        if tag == Tag.FAREWELL:
+            self._store.set(f"{self._name}/left", b"")
         return StoredMessage(None, key, numpy.empty(0, numpy.uint8))
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> StoredMessage:
@@ -141,15 +142,15 @@ class StoreMessages:
                 return ProbeResult(rank, tag, len(found) - 1)
         return None
 
-    def aborted(self, others: Collection[int]) -> dict[int, int]:
-        """Receive the abort messages that have arrived from `others`; return the reason of each rank."""
-        reasons, reason = dict[int, int](), numpy.zeros(1, numpy.int64)
-        # This is asked in every wait: one request to the store, and more only after an abort.
-        for other in others if self._store.get(f"{self._name}/aborted") is not None else ():
-            if self.seen(other, Tag.ABORT) is not None:
-                self.Irecv([reason.view(numpy.uint8), "B"], other, Tag.ABORT).Test()
-                reasons[other] = int(reason[0])
-        return reasons
+    def farewells(self, others: Collection[int]) -> dict[int, Farewell]:
+        """Receive the farewells that have arrived from `others`."""
+        found, row = dict[int, Farewell](), numpy.zeros(NBYTES, numpy.uint8)
+        # This is asked in every wait: one request to the store, and more only after a farewell.
+        for other in others if self._store.get(f"{self._name}/left") is not None else ():
+            if self.seen(other, Tag.FAREWELL) is not None:
+                self.Irecv([row, "B"], other, Tag.FAREWELL).Test()
+                found[other] = Farewell.decode(row)
+        return found
 
     def _key(self, source: int, dest: int, tag: int, number: int) -> str:
         return f"{self._name}/{source} {dest} {tag} {number}"

@@ -19,18 +19,17 @@ class Tag(enum.IntEnum):
     this call.
     """
 
-    SHUTDOWN = 0  # a rank leaves the communicator, in order or after a failure
+    FAREWELL = 0  # a rank leaves the communicator: see `gpucoll.transport.farewell`
     DEVICE = 1  # the transport of an emulated device
     HANDSHAKE = 2  # ranks agree on memory, devices, and ways to reach each other's memory
-    ABORT = 3  # a rank has failed or ended, and takes part in no further call
-    COMPARISON = 4  # ranks compare their calls before data is sent
-    FIRST_CALL = 5
+    COMPARISON = 3  # ranks compare their calls before data is sent
+    FIRST_CALL = 4
 
 
 def tag_of_call(number: int) -> int:
     """Return the tag of a communicator's call `number`; tags repeat after TAGS - FIRST_CALL calls.
 
-    >>> tag_of_call(0), tag_of_call(TAGS - 5)
-    (5, 5)
+    >>> tag_of_call(0), tag_of_call(TAGS - 4)
+    (4, 4)
     """
     return Tag.FIRST_CALL + number % (TAGS - Tag.FIRST_CALL)

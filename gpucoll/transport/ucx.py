@@ -24,6 +24,7 @@ import numpy
 
 from gpucoll.errors import BackendError
 from gpucoll.progress.operations import ProbeResult, keep_for_ever
+from gpucoll.transport.farewell import NBYTES, Farewell
 from gpucoll.transport.kvstore import while_lingering
 from gpucoll.transport.mailbox import are_compatible
 from gpucoll.transport.tags import TAGS, Tag
@@ -274,16 +275,16 @@ class UcxMessages:
         its_tag, nbytes, _ = found
         return ProbeResult(its_tag >> self._source_shift & self._sources, its_tag & self._tags, nbytes)
 
-    def aborted(self, others: Collection[int]) -> dict[int, int]:
-        """Receive the abort messages that have arrived from `others`; return the reason of each rank."""
-        reasons, reason = dict[int, int](), numpy.zeros(1, numpy.int64)
-        while (found := self._worker.probe(self._tag(0, Tag.ABORT), self._any_source, True)) is not None:
-            its_tag, _, message = found
-            request = self._worker.take(message, reason.view(numpy.uint8))
+    def farewells(self, others: Collection[int]) -> dict[int, Farewell]:
+        """Receive the farewells that have arrived from `others`; return the last one of each rank."""
+        found, row = dict[int, Farewell](), numpy.zeros(NBYTES, numpy.uint8)
+        while (seen := self._worker.probe(self._tag(0, Tag.FAREWELL), self._any_source, True)) is not None:
+            its_tag, _, message = seen
+            request = self._worker.take(message, row)
             while not request.Test():  # short: the message has arrived
                 pass
-            reasons[its_tag >> self._source_shift & self._sources] = int(reason[0])
-        return {rank: why for rank, why in reasons.items() if rank in others}
+            found[its_tag >> self._source_shift & self._sources] = Farewell.decode(row)
+        return {rank: one for rank, one in found.items() if rank in others}
 
     def _tag(self, source: int, tag: int) -> int:
         return self._base | source << self._source_shift | tag

@@ -42,11 +42,16 @@ struct alignas(64) Head {
     // Of the first rank of a node, between nodes: whether all nodes make the latest call compared, and when the first
     // rank of all came to the call, in nanoseconds since 1970 (agreement.h).
     std::atomic<int64_t> verdict, first_arrival;
+    // For error messages on other ranks: the numbers of the last call begun and of the last call ended, and when that
+    // call ended, by `nanoseconds`.
+    std::atomic<int64_t> begun, ended, left;
     // Behind the head, for either half: block starts of input and output in elements, for blocks of unequal length.
 };
 
 static_assert(sizeof(Head) == HEAD && offsetof(Head, counter) == 8 * COUNTER && offsetof(Head, failure) == 8 * FAILURE
-              && offsetof(Head, token) == 8 * TOKEN, "Python keeps as many bytes for it, and reads these words");
+              && offsetof(Head, arrived) == 8 * ARRIVED && offsetof(Head, token) == 8 * TOKEN
+              && offsetof(Head, begun) == 8 * BEGUN && offsetof(Head, ended) == 8 * ENDED && offsetof(Head, left) == 8 * LEFT,
+              "Python keeps as many bytes for it, and reads these words");
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share no locks");
 

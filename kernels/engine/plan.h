@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "engine/combine.h"
@@ -43,7 +44,7 @@ struct Reader {
 // All that a call does, independent of the arrays: made once (plans.h), used for every similar call.
 struct Plan {
     int64_t signature;  // equal on all ranks making the same call
-    char text[TEXT];    // the description of the call
+    char text[TEXT];    // the description of the call; a second line has the place of the first such call in the program
     uint64_t given, taken, scratch, private_bytes;  // bytes of input, output, shared scratch and private memory
     uint64_t itemsize;
     Combine combine;                        // null if nothing is reduced
@@ -67,6 +68,13 @@ struct Plan {
     mutable bool in_row = false; // was once called ALIKE times in a row: eager from then on, if allowed
 
     bool has(PlanFlag flag) const { return (flags & flag) != 0; }
+
+    // Return the length of the first line of `text`.
+    size_t described() const {
+        const size_t length = strnlen(text, TEXT);
+        const void* line = std::memchr(text, '\n', length);
+        return line == nullptr ? length : static_cast<size_t>(static_cast<const char*>(line) - text);
+    }
 
     // Return whether this call may be eager on a rank with `others` same-node ranks. The arrays must be short. The
     // peers may read only the input, copied to the slot. The rank must not read from all others: an eager call would

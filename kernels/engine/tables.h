@@ -15,7 +15,11 @@ static const uint64_t CACHE_LINE = 64;
 static const uint64_t HEAD = 768;
 static const uint64_t COUNTER = 0;
 static const uint64_t FAILURE = 4;
+static const uint64_t ARRIVED = 5;
 static const uint64_t TOKEN = 86;
+static const uint64_t BEGUN = 90;
+static const uint64_t ENDED = 91;
+static const uint64_t LEFT = 92;
 static const uint64_t SLOT_BYTES = 16704;
 
 #define GC_OPCODES WAIT, PUBLISH, REDUCE, CALL, SEND, RECEIVE, END, OPEN, TAKE, AGREE

@@ -145,7 +145,8 @@ struct Walker {
         shares = {};
         node.waits_since = 0;
         if (!walked->has(ONLY_COMPARES))
-            node.flight.began(walked->text, strnlen(walked->text, TEXT), std::max(walked->given, walked->taken), arrived);
+            node.flight.began(walked->text, walked->described(), std::max(walked->given, walked->taken), arrived);
+        node.heads[node.rank]->begun.store(static_cast<int64_t>(node.call_count), std::memory_order_relaxed);
         stage = listens && walked->has(ANNOUNCED) && walked->root != node.rank ? LISTENING : BEFORE;
         at = 0;
     }
@@ -171,7 +172,7 @@ struct Walker {
                     if (!is_listening(node, plan->root, base)) return WAITING;
                 } else if (!agrees(node, plan->root)) {
                     // The root is in another call: undo `begin`, so that Python can take part in the root's call.
-                    node.call_count--;
+                    node.heads[node.rank]->begun.store(static_cast<int64_t>(--node.call_count), std::memory_order_relaxed);
                     node.alike = 0;
                     node.flight.left();
                     plan = nullptr;
@@ -263,7 +264,9 @@ struct Walker {
     void add_call_site(Node& node, const char* where) {
         Head* head = node.heads[node.rank];
         CallDescriptor& descriptor = head->descriptors[half];
-        const size_t length = strnlen(descriptor.text, TEXT - 2);
+        // In place of the second line, the place of the first such call.
+        const void* line = std::memchr(descriptor.text, '\n', strnlen(descriptor.text, TEXT));
+        const size_t length = line == nullptr ? strnlen(descriptor.text, TEXT - 2) : static_cast<size_t>(static_cast<const char*>(line) - descriptor.text);
         descriptor.text[length] = '\n';
         std::strncpy(descriptor.text + length + 1, where, TEXT - length - 2);
         // The text no longer matches the plan: the next call must write the description again.
@@ -321,6 +324,9 @@ struct Walker {
     // Leave the call.
     void end(Node& node) {
         node.left = static_cast<int64_t>(nanoseconds());
+        Head* head = node.heads[node.rank];
+        head->left.store(node.left, std::memory_order_relaxed);
+        head->ended.store(static_cast<int64_t>(node.call_count), std::memory_order_relaxed);
         node.total.own += shares.own;
         node.total.waited += shares.waited;
         if (!plan->has(ONLY_COMPARES)) node.flight.ended(node.left);

@@ -17,6 +17,7 @@ from gpucoll.health import guard, preflight, processes
 from gpucoll.health.processes import Processes
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.progress.waits import Progress
+from gpucoll.transport.farewell import Farewell, Why
 from pace import seconds
 from thread_ranks import all_on_threads
 
@@ -152,14 +153,29 @@ def test_a_process_that_has_the_number_of_an_ended_one_is_alive(monkeypatch):
         os.close(descriptor)
 
 
-@pytest.mark.parametrize(("reason", "named"), [(guard.FAILED_BY + 2, (2,)), (guard.FAILED, (1,)), (guard.ENDS, (1,))])
-def test_a_rank_that_aborts_for_another_ranks_failure_names_that_rank(monkeypatch, reason, named):
-    """Rank 0 awaits rank 1, which has aborted: because rank 2 failed, because it failed itself, or by its end."""
+@pytest.mark.parametrize(("farewell", "named"), [(Farewell(Why.FAILED, 2), (2,)), (Farewell(Why.FAILED), (1,)),
+                                                 (Farewell(Why.FAILED, 1), (1,)), (Farewell(Why.ENDS), (1,))])
+def test_a_rank_that_fails_because_of_another_rank_names_that_rank(monkeypatch, farewell, named):
+    """Rank 0 awaits rank 1, which has left: because rank 2 failed, because it failed itself, or by its end."""
     monkeypatch.setattr(guard, "GRACE", -1.0)
-    watching = guard.Guard(0, Processes({}), lambda: {1}, dict, lambda: {1: reason}, lambda: 0.0)
+    watching = guard.Guard(0, Processes({}), lambda: {1}, dict, lambda: {1: farewell}, lambda: 0.0)
     with pytest.raises(gc.RankFailedError) as failed:
         watching.check()
     assert failed.value.ranks == named
+
+
+@pytest.mark.parametrize(("mine", "theirs", "is_told"), [((4, 0), (3, 0), True), ((3, 1), (3, 0), True),
+                                                         ((3, 0), (3, 0), False), ((3, 0), (4, 1), False)])
+def test_a_rank_that_has_closed_is_named_in_the_calls_that_it_has_not_made(mine, theirs, is_told):
+    farewell = Farewell(Why.CLOSES, -1, *theirs, words="has closed the communicator after its call 3 (a.py:7)")
+    watching = guard.Guard(0, Processes({}), lambda: None, dict, lambda: {1: farewell}, lambda: 0.0,
+                           position=lambda: mine)
+    if not is_told:
+        watching.check()
+        return
+    with pytest.raises(gc.RankFailedError, match=r"rank 1 has closed the communicator after its call 3 \(a.py:7\)") as told:
+        watching.check()
+    assert told.value.ranks == (1,)
 
 
 def test_a_store_that_ends_with_its_process_names_the_rank():

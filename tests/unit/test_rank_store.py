@@ -70,7 +70,7 @@ def test_ranks_see_what_others_have_set(server, token, monkeypatch):
     second.close()
     assert server.hub.is_left(60.0)
     server.hub.close()
-    assert server.gone() == {1}
+    assert server.gone() == (1,)
 
 
 def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):

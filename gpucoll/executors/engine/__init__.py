@@ -28,7 +28,7 @@ from typing import Any
 
 from gpucoll.arrays import address
 from gpucoll.arrays.segments import Slab, at
-from gpucoll.core.signature import is_refusal
+from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.device.messages import receiver
 from gpucoll.errors import (
     BackendError,
@@ -44,7 +44,19 @@ from gpucoll.executors.engine.between_nodes import Comparing, Messages, PostedMe
 from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
 from gpucoll.executors.engine.plans import EngineCall, Plans
-from gpucoll.executors.engine.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
+from gpucoll.executors.engine.tables import (
+    ALL,
+    ARRIVED,
+    BEGUN,
+    COUNTER,
+    ENDED,
+    FAILURE,
+    LEFT,
+    OFF,
+    PEERS,
+    ROUNDS,
+    TEXT,
+)
 from gpucoll.progress.operations import Operation, ProbeResult, keep_for_ever
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import cancel
@@ -95,6 +107,8 @@ class EngineExecutor(Executor):
         self._plans: Any = None
         self._flight: Any = None
         self.cause: Callable[[], GpucollError | None] = lambda: None  # the error that explains memory out of reach
+        # Returns the error for a failure shown by a rank, once the rank has told its cause; None if it tells nothing.
+        self.told: Callable[[int], GpucollError | None] = lambda rank: None
         self.comparison: Any = None  # compares calls by messages, if the engine does not
         self.described = ""  # the whole description of a call without data
         self._explaining = Comparing(self, "")  # finds the difference after unlike greetings
@@ -175,7 +189,7 @@ class EngineExecutor(Executor):
     def publish_failure(self, error: BaseException) -> None:
         """Show the other ranks of this node that this rank has failed, unless the error has settled the call."""
         if not is_settled(error):
-            named = error.ranks[:1] if isinstance(error, RankFailedError | CollectiveTimeout) else ()
+            named = error.ranks[:1] if isinstance(error, RankFailedError | CollectiveTimeout | BackendError) else ()
             self._node_ranks.words[self._node_ranks.rank][FAILURE] = (
                 ASTRAY if isinstance(error, MismatchError | PeerError) else
                 FAILED - (*named, self._node_ranks.rank)[0] if not isinstance(error, CollectiveTimeout) else
@@ -188,15 +202,15 @@ class EngineExecutor(Executor):
             if failure == LATE or failure <= LATE_FOR:
                 # Without a name in the failure, blame the ranks that have not reached this call.
                 behind = (LATE_FOR - failure,) if failure <= LATE_FOR else tuple(
-                    rank for rank, (number, _) in self.progress().items() if number < self.engine.call_count)
-                raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
+                    rank for rank, last in self.progress().items() if last.number < self.engine.call_count)
+                raise self.told(rank) or CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
                                         "every rank in the same call, with the same shape, dtype and algorithm?",
                                         ranks=behind)
             if failure == ASTRAY:
                 self.differ(meet=False)
             if failure <= FAILED:
-                raise RankFailedError(f"rank {FAILED - failure} has failed, or has left the communicator",
-                                      ranks=(FAILED - failure,))
+                raise self.told(rank) or RankFailedError(
+                    f"rank {FAILED - failure} has failed, or has left the communicator", ranks=(FAILED - failure,))
 
     def differ(self, meet: bool = True) -> None:
         """Raise MismatchError or PeerError with the call, and its place in the code, of each rank of this node.
@@ -230,7 +244,7 @@ class EngineExecutor(Executor):
         shown = self._node_ranks.unlike_calls(self.engine, number)
         # Ranks may be several calls apart, as behind a root that was ahead: then compare the last calls.
         if len(set(shown.values())) < 2 and self._check != OFF:
-            shown = {rank: last for rank, (_, last) in self.progress().items()}
+            shown = {rank: last.text.partition("\n")[0] for rank, last in self.progress().items()}
         if len(set(shown.values())) < 2:
             raise MismatchError("another rank of this node found that the ranks make different calls")
         raise disagreement([*shown], [*shown.values()], moved=True)
@@ -276,15 +290,23 @@ class EngineExecutor(Executor):
 
     def under_way(self) -> str:
         """Return the description of the call under way, or ""."""
-        return self.progress()[self._node_ranks.rank][1] if self.engine is not None and self.engine.is_walking() else ""
+        if self.engine is None or not self.engine.is_walking():
+            return ""
+        return self._last(self._node_ranks.rank).text.partition("\n")[0]
 
-    def progress(self) -> dict[int, tuple[int, str]]:
-        """Return the number and the description of the last call of each rank of this node."""
-        if self.engine is None:
-            return {}
-        numbers = {rank: self._node_ranks.words[rank][COUNTER] >> ROUNDS for rank in self._node_ranks.all}
-        return {rank: (number, self.engine.description(rank, number).partition("\n")[0] if number else "")
-                for rank, number in numbers.items()}
+    def progress(self) -> dict[int, LastCall]:
+        """Return the last call of each rank of this node."""
+        return {} if self.engine is None else {rank: self._last(rank) for rank in self._node_ranks.all}
+
+    def _last(self, rank: int) -> LastCall:
+        """Return the last call of a rank of this node, from the words shown in its control segment."""
+        words = self._node_ranks.words[rank]
+        shown, begun, ended = words[COUNTER] >> ROUNDS, words[BEGUN], words[ENDED]
+        # A rank that has begun a call, and has not shown it yet, waits until it may overwrite an earlier one.
+        number = max(shown, begun)
+        when = words[LEFT] if ended >= number else words[ARRIVED + (number & 1)] if shown == number else 0
+        return LastCall(number, self.engine.description(rank, number) if 0 < number == shown else "", ended >= number,
+                        1e-9 * when)
 
     def next_call(self, rank: int) -> str | None:
         """Return the description of the call of `rank` numbered as this rank's next; None if `rank` has not come there.
@@ -303,7 +325,9 @@ class EngineExecutor(Executor):
 
     def disconnected(self, reason: str, rank: int) -> None:
         """Raise the error of a message between nodes that has failed for this `reason`."""
-        raise self._link.wire.failed(f"with rank {rank}: {reason}")
+        error = self._link.wire.failed(f"with rank {rank}: {reason}")
+        error.ranks = (rank,)
+        raise error
 
     def _unreachable(self, why: object) -> GpucollError:
         return self.cause() or BackendError(f"another rank's memory cannot be accessed: {why}", code="GC-MEMORY")
@@ -375,6 +399,9 @@ class EngineExecutor(Executor):
             # CollectiveTimeout is an OSError too, and needs no explanation.
             is_system = isinstance(error, OSError) and not isinstance(error, GpucollError)
             raised = self._unreachable(error) if is_system else error
+            # A broken connection is the reporter's view of a death elsewhere: other ranks must not take it for its own.
+            if isinstance(error, (BackendError, *self._link.foreign)):
+                raised = self.cause() or error
             self.cancel(raised, x, out, made)
             if raised is not error:
                 raise raised from error

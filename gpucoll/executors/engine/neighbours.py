@@ -83,7 +83,7 @@ class NodeRanks:
         """
         shown: dict[int, str] = {}
         for earlier in range(3):
-            shown = {rank: engine.description(rank, number - earlier) for rank in sorted(self.all)
+            shown = {rank: engine.description(rank, number - earlier).partition("\n")[0] for rank in sorted(self.all)
                      if engine.is_eager(rank, number - earlier)
                      or number - earlier <= self.words[rank][COUNTER] >> ROUNDS <= number - earlier + 1}
             if len(set(shown.values())) > 1:

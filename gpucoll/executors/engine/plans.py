@@ -12,7 +12,7 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import EXACT_NAMES, LOGICAL
 from gpucoll.core.signature import is_refusal
-from gpucoll.executors import Call, Called, CallRequest, fingerprint, shortened
+from gpucoll.executors import Call, Called, CallRequest, call_site, fingerprint, shortened
 from gpucoll.executors.engine.between_nodes import Messages
 from gpucoll.executors.engine.instructions import Row, Writer
 from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
@@ -30,8 +30,13 @@ NOTHING = -1  # the number of no op
 
 
 def shown(description: str) -> tuple[str, int]:
-    """Return a call's description as the ranks show it, cut to fit, and its fingerprint, which they compare."""
-    return shortened(description, TEXT - 1), fingerprint(description)
+    """Return a call's description as the ranks show it, cut to fit, and its fingerprint, which they compare.
+
+    Behind the description stands the place in the program at which this rank plans the call: errors of other ranks name
+    this place for all calls of the plan.
+    """
+    place = call_site() if "\n" not in description else ""
+    return shortened(f"{description}\n{place}" if place else description, TEXT - 1), fingerprint(description)
 
 
 class Plans:

@@ -29,12 +29,13 @@ SHOWN = 3  # buffers of a rank readable by others
 SLOTS, SLOT = 64, 1 << 14  # slots for eager calls of a rank, and bytes of input in a slot
 OPENING = 1 << 13  # most bytes of data in the first message of a call between two nodes
 PAGE, CACHE_LINE = 4096, 64  # bytes
-# The head of a control segment: its bytes, and the places of three of its 64-bit words. Then the bytes of a slot.
-HEAD, COUNTER, FAILURE, TOKEN = 768, 0, 4, 86
+# The head of a control segment: its bytes, and the places of its 64-bit words read by Python. Then the bytes of a slot.
+HEAD, COUNTER, FAILURE, ARRIVED, TOKEN, BEGUN, ENDED, LEFT = 768, 0, 4, 5, 86, 90, 91, 92
 SLOT_BYTES = SLOT + 320
 # The numbers in the header, by type in C++.
 NUMBERS = {"int": ("TEXT", "ROUNDS"), "uint32_t": ("SHOWN",), "int64_t": ("SLOTS",),
-           "uint64_t": ("SLOT", "OPENING", "PAGE", "CACHE_LINE", "HEAD", "COUNTER", "FAILURE", "TOKEN", "SLOT_BYTES")}
+           "uint64_t": ("SLOT", "OPENING", "PAGE", "CACHE_LINE", "HEAD", "COUNTER", "FAILURE", "ARRIVED", "TOKEN",
+                        "BEGUN", "ENDED", "LEFT", "SLOT_BYTES")}
 
 
 class PlanFlag(enum.IntFlag):

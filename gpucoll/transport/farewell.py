@@ -1,0 +1,106 @@
+"""Farewells: what a rank tells the others when it takes part in no further call of a communicator.
+
+A rank leaves by `close`, at the end of its process, or after a failure. It then sends one message to every other rank:
+why it leaves, how many calls it has made, and its own words for the errors of the other ranks. A rank that closes may
+still fail in `close`, and then sends a second farewell; the last one counts.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from gpucoll.progress.operations import keep_for_ever
+from gpucoll.transport.tags import BYTES, Tag
+
+NUMBERS = 5
+WORDS = 8 * NUMBERS  # where the words begin
+NBYTES = 512  # of a farewell: numbers of 8 bytes, then the words
+
+
+class Why(enum.IntEnum):
+    """The reason of a farewell."""
+
+    CLOSES = 0  # the rank has called `close`, and waits there for the others
+    ENDS = 1  # the process ends without `close`
+    FAILED = 2  # a call has failed on this rank, or the program has left its `with` block by an exception
+    LATE = 3  # a wait has lasted until the deadline
+
+
+class Farewell(NamedTuple):
+    """A farewell: the reason, the rank to blame (-1: none known), the numbers of calls, and the sender's words.
+
+    `calls` are the calls made on the host, `device_calls` those compared by messages or in mapped memory. The last
+    `refused` of these calls were refused by the sender, so that the other ranks need not have made them. `words` follow
+    the name of the rank: "has closed the communicator after its call 3, ...".
+    """
+
+    why: Why
+    culprit: int = -1
+    calls: int = 0
+    device_calls: int = 0
+    refused: int = 0
+    words: str = ""
+
+    def encode(self) -> Any:
+        """Return the message, a row of uint8; words that are too long lose their end."""
+        row = numpy.zeros(NBYTES, numpy.uint8)
+        row[:WORDS].view(numpy.int64)[:] = self[:NUMBERS]
+        words = self.words.encode()[:NBYTES - WORDS]
+        row[WORDS:WORDS + len(words)] = numpy.frombuffer(words, numpy.uint8)
+        return row
+
+    @classmethod
+    def decode(cls, row: Any) -> Farewell:
+        """Return the farewell in a message.
+
+        >>> Farewell.decode(Farewell(Why.FAILED, 2, 7, words="has failed").encode())
+        Farewell(why=<Why.FAILED: 2>, culprit=2, calls=7, device_calls=0, refused=0, words='has failed')
+        """
+        why, *numbers = row[:WORDS].view(numpy.int64).tolist()
+        return cls(Why(why), *numbers, row[WORDS:].tobytes().rstrip(b"\0").decode(errors="ignore"))
+
+    def has_made(self, other: Farewell) -> bool:
+        """Return whether the sender has made all calls of another rank, but for those that the other rank refused.
+
+        >>> Farewell(Why.CLOSES, calls=3).has_made(Farewell(Why.CLOSES, calls=4, refused=1))
+        True
+        """
+        return other.calls - other.refused <= self.calls and other.device_calls - other.refused <= self.device_calls
+
+
+class Sent:
+    """The sends of one rank's farewell to the `others`. Never waits."""
+
+    def __init__(self, wire: Any, others: Collection[int], farewell: Farewell) -> None:
+        self._row = farewell.encode()
+        self._requests = [wire.Isend([self._row, BYTES], other, Tag.FAREWELL) for other in others]
+
+    def has_ended(self) -> bool:
+        """Return whether all messages have left; drives their transport."""
+        # Drop completed requests, so that no request is tested again after its end.
+        self._requests = [request for request in self._requests if not request.Test()]
+        return not self._requests
+
+    def abandon(self) -> None:
+        """Keep the message for ever: sends to a rank that never receives may never complete."""
+        keep_for_ever(self)
+
+
+def by_mpi(comm: Any) -> dict[int, Farewell]:
+    """Receive the farewells that have arrived over an mpi4py communicator; return the last one of each rank."""
+    from mpi4py import MPI
+
+    found, status, row = dict[int, Farewell](), MPI.Status(), numpy.zeros(NBYTES, numpy.uint8)
+    while comm.Iprobe(MPI.ANY_SOURCE, Tag.FAREWELL, status):
+        comm.Recv([row, BYTES], status.source, Tag.FAREWELL)
+        found[status.source] = Farewell.decode(row)
+    return found
+
+
+def named(farewells: Sequence[tuple[int, Farewell]]) -> str:
+    """Return farewells as a sentence, each with the number of its rank."""
+    return "; ".join(f"rank {rank} {one.words}" for rank, one in farewells)
