@@ -41,6 +41,7 @@ from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
 from gpucoll.progress.operations import drain_all, kind_of
+from gpucoll.progress.partners import partners_of
 from gpucoll.progress.waits import Progress
 from gpucoll.transport import join_ports, kvstore
 from gpucoll.transport.farewell import Farewell, Sent, Why, named
@@ -119,7 +120,7 @@ class Lifecycle:
                       lambda: waits.waits_since, position=self._position, last=self._last)
         # Called between polls: the death of a rank ends a wait at once, long before the deadline.
         waits.hooks.append(guard.check)
-        waits.blame, waits.explain = guard.blame, self._explain
+        waits.blame, waits.describe, waits.explain = guard.blame, guard.describe, self._explain
         self.host.explain_by(guard.cause, guard.told)
         # Ranks that are processes learn of a failure here by messages only.
         if link.mpi is not None:
@@ -157,6 +158,8 @@ class Lifecycle:
     def _awaited(self) -> set[int] | None:
         if self._closing is not None:
             return self._closing()
+        if self.waits.blocked is not None:
+            return {*partners_of(self.waits.blocked.ends)}
         if self.preflight is not None and self.preflight.is_comparing:
             return self.preflight.missing()
         return self.host.awaited()

@@ -373,7 +373,7 @@ class Communicator:
             # The engine does most blocking messages inside a node, with few steps of Python.
             begun = self._points.exchange_here(x, dst, None, -1, tag)
             if begun is not NotImplemented:
-                return None if begun is True else self._points.rest("send", begun, x, None, -1)
+                return None if begun is True else self._points.rest("send", begun, x, dst, None, -1, tag)
         return self._points.send(x, dst, tag, async_op=async_op)
 
     @shaped(Receiving)
@@ -393,7 +393,7 @@ class Communicator:
         if out is not None and status is None and not async_op and self._core.group is None:
             begun = self._points.exchange_here(None, -1, out, src, tag)
             if begun is not NotImplemented:
-                return out if begun is True else self._points.rest("recv", begun, None, out, src)
+                return out if begun is True else self._points.rest("recv", begun, None, -1, out, src, tag)
         return self._points.recv(out, src, tag, status, async_op=async_op)
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
@@ -401,7 +401,7 @@ class Communicator:
         if x is not None and out is not None and not async_op and self._core.group is None:
             begun = self._points.exchange_here(x, dst, out, src, tag)
             if begun is not NotImplemented:
-                return out if begun is True else self._points.rest("sendrecv", begun, x, out, src)
+                return out if begun is True else self._points.rest("sendrecv", begun, x, dst, out, src, tag)
         return self._points.sendrecv(x, out, dst, src, tag, async_op=async_op)
 
     @shaped(Probing)

@@ -12,6 +12,7 @@ import numpy
 from gpucoll.arrays import HOST, Array, check_input, check_writable, flat, overlap
 from gpucoll.communicator.backends import not_known
 from gpucoll.communicator.core import Core
+from gpucoll.communicator.cycles import Cycles
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.communicator.links import Link
 from gpucoll.communicator.wildcards import (
@@ -32,6 +33,7 @@ from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work, in_thread
+from gpucoll.progress.partners import RECEIVE, SEND, End, State
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, MAX_MESSAGE, TAGS
 
@@ -45,6 +47,8 @@ class PointToPoint:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._batch: Batch | None = None  # messages between GPU arrays in the open group
+        cycles = Cycles(core.waits, core.rank, lambda: self.board)
+        core.waits.on_blocked, core.waits.on_unblocked = cycles.look, cycles.hide
 
     @functools.cached_property
     def carrier(self) -> Any:
@@ -56,6 +60,11 @@ class PointToPoint:
         """The engine's function for blocking messages inside a node; any other message gives NotImplemented."""
         is_here = self.carrier is not self._core.link.points and self._core.host_engine() is not None
         return self._core.engine.exchange if is_here else not_known
+
+    @property
+    def board(self) -> Any:
+        """Where ranks show each other their waits for messages: the engine, threads' mailbox, or None."""
+        return self._core.engine if self.exchange_here is not not_known else getattr(self.carrier, "board", None)
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message ready to be received, or None; `source` and `tag` None mean any rank and any tag."""
@@ -82,7 +91,7 @@ class PointToPoint:
             fill_status(status, ProbeResult(PROC_NULL, ANY_TAG, 0))
             return status
         work = self._core.waits.soon(self.found(*pattern, status), "probe", status)
-        return status if work is None else work.wait()
+        return status if work is None else awaiting(work, End("probe", *pattern, 0, [(), None])).wait()
 
     def iprobe(self, src: int, tag: int, status: Status) -> Status | None:
         pattern = self._pattern("iprobe", src, tag)
@@ -130,19 +139,21 @@ class PointToPoint:
             and array.nbytes <= MAX_MESSAGE and self._core.link.mpi is not None and self._core.group is None \
             and not self._core.options.emulated and not self._core.waits.has_messages
 
-    def rest(self, name: str, begun: Any, x: Any, out: Any, src: int) -> Any:
+    def rest(self, name: str, begun: Any, x: Any, dst: int, out: Any, src: int, tag: int) -> Any:
         """Wait for the messages begun by the engine; return `out`."""
         came, sent = begun
-        work = self._core.waits.soon(ends(came, sent, x, out, src), name, out)
-        return out if work is None else work.wait()
+        state: State = [(came,), (sent,)]
+        work = self._core.waits.soon(ends(state, came, sent, x, out, src), name, out)
+        return out if work is None else awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait()
 
     def _soon(self, name: str, x: Any, dst: int, out: Any, src: int, tag: int) -> Any:
         """Send `x` and receive `out`, each unless None; return `out`. Only a long message needs a `Work`."""
         self._core.life.check_usable()
-        work = self._core.waits.soon(self._whole(x, dst, out, src, tag), name, out)
-        return out if work is None else work.wait()
+        state: State = [(), ()]
+        work = self._core.waits.soon(self._whole(state, x, dst, out, src, tag), name, out)
+        return out if work is None else awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait()
 
-    def _whole(self, x: Any, dst: int, out: Any, src: int, tag: int) -> Generator[Pending, None, None]:
+    def _whole(self, state: State, x: Any, dst: int, out: Any, src: int, tag: int) -> Generator[Pending, None, None]:
         came = sent = None
         code, points = code_of((x if out is None else out).dtype), self.carrier
         try:
@@ -154,7 +165,8 @@ class PointToPoint:
         except BaseException:
             cancel([] if came is None else [came], (x, out, sent))
             raise
-        yield from ends(came, sent, x, out, src, points, tag, code)
+        state[:] = (came,), (sent,)
+        yield from ends(state, came, sent, x, out, src, points, tag, code)
 
     def message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
                  src: Any = None, *, wildcards: bool = False) -> PointMessage:
@@ -195,15 +207,15 @@ class PointToPoint:
         if isinstance(message.space, DeviceSpace):
             if self._batch is None:
                 self._batch = Batch(message.space)
-                group.insert(0, Work(self._core.waits, self._batch.run(), message.name, None, self._batch.completion))
+                group.insert(0, Work(self._core.waits, self._batch.run(), message.name, None, self._batch.completion,
+                                     ends=self._batch.ends))
                 self._batch.work = group[0]
             self._batch.add(message)
             group.append(Work(self._core.waits, end_of(self._batch.work), message.name, message.result,
-                              self._batch.completion))
+                              self._batch.completion, ends=self._batch.ends))
             return group[-1]
-        work = Work(self._core.waits, self._host_operation(message), message.name, message.result)
-        group.append(work)
-        return work
+        group.append(self._host_work(message))
+        return group[-1]
 
     def start_together(self, messages: Sequence[PointMessage], *, overlaps: bool = True) -> list[Work]:
         """Start messages together; if they overlap with the current stream of a GPU, in a stream of their own."""
@@ -214,44 +226,52 @@ class PointToPoint:
             raise ArgumentError("one call cannot have messages of GPU arrays and of host arrays; pass "
                                 "GPU arrays in a separate call", code="GC-DEVICE")
         if not isinstance(space, DeviceSpace):
-            return [self._core.waits.start(Work(self._core.waits, self._host_operation(one), one.name, one.result))
-                    for one in messages]
+            return [self._core.waits.start(self._host_work(one)) for one in messages]
         batch = Batch(space.on_side_stream(space.gpu.device.new_stream()) if overlaps else space)
         for message in messages:
             batch.add(message)
-        works = [Work(self._core.waits, iter(()), one.name, one.result, batch.completion) for one in messages]
+        works = [Work(self._core.waits, iter(()), one.name, one.result, batch.completion, ends=batch.ends)
+                 for one in messages]
         works[0].operation = batch.run()
         # A transport group has one end, known by the first work.
         for work in works[1:]:
             work.operation = end_of(works[0])
         return [self._core.waits.start(work) for work in works]
 
-    def _host_operation(self, message: PointMessage) -> Operation:
-        sent = None if message.given is None else self._send(message.given, message.to, message.tag)
-        received = None if message.taken is None else self._recv(message, message.taken)
+    def _host_work(self, message: PointMessage) -> Work:
+        state: State = [(), ()]
+        return Work(self._core.waits, self._host_operation(message, state), message.name, message.result,
+                    ends=ends_of(state, message.given, message.to, message.taken, message.came_from, message.tag))
+
+    def _host_operation(self, message: PointMessage, state: State) -> Operation:
+        sent = None if message.given is None else self._send(message.given, message.to, message.tag, state)
+        received = None if message.taken is None else self._recv(message, message.taken, state)
         return together(*(part for part in (received, sent) if part is not None))
 
-    def _send(self, x: Array, dst: int, tag: int | None) -> Generator[Pending, None, None]:
+    def _send(self, x: Array, dst: int, tag: int | None, state: State) -> Generator[Pending, None, None]:
         row = flat(x, HOST)  # a copy if `x` is strided: keep it until the send has ended
         code = code_of(row.dtype)
-        requests = [self.carrier.Isend([piece, BYTES], dst, tag, code) for piece in pieces_of(row)]
+        state[SEND] = requests = [self.carrier.Isend([piece, BYTES], dst, tag, code) for piece in pieces_of(row)]
         try:
             yield lambda: all(request.Test() for request in requests)
+            state[SEND] = None
         except BaseException:
             cancel([], (requests, row))
             raise
 
-    def _recv(self, message: PointMessage, out: Array) -> Generator[Pending, None, None]:
+    def _recv(self, message: PointMessage, out: Array, state: State) -> Generator[Pending, None, None]:
         src, tag = message.came_from, message.tag
         if src is None or tag is None:
             src, tag, _ = yield from self.found(src, tag, message.status)
         row = out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype)
         pieces, code, points = pieces_of(row), code_of(row.dtype), self.carrier
         ended = [Counted(points.Irecv([piece, BYTES], src, tag, code), points, src, tag, code) for piece in pieces]
+        state[RECEIVE] = [count.request for count in ended]
         try:
             for piece, count in zip(pieces, ended, strict=True):
                 yield count
                 count.check(src, len(piece))
+            state[RECEIVE] = None
         except BaseException:
             cancel([count.request for count in ended], (out, row, ended))
             raise
@@ -318,6 +338,18 @@ def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
         return ArgumentError(f"split: color {color} is negative; pass None on ranks without a new communicator",
                              code="GC-SPLIT")
     return None
+
+
+def ends_of(state: State, x: Any, dst: int, out: Any, src: int | None, tag: int | None) -> tuple[End, ...]:
+    """Return the ends of a message that receives `out` and sends `x`, each unless None."""
+    received = () if out is None else (End("recv", src, tag, out.nbytes, state),)
+    return received if x is None else (*received, End("send", dst, tag, x.nbytes, state))
+
+
+def awaiting(work: Work, *ends: End) -> Work:
+    """Return `work`, known from now on to wait for these messages: a message that ends soon needs no such words."""
+    work.ends = ends
+    return work
 
 
 POINTS = ("send", "recv", "sendrecv")

@@ -16,6 +16,7 @@ from gpucoll.device import Part
 from gpucoll.device.messages import Counted
 from gpucoll.errors import MismatchError
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
+from gpucoll.progress.partners import RECEIVE, End, State
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import MAX_MESSAGE
 
@@ -87,6 +88,7 @@ class Batch:
         self._targets: list[Target] = []
         self._sends: list[Part] = []
         self._receives: list[Part] = []
+        self.ends: list[End] = []
         self.completion = space.completion()
 
     def add(self, message: PointMessage) -> None:
@@ -97,9 +99,11 @@ class Batch:
         if message.given is not None:
             self._rows.append(flat(message.given, self._space))
             self._sends.append(_part(self._rows[-1], message.to, message.tag))
+            self.ends.append(End("send", message.to, message.tag, self._rows[-1].nbytes, [None, ()]))
         if message.taken is not None:
             self._targets.append(target(message.taken, self._space))
             self._receives.append(_part(self._targets[-1].row, message.came_from, message.tag))
+            self.ends.append(End("recv", message.came_from, message.tag, self._targets[-1].row.nbytes, [(), None]))
 
     def run(self) -> Operation:
         """Enqueue the group, then the copies into strided arrays."""
@@ -124,15 +128,19 @@ def _part(row: Array, peer: int | None, tag: int | None) -> Part:
     return Part(address(row), row.nbytes, peer, tag)
 
 
-def ends(came: Any, sent: Any, x: Any, out: Any, src: int, points: Any = None, tag: int = 0,
+def ends(state: State, came: Any, sent: Any, x: Any, out: Any, src: int, points: Any = None, tag: int = 0,
          code: int = 0) -> Generator[Pending, None, None]:
-    """Wait for the requests of a message, unless None; check length and dtype of the received data."""
+    """Wait for the requests of a message, unless None; check length and dtype of the received data.
+
+    Note the end of the receive in `state`.
+    """
     count = None
     try:
         if came is not None:
             count = Counted(came, points, src, tag, code or code_of(out.dtype))
             yield count
             count.check(src, out.nbytes)
+            state[RECEIVE] = None
         if sent is not None:
             yield sent.Test
     except BaseException:

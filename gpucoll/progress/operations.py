@@ -10,10 +10,11 @@ import ctypes
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from gpucoll.errors import GpucollError
+from gpucoll.progress.partners import End
 
 T = TypeVar("T")
 Pending: TypeAlias = Callable[[], bool]
@@ -78,11 +79,12 @@ class Work:
 
     The handle keeps the arrays alive. `wait` and `synchronize` raise the operation's error. The operation is the host's
     part of the call; `completion` (`gpucoll.communicator.gpu.Completion`) is the part that follows on a stream.
+    `ends` are the messages between two ranks that the operation waits for; none for a collective.
     """
 
     def __init__(self, waits: Any, operation: Operation, name: str, result: Any, completion: Any = None,
-                 pending: Pending | None = None) -> None:
-        self.name = name
+                 pending: Pending | None = None, ends: Sequence[End] = ()) -> None:
+        self.name, self.ends = name, ends
         self.error: GpucollError | None = None
         self._waits = waits
         self.operation = operation
@@ -91,8 +93,9 @@ class Work:
         self._pending = pending
         self._deadline: float | None = None
         self._finished = False
+        self._hopeless: GpucollError | None = None
 
-    def step(self, late: Callable[[str], GpucollError]) -> bool:
+    def step(self, late: Callable[[str, Sequence[End]], GpucollError]) -> bool:
         """Advance as far as possible without waiting; return whether ended; raise `late(...)` at the deadline."""
         # The deadline counts from the first step: a queued operation must not pay for those before.
         if self._deadline is None:
@@ -104,9 +107,15 @@ class Work:
             if self._pending is None:
                 self._finished = True
                 return True
+        if self._hopeless is not None:
+            raise self._hopeless
         if time.monotonic() > self._deadline:
-            raise late(self.name)
+            raise late(self.name, self.ends)
         return False
+
+    def give_up(self, error: GpucollError) -> None:
+        """Let the next step raise `error`: the operation is known never to end."""
+        self._hopeless = error
 
     def is_completed(self) -> bool:
         """Return whether the operation has ended, with or without an error, on the stream as well; never waits."""
@@ -124,7 +133,10 @@ class Work:
 
     def _enqueue(self) -> None:
         # No deadline here: `step` has the operation's own, which starts when the operation reaches the queue's head.
-        self._waits.until(self.is_enqueued, self.name, float("inf"))
+        if self.ends:
+            self._waits.until_work(self)
+        else:
+            self._waits.until(self.is_enqueued, self.name, float("inf"))
         if self.error is not None:
             self._waits.note_reported(self.error)
             raise self.error
@@ -133,7 +145,7 @@ class Work:
         """Block until the operation has ended, on the stream as well; raise the operation's error."""
         self._enqueue()
         if self._completion is not None:
-            self._waits.finish(self._completion.done, self.name, self._deadline)
+            self._waits.finish(self._completion.done, self.name, self._deadline, self.ends)
 
     def wait(self) -> Any:
         """Return the result, ready for use; raise the operation's error.
@@ -204,7 +216,10 @@ def _serve(reference: weakref.ref[Any], more: threading.Event) -> None:
 
 
 def drain_all() -> None:
-    """Complete all operations under way before MPI ends: other ranks await even those with a dropped handle."""
+    """Complete the collectives under way before MPI ends: other ranks await even those with a dropped handle.
+
+    Messages between two ranks have LINGER seconds: see `Progress.drain`.
+    """
     # A copy: the set of weak references may shrink during the loop.
     for waits in list(_served):
         waits.drain()

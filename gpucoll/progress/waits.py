@@ -11,7 +11,7 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, MutableSequence, Sized
+from collections.abc import Callable, MutableSequence, Sequence, Sized
 from typing import Any
 
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RevokedError, UsageError, is_known, is_settled
@@ -26,6 +26,7 @@ from gpucoll.progress.operations import (
     start_serving,
     throw,
 )
+from gpucoll.progress.partners import End, lateness, partners_of
 from gpucoll.progress.pauses import nap_after, yields_at_once
 
 # Seconds of polling that only yields the core; longer waits also sleep. A yield reacts fastest, a sleep frees the core.
@@ -73,8 +74,14 @@ class Progress:
         self.on_delay: Callable[[int], None] = lambda nanoseconds: None
         # Returns the ranks to blame for a late wait: a sentence, and the numbers of the ranks.
         self.blame: Callable[[], tuple[str, tuple[int, ...]]] = lambda: ("", ())
+        # Returns what is known of a rank, for an error about a message.
+        self.describe: Callable[[int], str] = lambda rank: f"rank {rank}"
         # Returns the cause of an error of the transport or of another rank, if more is known than the error says.
         self.explain: Callable[[BaseException], GpucollError | None] = lambda error: None
+        self.blocked: Work | None = None  # the messages that the thread making the calls waits for
+        # Called between the polls of this wait, and after its end.
+        self.on_blocked: Callable[[Work], None] = lambda work: None
+        self.on_unblocked: Callable[[], None] = lambda: None
         self.is_busy: Callable[[], bool] = lambda: False  # whether a call that bypasses `run` is in progress
         # Entered around operations, to restore thread state changed by an operation, such as the current GPU.
         self.context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -166,8 +173,8 @@ class Progress:
         if self.failure is None:
             self._failed(error, iter(()), name)
 
-    def until(self, done: Pending, name: str, deadline: float) -> None:
-        """Poll until `done()` is true; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
+    def until(self, done: Pending, name: str, deadline: float, ends: Sequence[End] = ()) -> None:
+        """Poll until `done()` is true; raise CollectiveTimeout at `deadline` (of `time.monotonic`); see `late`."""
         began = self.waits_since = time.monotonic()
         self.name, patience = name, began + self._spin
         # Poll, because no single event covers shared memory, MPI, sockets and GPU events together. Between polls: run
@@ -197,7 +204,7 @@ class Progress:
                 self._advance_alone()
             now = time.monotonic()
             if now > deadline:
-                raise self.late(name)
+                raise self.late(name, ends)
             if has_waited:
                 continue
             # After `patience`, or as soon as a yield turns out to give the core to a computing process, sleep. The time
@@ -207,10 +214,36 @@ class Progress:
             elif not yields_at_once():
                 patience = now
 
-    def finish(self, done: Pending, name: str, deadline: float | None) -> None:
+    def until_work(self, work: Work) -> None:
+        """Poll until messages between two ranks have ended; each has its own deadline."""
+        # Another thread may wait for the messages, and this rank's own thread goes on: then nothing is known.
+        if threading.get_native_id() != self.thread:
+            self.until(work.is_enqueued, work.name, float("inf"))
+            return
+
+        def is_over() -> bool:
+            if not work.is_enqueued():
+                self.on_blocked(work)
+                return False
+            return True
+
+        before, self.blocked = self.blocked, work
+        try:
+            self.until(is_over, work.name, float("inf"))
+        finally:
+            self.blocked = before
+            self.on_unblocked()
+
+    def partners(self) -> set[int] | None:
+        """Return the ranks whose messages the thread making the calls waits for; None if unknown, or without a wait."""
+        # No test of requests: the caller may be a hook beside another thread's test.
+        ends = [] if self.blocked is None else [end for end in self.blocked.ends if end.requests is not None]
+        return None if any(end.partner is None for end in ends) else {*partners_of(ends)} or None
+
+    def finish(self, done: Pending, name: str, deadline: float | None, ends: Sequence[End] = ()) -> None:
         """Wait until the stream has completed an operation; a timeout or a transport error fails the communicator."""
         try:
-            self.until(done, name, float("inf") if deadline is None else deadline)
+            self.until(done, name, float("inf") if deadline is None else deadline, ends)
             if self.failure is not None:  # after an abort the stream completes, but with incomplete results
                 self.check()
         except GpucollError as error:
@@ -242,8 +275,15 @@ class Progress:
         """Record that a call or a wait is raising this error."""
         self.unreported, self.reported = None, kind_of(error)
 
-    def late(self, name: str) -> CollectiveTimeout:
-        """Return the CollectiveTimeout of a wait at its deadline, naming the ranks to blame."""
+    def late(self, name: str, ends: Sequence[End] = ()) -> CollectiveTimeout:
+        """Return the CollectiveTimeout of a wait at its deadline, naming the ranks to blame.
+
+        `ends` are the messages between two ranks that the operation has waited for: their partners are to blame.
+        """
+        left = [end for end in ends if end.is_left()]
+        if left:
+            return CollectiveTimeout(f"{lateness(left, self.timeout, self.describe)}; timeout= sets the deadline",
+                                     ranks=partners_of(left))
         reasons, ranks = self.blame()
         late = f"the other ranks: {reasons}" if reasons else "the other ranks"
         return CollectiveTimeout(f"{name}: waited {self.timeout:g} s for {late}; is every rank in the same call, with "

@@ -107,13 +107,13 @@ class VirtualMail(Mailbox):
         self._group = group
         self.places: weakref.WeakKeyDictionary[_Message, str] = weakref.WeakKeyDictionary()  # lines of the calls
 
-    def post(self, mine: _Message, key: tuple[int, int, int], *, sends: bool) -> _Message:
+    def post(self, mine: _Message) -> _Message:
         """Match `mine` as a mailbox does, and wake both ranks."""
-        group, (source, target, _) = self._group, key
+        group, (source, target, _) = self._group, mine.key
         group.turns.happened()
-        group.rank_of(source if sends else target).last = place = group.turns.site()
+        group.rank_of(source if mine.sends else target).last = place = group.turns.site()
         self.places[mine] = place
-        super().post(mine, key, sends=sends)
+        super().post(mine)
         for rank in (source, target):
             group.turns.wake(group.rank_of(rank))
         return mine

@@ -51,6 +51,10 @@ class VirtualWaits(Progress):
         self.name = name
         self._turns.wait(done, name)
 
+    def until_work(self, work: Work) -> None:
+        """Wait for messages; the rehearsal itself finds the cycles."""
+        self.until(work.is_enqueued, work.name, math.inf)
+
     def soon(self, operation: Operation, name: str, result: Any) -> Work | None:
         """Start a message between two ranks."""
         return self.start(Work(self, operation, name, result))

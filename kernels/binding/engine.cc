@@ -1,8 +1,8 @@
 // The Python type `Engine`, one object per rank and communicator. The executor `shared` makes the object and drives
 // its methods; the communicator calls the object itself for known calls (calls.h). The type `Descriptions` compares calls
 // made without the engine (descriptions.h).
+#include "binding/cycles.h"
 #include "binding/descriptions.h"
-#include "binding/messages.h"
 
 namespace gpucoll {
 
@@ -310,11 +310,13 @@ static PyMethodDef methods[] = {
     {"calling", Method<calling>::call, METH_NOARGS, nullptr},
     {"cancel_messages", Method<cancel_messages>::call, METH_NOARGS, nullptr},
     {"close", Method<close>::call, METH_NOARGS, nullptr},
+    {"condemn", Method<condemn>::call, METH_VARARGS, nullptr},
     {"description", Method<description>::call, METH_VARARGS, nullptr},
     {"ends", Method<ends>::call, METH_NOARGS, nullptr},
     {"exchange", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(exchange_method)), METH_FASTCALL, nullptr},
     {"forget", Method<forget_calls>::call, METH_O, nullptr},
     {"go_on", Method<go_on_once>::call, METH_NOARGS, nullptr},
+    {"hide_wait", Method<hide_wait>::call, METH_NOARGS, nullptr},
     {"is_busy", Method<is_busy>::call, METH_NOARGS, nullptr},
     {"is_eager", Method<is_eager>::call, METH_VARARGS, nullptr},
     {"is_walking", Method<is_walking>::call, METH_NOARGS, nullptr},
@@ -326,8 +328,11 @@ static PyMethodDef methods[] = {
     {"record", Method<record>::call, METH_VARARGS, nullptr},
     {"settle", Method<settle>::call, METH_NOARGS, nullptr},
     {"shares", Method<shares>::call, METH_NOARGS, nullptr},
+    {"show_wait", Method<show_wait>::call, METH_VARARGS, nullptr},
+    {"shown_waits", Method<shown_waits>::call, METH_NOARGS, nullptr},
     {"staging", Method<staging>::call, METH_VARARGS, nullptr},
     {"symmetric", Method<symmetric>::call, METH_VARARGS, nullptr},
+    {"verdict", Method<verdict>::call, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"thread", Method<thread>::get, nullptr, nullptr, nullptr},
                                 {"call_count", Method<call_count>::get, nullptr, nullptr, nullptr},

@@ -17,12 +17,15 @@
 // (`unexpected`), so a message without a receive never blocks the messages behind it. Sends without a free slot wait in
 // `outgoing`.
 //
+// Cycles. A rank that waits long in a blocking message shows its wait to the ranks of the node: see cycles.h.
+//
 // Progress. All calls return at once; `go_on` empties the rings and fills free slots. `Mailbox` has no lock of its own:
 // `Progress.gate` admits a single thread at a time.
 #pragma once
 #include <deque>
 #include <memory>
 
+#include "engine/cycles.h"
 #include "engine/memory.h"
 #include "engine/waits.h"
 
@@ -59,6 +62,7 @@ struct Ring {
     // needlessly.
     alignas(64) std::atomic<uint64_t> pulled;           // messages taken from the ring so far
     alignas(64) std::atomic<uint64_t> ends[LONG_ONES];  // ticket of the last message read, by ticket % LONG_ONES
+    alignas(64) WaitRecord record;                      // stored by the sender only, in waits that last
     MailSlot slots[MAIL_SLOTS];
 };
 
@@ -111,24 +115,32 @@ struct Connection {
 // All messages of a rank, by peer.
 struct Mailbox {
     std::vector<Connection> with;
+    uint64_t first = 0;  // the offset of the mailboxes in every control segment
+    std::atomic<uint64_t> wait{0};  // the number of this rank's last shown wait, odd while shown
+    uint32_t rank = 0;
 
     // Find the mailboxes. They begin at offset `place` of every control segment, in the order of the receivers.
     void open(const Node& node, uint64_t place) {
         with = std::vector<Connection>(node.ranks);
+        first = place;
+        rank = node.rank;
         for (uint32_t peer = 0; peer < node.ranks; peer++) {
             if (node.heads[peer] == nullptr) continue;
-            const auto box = [&](uint32_t of, uint32_t to) {
-                return reinterpret_cast<Ring*>(reinterpret_cast<char*>(node.heads[of]) + place) + to;
-            };
-            with[peer].out = box(node.rank, peer);
-            with[peer].in = box(peer, node.rank);
+            with[peer].out = box(node, node.rank, peer);
+            with[peer].in = box(node, peer, node.rank);
         }
+    }
+
+    // Return the mailbox of a sender and a receiver, both on this node.
+    Ring* box(const Node& node, uint32_t of, uint32_t to) const {
+        return reinterpret_cast<Ring*>(reinterpret_cast<char*>(node.heads[of]) + first) + to;
     }
 
     bool reaches(uint64_t peer) const { return peer < with.size() && with[peer].out != nullptr; }
 
     // Begin a send or receive. Throws std::bad_alloc without memory; then nothing has begun.
     void begin(Node& node, const std::shared_ptr<Transfer>& transfer) {
+        hide_wait();  // a rank that begins a message does not wait
         Connection& one = with[transfer->peer];
         if (transfer->sends) {
             one.outgoing.push_back(transfer);
@@ -197,7 +209,78 @@ struct Mailbox {
             if (with[peer].out != nullptr) go_on(node, peer);
     }
 
+    // Show that this rank waits for messages under way, at most one of either direction, and look at the other ranks'
+    // waits for this rank. Return whether there was a message to show. Throws std::bad_alloc as `go_on`.
+    bool show_wait(Node& node, const std::vector<Transfer*>& transfers, const char* site) {
+        go_on(node);
+        WaitRecord& mine = with[rank].out->record;
+        bool any = false;
+        for (uint64_t direction : {SENDING, RECEIVING}) {
+            ShownEnd end;
+            for (Transfer* one : transfers) {
+                if (one->sends != (direction == SENDING) || has_ended(*one)) continue;
+                if (one->sends && one->ticket == 0) continue;  // the receiver knows nothing yet
+                end = {true, one->peer, one->tag, one->nbytes, one->sends ? one->ticket : with[one->peer].pulled};
+                break;
+            }
+            any |= end.is_there;
+            mine.ends[direction].show(end);
+        }
+        if (!any) {
+            hide_wait();
+            return false;
+        }
+        if (wait % 2 == 0) {
+            mine.name_site(site);
+            wait++;
+            mine.number.store(wait);
+        }
+        answer(node);
+        return true;
+    }
+
+    // End the wait shown. Called before this rank does anything else; by two threads at once only if a program breaks
+    // the rule of one thread. Relaxed: another thread's wait is no concern of a message.
+    void hide_wait() {
+        uint64_t shown = wait.load(std::memory_order_relaxed);
+        if (shown % 2 != 0 && wait.compare_exchange_strong(shown, shown + 1)) with[rank].out->record.number.store(shown + 1);
+    }
+
+    // Return the number of the partner's shown wait if an end of a rank's shown wait cannot end before that wait, else 0.
+    uint64_t stuck_by(const Node& node, uint32_t of, uint64_t direction) const {
+        const WaitRecord& asks = box(node, of, of)->record;
+        const ShownEnd end = asks.ends[direction].shown();
+        if (!end.is_there || !reaches(end.peer)) return 0;
+        const uint64_t asked = asks.number.load(), given = box(node, end.peer, end.peer)->record.number.load();
+        const uint64_t answer = box(node, end.peer, of)->record.answers[direction].load();
+        return asked % 2 != 0 && given % 2 != 0 && answer == answer_of(asked, given) ? given : 0;
+    }
+
   private:
+    // Note which ranks wait in vain for this rank, as long as this rank waits: a send whose message is unexpected here;
+    // a receive of a rank that has seen all messages of this rank.
+    void answer(const Node& node) {
+        for (uint32_t peer = 0; peer < with.size(); peer++) {
+            const Connection& one = with[peer];
+            if (one.out == nullptr) continue;
+            const WaitRecord& asks = box(node, peer, peer)->record;
+            for (uint64_t direction : {SENDING, RECEIVING}) {
+                const uint64_t number = asks.number.load();
+                const ShownEnd end = asks.ends[direction].shown();
+                if (number % 2 == 0 || !end.is_there || end.peer != rank) continue;
+                const bool vain = direction == SENDING ? is_unexpected(one, end.mark)
+                                                       : one.outgoing.empty() && one.written == end.mark;
+                // The end belongs to this wait only if the wait is still shown.
+                if (vain && asks.number.load() == number) one.out->record.answers[direction].store(answer_of(number, wait));
+            }
+        }
+    }
+
+    static bool is_unexpected(const Connection& one, uint64_t ticket) {
+        return std::any_of(one.unexpected.begin(), one.unexpected.end(),
+                           [&](const auto& message) { return message.kind == MessageHeader::LONG_ONE && message.ticket == ticket; });
+    }
+
     // Deliver the message in a slot to the first matching posted receive, or append it to the unexpected queue.
     void take(Node& node, Connection& one, Ring::MailSlot& place) {
         const MessageHeader& header = place.header;

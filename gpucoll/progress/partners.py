@@ -1,0 +1,82 @@
+"""The ends of messages that a rank waits for: which partner, tag and bytes; the words of errors and warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# The state of the two ends of a message on this rank: of the receive, then of the send. Each is a sequence of requests
+# of the carrier, empty before they have begun, and None after the end.
+State = list[Any]
+RECEIVE, SEND = 0, 1
+UNITS = ("bytes", "kB", "MB", "GB")
+
+
+class End:
+    """An end of a message on this rank, under way: a send to `partner`, or a receive or probe; None is any.
+
+    `state` is shared with the operation, which notes there how far it has come.
+    """
+
+    __slots__ = ("nbytes", "partner", "state", "tag", "verb")
+
+    def __init__(self, verb: str, partner: int | None, tag: int | None, nbytes: int, state: State) -> None:
+        self.verb, self.partner, self.tag, self.nbytes, self.state = verb, partner, tag, nbytes, state
+
+    @property
+    def sends(self) -> bool:
+        return self.verb == "send"
+
+    @property
+    def requests(self) -> Sequence[Any] | None:
+        """The requests of the carrier, empty before they have begun; None after the end."""
+        requests: Sequence[Any] | None = self.state[SEND if self.sends else RECEIVE]
+        return requests
+
+    def is_left(self) -> bool:
+        """Return whether the message is still under way. May test the carrier's requests of a send."""
+        # An operation waits for its receive first: its send may have ended since. A receive is not asked, because MPI
+        # tells the length of a message only once.
+        return self.requests is not None and not (self.sends and self.requests and all(
+            request.Test() for request in self.requests))
+
+    def __str__(self) -> str:
+        way = "to" if self.sends else "from"
+        partner = "any rank" if self.partner is None else f"rank {self.partner}"
+        size = "" if self.verb == "probe" else f" of {size_of(self.nbytes)}"
+        return f"{self.verb}{size} {way} {partner}, {'any tag' if self.tag is None else f'tag {self.tag}'}"
+
+
+def size_of(nbytes: int) -> str:
+    """Return a number of bytes in words.
+
+    >>> size_of(64), size_of(1_600_000), size_of(33_554_432)
+    ('64 bytes', '1.6 MB', '33.6 MB')
+    """
+    power = min(len(UNITS) - 1, (len(str(nbytes)) - 1) // 3 if nbytes > 9999 else 0)
+    return f"{round(nbytes / 1000 ** power, 1):g} {UNITS[power]}"
+
+
+def partners_of(ends: Sequence[End]) -> tuple[int, ...]:
+    """Return the partners of messages, in order; none for a message of any rank."""
+    return tuple(sorted({end.partner for end in ends if end.partner is not None}))
+
+
+def lateness(ends: Sequence[End], waited: float, describe: Callable[[int], str]) -> str:
+    """Return the words of a wait in vain for messages: what is awaited, what the partners do, what they have not done.
+
+    >>> lateness([End("recv", 0, 3, 64, [(), None])], 2, lambda rank: f"rank {rank} runs")
+    'recv of 64 bytes from rank 0, tag 3: waited 2 s; rank 0 runs; it has not sent this message'
+    """
+    stories = [f"{describe(partner)}; it has {_not_done(end for end in ends if end.partner == partner)}"
+               for partner in partners_of(ends)]
+    if any(end.partner is None for end in ends):
+        stories.append("no rank has sent such a message")
+    return f"{' and '.join(map(str, ends))}: waited {waited:g} s; {'; '.join(stories)}"
+
+
+def _not_done(ends: Any) -> str:
+    """Return what a partner has not done, as far as messages wait for it."""
+    sends = {end.sends for end in ends}
+    return {(False,): "not sent this message", (True,): "not received this message"}.get(
+        tuple(sends), "neither sent the one nor received the other")
