@@ -31,6 +31,11 @@ class StuckEnd(NamedTuple):
     nbytes: int
     stuck_by: int
 
+    def describe(self, place: str) -> str:
+        """Return the message in words, with the `place` in the program."""
+        verb, way = ("sends", "to") if self.sends else ("receives", "from")
+        return f"{verb} {size_of(self.nbytes)} {way} rank {self.partner}, tag {self.tag} ({place})"
+
 
 class ShownWait(NamedTuple):
     """The last wait shown by a rank; the number is odd while the wait is shown."""
@@ -111,12 +116,17 @@ class Cycles:
             rank = next(end.partner for end in waits[rank].ends if end.sends == sends)
         return steps
 
+    def describe(self, rank: int) -> str:
+        """Return in words the messages that a rank is known to wait for, "" without any."""
+        board = self._board()
+        wait = None if board is None else _waits(board).get(rank)
+        return "" if wait is None or wait.number % 2 == 0 else " and ".join(end.describe(wait.place) for end in wait.ends)
+
     def _error(self, cycle: Sequence[Step], board: Any) -> UsageError:
         waits, stories, first = _waits(board), [], cycle.index(min(cycle))
         for rank, _, sends in (*cycle[first:], *cycle[:first]):  # the same words on all ranks
             end = next(end for end in waits[rank].ends if end.sends == sends)
-            stories.append(f"rank {rank} {'sends' if sends else 'receives'} {size_of(end.nbytes)} "
-                           f"{'to' if sends else 'from'} rank {end.partner}, tag {end.tag} ({waits[rank].place})")
+            stories.append(f"rank {rank} {end.describe(waits[rank].place)}")
         return UsageError(f"a cycle of blocking messages, which no rank can leave: {'; '.join(stories)}; use sendrecv(), "
                           "group(), or async_op=True and wait()", code="GC-DEADLOCK",
                           ranks=tuple(sorted(rank for rank, *_ in cycle)))

@@ -41,11 +41,11 @@ from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
 from gpucoll.progress.operations import drain_all, kind_of
-from gpucoll.progress.partners import partners_of
 from gpucoll.progress.waits import Progress
 from gpucoll.transport import join_ports, kvstore
 from gpucoll.transport.farewell import Farewell, Sent, Why, named
 
+MESSAGES = ("send", "recv", "sendrecv", "probe")  # the names of waits for messages between two ranks
 REFUSALS = (ArgumentError, DtypeError, MemoryError)  # errors in a rank's own arguments
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
 
@@ -72,6 +72,8 @@ class Lifecycle:
         self.clock = CallClock(self.host.engines, CallSums())
         self.waits.on_delay = self.clock.sums.delayed
         self.stop_calls: Callable[[], None] = lambda: None
+        # Returns in words the messages that a rank waits for.
+        self.waits_for_messages: Callable[[int], str] = lambda rank: ""
         self.releases: list[Callable[[bool], None]] = []
         self.closed = self.has_aborted = False
         self.is_forked = False  # whether this is a fork's child: the links then belong to the parent
@@ -117,7 +119,8 @@ class Lifecycle:
         """Return the guard that ends waits for ranks that go no further, set to follow `waits`."""
         link, waits = self.link, self.waits
         guard = Guard(link.place.rank, link.processes, self._awaited, self._progress, link.farewells,
-                      lambda: waits.waits_since, position=self._position, last=self._last)
+                      lambda: waits.waits_since, position=self._position, last=self._last,
+                      needs_all=lambda: waits.blocked is None, messages=lambda rank: self.waits_for_messages(rank))
         # Called between polls: the death of a rank ends a wait at once, long before the deadline.
         waits.hooks.append(guard.check)
         waits.blame, waits.describe, waits.explain = guard.blame, guard.describe, self._explain
@@ -159,7 +162,10 @@ class Lifecycle:
         if self._closing is not None:
             return self._closing()
         if self.waits.blocked is not None:
-            return {*partners_of(self.waits.blocked.ends)}
+            others = {*range(self.link.place.size)} - {self.link.place.rank}
+            left = {*self.link.farewells(), *self.link.processes.ended()}
+            # A receive from any rank awaits all of them: it is in vain once all have left.
+            return self.waits.partners() or (others if others <= left else None)
         if self.preflight is not None and self.preflight.is_comparing:
             return self.preflight.missing()
         return self.host.awaited()
@@ -262,8 +268,9 @@ class Lifecycle:
             why = Why.LATE if isinstance(failure, CollectiveTimeout) else Why.FAILED
             if isinstance(failure, BackendError) and not failure.ranks:
                 culprit = -1
-            said = str(failure).partition("\n")[0]
-            where = f"in its call {last.number}" if last.number and not last.has_ended else before
+            said = str(failure).partition("\n")[0].removesuffix("; close this communicator")
+            where = f"in {self.waits.name} {before}" if self.waits.name in MESSAGES else \
+                f"in its call {last.number}" if last.number and not last.has_ended else before
             words = f"has closed the communicator {before}{place}: {failure.args[0]}" if isinstance(failure, _BlockLeft) \
                 else f"has failed {where}: {said}"
         call, _, first = last.text.partition("\n")
@@ -402,9 +409,9 @@ class Lifecycle:
     def _told_by(self, error: GpucollError) -> GpucollError | None:
         """Return the error of `close` if other ranks have failed in calls that this rank lacks; else log the reason."""
         mine = self._farewell(None, closes=True)
-        others = [(rank, one) for rank, one in self.link.farewells().items()
-                  if one.culprit == self.link.place.rank and not mine.has_made(one)]
-        if others:
+        others = [(rank, one) for rank, one in self.link.farewells().items() if one.culprit == self.link.place.rank]
+        # Where this rank has refused the call that failed elsewhere, its program has had the error.
+        if others and not mine.refused:
             return MismatchError(f"close: this rank {mine.words}, but {named(others)}", code="GC-COLLECTIVE",
                                  ranks=tuple(rank for rank, _ in others))
         log.warning("rank %d has closed the communicator without the other ranks: %s", self.link.place.rank, error)

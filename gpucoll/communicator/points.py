@@ -49,6 +49,7 @@ class PointToPoint:
         self._batch: Batch | None = None  # messages between GPU arrays in the open group
         cycles = Cycles(core.waits, core.rank, lambda: self.board)
         core.waits.on_blocked, core.waits.on_unblocked = cycles.look, cycles.hide
+        core.life.waits_for_messages = cycles.describe
 
     @functools.cached_property
     def carrier(self) -> Any:

@@ -36,16 +36,19 @@ class Guard:
     `awaited` returns the ranks awaited by the current call, or None if the executor cannot tell. `progress` returns the
     last call of each rank, counted like the calls of this rank, and `last` the last call of one rank, however counted.
     `farewells` returns the ranks that have left, `position` the numbers of calls made by this rank, as in a farewell.
-    `since` returns the start time of the current wait.
+    `since` returns the start time of the current wait, `needs_all` whether it is in a call of all ranks. `messages`
+    returns in words the messages that a rank is known to wait for.
     """
 
     def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],
                  progress: Callable[[], Mapping[int, LastCall]], farewells: Callable[[], Mapping[int, Farewell]],
                  since: Callable[[], float], *, position: Callable[[], tuple[int, int]] = lambda: (0, 0),
-                 last: Callable[[int], LastCall | None] = lambda rank: None) -> None:
+                 last: Callable[[int], LastCall | None] = lambda rank: None,
+                 needs_all: Callable[[], bool] = lambda: True,
+                 messages: Callable[[int], str] = lambda rank: "") -> None:
         self._rank, self._processes = rank, processes
         self._awaited, self._progress, self._farewells, self._since = awaited, progress, farewells, since
-        self._position, self._last = position, last
+        self._position, self._last, self._needs_all, self._messages = position, last, needs_all, messages
         self._gone: dict[int, Farewell] = {}
         self._missed: dict[int, float] = {}  # ranks that have left or died and are awaited, and since when
         self._looked = self._began = self._warned = 0.0
@@ -90,11 +93,12 @@ class Guard:
                 raise self._failed([one for one in self._gone if self.lacks(self._gone[one])])
         awaited = self._awaited()
         for rank in {*ended, *self._gone}:
-            # A rank that has closed, or ended in order, has made this call. It matters only where this rank awaits a
-            # message from it. The death of a rank that told nothing matters in any case, since its last call is unknown.
+            # A rank that has closed, or ended in order, has made this call, and matters only where this rank awaits it,
+            # as in a message. Of a rank that died and told nothing the last call is unknown: its death matters in any
+            # call of all ranks.
             if awaited is not None and rank in awaited:
                 self._miss(rank, now)
-            elif rank not in self._gone and not self._has_made_this_call(rank):
+            elif rank not in self._gone and self._needs_all() and not self._has_made_this_call(rank):
                 self._miss(rank, now + LONG_GRACE - GRACE)
         late = sorted(rank for rank, since in self._missed.items() if now - since > GRACE)
         if late:
@@ -192,7 +196,8 @@ class Guard:
         if farewell is not None and farewell.words:
             return f"{name} {farewell.words}"
         state = self._processes.state(rank)
-        return f"{name} {_doing({'dead': 'has ended'}.get(state, f'is {state}' if state else ''), last)}"
+        messages = "" if state else self._messages(rank)
+        return f"{name} {messages or _doing({'dead': 'has ended'}.get(state, f'is {state}' if state else ''), last)}"
 
     def blame(self) -> tuple[str, tuple[int, ...]]:
         """Return the ranks to blame for a late wait: a sentence, and the numbers of the ranks.

@@ -133,10 +133,15 @@ class Work:
 
     def _enqueue(self) -> None:
         # No deadline here: `step` has the operation's own, which starts when the operation reaches the queue's head.
-        if self.ends:
-            self._waits.until_work(self)
-        else:
-            self._waits.until(self.is_enqueued, self.name, float("inf"))
+        try:
+            if self.ends:
+                self._waits.until_work(self)
+            else:
+                self._waits.until(self.is_enqueued, self.name, float("inf"))
+        except GpucollError as error:
+            # A hook has found that the operation cannot end: the communicator has failed, as in a blocking call.
+            self._waits.broken(error, self.name)
+            raise
         if self.error is not None:
             self._waits.note_reported(self.error)
             raise self.error

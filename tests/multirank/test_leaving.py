@@ -1,0 +1,201 @@
+"""A rank that leaves early: the others are told within a second, with its name, its last call and its line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from grids import sampled
+from multirank import leaving_job
+from multirank.leaving_job import LONG, PLACES, RIGHT
+from pace import seconds
+from thread_ranks import all_on_threads
+
+JOB = Path(leaving_job.__file__)
+LEAVES = [number for number, line in enumerate(JOB.read_text().splitlines(), 1) if line.endswith("# leaves")]
+WAYS = ("mpiexec", "standalone")
+TOLD = 1.0  # seconds
+
+
+def environment(folder):
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)}
+
+
+def outcomes(mpiexec, folder, way, size, place, leaver):
+    """Run the job; return the outcome of every rank."""
+    command = [JOB, folder, place, str(leaver)]
+    if way == "mpiexec":
+        job = mpiexec(size, sys.executable, *command, timeout=seconds(90))
+    else:
+        job = subprocess.run([sys.executable, "-m", "gpucoll", "run", "--standalone", "-n", str(size), *command],
+                             capture_output=True, text=True, timeout=seconds(90), env=environment(folder), check=False)
+    found = {int(path.name): json.loads(path.read_text()) for path in folder.iterdir() if path.name.isdecimal()}
+    assert found.keys() == set(range(size)), job
+    return found
+
+
+def check(found, place, leaver):
+    """Check that every rank but the leaver names the leaver, in time; the leaver is told, unless it has failed itself."""
+    count, how, _ = PLACES[place]
+    for rank, (error, ranks, words, lasted, leaves) in found.items():
+        if place in RIGHT:
+            assert error == "NoneType", (rank, words)
+        elif not leaves:
+            assert error == "RankFailedError", (rank, words)
+            # Of several ranks that have closed, the message awaited from any of them names those seen to close first.
+            named = ranks if how == "all close" else [leaver]
+            assert ranks, words
+            assert {*named} <= {*ranks} <= {*found} - {rank}, (rank, words)
+            # `gpucoll.distributed` makes calls of its own when it starts.
+            calls = r"after its call \d+" if how == "destroy" else \
+                f"after its call {count}" if count else "before its first call"
+            assert re.search(rf"rank {named[0]}( \(process \d+\))? has closed the communicator {calls}", words), words
+            lines = [int(line) for line in re.findall(rf"{JOB.name}:(\d+)", words)]
+            assert lines, words
+            assert how == "end" or {*lines} & {*LEAVES}, words
+            assert lasted < seconds(TOLD), (lasted, words)
+        elif how in ("with", "close", "destroy"):
+            assert error == "MismatchError", (rank, words)
+            assert ranks, words
+            assert leaver not in ranks
+            assert words.startswith("[GC-COLLECTIVE] close: this rank has closed"), words
+
+
+POSITIONS = [(way, place, size, leaver) for way in WAYS for place in PLACES for size in (2, 3, 5)
+             for leaver in (0, size - 1) if not (place == "messages" and size < 3)]
+
+
+@pytest.mark.parametrize(("way", "place", "size", "leaver"), sampled(
+    POSITIONS, 0, 64, *[(WAYS[number % 2], place, 3, 2 * (number % 3 == 0)) for number, place in enumerate(PLACES)]))
+def test_a_rank_that_leaves_is_named(mpiexec, tmp_path, way, place, size, leaver):
+    check(outcomes(mpiexec, tmp_path, way, size, place, leaver), place, leaver)
+
+
+THREADS = [place for place, (_, how, _) in PLACES.items() if how in ("with", "close")]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("place", THREADS)
+def test_a_thread_that_leaves_is_named(place, size):
+    """Threads do not wait in `close`, so only the others are told."""
+    if (place, size) == ("messages", 2):
+        return
+    comms, found = gc.init_local(size, timeout=seconds(60)), {}
+
+    def program(comm):
+        count, how, act = PLACES[place]
+        for _ in range(count):
+            comm.all_reduce(numpy.ones(4))
+        began, error = time.monotonic(), None
+        try:
+            if comm.rank == 0:
+                leaving_job.leave(how, comm)
+            else:
+                act(comm, 0)
+        except gc.GpucollError as raised:
+            error = raised
+        found[comm.rank] = [type(error).__name__, list(error.ranks) if error else [], str(error or ""),
+                            time.monotonic() - began, comm.rank == 0]
+
+    all_on_threads(comms, program)
+    for comm in comms:
+        try:
+            comm.close()
+        except gc.MismatchError:
+            assert place not in RIGHT
+    del found[0]
+    check(found, place, 0)
+
+
+def test_ranks_of_run_local_are_named():
+    def program(comm):
+        for _ in range(3 + (comm.rank != 0)):
+            comm.all_reduce(numpy.ones(9))
+
+    with pytest.raises(gc.RankFailedError, match=r"rank 0 has closed the communicator after its call 3 \(.*\.py:\d+\)"):
+        gc.run_local(program, 3, timeout=seconds(60))
+
+
+def test_a_root_that_was_ahead_is_told_at_the_end(mpiexec, tmp_path):
+    """The root of short broadcasts waits for nobody, and learns only in `close` that nobody has made its last calls."""
+    program = tmp_path / "ahead.py"
+    program.write_text("""
+import numpy, sys
+import gpucoll as gc
+try:
+    with gc.init(timeout=60) as comm:
+        for step in range(20 if comm.rank == 0 else 12):
+            comm.broadcast(numpy.ones(3), root=0, algorithm="linear")
+except gc.MismatchError as error:
+    print(comm.rank, error.ranks, error, flush=True)
+""")
+    job = mpiexec(3, sys.executable, program, timeout=seconds(60))
+    told = dict(line.split(" ", 1) for line in job.stdout.splitlines())
+    assert told.keys() == {"0", "1", "2"}, job
+    assert told["0"].startswith("(1, 2) [GC-COLLECTIVE] close: this rank has closed the communicator after its call 20")
+    assert told["1"].startswith("(0,) [GC-COLLECTIVE] close: this rank has closed the communicator after its call 12")
+    assert "rank 0 has closed the communicator after its call 20" in told["1"]
+
+
+def test_a_refused_call_is_no_unlike_number_of_calls():
+    """A rank that refuses its own arguments, and goes on as the others, has not made a call more."""
+    def program(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            for _ in range(2):
+                with pytest.raises(gc.ArgumentError):
+                    comm.all_reduce(numpy.ones(3), algorithm="rng")
+
+    gc.run_local(program, 3, timeout=seconds(60))
+
+
+def test_an_exception_on_its_way_is_not_replaced(mpiexec, tmp_path):
+    program = tmp_path / "finally.py"
+    program.write_text("""
+import numpy, sys
+import gpucoll as gc
+comm = gc.init(timeout=60)
+try:
+    if comm.rank == 1:
+        raise RuntimeError("data loader failed")
+    comm.all_reduce(numpy.ones(4))
+finally:
+    comm.close()
+""")
+    job = mpiexec(3, sys.executable, program, timeout=seconds(60))
+    assert job.returncode != 0
+    assert "RuntimeError: data loader failed" in job.stderr or "rank 1" in job.stderr
+
+
+def test_threads_that_compute_are_said_to_compute():
+    """At the deadline a rank outside of calls computes; a rank inside a call is in the call."""
+    comms, left = gc.init_local(3, timeout=0.5), threading.Event()
+
+    def program(comm):
+        comm.all_reduce(numpy.ones(3), algorithm="ring")
+        if comm.rank == 0:
+            assert left.wait(seconds(60))
+            return ""
+        try:
+            comm.all_reduce(numpy.ones(LONG), algorithm="ring")
+        except gc.CollectiveTimeout as error:
+            return str(error)
+        finally:
+            left.set()
+
+    _, *told = all_on_threads(comms, program)
+    assert any(re.search(r"rank 0 computes since its call 1, all_reduce by ring.* \(first made at .*test_leaving.py:\d+\)",
+                         words) for words in told), told
+    for comm in comms:
+        try:
+            comm.close()
+        except gc.MismatchError:
+            pass
