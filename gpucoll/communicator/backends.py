@@ -243,6 +243,10 @@ class HostBackend:
         if self._shared is not None:
             self._shared.cause, self._shared.told = cause, told
 
+    def shown_culprit(self, rank: int) -> int | None:
+        """Return the other rank to which a rank of this node has shown its failure to be due; None without one."""
+        return None if self._shared is None else self._shared.shown_culprit(rank)
+
     def fail(self, error: BaseException) -> None:
         """Tell the ranks of this node that this rank has failed."""
         if self._shared is not None:

@@ -120,7 +120,8 @@ class Lifecycle:
         link, waits = self.link, self.waits
         guard = Guard(link.place.rank, link.processes, self._awaited, self._progress, link.farewells,
                       lambda: waits.waits_since, position=self._position, last=self._last,
-                      needs_all=lambda: waits.blocked is None, messages=lambda rank: self.waits_for_messages(rank))
+                      needs_all=lambda: waits.blocked is None, messages=lambda rank: self.waits_for_messages(rank),
+                      shown=self.host.shown_culprit)
         # Called between polls: the death of a rank ends a wait at once, long before the deadline.
         waits.hooks.append(guard.check)
         waits.blame, waits.describe, waits.explain = guard.blame, guard.describe, self._explain
@@ -260,14 +261,14 @@ class Lifecycle:
         place = f" ({self.place})" if self.place else ""
         # The failures of other ranks, and broken connections, are the fault of the rank that they name.
         caused = isinstance(failure, RankFailedError | CollectiveTimeout | BackendError) and failure.ranks
-        culprit = failure.ranks[0] if failure is not None and caused else mine
+        culprits = failure.ranks if failure is not None and caused else (mine,)
         if failure is None:
-            why, culprit = Why.CLOSES if closes else Why.ENDS, -1
+            why, culprits = Why.CLOSES if closes else Why.ENDS, ()
             words = f"has closed the communicator {before}{place}" + ("" if closes else " by the end of its process")
         else:
             why = Why.LATE if isinstance(failure, CollectiveTimeout) else Why.FAILED
             if isinstance(failure, BackendError) and not failure.ranks:
-                culprit = -1
+                culprits = ()
             said = str(failure).partition("\n")[0].removesuffix("; close this communicator")
             where = f"in {self.waits.name} {before}" if self.waits.name in MESSAGES else \
                 f"in its call {last.number}" if last.number and not last.has_ended else before
@@ -277,7 +278,7 @@ class Lifecycle:
         if call:
             words += f"; that call was {described(call)}" + (f", first made at {first}" if first else "")
         position = self._position()
-        return Farewell(why, culprit, *position, self._refused[1] if position == self._refused[0] else 0, words)
+        return Farewell(why, culprits, *position, self._refused[1] if position == self._refused[0] else 0, words)
 
     def _living(self) -> list[int]:
         """Return the other ranks, after a failure without the dead ones: MPI may crash in a send to a dead rank."""
@@ -409,7 +410,7 @@ class Lifecycle:
     def _told_by(self, error: GpucollError) -> GpucollError | None:
         """Return the error of `close` if other ranks have failed in calls that this rank lacks; else log the reason."""
         mine = self._farewell(None, closes=True)
-        others = [(rank, one) for rank, one in self.link.farewells().items() if one.culprit == self.link.place.rank]
+        others = [(rank, one) for rank, one in self.link.farewells().items() if self.link.place.rank in one.culprits]
         # Where this rank has refused the call that failed elsewhere, its program has had the error.
         if others and not mine.refused:
             return MismatchError(f"close: this rank {mine.words}, but {named(others)}", code="GC-COLLECTIVE",

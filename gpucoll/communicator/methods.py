@@ -68,7 +68,7 @@ class Communicator:
                 culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
                 others = {*range(link.place.size)} - {link.place.rank, culprit, *link.processes.ended()}
                 words = "has failed in init: " + str(error).partition("\n")[0]
-                Sent(link.wire, others, Farewell(Why.FAILED, culprit, words=words)).abandon()
+                Sent(link.wire, others, Farewell(Why.FAILED, (culprit,), words=words)).abandon()
             raise
         self.options = core.options
         self.mpi: Any = link.mpi if link.has_collectives else None

@@ -37,7 +37,7 @@ class Guard:
     last call of each rank, counted like the calls of this rank, and `last` the last call of one rank, however counted.
     `farewells` returns the ranks that have left, `position` the numbers of calls made by this rank, as in a farewell.
     `since` returns the start time of the current wait, `needs_all` whether it is in a call of all ranks. `messages`
-    returns in words the messages that a rank is known to wait for.
+    returns in words the messages that a rank is known to wait for, `shown` the rank blamed by a rank in shared memory.
     """
 
     def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],
@@ -45,10 +45,12 @@ class Guard:
                  since: Callable[[], float], *, position: Callable[[], tuple[int, int]] = lambda: (0, 0),
                  last: Callable[[int], LastCall | None] = lambda rank: None,
                  needs_all: Callable[[], bool] = lambda: True,
-                 messages: Callable[[int], str] = lambda rank: "") -> None:
+                 messages: Callable[[int], str] = lambda rank: "",
+                 shown: Callable[[int], int | None] = lambda rank: None) -> None:
         self._rank, self._processes = rank, processes
         self._awaited, self._progress, self._farewells, self._since = awaited, progress, farewells, since
         self._position, self._last, self._needs_all, self._messages = position, last, needs_all, messages
+        self._shown = shown
         self._gone: dict[int, Farewell] = {}
         self._missed: dict[int, float] = {}  # ranks that have left or died and are awaited, and since when
         self._looked = self._began = self._warned = 0.0
@@ -124,9 +126,10 @@ class Guard:
         ranks blamed by the late ranks, or else the late ranks themselves.
         """
         told = {rank: one for rank, one in self._gone.items() if rank in late}
-        blamed = [one.culprit for one in told.values() if one.why >= Why.FAILED and one.culprit >= 0]
+        blamed = [rank for one in told.values() if one.why >= Why.FAILED for rank in one.culprits]
+        blamed += [one for one in map(self._shown, sorted({*late} - told.keys())) if one is not None]
         # A process that was stopped believes no rank that has ended meanwhile, unless the rank had a reason of its own.
-        fails_alone = any(one.culprit == rank for rank, one in told.items())
+        fails_alone = any(one.culprits == (rank,) for rank, one in told.items())
         if self._rank in blamed or (self._frozen and not fails_alone):
             return self._own_fault(told)
         timeouts = [(rank, one) for rank, one in told.items() if one.why == Why.LATE]
@@ -209,9 +212,14 @@ class Guard:
         behind = None if watch is None else watch.silent(mine)
         if behind is None:
             behind = {rank for rank, last in self._progress().items() if last.number < mine}
-        ranks = behind or set(self._awaited() or ()) - {self._rank}
+        here = {rank for rank, last in self._progress().items() if mine and last.number >= mine} | {self._rank}
+        awaited = set(self._awaited() or ())
+        ranks = behind or awaited - here or awaited - {self._rank}
         ranks |= {rank for rank in self._processes.numbers
                   if rank != self._rank and self._processes.state(rank) not in ("", WAITS)}
+        # A rank that has ended after a failure has shown which rank is to blame, where its farewell has not come.
+        shown = {rank: self._shown(rank) for rank in self._processes.ended() if rank in ranks}
+        ranks = {one for rank in ranks if (one := rank if shown.get(rank) is None else shown[rank]) is not None}
         return "; ".join(map(self.describe, sorted(ranks))), tuple(sorted(ranks))
 
 

@@ -16,7 +16,9 @@ import numpy
 from gpucoll.progress.operations import keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
 
-NUMBERS = 5
+NOBODY = -1  # in the place of a culprit
+CULPRITS = 8  # at most, in a farewell
+NUMBERS = 4 + CULPRITS
 WORDS = 8 * NUMBERS  # where the words begin
 NBYTES = 512  # of a farewell: numbers of 8 bytes, then the words
 
@@ -31,7 +33,7 @@ class Why(enum.IntEnum):
 
 
 class Farewell(NamedTuple):
-    """A farewell: the reason, the rank to blame (-1: none known), the numbers of calls, and the sender's words.
+    """A farewell: the reason, the ranks to blame, the numbers of calls, and the sender's words.
 
     `calls` are the calls made on the host, `device_calls` those compared by messages or in mapped memory. The last
     `refused` of these calls were refused by the sender, so that the other ranks need not have made them. `words` follow
@@ -39,7 +41,7 @@ class Farewell(NamedTuple):
     """
 
     why: Why
-    culprit: int = -1
+    culprits: tuple[int, ...] = ()
     calls: int = 0
     device_calls: int = 0
     refused: int = 0
@@ -48,7 +50,8 @@ class Farewell(NamedTuple):
     def encode(self) -> Any:
         """Return the message, a row of uint8; words that are too long lose their end."""
         row = numpy.zeros(NBYTES, numpy.uint8)
-        row[:WORDS].view(numpy.int64)[:] = self[:NUMBERS]
+        culprits = [*self.culprits[:CULPRITS], *[NOBODY] * (CULPRITS - len(self.culprits))]
+        row[:WORDS].view(numpy.int64)[:] = self.why, self.calls, self.device_calls, self.refused, *culprits
         words = self.words.encode()[:NBYTES - WORDS]
         row[WORDS:WORDS + len(words)] = numpy.frombuffer(words, numpy.uint8)
         return row
@@ -57,11 +60,12 @@ class Farewell(NamedTuple):
     def decode(cls, row: Any) -> Farewell:
         """Return the farewell in a message.
 
-        >>> Farewell.decode(Farewell(Why.FAILED, 2, 7, words="has failed").encode())
-        Farewell(why=<Why.FAILED: 2>, culprit=2, calls=7, device_calls=0, refused=0, words='has failed')
+        >>> Farewell.decode(Farewell(Why.FAILED, (2,), 7, words="has failed").encode())
+        Farewell(why=<Why.FAILED: 2>, culprits=(2,), calls=7, device_calls=0, refused=0, words='has failed')
         """
-        why, *numbers = row[:WORDS].view(numpy.int64).tolist()
-        return cls(Why(why), *numbers, row[WORDS:].tobytes().rstrip(b"\0").decode(errors="ignore"))
+        why, calls, device_calls, refused, *culprits = row[:WORDS].view(numpy.int64).tolist()
+        named = tuple(rank for rank in culprits if rank != NOBODY)
+        return cls(Why(why), named, calls, device_calls, refused, row[WORDS:].tobytes().rstrip(b"\0").decode(errors="ignore"))
 
     def has_made(self, other: Farewell) -> bool:
         """Return whether the sender has made all calls of another rank, but for those that the other rank refused.

@@ -153,8 +153,8 @@ def test_a_process_that_has_the_number_of_an_ended_one_is_alive(monkeypatch):
         os.close(descriptor)
 
 
-@pytest.mark.parametrize(("farewell", "named"), [(Farewell(Why.FAILED, 2), (2,)), (Farewell(Why.FAILED), (1,)),
-                                                 (Farewell(Why.FAILED, 1), (1,)), (Farewell(Why.ENDS), (1,))])
+@pytest.mark.parametrize(("farewell", "named"), [(Farewell(Why.FAILED, (2,)), (2,)), (Farewell(Why.FAILED), (1,)),
+                                                 (Farewell(Why.FAILED, (1,)), (1,)), (Farewell(Why.ENDS), (1,))])
 def test_a_rank_that_fails_because_of_another_rank_names_that_rank(monkeypatch, farewell, named):
     """Rank 0 awaits rank 1, which has left: because rank 2 failed, because it failed itself, or by its end."""
     monkeypatch.setattr(guard, "GRACE", -1.0)
@@ -167,7 +167,7 @@ def test_a_rank_that_fails_because_of_another_rank_names_that_rank(monkeypatch, 
 @pytest.mark.parametrize(("mine", "theirs", "is_told"), [((4, 0), (3, 0), True), ((3, 1), (3, 0), True),
                                                          ((3, 0), (3, 0), False), ((3, 0), (4, 1), False)])
 def test_a_rank_that_has_closed_is_named_in_the_calls_that_it_has_not_made(mine, theirs, is_told):
-    farewell = Farewell(Why.CLOSES, -1, *theirs, words="has closed the communicator after its call 3 (a.py:7)")
+    farewell = Farewell(Why.CLOSES, (), *theirs, words="has closed the communicator after its call 3 (a.py:7)")
     watching = guard.Guard(0, Processes({}), lambda: None, dict, lambda: {1: farewell}, lambda: 0.0,
                            position=lambda: mine)
     if not is_told:

@@ -195,6 +195,13 @@ class EngineExecutor(Executor):
                 FAILED - (*named, self._node_ranks.rank)[0] if not isinstance(error, CollectiveTimeout) else
                 LATE_FOR - named[0] if named else LATE)
 
+    def shown_culprit(self, rank: int) -> int | None:
+        """Return the other rank to which a rank of this node has shown its failure to be due; None without one."""
+        words = self._node_ranks.words.get(rank)
+        failure = 0 if words is None else words[FAILURE]
+        culprit = LATE_FOR - failure if failure <= LATE_FOR else FAILED - failure if failure <= FAILED else rank
+        return None if culprit in (rank, self._node_ranks.rank) else culprit
+
     def check_failures(self, awaited: int | None = None) -> None:
         """Raise the failure shown by another rank of this node, or by `awaited` alone."""
         for rank in self._node_ranks.all if awaited is None else (awaited,):
