@@ -15,6 +15,7 @@ from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import Failure, Metadata
 from gpucoll.communicator.points import PointMessage
+from gpucoll.errors import GpucollError
 from gpucoll.progress.operations import Work
 from gpucoll.progress.waits import Progress
 
@@ -56,6 +57,24 @@ def refusing(comm: Communicator) -> contextlib.AbstractContextManager[None]:
 def check_apart(comm: Communicator, name: str) -> None:
     """Raise UsageError in an open group: the call `name` needs the result of its first step."""
     comm._core.check_apart(name)
+
+
+def close_together(comms: Sequence[Communicator]) -> None:
+    """Close communicators with the same ranks, all of them in any case; raise the first error.
+
+    The other ranks are told of all ends before this rank waits for any, and a failure in one ends the wait in another.
+    """
+    errors = list[GpucollError]()
+    for comm in comms:
+        comm._core.waits.hooks += [other._core.life.check_others for other in comms if other is not comm]
+        comm._core.life.announce()
+    for comm in comms:
+        try:
+            comm.close()
+        except GpucollError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def link_of(comm: Communicator) -> Link:

@@ -75,7 +75,7 @@ class Lifecycle:
         # Returns in words the messages that a rank waits for.
         self.waits_for_messages: Callable[[int], str] = lambda rank: ""
         self.releases: list[Callable[[bool], None]] = []
-        self.closed = self.has_aborted = False
+        self.closed = self.has_aborted = self._is_released = False
         self.is_forked = False  # whether this is a fork's child: the links then belong to the parent
         # Before the first exchange with other ranks: a rank may die in that exchange.
         self.guard = self._new_guard()
@@ -85,6 +85,7 @@ class Lifecycle:
         self.regroups = False  # whether this rank goes on in another communicator after a failure
         self.place = ""  # where the program has left the communicator
         self._refused = (0, 0), 0  # the numbers of calls at the last refusal, and the number of refusals in a row
+        self._sent: Sent | None = None  # the farewell of a rank that closes
         self._closing: Callable[[], set[int]] | None = None  # the ranks awaited in `close`
         self._watches: list[DeviceWatch] = []
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
@@ -354,6 +355,7 @@ class Lifecycle:
 
     def _release(self, failed: bool) -> None:
         """Release all memory. If a rank has `failed`, keep the link and the devices' memory: ranks may use both."""
+        self._is_released = not failed  # the link of a failed communicator stays
         self.host.close()
         for gpu in self.gpus.values():
             gpu.close(failed=failed)
@@ -393,14 +395,36 @@ class Lifecycle:
             return False, None  # a process has ended without `close`
         return self._devices_have_ended(), self._told_by_closed(self._farewell(None, closes=True))
 
-    def _farewells(self) -> Operation:
-        """Say farewell once this rank has no message under way, and wait for the farewells of all other ranks."""
+    def check_others(self) -> None:
+        """Raise if another rank has failed or died: a hook for the waits of other communicators of this rank."""
+        if not self._is_released:
+            self.guard.check()
+
+    def announce(self) -> None:
+        """Tell the other ranks that this rank is about to close; do nothing after a failure.
+
+        For a program that closes several communicators: the other ranks may be in a call of the last one.
+        """
+        if self.closed or self.is_forked or self.waits.failure is not None or isinstance(self.link, LocalLink) \
+                or self.link.has_ended():
+            return
+        self.place = self.place or call_site()
+        with contextlib.suppress(GpucollError):  # raised again by `close`
+            self.waits.run(self._announcing(), "close")
+
+    def _announcing(self) -> Operation:
         if self.waits.has_messages:
             yield lambda: not self.waits.has_messages
-        others = {*self._living()}
+        if self._sent is None:
+            self._sent = Sent(self.link.wire, self._living(), self._farewell(None, closes=True))
+
+    def _farewells(self) -> Operation:
+        """Say farewell once this rank has no message under way, and wait for the farewells of all other ranks."""
+        yield from self._announcing()
+        sent, others = self._sent, {*self._living()}
+        assert sent is not None
         # The guard raises the failure of a rank: only farewells without a failure end this wait.
         self._closing = lambda: others - {rank for rank, one in self.link.farewells().items() if one.why < Why.FAILED}
-        sent = Sent(self.link.wire, others, self._farewell(None, closes=True))
         try:
             yield lambda: sent.has_ended() and not self._closing()
         except BaseException:

@@ -71,7 +71,7 @@ class Guard:
         self._looked = now
         # Report long waits to rank 0. At a deadline, the ranks without a report are the culprits.
         watch = self._processes.watch
-        if watch is not None and now > began + REPORT_INTERVAL:
+        if watch is not None and began and now > began + REPORT_INTERVAL:
             watch.report(self._mine())
         ended = self._processes.ended()
         try:
@@ -182,7 +182,7 @@ class Guard:
         return self._failed(ended[:1]) if ended else None
 
     def _warn(self, now: float) -> None:
-        if now > self._warned + SLOW:
+        if self._began and now > self._warned + SLOW:
             self._warned = now
             reasons, _ = self.blame()
             log.warning("rank %d has waited for %.0f s%s", self._rank, now - self._began,

@@ -404,8 +404,8 @@ class TorchProcessGroup(Names):
     def shutdown(self) -> None:
         """Make all queued calls, then close both communicators. A collective call of the group."""
         self._caller.close()
-        for comm in (self._points, self._comm):
-            comm.close()
+        with as_torch_raises():
+            internal.close_together((self._comm, self._points))
 
     def abort(self) -> None:
         """Close both communicators as failed: tell the other ranks, wait for no rank."""
