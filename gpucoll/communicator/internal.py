@@ -64,9 +64,10 @@ def close_together(comms: Sequence[Communicator]) -> None:
 
     The other ranks are told of all ends before this rank waits for any, and a failure in one ends the wait in another.
     """
-    errors = list[GpucollError]()
+    errors, well = list[GpucollError](), [comm for comm in comms if comm._core.waits.failure is None]
     for comm in comms:
-        comm._core.waits.hooks += [other._core.life.check_others for other in comms if other is not comm]
+        # A failure from before was raised then, and ends nothing here.
+        comm._core.waits.hooks += [other._core.life.check_others for other in well if other is not comm]
         comm._core.life.announce()
     for comm in comms:
         try:

@@ -434,7 +434,9 @@ class Lifecycle:
     def _told_by(self, error: GpucollError) -> GpucollError | None:
         """Return the error of `close` if other ranks have failed in calls that this rank lacks; else log the reason."""
         mine = self._farewell(None, closes=True)
-        others = [(rank, one) for rank, one in self.link.farewells().items() if self.link.place.rank in one.culprits]
+        # A rank that gave up at its deadline, before this rank closed, has told its own program.
+        others = [(rank, one) for rank, one in self.link.farewells().items()
+                  if one.why == Why.FAILED and self.link.place.rank in one.culprits]
         # Where this rank has refused the call that failed elsewhere, its program has had the error.
         if others and not mine.refused:
             return MismatchError(f"close: this rank {mine.words}, but {named(others)}", code="GC-COLLECTIVE",
