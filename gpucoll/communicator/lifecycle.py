@@ -40,7 +40,8 @@ from gpucoll.health.observed import Comparison, Recorded, observers_of
 from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
-from gpucoll.progress.operations import drain_all, kind_of
+from gpucoll.progress.exits import drain_all
+from gpucoll.progress.operations import kind_of
 from gpucoll.progress.waits import Progress
 from gpucoll.transport import join_ports, kvstore
 from gpucoll.transport.farewell import Farewell, Sent, Why, named
@@ -170,7 +171,7 @@ class Lifecycle:
             return self.waits.partners() or (others if others <= left else None)
         if self.preflight is not None and self.preflight.is_comparing:
             return self.preflight.missing()
-        return self.host.awaited()
+        return self.waits.partners() or self.host.awaited()
 
     def _elsewhere(self) -> HostCall:
         call = Signature.decode(self.host.under_way() or self.waits.name)

@@ -48,6 +48,7 @@ class PointToPoint:
         self._core = core
         self._batch: Batch | None = None  # messages between GPU arrays in the open group
         cycles = Cycles(core.waits, core.rank, lambda: self.board)
+        core.waits.rank, core.waits.has_left = core.rank, core.link.has_left
         core.waits.on_blocked, core.waits.on_unblocked = cycles.look, cycles.hide
         core.life.waits_for_messages = cycles.describe
 

@@ -220,14 +220,9 @@ def _serve(reference: weakref.ref[Any], more: threading.Event) -> None:
         del waits
 
 
-def drain_all() -> None:
-    """Complete the collectives under way before MPI ends: other ranks await even those with a dropped handle.
-
-    Messages between two ranks have LINGER seconds: see `Progress.drain`.
-    """
-    # A copy: the set of weak references may shrink during the loop.
-    for waits in list(_served):
-        waits.drain()
+def all_served() -> list[Any]:
+    """Return every `Progress` with a progress thread."""
+    return [waits for waits in list(_served) if waits.is_served]
 
 
 def kind_of(error: BaseException) -> object:

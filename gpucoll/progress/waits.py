@@ -38,7 +38,6 @@ WAITED = 100e-6
 # messages end sooner, and a `Work` and a thread switch cost more.
 SOON = 1e-3
 
-
 class Progress:
     """Deadline, abort and hooks of one communicator's waits; also the order of the operations.
 
@@ -75,7 +74,9 @@ class Progress:
         # Returns the ranks to blame for a late wait: a sentence, and the numbers of the ranks.
         self.blame: Callable[[], tuple[str, tuple[int, ...]]] = lambda: ("", ())
         # Returns what is known of a rank, for an error about a message.
+        self.rank: int | None = None
         self.describe: Callable[[int], str] = lambda rank: f"rank {rank}"
+        self.has_left: Callable[[int], bool] = lambda rank: False  # whether a rank receives no message any more
         # Returns the cause of an error of the transport or of another rank, if more is known than the error says.
         self.explain: Callable[[BaseException], GpucollError | None] = lambda error: None
         self.blocked: Work | None = None  # the messages that the thread making the calls waits for
@@ -397,8 +398,16 @@ class Progress:
     def _advance_alone(self) -> None:
         # Step all first, then remove: `_alone` must not change during the loop over it.
         for work in [work for work in self._alone if self._step(work)]:
-            self._alone.remove(work)
-            self.under_way.ended()
+            self.drop(work)
+
+    def drop(self, work: Work) -> None:
+        """Take a message between two ranks off the work under way; the caller holds the lock of `gate`."""
+        self._alone.remove(work)
+        self.under_way.ended()
+
+    def messages(self) -> list[Work]:
+        """Return the messages between two ranks under way."""
+        return [*self._alone]
 
     def _step(self, work: Work) -> bool:
         try:
@@ -429,12 +438,10 @@ class Progress:
             time.sleep(nap_after(time.monotonic() - self.went_on))
         return self._thread is not None
 
-    def drain(self) -> None:
-        """Complete all work under way, each operation by its deadline."""
-        # This thread and the progress thread take turns: `advance` returns at once while the other thread steps.
-        while (self._queue or self._alone) and self.failure is None and self._thread is not None:
-            self.advance()
-            time.sleep(nap_after(0.0))
+    @property
+    def is_served(self) -> bool:
+        """Whether the progress thread advances the work under way."""
+        return self._thread is not None
 
     def forget(self) -> None:
         """Reset in the child of a fork: the work under way and the progress thread belong to the parent.

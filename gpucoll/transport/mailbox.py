@@ -202,7 +202,7 @@ class _Message:
     """One end, send or receive, of a message between threads; also the request tested by the owner."""
 
     def __init__(self, row: numpy.ndarray[Any, Any], dtype: int, key: Key = (0, 0, 0), *, sends: bool = False) -> None:
-        self.row, self.dtype, self.key, self.sends = row, dtype, key, sends
+        self.row, self.dtype, self.key, self.sends, self.nbytes = row, dtype, key, sends, len(row)
         self.came = 0  # the dtype code of the received message
         self.number = 0  # the position in the order of all ends that had to wait
         self.length: int | None = None  # the length in bytes of the sent message, once copied
@@ -284,7 +284,7 @@ class Mailbox:
         """Return direction, partner, tag, bytes of a message, and the number of the partner's wait if unmatched."""
         partner = message.key[message.sends]
         number = self._waits.get(partner, (0,))[0]
-        return message.sends, partner, message.key[2], len(message.row), \
+        return message.sends, partner, message.key[2], message.nbytes, \
             number if number % 2 and self._is_unmatched(message) else 0
 
     def _is_unmatched(self, message: _Message) -> bool:
