@@ -1,0 +1,299 @@
+"""Messages name the partner: words of a late message, cycles of waits, messages under way at the end; without ranks."""
+
+import itertools
+import logging
+import threading
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.communicator import cycles
+from gpucoll.communicator.cycles import Cycles
+from gpucoll.errors import CollectiveTimeout, RevokedError, UsageError
+from gpucoll.progress import exits
+from gpucoll.progress.operations import Work
+from gpucoll.progress.partners import End
+from gpucoll.progress.waits import Progress
+from pace import seconds
+
+PATIENCE = seconds(60)
+
+
+class Request:
+    """A message that ends when told."""
+
+    def __init__(self):
+        self.has_ended = False
+
+    def Test(self):
+        return self.has_ended
+
+
+def never():
+    """Return an operation that never ends."""
+    yield lambda: False
+
+
+def started(waits, *ends, name="recv"):
+    return waits.start(Work(waits, never(), name, None, ends=ends))
+
+
+# ---------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(("ends", "ranks", "words"), [
+    ([End("recv", 2, 3, 64, [(Request(),), None])], (2,), "recv of 64 bytes from rank 2, tag 3: .*not sent this"),
+    ([End("send", 1, 0, 1_600_000, [None, ()])], (1,), "send of 1.6 MB to rank 1, tag 0: .*not received this"),
+    ([End("recv", None, None, 8, [(), None])], (), "from any rank, any tag: .*no rank has sent"),
+    ([End("recv", 2, 0, 8, [(), ()]), End("send", 1, 0, 8, [(), ()])], (1, 2), "and send of .*rank 1 .*rank 2 "),
+    ([End("recv", 1, 0, 8, [(), ()]), End("send", 1, 0, 8, [(), ()])], (1,), "neither sent the one nor received"),
+    ([End("probe", 1, 0, 0, [(), None])], (1,), "probe from rank 1, tag 0: "),
+])
+def test_a_late_message_names_its_partner(ends, ranks, words):
+    waits = Progress(0.01)
+    waits.describe = lambda rank: f"rank {rank} sleeps"
+    with pytest.raises(CollectiveTimeout, match=words) as late:
+        started(waits, *ends).wait()
+    assert late.value.ranks == ranks
+    assert all(f"rank {rank} sleeps" in str(late.value) for rank in ranks)
+
+
+def test_only_what_is_still_under_way_is_named():
+    """An exchange waits for its receive first: its send may have ended, and has or has not its partner's message."""
+    sent = Request()
+    state = [(Request(),), (sent,)]
+    ends = End("recv", 1, 0, 8, state), End("send", 2, 0, 8, state)
+    sent.has_ended = True
+    assert Progress(1).late("sendrecv", ends).ranks == (1,)
+    sent.has_ended, state[0] = False, None
+    assert Progress(1).late("sendrecv", ends).ranks == (2,)
+
+
+def test_the_partners_of_a_wait_are_known_during_the_wait():
+    waits, seen = Progress(PATIENCE), []
+    waits.hooks.append(lambda: seen.append(waits.partners()))
+    for partner in (2, None):
+        seen.clear()
+        end = End("recv", partner, 0, 8, [(), None])
+        waits.start(Work(waits, iter([lambda: bool(seen)]), "recv", None, ends=[end])).wait()
+        assert seen[0] == (None if partner is None else {partner})
+        assert waits.partners() is None
+    waits.close()
+
+
+# ---------------------------------------------------------------- cycles
+
+
+class Board:
+    """The waits of two ranks as read one after the other; the last ones last."""
+
+    def __init__(self, *waits, by=()):
+        self._waits, self._by, self.condemned, self.log = list(waits), dict(by), [], []
+
+    def show_wait(self, requests, place):
+        self.log.append(len(requests))
+        return 1 if requests else 0
+
+    def hide_wait(self):
+        self.log.append("hidden")
+
+    def shown_waits(self):
+        return self._waits.pop(0) if len(self._waits) > 1 else self._waits[0]
+
+    def verdict(self, by, on):
+        return self._by.get((by, on), (0, False))
+
+    def condemn(self, *step):
+        self.condemned.append(step)
+
+
+def wait(partner, number=1, stuck_by=1, sends=True):
+    return number, f"line {number}", [(sends, partner, 0, 8, stuck_by)]
+
+
+EACH_OTHER = {0: wait(1), 1: wait(0, sends=False)}
+
+
+def looked(board, monkeypatch, *ends, waits=None, others=()):
+    """Return what a rank raises that waits for `ends`; None at the deadline."""
+    monkeypatch.setattr(cycles, "AFTER", 0)
+    monkeypatch.setattr(cycles, "LOOK", 0)
+    waits = waits or Progress(0.05)
+    found = Cycles(waits, 0, lambda: board)
+    waits.on_blocked, waits.on_unblocked = found.look, found.hide
+    for other in others:
+        started(waits, other)
+    try:
+        started(waits, *ends or [End("send", 1, 0, 8, [None, (Request(),)])]).wait()
+    except (CollectiveTimeout, RevokedError):  # of this message, or of another one
+        return None
+    except UsageError as error:
+        return error
+
+
+def test_a_cycle_is_named_and_told_to_its_ranks(monkeypatch):
+    board = Board(EACH_OTHER)
+    error = looked(board, monkeypatch, waits=Progress(PATIENCE))
+    assert (error.code, error.ranks) == ("GC-DEADLOCK", (0, 1))
+    assert "rank 0 sends 8 bytes to rank 1, tag 0 (line 1); rank 1 receives 8 bytes from rank 0, tag 0" in str(error)
+    assert board.condemned == [(0, 1, True), (1, 1, False)]
+    assert board.log[-1] == "hidden"
+
+
+def test_a_cycle_found_by_another_rank_is_named_after_the_end_of_its_wait(monkeypatch):
+    """The other rank has left its wait by its error, so no cycle is left to be found."""
+    board = Board({0: wait(1), 1: wait(0, number=2, sends=False)}, by={(1, 0): (1, True), (1, 1): (1, False)})
+    assert "rank 1 receives 8 bytes from rank 0" in str(looked(board, monkeypatch, waits=Progress(PATIENCE)))
+
+
+@pytest.mark.parametrize("waits", [
+    [EACH_OTHER, {0: wait(1), 1: wait(0, number=3)}] * 999,  # every second look sees another wait
+    [{0: wait(1), 1: wait(0, number=2)}],  # rank 1 has left its wait
+    [{0: wait(1), 1: wait(0, stuck_by=0)}],  # rank 0 has begun the other end of rank 1's message
+    [{0: wait(1, stuck_by=3), 1: wait(0, number=5)}],  # known of an earlier wait of rank 1
+    [{0: wait(1), 1: wait(2, stuck_by=1), 2: wait(1)}],  # a cycle of others
+    [{0: wait(1)}],
+])
+def test_other_waits_are_no_cycle(monkeypatch, waits):
+    board = Board(*waits)
+    assert looked(board, monkeypatch) is None
+    assert board.log
+    assert board.condemned == []
+
+
+def test_a_wait_with_messages_that_have_not_begun_is_not_shown(monkeypatch):
+    """A receive of any rank takes its message later; meanwhile the rank can still make another rank go on."""
+    for ends, others in (([End("recv", None, 0, 8, [(), None])], []), ([], [End("recv", None, 0, 8, [(), None])])):
+        board = Board(EACH_OTHER)
+        assert looked(board, monkeypatch, *ends, others=others) is None
+        assert board.log == []
+
+
+def test_the_wait_of_another_thread_is_not_shown(monkeypatch):
+    """A helper thread waits for a message, and the thread of the calls goes on: it may send what others wait for."""
+    board, waits, raised = Board(EACH_OTHER), Progress(0.05), []
+    monkeypatch.setattr(cycles, "AFTER", 0)
+    found = Cycles(waits, 0, lambda: board)
+    waits.on_blocked = found.look
+    work = started(waits, End("send", 1, 0, 8, [None, (Request(),)]))
+
+    def waiting():
+        with pytest.raises(CollectiveTimeout) as told:
+            work.wait()
+        raised.append(told.value)
+
+    thread = threading.Thread(target=waiting)
+    thread.start()
+    thread.join()
+    assert raised
+    assert board.log == []
+    waits.close()
+
+
+# ---------------------------------------------------------------- threads as ranks
+
+
+def around(kind):
+    def program(comm):
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        x, y = numpy.ones(3), numpy.empty(3)
+        try:
+            if kind == "sends":
+                comm.send(x, right)
+                comm.recv(y, left)
+            else:
+                comm.recv(y, left)
+                comm.send(x, right)
+        except gc.UsageError as error:
+            return str(error), error.ranks
+    return program
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["sends", "receives"])
+def test_threads_in_a_cycle_raise_the_same_error(kind, size):
+    (words, ranks), *others = gc.run_local(around(kind), size, timeout=PATIENCE)
+    assert others == [(words, ranks)] * (size - 1)
+    assert ranks == (*range(size),)
+    assert "24 bytes" in words
+    assert "test_cycles.py" in words
+
+
+def test_threads_without_a_cycle_go_on(monkeypatch):
+    """Messages around a ring, in orders that only look like a cycle; all waits are shown at once."""
+    monkeypatch.setattr(cycles, "AFTER", 0)
+    monkeypatch.setattr(cycles, "LOOK", 0)
+
+    def program(comm):
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        x, y = numpy.full(3, comm.rank), numpy.empty(3, int)
+        for _ in range(50):
+            for first in (comm.send, comm.recv) if comm.rank % 2 else (comm.recv, comm.send):
+                first(*((x, right) if first == comm.send else (y, left)))
+            work = comm.recv(y, left, async_op=True)
+            comm.send(x, right)
+            work.wait()
+            comm.sendrecv(x, y, right, left)
+        return (y == left).all()
+
+    assert all(gc.run_local(program, 4, timeout=PATIENCE))
+
+
+# ---------------------------------------------------------------- the end of the process
+
+
+def at_the_end(monkeypatch, *works, has_left=(), linger=PATIENCE, then=None):
+    """Drain messages under way, each with these ends; return whether all have ended, and the seconds' words."""
+    said, waits = [], Progress(PATIENCE)
+    waits.rank, waits.has_left = 0, lambda rank: rank in has_left
+    monkeypatch.setattr(exits, "LINGER", linger)
+    monkeypatch.setattr(exits, "SILENT", 0)
+    monkeypatch.setattr(exits, "LOOK", 0)
+    monkeypatch.setattr(logging.getLogger("gpucoll"), "warning", lambda text, *values: said.append(text % values))
+    for ends in works:
+        operation = iter([ends[0].state[1][0].Test]) if ends[0].sends else never()
+        waits.start(Work(waits, operation, "message", None, ends=ends))
+    if then is not None:
+        monkeypatch.setattr(waits, "describe", then)
+    ended = exits.drain(waits)
+    assert not waits.has_messages
+    assert waits.failure is None
+    waits.close()
+    return ended, said
+
+
+def sending(partner):
+    return (End("send", partner, 0, 8, [None, (Request(),)]),)
+
+
+RECEIVING = (End("recv", 1, 0, 8, [(Request(),), None]),)
+
+
+def test_a_receive_is_given_up_at_once(monkeypatch):
+    ended, said = at_the_end(monkeypatch, RECEIVING)
+    assert not ended
+    assert len(said) == 1
+    assert "rank 0: " in said[0]
+    assert "ends with recv of 8 bytes from rank 1, tag 0 under way" in said[0]
+
+
+def test_a_send_waits_for_a_partner_at_work(monkeypatch):
+    """The wait is announced; the partner then receives."""
+    ends, calls = sending(1), itertools.count()
+
+    def describe(rank):
+        ends[0].state[1][0].has_ended = True
+        return f"rank {rank} computes {next(calls)}"
+
+    ended, said = at_the_end(monkeypatch, ends, then=describe)
+    assert ended
+    assert said == [f"rank 0 ends, and waits {PATIENCE:g} s at most for its messages: send of 8 bytes to rank 1, tag 0 "
+                    "(rank 1 computes 0)"]
+
+
+@pytest.mark.parametrize(("left", "linger"), [([1], PATIENCE), ([2], 0.01)])
+def test_a_send_ends_with_its_partner_or_soon(monkeypatch, left, linger):
+    ended, said = at_the_end(monkeypatch, sending(1), has_left=left, linger=linger)
+    assert not ended
+    assert "ends with send of 8 bytes to rank 1, tag 0 under way" in said[-1]
