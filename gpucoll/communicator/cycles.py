@@ -23,7 +23,7 @@ AFTER, LOOK = 0.1, 0.05
 
 
 class StuckEnd(NamedTuple):
-    """An end of a message in a shown wait; `stuck_by` is the number of the partner's wait that must end before, or 0."""
+    """An end of a message in a shown wait; `stuck_by` is the number of the partner's wait that must end first, or 0."""
 
     sends: bool
     partner: int
@@ -69,14 +69,14 @@ class Cycles:
             self._work, self._next = work, now + AFTER
         if now < self._next:
             return
-        acquire, release, _, alone = self._waits.gate()
+        acquire, release, *_ = self._waits.gate()
         if not acquire(blocking=False):
             return  # the progress thread is at work: look at the next poll
         try:
             self._next = now + LOOK
             board = self._board()
             # A receive of any rank, or a message that has not begun, may still match a message of another rank.
-            if board is None or any(end.requests == () for one in (work, *alone) for end in one.ends):
+            if board is None or any(end.requests == () for one in (work, *self._waits.messages()) for end in one.ends):
                 return
             number = board.show_wait(tuple(one for end in work.ends for one in end.requests or ()), call_site())
             self._shown_on = board if number else None
@@ -127,8 +127,8 @@ class Cycles:
         for rank, _, sends in (*cycle[first:], *cycle[:first]):  # the same words on all ranks
             end = next(end for end in waits[rank].ends if end.sends == sends)
             stories.append(f"rank {rank} {end.describe(waits[rank].place)}")
-        return UsageError(f"a cycle of blocking messages, which no rank can leave: {'; '.join(stories)}; use sendrecv(), "
-                          "group(), or async_op=True and wait()", code="GC-DEADLOCK",
+        return UsageError(f"a cycle of blocking messages, which no rank can leave: {'; '.join(stories)}; use "
+                          "sendrecv(), group(), or async_op=True and wait()", code="GC-DEADLOCK",
                           ranks=tuple(sorted(rank for rank, *_ in cycle)))
 
 
@@ -150,11 +150,10 @@ def ring(start: int, waits: Mapping[int, ShownWait]) -> list[Step]:
     before: dict[int, Step] = {}
     queue = [start]
     for rank in queue:
-        wait = waits.get(rank)
-        for end in [] if wait is None or wait.number % 2 == 0 else wait.ends:
+        for end in waits[rank].ends if rank in waits else []:
             partner = waits.get(end.partner)
             if end.stuck_by and partner is not None and end.stuck_by == partner.number and end.partner not in before:
-                before[end.partner] = (rank, wait.number, end.sends)
+                before[end.partner] = (rank, waits[rank].number, end.sends)
                 queue.append(end.partner)
     steps = list[Step]()
     while start in before and (not steps or steps[0][0] != start):

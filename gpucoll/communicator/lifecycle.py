@@ -122,7 +122,7 @@ class Lifecycle:
         link, waits = self.link, self.waits
         guard = Guard(link.place.rank, link.processes, self._awaited, self._progress, link.farewells,
                       lambda: waits.waits_since, position=self._position, last=self._last,
-                      needs_all=lambda: waits.blocked is None, messages=lambda rank: self.waits_for_messages(rank),
+                      needs_all=lambda: waits.message_wait.work is None, messages=lambda rank: self.waits_for_messages(rank),
                       shown=self.host.shown_culprit)
         # Called between polls: the death of a rank ends a wait at once, long before the deadline.
         waits.hooks.append(guard.check)
@@ -164,14 +164,14 @@ class Lifecycle:
     def _awaited(self) -> set[int] | None:
         if self._closing is not None:
             return self._closing()
-        if self.waits.blocked is not None:
+        if self.waits.message_wait.work is not None:
             others = {*range(self.link.place.size)} - {self.link.place.rank}
             left = {*self.link.farewells(), *self.link.processes.ended()}
             # A receive from any rank awaits all of them: it is in vain once all have left.
-            return self.waits.partners() or (others if others <= left else None)
+            return self.waits.message_wait.partners() or (others if others <= left else None)
         if self.preflight is not None and self.preflight.is_comparing:
             return self.preflight.missing()
-        return self.waits.partners() or self.host.awaited()
+        return self.host.awaited()
 
     def _elsewhere(self) -> HostCall:
         call = Signature.decode(self.host.under_way() or self.waits.name)

@@ -98,11 +98,7 @@ class Link:
 
     def has_left(self, rank: int) -> bool:
         """Return whether another rank takes part in no further call: it has ended, failed, or waits in `close`."""
-        return rank in self.processes.ended() or rank in self.aborted() or self._closes(rank)
-
-    def _closes(self, rank: int) -> bool:
-        """Return whether another rank has come to `close`."""
-        return False
+        return rank in self.processes.ended() or rank in self.farewells()
 
     def has_ended(self) -> bool:
         """Return whether the layer below has ended, so that nothing can be sent."""
@@ -231,9 +227,6 @@ class MpiLink(Link):
         self._farewells |= by_mpi(self.wire)
         return self._farewells
 
-    def _closes(self, rank: int) -> bool:
-        return bool(self.wire.Iprobe(rank, Tag.SHUTDOWN))
-
     def free(self) -> None:
         super().free()
         self.wire.Free()
@@ -323,9 +316,6 @@ class StoreLink(Link):
         last = {rank for rank, one in self._farewells.items() if one.why != Why.CLOSES}
         self._farewells |= self.wire.farewells({*range(self.place.size)} - last - {self.place.rank})
         return self._farewells
-
-    def _closes(self, rank: int) -> bool:
-        return self.wire.seen(rank, Tag.SHUTDOWN) is not None
 
 
 class LocalLink(Link):

@@ -49,7 +49,7 @@ class PointToPoint:
         self._batch: Batch | None = None  # messages between GPU arrays in the open group
         cycles = Cycles(core.waits, core.rank, lambda: self.board)
         core.waits.rank, core.waits.has_left = core.rank, core.link.has_left
-        core.waits.on_blocked, core.waits.on_unblocked = cycles.look, cycles.hide
+        core.waits.message_wait.look, core.waits.message_wait.leave = cycles.look, cycles.hide
         core.life.waits_for_messages = cycles.describe
 
     @functools.cached_property
@@ -216,8 +216,9 @@ class PointToPoint:
             group.append(Work(self._core.waits, end_of(self._batch.work), message.name, message.result,
                               self._batch.completion, ends=self._batch.ends))
             return group[-1]
-        group.append(self._host_work(message))
-        return group[-1]
+        work = self._host_work(message)
+        group.append(work)
+        return work
 
     def start_together(self, messages: Sequence[PointMessage], *, overlaps: bool = True) -> list[Work]:
         """Start messages together; if they overlap with the current stream of a GPU, in a stream of their own."""

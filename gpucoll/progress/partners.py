@@ -1,12 +1,13 @@
-"""The ends of messages that a rank waits for: which partner, tag and bytes; the words of errors and warnings."""
+"""The messages awaited by a rank: partner, tag and bytes of each end; the words of errors and warnings."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# The state of the two ends of a message on this rank: of the receive, then of the send. Each is a sequence of requests
-# of the carrier, empty before they have begun, and None after the end.
+# The state of the two ends of a message on this rank: of the receive, then of the send. A state is a sequence of
+# requests of the carrier, empty before the beginning, and None after the end.
 State = list[Any]
 RECEIVE, SEND = 0, 1
 UNITS = ("bytes", "kB", "MB", "GB")
@@ -15,7 +16,7 @@ UNITS = ("bytes", "kB", "MB", "GB")
 class End:
     """An end of a message on this rank, under way: a send to `partner`, or a receive or probe; None is any.
 
-    `state` is shared with the operation, which notes there how far it has come.
+    The operation notes its progress in `state`.
     """
 
     __slots__ = ("nbytes", "partner", "state", "tag", "verb")
@@ -29,7 +30,7 @@ class End:
 
     @property
     def requests(self) -> Sequence[Any] | None:
-        """The requests of the carrier, empty before they have begun; None after the end."""
+        """The requests of the carrier, empty before the beginning; None after the end."""
         requests: Sequence[Any] | None = self.state[SEND if self.sends else RECEIVE]
         return requests
 
@@ -63,7 +64,7 @@ def partners_of(ends: Sequence[End]) -> tuple[int, ...]:
 
 
 def lateness(ends: Sequence[End], waited: float, describe: Callable[[int], str]) -> str:
-    """Return the words of a wait in vain for messages: what is awaited, what the partners do, what they have not done.
+    """Return the words of a wait in vain for messages: the messages, and the state of their partners.
 
     >>> lateness([End("recv", 0, 3, 64, [(), None])], 2, lambda rank: f"rank {rank} runs")
     'recv of 64 bytes from rank 0, tag 3: waited 2 s; rank 0 runs; it has not sent this message'
@@ -76,7 +77,45 @@ def lateness(ends: Sequence[End], waited: float, describe: Callable[[int], str])
 
 
 def _not_done(ends: Any) -> str:
-    """Return what a partner has not done, as far as messages wait for it."""
+    """Return the omission of a partner, by the messages awaited from this partner."""
     sends = {end.sends for end in ends}
     return {(False,): "not sent this message", (True,): "not received this message"}.get(
         tuple(sends), "neither sent the one nor received the other")
+
+
+class MessageWait:
+    """The wait for messages of the thread that makes the communicator's calls.
+
+    `look` is called between the polls of the wait, and `leave` after the end.
+    """
+
+    def __init__(self) -> None:
+        self.work: Any = None  # the `Work` awaited
+        self.look: Callable[[Any], None] = lambda work: None
+        self.leave: Callable[[], None] = lambda: None
+
+    def until(self, waits: Any, work: Any) -> None:
+        """Poll until the messages of `work` have ended; the operation has a deadline of its own."""
+        # Another thread may wait for the messages, while the thread of the calls goes on: then nothing is known.
+        if threading.get_native_id() != waits.thread:
+            waits.until(work.is_enqueued, work.name, float("inf"))
+            return
+
+        def is_over() -> bool:
+            if work.is_enqueued():
+                return True
+            self.look(work)
+            return False
+
+        before, self.work = self.work, work
+        try:
+            waits.until(is_over, work.name, float("inf"))
+        finally:
+            self.work = before
+            self.leave()
+
+    def partners(self) -> set[int] | None:
+        """Return the partners of the messages awaited; None if unknown, or without a wait."""
+        # No test of requests: the caller may be a hook beside another thread's test.
+        ends = [] if self.work is None else [end for end in self.work.ends if end.requests is not None]
+        return None if any(end.partner is None for end in ends) else {*partners_of(ends)} or None

@@ -26,7 +26,7 @@ from gpucoll.progress.operations import (
     start_serving,
     throw,
 )
-from gpucoll.progress.partners import End, lateness, partners_of
+from gpucoll.progress.partners import End, MessageWait, lateness, partners_of
 from gpucoll.progress.pauses import nap_after, yields_at_once
 
 # Seconds of polling that only yields the core; longer waits also sleep. A yield reacts fastest, a sleep frees the core.
@@ -74,15 +74,12 @@ class Progress:
         # Returns the ranks to blame for a late wait: a sentence, and the numbers of the ranks.
         self.blame: Callable[[], tuple[str, tuple[int, ...]]] = lambda: ("", ())
         # Returns what is known of a rank, for an error about a message.
-        self.rank: int | None = None
+        self.rank: int | None = None  # in the communicator
         self.describe: Callable[[int], str] = lambda rank: f"rank {rank}"
         self.has_left: Callable[[int], bool] = lambda rank: False  # whether a rank receives no message any more
         # Returns the cause of an error of the transport or of another rank, if more is known than the error says.
         self.explain: Callable[[BaseException], GpucollError | None] = lambda error: None
-        self.blocked: Work | None = None  # the messages that the thread making the calls waits for
-        # Called between the polls of this wait, and after its end.
-        self.on_blocked: Callable[[Work], None] = lambda work: None
-        self.on_unblocked: Callable[[], None] = lambda: None
+        self.message_wait = MessageWait()
         self.is_busy: Callable[[], bool] = lambda: False  # whether a call that bypasses `run` is in progress
         # Entered around operations, to restore thread state changed by an operation, such as the current GPU.
         self.context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -217,29 +214,7 @@ class Progress:
 
     def until_work(self, work: Work) -> None:
         """Poll until messages between two ranks have ended; each has its own deadline."""
-        # Another thread may wait for the messages, and this rank's own thread goes on: then nothing is known.
-        if threading.get_native_id() != self.thread:
-            self.until(work.is_enqueued, work.name, float("inf"))
-            return
-
-        def is_over() -> bool:
-            if not work.is_enqueued():
-                self.on_blocked(work)
-                return False
-            return True
-
-        before, self.blocked = self.blocked, work
-        try:
-            self.until(is_over, work.name, float("inf"))
-        finally:
-            self.blocked = before
-            self.on_unblocked()
-
-    def partners(self) -> set[int] | None:
-        """Return the ranks whose messages the thread making the calls waits for; None if unknown, or without a wait."""
-        # No test of requests: the caller may be a hook beside another thread's test.
-        ends = [] if self.blocked is None else [end for end in self.blocked.ends if end.requests is not None]
-        return None if any(end.partner is None for end in ends) else {*partners_of(ends)} or None
+        self.message_wait.until(self, work)
 
     def finish(self, done: Pending, name: str, deadline: float | None, ends: Sequence[End] = ()) -> None:
         """Wait until the stream has completed an operation; a timeout or a transport error fails the communicator."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from gpucoll.algorithms import find, schedule
@@ -31,6 +31,7 @@ from gpucoll.executors import Call, CallRequest, Executor, ReadyCall, Refusal, c
 from gpucoll.health.processes import RankThreads
 from gpucoll.launch.bootstrap import Options, RankTopology
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
+from gpucoll.progress.partners import End
 from gpucoll.progress.waits import Progress
 from gpucoll.rehearsal import cupy_on_host
 from gpucoll.rehearsal.matching import CLOSE, REFUSED, VirtualGroup
@@ -46,7 +47,7 @@ class VirtualWaits(Progress):
         super().__init__(math.inf, threads=False)
         self._turns, self._mine = group.turns, group.rank_of(rank)
 
-    def until(self, done: Pending, name: str, deadline: float) -> None:
+    def until(self, done: Pending, name: str, deadline: float, ends: Sequence[End] = ()) -> None:
         """Give up the turn until ``done()`` is true."""
         self.name = name
         self._turns.wait(done, name)

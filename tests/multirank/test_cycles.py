@@ -1,4 +1,4 @@
-"""Cycles of blocking messages inside a node: every rank of a cycle raises the same error at once, no other rank does."""
+"""Cycles of blocking messages inside a node: every rank of a cycle raises the same error at once, and no other rank."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ def receives(comm, x, y):
 
 
 def mixed(comm, x, y):
-    """Rank 0 receives from the rank that itself waits for rank 0's receive, by another tag; others send or receive."""
+    """Even ranks receive from the next rank, odd ranks send to the next rank, with other tags."""
     right, _ = neighbours(comm)
     if comm.rank % 2:
         comm.send(x, right, tag=5)

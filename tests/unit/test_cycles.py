@@ -60,7 +60,7 @@ def test_a_late_message_names_its_partner(ends, ranks, words):
 
 
 def test_only_what_is_still_under_way_is_named():
-    """An exchange waits for its receive first: its send may have ended, and has or has not its partner's message."""
+    """An exchange waits for the receive first, and the send may have ended earlier."""
     sent = Request()
     state = [(Request(),), (sent,)]
     ends = End("recv", 1, 0, 8, state), End("send", 2, 0, 8, state)
@@ -72,13 +72,13 @@ def test_only_what_is_still_under_way_is_named():
 
 def test_the_partners_of_a_wait_are_known_during_the_wait():
     waits, seen = Progress(PATIENCE), []
-    waits.hooks.append(lambda: seen.append(waits.partners()))
+    waits.hooks.append(lambda: seen.append(waits.message_wait.partners()))
     for partner in (2, None):
         seen.clear()
         end = End("recv", partner, 0, 8, [(), None])
         waits.start(Work(waits, iter([lambda: bool(seen)]), "recv", None, ends=[end])).wait()
         assert seen[0] == (None if partner is None else {partner})
-        assert waits.partners() is None
+        assert waits.message_wait.partners() is None
     waits.close()
 
 
@@ -121,7 +121,7 @@ def looked(board, monkeypatch, *ends, waits=None, others=()):
     monkeypatch.setattr(cycles, "LOOK", 0)
     waits = waits or Progress(0.05)
     found = Cycles(waits, 0, lambda: board)
-    waits.on_blocked, waits.on_unblocked = found.look, found.hide
+    waits.message_wait.look, waits.message_wait.leave = found.look, found.hide
     for other in others:
         started(waits, other)
     try:
@@ -134,7 +134,7 @@ def looked(board, monkeypatch, *ends, waits=None, others=()):
 
 def test_a_cycle_is_named_and_told_to_its_ranks(monkeypatch):
     board = Board(EACH_OTHER)
-    error = looked(board, monkeypatch, waits=Progress(PATIENCE))
+    error = looked(board, monkeypatch, waits=Progress(seconds(5)))
     assert (error.code, error.ranks) == ("GC-DEADLOCK", (0, 1))
     assert "rank 0 sends 8 bytes to rank 1, tag 0 (line 1); rank 1 receives 8 bytes from rank 0, tag 0" in str(error)
     assert board.condemned == [(0, 1, True), (1, 1, False)]
@@ -142,9 +142,9 @@ def test_a_cycle_is_named_and_told_to_its_ranks(monkeypatch):
 
 
 def test_a_cycle_found_by_another_rank_is_named_after_the_end_of_its_wait(monkeypatch):
-    """The other rank has left its wait by its error, so no cycle is left to be found."""
+    """The other rank has left the wait by the error, so no cycle is left to be found."""
     board = Board({0: wait(1), 1: wait(0, number=2, sends=False)}, by={(1, 0): (1, True), (1, 1): (1, False)})
-    assert "rank 1 receives 8 bytes from rank 0" in str(looked(board, monkeypatch, waits=Progress(PATIENCE)))
+    assert "rank 1 receives 8 bytes from rank 0" in str(looked(board, monkeypatch, waits=Progress(seconds(5))))
 
 
 @pytest.mark.parametrize("waits", [
@@ -163,7 +163,7 @@ def test_other_waits_are_no_cycle(monkeypatch, waits):
 
 
 def test_a_wait_with_messages_that_have_not_begun_is_not_shown(monkeypatch):
-    """A receive of any rank takes its message later; meanwhile the rank can still make another rank go on."""
+    """A receive of any rank takes a message later: the rank can still make another rank go on."""
     for ends, others in (([End("recv", None, 0, 8, [(), None])], []), ([], [End("recv", None, 0, 8, [(), None])])):
         board = Board(EACH_OTHER)
         assert looked(board, monkeypatch, *ends, others=others) is None
@@ -171,11 +171,11 @@ def test_a_wait_with_messages_that_have_not_begun_is_not_shown(monkeypatch):
 
 
 def test_the_wait_of_another_thread_is_not_shown(monkeypatch):
-    """A helper thread waits for a message, and the thread of the calls goes on: it may send what others wait for."""
+    """A helper thread waits for a message, and the thread of the calls may still send to other ranks."""
     board, waits, raised = Board(EACH_OTHER), Progress(0.05), []
     monkeypatch.setattr(cycles, "AFTER", 0)
     found = Cycles(waits, 0, lambda: board)
-    waits.on_blocked = found.look
+    waits.message_wait.look = found.look
     work = started(waits, End("send", 1, 0, 8, [None, (Request(),)]))
 
     def waiting():
@@ -221,7 +221,7 @@ def test_threads_in_a_cycle_raise_the_same_error(kind, size):
 
 
 def test_threads_without_a_cycle_go_on(monkeypatch):
-    """Messages around a ring, in orders that only look like a cycle; all waits are shown at once."""
+    """Send around a ring, in orders similar to a cycle; all waits are shown at once."""
     monkeypatch.setattr(cycles, "AFTER", 0)
     monkeypatch.setattr(cycles, "LOOK", 0)
 
@@ -245,7 +245,7 @@ def test_threads_without_a_cycle_go_on(monkeypatch):
 
 def at_the_end(monkeypatch, *works, has_left=(), linger=PATIENCE, then=None):
     """Drain messages under way, each with these ends; return whether all have ended, and the seconds' words."""
-    said, waits = [], Progress(PATIENCE)
+    said, waits = [], Progress(seconds(5))
     waits.rank, waits.has_left = 0, lambda rank: rank in has_left
     monkeypatch.setattr(exits, "LINGER", linger)
     monkeypatch.setattr(exits, "SILENT", 0)
@@ -292,7 +292,7 @@ def test_a_send_waits_for_a_partner_at_work(monkeypatch):
                     "(rank 1 computes 0)"]
 
 
-@pytest.mark.parametrize(("left", "linger"), [([1], PATIENCE), ([2], 0.01)])
+@pytest.mark.parametrize(("left", "linger"), [([1], PATIENCE), ([2], 0.01)], ids=["left", "late"])
 def test_a_send_ends_with_its_partner_or_soon(monkeypatch, left, linger):
     ended, said = at_the_end(monkeypatch, sending(1), has_left=left, linger=linger)
     assert not ended
