@@ -213,7 +213,7 @@ def around(kind):
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("kind", ["sends", "receives"])
 def test_threads_in_a_cycle_raise_the_same_error(kind, size):
-    (words, ranks), *others = gc.run_local(around(kind), size, timeout=PATIENCE)
+    (words, ranks), *others = gc.run_local(around(kind), size, timeout=seconds(10))
     assert others == [(words, ranks)] * (size - 1)
     assert ranks == (*range(size),)
     assert "24 bytes" in words
