@@ -22,6 +22,8 @@ class GpucollError(RuntimeError):
     # A settled error does not revoke the communicator. No message of the failed call is left under way: either all
     # ranks saw the error before data moved, or the error concerns a message already completed.
     settled = False
+    # The cause of an own error is on this rank alone: no other rank is asked to explain it.
+    own = False
 
     def __init__(self, message: str, *, code: str | None = None, ranks: tuple[int, ...] = ()) -> None:
         self.code = code or self.default_code
@@ -146,5 +148,5 @@ def is_settled(error: BaseException) -> bool:
 
 def is_known(error: BaseException) -> bool:
     """Return whether the cause of an error is known; the cause of the other errors may be another rank."""
-    return not isinstance(error, BackendError | RankFailedError | CollectiveTimeout) \
-        and (not isinstance(error, MismatchError) or bool(error.ranks))
+    return getattr(error, "own", False) or (not isinstance(error, BackendError | RankFailedError | CollectiveTimeout) \
+        and (not isinstance(error, MismatchError) or bool(error.ranks)))

@@ -96,8 +96,9 @@ def turns(comm):
     """Calls come to NCCL in order, also if the ranks connect at one call and not at the next."""
     from gpucoll.device.cuda import CudaDevice
     from gpucoll.device.nccl import NOTHING, joined
+    from gpucoll.progress.waits import Progress
 
-    nccl = joined(0, 1, cupy.cuda.nccl.get_unique_id(), CudaDevice(comm.device), PATIENCE)
+    nccl = joined(0, 1, cupy.cuda.nccl.get_unique_id(), CudaDevice(comm.device), Progress(PATIENCE))
     begun, order = [], []
 
     def begin(what, call):

@@ -10,7 +10,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from gpucoll.algorithms import find, registry
 from gpucoll.arrays import (
@@ -29,15 +29,17 @@ from gpucoll.arrays import (
 from gpucoll.arrays.space import promised, scaled_mean
 from gpucoll.communicator.backends import Key, compile_request, not_known
 from gpucoll.communicator.calls import CallOptions, CallTable
-from gpucoll.communicator.gpu import DeviceSpace, Gpu, is_on_device, make_gpu, on_side_stream
+from gpucoll.communicator.gpu import DeviceSpace, Gpu, is_on_device, on_side_stream
+from gpucoll.communicator.gpu_meeting import FIRST, make_gpu
 from gpucoll.communicator.lifecycle import REFUSALS, Lifecycle
 from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.core.dtypes import is_whole
 from gpucoll.core.ops import NOT_IN, Op, Order, op_of
+from gpucoll.core.signature import Signature
 from gpucoll.device import gpus
-from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError
+from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, RevokedError, UsageError
 from gpucoll.executors import Call, CallRequest, ReadyCall
 from gpucoll.executors.peer import PeerExecutor
 from gpucoll.health.integrity import DataCheck
@@ -46,6 +48,7 @@ from gpucoll.launch.bootstrap import Options
 from gpucoll.progress.operations import Operation, Work
 from gpucoll.tuner import Tuner, rules
 
+T = TypeVar("T")
 NOWHERE = contextlib.nullcontext()
 
 
@@ -134,15 +137,34 @@ class Core:
     def gpu(self, name: str) -> Gpu:
         """Return the device "cuda" or "emulated" of this rank, made when first used."""
         if name not in self.gpus:
-            self.use_gpu(name, make_gpu(name, self.link, self.options.timeout, self.device))
+            self.use_gpu(name, self._together(
+                lambda: make_gpu(name, self.link, self.waits, self.device), FIRST, meets=name != "emulated"))
         return self.gpus[name]
+
+    def _together(self, make: Callable[[], T], what: str, *, meets: bool = True) -> T:
+        """Return what `make` makes together with the other ranks, once all ranks are known to come to this meeting.
+
+        A rank in another call would never come, and the wait is inside NCCL. A failure of this rank alone, in `make`,
+        revokes the communicator: the other ranks wait for this rank.
+        """
+        preflight = self.life.preflight
+        if meets and preflight is not None:
+            self.waits.run(preflight.meet(Signature(what).encode()), what)
+        try:
+            return make()
+        except (UsageError, RevokedError):  # raised by all ranks, or before the meeting
+            raise
+        except BaseException as error:
+            self.waits.broken(error, what)
+            raise
 
     def use_gpu(self, name: str, gpu: Gpu) -> None:
         """Use `gpu` as the device "cuda" or "emulated" of this rank."""
         # The peer executor needs a handshake of all ranks, left to the first collective: only if asked for, or measured
         # for "auto".
         if self.options.executor == "peer" or self.tuner.has_measured("peer", name):
-            gpu.make_peer = functools.partial(PeerExecutor, gpu.device, gpu.order, self.link, self.options.timeout)
+            gpu.make_peer = lambda: self._together(
+                lambda: PeerExecutor(gpu.device, gpu.order, self.link, self.waits), "the first call by peer memory")
         self.gpus[name] = gpu
         # A failed transport must end every wait.
         self.waits.hooks.append(gpu.check)
@@ -281,7 +303,7 @@ class Core:
         try:
             return compile_request(backend, request, self.tuner, self.link.place, allowed)
         except (CollectiveTimeout, BackendError) as error:  # messages of a failed meeting stay under way
-            self.waits.failure = error
+            self.waits.broken(error, request.collective)
             raise
 
     def operation(self, ready: ReadyCall, space: Space, call: Prepared = NOTHING, *,

@@ -16,28 +16,22 @@ from gpucoll.communicator.backends import output_of
 from gpucoll.communicator.links import Link
 from gpucoll.core.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.core.ops import LOGICAL, Op
-from gpucoll.device import Device, Event, Stream, Transport, gpus
-from gpucoll.device.emulated import EmulatedDevice
-from gpucoll.device.messages import MessageTransport
+from gpucoll.device import Device, Event, Stream, Transport
 from gpucoll.device.sources import Scale
 from gpucoll.device.streams import Output, StreamOrder
-from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, GpucollError, UsageError
+from gpucoll.errors import ArgumentError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Call, Executor, ReadyCall
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.health.device_shares import DeviceShares
 from gpucoll.health.observed import CallObserver, Comparison, observed
 from gpucoll.health.preflight import Deferred
 from gpucoll.health.shares import CallClock
-from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
-from gpucoll.transport.control import exchange
-from gpucoll.transport.tags import TAGS, Tag
 
 if TYPE_CHECKING:
-    from gpucoll.device.nccl import Nccl
     from gpucoll.executors.peer import PeerExecutor
 
 
@@ -56,7 +50,7 @@ class Gpu:
         self._transport = transport
         self.windows: Any = None  # symmetric memory for NCCL, if the program asks for it
         # Makes the GPU of a part of the ranks with the resources of this one, if the program asks for it: see `_split`.
-        self.split: Callable[[int | None, int, Link | None, float], Gpu | None] | None = None
+        self.split: Callable[[int | None, int, Link | None, Progress | None], Gpu | None] | None = None
         self.make_peer: Callable[[], PeerExecutor] | None = None
         self._peer: PeerExecutor | None = None
         self._observers: Sequence[CallObserver] = ()
@@ -114,15 +108,28 @@ class Gpu:
         if self._peer is not None:
             self._peer.check()
 
-    def has_ended(self, timeout: float, *, messages: bool = True) -> bool:
-        """Return whether all enqueued work, or all but `messages`, ends within `timeout` seconds."""
-        awaited = [] if not self.device.asynchronous else self.order.awaited() if messages else self.order.last()
+    def has_ended(self, timeout: float) -> bool:
+        """Return whether all enqueued work ends within `timeout` seconds."""
+        awaited = self.order.awaited() if self.device.asynchronous else []
         deadline = time.monotonic() + timeout
         while not all(event.done for event in awaited):
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_INTERVAL)
         return True
+
+    def collectives_end(self, refused: list[GpucollError]) -> Operation:
+        """Wait for the end of all collectives enqueued so far; an event of a user's graph is added as `refused`."""
+        def done() -> bool:
+            try:
+                return all(event.done for event in awaited)
+            except UsageError as error:
+                refused.append(error)
+                return True
+
+        awaited = self.order.last() if self.device.asynchronous else []
+        while not done():
+            yield done
 
     def end(self, outputs: Sequence[Output] = ()) -> None:
         """Abort the work under way without the other ranks; fill the incomplete `outputs` with NaN first."""
@@ -138,10 +145,10 @@ class Gpu:
             self._transport.abort()
             self.points.abort()
 
-    def unfinished(self, timeout: float, *, messages: bool = True) -> GpucollError | None:
+    def unfinished(self, timeout: float) -> GpucollError | None:
         """Return the error of a call that is aborted or does not end within `timeout` seconds; None without one."""
         try:
-            has_ended = self.has_ended(timeout, messages=messages)
+            has_ended = self.has_ended(timeout)
             self.check()
         except GpucollError as error:
             return error
@@ -346,96 +353,6 @@ class Completion:
 def on_side_stream(call: Prepared) -> Prepared:
     """Return a call moved to the side stream of its GPU, so that the caller's stream need not wait."""
     return call._replace(space=call.space.on_side_stream()) if isinstance(call.space, DeviceSpace) else call
-
-
-def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None) -> Gpu:
-    """Return the device of a communicator: "emulated", or "cuda" with its ordinal; `link` joins the ranks.
-
-    A collective call on "cuda". Raises BackendError if a rank has no GPU. Raises UsageError if processes share a GPU
-    (without GPUCOLL_SHARE_GPU=1), or if threads use different GPUs.
-    """
-    if name == "emulated":
-        return _emulated(link)
-    if ordinal is None:
-        raise BackendError(f"CuPy finds no GPU in this process: {gpus.no_gpu()}", code="GC-NO-GPU")
-    return (_between_threads if link.mpi is None else _between_processes)(link, timeout, ordinal)
-
-
-def _emulated(link: Link) -> Gpu:
-    # Collectives do not buffer: a schedule that would hang on NCCL must hang here. Users' messages may be buffered.
-    transport, points = MessageTransport(link.wire, Tag.DEVICE), MessageTransport(link.points, 0, buffered=True)
-    gpu = Gpu(EmulatedDevice(), transport, points)
-    if link.has_collectives:
-        from gpucoll.executors.native import NativeExecutor
-
-        # MPI reads the memory on the host: kernels enqueued before must have written it.
-        gpu.made.append(NativeExecutor(link.wire, before=gpu.device.settle))
-    return gpu
-
-
-def _same_ordinal(link: Link, ordinal: int) -> Operation:
-    """Exchange the GPU ordinals of the threads; raise UsageError on all threads if they differ."""
-    place = link.place
-    ordinals = [row[0] for row in (yield from exchange(link.wire, place.rank, range(place.size), [ordinal]))]
-    if len(set(ordinals)) > 1:
-        raise UsageError(f"threads are on GPUs {', '.join(map(str, ordinals))}, but can access each other's memory "
-                         "only on a single GPU; in each thread call cupy.cuda.Device(n).use(), or use mpiexec",
-                         code="GC-DEVICE")
-
-
-def _between_threads(link: Link, timeout: float, ordinal: int) -> Gpu:
-    from gpucoll.device.cuda import CudaDevice
-    from gpucoll.device.local import LocalTransport
-
-    Progress(timeout, foreign=link.foreign).run(_same_ordinal(link, ordinal), "device")
-    device = CudaDevice(ordinal)
-    # Threads' tags have no limit. Tags above MPI's keep device messages apart from those of the host.
-    return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device))
-
-
-def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
-    # Messages get an NCCL communicator of their own: on one communicator a message would wait for collectives.
-    claimed, *ids = bootstrap.meet(link.mpi, timeout, lambda: (
-        gpus.claim_gpu(link.mpi, ordinal), *(gpus.nccl_id(link.mpi) for _ in range(2))))
-    # All ranks must choose alike: the oldest GPU decides on NCCL's float8.
-    lowest = min(gpu.capability for gpu in claimed)
-    from gpucoll.device.cuda import CudaDevice
-    from gpucoll.device.nccl import joined, shares
-
-    device = CudaDevice(ordinal)
-    transport, points = (joined(link.place.rank, link.place.size, one, device, timeout, shared=shared)
-                         for one, shared in zip(ids, (shares(), False), strict=True))
-    return _on_nccl(device, transport, points, lowest)
-
-
-def _on_nccl(device: Device, transport: Nccl, points: Nccl, capability: int) -> Gpu:
-    """Return the GPU of a rank; `capability` is the lowest compute capability of all ranks."""
-    from gpucoll.communicator.windows import Windows
-    from gpucoll.device.nccl import shares
-    from gpucoll.executors.nccl.nccl_collectives import NcclNative
-
-    gpu = Gpu(device, transport, points)
-    gpu.made.append(NcclNative(device, transport, gpu.order, capability=capability))
-    gpu.windows = Windows.promised(device, transport)
-    if shares():
-        gpu.split = functools.partial(_split, device, transport, capability)
-    return gpu
-
-
-def _split(device: Device, transport: Nccl, capability: int, color: int | None, key: int, link: Link | None,
-           timeout: float) -> Gpu | None:
-    """Return the GPU of a part: the ranks of the same `color`, ordered by `key`, joined by `link`; None for both.
-
-    A collective call of all ranks. The part's collectives share the resources of `transport`. Messages do not: a
-    message that waits for its receiver would hold up the collectives of the parent.
-    """
-    from gpucoll.device.nccl import joined
-
-    part = transport.split(color, key, 0 if link is None else link.place.size)
-    if part is None or link is None:
-        return None
-    one = bootstrap.meet(link.mpi, timeout, lambda: gpus.nccl_id(link.mpi))
-    return _on_nccl(device, part, joined(link.place.rank, link.place.size, one, device, timeout), capability)
 
 
 def is_on_device(argument: Any) -> bool:

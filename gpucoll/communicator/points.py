@@ -31,7 +31,7 @@ from gpucoll.communicator.wildcards import (
 from gpucoll.core.dtypes import code_of, is_whole
 from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
-from gpucoll.errors import ArgumentError, RevokedError, UsageError
+from gpucoll.errors import ArgumentError, GpucollError, RevokedError, UsageError
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work, in_thread
 from gpucoll.progress.partners import RECEIVE, SEND, End, State
 from gpucoll.transport.control import cancel
@@ -313,13 +313,15 @@ class PointToPoint:
         # A rank interrupted in the first exchange never comes to the second. All other ranks then stop here, and not in
         # a split by MPI, which nothing can interrupt.
         # NCCL splits a communicator only without work under way; the first exchange came after all calls in the queue.
-        error = None if gpu is None else gpu.unfinished(core.options.timeout, messages=False)
-        core.metadata.all_gather({}, "split", error)
+        refused: list[GpucollError] = []
+        if gpu is not None:
+            core.waits.run(gpu.collectives_end(refused), "split")
+        core.metadata.all_gather({}, "split", refused[0] if refused else None)
         color, key = None if color is None else int(color), int(key)
         link = self.part(color, key)
         part = None if link is None else over(link)
         if gpu is not None and gpu.split is not None:
-            shared = gpu.split(color, key, link, core.options.timeout)
+            shared = gpu.split(color, key, link, None if part is None else part._core.waits)
             if part is not None and shared is not None:
                 part._core.use_gpu("cuda", shared)
         return part

@@ -13,7 +13,7 @@ from gpucoll.arrays.segments import Heap
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.metadata import Metadata, check_alike
 from gpucoll.core.dtypes import numpy_dtype, row_of
-from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, DtypeError, GpucollError, nearest
+from gpucoll.errors import ArgumentError, BackendError, DtypeError, GpucollError, nearest
 from gpucoll.progress.operations import keep_for_ever
 
 DEVICES = ("cpu", "cuda")
@@ -81,7 +81,7 @@ class SymmetricHeaps:
             try:
                 shared.reach(slab.key, [one["slab"] for one in everyone])
             except GpucollError as failure:  # other ranks may have mapped the slab: no way back
-                self._core.waits.failure = failure
+                self._core.waits.broken(failure, name)
                 raise
         elif heap is self._core.host.heap:
             self._reach_on_host(name, slab, [one["slab"] for one in everyone])
@@ -96,7 +96,7 @@ class SymmetricHeaps:
         try:
             self._core.metadata.all_gather({}, name, failure)
         except GpucollError as error:
-            self._core.waits.failure = error
+            self._core.waits.broken(error, name)
             raise
 
     def _where(self, name: str, device: Any) -> str:
@@ -116,12 +116,8 @@ class SymmetricHeaps:
 
     def _shared(self, where: str) -> Any:
         """Return the peer executor's symmetric memory, else NCCL's windows, else None."""
-        try:
-            gpu = self._core.gpu(where)
-            peer = gpu.peer
-        except (CollectiveTimeout, BackendError) as error:
-            self._core.waits.failure = error
-            raise
+        gpu = self._core.gpu(where)
+        peer = gpu.peer
         if peer is not None:
             return peer.symmetric
         if gpu.windows is not None:

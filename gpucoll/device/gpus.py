@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpucoll.errors import ArgumentError, BackendError, UsageError, listed
+from gpucoll.errors import ArgumentError, BackendError, GpucollError, UsageError, listed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -69,16 +69,20 @@ def _gpus() -> tuple[int, str]:
         return 0, str(error)
 
 
-def claim_gpu(comm: MPI.Intracomm, ordinal: int | None,
+def claim_gpu(comm: MPI.Intracomm, mine: ClaimedGpu | None,
               environment: Mapping[str, str] = os.environ) -> tuple[ClaimedGpu, ...]:
     """Return the GPUs of all ranks after checking that no two ranks share a GPU; a collective call.
 
     Raises on every rank: BackendError if a rank has no GPU, UsageError naming the ranks sharing a GPU, unless
     GPUCOLL_SHARE_GPU=1.
     """
-    gpu = None if ordinal is None else tuple(describe_gpu(ordinal))
+    gpu = None if mine is None else tuple(mine)
     everyone = [(host, one and ClaimedGpu(*one)) for host, one in comm.allgather((socket.gethostname(), gpu))]
-    check_gpus(everyone, share=environment.get("GPUCOLL_SHARE_GPU") == "1")
+    try:
+        check_gpus(everyone, share=environment.get("GPUCOLL_SHARE_GPU") == "1")
+    except GpucollError as error:
+        error.settled = True  # raised by all ranks in the same exchange
+        raise
     # For the type checker: `check_gpus` has raised if a rank has no GPU.
     return tuple(gpu for _, gpu in everyone if gpu is not None)
 
@@ -150,5 +154,7 @@ def nccl_id(comm: MPI.Intracomm) -> Any:
             fault = f"NCCL gives no id on rank 0: {error}"
     found, fault = comm.bcast((found, fault))
     if fault:
-        raise BackendError(fault, code="GC-NCCL", ranks=(0,))
+        refused = BackendError(fault, code="GC-NCCL", ranks=(0,))
+        refused.settled = True  # raised by all ranks in the same exchange
+        raise refused
     return found

@@ -21,6 +21,8 @@ from cupy.cuda import nccl
 
 from gpucoll.device import Part, Waiting
 from gpucoll.errors import BackendError, CollectiveTimeout
+from gpucoll.progress.operations import Operation, keep_for_ever
+from gpucoll.progress.waits import Progress
 
 # Enumerations of nccl.h, under the names in the tables of `gpucoll.core`.
 DTYPES = {"ncclInt8": 0, "ncclUint8": 1, "ncclInt32": 2, "ncclUint32": 3, "ncclInt64": 4, "ncclUint64": 5,
@@ -38,9 +40,22 @@ SPLIT_SINCE = 21800
 NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
 SHARE = "GPUCOLL_NCCL_SHARE"  # "1": communicators made by `split` share the resources of their parent
 SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
+CUDA_ERROR = 1  # ncclUnhandledCudaError
 # CuPy raises KeyError for an error code unknown to CuPy.
 ERRORS = (KeyError, nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)
 NOTHING: Waiting = iter(())  # an operation already complete
+# The usual cures: the variable, what to say, and the signs in NCCL's error. 401 and 802 are the errors of CUDA if the
+# Fabric Manager cannot set up multicast; newer versions of NCCL name the variable themselves. Without cuMem, NCCL does
+# not pass file descriptors between the processes.
+CURES = [
+    ("NCCL_NVLS_ENABLE", "the multicast of NVLink switches has failed, often for a sick Fabric Manager: "
+     "NCCL_NVLS_ENABLE=0 goes on without",
+     ("nvls", "multicast", "failure 401", "failure 802", "error 401", "error 802")),
+    ("NCCL_CUMEM_ENABLE", "the exchange of cuMem handles between the ranks has failed: NCCL_CUMEM_ENABLE=0 goes on "
+     "without", ("cumem", "shareable", "convert fd", "memory handle")),
+]
+HANGS = ("if NCCL itself hangs: NCCL_DEBUG=INFO prints more, and NCCL_NVLS_ENABLE=0 or NCCL_CUMEM_ENABLE=0 are the "
+         "usual cures")
 
 
 class NcclCall(NamedTuple):
@@ -70,8 +85,8 @@ class Family:
 class Nccl:
     """The NCCL communicator of one rank: calls on addresses and streams.
 
-    `make` returns the communicator of CuPy's binding. Creating and closing the communicator take at most `timeout`
-    seconds each. A communicator made by `split` belongs to the `family` of its parent.
+    `make` returns the communicator of CuPy's binding; all ranks make it together, and `waits` waits for them. A
+    communicator made by `split` belongs to the `family` of its parent.
 
     NCCL connects two ranks at the first message in each direction, and all ranks at the first collective with a new
     algorithm. Connecting blocks the calling thread inside NCCL until the other ranks make the same call. Therefore a
@@ -80,15 +95,14 @@ class Nccl:
 
     capturable = True
 
-    def __init__(self, make: Callable[[], Any], size: int, device: Any, timeout: float, family: Family) -> None:
-        self._timeout, self._device, self.size, self._family = timeout, device, size, family
+    def __init__(self, make: Callable[[], Any], size: int, device: Any, waits: Progress, family: Family) -> None:
+        self._waits, self._device, self.size, self._family = waits, device, size, family
         self.registers = os.environ.get("NCCL_LEGACY_CUDA_REGISTER", "0") != "0"
         self._connected: set[Hashable] = set()
         # Only the first `abort` may call NCCL, and the watchdog's thread may abort at the same time as the caller.
         self._aborting, self._is_aborted = threading.Lock(), False
         self._windows: list[tuple[int, range]] = []  # handle and addresses of each window
-        with _reported("init"):
-            self._comm = self._within("init", make)
+        self._comm = self._within("init", make)
         # Never run CuPy's destructor: the garbage collector would call the destructor at an arbitrary time, and the
         # destructor waits for the other ranks.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
@@ -160,7 +174,7 @@ class Nccl:
         """
         self._check_family()
         color = NO_COLOR if color is None else color
-        part = Nccl(lambda: self._comm.commSplit(color, key), size, self._device, self._timeout, self._family)
+        part = Nccl(lambda: self._comm.commSplit(color, key), size, self._device, self._waits, self._family)
         return None if part._comm is None else part
 
     def _call(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
@@ -229,9 +243,10 @@ class Nccl:
             if not self._family.shared:
                 self._begin("close", self._destroy)
         else:
-            # No abort after a timeout, because NCCL forbids aborting a communicator under destruction.
+            # Waits of its own, without the hooks: other ranks may have closed and ended by now, as they should. No
+            # abort after a timeout, because NCCL forbids aborting a communicator under destruction.
             with contextlib.suppress(CollectiveTimeout):
-                self._within("close", self._destroy)
+                Progress(self._waits.timeout).run(self._made("close", self._destroy, []), "NCCL close")
 
     def _destroy(self) -> None:
         # A graph launched earlier may still use the windows.
@@ -252,11 +267,34 @@ class Nccl:
             self._begin("abort", self._comm.abort)
 
     def _within(self, what: str, call: Callable[[], Any]) -> Any:
-        """Return `call()`, run in a helper thread; raise CollectiveTimeout if the call exceeds the timeout."""
+        """Return `call()`, in which all ranks meet, run in a helper thread; a failure revokes the communicator."""
+        came: list[Any] = []
         try:
-            return self._begin(what, call).result(min(self._timeout, threading.TIMEOUT_MAX))
-        except concurrent.futures.TimeoutError:
-            raise CollectiveTimeout(f"NCCL {what}: waited {self._timeout:g} s for the other ranks") from None
+            self._waits.run(self._made(what, call, came), f"NCCL {what}")
+        except CollectiveTimeout as late:
+            raise CollectiveTimeout(f"{late.args[0]}; {HANGS}", ranks=late.ranks) from late
+        return came[0]
+
+    def _made(self, what: str, call: Callable[[], Any], came: list[Any]) -> Operation:
+        """Append the result of `call`, run in a helper thread, to `came`; abort a communicator that comes too late."""
+        begun = self._begin(what, call)
+        try:
+            with _reported(what):
+                yield begun.done
+                came.append(begun.result())
+        except BaseException as error:
+            # An error of CUDA, such as those of NVLS, is this GPU's; others may tell of a rank that has died.
+            if isinstance(error, BackendError) and getattr(error.__cause__, "status", None) == CUDA_ERROR:
+                error.own = True
+            # NCCL gives the handle to abort only at the end of `call`.
+            begun.add_done_callback(self._give_up)
+            raise
+
+    def _give_up(self, begun: concurrent.futures.Future[Any]) -> None:
+        comm = None if begun.exception() else begun.result()
+        if comm is not None:
+            keep_for_ever(comm)  # see `__init__`
+            self._begin("abort", comm.abort)
 
     def _begin(self, what: str, call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
         """Run `call` in a helper thread; return a future for the result."""
@@ -275,13 +313,13 @@ class Nccl:
         return outcome
 
 
-def joined(rank: int, size: int, unique_id: Any, device: Any, timeout: float, *, shared: bool = False) -> Nccl:
+def joined(rank: int, size: int, unique_id: Any, device: Any, waits: Progress, *, shared: bool = False) -> Nccl:
     """Return the communicator of `size` ranks with the same `unique_id`; if `shared`, parts share its resources.
 
     A collective call.
     """
     config = nccl.NcclConfig(split_share=1) if shared else None
-    return Nccl(lambda: nccl.NcclCommunicator(size, unique_id, rank, config), size, device, timeout,
+    return Nccl(lambda: nccl.NcclCommunicator(size, unique_id, rank, config), size, device, waits,
                 Family(shared=shared))
 
 
@@ -338,7 +376,7 @@ def _check(function: str, *arguments: Any) -> None:
     """Call a function of the NCCL library; raise BackendError for any code except success."""
     result = getattr(_library(), function)(*arguments)
     if result:
-        raise BackendError(f"NCCL: {function} returned {result}: {last_error()}", code="GC-NCCL")
+        raise BackendError(f"NCCL: {_with_cure(f'{function} returned {result}: {last_error()}')}", code="GC-NCCL")
 
 
 def allocate(nbytes: int) -> int:
@@ -371,4 +409,19 @@ def _reported(what: str) -> Iterator[None]:
 
 def _ours(what: str, error: Exception) -> BackendError:
     reason = f"error code {error}" if isinstance(error, KeyError) else str(error)
-    return BackendError(f"NCCL {what}: {reason}: {last_error()}", code="GC-NCCL")
+    return BackendError(f"NCCL {what}: {_with_cure(f'{reason}: {last_error()}')}", code="GC-NCCL")
+
+
+def _with_cure(said: str) -> str:
+    """Return NCCL's words of an error on one line, with the usual cure, as far as NCCL does not name it.
+
+    >>> _with_cure("unhandled cuda error: Cuda failure 401 'the operation cannot be performed in the present state'")
+    "unhandled cuda error: Cuda failure 401 'the operation cannot be performed in the present state'; \
+the multicast of NVLink switches has failed, often for a sick Fabric Manager: NCCL_NVLS_ENABLE=0 goes on without; \
+NCCL_DEBUG=INFO prints more"
+    """
+    said = " ".join(said.split())
+    lower = said.lower()
+    cures = [cure for variable, cure, signs in CURES if variable not in said and any(sign in lower for sign in signs)]
+    more = [] if "NCCL_DEBUG" in said else ["NCCL_DEBUG=INFO prints more"]
+    return "; ".join([said.rstrip(": "), *cures, *more])

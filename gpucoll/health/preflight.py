@@ -19,6 +19,7 @@ from gpucoll.arrays import Array
 from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
+from gpucoll.health.closing import Closing
 from gpucoll.health.guard import LOOK
 from gpucoll.health.mapped import OFFER, MappedDescriptions
 from gpucoll.health.shares import NO_STAMPS, CallClock, CallShares, Stamps
@@ -53,6 +54,7 @@ class Exchange:
 
     def __init__(self, rows: Sequence[Array], text: str, *, moves: bool) -> None:
         self.text, self.moves, self.is_judged = text, moves, False
+        self.is_awaited = not moves  # whether this rank waits for the end, and does nothing meanwhile
         self.rows = rows  # the descriptions of all ranks, valid once arrived
         self.call: CallShares | None = None  # the call, until its shares are counted
 
@@ -213,6 +215,7 @@ class Preflight:
             from mpi4py import MPI
 
             self._probe = functools.partial(link.wire.Iprobe, tag=Tag.COMPARISON)
+            self._closing = Closing(link)
             self._anybody = MPI.ANY_SOURCE
             self._is_seen = self._has_begun
             waits.hooks.append(self._look)
@@ -228,6 +231,12 @@ class Preflight:
         self.clock.own += arrivals[self._rank] - min(arrivals)
         self.clock.waited += time.monotonic_ns() - began
         self._stamped(exchange.stamps())
+
+    def meet(self, description: str) -> Operation:
+        """Wait until all ranks are known to come to a meeting outside of calls; raise on all ranks if one does not."""
+        yield from self.settled()
+        self._begin(f"{description}\n{call_site()}", moves=True).is_awaited = True
+        yield from self.settled()
 
     def settled(self) -> Operation:
         """Wait until the previous call is known to agree on all ranks; raise if ranks differ in the previous call."""
@@ -359,8 +368,9 @@ class Preflight:
             exchange = self._begin(self._elsewhere().description, moves=True)
         if exchange is None or not exchange.moves:
             return None
-        # Sleep without running hooks: this runs while an error is being handled, and a hook must not raise another.
-        deadline = time.monotonic() + patience
+        # Sleep without running hooks: this runs while an error is being handled, and a hook must not raise another. A
+        # rank that has waited for the descriptions gives them no more time.
+        deadline = time.monotonic() + (0 if exchange.is_awaited else patience)
         while not exchange.has_ended() and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)
         return exchange.difference() if exchange.has_ended() else None
@@ -369,9 +379,13 @@ class Preflight:
         """Join the comparison of an awaited rank that makes a different call: a hook of every wait."""
         # Otherwise the two ranks would wait for each other until the deadline, in calls compared in different ways.
         now = time.monotonic()
-        if self._under_way is not None or now < self._looked + LOOK:
+        if now < self._looked + LOOK:
             return
         self._looked = now
+        if self._under_way is not None:
+            exchange = self._under_way
+            self._closing.look(self._calls, exchange.missing, exchange.text)
+            return
         is_seen = self._is_seen
         assert is_seen is not None
         call = self._elsewhere() if is_seen(self._anybody) else NO_CALL
@@ -391,7 +405,7 @@ class Preflight:
     @property
     def is_comparing(self) -> bool:
         exchange = self._under_way
-        return exchange is not None and not exchange.moves
+        return exchange is not None and exchange.is_awaited
 
     def missing(self) -> set[int]:
         """Return the ranks whose descriptions for the current comparison have not arrived."""

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
@@ -26,9 +26,9 @@ from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed,
 from gpucoll.launch.launchers import SLURM, SRUN, TORCHRUN, free_port, local_rank, started, vendor_of
 from gpucoll.launch.places import StorePlace, VirtualPlace, announced, store_place
 from gpucoll.launch.watchdog import starting
-from gpucoll.progress.operations import in_thread
+from gpucoll.progress.operations import Operation, in_thread
 from gpucoll.progress.waits import Progress
-from gpucoll.transport.rendezvous import RollCall, wait_for_all
+from gpucoll.transport.rendezvous import RollCall
 from gpucoll.version import __version__
 
 if TYPE_CHECKING:
@@ -218,40 +218,68 @@ def world() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
-def meet(comm: Any, timeout: float, call: Callable[[], T]) -> T:
+def meet(comm: Any, timeout: float, call: Callable[[], T], waits: Progress | None = None) -> T:
     """Wait for all ranks of `comm`, then return the result of `call`, made of MPI calls without a deadline.
 
     Raises CollectiveTimeout after `timeout` seconds, naming the ranks that are missing or stopped. If MPI was started
     for a single thread, `call` itself has no deadline. From here on, an uncaught exception on a rank ends all ranks,
-    and a crash prints the stack.
+    and a crash prints the stack. `waits` are those of a communicator that exists already: its hooks end the meeting,
+    and a failed meeting revokes the communicator.
     """
     if comm.size > 1:
         end_together()
     if not hasattr(comm, "Iprobe"):
-        return call()  # the ranks of a store: all their calls have a deadline
+        if waits is None:
+            return call()  # the ranks of a store: all their calls have a deadline
+        with _blaming(waits, comm.missing):
+            return in_thread(waits.run, call, MEETING)
     from mpi4py import MPI
 
-    waits, roll = Progress(timeout), RollCall(comm)
+    roll = RollCall(comm)
+    with _blaming(waits or Progress(timeout), roll.missing, roll.answer) as waiting:
+        try:
+            waiting.run(_all_come(comm), MEETING)
+        except CollectiveTimeout as late:
+            if waits is not None:
+                raise
+            who = f"ranks {listed(late.ranks)}" if late.ranks else "the other ranks"
+            raise CollectiveTimeout(f"init: waited {timeout:g} s for {who} to make this communicator",
+                                    ranks=late.ranks) from late
+        # Run `call` in a helper thread, while this thread watches the deadline and answers roll calls. Both call MPI,
+        # so this needs MPI_THREAD_MULTIPLE.
+        if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+            return call()
+        return in_thread(waiting.run, call, "init" if waits is None else MEETING)
+
+
+MEETING = "a meeting of all ranks"
+
+
+@contextlib.contextmanager
+def _blaming(waits: Progress, find: Callable[[], tuple[int, ...]], *hooks: Callable[[], object]) -> Iterator[Progress]:
+    """Let late waits name the missing ranks, as `find` finds them; run these hooks meanwhile."""
+    before = waits.blame
 
     def blame() -> tuple[str, tuple[int, ...]]:
         # The meeting has failed, and a missing rank may never come to MPI's end.
         finalize_within.append(FINALIZE)
-        missing = roll.missing()
-        return f"ranks {listed(missing)}" if missing else "", missing
+        missing = find()
+        return (f"ranks {listed(missing)}", missing) if missing else before()
 
+    waits.hooks.extend(hooks)
+    waits.blame = blame
+    try:
+        yield waits
+    finally:
+        for hook in hooks:
+            waits.hooks.remove(hook)
+        waits.blame = before
+
+
+def _all_come(comm: Any) -> Operation:
     # A rank may enter the first barrier and be taken out of the wait by a signal's exception.
     for _ in range(2):  # the second time shows that every rank came through the first
-        if not wait_for_all(comm, timeout, meanwhile=roll.answer):
-            who, missing = blame()
-            raise CollectiveTimeout(f"init: waited {timeout:g} s for {who or 'the other ranks'} to make this "
-                                    "communicator", ranks=missing)
-    # Run `call` in a helper thread, while this thread watches the deadline and answers roll calls. Both call MPI, so
-    # this needs MPI_THREAD_MULTIPLE.
-    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-        return call()
-    waits.hooks.append(roll.answer)
-    waits.blame = blame
-    return in_thread(waits.run, call, "init")
+        yield comm.Ibarrier().Test
 
 
 FINALIZE = 5.0  # seconds for MPI's end after a rank has failed: the rank may still come to MPI's end

@@ -89,12 +89,16 @@ class StoreRanks:
             elif rank in self._store.gone():
                 raise RankFailedError(f"rank {rank} ended before all ranks had joined", ranks=(rank,))
             elif time.monotonic() > deadline:
-                late = tuple(one for one in range(rank, self.size) if self._store.get(self._key(one)) is None)
+                late = self.missing()
                 raise CollectiveTimeout(f"waited {self._timeout:g} s for ranks {', '.join(map(str, late))} of "
                                         f"{self.size} to join the others; was each of them started, with the same "
                                         "WORLD_SIZE?", ranks=late)
         self._store.delete(before)  # every rank is in this call, and so has read the values of the previous call
         return came
+
+    def missing(self) -> tuple[int, ...]:
+        """Return the ranks that have not come to the call under way."""
+        return tuple(rank for rank in range(self.size) if self._store.get(self._key(rank)) is None)
 
     def bcast(self, value: Any, root: int = 0) -> Any:
         return self.allgather(value if self.rank == root else None)[root]

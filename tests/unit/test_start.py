@@ -12,10 +12,11 @@ import numpy
 import pytest
 
 from gpucoll.cli import main
-from gpucoll.communicator.gpu import make_gpu
+from gpucoll.communicator.gpu_meeting import make_gpu
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError
 from gpucoll.launch import arguments, bootstrap
+from gpucoll.progress.waits import Progress
 from refusals import refused
 
 H200 = gpus.ClaimedGpu(0, "01:00.0", "H200")
@@ -63,14 +64,16 @@ def test_a_device_is_named_by_its_ordinal(monkeypatch):
 
 def test_a_rank_that_a_signal_takes_out_of_the_first_meeting_is_named(monkeypatch):
     """No communicator is made, because the second meeting reaches the deadline."""
-    mpi = types.SimpleNamespace(Query_thread=lambda: 0, THREAD_MULTIPLE=3)
+    mpi = types.SimpleNamespace(Query_thread=lambda: 0, THREAD_MULTIPLE=3, ANY_SOURCE=-1, Status=object)
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
-    monkeypatch.setattr(bootstrap, "wait_for_all", mock.Mock(side_effect=[True, False]))
     monkeypatch.setattr(bootstrap.RollCall, "missing", lambda roll: (1,))
     for name, value in (("end_together", lambda: None), ("finalize_within", [])):
         monkeypatch.setattr(bootstrap, name, value)
+    barriers = iter([lambda: True, lambda: False])
+    comm = types.SimpleNamespace(size=2, rank=0, Iprobe=lambda *_: False,
+                                 Ibarrier=lambda: types.SimpleNamespace(Test=next(barriers)))
     with pytest.raises(CollectiveTimeout, match="ranks 1 to make") as late:
-        bootstrap.meet(types.SimpleNamespace(size=2, rank=0, Iprobe=None), 1, lambda: pytest.fail("made"))
+        bootstrap.meet(comm, 0.1, lambda: pytest.fail("made"))
     assert late.value.ranks == (1,)
 
 
@@ -80,7 +83,7 @@ def test_why_there_is_no_gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime)))
     assert (gpus.gpu_count(), gpus.no_gpu()) == (0, str(error))
     with pytest.raises(BackendError, match=r"GC-NO-GPU.*system not yet initialized"):
-        make_gpu("cuda", None, 1.0, None)
+        make_gpu("cuda", None, Progress(1.0), None)
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert (gpus.gpu_count(), "CuPy cannot be imported" in gpus.no_gpu()) == (0, True)
 

@@ -25,6 +25,7 @@ from gpucoll.executors.peer.binding import Binding
 from gpucoll.executors.peer.handshake import Handshake
 from gpucoll.executors.peer.memory import SymmetricMemory
 from gpucoll.progress.operations import Operation
+from gpucoll.progress.waits import Progress
 
 BLOCKING = ("kernels of ranks that share a GPU wait for each other, and on a blocking stream, or the null stream, they "
             "would not run side by side: pass stream=cupy.cuda.Stream(non_blocking=True), or be in one")
@@ -39,17 +40,18 @@ class PeerCall(Call):
 
 
 class PeerExecutor(Executor):
-    """An executor of schedules on `device`, made by all ranks together in at most `timeout` seconds.
+    """An executor of schedules on `device`, made by all ranks together.
 
-    `link` joins the ranks; `order` is the order of the communicator's operations over all streams. Arrays in
-    `symmetric` memory are read in place; `symmetric` is None if the ranks cannot share memory.
+    `link` joins the ranks, `waits` are those of their communicator; `order` is the order of the communicator's
+    operations over all streams. Arrays in `symmetric` memory are read in place; `symmetric` is None if the ranks cannot
+    share memory.
     """
 
     name = "peer"
 
-    def __init__(self, device: Device, order: StreamOrder, link: Any, timeout: float) -> None:
-        self._device, self._order, self._timeout = device, order, timeout
-        self._handshake = Handshake(device, link, timeout)
+    def __init__(self, device: Device, order: StreamOrder, link: Any, waits: Progress) -> None:
+        self._device, self._order, self._timeout = device, order, waits.timeout
+        self._handshake = Handshake(device, link, waits)
         self.minds_blocking = self._handshake.on_one_gpu
         self.symmetric = None if self.unavailable_reason else \
             SymmetricMemory(link.place.size, self._handshake.memory)

@@ -25,12 +25,10 @@ class Handshake:
 
     heap: PeerHeap
 
-    def __init__(self, device: Device, link: Any, timeout: float) -> None:
-        self._device, self._timeout = device, timeout
+    def __init__(self, device: Device, link: Any, waits: Progress) -> None:
+        self._device, self._waits = device, waits
         self._place = link.place
         self._exchange = functools.partial(exchange, link.wire, link.place.rank, range(link.place.size))
-        self._waits = Progress(timeout, foreign=link.foreign)
-        self._waits.context = device.current
         self._open, self._between_processes = False, link.mpi is not None
         self.memory = PeerMemory()
         self.room = Room(link.place.size)
@@ -42,7 +40,8 @@ class Handshake:
         elif link.place.size > MOST_RANKS:
             self.unavailable_reason = f"{link.place.size} ranks are more than {MOST_RANKS}"
         if self.unavailable_reason is None:
-            self._waits.run(self._meet(), "peer memory")
+            with device.current:
+                self._waits.run(self._meet(), "peer memory")
 
     @property
     def on_one_gpu(self) -> bool:
@@ -81,7 +80,7 @@ class Handshake:
             try:
                 slabs = [self.memory.reach(row[1:]) for row in everybody]
                 control = self.memory.control.ctypes.data
-                self.heap = PeerHeap(self.room, self._place.rank, slabs, control, self._timeout)
+                self.heap = PeerHeap(self.room, self._place.rank, slabs, control, self._waits.timeout)
             except OSError as error:
                 reached, self.unavailable_reason = False, f"this rank cannot reach the memory of another one: {error}"
         moves_rows = self._device.moves_rows([(row[1], row[2]) for row in proposed])

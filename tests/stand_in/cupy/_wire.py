@@ -115,7 +115,12 @@ def undefined():
 
 def wait(request):
     """Return the value of an mpi4py request; polling lets other threads run."""
+    from mpi4py import MPI
+
     while True:
+        # The end of the process finds this thread still waiting for a rank that does not come.
+        while MPI.Is_finalized():
+            time.sleep(1)
         ended, value = request.test()
         if ended:
             return value
