@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.algorithms import algorithms, find, registry
-from gpucoll.communicator import Communicator
+from gpucoll.communicator import Communicator, internal
 from gpucoll.core.collectives import COLLECTIVES, Side
-from gpucoll.transport.rendezvous import wait_for_all
 from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.model import ONE_PASS, moved
 from gpucoll.tuner.table import Curve, LinkCost
@@ -182,6 +181,13 @@ def rows_to_measure(*, one_pass: bool) -> list[tuple[str, str, int]]:
     return [(row.collective, row.name, nbytes) for row in registry().values() for nbytes in row.traits.probes]
 
 
+def _rarely(request: Any) -> bool:
+    """Return whether a request of MPI has ended; sleep before False, so that polling disturbs no measuring rank."""
+    ended = bool(request.Test())
+    time.sleep(0 if ended else POLL_INTERVAL)
+    return ended
+
+
 def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
     """Return the constants of `executor` for the links within a node and for the links across nodes.
 
@@ -194,8 +200,8 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
         if part is not None:
             with part:
                 constants = _measured(part, executor, device) if part.size > 1 else []
-        # Idle ranks sleep here, so that polling does not disturb the measuring ranks.
-        wait_for_all(comm.mpi, math.inf, POLL_INTERVAL)
+        # No deadline: the measuring may take long, and its own calls have deadlines.
+        internal.waits_of(comm).until(functools.partial(_rarely, comm.mpi.Ibarrier()), "measuring", math.inf)
         everyone = [one for one in comm.mpi.allgather(constants) if one]
         for kind, rows in zip((executor, ONE_PASS), zip(*everyone, strict=True), strict=False):
             costs.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))

@@ -89,7 +89,11 @@ def waits_of(comm: Communicator) -> Progress:
 
 
 def sender_of(comm: Communicator, tag: int) -> int | None:
-    """Return a rank whose message with `tag` is ready to be received, None without a message."""
+    """Return a rank whose message with `tag` is ready to be received, None without a message.
+
+    Called again and again by a receive from any rank: so, as in a wait, raise the error that ends the receive.
+    """
+    comm._core.waits.look("recv")
     found = comm._points.seen(None, tag)
     return None if found is None else found.source
 

@@ -182,20 +182,7 @@ class Progress:
             if done():
                 return
             has_waited = time.monotonic() - looked > WAITED
-            try:
-                # A failure found by another thread, such as the GPU watchdog, ends this wait.
-                if self.unreported is not None:
-                    raise self.unreported
-                for hook in self.hooks:
-                    hook()
-            except GpucollError as error:
-                self.note_reported(error)
-                raise
-            except self._foreign as error:
-                # An MPI that goes on after a death refuses probes of all ranks from then on.
-                raised = self._explained(error, name)
-                self.note_reported(raised)
-                raise raised from error
+            self.look(name)
             # A blocking call holds `_stepping` for its whole length, so only its own thread can advance messages
             # between two ranks. The peer may need them before it comes to this collective.
             if self._alone and self.blocks():
@@ -215,6 +202,23 @@ class Progress:
     def until_work(self, work: Work) -> None:
         """Poll until messages between two ranks have ended; each has its own deadline."""
         self.message_wait.until(self, work)
+
+    def look(self, name: str) -> None:
+        """Run the hooks once, as between two polls of a wait; raise the error that ends the wait."""
+        try:
+            # A failure found by another thread, such as the GPU watchdog, ends this wait.
+            if self.unreported is not None:
+                raise self.unreported
+            for hook in self.hooks:
+                hook()
+        except GpucollError as error:
+            self.note_reported(error)
+            raise
+        except self._foreign as error:
+            # An MPI that goes on after a death refuses probes of all ranks from then on.
+            raised = self._explained(error, name)
+            self.note_reported(raised)
+            raise raised from error
 
     def finish(self, done: Pending, name: str, deadline: float | None, ends: Sequence[End] = ()) -> None:
         """Wait until the stream has completed an operation; a timeout or a transport error fails the communicator."""
