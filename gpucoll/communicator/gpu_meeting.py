@@ -124,7 +124,7 @@ def _split(device: Device, transport: Nccl, capability: int, color: int | None, 
     """
     from gpucoll.device.nccl import joined
 
-    part = transport.split(color, key, 0 if link is None else link.place.size)
+    part = transport.split(color, key, 0 if link is None else link.place.size, waits)
     if part is None or link is None or waits is None:
         return None
     with _aborting(part):

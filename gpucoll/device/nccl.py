@@ -167,14 +167,15 @@ class Nccl:
         *root, stream = root_and_stream
         _check(function, source, target, count, dtype, *root, self._comm.comm, stream)
 
-    def split(self, color: int | None, key: int, size: int) -> Nccl | None:
+    def split(self, color: int | None, key: int, size: int, waits: Progress | None) -> Nccl | None:
         """Return the communicator of the `size` ranks of the same `color`, ordered by `key`; None without a color.
 
-        A collective call of all ranks, with no work under way on the GPU.
+        `waits` are those of the part. A collective call of all ranks, with no work under way on the GPU.
         """
         self._check_family()
         color = NO_COLOR if color is None else color
         part = Nccl(lambda: self._comm.commSplit(color, key), size, self._device, self._waits, self._family)
+        part._waits = waits or part._waits  # from here on the part waits for its own ranks alone
         return None if part._comm is None else part
 
     def _call(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:

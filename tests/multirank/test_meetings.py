@@ -1,0 +1,112 @@
+"""Meetings for GPUs, on the stand-in: a rank that fails, hangs, dies or stays away is named soon."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpucoll.launch import launchers
+from multirank.test_stand_in import environment
+from pace import seconds
+from ranks import launch
+
+PROGRAM = Path(__file__).parents[1] / "gpu_meetings.py"
+SIZE = 3
+SOON = 3.0  # seconds on a fast machine, far below the deadline of the programs; documents say 1
+# A process between the launcher and a rank: without it the launcher would end all ranks after the first death.
+KEEPER = """
+import subprocess, sys, time
+end = subprocess.call([sys.executable, *sys.argv[1:]], close_fds=False)
+time.sleep(0 if end == 0 else 60)
+"""
+
+pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
+
+
+@pytest.fixture
+def told(launcher, emulated_kernels):
+    """Return a function that runs programs of `gpu_meetings`, and returns what each rank was told, by program."""
+    def run(*names, words=(), **variables):
+        result = launch(SIZE, sys.executable, *words, PROGRAM, *names, timeout=seconds(120),
+                        env=environment(**variables))
+        found = {name: {} for name in names}
+        for line in result.stdout.splitlines():
+            if line.startswith("{"):
+                row = json.loads(line)
+                found[row["program"]][row["rank"]] = row
+        for name, rows in found.items():
+            assert {0, 2} <= rows.keys(), (name, result.stdout + result.stderr)
+        return found
+
+    return run
+
+
+def check(rows, error, mine, text=""):
+    """Check that the other ranks have raised `error` soon, naming rank 1, and rank 1 its own error, with `text`."""
+    for rank, row in rows.items():
+        expected = mine if rank == 1 else error
+        assert row["error"] == expected, row
+        assert row["revoked"], row
+        assert rank == 1 or row["ranks"] == [1], row
+        assert row["seconds"] < seconds(SOON), row
+    assert text in rows[1]["text"], rows[1]
+
+
+def test_a_rank_that_fails_alone_is_named_at_once(told):
+    """The failure is in making NCCL's communicators, the first or the second one, or on this rank's GPU."""
+    found = told("init", "points", "gpu", "multicast", "bound", "exchange")
+    check(found["init"], "RankFailedError", "BackendError", "NCCL_DEBUG=INFO")
+    check(found["points"], "RankFailedError", "BackendError", "GC-NCCL")
+    check(found["gpu"], "RankFailedError", "CUDARuntimeError", "802")
+    check(found["multicast"], "RankFailedError", "BackendError", "NCCL_NVLS_ENABLE=0")
+    check(found["exchange"], "RankFailedError", "BackendError", "NCCL_CUMEM_ENABLE=0")
+    check(found["bound"], "RankFailedError", "BackendError", "NCCL_NVLS_ENABLE=0")
+    words = found["bound"][1]["text"]
+    assert words.count("NCCL_NVLS_ENABLE") == 1  # NCCL's own words say so
+    assert "\n" not in words  # the first line of an error says all
+
+
+def test_a_rank_that_fails_in_a_later_meeting_is_named_at_once(told):
+    found = told("split", "window", "handshake")
+    check(found["split"], "RankFailedError", "BackendError", "GC-NCCL")
+    check(found["window"], "RankFailedError", "BackendError", "NCCL window")
+    check(found["handshake"], "RankFailedError", "RuntimeError", "a fault of this rank alone")
+
+
+def test_ranks_with_another_call_than_the_first_one_on_a_gpu_are_told(told):
+    """The calls are compared before the ranks meet inside NCCL."""
+    for name, rows in told("host", "host_barrier", "empty", "host_split").items():
+        check(rows, "MismatchError", "MismatchError")
+        assert "the first call on a GPU" in rows[0]["text"], name
+
+
+def test_a_rank_that_closes_instead_of_a_call_is_named(told):
+    for name, rows in told("close", "later_close").items():
+        assert rows.keys() == {*range(SIZE)}, name
+        assert all(row["seconds"] < seconds(SOON) for row in rows.values()), rows
+        # One rank tells of rank 1; the other one finds the same, or is told by this rank.
+        assert [1] in [rows[rank]["ranks"] for rank in (0, 2)], rows
+        assert {rows[rank]["error"] for rank in (0, 2)} <= {"MismatchError", "RankFailedError"}, rows
+        assert "rank 1: close" in rows[0]["text"] + rows[2]["text"], rows
+
+
+def test_a_communicator_of_nccl_that_comes_after_the_deadline_is_aborted(told):
+    rows = told("hung")["hung"]
+    for row in rows.values():
+        assert row["error"] == "CollectiveTimeout", row
+        assert "NCCL_CUMEM_ENABLE=0" in row["text"], row
+        assert row["aborted"], row
+
+
+@pytest.mark.parametrize("carrier", ["mpi", "store"])
+def test_a_rank_killed_inside_ncclcomminitrank_is_named(told, carrier):
+    place = {"GPUCOLL_STORE": f"tcp://127.0.0.1:{launchers.free_port()}"} if carrier == "store" else {}
+    rows = told("dies", words=("-c", KEEPER), **place)["dies"]
+    assert rows.keys() == {0, 2}
+    check({**rows, 1: {**rows[0], "error": ""}}, "RankFailedError", "")
+
+
+def test_a_rank_that_fails_alone_is_named_without_mpi(told):
+    place = f"tcp://127.0.0.1:{launchers.free_port()}"
+    check(told("init", GPUCOLL_STORE=place)["init"], "RankFailedError", "BackendError", "GC-NCCL")
