@@ -25,7 +25,7 @@ from gpucoll.device import gpus
 SICK = "Cuda failure 401 'the operation cannot be performed in the present state'"
 BOUND = "Failed to bind NVLink SHARP (NVLS) Multicast memory : CUDA error 401.\nDisable NVLS (NCCL_NVLS_ENABLE=0)"
 EXCHANGE = "cuMemImportFromShareableHandle failed"
-TIMEOUT = 60.0  # seconds, of all programs but `hung`
+TIMEOUT = 20.0  # seconds, of all programs but `hung`
 
 
 def told(comm, make):
@@ -153,7 +153,7 @@ def main(names):
                 if "GPUCOLL_STORE" not in os.environ else gc.init(timeout=TIMEOUT)
             cupy.cuda.Device(comm.device).use()
             found = told(comm, PROGRAMS[name])
-            if name == "hung":
+            if name in ("hung", "points"):
                 found["aborted"] = all_aborted()
             sys.stdout.write(json.dumps({"program": name, **found}) + "\n")
             sys.stdout.flush()

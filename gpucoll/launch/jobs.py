@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{PROGRAM}: no mpiexec beside this Python or on the PATH: pip install 'gpucoll[mpich]', or "
                          "with --standalone do without MPI on one host\n")
         return 1
-    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
     # This process becomes mpiexec: signals and the exit code need no forwarding.
     os.execv(mpiexec, command(mpiexec, version, job, master(job, os.environ), root=os.geteuid() == 0))
 

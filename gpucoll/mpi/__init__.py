@@ -340,7 +340,8 @@ class Comm(metaclass=_Kept):
         out, name = row(recvbuf), op_name(op)
         x = out if _is_in_place(sendbuf) else row(sendbuf)
         if recvcounts is None:
-            recvcounts = self.mpi.allgather(len(out))
+            lengths = internal.all_gather_metadata(self.comm, {"length": len(out)}, "Reduce_scatter")
+            recvcounts = [one["length"] for one in lengths]
         return functools.partial(self.comm.reduce_scatter_v, x, [*recvcounts], name), lambda came: fill([out], [came])
 
     def _allgatherv(self, sendbuf: Any, recvbuf: Any) -> Call:

@@ -58,6 +58,7 @@ def test_a_rank_that_fails_alone_is_named_at_once(told):
     found = told("init", "points", "gpu", "multicast", "bound", "exchange")
     check(found["init"], "RankFailedError", "BackendError", "NCCL_DEBUG=INFO")
     check(found["points"], "RankFailedError", "BackendError", "GC-NCCL")
+    assert all(row["aborted"] for row in found["points"].values())  # the first one
     check(found["gpu"], "RankFailedError", "CUDARuntimeError", "802")
     check(found["multicast"], "RankFailedError", "BackendError", "NCCL_NVLS_ENABLE=0")
     check(found["exchange"], "RankFailedError", "BackendError", "NCCL_CUMEM_ENABLE=0")

@@ -1,0 +1,64 @@
+"""No wait outside of gpucoll/progress is unknown: each needs a reason, or the hooks of `Progress`."""
+
+import ast
+import types
+from unittest import mock
+
+import pytest
+
+from gpucoll.communicator import internal
+from gpucoll.errors import RankFailedError
+from gpucoll.progress.waits import Progress
+from known_waits import KNOWN
+from wait_places import PACKAGE, places, rows
+
+
+def test_every_wait_is_in_progress_or_known():
+    known = [" ".join(row.split()) for text in KNOWN.values() for row in text.strip().splitlines()]
+    found = [row for row in places() if not row.startswith("rehearsal/")]
+    assert len(known) == len({*known})
+    assert sorted({*found} - {*known}) == [], "wait in gpucoll/progress, or give a reason in tests/known_waits.py"
+    assert sorted({*known} - {*found}) == []
+
+
+@pytest.mark.parametrize("line", [
+    "future.result()", "future.result(timeout=3)", "self._thread.join()", "lock.acquire()", "lock.acquire(timeout=1)",
+    "time.sleep(1)", "sleep(1)", "event.wait()", "stream.synchronize()", "self._calls.get()", "process.communicate()",
+    "select.select([one], [], [])", "found = [request.Wait() for request in requests]", "comm.mpi.allgather(1)",
+    "subprocess.run(words)", "becomes(done, 3)", "lambda: link.wire.Barrier()"])
+def test_a_wait_is_found(line):
+    assert [*rows(ast.parse(line))]
+
+
+@pytest.mark.parametrize("line", ["','.join(words)", "os.path.join(a, b)", "lock.acquire(blocking=False)", "d.get(key)",
+                                  "row.result(rank, size)", "poll.poll(0)", "comm.allgather(x)"])
+def test_no_wait_is_found(line):
+    assert [*rows(ast.parse(line))] == []
+
+
+def test_a_receive_from_any_rank_runs_the_hooks():
+    """It looks for a message again and again: without hooks, nobody would see that a rank has died."""
+    waits = Progress(1.0)
+    waits.hooks.append(mock.Mock(side_effect=RankFailedError("rank 1 has ended", ranks=(1,))))
+    points = types.SimpleNamespace(seen=lambda source, tag: None)
+    with pytest.raises(RankFailedError, match="has ended"):
+        internal.sender_of(types.SimpleNamespace(_core=types.SimpleNamespace(waits=waits), _points=points), 0)
+
+
+def test_making_what_all_ranks_make_takes_the_waits_of_the_communicator():
+    """A `Progress` of its own runs no hooks: neither a death nor a failure of a rank would end the wait."""
+    own = {path.relative_to(PACKAGE).as_posix(): count for path in sorted(PACKAGE.rglob("*.py"))
+           if (count := path.read_text().count(" Progress(") + path.read_text().count("(Progress("))}
+    assert own == {
+        "communicator/backends.py": 1, "communicator/elastic.py": 1, "launch/bootstrap.py": 1,  # before there are hooks
+        "communicator/lifecycle.py": 1,  # the communicator's
+        "executors/engine/__init__.py": 1,  # with the hooks given
+        "device/nccl.py": 1}  # at the end, when other ranks may have ended
+
+
+def test_a_failure_that_is_recorded_is_told():
+    """`Progress.broken` tells the other ranks of a failure; only the home of waits and of the end sets it alone."""
+    alone = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") for node in ast.walk(
+        ast.parse(path.read_text())) if isinstance(node, ast.Assign) and any(
+            ast.unparse(target).endswith("waits.failure") for target in node.targets)}
+    assert alone == {"communicator/elastic.py", "communicator/lifecycle.py"}
