@@ -5,7 +5,7 @@
     core           the path of every call: check, resolve, run at once or behind a `Work`
     calls          the table of compiled calls
     backends       executors for host arrays
-    gpu            executors and streams of a GPU
+    gpu            executors and streams of a GPU; gpu_meeting: made by all ranks together, at the first call
     lifecycle      guards, refusals, aborts; the end by `close`, exit or fork
     metadata       host messages: shapes and errors exchanged before data is sent
     scatter        the collective with shapes known to the root only; extrema: `maxloc` and `minloc`
