@@ -19,7 +19,6 @@ from gpucoll.arrays import Array
 from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
-from gpucoll.health.closing import Closing
 from gpucoll.health.guard import LOOK
 from gpucoll.health.mapped import OFFER, MappedDescriptions
 from gpucoll.health.shares import NO_STAMPS, CallClock, CallShares, Stamps
@@ -199,7 +198,8 @@ class Preflight:
         self.clock = clock
         self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
         self._elsewhere = elsewhere
-        self._calls, self._agreed = 0, ""  # the number of compared calls, and the call before the last
+        self._calls, self._agreed = 0, ""  # the number of comparisons, and the call before the last
+        self._meetings = 0  # the number of comparisons that were of no call
         self._came = 0  # when this rank came to the call before the last, if compared by messages, in nanoseconds
         self._exchange: Exchange | None = None  # the exchange of the last compared call
         self._nodes = link.place.nodes
@@ -215,7 +215,6 @@ class Preflight:
             from mpi4py import MPI
 
             self._probe = functools.partial(link.wire.Iprobe, tag=Tag.COMPARISON)
-            self._closing = Closing(link)
             self._anybody = MPI.ANY_SOURCE
             self._is_seen = self._has_begun
             waits.hooks.append(self._look)
@@ -235,6 +234,7 @@ class Preflight:
     def meet(self, description: str) -> Operation:
         """Wait until all ranks are known to come to a meeting outside of calls; raise on all ranks if one does not."""
         yield from self.settled()
+        self._meetings += 1
         self._begin(f"{description}\n{call_site()}", moves=True).is_awaited = True
         yield from self.settled()
 
@@ -259,12 +259,12 @@ class Preflight:
             if not self._has_settled():
                 self._waits.until(self._has_settled, "comparing calls", self._waits.deadline())
             self._begin(description, moves=True).call = self.clock.current
-        return self._calls
+        return self.number
 
     @property
     def number(self) -> int:
         """The number of the last compared call."""
-        return self._calls
+        return self._calls - self._meetings
 
     def _advance(self, description: str) -> bool:
         """Begin to compare a call, if the last one was compared alike and is known to agree; return whether done."""
@@ -383,8 +383,6 @@ class Preflight:
             return
         self._looked = now
         if self._under_way is not None:
-            exchange = self._under_way
-            self._closing.look(self._calls, exchange.missing, exchange.text)
             return
         is_seen = self._is_seen
         assert is_seen is not None
@@ -417,9 +415,9 @@ class Preflight:
         last, missing = self._exchange, self.missing()
         if last is None:
             return dict.fromkeys(range(self._size), LastCall())
-        before = _text(_row(self._agreed)) if self._agreed else ""
-        return {rank: LastCall(self._calls - 1, before, None, self._when(rank, self._calls - 1)) if rank in missing else
-                LastCall(self._calls, last.text_of(rank), None, self._when(rank, self._calls))
+        before, number = _text(_row(self._agreed)) if self._agreed else "", self.number
+        return {rank: LastCall(max(0, number - 1), before, None, self._when(rank, self._calls - 1)) if rank in missing else
+                LastCall(number, last.text_of(rank), None, self._when(rank, self._calls))
                 for rank in range(self._size)}
 
     def _when(self, rank: int, number: int) -> float:
