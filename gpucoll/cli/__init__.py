@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -12,28 +13,47 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.analysis.document import write
+from gpucoll.core.output import open_closed, say, settle
 from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError, nearest
 from gpucoll.launch.arguments import Parser, refuse, size_range
+from gpucoll.launch.ctrl_c import ends_at_once
 from gpucoll.launch.launchers import launched
 from gpucoll.version import __version__
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of an output without room, or without a terminal
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, 1 if the verb found faults; exit with 2 for wrong arguments.
 
-    If the reader of the output has ended, like `head` after its lines, the command ends without an error.
+    If the reader of the output has ended, like `head` after its lines, the command ends without an error. Ctrl-C ends
+    it at once, with one line and code 130.
     """
-    try:
-        code = _run(arguments)
-        sys.stdout.flush()  # here, and not at the end of the process, where Python would print the error
-        return code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # 128 + SIGPIPE, the exit code that shells give to other tools
-
-
-def _run(arguments: list[str] | None) -> int:
+    open_closed()
     given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["run"]:  # the launcher ends ranks itself, and its exit code is the job's
+        try:
+            return _run(given)
+        finally:
+            settle()
+    try:
+        with ends_at_once(" ".join(["gpucoll", *given[:1]])):
+            try:
+                return _run(given)
+            finally:
+                sys.stdout.flush()  # here, and not at the end of the process, where Python would print the error
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError) and error.errno not in FULL:
+            raise
+        settle()
+        if isinstance(error, BrokenPipeError):
+            return 141  # 128 + SIGPIPE, the exit code that shells give to other tools
+        say(f"gpucoll: {error}\n")
+        return 1
+
+
+def _run(given: list[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         _complete()
     _check_launcher(*given[:2])

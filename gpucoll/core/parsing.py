@@ -71,5 +71,12 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def text_of(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> str:
-    """Return an exception with traceback as text; `traceback` parses the source lines to mark the place in each."""
-    return _undisturbed(lambda: "".join(traceback.format_exception(kind, error, trace)))
+    """Return an exception with traceback as text; `traceback` parses the source lines to mark the place in each.
+
+    Never raises, whatever the exception's own methods do: the words for an error must not become another error.
+    """
+    try:
+        return _undisturbed(lambda: "".join(traceback.format_exception(kind, error, trace)))
+    except Exception as problem:
+        places = _undisturbed(lambda: "".join(traceback.format_tb(trace)))
+        return f"{places}{kind.__name__}, which cannot be shown ({type(problem).__name__})\n"

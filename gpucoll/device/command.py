@@ -104,6 +104,9 @@ def compile_all(tasks: Sequence[CompileJob], jobs: int, library: str = "") -> It
         yield from map(compile_one, tasks)
         return
     # Spawn, do not fork: this process may have initialised CUDA, and CUDA does not survive a fork.
+    # After Ctrl-C, `multiprocessing` removes the semaphores of the processes, and would print a warning for that.
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"),
+                                                          "ignore:resource_tracker:UserWarning"]))
     pool = concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, (library,))
     try:
         yield from pool.map(compile_one, tasks)

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from gpucoll.core.output import say, settle
+from gpucoll.core.parsing import text_of
 from gpucoll.errors import UsageError
 
 _saves: list[Callable[[], None]] = []
@@ -18,7 +20,7 @@ def on_terminate(save: Callable[[], None]) -> None:
 
     Several callbacks run in the order of registration, in the main thread, between two Python instructions: a call
     under way is broken off, and the ranks waiting for this rank are told. A second signal ends the process at once.
-    Raises UsageError outside the main thread.
+    An exception of a callback is printed, and the next callback runs. Raises UsageError outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("on_terminate: only the main thread may set the effect of a signal", code="GC-THREAD")
@@ -31,5 +33,9 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     # Restore the default first: a second SIGTERM must end the process even if a callback hangs.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for save in _saves:
-        save()
+        try:
+            save()
+        except BaseException as error:  # also SystemExit: the other callbacks have their own data to save
+            say("on_terminate: a callback has failed:\n" + text_of(type(error), error, error.__traceback__))
+    settle()
     sys.exit(128 + number)

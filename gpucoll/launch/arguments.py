@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import NoReturn
 
+from gpucoll.core.output import say
 from gpucoll.launch.launchers import launched
 from gpucoll.transport.rendezvous import wait_for_all
 
@@ -17,8 +17,7 @@ def refuse(program: str, message: str) -> NoReturn:
     """End this process with exit code 2, after rank 0 has printed the message in a line. A collective call."""
     size, rank = launched()
     if rank == 0:
-        sys.stderr.write(f"{program}: {' '.join(message.split())}\n")
-        sys.stderr.flush()
+        say(f"{program}: {' '.join(message.split())}\n")
     # Leave together: a launcher that sees a rank end with an error kills the others, perhaps before rank 0 has printed.
     if size > 1:
         from mpi4py import MPI

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy
 
-from gpucoll.core import parsing
+from gpucoll.core import output, parsing
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed, nearest
 from gpucoll.launch.launchers import SLURM, SRUN, TORCHRUN, free_port, local_rank, started, vendor_of
@@ -335,8 +335,10 @@ _process = 0  # the number of the process that started MPI
 
 def abort(mpi: Any) -> None:
     """End all ranks with status 1, after a pause for this rank's last output; `mpi` is the module `mpi4py.MPI`."""
-    time.sleep(FORWARDING)
-    mpi.COMM_WORLD.Abort(1)
+    try:
+        time.sleep(FORWARDING)
+    finally:  # also where a signal ends the pause
+        mpi.COMM_WORLD.Abort(1)
 
 
 def _abort_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -345,25 +347,36 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
     lives = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
     given = os.environ.get("GPUCOLL_RANK") or os.environ.get("RANK", "0")
     rank = MPI.COMM_WORLD.rank if MPI and lives and not on_abort else given
-    stream = sys.__stderr__ or sys.stderr  # torch's own hook, around this hook, captures `sys.stderr`
-    with contextlib.ExitStack() as launcher:
-        for enter in on_abort:
-            launcher.enter_context(enter(error))
-        _write_error_file(kind, error, trace)
-        stream.write(f"rank {rank} has ended by an exception that nobody caught, and all ranks with it:\n"
-                     + parsing.text_of(kind, error, trace))
-        stream.flush()
-    if MPI and lives:
-        abort(MPI)
+    try:
+        with contextlib.ExitStack() as launcher:
+            for enter in on_abort:
+                launcher.enter_context(enter(error))
+            _write_error_file(kind, error, trace)
+            # torch's own hook, around this hook, captures `sys.stderr`.
+            output.say(f"rank {rank} has ended by an exception that nobody caught, and all ranks with it:\n"
+                       + parsing.text_of(kind, error, trace), sys.__stderr__)
+    finally:  # whatever happens above
+        if MPI and lives:
+            abort(MPI)
 
 
 def _write_error_file(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Write an uncaught exception to torchrun's file, for torchrun's report, unless the program has written one."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
     more = {"py_callstack": parsing.text_of(kind, error, trace), "timestamp": str(int(time.time()))}
-    if path:
-        with contextlib.suppress(OSError), open(path, "x") as file:
-            json.dump({"message": {"message": f"{kind.__name__}: {error}", "extraInfo": more}}, file)
+    words = kind.__name__
+    with contextlib.suppress(Exception):  # `str` of an error is the program's code
+        words = f"{words}: {error}"
+    content = json.dumps({"message": {"message": words, "extraInfo": more}})
+    with contextlib.suppress(OSError), open(path, "x") as file:
+        try:
+            file.write(content)
+            file.flush()
+        except OSError:  # a full disk: torchrun could not read a part
+            os.unlink(path)
+            raise
 
 
 # Contexts around the printing of an uncaught exception, set by a launcher other than MPI's. On entry they wait until

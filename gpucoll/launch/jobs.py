@@ -23,9 +23,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpucoll.core.output import say
 from gpucoll.device.gpus import gpu_count
 from gpucoll.errors import UsageError
-from gpucoll.launch import launchers, standalone
+from gpucoll.launch import launchers, mpi_jobs, standalone
 from gpucoll.launch.arguments import Parser, refuse
 from gpucoll.launch.places import named_place
 
@@ -35,24 +36,23 @@ PROGRAM = "gpucoll run"
 def main(arguments: Sequence[str]) -> int:
     """Launch a job and return the job's exit code; wrong arguments end with a line of error and exit code 2."""
     job = _parsed(arguments)
-    sys.stdout.flush()
     if job.standalone or job.nnodes:
         own = launchers.rank_variables(job.nproc_per_node) if job.standalone else \
             launchers.node_variables(job.nnodes, job.node_rank, job.nproc_per_node, *job.rendezvous)
         if job.nnodes and job.node_rank == 0 and not os.environ.get(launchers.SECRET):
             host, port = job.rendezvous
-            sys.stderr.write(f"{PROGRAM}: {launchers.SECRET} is not set, so any process that reaches {host}:{port} may "
-                             "join the job; set the same secret on all hosts\n")
+            say(f"{PROGRAM}: {launchers.SECRET} is not set, so any process that reaches {host}:{port} may join the "
+                "job; set the same secret on all hosts\n")
         return standalone.Job(lambda parent: _rank_command(job, f"--parent={parent}", ""), own,
                               tag=job.tag_output, survive=job.survive).run()
     mpiexec = launchers.find_mpiexec()
     if mpiexec is None:
-        sys.stderr.write(f"{PROGRAM}: no mpiexec beside this Python or on the PATH: pip install 'gpucoll[mpich]', or "
-                         "with --standalone do without MPI on one host\n")
+        say(f"{PROGRAM}: no mpiexec beside this Python or on the PATH: pip install 'gpucoll[mpich]', or with "
+            "--standalone do without MPI on one host\n")
         return 1
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
-    # This process becomes mpiexec: signals and the exit code need no forwarding.
-    os.execv(mpiexec, command(mpiexec, version, job, master(job, os.environ), root=os.geteuid() == 0))
+    line = command(mpiexec, version, job, master(job, os.environ), root=os.geteuid() == 0)
+    return mpi_jobs.Job(line, shares_terminal=bool(job.hosts) and os.isatty(0)).run()
 
 
 def parser() -> Parser:
@@ -206,8 +206,8 @@ def run_rank(arguments: Sequence[str]) -> None:
     if not options.parent:
         own = variables(os.environ, options.first)
         if not own:
-            sys.stderr.write(f"{PROGRAM}: mpiexec has not told this process its rank; known are MPICH's, Intel MPI's "
-                             "and Open MPI's\n")
+            say(f"{PROGRAM}: mpiexec has not told this process its rank; known are MPICH's, Intel MPI's and Open "
+                "MPI's\n")
             raise SystemExit(1)
         os.environ.update(own)
     rank = int(os.environ["RANK"])
@@ -215,6 +215,8 @@ def run_rank(arguments: Sequence[str]) -> None:
         _redirect(Path(options.redirect), rank)
     if options.parent:
         standalone.follow(options.parent, rank)
+    else:
+        mpi_jobs.keep()
     _run_program(options.script, options.given, is_module=options.module)
 
 

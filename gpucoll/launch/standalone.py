@@ -21,6 +21,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
+from gpucoll.core.output import attempt, say, write_all
 from gpucoll.errors import RankFailedError, RevokedError
 from gpucoll.launch import bootstrap
 
@@ -45,13 +46,13 @@ class Parent(NamedTuple):
     ticket: int
 
 
-def _pass_on(rank: int, stream: BinaryIO, target: BinaryIO) -> None:
+def _pass_on(rank: int, stream: BinaryIO, target: int, turn: threading.Lock) -> None:
     """Copy a rank's output line by line, each line with the rank's number in front. The body of a thread."""
     for line in stream:
-        # Keep reading after the output has lost its reader: the rank must not block in a full pipe.
-        with contextlib.suppress(OSError):
-            target.write(f"[{rank}] ".encode() + line.removesuffix(b"\n") + b"\n")
-            target.flush()
+        # Keep reading after the output has lost its reader: the rank must not block in a full pipe. By descriptor: a
+        # thread that waits here at the end of the launcher must not hold the lock of Python's stream.
+        with contextlib.suppress(OSError), turn:
+            write_all(target, f"[{rank}] ".encode() + line.removesuffix(b"\n") + b"\n")
 
 
 class Job:
@@ -73,6 +74,7 @@ class Job:
         import asyncio  # here, because ranks import this module and need no asyncio
 
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._break_off)
         with contextlib.closing(self._loop):  # closing the loop resets the signal handlers
             for number in SIGNALS:
                 # An ignored signal (as under nohup) stays ignored.
@@ -92,7 +94,7 @@ class Job:
         ticket, give = os.pipe()
         os.write(give, b"1")
         parent, outputs = f"{os.getpid()}:{report}:{ticket}", subprocess.PIPE if self._tag else None
-        threads = []
+        threads, turns = [], (threading.Lock(), threading.Lock())
         try:
             for own in self._variables:
                 rank = int(own["RANK"])  # among the ranks of all hosts
@@ -103,9 +105,9 @@ class Job:
                 # The event loop watches a process descriptor: no polling, and no handler of SIGCHLD.
                 handle = os.pidfd_open(process.pid)
                 self._loop.add_reader(handle, self._ended, rank, handle)
-                for stream, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                for stream, target, turn in zip((process.stdout, process.stderr), (1, 2), turns, strict=True):
                     if stream is not None:
-                        threads.append(threading.Thread(target=_pass_on, args=[rank, stream, target.buffer],
+                        threads.append(threading.Thread(target=_pass_on, args=[rank, stream, target, turn],
                                                         daemon=True))
                         threads[-1].start()
         except BaseException:
@@ -116,6 +118,13 @@ class Job:
             for end in (report, ticket, give):
                 os.close(end)
         return threads
+
+    def _break_off(self, loop: Any, context: Mapping[str, Any]) -> None:
+        """End the job after an error in a callback of the launcher: ranks must not stay without a watch."""
+        self._status = self._status or 1
+        self._signal(signal.SIGKILL)
+        loop.stop()
+        say(f"gpucoll run: the launcher itself has failed, and the ranks are killed: {context.get('exception')!r}\n")
 
     def _interrupted(self, number: int) -> None:
         if self._status is not None:
@@ -169,13 +178,11 @@ class Job:
     def _fail(self, rank: int, process: int, how: str, status: int) -> None:
         if self._survive:
             self._lost = self._lost or status
-            sys.stderr.write(f"gpucoll run: rank {rank} (process {process}) {how}; the other ranks go on\n")
-            sys.stderr.flush()
+            say(f"gpucoll run: rank {rank} (process {process}) {how}; the other ranks go on\n")
             return
         others = "; the other ranks are ended" if self._ranks.keys() - {rank} else ""
-        sys.stderr.write(f"gpucoll run: rank {rank} (process {process}) {how}{others}\n")
-        sys.stderr.flush()
-        self._end(status, signal.SIGTERM, GRACE)
+        self._end(status, signal.SIGTERM, GRACE)  # before the words, which a full pipe can hold up
+        say(f"gpucoll run: rank {rank} (process {process}) {how}{others}\n")
 
     def _end(self, status: int, number: signal.Signals, grace: float) -> None:
         self._status = status
@@ -220,16 +227,17 @@ def follow(words: str, rank: int) -> None:
         if os.getpid() != mine:
             yield  # the child of a fork is no rank: print, but leave the job alone
             return
-        if isinstance(error, RankFailedError | RevokedError):
-            time.sleep(BLAMED)
-        if not os.read(parent.ticket, 1):
-            report(~rank)
-        yield
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        report(rank)
-        os._exit(1)
+        try:
+            if isinstance(error, RankFailedError | RevokedError):
+                time.sleep(BLAMED)
+            if not os.read(parent.ticket, 1):
+                report(~rank)
+            yield
+            for stream in (sys.stdout, sys.stderr):
+                attempt(stream.flush)
+        finally:  # whatever happens above: the launcher learns of the failure by one of these two
+            report(rank)
+            os._exit(1)
 
     bootstrap.on_abort.append(alone)
     bootstrap.end_together()

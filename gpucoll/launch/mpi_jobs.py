@@ -1,0 +1,195 @@
+"""mpiexec as a child of ``gpucoll run``, with one convention of exit codes for all vendors of MPI.
+
+mpiexec's own codes differ: MPICH's ends with 9 both for a rank that exits with 9 and for a rank killed by signal 9, and
+joins the codes of several ranks by "or". Therefore each rank has a keeper. The keeper is the process that mpiexec
+started; the rank is the keeper's child, made by a fork before the program runs. The keeper ends with the rank's status,
+or with 128 plus the number of the signal that ended the rank, and tells the launcher through a socket. On other hosts
+the socket is out of reach: there mpiexec's code counts. If the launcher is killed, the keepers see the end of the
+socket, and kill their ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpucoll.launch import bootstrap
+from gpucoll.launch.standalone import GRACE, PDEATHSIG, SAVE, SIGNALS
+
+SOCKET = "GPUCOLL_LAUNCHER"  # the variable with the name of the launcher's socket, taken away by the keeper
+BACKLOG = 4096  # keepers that connect; the launcher accepts at its end
+# Codes of ranks that mpiexec ends after the failure of another rank.
+ENDED = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+
+
+class Job:
+    """One mpiexec; `shares_terminal` if it may have to ask for a password, as ssh does, on the launcher's terminal."""
+
+    def __init__(self, command: Sequence[str], *, shares_terminal: bool = False) -> None:
+        self._command, self._shares = command, shares_terminal
+        self._status: int | None = None  # the exit code, once decided by a signal
+        self._loop: Any = None
+        self._mpiexec: subprocess.Popen[bytes]
+
+    def run(self) -> int:
+        """Run the job to the end of mpiexec and return the exit code."""
+        import asyncio  # here, because ranks import this module and need no asyncio
+
+        name = f"gpucoll-{secrets.token_hex(16)}"
+        self._loop = asyncio.new_event_loop()
+        with contextlib.closing(self._loop), socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"\0{name}")
+            listener.setblocking(False)
+            listener.listen(BACKLOG)
+            for number in SIGNALS:
+                # An ignored signal (as under nohup) stays ignored.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._loop.add_signal_handler(number, self._interrupted, number)
+            self._loop.add_signal_handler(signal.SIGCHLD, self._look)
+            self._start({**os.environ, SOCKET: name})
+            try:
+                self._loop.run_forever()
+            finally:
+                self._kill()
+            codes = list(_codes(listener))
+        return self._status or _job_code(self._mpiexec.wait(), codes)
+
+    def _start(self, environment: Mapping[str, str]) -> None:
+        process = os.getpid()
+
+        def begin() -> None:
+            ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != process:
+                os._exit(1)  # the launcher had ended before `prctl`: no signal will come
+
+        # In a session of its own, mpiexec gets each signal once, from here. A job of the shell's background must not
+        # read the shell's terminal.
+        is_behind = os.isatty(0) and not self._shares and os.tcgetpgrp(0) != os.getpgrp()
+        self._mpiexec = subprocess.Popen(self._command, env=environment, start_new_session=not self._shares,
+                                         stdin=subprocess.DEVNULL if is_behind else None, preexec_fn=begin)
+
+    def _look(self) -> None:
+        if self._mpiexec.poll() is not None:
+            self._loop.stop()
+
+    def _interrupted(self, number: int) -> None:
+        if self._status is not None:
+            self._kill()
+            return
+        self._status = 128 + number
+        # To the keepers of a stopped mpiexec the end of the socket is the order to kill.
+        self._loop.call_later(SAVE if number == signal.SIGTERM else GRACE, self._kill)
+        # On a shared terminal, Ctrl-C has come to mpiexec already. SIGHUP would end mpiexec without a word to the ranks.
+        if not (self._shares and number == signal.SIGINT):
+            self._mpiexec.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    def _kill(self) -> None:
+        self._mpiexec.kill()  # does nothing after the end
+        self._loop.stop()
+
+
+def _codes(listener: socket.socket) -> Iterator[int]:
+    """Return the ranks' exit codes other than 0, as told by their keepers, in the order of the ranks' ends."""
+    told = []
+    while True:
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                keeper = listener.accept()[0]
+            except OSError:
+                break
+            with keeper:
+                keeper.setblocking(False)
+                when, code = map(int, keeper.recv(100).split())
+                told.append((when, code))
+    return (code for _, code in sorted(told))
+
+
+def _job_code(status: int, codes: Sequence[int]) -> int:
+    """Return the exit code of a job: `status` is mpiexec's, below 0 for a signal, `codes` are those of the ranks.
+
+    >>> _job_code(3, [3]), _job_code(7, [3, 4]), _job_code(9, [137]), _job_code(1, [143, 143]), _job_code(255, [])
+    (3, 3, 137, 1, 255)
+    """
+    status = 128 - status if status < 0 else status
+    # mpiexec knows of other hosts, and of MPI's abort. But MPICH's joins the bits of several codes, and ends with the
+    # bare number of the signal by which it has ended the other ranks.
+    is_bare = 128 + status in ENDED
+    return status if not codes or status in codes or (ENDED.issuperset(codes) and not is_bare) else codes[0]
+
+
+# ---------------------------------------------------------------- in a rank
+
+
+def keep() -> None:
+    """Go on as the rank, in a child process; this process stays as the rank's keeper, and ends with the rank."""
+    name, keeper = os.environ.pop(SOCKET, None), os.getpid()
+    # mpiexec sends signals to the rank's process group. None but SIGKILL may end the keeper before the rank.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a fork beside other threads: NumPy's have handlers for it
+        rank = os.fork()
+    if rank != 0:
+        try:
+            _keep(rank, name)
+        finally:
+            os._exit(1)
+    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != keeper:
+        os._exit(1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    bootstrap.on_abort.append(_interrupt_quietly)
+    bootstrap.end_together()
+
+
+def _keep(rank: int, name: str | None) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(writer)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    events = select.poll()
+    events.register(reader, select.POLLIN)
+    with socket.socket(socket.AF_UNIX) as launcher:
+        launcher.setblocking(False)
+        with contextlib.suppress(OSError):  # on another host, or mpiexec was started without `gpucoll run`
+            launcher.connect(f"\0{name}")
+            events.register(launcher, select.POLLIN)
+        while (found := os.waitpid(rank, os.WNOHANG)) == (0, 0):
+            if launcher.fileno() in dict(events.poll()):  # the launcher has ended
+                # Also what the rank has started, if mpiexec has given the rank a process group.
+                os.killpg(0, signal.SIGKILL) if os.getpgrp() == os.getpid() else os.kill(rank, signal.SIGKILL)
+                events.unregister(launcher)
+        code = os.waitstatus_to_exitcode(found[1])
+        code = 128 - code if code < 0 else code
+        with contextlib.suppress(OSError):
+            if code:
+                launcher.send(f"{time.monotonic_ns()} {code}".encode())
+    os._exit(code)
+
+
+@contextlib.contextmanager
+def _interrupt_quietly(error: BaseException) -> Iterator[None]:
+    """Of all ranks interrupted by one Ctrl-C, let only rank 0 print its traceback."""
+    if isinstance(error, KeyboardInterrupt) and os.environ.get("RANK") != "0" and _all_are_interrupted():
+        time.sleep(bootstrap.FORWARDING)
+        os._exit(128 + signal.SIGINT)
+    yield
+
+
+def _all_are_interrupted() -> bool:
+    """Return whether SIGINT has come to the keeper, too: it is blocked there, and stays pending."""
+    with contextlib.suppress(OSError, StopIteration, ValueError), open(f"/proc/{os.getppid()}/status") as status:
+        pending = next(line for line in status if line.startswith("ShdPnd:"))
+        return bool(int(pending.split()[1], 16) & 1 << signal.SIGINT - 1)
+    return False
