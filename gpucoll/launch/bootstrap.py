@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib.util
 import json
 import numbers
 import os
@@ -23,6 +24,7 @@ import numpy
 from gpucoll.core import output, parsing
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed, nearest
+from gpucoll.launch.descent import mark_rank, refuse_children, refuse_without_connection
 from gpucoll.launch.launchers import SLURM, SRUN, TORCHRUN, free_port, local_rank, started, vendor_of
 from gpucoll.launch.places import StorePlace, VirtualPlace, announced, store_place
 from gpucoll.launch.watchdog import starting
@@ -158,10 +160,23 @@ class RankTopology(NamedTuple):
 def start_mpi(timeout: float) -> None:
     """Start MPI, unless mpi4py has already; raise ImportError or RuntimeError without an MPI.
 
-    If the start takes longer than `timeout` seconds, for example because a rank is missing, the process ends.
+    If the start takes longer than `timeout` seconds, for example because a rank is missing, the process ends. Raises
+    UsageError in the child of a rank: MPI's start would end the child, by errors of C.
     """
+    if "mpi4py.MPI" not in sys.modules:
+        refuse_children()
+        if importlib.util.find_spec("mpi4py") is not None:
+            refuse_without_connection()
     with contextlib.nullcontext() if "mpi4py.MPI" in sys.modules else start_deadline(timeout):
         from mpi4py import MPI  # noqa: F401
+    _mark()
+
+
+def _mark() -> None:
+    """Mark this process for its descendants, if a launcher of MPI has started it."""
+    process = started()
+    if process is not None:
+        mark_rank(process.rank)
 
 
 def start_deadline(timeout: float) -> contextlib.AbstractContextManager[None]:
@@ -183,11 +198,15 @@ def job(timeout: float, given: StorePlace | None = None,
 
     Inside a rehearsal it is the place of a virtual rank. A lone process without MPI gets its own store. MPI starts
     within `timeout` seconds, or the process ends. Raises UsageError if several ranks were started and have no way to
-    meet.
+    meet, and in the child of a rank.
     """
     if virtual_place is not None:
         return virtual_place()
+    if given is None:
+        refuse_children()
     place = given or store_place(environment)
+    if place is not None and given is None:
+        mark_rank(place.rank)
     if place is not None:
         is_named = given is not None or bool(environment.get("GPUCOLL_STORE"))
         return place if is_named else announced(place, timeout, environment)
@@ -328,6 +347,7 @@ def check_process() -> None:
     if _process != os.getpid():
         raise UsageError("MPI was started by the parent of this process; a forked child cannot use MPI: start ranks by "
                          "mpiexec, or children by spawn", code="GC-FORK")
+    _mark()
 
 
 _process = 0  # the number of the process that started MPI

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpucoll.launch import bootstrap
+from gpucoll.launch.launchers import TOKEN
 from gpucoll.launch.standalone import GRACE, PDEATHSIG, SAVE, SIGNALS
 
 SOCKET = "GPUCOLL_LAUNCHER"  # the variable with the name of the launcher's socket, taken away by the keeper
@@ -57,7 +58,8 @@ class Job:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._loop.add_signal_handler(number, self._interrupted, number)
             self._loop.add_signal_handler(signal.SIGCHLD, self._look)
-            self._start({**os.environ, SOCKET: name})
+            # The secret of a job without MPI, in a rank of which this job may be started, is not this job's.
+            self._start({**{key: one for key, one in os.environ.items() if key != TOKEN}, SOCKET: name})
             try:
                 self._loop.run_forever()
             finally:
