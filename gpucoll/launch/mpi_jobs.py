@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import secrets
 import select
@@ -150,7 +151,7 @@ def keep() -> None:
     if os.getppid() != keeper:
         os._exit(1)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    bootstrap.on_abort.append(_interrupt_quietly)
+    bootstrap.on_abort.append(functools.partial(_aborting, name))
     bootstrap.end_together()
 
 
@@ -162,10 +163,9 @@ def _keep(rank: int, name: str | None) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     events = select.poll()
     events.register(reader, select.POLLIN)
-    with socket.socket(socket.AF_UNIX) as launcher:
-        launcher.setblocking(False)
-        with contextlib.suppress(OSError):  # on another host, or mpiexec was started without `gpucoll run`
-            launcher.connect(f"\0{name}")
+    with _launcher(name) as launcher:
+        with contextlib.suppress(OSError):  # not connected
+            launcher.getpeername()
             events.register(launcher, select.POLLIN)
         while (found := os.waitpid(rank, os.WNOHANG)) == (0, 0):
             if launcher.fileno() in dict(events.poll()):  # the launcher has ended
@@ -174,18 +174,34 @@ def _keep(rank: int, name: str | None) -> None:
                 events.unregister(launcher)
         code = os.waitstatus_to_exitcode(found[1])
         code = 128 - code if code < 0 else code
-        with contextlib.suppress(OSError):
-            if code:
-                launcher.send(f"{time.monotonic_ns()} {code}".encode())
+        if code:
+            _tell(launcher, code)
     os._exit(code)
 
 
+def _launcher(name: str | None) -> socket.socket:
+    """Return a socket to the launcher; without a connection on another host, and without `gpucoll run`."""
+    launcher = socket.socket(socket.AF_UNIX)
+    launcher.setblocking(False)
+    with contextlib.suppress(OSError):
+        launcher.connect(f"\0{name}")
+    return launcher
+
+
+def _tell(launcher: socket.socket, code: int) -> None:
+    with contextlib.suppress(OSError):
+        launcher.send(f"{time.monotonic_ns()} {code}".encode())
+
+
 @contextlib.contextmanager
-def _interrupt_quietly(error: BaseException) -> Iterator[None]:
-    """Of all ranks interrupted by one Ctrl-C, let only rank 0 print its traceback."""
+def _aborting(name: str | None, error: BaseException) -> Iterator[None]:
+    """Tell the launcher of an uncaught exception; of ranks interrupted by one Ctrl-C let only rank 0 print theirs."""
     if isinstance(error, KeyboardInterrupt) and os.environ.get("RANK") != "0" and _all_are_interrupted():
         time.sleep(bootstrap.FORWARDING)
         os._exit(128 + signal.SIGINT)
+    # Now, because mpiexec may end all processes while it fails to pass the words on.
+    with _launcher(name) as launcher:
+        _tell(launcher, 1)
     yield
 
 
