@@ -105,3 +105,15 @@ def test_the_package_parses_in_one_place():
     "eval(compile(x, '', 'eval'))", "inspect.signature(f)", "traceback.format_exc()", "np.load(file)"])
 def test_calls_that_parse_are_found(text):
     assert found(text)
+
+
+def test_an_exception_without_words_has_its_place_and_name():
+    class Wordless(Exception):
+        __notes__ = property(lambda self: 1 / 0)
+
+    try:
+        raise Wordless
+    except Wordless as error:
+        text = parsing.text_of(Wordless, error, error.__traceback__)
+    assert "raise Wordless" in text
+    assert text.endswith("Wordless, which cannot be shown (ZeroDivisionError)\n")

@@ -1,0 +1,250 @@
+"""Jobs whose output is broken or whose error has no words, children of ranks, exit codes, and Ctrl-C in commands."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+from commands import gpucoll_run
+from gpucoll.launch.mpi_jobs import ENDED, _job_code
+from jobs import JOB_MARK, kill_marked, marked, same_gpucoll
+from pace import seconds
+
+STANDALONE = ["--standalone"]
+FAILS = """
+import gpucoll as gc
+class Wordless(Exception):
+    def __str__(self):
+        raise KeyError("no words")
+    __notes__ = property(lambda self: 1 / 0)
+comm = gc.init(timeout=200)
+comm.barrier()
+if comm.rank == 1:
+    raise Wordless
+comm.barrier()
+"""
+PRINTS = "for number in range(20000):\n    print('x' * 200, flush=number % 100 == 0)\n"
+WAITS = "import time\nprint('here', flush=True)\ntime.sleep(300)\n"
+
+
+def command(*words):
+    return [sys.executable, "-m", "gpucoll", *map(str, words)]
+
+
+def start(words, **pipes):
+    """Start a command of which Ctrl-C is not ignored; return the process, and the mark of all its processes."""
+    token = uuid.uuid4().hex
+    unignored = "import os, signal, sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen([sys.executable, "-c", unignored, *words], text=True, start_new_session=True,
+                               env={**os.environ, **same_gpucoll(), JOB_MARK: token, "PYTHONUNBUFFERED": "1"},
+                               **{"stdin": subprocess.DEVNULL, **pipes})
+    return process, token
+
+
+def ended(process, token, patience=60):
+    """Return the exit code; no process of the job is left."""
+    try:
+        code = process.wait(seconds(patience))
+        assert marked(JOB_MARK, token) == []
+        return code
+    finally:
+        process.kill()
+        kill_marked(JOB_MARK, token)
+
+
+@pytest.mark.parametrize("output", ["full", "no reader", "closed"])
+@pytest.mark.parametrize("options", [STANDALONE, [], [*STANDALONE, "--survive"], [*STANDALONE, "--tag-output"]])
+def test_a_failure_ends_the_job_whatever_happens_to_its_output(launcher, tmp_path, options, output):
+    (tmp_path / "job.py").write_text(FAILS)
+    words = command("run", *options, "-n", 2, tmp_path / "job.py")
+    if output == "closed":
+        job = start(["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *words])
+    elif output == "full":
+        with open("/dev/full", "w") as full:
+            job = start(words, stdout=full, stderr=full)
+    else:
+        reader, writer = os.pipe()
+        job = start(words, stdout=writer, stderr=writer)
+        os.close(reader)
+        os.close(writer)
+    assert ended(*job) == 1
+
+
+@pytest.mark.parametrize("options", [STANDALONE, []])
+def test_a_job_ends_where_nobody_reads_its_output_any_more(launcher, tmp_path, options):
+    (tmp_path / "job.py").write_text(PRINTS)
+    process, token = start(command("run", *options, "-n", 2, tmp_path / "job.py"), stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT)
+    process.stdout.readline()
+    process.stdout.close()
+    assert ended(process, token) != 0
+
+
+CALLBACKS = """
+import os, signal, sys, threading
+import gpucoll as gc
+def first():
+    raise RuntimeError("cannot save")
+gc.on_terminate(first)
+gc.on_terminate(lambda: sys.exit(3))
+gc.on_terminate(lambda: open("saved", "w").close())
+os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+print("does not fit")
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_every_callback_runs_at_sigterm_whatever_the_others_raise(tmp_path):
+    job = subprocess.run([sys.executable, "-c", CALLBACKS], cwd=tmp_path, env={**os.environ, **same_gpucoll()},
+                         capture_output=True, text=True, timeout=seconds(60), check=False)
+    assert job.returncode == 143, job.stderr
+    assert (tmp_path / "saved").exists()
+    assert "RuntimeError: cannot save" in job.stderr
+
+
+# ---------------------------------------------------------------- exit codes
+
+
+@pytest.mark.parametrize(("end", "code"), [
+    ("sys.exit(3)", 3), ("os._exit(9)", 9), ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+    pytest.param("os._exit(7)", 7, marks=pytest.mark.slow), pytest.param("raise KeyError", 1, marks=pytest.mark.slow),
+    pytest.param("os.kill(os.getpid(), signal.SIGSEGV)", 139, marks=pytest.mark.slow),
+    ("os.kill(os.getpid(), signal.SIGTERM)", 143)])
+@pytest.mark.parametrize("options", [[], pytest.param(STANDALONE, marks=pytest.mark.slow)])
+def test_a_ranks_end_is_the_jobs_exit_code(launcher, tmp_path, options, end, code):
+    (tmp_path / "job.py").write_text("import os, signal, sys, time\nif os.environ['RANK'] == '1':\n"
+                                     f"    {end}\ntime.sleep(300)\n")
+    job = gpucoll_run(*options, "-n", 3, tmp_path / "job.py")
+    assert job.returncode == code, job.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("options", [[], pytest.param(STANDALONE, marks=pytest.mark.slow)])
+def test_a_signal_to_the_launcher_is_its_exit_code(launcher, tmp_path, options, number):
+    (tmp_path / "job.py").write_text(WAITS)
+    process, token = start(command("run", *options, "-n", 3, tmp_path / "job.py"), stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE)
+    assert [process.stdout.readline() for _ in range(3)] == ["here\n"] * 3
+    process.send_signal(number)
+    errors = process.communicate(timeout=seconds(60))[1]
+    assert ended(process, token) == 128 + number
+    assert errors.count("Traceback") == (number == signal.SIGINT), errors
+
+
+def test_where_the_launcher_is_killed_its_mpiexec_and_ranks_are(launcher, tmp_path):
+    (tmp_path / "job.py").write_text(WAITS)
+    process, token = start(command("run", "-n", 2, tmp_path / "job.py"), stdout=subprocess.PIPE)
+    assert [process.stdout.readline() for _ in range(2)] == ["here\n"] * 2
+    process.kill()
+    process.communicate(timeout=seconds(60))  # returns once no process has the pipe open
+    assert ended(process, token) == -signal.SIGKILL
+
+
+def test_the_first_code_counts_where_mpiexec_joins_codes():
+    assert (_job_code(7, [3, 4]), _job_code(4, [3, 4]), _job_code(255, [1])) == (3, 4, 1)
+    assert (_job_code(9, [137]), _job_code(9, [143]), _job_code(9, [9]), _job_code(9, [])) == (137, 143, 9, 9)
+    assert (_job_code(1, [*ENDED]), _job_code(-13, []), _job_code(0, [])) == (1, 141, 0)
+
+
+# ---------------------------------------------------------------- children of ranks
+
+CHILDREN = """
+import concurrent.futures, multiprocessing, subprocess, sys
+import gpucoll as gc
+PROGRAM = "import gpucoll.distributed as dist; dist.init_process_group()"
+OWN = "import gpucoll as gc; print(gc.init(store='tcp://127.0.0.1:1', rank=0, size=1).size)"
+
+def work(_):
+    try:
+        return gc.init(timeout=100).size
+    except gc.UsageError as error:
+        return str(error)
+
+if __name__ == "__main__":
+    with gc.init(timeout=200) as comm:
+        texts = []
+        for method in ("spawn", "forkserver"):
+            with multiprocessing.get_context(method).Pool(1) as pool:
+                texts.append(pool.map_async(work, [1]).get(100))
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            texts.append(pool.submit(work, 1).result(100))
+        child = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+        texts.append(child.stderr)
+        for text in texts:
+            assert "[GC-FORK]" in text and f"is a child of rank {comm.rank} (process" in text, text
+        if comm.rank == 0:
+            for how in ([], ["--standalone"]):
+                job = subprocess.run([sys.executable, "-m", "gpucoll", "run", *how, "-n", "2", "nested.py"])
+                assert job.returncode == 0
+        comm.barrier()
+"""
+NESTED = "import gpucoll as gc\nwith gc.init(timeout=100) as comm:\n    assert comm.size == 2\n    comm.barrier()\n"
+
+
+@pytest.mark.parametrize("options", [[], STANDALONE])
+def test_a_child_of_a_rank_is_refused_and_a_job_inside_a_rank_is_not(launcher, tmp_path, options):
+    (tmp_path / "job.py").write_text(CHILDREN)
+    (tmp_path / "nested.py").write_text(NESTED)
+    job = gpucoll_run(*options, "-n", 2, "job.py", cwd=tmp_path, timeout=150)
+    assert job.returncode == 0, job.stdout + job.stderr
+
+
+ALONE = """
+import os, subprocess, sys
+import gpucoll.launch.descent as descent
+os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29501")
+descent.mark_rank(1)
+descent.refuse_children()  # the rank itself
+os.environ["LOCAL_RANK"] = "0"  # set after the mark
+PROGRAM = "import gpucoll as gc; gc.init(timeout=1)"
+print(subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True).stderr)
+check = [sys.executable, "-c", "import gpucoll.launch.descent as descent; descent.refuse_children()"]
+assert subprocess.run(check, env={**os.environ, "RANK": "0"}).returncode == 0  # another rank, started on purpose
+"""
+
+
+def test_a_child_of_torchruns_rank_is_refused(tmp_path):
+    job = subprocess.run([sys.executable, "-c", ALONE], env={**os.environ, **same_gpucoll()}, capture_output=True,
+                         text=True, timeout=seconds(60), check=False)
+    assert job.returncode == 0, job.stderr
+    assert "[GC-FORK] init: this process" in job.stdout
+    assert "is a child of rank 1 (process" in job.stdout
+
+
+def test_a_child_of_a_rank_that_has_not_started_is_refused_before_mpi_starts(launcher, tmp_path):
+    (tmp_path / "job.py").write_text("import subprocess, sys\nsys.exit(subprocess.run([sys.executable, '-c', "
+                                     "'import gpucoll as gc; gc.init(timeout=100)']).returncode)")
+    job = gpucoll_run("-n", 1, tmp_path / "job.py")
+    if "MPICH" in job.stderr:
+        assert "[GC-FORK] init: this process" in job.stderr
+        assert job.returncode == 1
+
+
+# ---------------------------------------------------------------- commands
+
+BUSY = "import numpy, gpucoll as gc\ncomm = gc.init()\nx = numpy.ones((2000, 2000))\nprint('on', file=__import__('sys')" \
+       ".stderr, flush=True)\nwhile True:\n    x = x @ x / 2000\n"
+
+
+@pytest.mark.parametrize("words", [["verify"], ["verify", "--ranks", "1..16,40,41,42,43,44"],
+                                   ["precheck", "-n", "2", "busy.py"]])
+def test_ctrl_c_ends_a_command_with_one_line(tmp_path, words):
+    (tmp_path / "busy.py").write_text(BUSY)
+    process, token = start(command(*words), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    (process.stderr if words[0] == "precheck" else process.stdout).readline()  # in the midst of its work
+    os.killpg(process.pid, signal.SIGINT)
+    errors = process.communicate(timeout=seconds(20))[1]
+    assert ended(process, token) == 130
+    assert errors.removeprefix("on\n") == f"gpucoll {words[0]}: interrupted\n"
+
+
+def test_a_command_on_a_full_disk_says_so(tmp_path):
+    with open("/dev/full", "w") as full:
+        job = subprocess.run(command("verify", "--ranks", "2", "--algorithm", "ring"), stdout=full, text=True,
+                             stderr=subprocess.PIPE, env={**os.environ, **same_gpucoll()}, timeout=seconds(60),
+                             check=False)
+    assert (job.returncode, job.stderr.count("\n")) == (1, 1), job.stderr
+    assert "No space left" in job.stderr
