@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import json
 import os
@@ -13,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.analysis.document import write
-from gpucoll.core.output import open_closed, say, settle
+from gpucoll.core.output import code_without_output, open_closed, settle
 from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError, nearest
 from gpucoll.launch.arguments import Parser, refuse, size_range
 from gpucoll.launch.ctrl_c import ends_at_once
 from gpucoll.launch.launchers import launched
 from gpucoll.version import __version__
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of an output without room, or without a terminal
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,13 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
             finally:
                 sys.stdout.flush()  # here, and not at the end of the process, where Python would print the error
     except OSError as error:
-        if not isinstance(error, BrokenPipeError) and error.errno not in FULL:
+        if (code := code_without_output(error)) is None:
             raise
-        settle()
-        if isinstance(error, BrokenPipeError):
-            return 141  # 128 + SIGPIPE, the exit code that shells give to other tools
-        say(f"gpucoll: {error}\n")
-        return 1
+        return code
 
 
 def _run(given: list[str]) -> int:

@@ -6,12 +6,14 @@ What ends a job, or tells other ranks of an error, speaks by `say`: no failure o
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of an output without room, or without a terminal
 PATIENCE = 5.0  # seconds for a stream to take its content: a reader may have stopped to read without an end
 
 
@@ -76,6 +78,17 @@ def settle() -> bool:
     return fine
 
 
+def code_without_output(error: OSError) -> int | None:
+    """Return the exit code of a command whose output had no room or no reader; None for another error."""
+    if not isinstance(error, BrokenPipeError) and error.errno not in FULL:
+        return None
+    settle()
+    if isinstance(error, BrokenPipeError):
+        return 141  # 128 + SIGPIPE, the exit code that shells give to other tools
+    say(f"gpucoll: {error}\n")
+    return 1
+
+
 def open_closed() -> None:
     """Open the null device for each standard stream that is closed.
 
@@ -88,4 +101,4 @@ def open_closed() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number: this one
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w", closefd=False))
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 (open to the end)

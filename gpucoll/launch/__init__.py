@@ -6,6 +6,9 @@
     watchdog    the deadline of MPI's start
     standalone  starts and watches the ranks of one host in a job without MPI
     jobs        `gpucoll run`
+    mpi_jobs    starts and watches mpiexec, and keeps each rank's exit code
+    descent     tells a child of a rank from a rank
+    ctrl_c      the end of a command by Ctrl-C
     arguments   command lines under mpiexec: one rank prints errors and help
 """
 

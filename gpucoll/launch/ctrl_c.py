@@ -1,6 +1,6 @@
-"""Ctrl-C ends a command at once, whatever its main thread does.
+"""Ctrl-C ends a command at once, also during a long call of the main thread.
 
-The main thread may be inside a long call of C, or of MPI and waiting for an ended rank, and would get its
+The main thread may be inside a long call of C, or of MPI and waiting for an ended rank, and would get the
 KeyboardInterrupt late or never. Therefore Python's C code writes the signal's number to a socket, and a thread waits at
 the other end.
 """
@@ -69,7 +69,7 @@ def _end(program: str) -> None:
         say(f"{program}: interrupted\n")
     else:
         time.sleep(YIELDS)
-    # The main thread must not complain of the end of the helper processes, which do not always see their parent's end.
+    # Helper processes do not always see the parent's end. The main thread must not complain of the helpers' end.
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     for child in _children():
@@ -78,7 +78,7 @@ def _end(program: str) -> None:
 
 
 def _children() -> list[int]:
-    """Return the child processes, without the one of `multiprocessing` that removes what they have left."""
+    """Return the child processes, without the process of `multiprocessing` for the removal of leftovers."""
     numbers: list[int] = []
     with contextlib.suppress(OSError):  # a system without /proc
         for thread in os.listdir("/proc/self/task"):

@@ -1,8 +1,8 @@
-"""A child of a rank is no rank: its process inherits the launcher's variables, but not the launcher's connection.
+"""A child of a rank is no rank: a child inherits the launcher's variables, but not the launcher's connection.
 
-A rank that has started marks the environment, which all its descendants inherit. A process that finds another process'
-mark and the same launcher's variables is a child of that rank. A launcher started inside a rank on purpose changes the
-variables: its ranks are ranks.
+A started rank marks the environment, and all descendants inherit the mark. A process with the mark of another process,
+and with the same launcher's variables, is a child of a rank. A launcher started inside a rank on purpose changes the
+variables, so that the new ranks are no children.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import Iterable
 from gpucoll.errors import UsageError
 from gpucoll.launch.launchers import LAUNCHERS, STORE, TOKEN, started
 
-MARK = "GPUCOLL_RANK_PROCESS"  # the variable: process, start time, rank, connection, digest of variables, names of LATER in it
+# The variable with process, start time, rank, connection, digest of the variables, and the names from LATER among them.
+MARK = "GPUCOLL_RANK_PROCESS"
 # Variables that tell one job from another, and one rank of a job from another.
 DECISIVE = (*(name for launcher in LAUNCHERS for name in launcher[2:4]), "PMIX_NAMESPACE", "SLURM_JOB_ID",
             "SLURM_STEP_ID", TOKEN, STORE, "GPUCOLL_RANK", "GPUCOLL_SIZE", "TORCHELASTIC_RUN_ID",
             "TORCHELASTIC_RESTART_COUNT")
-# A rank may get these from gpucoll itself, after its mark: they count if they were there before.
+# gpucoll itself may set these variables after the mark: only variables set before the mark count.
 LATER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -40,10 +41,10 @@ def refuse_children() -> None:
 
 
 def refuse_without_connection() -> None:
-    """Raise UsageError before MPI starts where MPICH's launcher has told of a connection, and there is none.
+    """Raise UsageError, before MPI starts, if the environment names MPICH's connection, but the connection is closed.
 
-    MPI's start would end this process by errors of C. The parent is a rank that has set no mark, because it has not
-    started MPI, or not by gpucoll.
+    MPI's start would end this process by errors of C. The parent is a rank without a mark: MPI was not started there, or
+    not by gpucoll.
     """
     if os.environ.get("PMI_FD", "").isdecimal() and _connection() == "-":
         raise _refusal("a rank")
@@ -52,14 +53,14 @@ def refuse_without_connection() -> None:
 def _refusal(whose: str) -> UsageError:
     process = started()
     by = "" if process is None else f" of {process.launcher.name}"
-    return UsageError(f"init: this process ({os.getpid()}) is a child of {whose}{by}; a child of a rank is no rank, though "
-                      "it inherits the launcher's variables. Call gpucoll in the rank only (in a program whose children "
-                      "import it: under `if __name__ == '__main__':`), or give the child a world of its own by store=, "
-                      "rank= and size=", code="GC-FORK")
+    return UsageError(f"init: this process ({os.getpid()}) is a child of {whose}{by}; a child of a rank is no rank, "
+                      "though it inherits the launcher's variables. Call gpucoll in the rank only (in a program whose "
+                      "children import it: under `if __name__ == '__main__':`), or give the child a world of its own "
+                      "by store=, rank= and size=", code="GC-FORK")
 
 
 def _start() -> str:
-    """Return the start time of this process, which tells it from later processes of the same number."""
+    """Return the start time of this process: later processes may have the same number."""
     with contextlib.suppress(OSError, IndexError), open("/proc/self/stat") as file:
         # The name of the program, in parentheses, may contain spaces: split after it.
         return file.read().rpartition(")")[2].split()[19]

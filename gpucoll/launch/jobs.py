@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
     line = command(mpiexec, version, job, master(job, os.environ), root=os.geteuid() == 0)
-    return mpi_jobs.Job(line, shares_terminal=bool(job.hosts) and os.isatty(0)).run()
+    return mpi_jobs.MpiexecJob(line, shares_terminal=bool(job.hosts) and os.isatty(0)).run()
 
 
 def parser() -> Parser:

@@ -19,7 +19,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ BACKLOG = 4096  # keepers that connect; the launcher accepts at its end
 ENDED = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
 
-class Job:
+class MpiexecJob:
     """One mpiexec; `shares_terminal` if it may have to ask for a password, as ssh does, on the launcher's terminal."""
 
     def __init__(self, command: Sequence[str], *, shares_terminal: bool = False) -> None:
@@ -93,7 +92,7 @@ class Job:
         self._status = 128 + number
         # To the keepers of a stopped mpiexec the end of the socket is the order to kill.
         self._loop.call_later(SAVE if number == signal.SIGTERM else GRACE, self._kill)
-        # On a shared terminal, Ctrl-C has come to mpiexec already. SIGHUP would end mpiexec without a word to the ranks.
+        # On a shared terminal, mpiexec has its own Ctrl-C. SIGHUP would end mpiexec without a word to the ranks.
         if not (self._shares and number == signal.SIGINT):
             self._mpiexec.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 

@@ -30,6 +30,9 @@ PRINTS = "for number in range(20000):\n    print('x' * 200, flush=number % 100 =
 WAITS = "import time\nprint('here', flush=True)\ntime.sleep(300)\n"
 
 
+HEARS = "import os, signal, sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
+
+
 def command(*words):
     return [sys.executable, "-m", "gpucoll", *map(str, words)]
 
@@ -37,8 +40,7 @@ def command(*words):
 def start(words, **pipes):
     """Start a command of which Ctrl-C is not ignored; return the process, and the mark of all its processes."""
     token = uuid.uuid4().hex
-    unignored = "import os, signal, sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
-    process = subprocess.Popen([sys.executable, "-c", unignored, *words], text=True, start_new_session=True,
+    process = subprocess.Popen([sys.executable, "-c", HEARS, *words], text=True, start_new_session=True,
                                env={**os.environ, **same_gpucoll(), JOB_MARK: token, "PYTHONUNBUFFERED": "1"},
                                **{"stdin": subprocess.DEVNULL, **pipes})
     return process, token
@@ -225,8 +227,16 @@ def test_a_child_of_a_rank_that_has_not_started_is_refused_before_mpi_starts(lau
 
 # ---------------------------------------------------------------- commands
 
-BUSY = "import numpy, gpucoll as gc\ncomm = gc.init()\nx = numpy.ones((2000, 2000))\nprint('on', file=__import__('sys')" \
-       ".stderr, flush=True)\nwhile True:\n    x = x @ x / 2000\n"
+BUSY = """
+import sys
+import numpy
+import gpucoll as gc
+comm = gc.init()
+x = numpy.ones((2000, 2000))
+print("on", file=sys.stderr, flush=True)
+while True:
+    x = x @ x / 2000
+"""
 
 
 @pytest.mark.parametrize("words", [["verify"], ["verify", "--ranks", "1..16,40,41,42,43,44"],
