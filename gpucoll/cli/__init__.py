@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.analysis.document import write
-from gpucoll.core.output import code_without_output, open_closed, settle
+from gpucoll.core.output import open_closed
 from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError, nearest
 from gpucoll.launch.arguments import Parser, refuse, size_range
-from gpucoll.launch.ctrl_c import ends_at_once
+from gpucoll.launch.ctrl_c import ended_well
 from gpucoll.launch.launchers import launched
 from gpucoll.version import __version__
 
@@ -28,21 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     open_closed()
     given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["run"]:  # the launcher ends ranks itself, and its exit code is the job's
-        try:
-            return _run(given)
-        finally:
-            settle()
-    try:
-        with ends_at_once(" ".join(["gpucoll", *given[:1]])):
-            try:
-                return _run(given)
-            finally:
-                sys.stdout.flush()  # here, and not at the end of the process, where Python would print the error
-    except OSError as error:
-        if (code := code_without_output(error)) is None:
-            raise
-        return code
+    # The launcher ends ranks itself, and its exit code is the job's.
+    return _run(given) if given[:1] == ["run"] else ended_well(lambda: _run(given), " ".join(["gpucoll", *given[:1]]))
 
 
 def _run(given: list[str]) -> int:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from gpucoll.core.output import attempt, say
+from gpucoll.core.output import attempt, code_without_output, say
 from gpucoll.launch.launchers import launched
 
 INTERRUPTED = 130  # exit code, by the convention of shells
@@ -61,6 +61,20 @@ def ends_at_once(program: str) -> contextlib.AbstractContextManager[None]:
     is_ours = threading.current_thread() is threading.main_thread() and \
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return watched(lambda: _end(program), [signal.SIGINT]) if is_ours else contextlib.nullcontext()
+
+
+def ended_well(run: Callable[[], int], program: str) -> int:
+    """Return the exit code of the command `run`, also if the output has lost its reader or its room."""
+    try:
+        with ends_at_once(program):
+            try:
+                return run()
+            finally:
+                sys.stdout.flush()  # here, and not at the end of the process, where Python would print the error
+    except OSError as error:
+        if (code := code_without_output(error)) is None:
+            raise
+        return code
 
 
 def _end(program: str) -> None:

@@ -43,8 +43,8 @@ def refuse_children() -> None:
 def refuse_without_connection() -> None:
     """Raise UsageError, before MPI starts, if the environment names MPICH's connection, but the connection is closed.
 
-    MPI's start would end this process by errors of C. The parent is a rank without a mark: MPI was not started there, or
-    not by gpucoll.
+    MPI's start would end this process by errors of C. The parent is a rank without a mark: gpucoll has not started MPI
+    there.
     """
     if os.environ.get("PMI_FD", "").isdecimal() and _connection() == "-":
         raise _refusal("a rank")

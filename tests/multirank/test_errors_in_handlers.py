@@ -94,7 +94,10 @@ gc.on_terminate(first)
 gc.on_terminate(lambda: sys.exit(3))
 gc.on_terminate(lambda: open("saved", "w").close())
 os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
-print("does not fit")
+try:
+    print("does not fit")
+except OSError:  # the test's environment may have no buffer
+    pass
 os.kill(os.getpid(), signal.SIGTERM)
 """
 
