@@ -2,8 +2,8 @@
 
 mpiexec's own codes differ: MPICH's ends with 9 both for a rank that exits with 9 and for a rank killed by signal 9, and
 joins the codes of several ranks by "or". Therefore each rank has a keeper. The keeper is the process that mpiexec
-started; the rank is the keeper's child, made by a fork before the program runs. The keeper ends with the rank's status,
-or with 128 plus the number of the signal that ended the rank, and tells the launcher through a socket. On other hosts
+started; the rank is the keeper's child, made by a fork before the program runs. The keeper ends as the rank
+does, and tells the launcher the status, or 128 plus the signal's number, through a socket. On other hosts
 the socket is out of reach: there mpiexec's code counts. If the launcher is killed, the keepers see the end of the
 socket, and kill their ranks.
 """
@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import resource
 import secrets
 import select
 import signal
@@ -175,6 +176,12 @@ def _keep(rank: int, name: str | None) -> None:
         code = 128 - code if code < 0 else code
         if code:
             _tell(launcher, code)
+    if os.WIFSIGNALED(found[1]):  # end as the rank did: MPICH's mpiexec then ends the other ranks
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to reset
+            signal.signal(code - 128, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.kill(os.getpid(), code - 128)
     os._exit(code)
 
 
