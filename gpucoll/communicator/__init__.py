@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, Unpack
 
 from gpucoll.communicator.cartesian import Cartesian
-from gpucoll.communicator.elastic import TIMEOUT, confirm, joined, same_options
+from gpucoll.communicator.elastic import TIMEOUT, joined, same_options
 from gpucoll.communicator.links import LocalLink, MpiLink, StoreLink
 from gpucoll.communicator.methods import Communicator
 from gpucoll.core.dtypes import is_whole
@@ -114,8 +114,7 @@ def join(store: str, timeout: float = TIMEOUT) -> Communicator:
     "tcp://host:port", and BackendError for a wrong secret or another version of gpucoll.
     """
     global _world
-    comm = Communicator(*joined(store, timeout))
-    confirm(comm)
+    comm = joined(store, timeout, Communicator)
     if _world is None or _world.closed:
         _world = comm
     return comm

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoll.communicator.links import Link, LocalLink, MpiLink, StoreLink
 from gpucoll.communicator.metadata import check_alike
 from gpucoll.core.dtypes import is_whole
-from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, UsageError
+from gpucoll.errors import ArgumentError, BackendError, GpucollError, RankFailedError, RevokedError, UsageError
+from gpucoll.health.guard import LEAVES
 from gpucoll.launch import bootstrap, launchers, regroup
 from gpucoll.progress.operations import in_thread
 from gpucoll.progress.waits import Progress
+from gpucoll.transport import join_ports, kvstore
+from gpucoll.transport.connections import StoreError
 
 if TYPE_CHECKING:
     from gpucoll.communicator.methods import Communicator
@@ -40,15 +43,15 @@ def newcomer_options(given: Sequence[Any]) -> bootstrap.Options:
 def shrink(comm: Communicator) -> Communicator:
     """Return a communicator of the surviving ranks; see `Communicator.shrink`."""
     rest, life = comm._survivors, comm._core.life
-    if rest is not None and not rest.closed:
+    if rest is not None and (not rest.closed or rest._core.life.regroups):
         # The survivors' group may have lost a rank since.
-        if rest._core.waits.failure is not None or rest._core.link.processes.ended():
+        if rest.closed or rest._core.waits.failure is not None or rest._core.link.processes.ended():
             comm._survivors = shrink(rest)
         return comm._survivors or rest
-    if life.closed or life.is_forked:
+    # A rank that gave the communicator up, and found no survivors then, may try again.
+    if life.is_forked or (life.closed and (rest is not None or not life.regroups)):
         life.check_usable()
-    link = _link_of_survivors(comm)
-    comm._survivors = comm._over(link if isinstance(link, LocalLink) else same_options(link, comm.options))
+    comm._survivors = _group_of_survivors(comm)
     _let_init_return(comm._survivors, comm)
     return comm._survivors
 
@@ -65,9 +68,12 @@ def replace(comm: Communicator, timeout: Any) -> Communicator:
             everyone = rest._core.metadata.all_gather({"rank": comm.rank, "size": comm.size}, "replace")
             check_alike("replace", everyone, "size", "GC-GROW")
             grown = grow(rest, comm.size, [one["rank"] for one in everyone], timeout, "replace")
-        except RankFailedError:
-            if time.monotonic() > deadline:
+        except GpucollError as error:
+            if not _is_death(error, rest._core.link):
                 raise
+            if time.monotonic() > deadline:
+                raise _lost("replace", error, rest._core.link) from error
+            _give_up(rest)  # wakes the ranks that have not seen the death, and those that have grown
         else:
             _let_init_return(grown, rest)
             rest.close()
@@ -82,28 +88,68 @@ def _let_init_return(comm: Communicator, before: Communicator) -> None:
         internal.set_world(comm)
 
 
-def confirm(comm: Communicator) -> None:
-    """Return once all ranks have made a new communicator; give it up if a rank has died meanwhile."""
-    try:
-        comm._core.metadata.all_gather({}, "grow")
-    except GpucollError:
-        with contextlib.suppress(GpucollError):
-            comm.close()
-        raise
-
-
-def _link_of_survivors(comm: Communicator) -> Link:
-    """Return the link of the surviving ranks, and close `comm`."""
+def _group_of_survivors(comm: Communicator) -> Communicator:
+    """Return the communicator of the surviving ranks, and close `comm`."""
     link = comm._core.link
-    part: Link | None
+    part: Link | None = None
     if isinstance(link, LocalLink):
         link.stay()
         _give_up(comm)
         part = link.survivors(comm.timeout)
-    else:
-        part = (_shrunk_by_mpi(comm) if isinstance(link, MpiLink) else None) or _regrouped(comm)
+    elif isinstance(link, MpiLink):
+        part = _shrunk_by_mpi(comm)
+    if part is None:
+        return _regrouped(comm)
     part.gpu_index, part.device = link.gpu_index, link.device
-    return part
+    return comm._over(part if isinstance(part, LocalLink) else same_options(part, comm.options))
+
+
+def _is_death(error: BaseException | None, link: Link | None) -> bool:
+    """Return whether an error in making a group comes from the death of a rank, or of the store's host."""
+    if isinstance(error, RankFailedError | RevokedError | StoreError) or isinstance(
+            getattr(error, "__cause__", None), StoreError):
+        return True
+    # The memory of a dying process is out of reach before its end is visible.
+    return isinstance(error, BackendError) and link is not None and bool(link.processes.ended(LEAVES))
+
+
+def _lost(call: str, error: GpucollError, link: Link | None) -> RankFailedError:
+    """Return the error of ranks that cannot regroup because of deaths."""
+    return error if isinstance(error, RankFailedError) else RankFailedError(
+        f"{call}: a rank has died while the ranks regroup ({error})", ranks=link.processes.ended() if link else ())
+
+
+def _made(place: regroup.Place, make: Callable[[Link, bootstrap.Options], Communicator], options: bootstrap.Options,
+          call: str, before: Link | None = None) -> tuple[Communicator | None, Link | None, GpucollError | None]:
+    """Make the communicator of a new group; return it once all ranks have made it.
+
+    After a death of a rank the communicator is given up: it is None, with the link, if there is one, and the error. A
+    rank that has come to the end cannot know whether all others have. Those meet this rank again when they shrink.
+    """
+    link: StoreLink | None = None
+    made: Communicator | None = None
+    try:
+        link = StoreLink.regrouped(place, options.timeout, by_ucx=options.executor == "ucx")
+        if before is not None:
+            link.gpu_index, link.device = before.gpu_index, before.device
+        made = make(same_options(link, options), options)
+        made._core.metadata.all_gather({}, call)
+    except GpucollError as error:
+        if not _is_death(error, link):
+            if made is not None:
+                with contextlib.suppress(GpucollError):
+                    made.close()
+            elif link is not None and not isinstance(error, UsageError):  # `same_options` has freed it
+                link.forget()
+            raise
+        if made is not None:
+            _give_up(made)
+        if link is not None:
+            link.forget()
+        if made is None:  # no rank has the group: end it for those that are making it
+            kvstore.abandon(place.store)
+        return None, link, error
+    return made, link, None
 
 
 def _give_up(comm: Communicator) -> None:
@@ -152,17 +198,27 @@ def _shrunk_by_mpi(comm: Communicator) -> Link | None:
     return MpiLink(rest, comm.timeout)  # never free `rest`: MPI_Finalize of Open MPI would hang
 
 
-def _regrouped(comm: Communicator) -> Link:
-    """Return the link of survivors that meet without MPI, at the port of the lowest of them."""
-    members, options = comm._core.link.members, comm.options
+def _regrouped(comm: Communicator) -> Communicator:
+    """Return the communicator of survivors that meet without MPI, at the port of the eldest of them.
+
+    If a rank dies meanwhile, the others meet again.
+    """
+    link, late = comm._heir or comm._core.link, time.monotonic() + comm.timeout
+    members, ended = link.members, link.processes.ended
     assert members is not None
-    ended = comm._core.link.processes.ended
     _give_up(comm)
-    place = regroup.survivors(members, ended, comm.timeout, options)
-    try:
-        return StoreLink.regrouped(place, comm.timeout, by_ucx=options.executor == "ucx")
-    finally:
-        members.free()  # last: the new members take over the open port, where newcomers may be waiting
+    while True:
+        try:
+            place = regroup.survivors(members, ended, comm.timeout, comm.options)
+            made, _, error = _made(place, type(comm), comm.options, "shrink", link)
+        except StoreError as lost:
+            made, error = None, lost
+        if made is not None:
+            # Last: the new members take over the open port, where newcomers may be waiting.
+            comm._core.link.forget()
+            return made
+        if error is not None and time.monotonic() > late:
+            raise _lost("shrink", error, link) from error
 
 
 def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call: str) -> Communicator:
@@ -187,19 +243,35 @@ def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call
     check_alike(call, everyone, "size", "GC-GROW")
     if size > comm.size:
         regroup.check_secrets(everyone)
-    place = regroup.grown(link.members, int(size), seats, link.processes.ended, patience, comm.options)
-    new = StoreLink.regrouped(place, comm.timeout, by_ucx=comm.executor == "ucx")
-    new.gpu_index, new.device = link.gpu_index, link.device
-    grown = comm._over(same_options(new, comm.options))
-    confirm(grown)
-    return grown
+    made, new, lost = None, None, None
+    try:
+        place = regroup.grown(link.members, int(size), seats, link.processes.ended, patience, comm.options)
+        made, new, lost = _made(place, type(comm), comm.options, "grow", link)
+    except StoreError as error:
+        lost = error
+    if made is None and lost is not None:
+        comm._heir = new or comm._heir
+        raise _lost(call, lost, link) from lost
+    assert made is not None
+    comm._heir = None
+    return made
 
 
-def joined(store: str, timeout: float) -> tuple[Link, bootstrap.Options]:
-    """Return the link and the options of a newcomer; see `gpucoll.join`."""
-    place = regroup.newcomer(store, bootstrap.seconds_of(timeout))
-    options = newcomer_options(place.options)
-    bootstrap.end_together()
-    link = StoreLink.regrouped(place, options.timeout, by_ucx=options.executor == "ucx")
-    return same_options(link, options), options
+def joined(store: str, timeout: float, make: Callable[[Link, bootstrap.Options], Communicator]) -> Communicator:
+    """Return the communicator of a newcomer, by `make`; see `gpucoll.join`.
 
+    If a rank dies before all have the communicator, the newcomer waits for a place again.
+    """
+    patience = bootstrap.seconds_of(timeout)
+    deadline = time.monotonic() + patience
+    while True:
+        place = regroup.newcomer(store, patience, deadline)
+        options = newcomer_options(place.options)
+        bootstrap.end_together()
+        made, link, lost = _made(place, make, options, "grow")
+        if made is not None:
+            return made
+        if place.known is not None:
+            join_ports.let_go(place.known)  # the members are to take the address over
+        if lost is not None and time.monotonic() > deadline:
+            raise _lost("join", lost, link) from lost

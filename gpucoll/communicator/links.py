@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import os
 import secrets
@@ -21,11 +22,11 @@ from gpucoll.health.processes import Processes, RankThreads, process_namespace, 
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
-from gpucoll.launch.regroup import Membership, Place, fingerprint, let_in, membership, offer, text_of
+from gpucoll.launch.regroup import Lineage, Membership, Place, fingerprint, let_in, membership, offer, text_of
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport import ucx
 from gpucoll.transport.farewell import Farewell, Why, by_mpi
-from gpucoll.transport.join_ports import serves
+from gpucoll.transport.join_ports import join_port, serves
 from gpucoll.transport.kvstore import Address, KeyStore, MemoryStore, StoreServer, open_store
 from gpucoll.transport.mailbox import StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.transport.rendezvous import by_first_rank
@@ -109,12 +110,16 @@ class Link:
         if self.members is not None:
             self.members.leave()
 
-    def free(self) -> None:
-        """Release the resources of the link. A collective call."""
+    def forget(self) -> None:
+        """Forget how ranks regroup and who watches them: this link was given up, or closed by all ranks."""
         if self.members is not None:
             self.members.free()
         if self.processes.watch is not None:
             self.processes.watch.close()
+
+    def free(self) -> None:
+        """Release the resources of the link. A collective call."""
+        self.forget()
 
 
 class TypedMessages:
@@ -253,20 +258,36 @@ class StoreLink(Link):
 
     def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float, *,
                  token: str = "", known: Address | None = None, named: bool = False, needs_ucx: bool = False,
-                 by_ucx: bool = False) -> None:
+                 by_ucx: bool = False, lineage: Lineage | None = None) -> None:
         self._store, self._name, self._timeout, self._needs_ucx, self._by_ucx = store, name, timeout, needs_ucx, by_ucx
         self._token = token
         self.foreign = store.foreign
         self.mpi = self._ranks = StoreRanks(store, f"{name}/ranks", rank, size, timeout)
+        with contextlib.ExitStack() as undo:  # if a rank dies while the ranks meet
+            self._meet(rank, known, named, lineage, undo)
+            undo.pop_all()
+
+    def _meet(self, rank: int, known: Address | None, named: bool, lineage: Lineage | None,
+              undo: contextlib.ExitStack) -> None:
+        """Exchange what each rank needs to know of the others; `undo` gets what takes it back. A collective call."""
+        store, size = self._store, self._ranks.size
         # Newcomers come to rank 0 at first, and later to any rank that has the address.
-        mine = offer(known, store.host, named=named, may_hold=rank == 0 or not name.startswith(FIRST))
+        mine = offer(known, store.host, lineage.name if lineage else "", named=named,
+                     may_hold=rank == 0 or not self._name.startswith(FIRST))
+        forget = undo.enter_context(contextlib.ExitStack())
+        forget.callback(join_port, store.host, -1)
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname(), mine))
         self.place = RankTopology.of(rank, [namespace or host for _, namespace, host, _ in everyone])
-        self.members = membership(rank, [one[3] for one in everyone], token, store.host, known, named=named)
-        self.gpu_index = bootstrap.gpu_index(self.place)
+        self.members = membership(rank, [one[3] for one in everyone], self._token, store.host, known, named=named,
+                                  lineage=lineage)
         seen = visible((process, namespace) for process, namespace, *_ in everyone)
+        self.processes = Processes(seen)
+        forget.pop_all()
+        undo.callback(self.forget)
+        self.gpu_index = bootstrap.gpu_index(self.place)
         # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
-        self.processes = Processes(seen, None if len(seen) == size else Watch(self.mpi, self.place.nodes))
+        if len(seen) < size:
+            self.processes.watch = Watch(self.mpi, self.place.nodes)
         self.table = built_in()  # a machine's own is measured under its MPI
         self._farewells: dict[int, Farewell] = {}
         self.wire, self.points = self._carriers()
@@ -305,7 +326,8 @@ class StoreLink(Link):
     def regrouped(cls, place: Place, timeout: float, *, by_ucx: bool = False) -> StoreLink:
         """Return the link of a new group of ranks. A collective call."""
         return cls(place.store, f"regrouped {fingerprint(place.token)}", place.rank, place.size, timeout,
-                   token=place.token, known=place.known, named=place.named, needs_ucx=True, by_ucx=by_ucx)
+                   token=place.token, known=place.known, named=place.named, needs_ucx=True, by_ucx=by_ucx,
+                   lineage=place.lineage)
 
     def _part(self, name: str, rank: int, size: int) -> StoreLink:
         return StoreLink(self._store, f"{self._name}/{name}", rank, size, self._timeout, token=self._token,

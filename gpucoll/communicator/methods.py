@@ -68,7 +68,8 @@ class Communicator:
                 culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
                 others = {*range(link.place.size)} - {link.place.rank, culprit, *link.processes.ended()}
                 words = "has failed in init: " + str(error).partition("\n")[0]
-                Sent(link.wire, others, Farewell(Why.FAILED, (culprit,), words=words)).abandon()
+                with contextlib.suppress(*link.foreign):  # the store may have ended with its host
+                    Sent(link.wire, others, Farewell(Why.FAILED, (culprit,), words=words)).abandon()
             raise
         self.options = core.options
         self.mpi: Any = link.mpi if link.has_collectives else None
@@ -77,6 +78,7 @@ class Communicator:
         self._points: PointToPoint = points(core)
         self._blocks: VectorVariants = blocks(core)
         self._survivors: Communicator | None = None  # the survivors' communicator, once this one has been shrunk
+        self._heir: Link | None = None  # of the group that `grow` gave up: its other ranks may have completed it
 
     @classmethod
     def from_mpi(cls, mpi: Any, **options: Unpack[bootstrap.GivenOptions]) -> Communicator:

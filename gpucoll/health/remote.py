@@ -80,9 +80,12 @@ class Watch:
         everyone = mpi.allgather(addresses())
         if self._rank == 0:
             self._hub = Hub(mpi.size, secrets.token_hex(16), self._answer, self._broadcast_gone)
-        # The token travels by MPI, out of reach of strangers. By the token, a connection proves to come from a rank.
-        where, token = mpi.bcast((reachable(everyone[0], everyone), self._hub.token) if self._hub else None)
-        self._watched, where_met = self._meet(mpi, where, token)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.drop)  # if a rank dies while the ranks meet
+            # The token travels by MPI, out of reach of strangers. It proves that a connection comes from a rank.
+            where, token = mpi.bcast((reachable(everyone[0], everyone), self._hub.token) if self._hub else None)
+            self._watched, where_met = self._meet(mpi, where, token)
+            undo.pop_all()
         # This host's address in the network of all ranks; None, on every rank, unless every rank reaches rank 0.
         self.host = where_met if len(self._watched) == mpi.size else None
         if len(self._watched) == 1:  # no rank reached rank 0, so there is nothing to watch

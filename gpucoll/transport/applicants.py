@@ -1,12 +1,13 @@
 """Applicants: processes that wait at this process for their place in a new communicator.
 
 An applicant is a rank of a failed or growing communicator, or a newcomer of `gpucoll.join`. The applicant's greeting
-names the key of the communicator ("" for a newcomer) and the old rank. The applicant then waits, and leaves by ending
-the connection.
+names the key of the communicator ("" for a newcomer), the call, and the rank by a name: a rank's number changes from
+group to group. The applicant then waits for an answer, and leaves by ending the connection.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 from collections.abc import Collection, Mapping
@@ -14,19 +15,22 @@ from typing import Any, NamedTuple
 
 from gpucoll.transport.connections import Connection, StoreError
 
+ANY = "any"  # in place of a call: each call
 NEWCOMERS = ""  # the key of newcomers, in place of a communicator's
-ASKS = -1  # in place of the old rank: the other end only asks whether this process has left the communicator
+ASKS = ""  # in place of the rank's name: the other end only asks whether this process has left the communicator
 
 
 class Applicant(NamedTuple):
-    """An applicant: the connection, the key of the communicator, and the old rank."""
+    """An applicant: the connection, the key of the communicator, the rank's name, and the call."""
 
     connection: Connection
     key: str
-    rank: int
+    name: str
+    call: str
 
     def notify(self, head: dict[str, Any]) -> None:
-        """Send a frame; an applicant that has just left hears nothing."""
+        """Send the answer; an applicant that has just left hears nothing."""
+        self.connection.is_answered = True
         with contextlib.suppress(OSError):
             self.connection.send(head)
 
@@ -41,7 +45,8 @@ class Applicants:
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields; notified when an applicant comes or leaves
         self._tokens: dict[str, str] = {}  # the secret of each communicator's ranks, by key
-        self._left: set[str] = set()  # the keys of communicators left by this process
+        self._uses: collections.Counter[str] = collections.Counter()  # this process' communicators with each key
+        self._left: set[tuple[str, str]] = set()  # key and call (ANY for each call) that this process takes no part in
         self._here: list[Applicant] = []
 
     def expect(self, key: str, token: str | None) -> None:
@@ -51,18 +56,40 @@ class Applicants:
             if token is not None:
                 self._tokens[key] = token
 
-    def leave(self, key: str) -> None:
-        """Answer the applicants of the communicator `key` that this process has left, now and later."""
+    def hold(self, key: str, token: str) -> None:
+        """Let in applicants of one more communicator with the key `key`, in which this process takes part again."""
         with self._changed:
-            self._left.add(key)
-            here = [applicant for applicant in self._here if applicant.key == key]
+            self._uses[key] += 1
+            self._left = {(left, call) for left, call in self._left if left != key}
+            self._tokens[key] = token
+
+    def release(self, key: str) -> bool:
+        """Forget a communicator with the key `key`; return whether it was the last, and refuse applicants then."""
+        with self._changed:
+            self._uses[key] -= 1
+            is_last = self._uses[key] <= 0
+            if is_last:
+                del self._uses[key]
+                self._tokens.pop(key, None)
+            return is_last
+
+    def leave(self, key: str, call: str = ANY) -> None:
+        """Answer the applicants of the communicator `key` that this process takes no part in `call`, now and later."""
+        with self._changed:
+            # Another communicator with this key may go on: its ranks are awaited there.
+            if call == ANY:
+                self._uses[key] = max(0, self._uses[key] - 1)
+                if self._uses[key]:
+                    return
+            self._left.add((key, call))
+            here = [one for one in self._here if one.key == key and call in (ANY, one.call)]
         for applicant in here:
             applicant.notify({"left": True})
 
     def here(self, key: str) -> list[Applicant]:
-        """Return the applicants of the communicator `key`, in the order of arrival."""
+        """Return the applicants of the communicator `key` that wait for an answer, in the order of arrival."""
         with self._changed:
-            return [applicant for applicant in self._here if applicant.key == key]
+            return [one for one in self._here if one.key == key and not one.connection.is_answered]
 
     def wait(self, patience: float) -> None:
         """Wait until an applicant comes or leaves, for `patience` seconds at most."""
@@ -84,14 +111,14 @@ class Applicants:
 
     def receive(self, connection: Connection, greeting: Mapping[str, Any]) -> None:
         """Keep an applicant until the connection ends."""
-        key, rank = greeting.get("key"), greeting.get("was")
-        if not isinstance(key, str) or type(rank) is not int:
+        key, name, call = (greeting.get(field) for field in ("key", "was", "call"))
+        if not isinstance(key, str) or not isinstance(name, str) or not isinstance(call, str):
             raise StoreError("the greeting of an applicant is incomplete; start all processes with one version of "
                              "gpucoll")
-        applicant = Applicant(connection, key, rank)
+        applicant = Applicant(connection, key, name, call)
         with self._changed:
             self._here.append(applicant)
-            has_left = key in self._left
+            has_left = not self._left.isdisjoint({(key, ANY), (key, call)})
             self._changed.notify_all()
         try:
             if has_left:

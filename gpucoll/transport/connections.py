@@ -58,6 +58,7 @@ class Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._came = bytearray()  # bytes received of the next frame
         self._sending = threading.Lock()  # frames of several threads must not interleave
+        self.is_answered = False  # whether an applicant has its answer
         self.pad = b""  # of an applicant's connection: known to both ends alone, see `pad_of`
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:

@@ -105,6 +105,14 @@ def holds(address: Address) -> bool:
     return True
 
 
+def let_go(address: Address) -> None:
+    """Close the port at an address given by users if this process has taken it over."""
+    taken = _held.get(address)
+    if taken is not None:
+        del _held[address]
+        taken.close()
+
+
 class Answer(NamedTuple):
     """A frame sent to this applicant, and the connection, to be closed once the applicant has its place."""
 
@@ -117,10 +125,11 @@ class Answer(NamedTuple):
         return bytes(a ^ b for a, b in zip(sealed, self.connection.pad, strict=True)).hex()
 
 
-def ask(address: Address, key: str, token: str, deadline: float, was: int = ASKS) -> Answer | None:
+def ask(address: Address, key: str, token: str, deadline: float, was: str = ASKS, call: str = "") -> Answer | None:
     """Go to another process' join port as an applicant and return the answer; None if the process has ended, or ends.
 
-    Raises CollectiveTimeout at `deadline`, by the monotonic clock, and StoreError if the port refuses this applicant.
+    `was` is the name of this rank, and `call` the call that needs the answer. Raises CollectiveTimeout at `deadline`,
+    by the monotonic clock, and StoreError if the port refuses this applicant.
     """
     left = deadline - time.monotonic()
     try:
@@ -132,7 +141,8 @@ def ask(address: Address, key: str, token: str, deadline: float, was: int = ASKS
         try:
             if connection.socket.getsockname() == connection.socket.getpeername():
                 return None  # the system has chosen the dead process' port for this end
-            connection.join(APPLICANT, 0, token, max(POLL_INTERVAL, deadline - time.monotonic()), key=key, was=was)
+            connection.join(APPLICANT, 0, token, max(POLL_INTERVAL, deadline - time.monotonic()), key=key, was=was,
+                            call=call)
             frame, _ = connection.read(0, deadline)
         except TimeoutError:
             raise CollectiveTimeout(f"no answer from {address[0]}:{address[1]}") from None

@@ -168,10 +168,17 @@ class StoreServer(MemoryStore):
 class StoreClient(KeyStore):
     """Another rank's access to the store held by rank 0; any thread may call."""
 
-    def __init__(self, rank: int, size: int, token: str, timeout: float, address: Address | None = None) -> None:
+    def __init__(self, rank: int, size: int, token: str, timeout: float, address: Address | None = None, *,
+                 is_open: bool = False) -> None:
         self._timeout, self._numbers, self._gone = timeout, 0, list[int]()
         self._lock = threading.Lock()  # held from a request to its answer: one request at a time on the connection
-        self._connection = _connected(socket_name(token) if address is None else address, timeout)
+        if is_open and address is not None:
+            try:  # once: what refuses a connection now has ended
+                self._connection = Connection(socket.create_connection(address, timeout))
+            except OSError as error:
+                raise _unreachable(error) from None
+        else:
+            self._connection = _connected(socket_name(token) if address is None else address, timeout)
         # Close the connection if the greeting fails.
         with contextlib.ExitStack() as undo:
             undo.callback(self.drop)
@@ -234,6 +241,12 @@ class StoreClient(KeyStore):
             self._connection.socket.settimeout(ANSWER)
             self._connection.send({"bye": True})
         self.drop()
+
+    def hang_up(self) -> None:
+        """End the connection without a goodbye; a request under way on another thread then fails."""
+        self._connection.hang_up()
+        with self._lock:
+            self.drop()
 
     def drop(self) -> None:
         """Close the socket without a goodbye."""
@@ -307,9 +320,25 @@ def host_store(rank: int, size: int, token: str, host: str) -> tuple[StoreServer
 
 
 def reach_store(rank: int, size: int, token: str, timeout: float, address: Address) -> StoreClient:
-    """Return the store opened by `host_store` at `address` on another rank; `rank` is this process'."""
-    store = _open[token, address] = StoreClient(rank, size, token, timeout, address)
+    """Return the store opened by `host_store` at `address` on another rank; `rank` is this process'.
+
+    Raises StoreError if the other rank has ended.
+    """
+    store = _open[token, address] = StoreClient(rank, size, token, timeout, address, is_open=True)
     return store
+
+
+def abandon(store: KeyStore) -> None:
+    """End a store opened by `host_store` or `reach_store`: the other ranks count this rank as gone, or lose the store.
+
+    So no rank goes on in a group that this rank has given up.
+    """
+    for place in [place for place, one in _open.items() if one is store]:
+        del _open[place]
+    if isinstance(store, StoreServer):
+        store.hub.close()
+    elif isinstance(store, StoreClient):
+        store.hang_up()
 
 
 def linger_at_most(seconds: float) -> None:
