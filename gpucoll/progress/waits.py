@@ -15,6 +15,7 @@ from collections.abc import Callable, MutableSequence, Sequence, Sized
 from typing import Any
 
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RevokedError, UsageError, is_known, is_settled
+from gpucoll.progress.deadlines import limited
 from gpucoll.progress.operations import (
     Lasting,
     Operation,
@@ -173,6 +174,10 @@ class Progress:
 
     def until(self, done: Pending, name: str, deadline: float, ends: Sequence[End] = ()) -> None:
         """Poll until `done()` is true; raise CollectiveTimeout at `deadline` (of `time.monotonic`); see `late`."""
+        with limited(deadline):  # also the requests of `done` and of the hooks to other processes
+            self._poll(done, name, deadline, ends)
+
+    def _poll(self, done: Pending, name: str, deadline: float, ends: Sequence[End]) -> None:
         began = self.waits_since = time.monotonic()
         self.name, patience = name, began + self._spin
         # Poll, because no single event covers shared memory, MPI, sockets and GPU events together. Between polls: run

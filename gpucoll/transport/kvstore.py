@@ -21,13 +21,15 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from gpucoll.errors import CollectiveTimeout
+from gpucoll.progress.deadlines import deadline_of
 from gpucoll.transport.applicants import APPLICANTS
 from gpucoll.transport.connections import MOST_BYTES, POLL_INTERVAL, Connection, Frame, Hub, StoreError, refused
 from gpucoll.transport.rendezvous import becomes
 
-# Seconds before a `get` without an answer counts as "no such key": if rank 0 is stopped, the caller's own deadline and
-# checks for dead ranks must still run.
-ANSWER = 1.0
+# Seconds for the answer to a request. If rank 0 is stopped, the caller's own deadline and checks for dead ranks must
+# still run: a `get` then counts as "no such key", and all other requests as carried out. The store carries them out, in
+# order, when rank 0 goes on. Until an answer comes, later requests wait for SILENT seconds only.
+ANSWER, SILENT = 1.0, 1e-2
 # Seconds for which rank 0, at exit, waits for ranks still connected, because the store ends with rank 0.
 LINGER = 300.0
 
@@ -171,7 +173,9 @@ class StoreClient(KeyStore):
     def __init__(self, rank: int, size: int, token: str, timeout: float, address: Address | None = None, *,
                  is_open: bool = False) -> None:
         self._timeout, self._numbers, self._gone = timeout, 0, list[int]()
+        self._is_silent = False  # whether the last request has had no answer yet
         self._lock = threading.Lock()  # held from a request to its answer: one request at a time on the connection
+        deadline = time.monotonic() + timeout  # to connect and to be let in
         if is_open and address is not None:
             try:  # once: what refuses a connection now has ended
                 self._connection = Connection(socket.create_connection(address, timeout))
@@ -183,7 +187,7 @@ class StoreClient(KeyStore):
         with contextlib.ExitStack() as undo:
             undo.callback(self.drop)
             try:
-                self._connection.join(rank, size, token, timeout)
+                self._connection.join(rank, size, token, max(SILENT, deadline - time.monotonic()))
             except TimeoutError:
                 raise CollectiveTimeout(f"init: rank 0 did not answer within {timeout:g} s", ranks=(0,)) from None
             except (OSError, EOFError) as error:
@@ -192,39 +196,53 @@ class StoreClient(KeyStore):
         own = "" if address is None else str(self._connection.socket.getsockname()[0])
         self.host = address[0] if address and (own == "::1" or own.startswith("127.")) else own
 
-    def _call(self, call: str, key: str, body: bytes = b"", patience: float | None = None, **given: Any) -> Frame:
-        """Send a request to rank 0 and return the answer.
+    def _call(self, call: str, key: str, body: bytes = b"", **given: Any) -> Frame:
+        """Send a request to rank 0 and return the answer, empty if none comes within ANSWER seconds.
 
-        Without an answer in `patience` seconds the result is empty; with no `patience` given, the timeout holds and
-        raises StoreError. StoreError as well for a lost connection or an error answered by rank 0.
+        A wait around the request ends it earlier. Raises StoreError for a lost connection, or an error answered by
+        rank 0.
         """
-        deadline = time.monotonic() + (self._timeout if patience is None else patience)
+        deadline = deadline_of(min(ANSWER, self._timeout))
         with self._lock:
-            self._numbers += 1
             try:
-                self._connection.socket.settimeout(self._timeout)
-                self._connection.send({"call": call, "key": key, "number": self._numbers, **given}, body)
-                # An earlier request may have run out of patience: skip its late answer.
-                while True:
-                    answer, value = self._connection.read(deadline=deadline)
-                    if "error" in answer:
-                        raise refused(answer)
-                    if answer.get("number") == self._numbers:
-                        self._gone = answer.get("gone", [])
-                        return answer, value
+                if self._is_silent:
+                    deadline = min(deadline, time.monotonic() + SILENT)
+                    if call == "get":  # ask no more before the last answer: many questions would fill the connection
+                        self._read(deadline)
+                        deadline = deadline_of(min(ANSWER, self._timeout))
+                self._numbers += 1
+                self._send({"call": call, "key": key, "number": self._numbers, **given}, body)
+                return self._read(deadline)
             except TimeoutError:
-                if patience is not None:
-                    return {}, b""
-                raise StoreError("the store of this job, on rank 0, did not answer within "
-                                 f"{self._timeout:g} s") from None
+                self._is_silent = True
+                return {}, b""
             except (OSError, EOFError) as error:
                 raise _unreachable(error) from None
+
+    def _read(self, deadline: float) -> Frame:
+        """Return the answer to the last request. Requests that ran out of patience may be answered before."""
+        while True:
+            answer, value = self._connection.read(deadline=deadline)
+            if "error" in answer:
+                raise refused(answer)
+            if answer.get("number") == self._numbers:
+                self._gone, self._is_silent = answer.get("gone", []), False
+                return answer, value
+
+    def _send(self, head: dict[str, Any], body: bytes) -> None:
+        """Send a frame, by the deadline of the wait: a stopped rank 0 receives no more than the system keeps."""
+        self._connection.socket.settimeout(max(SILENT, deadline_of(self._timeout) - time.monotonic()))
+        try:
+            self._connection.send(head, body)
+        except TimeoutError:
+            self._connection.hang_up()  # part of the frame may have left: nothing can follow it
+            raise EOFError("a request did not leave this process by the deadline") from None
 
     def set(self, key: str, value: bytes) -> None:
         self._call("set", key, value)
 
     def get(self, key: str, wait: float = 0.0) -> bytes | None:
-        answer, value = self._call("get", key, patience=ANSWER, wait=wait)
+        answer, value = self._call("get", key, wait=wait)
         return value if answer.get("found") is True else None
 
     def delete(self, key: str) -> None:
@@ -260,14 +278,17 @@ def _unreachable(error: Exception) -> StoreError:
 def _connected(place: str | Address, timeout: float) -> Connection:
     """Return a connection to rank 0, trying until rank 0 has opened the store; CollectiveTimeout at the deadline."""
     found: list[socket.socket] = []
-    reason = ""
+    reason, deadline = "", time.monotonic() + timeout
+
+    def left() -> float:
+        return max(POLL_INTERVAL, deadline - time.monotonic())
 
     def connects() -> bool:
         nonlocal reason
         try:
             if isinstance(place, tuple):
                 # A host may be unknown, or out of reach, until the job's network is complete.
-                connected = socket.create_connection(place, timeout)
+                connected = socket.create_connection(place, left())
                 # The system may have chosen rank 0's port for this end: the socket is then connected to itself.
                 if connected.getsockname() != connected.getpeername():
                     found.append(connected)
@@ -278,7 +299,7 @@ def _connected(place: str | Address, timeout: float) -> Connection:
             reason = f" ({error})"
             return False
         connected = socket.socket(socket.AF_UNIX)
-        connected.settimeout(timeout)  # `connect` would block for ever if the listener's queue stays full
+        connected.settimeout(left())  # `connect` would block for ever if the listener's queue stays full
         try:
             connected.connect(place)
             found.append(connected)

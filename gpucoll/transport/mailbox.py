@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll.errors import CollectiveTimeout, RankFailedError, UsageError
+from gpucoll.progress.deadlines import limited
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport.connections import StoreError
 from gpucoll.transport.farewell import NBYTES, Farewell
@@ -79,22 +80,27 @@ class StoreRanks:
         Raises CollectiveTimeout naming the late ranks, and RankFailedError for a rank that has ended.
         """
         before, self._calls = self._key(self.rank), self._calls + 1
-        self._store.set(self._key(self.rank), encode(value))
         deadline, came = time.monotonic() + self._timeout, list[Any]()
-        # Read rank after rank. A value present is taken even from a rank that has ended since.
-        while (rank := len(came)) < self.size:
+        with limited(deadline):
+            self._store.set(self._key(self.rank), encode(value))
+            self._read(came, deadline)
+        if len(came) < self.size:
+            late = self.missing()
+            raise CollectiveTimeout(f"waited {self._timeout:g} s for ranks {', '.join(map(str, late))} of {self.size} "
+                                    "to join the others; was each of them started, with the same WORLD_SIZE?",
+                                    ranks=late)
+        self._store.delete(before)  # every rank is in this call, and so has read the values of the previous call
+        return came
+
+    def _read(self, came: list[Any], deadline: float) -> None:
+        """Read rank after rank into `came` until `deadline`."""
+        while (rank := len(came)) < self.size and time.monotonic() < deadline:
             text = self._store.get(self._key(rank), WAIT)
+            # A value present is taken even from a rank that has ended since.
             if text is not None:
                 came.append(decode(text))
             elif rank in self._store.gone():
                 raise RankFailedError(f"rank {rank} ended before all ranks had joined", ranks=(rank,))
-            elif time.monotonic() > deadline:
-                late = self.missing()
-                raise CollectiveTimeout(f"waited {self._timeout:g} s for ranks {', '.join(map(str, late))} of "
-                                        f"{self.size} to join the others; was each of them started, with the same "
-                                        "WORLD_SIZE?", ranks=late)
-        self._store.delete(before)  # every rank is in this call, and so has read the values of the previous call
-        return came
 
     def missing(self) -> tuple[int, ...]:
         """Return the ranks that have not come to the call under way."""
