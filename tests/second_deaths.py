@@ -1,21 +1,25 @@
-"""Deaths while ranks regroup: every step of `shrink`, `grow` and `replace`, on every rank, and deaths at random moments.
+"""Deaths while ranks regroup: at each step of `shrink`, `grow` and `replace`, on each rank, and at random moments.
 
-    python tests/second_deaths.py [--call shrink] [--ranks 4] [--soak 40]
+    python tests/second_deaths.py [--call shrink] [--ranks 4] [--at notify:2,meet:1] [--soak 40]
 
-The processes are forked by this one, so that hundreds of jobs take minutes. A rank ends itself by SIGKILL before or
-after the n-th call of a function of the regrouping. The others go on as docs/guide/elastic.md shows, until all of them
-are one group with the right results.
+The processes are forks of this one, so that hundreds of jobs take minutes. One rank ends by SIGKILL at a step, before
+or after a call of a function of the regrouping. The steps are numbered, or numbered by function with `--at`. The other
+ranks go on as in docs/guide/elastic.md, until all of them are one group with the right results.
 """
 
 import argparse
+import collections
 import contextlib
+import itertools
 import json
 import os
 import random
+import select
 import signal
 import sys
 import threading
 import time
+import traceback
 
 import numpy
 
@@ -45,24 +49,25 @@ class Steps:
     """Counts the steps of this process while armed, and ends the process at step `last`."""
 
     def __init__(self, last):
-        self.last, self.count, self.armed = last, 0, False
+        self.last, self.count, self.armed = last, collections.Counter(), False
         for owner, name in STEPS:
             setattr(owner, name, self._counted(getattr(owner, name)))
 
     def _counted(self, call):
         def counted(*given, **more):
-            self.next()
+            self.next(call.__name__)
             result = call(*given, **more)
-            self.next()
+            self.next(call.__name__)
             return result
 
         return counted
 
-    def next(self):
+    def next(self, name):
         if self.armed and threading.current_thread() is threading.main_thread():
-            self.count += 1
-            if self.count == self.last:
-                die()
+            for one in ("", name):
+                self.count[one] += 1
+                if self.last == f"{one}:{self.count[one]}":
+                    die()
 
     @contextlib.contextmanager
     def here(self):
@@ -73,59 +78,77 @@ class Steps:
             self.armed = False
 
 
-def go_on(comm, steps, call, was):
-    """Make calls until all ranks have made them in one group; return the group and what each call of `call` raised."""
-    raised, failed = [], True
+def checked(comm, was):
+    """Make calls with known results; return the ranks of the group by their first numbers."""
+    for turn in range(3):
+        mine = numpy.arange(5) * (was + 1) + turn
+        rows = comm.all_gather(mine)
+        assert (rows[comm.rank] == mine).all()
+        assert (comm.all_reduce(mine) == rows.sum(0)).all()
+    everyone = comm.all_gather(numpy.array([was])).ravel().tolist()
+    comm.barrier()
+    return everyone
+
+
+def go_on(comm, regroup, steps, was, dies=None):
+    """Regroup until all ranks have made their calls in one group, without the rank `dies`.
+
+    Returns the communicator of the group, its ranks, and where errors were raised.
+    """
+    raised = []
     while True:
+        here = regroup.__name__
         try:
-            if failed:
-                with steps.here():
-                    comm = comm.shrink() if call == "shrink" else comm.replace(seconds(30))
-                failed = False
-            for turn in range(3):
-                mine = numpy.arange(5) * (was + 1) + turn
-                rows = comm.all_gather(mine)
-                assert (comm.all_reduce(mine) == rows.sum(0)).all()
-            everyone = comm.all_gather(numpy.array([was])).ravel().tolist()
-            comm.barrier()
+            with steps.here():
+                comm = regroup(comm)
+            here = "call"
+            everyone = checked(comm, was)
+            while dies in everyone:
+                everyone = checked(comm, was)
             return comm, everyone, raised
         except FAILURES as error:
-            raised.append("call" if not failed else call)
-            failed = True
-            assert type(error) in FAILURES, repr(error)
+            if type(error) not in FAILURES:
+                raise
+            raised.append(here)
+            if here == "grow":
+                regroup = shrink
 
 
-def member(place, rank, size, first, steps, call, delay):
+def shrink(comm):
+    return comm.shrink()
+
+
+def replace(comm):
+    return comm.replace(seconds(30))
+
+
+def grow(comm):
+    return comm.grow(comm.size + 1, seconds(30))
+
+
+CALLS = {"shrink": shrink, "replace": replace, "grow": grow}
+
+
+def member(place, rank, size, first, steps, call, dies, delay):
     comm = gc.init(store=place, rank=rank, size=size, timeout=seconds(20))
     with contextlib.suppress(*FAILURES):
         comm.all_reduce(numpy.arange(1000))
         if rank == first:
             die()
-        while True:
+        while first >= 0:
             comm.all_reduce(numpy.arange(1000))
-    if delay is not None:
+    if rank == dies:
         threading.Timer(delay, die).start()
-    return go_on(comm, steps, call, rank)
+    return go_on(comm, CALLS[call], steps, rank, dies)
 
 
-def newcomer(place, number, steps):
+def newcomer(place, was, steps, call):
     with steps.here():
-        comm = gc.join(place, seconds(30))
-    was = 100 + number
+        comm = gc.join(place, seconds(60))
     try:
-        return go_on_after(comm, steps, was)
+        return comm, checked(comm, was), []
     except FAILURES:
-        return go_on(comm, steps, "replace", was)
-
-
-def go_on_after(comm, steps, was):
-    for turn in range(3):
-        mine = numpy.arange(5) * (was + 1) + turn
-        rows = comm.all_gather(mine)
-        assert (comm.all_reduce(mine) == rows.sum(0)).all()
-    everyone = comm.all_gather(numpy.array([was])).ravel().tolist()
-    comm.barrier()
-    return comm, everyone, []
+        return go_on(comm, shrink if call == "grow" else replace, steps, was)
 
 
 def fork(run):
@@ -138,8 +161,7 @@ def fork(run):
     try:
         os.close(reads)
         said = run()
-    except BaseException as error:
-        import traceback
+    except BaseException:
         said = {"error": traceback.format_exc()[-2000:]}
     os.write(writes, json.dumps(said).encode())
     os._exit(0)
@@ -153,42 +175,45 @@ def job(size, first, victim, last, call="shrink", delay=None, newcomers=0):
     def run(who):
         steps = Steps(last if who == victim else 0)
         began = time.monotonic()
-        comm, everyone, raised = newcomer(place, who - 100, steps) if who >= 100 else member(
-            place, who, size, first, steps, call, delay if who == victim else None)
+        comm, everyone, raised = newcomer(place, who, steps, call) if who >= 100 else member(
+            place, who, size, first, steps, call, None if delay is None else victim, delay)
         took = time.monotonic() - began
         rank = comm.rank
         comm.close()  # not before the others have made their last call
-        return {"rank": rank, "all": everyone, "raised": raised, "steps": steps.count, "seconds": took}
+        return {"rank": rank, "all": everyone, "raised": raised, "steps": steps.count[""], "seconds": took}
 
     who = [*range(size), *range(100, 100 + newcomers)]
     children = {one: fork(lambda one=one: run(one)) for one in who}
     said, late = {}, time.monotonic() + seconds(90)
     open_pipes = dict(children)
-    needed = size - (first >= 0) - (victim is not None and last is not None or delay is not None)
-    if newcomers:
-        needed = size
-    while open_pipes and time.monotonic() < late:
-        import select
+    while open_pipes and time.monotonic() < late and not is_over(said, size, call):
         ready, _, _ = select.select([pipe for _, pipe in open_pipes.values()], [], [], 1)
-        for one, (process, pipe) in [*open_pipes.items()]:
+        for one, (_, pipe) in [*open_pipes.items()]:
             if pipe in ready:
                 text = os.read(pipe, 1 << 16)
                 said[one] = json.loads(text) if text else None
                 del open_pipes[one]
-        if newcomers and sum(one is not None for one in said.values()) >= needed:
-            break
-    for one, (process, pipe) in children.items():
+    for process, pipe in children.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         os.close(pipe)
     for one in open_pipes:
-        if one < 100:
+        if not is_over(said, size, call):
             said[one] = {"error": "late"}
     return said
 
 
-def judged(said, size, first, call):
+def is_over(said, size, call):
+    """Return whether all members have ended, and all ranks of their last group; other newcomers may wait for ever."""
+    if not said.keys() >= {*range(size)}:
+        return False
+    living = [found for found in said.values() if found is not None and "error" not in found]
+    return {one for found in living for one in found["all"]} <= said.keys() and (
+        call != "replace" or len(living) >= size)
+
+
+def judged(said, size, call):
     """Return what is wrong with a job, "" if nothing is: the living ranks are one group with the right results."""
     living = {one: found for one, found in said.items() if found is not None}
     for one, found in living.items():
@@ -198,6 +223,8 @@ def judged(said, size, first, call):
     if len(groups) != 1:
         return f"groups {groups}"
     (group,) = groups
+    if call == "grow" and sorted(one for one in living if one < 100) != sorted(one for one in group if one < 100):
+        return f"group {group} of {sorted(living)}"
     if call == "shrink" and list(group) != sorted(living):
         return f"group {group} of {sorted(living)}"
     if call == "replace" and (len(group) != size or sorted(group) != sorted(living)
@@ -208,57 +235,46 @@ def judged(said, size, first, call):
     return ""
 
 
+def found(given, first, victim, last=None, delay=None):
+    """Return what is wrong with a job, and whether the victim has died; a line of the job is printed."""
+    began = time.monotonic()
+    said = job(given.ranks, first, victim, last, given.call, delay, {"replace": 3, "grow": 1, "shrink": 0}[given.call])
+    has_died = said.get(victim) is None
+    wrong = judged(said, given.ranks, given.call)
+    raised = {one: told["raised"] for one, told in said.items() if told and told.get("raised")}
+    print(f"{given.call}, rank {first} dead, rank {victim} at {last or delay}, {time.monotonic() - began:.1f} s:",
+          wrong or "goes on", raised or "", flush=True)
+    return wrong, has_died
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--call", default="shrink")
+    parser.add_argument("--call", default="shrink", choices=CALLS)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--soak", type=int, default=0)
-    parser.add_argument("--first", type=int, default=None)
-    parser.add_argument("--victim", type=int, default=None)
+    parser.add_argument("--first", type=int, help="the rank that is dead before; -1 for none")
+    parser.add_argument("--victim", type=int)
+    parser.add_argument("--at", type=lambda text: text.split(","), default=[])
     parser.add_argument("--stride", type=int, default=1)
-    parser.add_argument("--begin", type=int, default=1)
+    parser.add_argument("--soak", type=int, default=0)
     parser.add_argument("--seed", type=int, default=7)
     given = parser.parse_args()
-    bad = jobs = returned = 0
-    slowest = 0.0
-    newcomers = 3 if given.call == "replace" else 0
-    draw = random.Random(given.seed)
-    if given.soak:
-        for number in range(given.soak):
-            first, victim = draw.sample(range(given.ranks), 2)
-            delay = draw.uniform(0, 0.25)
-            said = job(given.ranks, first, victim, None, given.call, delay, newcomers)
-            wrong = judged(said, given.ranks, first, given.call)
-            bad += bool(wrong)
-            print(number, first, victim, f"{delay:.3f}", wrong or "goes on",
-                  {one: found and (found["raised"], round(found["seconds"], 2)) for one, found in said.items()
-                   if found and "error" not in found}, flush=True)
-        print(f"{given.soak - bad} of {given.soak}: the survivors go on")
-        return bad
-    last_rank = given.ranks - 1
-    for first in [last_rank, 0] if given.first is None else [given.first]:
-        victims = [one for one in range(given.ranks) if one != first] + ([100] if newcomers else [])
+    draw, outcomes = random.Random(given.seed), []
+    firsts = [-1] if given.call == "grow" else [given.ranks - 1, 0]
+    for _ in range(given.soak):
+        first, victim = draw.sample(range(given.ranks), 2)
+        outcomes.append(found(given, -1 if given.call == "grow" else first, victim, delay=draw.uniform(0, 0.25)))
+    for first in [] if given.soak else firsts if given.first is None else [given.first]:
+        victims = [one for one in range(given.ranks) if one != first] + [100] * (given.call != "shrink")
         for victim in victims if given.victim is None else [given.victim]:
-            step = given.begin
-            while True:
-                began = time.monotonic()
-                said = job(given.ranks, first, victim, step, given.call, None, newcomers)
-                if said.get(victim) is not None and "error" not in said[victim]:
-                    break  # the victim has fewer steps
-                wrong = judged(said, given.ranks, first, given.call)
-                jobs += 1
-                bad += bool(wrong)
-                took = time.monotonic() - began
-                slowest = max(slowest, took)
-                raised = [found["raised"] for found in said.values() if found and found.get("raised")]
-                returned += bool(raised)
-                if wrong or took > 5:
-                    print(f"first {first} victim {victim} step {step} {took:.1f} s:", wrong or "ok", raised, flush=True)
-                step += given.stride
-            print(f"first {first} victim {victim}: {step} steps, so far {bad} of {jobs} bad, "
-                  f"{returned} with an error of a call, slowest {slowest:.1f} s", flush=True)
-    return bad
+            for step in given.at or (f":{number}" for number in itertools.count(1, given.stride)):
+                outcomes.append(found(given, first, victim, step))
+                if not outcomes[-1][1]:
+                    break  # this rank has fewer steps
+    wrong = sum(bool(wrong) for wrong, _ in outcomes)
+    died = sum(has_died for _, has_died in outcomes)
+    print(f"{len(outcomes)} jobs, {died} second deaths: the survivors go on in {len(outcomes) - wrong}")
+    return wrong > 0 or (bool(given.at) and died < len(outcomes))
 
 
 if __name__ == "__main__":
-    sys.exit(main() > 0)
+    sys.exit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpucoll.communicator.links import Link, LocalLink, MpiLink, StoreLink
 from gpucoll.communicator.metadata import check_alike
@@ -21,6 +21,7 @@ from gpucoll.transport.connections import StoreError
 if TYPE_CHECKING:
     from gpucoll.communicator.methods import Communicator
 
+AnyLink = TypeVar("AnyLink", bound=Link)
 TIMEOUT = 60.0  # seconds for newcomers to come, by default
 
 
@@ -91,17 +92,21 @@ def _let_init_return(comm: Communicator, before: Communicator) -> None:
 def _group_of_survivors(comm: Communicator) -> Communicator:
     """Return the communicator of the surviving ranks, and close `comm`."""
     link = comm._core.link
-    part: Link | None = None
     if isinstance(link, LocalLink):
         link.stay()
-        _give_up(comm)
-        part = link.survivors(comm.timeout)
-    elif isinstance(link, MpiLink):
-        part = _shrunk_by_mpi(comm)
-    if part is None:
-        return _regrouped(comm)
-    part.gpu_index, part.device = link.gpu_index, link.device
-    return comm._over(part if isinstance(part, LocalLink) else same_options(part, comm.options))
+        try:
+            _give_up(comm)
+            return comm._over(_inherits(link.survivors(comm.timeout), link))
+        except BaseException:
+            link.go()
+            raise
+    return (_shrunk_by_mpi(comm, link) if isinstance(link, MpiLink) else None) or _regrouped(comm)
+
+
+def _inherits(link: AnyLink, before: Link) -> AnyLink:
+    """Return `link` with the GPU of the link `before`."""
+    link.gpu_index, link.device = before.gpu_index, before.device
+    return link
 
 
 def _is_death(error: BaseException | None, link: Link | None) -> bool:
@@ -113,7 +118,7 @@ def _is_death(error: BaseException | None, link: Link | None) -> bool:
     return isinstance(error, BackendError) and link is not None and bool(link.processes.ended(LEAVES))
 
 
-def _lost(call: str, error: GpucollError, link: Link | None) -> RankFailedError:
+def _lost(call: str, error: Exception, link: Link | None) -> RankFailedError:
     """Return the error of ranks that cannot regroup because of deaths."""
     return error if isinstance(error, RankFailedError) else RankFailedError(
         f"{call}: a rank has died while the ranks regroup ({error})", ranks=link.processes.ended() if link else ())
@@ -173,18 +178,45 @@ def _why_bound(comm: Communicator) -> str:
     return ""
 
 
-def _shrunk_by_mpi(comm: Communicator) -> Link | None:
-    """Return the link made by an MPI that outlives dead processes; None if this MPI does not."""
+def _shrunk_by_mpi(comm: Communicator, link: MpiLink) -> Communicator | None:
+    """Return the communicator made by an MPI that outlives dead processes; None if this MPI does not.
+
+    If a rank dies meanwhile, the others shrink what is left. So does a rank that has completed, at its next `shrink`.
+    """
+    late, failures = time.monotonic() + comm.timeout, (GpucollError, *link.foreign)
+    while True:
+        rest = _rest_by_mpi(comm, link.base)
+        if rest is None:
+            return None
+        _give_up(comm)
+        made: Communicator | None = None
+        try:
+            made = comm._over(same_options(_inherits(MpiLink(rest, comm.timeout, is_rest=True), link), comm.options))
+            made._core.metadata.all_gather({}, "shrink")
+        except failures as error:
+            if made is not None:
+                _give_up(made)
+            is_lost = _is_death(error, None) or isinstance(error.__cause__ or error, link.foreign)
+            if not is_lost or time.monotonic() > late:
+                raise _lost("shrink", error, None) if is_lost else error from error.__cause__
+            link.base = rest
+        else:
+            return made
+
+
+def _rest_by_mpi(comm: Communicator, base: Any) -> Any:
+    """Return MPI's communicator of the ranks of `base` that live; None if this MPI does not go on after a death."""
     from mpi4py import MPI
 
     def shrunk() -> Any:
         if not launchers.may_shrink(MPI.Get_library_version()):
             raise NotImplementedError("MPI was started without --with-ft ulfm")
         comm.mpi.Revoke()
-        return comm.mpi.Shrink()
+        base.Revoke()
+        return base.Shrink()  # never to be freed: MPI_Finalize of Open MPI would hang
 
     try:
-        rest = in_thread(Progress(comm.timeout).run, shrunk, "shrink")
+        return in_thread(Progress(comm.timeout).run, shrunk, "shrink")
     except GpucollError:
         raise
     except Exception as error:  # of MPI, or an mpi4py without these calls
@@ -194,8 +226,6 @@ def _shrunk_by_mpi(comm: Communicator) -> Link | None:
                              f"on without MPI: {reason}; start them by Open MPI's mpiexec --with-ft ulfm, or with a "
                              f"store ({error!r})", code="GC-SHRINK") from error
         return None
-    _give_up(comm)
-    return MpiLink(rest, comm.timeout)  # never free `rest`: MPI_Finalize of Open MPI would hang
 
 
 def _regrouped(comm: Communicator) -> Communicator:

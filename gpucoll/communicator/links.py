@@ -183,14 +183,24 @@ class MpiLink(Link):
 
     has_collectives = True
 
-    def __init__(self, mpi: Any, timeout: float, table: Table | None = None) -> None:
+    def __init__(self, mpi: Any, timeout: float, table: Table | None = None, *, is_rest: bool = False) -> None:
         if not hasattr(mpi, "Is_inter") or not mpi or mpi.Is_inter():
             raise ArgumentError(f"from_mpi: {mpi!r} is not an mpi4py intracommunicator", code="GC-COMM")
         from mpi4py import MPI
 
         self._timeout = timeout
         bootstrap.check_process()
-        bootstrap.meet(mpi, timeout, lambda: self._meet(mpi, table))
+        # A failed rank may wait for others that have completed this link: all shrink what they have in common.
+        self.base = mpi if is_rest else None
+        self.mpi = self.wire = None
+        try:
+            bootstrap.meet(mpi, timeout, lambda: self._meet(mpi, table))
+        except BaseException:
+            for made in (mpi, self.mpi, self.wire) if is_rest else ():
+                if made:
+                    made.Revoke()  # a rank has died: wake the ranks that still meet
+            raise
+        self.base = self.base or self.mpi
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.has_ended = MPI.Is_finalized  # type: ignore[method-assign]
         self.foreign = (MPI.Exception, OverflowError)
@@ -365,6 +375,11 @@ class LocalLink(Link):
     def stay(self) -> None:
         """Announce `survivors`, before this rank closes the communicator."""
         self._hub.stay(self.place.rank)
+
+    def go(self) -> None:
+        """Take `stay` back: this rank is interrupted. Ranks that go on with it already learn of a failure."""
+        if self._hub.stay(self.place.rank, stays=False):
+            self.survivors(0.0).close(lambda failed: None, failed=True)
 
     def survivors(self, timeout: float) -> LocalLink:
         """Return the link of the ranks left, once each other rank has closed or has come here; a collective call."""

@@ -31,10 +31,16 @@ class ThreadHub:
         self._survivors: set[int] = set()
         self._rest: list[int] | None = None  # the survivors, once all have come
 
-    def stay(self, rank: int) -> None:
+    def stay(self, rank: int, *, stays: bool = True) -> bool:
+        """Count a rank as a survivor, or no longer; return whether all have come, with this rank."""
         with self._changed:
-            self._survivors.add(rank)
+            if stays:
+                self._survivors.add(rank)
+            elif self._rest is None:
+                self._survivors.discard(rank)
+                self._left.add(rank)
             self._changed.notify_all()
+            return self._rest is not None and rank in self._rest
 
     def survivors(self, rank: int, timeout: float, ended: Callable[[], Collection[int]]) -> tuple[str, int, int]:
         """Return name, rank and size of the part of the survivors; CollectiveTimeout if a rank does not come."""

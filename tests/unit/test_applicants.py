@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gpucoll.errors import CollectiveTimeout
-from gpucoll.transport.applicants import APPLICANTS, NEWCOMERS
+from gpucoll.transport.applicants import ANY, APPLICANTS, NEWCOMERS
 from gpucoll.transport.connections import StoreError
 from gpucoll.transport.join_ports import JoinPort, ask, ask_for_a_place
 from gpucoll.transport.rendezvous import becomes
@@ -59,10 +59,10 @@ def asking(port, **more):
 
 def test_an_applicant_gets_the_secret_and_the_network_does_not(port):
     secret = bytes(range(32))
-    with asking(port, was=7) as found:
+    with asking(port, was="name", call="shrink") as found:
         assert becomes(lambda: APPLICANTS.here(KEY), seconds(60))
         (applicant,) = APPLICANTS.here(KEY)
-        assert applicant.rank == 7
+        assert (applicant.name, applicant.call) == ("name", "shrink")
         applicant.notify({"sealed": applicant.seal(secret)})
     (answer,) = found
     assert answer.secret() == secret.hex()
@@ -87,7 +87,7 @@ def test_applicants_learn_of_a_rank_that_has_left(port, before):
             assert becomes(lambda: APPLICANTS.here(KEY), seconds(60))
             APPLICANTS.leave(KEY)
     assert found[0].frame == {"left": True}
-    APPLICANTS._left.discard(KEY)
+    APPLICANTS._left.discard((KEY, ANY))
 
 
 ENDS = """
