@@ -29,7 +29,7 @@ from gpucoll.transport.rendezvous import becomes
 # Seconds for the answer to a request. If rank 0 is stopped, the caller's own deadline and checks for dead ranks must
 # still run: a `get` then counts as "no such key", and all other requests as carried out. The store carries them out, in
 # order, when rank 0 goes on. Until an answer comes, later requests wait for SILENT seconds only.
-ANSWER, SILENT = 1.0, 1e-2
+ANSWER, SILENT = 1.0, 1e-3
 # Seconds for which rank 0, at exit, waits for ranks still connected, because the store ends with rank 0.
 LINGER = 300.0
 

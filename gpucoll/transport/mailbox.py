@@ -8,6 +8,7 @@ for a type that JSON lacks.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import threading
 import time
@@ -26,6 +27,7 @@ from gpucoll.transport.tags import Tag
 
 # Seconds of one wait for another rank's key: between two waits, `allgather` checks for dead ranks and the deadline.
 WAIT = 0.05
+PARTING = 1.0  # seconds to send the message that this rank gives up
 # The types missing in JSON, each encoded as an object with a single key; dicts too, whose keys need not be strings.
 MARKS: dict[str, Callable[[Any], Any]] = {"bytes": bytes.fromhex, "tuple": tuple, "dict": dict}
 
@@ -130,10 +132,12 @@ class StoreMessages:
         """Send ``[array, "B"]`` with the dtype code `dtype` to rank `dest`; the message is complete on return."""
         key = self._key(self._rank, dest, tag, self._sent[dest, tag])
         self._sent[dest, tag] += 1
-        self._store.set(key, bytes([dtype]) + buffer[0].tobytes())
-        # One key for all farewells, so that a wait polls a single key instead of one per rank.
-        if tag == Tag.FAREWELL:
-            self._store.set(f"{self._name}/left", b"")
+        # A rank that gives up waits no longer, not even if the store of a stopped rank takes nothing more.
+        with limited(time.monotonic() + PARTING) if tag == Tag.FAREWELL else contextlib.nullcontext():
+            self._store.set(key, bytes([dtype]) + buffer[0].tobytes())
+            # One key for all farewells, so that a wait polls a single key instead of one per rank.
+            if tag == Tag.FAREWELL:
+                self._store.set(f"{self._name}/left", b"")
         return StoredMessage(None, key, numpy.empty(0, numpy.uint8))
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> StoredMessage:

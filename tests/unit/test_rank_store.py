@@ -5,15 +5,21 @@ import os
 import pickle
 import secrets
 import socket
+import threading
+import time
 
 import pytest
 
 import gpucoll as gc
 from gpucoll.communicator.links import StoreLink
 from gpucoll.launch import launchers, places
+from gpucoll.progress.deadlines import limited
+from gpucoll.progress.waits import Progress
 from gpucoll.transport import kvstore
 from gpucoll.transport.connections import LENGTHS, Connection, Hub, proof
 from gpucoll.transport.mailbox import StoreRanks, decode, encode
+from gpucoll.transport.rendezvous import becomes
+from pace import seconds
 
 NONCE = "1" * 32
 HELLO = {"rank": 1, "size": 3, "version": gc.__version__, "nonce": NONCE}
@@ -71,6 +77,49 @@ def test_ranks_see_what_others_have_set(server, token, monkeypatch):
     assert server.hub.is_left(60.0)
     server.hub.close()
     assert server.gone() == (1,)
+
+
+@pytest.fixture
+def silent(token):
+    """Return the client of a store that lets ranks in, and then answers nothing, as if its process were stopped."""
+    server, goes_on = kvstore.StoreServer(2, token), threading.Event()
+    answer = server.hub._answer
+    server.hub._answer = lambda rank, frame: (goes_on.wait(seconds(60)), answer(rank, frame))[1]
+    client = kvstore.StoreClient(1, 2, token, seconds(60))
+    client.goes_on, client.server = goes_on.set, server
+    yield client
+    goes_on.set()
+    client.close()
+    server.hub.close()
+
+
+def test_a_wait_and_its_requests_have_one_deadline(silent, monkeypatch):
+    monkeypatch.setattr(kvstore, "ANSWER", seconds(60))
+    waits, began = Progress(0.2), time.monotonic()
+
+    def operation():
+        silent.set("key", b"1")
+        yield lambda: silent.get("key") is not None
+
+    with pytest.raises(gc.CollectiveTimeout), limited(began + 0.2):
+        waits.run(operation(), "wait")
+    with pytest.raises(gc.CollectiveTimeout):
+        StoreRanks(silent, "ranks", 1, 2, 0.2).allgather("here")
+    for key in map(str, range(20)):  # as in `close`
+        silent.set(key, b"2")
+    assert time.monotonic() < began + seconds(30)
+    silent.goes_on()
+    assert becomes(lambda: silent.get("19") is not None, seconds(60))  # nothing was lost
+    assert silent.get("key") == b"1"
+    assert not silent._is_silent
+
+
+def test_a_silent_store_is_asked_once(silent, monkeypatch):
+    """Questions without an answer would fill the connection, and then block."""
+    monkeypatch.setattr(kvstore, "ANSWER", 0.01)
+    for _ in range(20):
+        assert silent.get("key") is None
+    assert silent._numbers == 1
 
 
 def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
