@@ -183,7 +183,8 @@ def _shrunk_by_mpi(comm: Communicator, link: MpiLink) -> Communicator | None:
 
     If a rank dies meanwhile, the others shrink what is left. So does a rank that has completed, at its next `shrink`.
     """
-    late, failures = time.monotonic() + comm.timeout, (GpucollError, *link.foreign)
+    late = time.monotonic() + comm.timeout
+    failures: tuple[type[Exception], ...] = (GpucollError, *link.foreign)
     while True:
         rest = _rest_by_mpi(comm, link.base)
         if rest is None:

@@ -87,7 +87,8 @@ def test_under_survive(tmp_path):
     assert (job.returncode, job.stdout) == (0, "[0, 1]\n[0, 1]\n"), job.stderr
 
 
-def test_a_thread_interrupted_while_it_shrinks_is_left_out(monkeypatch):
+@pytest.mark.parametrize("late", [False, True])
+def test_a_thread_interrupted_while_it_shrinks_is_left_out(monkeypatch, late):
     """The other threads go on without it, whether it is interrupted before or after they count on it."""
     survivors = links.LocalLink.survivors
 
@@ -113,8 +114,7 @@ def test_a_thread_interrupted_while_it_shrinks_is_left_out(monkeypatch):
                 pass
 
     monkeypatch.setattr(links.LocalLink, "survivors", interrupted)
-    for late in (False, True):
-        assert gc.run_local(program, 4, timeout=seconds(60)) == [[0, 3], None, None, [0, 3]]
+    assert gc.run_local(program, 4, timeout=seconds(60)) == [[0, 3], None, None, [0, 3]]
 
 
 ULFM = """
