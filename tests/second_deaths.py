@@ -32,7 +32,7 @@ from gpucoll.launch import bootstrap, launchers, regroup
 from gpucoll.transport import applicants, kvstore, mailbox
 from pace import seconds
 
-# The functions whose calls count as steps, each with a step before and one after it.
+# The functions whose calls count as steps, with a step before and a step after the call.
 STEPS = [(elastic, "_give_up"), (regroup, "survivors"), (regroup, "grown"), (regroup, "ask"), (regroup, "_invite"),
          (regroup, "host_store"), (regroup, "reach_store"), (regroup, "_await_arrivals"), (regroup, "place_of"),
          (applicants.Applicant, "notify"), (links, "offer"), (links, "membership"), (mailbox.StoreRanks, "allgather"),
@@ -152,7 +152,7 @@ def newcomer(place, was, steps, call):
 
 
 def fork(run):
-    """Run a function in a child; return its process number and the pipe with what it says in JSON."""
+    """Run a function in a child; return its process number and the pipe with the result in JSON."""
     reads, writes = os.pipe()
     process = os.fork()
     if process:
@@ -168,7 +168,7 @@ def fork(run):
 
 
 def job(size, first, victim, last, call="shrink", delay=None, newcomers=0):
-    """Return what the ranks of a job said, by rank or by name of newcomer; None of a rank that has died."""
+    """Return the results of a job's ranks, by rank or by name of newcomer; None of a dead rank."""
     os.environ["GPUCOLL_SECRET"] = "s"
     place = f"tcp://127.0.0.1:{launchers.free_port()}"
 
@@ -214,7 +214,7 @@ def is_over(said, size, call):
 
 
 def judged(said, size, call):
-    """Return what is wrong with a job, "" if nothing is: the living ranks are one group with the right results."""
+    """Return the fault of a job, "" for none: the living ranks are one group with the right results."""
     living = {one: found for one, found in said.items() if found is not None}
     for one, found in living.items():
         if "error" in found:
@@ -236,7 +236,7 @@ def judged(said, size, call):
 
 
 def found(given, first, victim, last=None, delay=None):
-    """Return what is wrong with a job, and whether the victim has died; a line of the job is printed."""
+    """Return the fault of a job, and whether the victim has died; print a line."""
     began = time.monotonic()
     said = job(given.ranks, first, victim, last, given.call, delay, {"replace": 3, "grow": 1, "shrink": 0}[given.call])
     has_died = said.get(victim) is None

@@ -528,9 +528,9 @@ class Communicator:
 
         If a further rank dies meanwhile, the others begin again without it. Repeated after a `replace` without
         newcomers, the call returns the survivors' communicator. Raises CollectiveTimeout if a living rank does not come
-        within ``timeout`` seconds (the call can be repeated), RankFailedError if ranks still die then, and
-        UsageError if MPI ends with its first process and the ranks cannot go on without MPI: with ``executor="native"``, or on several hosts that do
-        not reach rank 0 by TCP. Source: MPI forum's User Level Failure Mitigation.
+        within ``timeout`` seconds (the call can be repeated), RankFailedError if ranks still die then, and UsageError if
+        MPI ends with its first process and the ranks cannot go on without MPI: with ``executor="native"``, or on
+        several hosts that do not reach rank 0 by TCP. Source: MPI forum's User Level Failure Mitigation.
         """
         return elastic.shrink(self)
 
