@@ -528,7 +528,7 @@ class Communicator:
 
         If a further rank dies meanwhile, the others begin again without it. Repeated after a `replace` without
         newcomers, the call returns the survivors' communicator. Raises CollectiveTimeout if a living rank does not come
-        within ``timeout`` seconds (the call can be repeated), RankFailedError if ranks still die then, and UsageError if
+        within ``timeout`` seconds (the call may be repeated), RankFailedError if ranks still die then, UsageError if
         MPI ends with its first process and the ranks cannot go on without MPI: with ``executor="native"``, or on
         several hosts that do not reach rank 0 by TCP. Source: MPI forum's User Level Failure Mitigation.
         """
