@@ -6,7 +6,8 @@
     calls          the table of compiled calls
     backends       executors for host arrays
     gpu            executors and streams of a GPU; gpu_meeting: made by all ranks together, at the first call
-    lifecycle      guards, refusals, aborts; the end by `close`, exit or fork
+    lifecycle      guards, refusals, aborts; the end at exit or in a fork's child
+    leaving        the end by `close`, compared with the calls of the other ranks
     metadata       host messages: shapes and errors exchanged before data is sent
     scatter        the collective with shapes known to the root only; extrema: `maxloc` and `minloc`
     ragged         the v-variants: blocks of different lengths
@@ -136,7 +137,7 @@ def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstra
     def run(comm: Communicator) -> Any:
         try:
             comm._core.waits.hooks.append(check)
-            comm._core.life.place = place
+            comm._core.life.leaving.place = place
             with comm:
                 return f(comm)
         except BaseException as error:

@@ -305,7 +305,8 @@ def _made(link: Link, timeout: float, asked: str | None, check: str | None
         if link.mpi is not None:
             # The communicator's guard does not exist yet: this one ends the meeting if a rank dies.
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
-            shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.farewells, lambda: began).check)
+            guard = Guard(link.place.rank, link.processes, lambda: others, dict, link.farewells, lambda: began)
+            shared.meet(guard.check)
     messages: EngineExecutor | MpiExecutor
     if library() is None:
         messages = MpiExecutor(link.wire, check)

@@ -150,6 +150,7 @@ class Core:
         preflight = self.life.preflight
         if meets and preflight is not None:
             self.waits.run(preflight.meet(Signature(what).encode()), what)
+        self.life.meets = meets  # a rank that has closed never comes
         try:
             return make()
         except (UsageError, RevokedError):  # raised by all ranks, or before the meeting
@@ -157,6 +158,8 @@ class Core:
         except BaseException as error:
             self.waits.broken(error, what)
             raise
+        finally:
+            self.life.meets = False
 
     def use_gpu(self, name: str, gpu: Gpu) -> None:
         """Use `gpu` as the device "cuda" or "emulated" of this rank."""

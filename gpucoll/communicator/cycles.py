@@ -120,7 +120,8 @@ class Cycles:
         """Return in words the messages that a rank is known to wait for, "" without any."""
         board = self._board()
         wait = None if board is None else _waits(board).get(rank)
-        return "" if wait is None or wait.number % 2 == 0 else " and ".join(end.describe(wait.place) for end in wait.ends)
+        is_shown = wait is not None and wait.number % 2 == 1
+        return " and ".join(end.describe(wait.place) for end in wait.ends) if wait is not None and is_shown else ""
 
     def _error(self, cycle: Sequence[Step], board: Any) -> UsageError:
         waits, stories, first = _waits(board), [], cycle.index(min(cycle))

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpucoll import communicator
-from gpucoll.communicator import Communicator
+from gpucoll.communicator import Communicator, leaving
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import Failure, Metadata
 from gpucoll.communicator.points import PointMessage
-from gpucoll.errors import GpucollError
 from gpucoll.progress.operations import Work
 from gpucoll.progress.waits import Progress
 
@@ -60,22 +59,8 @@ def check_apart(comm: Communicator, name: str) -> None:
 
 
 def close_together(comms: Sequence[Communicator]) -> None:
-    """Close communicators with the same ranks, all of them in any case; raise the first error.
-
-    The other ranks are told of all ends before this rank waits for any, and a failure in one ends the wait in another.
-    """
-    errors, well = list[GpucollError](), [comm for comm in comms if comm._core.waits.failure is None]
-    for comm in comms:
-        # A failure from before was raised then, and ends nothing here.
-        comm._core.waits.hooks += [other._core.life.check_others for other in well if other is not comm]
-        comm._core.life.announce()
-    for comm in comms:
-        try:
-            comm.close()
-        except GpucollError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
+    """Close communicators with the same ranks: the other ranks are told of all ends before this rank waits for any."""
+    leaving.close_together([comm._core.life for comm in comms])
 
 
 def link_of(comm: Communicator) -> Link:

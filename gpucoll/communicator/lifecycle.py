@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import faulthandler
 import functools
-import logging
 import os
 import secrets
 import sys
@@ -16,11 +15,11 @@ from pathlib import Path
 
 from gpucoll.communicator.backends import HostBackend
 from gpucoll.communicator.gpu import Gpu
+from gpucoll.communicator.leaving import Leaving
 from gpucoll.communicator.links import Link, LocalLink
-from gpucoll.core.signature import LastCall, Signature, described
+from gpucoll.core.signature import LastCall, Signature
 from gpucoll.errors import (
     ArgumentError,
-    BackendError,
     ClosedError,
     CollectiveTimeout,
     DtypeError,
@@ -29,7 +28,7 @@ from gpucoll.errors import (
     RankFailedError,
     UsageError,
 )
-from gpucoll.executors import call_site, inner_site
+from gpucoll.executors import call_site
 from gpucoll.health import devices
 from gpucoll.health.clocks import align
 from gpucoll.health.devices import DeviceWatch
@@ -44,18 +43,10 @@ from gpucoll.progress.exits import drain_all
 from gpucoll.progress.operations import kind_of
 from gpucoll.progress.waits import Progress
 from gpucoll.transport import join_ports, kvstore
-from gpucoll.transport.farewell import Farewell, Sent, Why, named
+from gpucoll.transport.farewell import Why
 
-MESSAGES = ("send", "recv", "sendrecv", "probe")  # the names of waits for messages between two ranks
 REFUSALS = (ArgumentError, DtypeError, MemoryError)  # errors in a rank's own arguments
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
-
-
-log = logging.getLogger("gpucoll")
-
-
-class _BlockLeft(UsageError):
-    """A `with` block was left by an exception."""
 
 
 class Lifecycle:
@@ -76,7 +67,7 @@ class Lifecycle:
         # Returns in words the messages that a rank waits for.
         self.waits_for_messages: Callable[[int], str] = lambda rank: ""
         self.releases: list[Callable[[bool], None]] = []
-        self.closed = self.has_aborted = self._is_released = False
+        self.closed = self.has_aborted = self.is_released = False
         self.is_forked = False  # whether this is a fork's child: the links then belong to the parent
         # Before the first exchange with other ranks: a rank may die in that exchange.
         self.guard = self._new_guard()
@@ -84,10 +75,9 @@ class Lifecycle:
             # Weak: the links' shared state must not keep a dropped communicator alive.
             link.used_by(functools.partial(_threads_of, weakref.ref(self)))
         self.regroups = False  # whether this rank goes on in another communicator after a failure
-        self.place = ""  # where the program has left the communicator
-        self._refused = (0, 0), 0  # the numbers of calls at the last refusal, and the number of refusals in a row
-        self._sent: Sent | None = None  # the farewell of a rank that closes
-        self._closing: Callable[[], set[int]] | None = None  # the ranks awaited in `close`
+        self.refused = (0, 0), 0  # the numbers of calls at the last refusal, and the number of refusals in a row
+        self.leaving = Leaving(self)
+        self.meets = False  # whether this rank waits for all others to make something together
         self._watches: list[DeviceWatch] = []
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
         self.preflight: Preflight | None = None  # read by the guard in every wait
@@ -121,16 +111,14 @@ class Lifecycle:
         """Return the guard that ends waits for ranks that go no further, set to follow `waits`."""
         link, waits = self.link, self.waits
         guard = Guard(link.place.rank, link.processes, self._awaited, self._progress, link.farewells,
-                      lambda: waits.waits_since, position=self._position, last=self._last,
-                      needs_all=lambda: waits.message_wait.work is None, messages=lambda rank: self.waits_for_messages(rank),
-                      shown=self.host.shown_culprit)
+                      lambda: waits.waits_since, position=self.position, last=self.last_call,
+                      needs_all=lambda: waits.message_wait.work is None,
+                      messages=lambda rank: self.waits_for_messages(rank), shown=self.host.shown_culprit)
         # Called between polls: the death of a rank ends a wait at once, long before the deadline.
         waits.hooks.append(guard.check)
         waits.blame, waits.describe, waits.explain = guard.blame, guard.describe, self._explain
         self.host.explain_by(guard.cause, guard.told)
-        # Ranks that are processes learn of a failure here by messages only.
-        if link.mpi is not None:
-            waits.on_failure = self.abort
+        waits.on_failure = self.abort
         return guard
 
     def _flight_of(self, folder: str | None) -> Flight | None:
@@ -162,10 +150,12 @@ class Lifecycle:
         self.waits.check()
 
     def _awaited(self) -> set[int] | None:
-        if self._closing is not None:
-            return self._closing()
+        others = {*range(self.link.place.size)} - {self.link.place.rank}
+        if self.leaving.awaited is not None:
+            return self.leaving.awaited()
+        if self.meets:
+            return others
         if self.waits.message_wait.work is not None:
-            others = {*range(self.link.place.size)} - {self.link.place.rank}
             left = {*self.link.farewells(), *self.link.processes.ended()}
             # A receive from any rank awaits all of them: it is in vain once all have left.
             return self.waits.message_wait.partners() or (others if others <= left else None)
@@ -194,6 +184,11 @@ class Lifecycle:
                 return self.waits.late(self.waits.name)
         return found if found is not None or is_late or is_known else self.guard.cause()
 
+    def check_others(self) -> None:
+        """Raise if another rank has failed or died: a hook for the waits of other communicators of this rank."""
+        if not self.is_released:
+            self.guard.check()
+
     def _progress(self) -> dict[int, LastCall]:
         """Return the last call of each rank, as far as known, counted as this rank counts the call that it is in."""
         preflight = self.preflight
@@ -201,7 +196,7 @@ class Lifecycle:
             return self.host.progress()
         return preflight.progress()
 
-    def _last(self, rank: int) -> LastCall | None:
+    def last_call(self, rank: int) -> LastCall | None:
         """Return the last call of a rank, on the host or on a device; None if unknown."""
         known = [self.host.progress().get(rank)]
         # Where the engine compares calls by greetings, no call on the host is counted here.
@@ -209,7 +204,7 @@ class Lifecycle:
             known.append(self.preflight.progress().get(rank))
         return max(filter(None, known), key=lambda call: (call.number > 0, call.when), default=None)
 
-    def _position(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """Return how many calls this rank has begun on the host, and on devices or by messages."""
         compared = 0 if self.preflight is None else self.preflight.number
         return self.host.call_count, compared or sum(gpu.call_count for gpu in self.gpus.values())
@@ -227,13 +222,13 @@ class Lifecycle:
         error.is_reported = True  # type: ignore[attr-defined] # a mark of ours
         comparison = self.of_devices() if on_device else self.host
         refused = (call or Signature(""))._replace(refusal=str(error))
-        before, streak = self._refused
-        streak = streak + 1 if before == self._position() else 1
+        before, streak = self.refused
+        streak = streak + 1 if before == self.position() else 1
         # The caller raises the refusal itself: an error in telling others must not replace it.
         with contextlib.suppress(GpucollError):
             if comparison is not None:
                 self.waits.run(comparison.compare(refused.encode()), "a call that was refused")
-        self._refused = self._position(), streak
+        self.refused = self.position(), streak
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
@@ -254,43 +249,7 @@ class Lifecycle:
                 if failure is not None:
                     finalize_within.append(DEATH if self.link.processes.ended() else
                                            self.options.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
-                Sent(self.link.wire, self._living(), self._farewell(failure)).abandon()
-
-    def _farewell(self, failure: GpucollError | None, *, closes: bool = False) -> Farewell:
-        """Return what this rank tells the others: that it closes, that its process ends, or how it has failed."""
-        mine, last = self.link.place.rank, self._last(self.link.place.rank) or LastCall()
-        before = f"after its call {last.number}" if last.number else "before its first call"
-        place = f" ({self.place})" if self.place else ""
-        # The failures of other ranks, and broken connections, are the fault of the rank that they name.
-        caused = isinstance(failure, RankFailedError | CollectiveTimeout | BackendError) and failure.ranks
-        culprits = failure.ranks if failure is not None and caused else (mine,)
-        if failure is None:
-            why, culprits = Why.CLOSES if closes else Why.ENDS, ()
-            words = f"has closed the communicator {before}{place}" + ("" if closes else " by the end of its process")
-        else:
-            why = Why.LATE if isinstance(failure, CollectiveTimeout) else Why.FAILED
-            if isinstance(failure, BackendError) and not failure.ranks:
-                culprits = ()
-            said = str(failure).partition("\n")[0].removesuffix("; close this communicator")
-            where = f"in {self.waits.name} {before}" if self.waits.name in MESSAGES else \
-                f"in its call {last.number}" if last.number and not last.has_ended else before
-            words = f"has closed the communicator {before}{place}: {failure.args[0]}" if isinstance(failure, _BlockLeft) \
-                else f"has failed {where}: {said}"
-        call, _, first = last.text.partition("\n")
-        if call:
-            words += f"; that call was {described(call)}" + (f", first made at {first}" if first else "")
-        position = self._position()
-        return Farewell(why, culprits, *position, self._refused[1] if position == self._refused[0] else 0, words)
-
-    def _living(self) -> list[int]:
-        """Return the other ranks, after a failure without the dead ones: MPI may crash in a send to a dead rank."""
-        failure = self.waits.failure
-        if failure is None:
-            return sorted({*range(self.link.place.size)} - {self.link.place.rank})
-        # A rank that has said farewell lives, and is told what its end has caused.
-        lost = {*failure.ranks} - self.link.farewells().keys() if isinstance(failure, RankFailedError) else set()
-        dead = {self.link.place.rank, *lost, *self.link.processes.ended()}
-        return sorted({*range(self.link.place.size)} - dead)
+                self.leaving.tell(failure)
 
     def watch(self, gpu: Gpu) -> None:
         """Record, observe and compare the calls on a new GPU, and set a watchdog on these calls."""
@@ -304,7 +263,7 @@ class Lifecycle:
         if self.closed or self.is_forked:
             return
         self.closed = True
-        self.place = self.place or call_site()
+        self.leaving.place = self.leaving.place or call_site()
         # A call may begin on another thread while this one closes: from here on each call checks `closed`.
         self.stop_calls()
         for exporter in self._exporters:
@@ -317,11 +276,11 @@ class Lifecycle:
         if isinstance(self.link, LocalLink):
             ended = self._has_ended()
             self.waits.close()
-            farewell = self._farewell(self.waits.failure, closes=True)
-            told = self._told_by_closed(farewell) if ended else None
+            farewell = self.leaving.farewell(self.waits.failure, closes=True)
+            told = self.leaving.told_by_closed(farewell) if ended else None
             self.link.close(self._release, farewell, failed=not ended)
         else:
-            together, told = self._leave()
+            together, told = self.leaving.leave()
             if together and self._flight is not None:
                 self._flight.began(CLOSED)
                 self._flight.ended()
@@ -345,9 +304,9 @@ class Lifecycle:
             self.waits.run(iter(()), "close")
         except GpucollError:
             return False
-        return self._devices_have_ended()
+        return self.devices_have_ended()
 
-    def _devices_have_ended(self, *, awaited: bool = True) -> bool:
+    def devices_have_ended(self, *, awaited: bool = True) -> bool:
         """Return whether all work on devices ends well: within the timeout if `awaited`, else within GRACE."""
         errors = [gpu.unfinished(self.options.timeout if awaited else GRACE) for gpu in self.gpus.values()]
         error = next(filter(None, errors), None)
@@ -356,7 +315,7 @@ class Lifecycle:
 
     def _release(self, failed: bool) -> None:
         """Release all memory. If a rank has `failed`, keep the link and the devices' memory: ranks may use both."""
-        self._is_released = not failed  # the link of a failed communicator stays
+        self.is_released = not failed  # the link of a failed communicator stays
         self.host.close()
         for gpu in self.gpus.values():
             gpu.close(failed=failed)
@@ -367,100 +326,6 @@ class Lifecycle:
         finally:
             if not failed:
                 self.link.free()
-
-    def _leave(self) -> tuple[bool, GpucollError | None]:
-        """Leave in `close`; a failed rank tells, and does not wait.
-
-        Return whether all ranks have come to `close` without failure, and the error of ranks that make further calls.
-        """
-        if self.link.has_ended():
-            return False, None
-        # A dead rank never comes to `close`: fail now, not at the deadline.
-        if self.waits.failure is None and self.link.processes.ended():
-            self.waits.failure = self.guard.cause()
-        if self.waits.failure is not None:
-            self.host.fail(self.waits.failure)
-            self.abort()
-            return False, None
-        try:
-            # A deferred comparison may still be under way: judge it first, since no later call will.
-            if self.preflight is not None:
-                self.waits.run(self.preflight.settled(), "close")
-            self.waits.run(self._farewells(), "close")
-        except GpucollError as error:
-            self._devices_have_ended(awaited=False)
-            return False, self._told_by(error)
-        finally:
-            self._closing = None
-        if any(one.why != Why.CLOSES for one in self.link.farewells().values()):
-            return False, None  # a process has ended without `close`
-        return self._devices_have_ended(), self._told_by_closed(self._farewell(None, closes=True))
-
-    def check_others(self) -> None:
-        """Raise if another rank has failed or died: a hook for the waits of other communicators of this rank."""
-        if not self._is_released:
-            self.guard.check()
-
-    def announce(self) -> None:
-        """Tell the other ranks that this rank is about to close; do nothing after a failure.
-
-        For a program that closes several communicators: the other ranks may be in a call of the last one.
-        """
-        if self.closed or self.is_forked or self.waits.failure is not None or isinstance(self.link, LocalLink) \
-                or self.link.has_ended():
-            return
-        self.place = self.place or call_site()
-        with contextlib.suppress(GpucollError):  # raised again by `close`
-            self.waits.run(self._announcing(), "close")
-
-    def _announcing(self) -> Operation:
-        if self.waits.has_messages:
-            yield lambda: not self.waits.has_messages
-        if self._sent is None:
-            self._sent = Sent(self.link.wire, self._living(), self._farewell(None, closes=True))
-
-    def _farewells(self) -> Operation:
-        """Say farewell once this rank has no message under way, and wait for the farewells of all other ranks."""
-        yield from self._announcing()
-        sent, others = self._sent, {*self._living()}
-        assert sent is not None
-        # The guard raises the failure of a rank: only farewells without a failure end this wait.
-        self._closing = lambda: others - {rank for rank, one in self.link.farewells().items() if one.why < Why.FAILED}
-        try:
-            yield lambda: sent.has_ended() and not self._closing()
-        except BaseException:
-            sent.abandon()
-            raise
-
-    def _told_by(self, error: GpucollError) -> GpucollError | None:
-        """Return the error of `close` if other ranks have failed in calls that this rank lacks; else log the reason."""
-        mine = self._farewell(None, closes=True)
-        # A rank that gave up at its deadline, before this rank closed, has told its own program.
-        others = [(rank, one) for rank, one in self.link.farewells().items()
-                  if one.why == Why.FAILED and self.link.place.rank in one.culprits]
-        # Where this rank has refused the call that failed elsewhere, its program has had the error.
-        if others and not mine.refused:
-            return MismatchError(f"close: this rank {mine.words}, but {named(others)}", code="GC-COLLECTIVE",
-                                 ranks=tuple(rank for rank, _ in others))
-        log.warning("rank %d has closed the communicator without the other ranks: %s", self.link.place.rank, error)
-        return None
-
-    def _told_by_closed(self, mine: Farewell) -> GpucollError | None:
-        """Return the error of `close` if a rank has closed after fewer or more calls than this rank."""
-        others = [(rank, one) for rank, one in self.link.farewells().items()
-                  if one.why == Why.CLOSES and not (one.has_made(mine) and mine.has_made(one))]
-        if not others:
-            return None
-        return MismatchError(f"close: this rank {mine.words}, but {named(others)}", code="GC-COLLECTIVE",
-                             ranks=tuple(rank for rank, _ in others))
-
-    def leave_block(self, error: BaseException | None) -> None:
-        """Fail if a `with` block was left by `error`: the other ranks may be elsewhere, and are not waited for."""
-        if error is not None and self.waits.failure is None:
-            self.place = inner_site(error.__traceback__)
-            said = str(error).partition("\n")[0][:100]
-            self.waits.failure = _BlockLeft(f"its `with` block was left by {type(error).__name__}"
-                                            + (f": {said}" if said else ""))
 
     @property
     def records_calls(self) -> bool:

@@ -379,7 +379,9 @@ class LocalLink(Link):
     def go(self) -> None:
         """Take `stay` back: this rank is interrupted. Ranks that go on with it already learn of a failure."""
         if self._hub.stay(self.place.rank, stays=False):
-            self.survivors(0.0).close(lambda failed: None, failed=True)
+            part = self.survivors(0.0)
+            interrupted = Farewell(Why.FAILED, (part.place.rank,), words="was interrupted in shrink")
+            part.close(lambda failed: None, interrupted, failed=True)
 
     def survivors(self, timeout: float) -> LocalLink:
         """Return the link of the ranks left, once each other rank has closed or has come here; a collective call."""
@@ -388,6 +390,10 @@ class LocalLink(Link):
     def used_by(self, threads: Callable[[], set[int]]) -> None:
         """Set the function returning the system's numbers of the threads of this rank's last calls."""
         self._hub.used[self.place.rank] = threads
+
+    def tell(self, farewell: Farewell) -> None:
+        """Say farewell without leaving: after a failure."""
+        self._hub.tell(self.place.rank, farewell)
 
     def close(self, release: Callable[[bool], None], farewell: Farewell, *, failed: bool) -> None:
         """Leave without waiting. The last rank to leave calls each rank's `release` with whether any rank failed."""

@@ -573,7 +573,7 @@ class Communicator:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        self._core.life.leave_block(error)
+        self._core.life.leaving.leave_block(error)
         self.close()
 
     def __repr__(self) -> str:

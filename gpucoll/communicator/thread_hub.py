@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 
 from gpucoll.errors import CollectiveTimeout, listed
-from gpucoll.transport.farewell import Farewell
+from gpucoll.transport.farewell import Farewell, Why
 from gpucoll.transport.kvstore import MemoryStore
 from gpucoll.transport.mailbox import Mailbox
 
@@ -71,11 +71,18 @@ class ThreadHub:
                 del self._parts[name]
             return hub
 
+    def tell(self, rank: int, farewell: Farewell) -> None:
+        """Show the farewell of a rank to the others; a failure told before stays."""
+        with self._changed:
+            known = self.farewells.get(rank)
+            if known is None or known.why < Why.FAILED:
+                self.farewells = {**self.farewells, rank: farewell}
+
     def close(self, rank: int, release: Callable[[bool], None], farewell: Farewell, failed: bool) -> None:
+        self.tell(rank, farewell)
         # Threads may close at the same time: exactly one must see that all ranks have left.
         with self._changed:
             self._left.add(rank)
-            self.farewells = {**self.farewells, rank: farewell}
             self._changed.notify_all()
             self._releases.append(release)
             self._has_failed |= failed

@@ -17,8 +17,8 @@ from typing import Any
 
 from gpucoll.errors import CollectiveTimeout, GpucollError, UsageError
 
-# Look twice a second: a hang is rare, and each look costs event queries, but the failure of another rank is to be told
-# within a second. A short timeout gets at least LOOKS looks before its deadline, so that the deadline is met within 5 %.
+# Look twice a second: a hang is rare, and each look costs event queries, but a failure elsewhere is to be told within a
+# second. A short timeout gets at least LOOKS looks before its deadline, so that the deadline is met within 5 %.
 PERIOD = 0.5  # seconds between two looks, at most
 LOOKS = 20
 CALL = "a call on the GPU"

@@ -1,4 +1,4 @@
-"""The guard of a wait: raises an error soon after an awaited rank leaves, dies or fails, and names ranks at the deadline."""
+"""The guard of a wait: raises an error soon after a rank leaves, dies or fails, and names ranks at the deadline."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Work:
         # No deadline here: `step` has the operation's own, which starts when the operation reaches the queue's head.
         try:
             if self.ends:
-                self._waits.until_work(self)
+                self._waits.message_wait.until(self._waits, self)
             else:
                 self._waits.until(self.is_enqueued, self.name, float("inf"))
         except GpucollError as error:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpucoll.errors import CollectiveTimeout
+
 # The state of the two ends of a message on this rank: of the receive, then of the send. A state is a sequence of
 # requests of the carrier, empty before the beginning, and None after the end.
 State = list[Any]
@@ -74,6 +76,18 @@ def lateness(ends: Sequence[End], waited: float, describe: Callable[[int], str])
     if any(end.partner is None for end in ends):
         stories.append("no rank has sent such a message")
     return f"{' and '.join(map(str, ends))}: waited {waited:g} s; {'; '.join(stories)}"
+
+
+def timed_out(name: str, waited: float, ends: Sequence[End], blame: Callable[[], tuple[str, tuple[int, ...]]],
+              describe: Callable[[int], str]) -> CollectiveTimeout:
+    """Return the error of a wait in vain: the partners of messages are to blame, or else the ranks behind."""
+    if ends:
+        return CollectiveTimeout(f"{lateness(ends, waited, describe)}; timeout= sets the deadline",
+                                 ranks=partners_of(ends))
+    reasons, ranks = blame()
+    late = f"the other ranks: {reasons}" if reasons else "the other ranks"
+    return CollectiveTimeout(f"{name}: waited {waited:g} s for {late}; is every rank in the same call, with the same "
+                             "shape, dtype and algorithm? timeout= sets the deadline", ranks=ranks)
 
 
 def _not_done(ends: Any) -> str:

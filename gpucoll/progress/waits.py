@@ -27,7 +27,7 @@ from gpucoll.progress.operations import (
     start_serving,
     throw,
 )
-from gpucoll.progress.partners import End, MessageWait, lateness, partners_of
+from gpucoll.progress.partners import End, MessageWait, timed_out
 from gpucoll.progress.pauses import nap_after, yields_at_once
 
 # Seconds of polling that only yields the core; longer waits also sleep. A yield reacts fastest, a sleep frees the core.
@@ -74,8 +74,8 @@ class Progress:
         self.on_delay: Callable[[int], None] = lambda nanoseconds: None
         # Returns the ranks to blame for a late wait: a sentence, and the numbers of the ranks.
         self.blame: Callable[[], tuple[str, tuple[int, ...]]] = lambda: ("", ())
-        # Returns what is known of a rank, for an error about a message.
         self.rank: int | None = None  # in the communicator
+        # Returns what is known of a rank, for an error about a message.
         self.describe: Callable[[int], str] = lambda rank: f"rank {rank}"
         self.has_left: Callable[[int], bool] = lambda rank: False  # whether a rank receives no message any more
         # Returns the cause of an error of the transport or of another rank, if more is known than the error says.
@@ -204,10 +204,6 @@ class Progress:
             elif not yields_at_once():
                 patience = now
 
-    def until_work(self, work: Work) -> None:
-        """Poll until messages between two ranks have ended; each has its own deadline."""
-        self.message_wait.until(self, work)
-
     def look(self, name: str) -> None:
         """Run the hooks once, as between two polls of a wait; raise the error that ends the wait."""
         try:
@@ -265,14 +261,7 @@ class Progress:
 
         `ends` are the messages between two ranks that the operation has waited for: their partners are to blame.
         """
-        left = [end for end in ends if end.is_left()]
-        if left:
-            return CollectiveTimeout(f"{lateness(left, self.timeout, self.describe)}; timeout= sets the deadline",
-                                     ranks=partners_of(left))
-        reasons, ranks = self.blame()
-        late = f"the other ranks: {reasons}" if reasons else "the other ranks"
-        return CollectiveTimeout(f"{name}: waited {self.timeout:g} s for {late}; is every rank in the same call, with "
-                                 "the same shape, dtype and algorithm? timeout= sets the deadline", ranks=ranks)
+        return timed_out(name, self.timeout, [end for end in ends if end.is_left()], self.blame, self.describe)
 
     def check(self) -> None:
         """Raise RevokedError after a failure: messages of the failed call may still be under way.

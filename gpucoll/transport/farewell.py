@@ -1,8 +1,8 @@
-"""Farewells: what a rank tells the others when it takes part in no further call of a communicator.
+"""Farewells: the last message of a rank to the other ranks of a communicator.
 
-A rank leaves by `close`, at the end of its process, or after a failure. It then sends one message to every other rank:
-why it leaves, how many calls it has made, and its own words for the errors of the other ranks. A rank that closes may
-still fail in `close`, and then sends a second farewell; the last one counts.
+A rank leaves by `close`, at the end of its process, or after a failure. The farewell has the reason, the numbers of
+calls made, and words for the errors of the other ranks. A rank may fail in `close`, after its farewell, and then sends
+a second one; the last farewell counts.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Why(enum.IntEnum):
 class Farewell(NamedTuple):
     """A farewell: the reason, the ranks to blame, the numbers of calls, and the sender's words.
 
-    `calls` are the calls made on the host, `device_calls` those compared by messages or in mapped memory. The last
-    `refused` of these calls were refused by the sender, so that the other ranks need not have made them. `words` follow
-    the name of the rank: "has closed the communicator after its call 3, ...".
+    `calls` are the calls made on the host, `device_calls` those compared by messages or in mapped memory. The sender
+    has refused the last `refused` of these calls, so other ranks need not have made such calls. `words` follow the name
+    of the rank: "has closed the communicator after its call 3, ...".
     """
 
     why: Why
@@ -65,7 +65,8 @@ class Farewell(NamedTuple):
         """
         why, calls, device_calls, refused, *culprits = row[:WORDS].view(numpy.int64).tolist()
         named = tuple(rank for rank in culprits if rank != NOBODY)
-        return cls(Why(why), named, calls, device_calls, refused, row[WORDS:].tobytes().rstrip(b"\0").decode(errors="ignore"))
+        words = row[WORDS:].tobytes().rstrip(b"\0").decode(errors="ignore")
+        return cls(Why(why), named, calls, device_calls, refused, words)
 
     def has_made(self, other: Farewell) -> bool:
         """Return whether the sender has made all calls of another rank, but for those that the other rank refused.

@@ -1,8 +1,8 @@
 """A job in which one rank leaves early: `python leaving_job.py FOLDER PLACE LEAVER`.
 
-The leaver makes fewer calls than the others, and leaves the communicator in the way named by PLACE, one of PLACES. Every
+The leaver makes fewer calls than the others, and leaves the communicator in the way named by PLACE, one of PLACES. Each
 rank writes to FOLDER/RANK, as JSON: the name of its error, the ranks named, the message, the seconds of the last call.
-The text of the file shows the line at which the leaver leaves: it ends with `# leaves`.
+The line of this file at which the leaver leaves ends with `# leaves`.
 """
 
 import contextlib

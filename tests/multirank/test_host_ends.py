@@ -13,8 +13,8 @@ import sys
 import pytest
 
 import hosts
-from grids import sampled
 from gpucoll.transport import ucx
+from grids import sampled
 from jobs import same_gpucoll
 from pace import seconds
 

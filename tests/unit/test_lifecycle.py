@@ -2,6 +2,7 @@
 
 import gc as garbage
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,6 +14,9 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.arrays.segments import SLAB
+from gpucoll.core.signature import LastCall
+from gpucoll.executors.engine import failures
+from gpucoll.executors.engine.tables import FAILURE
 from gpucoll.health import guard, preflight, processes
 from gpucoll.health.processes import Processes
 from gpucoll.health.shares import CallClock, CallSums
@@ -156,7 +160,7 @@ def test_a_process_that_has_the_number_of_an_ended_one_is_alive(monkeypatch):
 @pytest.mark.parametrize(("farewell", "named"), [(Farewell(Why.FAILED, (2,)), (2,)), (Farewell(Why.FAILED), (1,)),
                                                  (Farewell(Why.FAILED, (1,)), (1,)), (Farewell(Why.ENDS), (1,))])
 def test_a_rank_that_fails_because_of_another_rank_names_that_rank(monkeypatch, farewell, named):
-    """Rank 0 awaits rank 1, which has left: because rank 2 failed, because it failed itself, or by its end."""
+    """Rank 1, awaited by rank 0, has left: because of rank 2, by a failure of its own, or by the end of its process."""
     monkeypatch.setattr(guard, "GRACE", -1.0)
     watching = guard.Guard(0, Processes({}), lambda: {1}, dict, lambda: {1: farewell}, lambda: 0.0)
     with pytest.raises(gc.RankFailedError) as failed:
@@ -173,9 +177,90 @@ def test_a_rank_that_has_closed_is_named_in_the_calls_that_it_has_not_made(mine,
     if not is_told:
         watching.check()
         return
-    with pytest.raises(gc.RankFailedError, match=r"rank 1 has closed the communicator after its call 3 \(a.py:7\)") as told:
+    with pytest.raises(gc.RankFailedError, match=r"rank 1 has closed the communicator after its call 3 \(a.py:7\)") \
+            as told:
         watching.check()
     assert told.value.ranks == (1,)
+
+
+class Ends:
+    """Processes of other hosts, with the ends in this order."""
+
+    numbers, watch = {}, None
+
+    def __init__(self, *ranks):
+        self._ranks = ranks
+
+    def ended(self, patience=0.0):
+        return self._ranks
+
+    def state(self, rank):
+        return "dead" if rank in self._ranks else ""
+
+
+def test_of_several_deaths_the_first_is_named(monkeypatch):
+    """Rank 2 awaits rank 1; the end of rank 3 was the first, so rank 3 is named."""
+    monkeypatch.setattr(guard, "GRACE", -1.0)
+    watching = guard.Guard(2, Ends(3, 1), lambda: {1}, dict, dict, lambda: 1.0)
+    with pytest.raises(gc.RankFailedError) as failed:
+        watching.check()
+    assert failed.value.ranks == (3,)
+
+
+def test_a_rank_that_was_frozen_names_itself(monkeypatch):
+    """Between two looks of one wait 20 s have passed: ranks that have ended meanwhile are not to blame."""
+    now = [100.0]
+    monkeypatch.setattr(guard, "GRACE", -1.0)
+    monkeypatch.setattr(guard.time, "monotonic", lambda: now[0])
+    ends = Ends()
+    watching = guard.Guard(2, ends, lambda: {1}, dict, dict, lambda: 99.0)
+    watching.check()
+    watching.check()
+    now[0] += 20
+    ends._ranks = (1,)
+    with pytest.raises(gc.RankFailedError, match="this rank, 2, did not run for 20 s") as failed:
+        watching.check()
+    assert failed.value.ranks == (2,)
+
+
+@pytest.mark.parametrize(("called", "words"), [
+    (LastCall(3, has_ended=False), "is in its call 3"), (LastCall(3, has_ended=True), "computes since its call 3"),
+    (LastCall(3), "has made no call since its call 3"), (LastCall(), "has made no call"), (None, "is silent"),
+    (LastCall(3, "barrier\na.py:7", True), r"computes since its call 3, barrier \(first made at a.py:7\)"),
+    (LastCall(3, has_ended=True, when=1.0), r"computes since its call 3, \d+ s ago")],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else "")
+def test_what_a_rank_is_said_to_do(called, words):
+    watching = guard.Guard(0, Processes({}), lambda: {1}, dict, dict, lambda: 0.0, last=lambda rank: called)
+    assert re.fullmatch(f"rank 1 {words}", watching.describe(1))
+
+
+def test_a_dead_rank_is_said_to_have_ended_in_or_after_its_call():
+    def told(ended):
+        last = LastCall(3, has_ended=ended)
+        return guard.Guard(0, Ends(1), lambda: {1}, dict, dict, lambda: 0.0, last=lambda rank: last).describe(1)
+
+    assert [told(True), told(False)] == ["rank 1 has ended after its call 3", "rank 1 has ended in its call 3"]
+
+
+def test_a_failure_that_is_shown_waits_for_its_cause():
+    """The mark in shared memory comes before the farewell with the cause."""
+    cause = Farewell(Why.FAILED, (2,), words="has failed in its call 4: [GC-RANK] rank 2 has ended")
+    came = iter([{}, {}, {1: cause}])
+    watching = guard.Guard(0, Processes({}), lambda: {1}, dict, lambda: next(came), lambda: 0.0)
+    error = watching.told(1)
+    assert (type(error), error.ranks) == (gc.RankFailedError, (2,))
+    assert "rank 1 has failed in its call 4" in str(error)
+
+
+def test_a_rank_that_ended_after_a_failure_has_shown_the_culprit():
+    """Rank 1 has ended without a farewell; the mark of rank 1 in shared memory names rank 2."""
+    words = {0: numpy.zeros(8, "i8"), 1: numpy.zeros(8, "i8")}
+    node = SimpleNamespace(rank=0, words=words)
+    for failure, culprit in ((failures.LATE_FOR - 2, 2), (failures.FAILED - 2, 2), (failures.FAILED - 1, None),
+                             (failures.FAILED, None), (failures.ASTRAY, None), (0, None)):
+        words[1][FAILURE] = failure
+        assert failures.culprit_of(node, 1) == culprit
+    assert failures.culprit_of(node, 5) is None  # of another node
 
 
 def test_a_store_that_ends_with_its_process_names_the_rank():

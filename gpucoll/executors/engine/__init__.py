@@ -10,6 +10,7 @@ between nodes. Under the name `mpi` every rank counts as a separate node.
     between_nodes messages between nodes, by Python or by the engine itself
     extension     loads the C++ engine; digest: a hash of the engine's sources
     neighbours    the same-node ranks, and access to their memory
+    failures      what these ranks show of their failures and of their last calls
     tables        numbers shared by Python and C++
 
 Peers read a rank's buffers in one of four places. Small arrays are copied to workspaces in memory mapped by all ranks.
@@ -35,37 +36,21 @@ from gpucoll.errors import (
     CollectiveTimeout,
     GpucollError,
     MismatchError,
-    PeerError,
     RankFailedError,
     is_settled,
 )
 from gpucoll.executors import INSIDE, Call, Called, CallRequest, Executor, Refusal, call_site, disagreement, shortened
 from gpucoll.executors.engine.between_nodes import Comparing, Messages, PostedMessage, WireRoles
 from gpucoll.executors.engine.extension import library
+from gpucoll.executors.engine.failures import ASTRAY, FAILED, LATE, LATE_FOR, culprit_of, last_call, show_failure
 from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
 from gpucoll.executors.engine.plans import EngineCall, Plans
-from gpucoll.executors.engine.tables import (
-    ALL,
-    ARRIVED,
-    BEGUN,
-    COUNTER,
-    ENDED,
-    FAILURE,
-    LEFT,
-    OFF,
-    PEERS,
-    ROUNDS,
-    TEXT,
-)
+from gpucoll.executors.engine.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
 from gpucoll.progress.operations import Operation, ProbeResult, keep_for_ever
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, ENGINE_CALLS, ENGINE_TAGS, MAX_MESSAGE, tag_of_call
 
-# Failures shown next to the counter, for ranks that wait for this rank. LATE: the deadline has passed. ASTRAY: calls
-# differ. FAILED - r: rank r has failed. LATE_FOR - r: the deadline has passed in a wait for rank r. The counter stays:
-# peers may still read data shown before the failure.
-LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
 # Seconds for which ranks with different calls wait for the others' descriptions: MISMATCH_TIMEOUT if all ranks come to
 # `differ`, SHORT_TIMEOUT if some may not. POLL_INTERVAL is the pause between two looks.
 MISMATCH_TIMEOUT, SHORT_TIMEOUT, POLL_INTERVAL = 5.0, 0.25, 1e-4
@@ -188,36 +173,31 @@ class EngineExecutor(Executor):
 
     def publish_failure(self, error: BaseException) -> None:
         """Show the other ranks of this node that this rank has failed, unless the error has settled the call."""
-        if not is_settled(error):
-            named = error.ranks[:1] if isinstance(error, RankFailedError | CollectiveTimeout | BackendError) else ()
-            self._node_ranks.words[self._node_ranks.rank][FAILURE] = (
-                ASTRAY if isinstance(error, MismatchError | PeerError) else
-                FAILED - (*named, self._node_ranks.rank)[0] if not isinstance(error, CollectiveTimeout) else
-                LATE_FOR - named[0] if named else LATE)
+        show_failure(self._node_ranks, error)
 
     def shown_culprit(self, rank: int) -> int | None:
         """Return the other rank to which a rank of this node has shown its failure to be due; None without one."""
-        words = self._node_ranks.words.get(rank)
-        failure = 0 if words is None else words[FAILURE]
-        culprit = LATE_FOR - failure if failure <= LATE_FOR else FAILED - failure if failure <= FAILED else rank
-        return None if culprit in (rank, self._node_ranks.rank) else culprit
+        return culprit_of(self._node_ranks, rank)
 
     def check_failures(self, awaited: int | None = None) -> None:
         """Raise the failure shown by another rank of this node, or by `awaited` alone."""
         for rank in self._node_ranks.all if awaited is None else (awaited,):
             failure = self._node_ranks.words[rank][FAILURE]
-            if failure == LATE or failure <= LATE_FOR:
-                # Without a name in the failure, blame the ranks that have not reached this call.
-                behind = (LATE_FOR - failure,) if failure <= LATE_FOR else tuple(
-                    rank for rank, last in self.progress().items() if last.number < self.engine.call_count)
-                raise self.told(rank) or CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
-                                        "every rank in the same call, with the same shape, dtype and algorithm?",
-                                        ranks=behind)
             if failure == ASTRAY:
                 self.differ(meet=False)
-            if failure <= FAILED:
-                raise self.told(rank) or RankFailedError(
-                    f"rank {FAILED - failure} has failed, or has left the communicator", ranks=(FAILED - failure,))
+            elif failure:
+                raise self.told(rank) or self._shown(failure)
+
+    def _shown(self, failure: int) -> GpucollError:
+        """Return the error for a failure shown by a rank that tells no cause."""
+        if failure != LATE and failure > LATE_FOR:
+            return RankFailedError(f"rank {FAILED - failure} has failed, or has left the communicator",
+                                   ranks=(FAILED - failure,))
+        # Without a name in the failure, blame the ranks that have not reached this call.
+        behind = (LATE_FOR - failure,) if failure != LATE else tuple(
+            rank for rank, last in self.progress().items() if last.number < self.engine.call_count)
+        return CollectiveTimeout("another rank of this node has waited until its deadline in this call; is every rank "
+                                 "in the same call, with the same shape, dtype and algorithm?", ranks=behind)
 
     def differ(self, meet: bool = True) -> None:
         """Raise MismatchError or PeerError with the call, and its place in the code, of each rank of this node.
@@ -299,21 +279,12 @@ class EngineExecutor(Executor):
         """Return the description of the call under way, or ""."""
         if self.engine is None or not self.engine.is_walking():
             return ""
-        return self._last(self._node_ranks.rank).text.partition("\n")[0]
+        return last_call(self._node_ranks, self.engine, self._node_ranks.rank).text.partition("\n")[0]
 
     def progress(self) -> dict[int, LastCall]:
         """Return the last call of each rank of this node."""
-        return {} if self.engine is None else {rank: self._last(rank) for rank in self._node_ranks.all}
-
-    def _last(self, rank: int) -> LastCall:
-        """Return the last call of a rank of this node, from the words shown in its control segment."""
-        words = self._node_ranks.words[rank]
-        shown, begun, ended = words[COUNTER] >> ROUNDS, words[BEGUN], words[ENDED]
-        # A rank that has begun a call, and has not shown it yet, waits until it may overwrite an earlier one.
-        number = max(shown, begun)
-        when = words[LEFT] if ended >= number else words[ARRIVED + (number & 1)] if shown == number else 0
-        return LastCall(number, self.engine.description(rank, number) if 0 < number == shown else "", ended >= number,
-                        1e-9 * when)
+        engine, node_ranks = self.engine, self._node_ranks
+        return {} if engine is None else {rank: last_call(node_ranks, engine, rank) for rank in node_ranks.all}
 
     def next_call(self, rank: int) -> str | None:
         """Return the description of the call of `rank` numbered as this rank's next; None if `rank` has not come there.

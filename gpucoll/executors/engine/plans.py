@@ -35,6 +35,7 @@ def shown(description: str) -> tuple[str, int]:
     Behind the description stands the place in the program at which this rank plans the call: errors of other ranks name
     this place for all calls of the plan.
     """
+    # A refusal, and a call compared by messages, has a place already.
     place = call_site() if "\n" not in description else ""
     return shortened(f"{description}\n{place}" if place else description, TEXT - 1), fingerprint(description)
 

@@ -1,0 +1,217 @@
+"""The end of a communicator: a call like any other, compared with the other ranks' calls and told to these ranks.
+
+A rank that closes says farewell with the numbers of its calls, and waits for the farewells of the others. A rank in a
+later call learns from the farewell that its call can never end (`gpucoll.health.guard`), and raises at once. The
+farewell of that rank then tells the rank in `close`. Ranks that close after unlike numbers of calls tell each other,
+too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gpucoll.communicator.links import LocalLink
+from gpucoll.core.signature import LastCall, described
+from gpucoll.errors import (
+    BackendError,
+    CollectiveTimeout,
+    GpucollError,
+    MismatchError,
+    RankFailedError,
+    UsageError,
+)
+from gpucoll.executors import call_site, inner_site
+from gpucoll.progress.operations import Operation
+from gpucoll.transport.farewell import Farewell, Sent, Why, named
+
+if TYPE_CHECKING:
+    from gpucoll.communicator.lifecycle import Lifecycle
+
+MESSAGES = ("send", "recv", "sendrecv", "probe")  # the names of waits for messages between two ranks
+OPEN = ("GC-BACKEND", "GC-MEMORY")  # codes of errors of the transport: other ranks may be the reason
+REASON = 100  # characters of an exception's text that are told to the other ranks
+
+log = logging.getLogger("gpucoll")
+
+
+class BlockLeft(UsageError):
+    """A `with` block was left by an exception."""
+
+
+class Leaving:
+    """The end of one communicator: `place` is where the program leaves, `awaited` the ranks awaited in `close`."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._life = life
+        self.place = ""
+        self.awaited: Callable[[], set[int]] | None = None
+        self._sent: Sent | None = None  # the farewell of a rank that closes
+
+    @property
+    def _rank(self) -> int:
+        return self._life.link.place.rank
+
+    def leave_block(self, error: BaseException | None) -> None:
+        """Fail if a `with` block was left by `error`: the other ranks may be elsewhere, and are not waited for."""
+        if error is not None and self._life.waits.failure is None:
+            self.place = inner_site(error.__traceback__)
+            said = str(error).partition("\n")[0][:REASON]
+            self._life.waits.failure = BlockLeft(f"its `with` block was left by {type(error).__name__}"
+                                                 + (f": {said}" if said else ""))
+
+    def farewell(self, failure: GpucollError | None, *, closes: bool = False) -> Farewell:
+        """Return what this rank tells the others: that it closes, that its process ends, or how it has failed."""
+        life, last = self._life, self._life.last_call(self._rank) or LastCall()
+        before = f"after its call {last.number}" if last.number else "before its first call"
+        has_closed = f"has closed the communicator {before}" + (f" ({self.place})" if self.place else "")
+        culprits: tuple[int, ...] = ()
+        if failure is None:
+            why, words = (Why.CLOSES, has_closed) if closes else (Why.ENDS, f"{has_closed} by the end of its process")
+        else:
+            why = Why.LATE if isinstance(failure, CollectiveTimeout) else Why.FAILED
+            # Other ranks' failures, and broken connections, are the fault of the ranks named. A transport error without
+            # a name is nobody's known fault, and any other error this rank's own.
+            is_caused = isinstance(failure, RankFailedError | CollectiveTimeout | BackendError) and failure.ranks
+            is_open = failure.code in OPEN
+            culprits = failure.ranks if is_caused else () if is_open else (self._rank,)
+            where = f"in {life.waits.name} {before}" if life.waits.name in MESSAGES else \
+                f"in its call {last.number}" if last.number and not last.has_ended else before
+            said = str(failure).partition("\n")[0].removesuffix("; close this communicator")
+            words = f"has failed {where}: {said}"
+            if isinstance(failure, BlockLeft):
+                words = f"{has_closed}: {failure.args[0]}"
+        call, _, first = last.text.partition("\n")
+        if call:
+            words += f"; that call was {described(call)}" + (f", first made at {first}" if first else "")
+        position, (refused_at, refused) = life.position(), life.refused
+        return Farewell(why, culprits, *position, refused if position == refused_at else 0, words)
+
+    def tell(self, failure: GpucollError | None) -> None:
+        """Say farewell to the living ranks after a failure, or at the end of the process; wait for nothing."""
+        link, farewell = self._life.link, self.farewell(failure)
+        if isinstance(link, LocalLink):
+            link.tell(farewell)
+        else:
+            Sent(link.wire, self._living(), farewell).abandon()
+
+    def _living(self) -> list[int]:
+        """Return the other ranks, after a failure without the dead ones: MPI may crash in a send to a dead rank."""
+        link, failure = self._life.link, self._life.waits.failure
+        others = {*range(link.place.size)} - {self._rank}
+        if failure is None:
+            return sorted(others)
+        # A rank that has said farewell lives, and is told what its end has caused.
+        lost = {*failure.ranks} - link.farewells().keys() if isinstance(failure, RankFailedError) else set()
+        return sorted(others - lost - {*link.processes.ended()})
+
+    def announce(self) -> None:
+        """Tell the other ranks that this rank is about to close; do nothing after a failure, or between threads.
+
+        For a program that closes several communicators: the other ranks may be in a call of the last one.
+        """
+        life = self._life
+        if life.closed or life.is_forked or life.waits.failure is not None or isinstance(life.link, LocalLink) \
+                or life.link.has_ended():
+            return
+        self.place = self.place or call_site()
+        with contextlib.suppress(GpucollError):  # raised again by `close`
+            life.waits.run(self._announcing(), "close")
+
+    def _announcing(self) -> Operation:
+        """Say farewell once this rank has no message under way: until then the others may still take part in it."""
+        waits = self._life.waits
+        if waits.has_messages:
+            yield lambda: not waits.has_messages
+        if self._sent is None:
+            self._sent = Sent(self._life.link.wire, self._living(), self.farewell(None, closes=True))
+
+    def _meeting(self) -> Operation:
+        """Say farewell, and wait for the farewells of all other ranks."""
+        yield from self._announcing()
+        sent, link, others = self._sent, self._life.link, {*self._living()}
+        assert sent is not None
+
+        def awaited() -> set[int]:
+            # The guard raises the failure of a rank: only farewells without a failure end this wait.
+            return others - {rank for rank, one in link.farewells().items() if one.why < Why.FAILED}
+
+        self.awaited = awaited
+        try:
+            yield lambda: sent.has_ended() and not awaited()
+        except BaseException:
+            sent.abandon()
+            raise
+
+    def leave(self) -> tuple[bool, GpucollError | None]:
+        """Leave in `close`; a failed rank tells, and does not wait.
+
+        Return whether all ranks have come to `close` without failure, and the error of ranks that make further calls.
+        """
+        life = self._life
+        if life.link.has_ended():
+            return False, None
+        # A dead rank never comes to `close`: fail now, not at the deadline.
+        if life.waits.failure is None and life.link.processes.ended():
+            life.waits.failure = life.guard.cause()
+        if life.waits.failure is not None:
+            life.host.fail(life.waits.failure)
+            life.abort()
+            return False, None
+        try:
+            # A deferred comparison may still be under way: judge it first, since no later call will.
+            if life.preflight is not None:
+                life.waits.run(life.preflight.settled(), "close")
+            life.waits.run(self._meeting(), "close")
+        except GpucollError as error:
+            life.devices_have_ended(awaited=False)
+            return False, self._told_by(error)
+        finally:
+            self.awaited = None
+        if any(one.why != Why.CLOSES for one in life.link.farewells().values()):
+            return False, None  # a process has ended without `close`
+        return life.devices_have_ended(), self.told_by_closed(self.farewell(None, closes=True))
+
+    def _told_by(self, error: GpucollError) -> GpucollError | None:
+        """Return the error of `close` if other ranks have failed in calls that this rank lacks; else log the reason."""
+        mine = self.farewell(None, closes=True)
+        # A rank that gave up at its deadline, before this rank closed, has told its own program.
+        others = [(rank, one) for rank, one in self._life.link.farewells().items()
+                  if one.why == Why.FAILED and self._rank in one.culprits]
+        # Where this rank has refused the call that failed elsewhere, its program has had the error.
+        if others and not mine.refused:
+            return _unlike(mine, others)
+        log.warning("rank %d has closed the communicator without the other ranks: %s", self._rank, error)
+        return None
+
+    def told_by_closed(self, mine: Farewell) -> GpucollError | None:
+        """Return the error of `close` if a rank has closed after fewer or more calls than this rank."""
+        others = [(rank, one) for rank, one in self._life.link.farewells().items()
+                  if one.why == Why.CLOSES and not (one.has_made(mine) and mine.has_made(one))]
+        return _unlike(mine, others) if others else None
+
+
+def _unlike(mine: Farewell, others: Sequence[tuple[int, Farewell]]) -> MismatchError:
+    return MismatchError(f"close: this rank {mine.words}, but {named(others)}", code="GC-COLLECTIVE",
+                         ranks=tuple(sorted(rank for rank, _ in others)))
+
+
+def close_together(lives: Sequence[Lifecycle]) -> None:
+    """Close communicators with the same ranks, all of them in any case; raise the first error.
+
+    The other ranks are told of all ends before this rank waits for any, and a failure in one ends the wait in another.
+    """
+    errors, well = list[GpucollError](), [life for life in lives if life.waits.failure is None]
+    for life in lives:
+        # A failure from before was raised then, and ends nothing here.
+        life.waits.hooks += [other.check_others for other in well if other is not life]
+        life.leaving.announce()
+    for life in lives:
+        try:
+            life.close()
+        except GpucollError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
