@@ -91,6 +91,11 @@ def window_fails(comm):
         window(comm)
 
 
+def call_fails(comm):
+    with failing(nccl.NcclCommunicator, "allReduce", nccl.NcclError(1), says="out of memory"):
+        first(comm)
+
+
 def handshake_fails(comm):
     from gpucoll.executors.peer import handshake
 
@@ -138,6 +143,8 @@ PROGRAMS = {
     "host": at_fault(lambda comm: comm.all_reduce(numpy.ones(10))),
     "host_barrier": at_fault(lambda comm: comm.barrier()),
     "empty": at_fault(window), "host_split": at_fault(lambda comm: comm.split(0)),
+    "call": at_fault(call_fails, before=lambda comm: [first(comm) for _ in range(5)], good=lambda comm: (
+        first(comm), comm.barrier())),
     "close": at_fault(lambda comm: comm.close()),
     "later_close": at_fault(lambda comm: comm.close(), before=first, good=lambda comm: (
         first(comm), comm.barrier())),

@@ -85,11 +85,19 @@ def test_ranks_with_another_call_than_the_first_one_on_a_gpu_are_told(told):
 def test_a_rank_that_closes_instead_of_a_call_is_named(told):
     for name, rows in told("close", "later_close").items():
         assert rows.keys() == {*range(SIZE)}, name
-        assert all(row["seconds"] < seconds(SOON) for row in rows.values()), rows
-        # One rank tells of rank 1; the other one finds the same, or is told by this rank.
-        assert [1] in [rows[rank]["ranks"] for rank in (0, 2)], rows
-        assert {rows[rank]["error"] for rank in (0, 2)} <= {"MismatchError", "RankFailedError"}, rows
-        assert "rank 1: close" in rows[0]["text"] + rows[2]["text"], rows
+        check(rows, "RankFailedError", "MismatchError", "close: this rank has closed the communicator")
+        before = "before its first call" if name == "close" else "after its call 1"
+        for rank in (0, 2):
+            assert f"has closed the communicator {before}" in rows[rank]["text"], rows
+
+
+def test_the_reason_of_a_failed_call_on_a_gpu_travels(told):
+    """The other ranks read the number of the call, and the reason that NCCL gave to rank 1."""
+    rows = told("call")["call"]
+    check(rows, "RankFailedError", "BackendError", "out of memory")
+    for rank in (0, 2):
+        assert "has failed in its call 6: [GC-NCCL]" in rows[rank]["text"], rows
+        assert "out of memory" in rows[rank]["text"], rows
 
 
 def test_a_communicator_of_nccl_that_comes_after_the_deadline_is_aborted(told):
