@@ -66,9 +66,12 @@ def put_back(container: Any) -> "Callable[[dict[Any, Any], dict[Any, Any]], None
 
 
 def variables():
-    """Return the environment, without the name of the running test and variables set for good by scikit-learn."""
+    """Return the environment, without the name of the running test, and without variables that are set for good.
+
+    A rank marks the environment of its descendants, and scikit-learn sets variables of its libraries.
+    """
     return {name: value for name, value in os.environ.items()
-            if name != "PYTEST_CURRENT_TEST" and not name.startswith("KMP_")}
+            if name not in ("PYTEST_CURRENT_TEST", "GPUCOLL_RANK_PROCESS") and not name.startswith("KMP_")}
 
 
 def descriptors():
