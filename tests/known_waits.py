@@ -7,9 +7,9 @@ here: its ranks are virtual and take turns in one process, which waits for no ot
 KNOWN = {
     "a work of a communicator: it waits in `Progress.until`": """
         block_scaled/__init__.py BlockScaledCollectives._sum came.wait
-        communicator/points.py PointToPoint.probe work.wait
-        communicator/points.py PointToPoint.rest work.wait
-        communicator/points.py PointToPoint._soon work.wait
+        communicator/points.py PointToPoint.probe awaiting(work, End('probe', *pattern, 0, [(), None])).wait
+        communicator/points.py PointToPoint.rest awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait
+        communicator/points.py PointToPoint._soon awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait
         communicator/points.py PointToPoint._point work.wait
         communicator/points.py PointToPoint.group work.wait
         distributed/send_recv.py recv work.wait
@@ -47,6 +47,7 @@ KNOWN = {
         dask/__init__.py Workers._raise (own or failed)[0].result
         """,
     "no wait: a function of the same name": """
+        communicator/lifecycle.py Lifecycle.close sys.exception
         analysis/graphs/few_steps.py FewSteps.best wait
         executors/native.py _datatype getattr(MPI, f'UINT{8 * dtype.itemsize}_T').Dup
         torch/group.py TorchProcessGroup._end_coalescing work.result
@@ -61,6 +62,8 @@ KNOWN = {
         executors/peer/descriptors.py DescriptorOffer.give self._listener.accept
         """,
     "a constant of at most a few seconds": """
+        health/guard.py Guard.told time.sleep
+        health/processes.py Processes.ended time.sleep
         device/cuda.py CudaDevice.fill_with_nan becomes
         device/streams.py _Recording.__init__ self._has_ended.wait
         executors/engine/__init__.py EngineExecutor.differ time.sleep
@@ -86,9 +89,10 @@ KNOWN = {
         transport/connections.py Hub._makes_room self._changed.wait
         """,
     "the start of a communicator: the deadline of `init`, kept by the store or by `bootstrap.meet`": """
+        transport/kvstore.py StoreClient.__init__ socket.create_connection
         communicator/backends.py _use_wire link.mpi.allgather
         communicator/links.py MpiLink._meet self.mpi.allgather
-        communicator/links.py StoreLink.__init__ self.mpi.allgather
+        communicator/links.py StoreLink._meet self.mpi.allgather
         communicator/links.py MpiLink.split part.Free
         executors/peer/descriptors.py reach connected.connect
         health/clocks.py align mpi.allgather
@@ -118,7 +122,6 @@ KNOWN = {
         communicator/lifecycle.py Lifecycle._flight_of mpi.bcast
         """,
     "a split or a shrink, in a helper thread for which `Progress` waits": """
-        communicator/elastic.py _shrunk_by_mpi.shrunk comm.mpi.Shrink
         communicator/links.py Link.split self._ranks.allgather
         communicator/links.py MpiLink.split self.mpi.Split
         """,

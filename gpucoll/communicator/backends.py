@@ -209,6 +209,12 @@ class HostBackend:
         return "" if self._shared is None else self._shared.under_way()
 
     @property
+    def counts_calls(self) -> bool:
+        """Whether the engines count the calls alike on all ranks; where messages compare the calls, messages do."""
+        return self._comparison is None or self.compares_calls or (
+            self._shared is not None and self._shared.is_compared_by_wire)
+
+    @property
     def call_count(self) -> int:
         """The number of the last call on the host, as counted by the engine or by the executor without engine."""
         engine = None if self._shared is None else self._shared.engine

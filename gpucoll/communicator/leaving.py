@@ -2,8 +2,8 @@
 
 A rank that closes says farewell with the numbers of its calls, and waits for the farewells of the others. A rank in a
 later call learns from the farewell that its call can never end (`gpucoll.health.guard`), and raises at once. The
-farewell of that rank then tells the rank in `close`. Ranks that close after unlike numbers of calls tell each other,
-too.
+farewell of that rank then tells the rank in `close`, which ends with a warning: leaving is allowed, and the others may
+go on by `shrink`. Ranks that all close, after unlike numbers of calls, raise MismatchError.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Leaving:
     def leave(self) -> tuple[bool, GpucollError | None]:
         """Leave in `close`; a failed rank tells, and does not wait.
 
-        Return whether all ranks have come to `close` without failure, and the error of ranks that make further calls.
+        Return whether all ranks have come to `close` without failure, and the error of unlike numbers of calls.
         """
         life = self._life
         if life.link.has_ended():
@@ -167,35 +167,30 @@ class Leaving:
             life.waits.run(self._meeting(), "close")
         except GpucollError as error:
             life.devices_have_ended(awaited=False)
-            return False, self._told_by(error)
+            self._warn(error)
+            return False, None
         finally:
             self.awaited = None
-        if any(one.why != Why.CLOSES for one in life.link.farewells().values()):
+        if any(one.why != Why.CLOSES for one in life.guard.left.values()):
             return False, None  # a process has ended without `close`
         return life.devices_have_ended(), self.told_by_closed(self.farewell(None, closes=True))
 
-    def _told_by(self, error: GpucollError) -> GpucollError | None:
-        """Return the error of `close` if other ranks have failed in calls that this rank lacks; else log the reason."""
-        mine = self.farewell(None, closes=True)
-        # A rank that gave up at its deadline, before this rank closed, has told its own program.
-        others = [(rank, one) for rank, one in self._life.link.farewells().items()
-                  if one.why == Why.FAILED and self._rank in one.culprits]
-        # Where this rank has refused the call that failed elsewhere, its program has had the error.
-        if others and not mine.refused:
-            return _unlike(mine, others)
-        log.warning("rank %d has closed the communicator without the other ranks: %s", self._rank, error)
-        return None
+    def _warn(self, error: GpucollError) -> None:
+        """Say why not all ranks come to `close`.
+
+        No error: a rank may leave on purpose, and the others may go on without it by `shrink`.
+        """
+        blaming = [(rank, one) for rank, one in self._life.guard.left.items() if self._rank in one.culprits]
+        why = f"but {named(blaming)}" if blaming else f"without the other ranks: {error}"
+        log.warning("rank %d %s, %s", self._rank, self.farewell(None, closes=True).words, why)
 
     def told_by_closed(self, mine: Farewell) -> GpucollError | None:
         """Return the error of `close` if a rank has closed after fewer or more calls than this rank."""
-        others = [(rank, one) for rank, one in self._life.link.farewells().items()
+        self._life.guard.hear()
+        others = [(rank, one) for rank, one in self._life.guard.left.items()
                   if one.why == Why.CLOSES and not (one.has_made(mine) and mine.has_made(one))]
-        return _unlike(mine, others) if others else None
-
-
-def _unlike(mine: Farewell, others: Sequence[tuple[int, Farewell]]) -> MismatchError:
-    return MismatchError(f"close: this rank {mine.words}, but {named(others)}", code="GC-COLLECTIVE",
-                         ranks=tuple(sorted(rank for rank, _ in others)))
+        return MismatchError(f"close: this rank {mine.words}, but {named(others)}", code="GC-COLLECTIVE",
+                             ranks=tuple(sorted(rank for rank, _ in others))) if others else None
 
 
 def close_together(lives: Sequence[Lifecycle]) -> None:

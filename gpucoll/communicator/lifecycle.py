@@ -131,7 +131,7 @@ class Lifecycle:
 
     def new_waits(self) -> Progress:
         return Progress(self.options.timeout, foreign=self.link.foreign, threads=self.link.threads,
-                        crowded=self.link.place.local_size > (os.cpu_count() or 1))
+                        crowded=self.link.place.local_size > (os.cpu_count() or 1), asks_store=self.link.asks_store)
 
     def new_host(self) -> HostBackend:
         return HostBackend(self.link, self.options.timeout, self.options.executor, self.options.compares)
@@ -207,7 +207,8 @@ class Lifecycle:
     def position(self) -> tuple[int, int]:
         """Return how many calls this rank has begun on the host, and on devices or by messages."""
         compared = 0 if self.preflight is None else self.preflight.number
-        return self.host.call_count, compared or sum(gpu.call_count for gpu in self.gpus.values())
+        on_host = self.host.call_count if self.host.counts_calls else 0
+        return on_host, compared or sum(gpu.call_count for gpu in self.gpus.values())
 
     def of_devices(self) -> Comparison | None:
         """Return the comparison for calls on devices: the host's own with "full", else a deferred one by messages."""

@@ -58,6 +58,7 @@ class Link:
     wire: Any
     points: Any
     threads = True  # whether several threads may call the link at a time
+    asks_store = False  # whether a wait sends requests to a store
     has_collectives = False  # whether `wire` has MPI's own collectives
     foreign: tuple[type[Exception], ...] = ()  # exceptions of the layer below
     processes: Processes  # of the ranks of this host, this rank included
@@ -265,6 +266,8 @@ class StoreLink(Link):
     Between hosts UCX carries the messages, and with `by_ucx` also inside a host. If a rank has no UCX, the store
     carries them, or with `needs_ucx` every rank raises UsageError.
     """
+
+    asks_store = True
 
     def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float, *,
                  token: str = "", known: Address | None = None, named: bool = False, needs_ucx: bool = False,

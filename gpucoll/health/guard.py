@@ -51,7 +51,7 @@ class Guard:
         self._awaited, self._progress, self._farewells, self._since = awaited, progress, farewells, since
         self._position, self._last, self._needs_all, self._messages = position, last, needs_all, messages
         self._shown = shown
-        self._gone: dict[int, Farewell] = {}
+        self.left: dict[int, Farewell] = {}  # the farewells heard so far
         self._missed: dict[int, float] = {}  # ranks that have left or died and are awaited, and since when
         self._looked = self._began = self._warned = 0.0
         self._frozen = 0.0  # seconds for which this process was stopped in the current wait
@@ -75,32 +75,36 @@ class Guard:
             watch.report(self._mine())
         ended = self._processes.ended()
         try:
-            self._gone.update(self._farewells())
+            self.hear()
         except BackendError as error:
             # The store of the messages can be gone before the end of its process is visible.
             found = self.cause()
             if found is None:
                 raise
             raise found from error
-        if ended or self._gone:
+        if ended or self.left:
             self._judge(now, ended)
         self._warn(now)
 
+    def hear(self) -> None:
+        """Take the farewells that have arrived."""
+        self.left.update(self._farewells())
+
     def _judge(self, now: float, ended: Collection[int]) -> None:
         """Raise the error of a wait that cannot end, because of the ranks that have `ended` or said farewell."""
-        for rank, farewell in self._gone.items():
+        for rank, farewell in self.left.items():
             if farewell.why >= Why.FAILED:  # the failure revokes the communicator for all
                 self._miss(rank, now)
             elif self.lacks(farewell):
-                raise self._failed([one for one in self._gone if self.lacks(self._gone[one])])
+                raise self._failed([one for one in self.left if self.lacks(self.left[one])])
         awaited = self._awaited()
-        for rank in {*ended, *self._gone}:
+        for rank in {*ended, *self.left}:
             # A rank that has closed, or ended in order, has made this call, and matters only where this rank awaits it,
             # as in a message. Of a rank that died and told nothing the last call is unknown: its death matters in any
             # call of all ranks.
             if awaited is not None and rank in awaited:
                 self._miss(rank, now)
-            elif rank not in self._gone and self._needs_all() and not self._has_made_this_call(rank):
+            elif rank not in self.left and self._needs_all() and not self._has_made_this_call(rank):
                 self._miss(rank, now + LONG_GRACE - GRACE)
         late = sorted(rank for rank, since in self._missed.items() if now - since > GRACE)
         if late:
@@ -125,7 +129,7 @@ class Guard:
         A timeout on another rank is a timeout here, with the ranks named by that rank. Otherwise the error names the
         ranks blamed by the late ranks, or else the late ranks themselves.
         """
-        told = {rank: one for rank, one in self._gone.items() if rank in late}
+        told = {rank: one for rank, one in self.left.items() if rank in late}
         blamed = [rank for one in told.values() if one.why >= Why.FAILED for rank in one.culprits]
         blamed += [one for one in map(self._shown, sorted({*late} - told.keys())) if one is not None]
         # A process that was stopped believes no rank that has ended meanwhile, unless the rank had a reason of its own.
@@ -148,7 +152,7 @@ class Guard:
     def _first(self, late: Collection[int], blamed: Sequence[int]) -> Sequence[int]:
         """Return the late ranks to be named: of several deaths the first, because the others may follow from it."""
         dead = [rank for rank in self._processes.ended()
-                if rank in blamed or (rank in self._missed and rank not in self._gone)]
+                if rank in blamed or (rank in self._missed and rank not in self.left)]
         return dead[:1] or blamed[:1] or sorted(late)
 
     def _failed(self, ranks: Collection[int], told: Mapping[int, Farewell] | None = None) -> RankFailedError:
@@ -165,8 +169,8 @@ class Guard:
         deadline = time.monotonic() + TOLD
         while True:
             is_over = rank in self._processes.ended() or time.monotonic() > deadline
-            self._gone.update(self._farewells())
-            farewell = self._gone.get(rank)
+            self.hear()
+            farewell = self.left.get(rank)
             if farewell is not None and farewell.why != Why.CLOSES:
                 return self._error_of([rank])
             if is_over:
@@ -178,7 +182,7 @@ class Guard:
 
         Waits up to LEAVES seconds: the memory of a dying process is out of reach before its end is visible.
         """
-        ended = [rank for rank in self._processes.ended(LEAVES) if rank not in self._gone]
+        ended = [rank for rank in self._processes.ended(LEAVES) if rank not in self.left]
         return self._failed(ended[:1]) if ended else None
 
     def _warn(self, now: float) -> None:
@@ -194,7 +198,7 @@ class Guard:
 
     def describe(self, rank: int) -> str:
         """Return a description of a rank for error messages: process, state and last call, as far as known."""
-        farewell, process, last = self._gone.get(rank), self._processes.numbers.get(rank), self._last(rank)
+        farewell, process, last = self.left.get(rank), self._processes.numbers.get(rank), self._last(rank)
         name = f"rank {rank}" if process is None else f"rank {rank} (process {process})"
         if farewell is not None and farewell.words:
             return f"{name} {farewell.words}"

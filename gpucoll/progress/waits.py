@@ -38,21 +38,23 @@ WAITED = 100e-6
 # Seconds of polling a message between two ranks in the caller's thread, before the progress thread takes over: most
 # messages end sooner, and a `Work` and a thread switch cost more.
 SOON = 1e-3
+NO_STORE = contextlib.nullcontext()
 
 class Progress:
     """Deadline, abort and hooks of one communicator's waits; also the order of the operations.
 
     `timeout` is in seconds, for each operation from its start. `hooks` are called between polls; a hook ends the wait
     by raising. `foreign` are the exceptions of the transport, reported as BackendError. `threads` says whether several
-    threads may call the transport, `crowded` whether the host has fewer cores than ranks.
+    threads may call the transport, `crowded` whether the host has fewer cores than ranks, `asks_store` whether waits
+    send requests to a store.
 
     Invariant: only the holder of `_stepping` advances operations. Queued operations run in the order of submission;
     messages between two ranks (`_alone`) run in no order. After a failure, every call raises.
     """
 
     def __init__(self, timeout: float, *, foreign: tuple[type[Exception], ...] = (), threads: bool = True,
-                 crowded: bool = False) -> None:
-        self.timeout, self._foreign, self._threads = timeout, foreign, threads
+                 crowded: bool = False, asks_store: bool = True) -> None:
+        self.timeout, self._foreign, self._threads, self._asks_store = timeout, foreign, threads, asks_store
         self.hooks: list[Callable[[], object]] = []
         self.failure: GpucollError | None = None
         self.unreported: GpucollError | None = None  # the failure, until a call or a wait has raised it
@@ -66,9 +68,9 @@ class Progress:
         # MPI must not be called by two. Taken only without blocking: the holder may itself wait for a long time.
         self._stepping, self._more = threading.Lock(), threading.Event()  # `_more` wakes the progress thread
         self._thread: threading.Thread | None = None
-        self.thread = 0  # the system's number of the thread that made the last call
         self.name, self.waits_since = "", 0.0  # the operation of the last wait, and the start time (`time.monotonic`)
-        self.went_on = 0.0  # the time of the last progress of any operation (`time.monotonic`)
+        # The system's number of the thread that made the last call; the time of the last progress of any operation.
+        self.thread, self.went_on = 0, 0.0
         self.on_failure: Callable[[], None] = lambda: None  # tells the other ranks, once
         # Notes the nanoseconds by which this rank came late to a call of the engine that has just ended.
         self.on_delay: Callable[[int], None] = lambda nanoseconds: None
@@ -174,7 +176,8 @@ class Progress:
 
     def until(self, done: Pending, name: str, deadline: float, ends: Sequence[End] = ()) -> None:
         """Poll until `done()` is true; raise CollectiveTimeout at `deadline` (of `time.monotonic`); see `late`."""
-        with limited(deadline):  # also the requests of `done` and of the hooks to other processes
+        # The deadline holds also for requests to a store, of `done` and of the hooks.
+        with limited(deadline) if self._asks_store else NO_STORE:
             self._poll(done, name, deadline, ends)
 
     def _poll(self, done: Pending, name: str, deadline: float, ends: Sequence[End]) -> None:

@@ -59,8 +59,8 @@ def test_a_lone_process_is_a_world_of_one_and_another_launcher_one_clear_error(l
 def claim(mpi, same, share):
     """Claim a pretended GPU for this rank: with `same`, the ranks share a GPU; `share` permits sharing."""
     bus = "0000:01:00.0" if same else f"0000:0{mpi.rank + 1}:00.0"
-    with mock.patch.object(gpus, "describe_gpu", lambda ordinal: gpus.ClaimedGpu(ordinal, bus, "H200")):
-        return gpus.claim_gpu(mpi, mpi.rank, {"GPUCOLL_SHARE_GPU": "1"} if share else {})
+    mine = gpus.ClaimedGpu(mpi.rank, bus, "H200")
+    return gpus.claim_gpu(mpi, mine, {"GPUCOLL_SHARE_GPU": "1"} if share else {})
 
 
 def test_two_ranks_on_one_gpu_are_named(ranks):

@@ -10,7 +10,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.health import mapped
-from gpucoll.health.exchanges import MessageExchange
+from gpucoll.health.preflight import MessageExchange
 from multirank.deferred import TOLD, cells, check_cells, outcomes
 from pace import seconds
 

@@ -19,10 +19,11 @@ import gpucoll as gc
 import hosts
 from gpucoll.launch import launchers, places
 from gpucoll.transport import ucx
+from gpucoll.transport.farewell import Farewell, Sent, Why
 from gpucoll.transport.kvstore import MemoryStore
 from gpucoll.transport.mailbox import StoreRanks
 from gpucoll.transport.rendezvous import becomes
-from gpucoll.transport.tags import TAGS, Tag
+from gpucoll.transport.tags import TAGS
 from jobs import run_job, same_gpucoll
 from pace import seconds
 
@@ -237,12 +238,13 @@ def test_a_cancelled_receive_takes_no_message(pair):
     assert row.tolist() == [0]
 
 
-def test_abort_messages_come_with_their_reasons(pair):
-    pair[0].Isend([numpy.full(1, -7).view(numpy.uint8), "B"], 1, Tag.ABORT)
+def test_farewells_come_whole(pair):
+    said = Farewell(Why.FAILED, (1, 3), 7, 2, 1, "has failed in its call 7")
+    Sent(pair[0], [1], said).abandon()
     found = {}
-    until(lambda: found.update(pair[1].aborted({0})) or found, pair)
-    assert found == {0: -7}
-    assert pair[1].aborted({0}) == {}
+    until(lambda: found.update(pair[1].farewells({0})) or found, pair)
+    assert found == {0: said}
+    assert pair[1].farewells({0}) == {}
 
 
 @pytest.fixture

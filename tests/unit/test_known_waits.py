@@ -61,4 +61,4 @@ def test_a_failure_that_is_recorded_is_told():
     alone = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") for node in ast.walk(
         ast.parse(path.read_text())) if isinstance(node, ast.Assign) and any(
             ast.unparse(target).endswith("waits.failure") for target in node.targets)}
-    assert alone == {"communicator/elastic.py", "communicator/lifecycle.py"}
+    assert alone == {"communicator/elastic.py", "communicator/leaving.py"}

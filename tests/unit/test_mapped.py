@@ -7,8 +7,8 @@ import pytest
 
 from gpucoll.executors.engine.extension import built, library
 from gpucoll.health import mapped
-from gpucoll.health.exchanges import MESSAGE_BYTES, MappedExchange
 from gpucoll.health.mapped import MappedDescriptions
+from gpucoll.health.preflight import MESSAGE_BYTES, MappedExchange
 from gpucoll.health.shares import NO_STAMPS
 
 NBYTES = 8

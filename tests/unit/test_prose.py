@@ -23,7 +23,7 @@ HARD = [*(f"kernels/{name}" for name in (
             "device/peer_packets.cu", "device/peer_ll128.cu", "device/peer_shots.cu", "device/peer_steps.cu")),
         *(f"gpucoll/{name}.py" for name in (
             "plan/__init__", "executors/engine/instructions", "executors/engine/plans", "executors/engine/neighbours",
-            "progress/waits", "health/guard", "health/preflight", "health/exchanges", "health/remote",
+            "progress/waits", "health/guard", "health/preflight", "health/remote",
             "transport/connections", "communicator/lifecycle"))]
 EXAMPLES = re.compile(r"```.*?```|^\s*(?:>>>|\.\.\.).*?$|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 

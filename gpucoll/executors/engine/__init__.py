@@ -78,7 +78,7 @@ class EngineExecutor(Executor):
         self.name, self.on_engine = name, on_engine
         self._check = LEVELS[check] if name == "shared" else OFF
         # Over a wire the engine compares calls by messages that also carry the first data.
-        self._has_wire = self._is_compared_by_wire = False
+        self._has_wire = self.is_compared_by_wire = False
         self._may_compare = on_engine and LEVELS[check] == ALL and name != "shared"
         self._link, self._timeout = link, timeout
         self._size, self._wire = link.place.size, link.wire
@@ -152,7 +152,7 @@ class EngineExecutor(Executor):
 
     def use_wire(self) -> None:
         """Let the engine itself send the messages between nodes; called on all ranks, before the first call."""
-        self._has_wire, self._is_compared_by_wire = True, self._may_compare
+        self._has_wire, self.is_compared_by_wire = True, self._may_compare
         if self.engine is not None:
             self._bind_wire()
 
@@ -208,7 +208,7 @@ class EngineExecutor(Executor):
         another rank has failed (`meet` false). If all visible calls are equal, the error names no rank: the difference
         lies between nodes, and the comparison by messages explains it.
         """
-        if meet and self._is_compared_by_wire:
+        if meet and self.is_compared_by_wire:
             return self._explaining.explain()
         number, node_ranks, words = self.engine.call_count, sorted(self._node_ranks.all), self._node_ranks.words
         settles = meet and self._check == ALL and not any(self.engine.is_eager(rank, number) for rank in node_ranks)
@@ -238,7 +238,7 @@ class EngineExecutor(Executor):
 
     def compare(self, description: str) -> Operation:
         """Compare a call made by another executor, or refused, with the other ranks; a refusal waits for no rank."""
-        if self._is_compared_by_wire:
+        if self.is_compared_by_wire:
             return self._compare_by_wire(description)
         if self._check == OFF and self.comparison is None and not is_refusal(description):
             return iter(())
@@ -255,7 +255,7 @@ class EngineExecutor(Executor):
 
     def _comparing(self, description: str = "") -> Callable[[], bool] | None:
         """Return an instruction that compares a call by messages; None if the engine compares calls."""
-        return None if self.comparison is None or self._is_compared_by_wire else Comparing(self, description).go_on
+        return None if self.comparison is None or self.is_compared_by_wire else Comparing(self, description).go_on
 
     def awaited(self) -> set[int] | None:
         """Return the ranks awaited by the call under way; None if no call is under way."""
@@ -279,7 +279,8 @@ class EngineExecutor(Executor):
         """Return the description of the call under way, or ""."""
         if self.engine is None or not self.engine.is_walking():
             return ""
-        return last_call(self._node_ranks, self.engine, self._node_ranks.rank).text.partition("\n")[0]
+        text: str = self.engine.description(self._node_ranks.rank, self.engine.call_count)
+        return text.partition("\n")[0]
 
     def progress(self) -> dict[int, LastCall]:
         """Return the last call of each rank of this node."""
