@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -244,10 +244,10 @@ class HostBackend:
             self._walker.count_call()
         return iter(()) if self._comparison is None else self._comparison.compare(description)
 
-    def explain_by(self, cause: Callable[[], GpucollError | None], told: Callable[[int], GpucollError | None]) -> None:
-        """Set what returns the cause if another rank's memory is out of reach, and the failure told by a rank."""
+    def explain_by(self, guard: Guard) -> None:
+        """Let `guard` explain memory out of reach and shown failures, and end a meeting that a rank misses."""
         if self._shared is not None:
-            self._shared.cause, self._shared.told = cause, told
+            self._shared.cause, self._shared.told, self._shared.hooks = guard.cause, guard.told, [guard.check_meeting]
 
     def shown_culprit(self, rank: int) -> int | None:
         """Return the other rank to which a rank of this node has shown its failure to be due; None without one."""

@@ -131,12 +131,13 @@ class Leaving:
     def _meeting(self) -> Operation:
         """Say farewell, and wait for the farewells of all other ranks."""
         yield from self._announcing()
-        sent, link, others = self._sent, self._life.link, {*self._living()}
+        sent, guard, others = self._sent, self._life.guard, {*self._living()}
         assert sent is not None
 
         def awaited() -> set[int]:
             # The guard raises the failure of a rank: only farewells without a failure end this wait.
-            return others - {rank for rank, one in link.farewells().items() if one.why < Why.FAILED}
+            guard.hear()
+            return others - {rank for rank, one in guard.left.items() if one.why < Why.FAILED}
 
         self.awaited = awaited
         try:
@@ -186,7 +187,6 @@ class Leaving:
 
     def told_by_closed(self, mine: Farewell) -> GpucollError | None:
         """Return the error of `close` if a rank has closed after fewer or more calls than this rank."""
-        self._life.guard.hear()
         others = [(rank, one) for rank, one in self._life.guard.left.items()
                   if one.why == Why.CLOSES and not (one.has_made(mine) and mine.has_made(one))]
         return MismatchError(f"close: this rank {mine.words}, but {named(others)}", code="GC-COLLECTIVE",

@@ -117,7 +117,7 @@ class Lifecycle:
         # Called between polls: the death of a rank ends a wait at once, long before the deadline.
         waits.hooks.append(guard.check)
         waits.blame, waits.describe, waits.explain = guard.blame, guard.describe, self._explain
-        self.host.explain_by(guard.cause, guard.told)
+        self.host.explain_by(guard)
         waits.on_failure = self.abort
         return guard
 
@@ -278,6 +278,7 @@ class Lifecycle:
             ended = self._has_ended()
             self.waits.close()
             farewell = self.leaving.farewell(self.waits.failure, closes=True)
+            self.guard.hear()
             told = self.leaving.told_by_closed(farewell) if ended else None
             self.link.close(self._release, farewell, failed=not ended)
         else:

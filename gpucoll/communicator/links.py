@@ -373,7 +373,7 @@ class LocalLink(Link):
         return self._hub.farewells
 
     def _part(self, name: str, rank: int, size: int) -> LocalLink:
-        return LocalLink(rank, self._hub.part(name, size), self._timeout)
+        return LocalLink(rank, self._hub.part(name, rank, size), self._timeout)
 
     def stay(self) -> None:
         """Announce `survivors`, before this rank closes the communicator."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection
 
 from gpucoll.errors import CollectiveTimeout, listed
@@ -23,7 +24,8 @@ class ThreadHub:
         self.store = MemoryStore()
         self.used: dict[int, Callable[[], set[int]]] = {}  # by rank, see `LocalLink.used_by`
         self._changed = threading.Condition()  # guards the fields below; notified when a rank leaves or survives
-        self._parts: dict[str, list[ThreadHub]] = {}  # by name: one reference for each rank still to come
+        self._parts: dict[str, tuple[ThreadHub, set[int]]] = {}  # by name, with the ranks still to come
+        self._complete = weakref.WeakValueDictionary[str, ThreadHub]()  # the parts to which all ranks have come
         self._releases: list[Callable[[bool], None]] = []  # of the ranks that have left
         self._has_failed = False
         self._left: set[int] = set()
@@ -61,14 +63,18 @@ class ThreadHub:
                 raise CollectiveTimeout("shrink: the other ranks went on without this late rank", ranks=(rank,))
             return f"survivors {self._rest}", self._rest.index(rank), len(self._rest)
 
-    def part(self, name: str, size: int) -> ThreadHub:
-        """Return the hub of a part, the same object for all its ranks."""
+    def part(self, name: str, rank: int, size: int) -> ThreadHub:
+        """Return the hub of a part for its rank `rank`: the same object for all its ranks, and at each question."""
         with self._changed:
-            # The first rank makes the hub. The last one drops the name, so that the hub lives as long as its links.
-            left = self._parts.setdefault(name, [ThreadHub(size)] * size)
-            hub = left.pop()
+            known = self._complete.get(name)
+            if known is not None:
+                return known
+            # The first rank makes the hub. Once the last one has come, the hub lives as long as its links.
+            hub, left = self._parts.setdefault(name, (ThreadHub(size), {*range(size)}))
+            left.discard(rank)
             if not left:
                 del self._parts[name]
+                self._complete[name] = hub
             return hub
 
     def tell(self, rank: int, farewell: Farewell) -> None:

@@ -56,7 +56,7 @@ class Guard:
         self._looked = self._began = self._warned = 0.0
         self._frozen = 0.0  # seconds for which this process was stopped in the current wait
 
-    def check(self) -> None:
+    def check(self, *, meets: bool = False) -> None:
         """Raise RankFailedError if an awaited rank has left or failed, CollectiveTimeout if another rank timed out."""
         now = time.monotonic()
         if now < self._looked + LOOK:
@@ -83,21 +83,24 @@ class Guard:
                 raise
             raise found from error
         if ended or self.left:
-            self._judge(now, ended)
+            self._judge(now, ended, {*ended, *self.left} if meets else self._awaited())
         self._warn(now)
+
+    def check_meeting(self) -> None:
+        """Do as `check`, in a wait for all other ranks outside of calls."""
+        self.check(meets=True)
 
     def hear(self) -> None:
         """Take the farewells that have arrived."""
         self.left.update(self._farewells())
 
-    def _judge(self, now: float, ended: Collection[int]) -> None:
+    def _judge(self, now: float, ended: Collection[int], awaited: Collection[int] | None) -> None:
         """Raise the error of a wait that cannot end, because of the ranks that have `ended` or said farewell."""
         for rank, farewell in self.left.items():
             if farewell.why >= Why.FAILED:  # the failure revokes the communicator for all
                 self._miss(rank, now)
             elif self.lacks(farewell):
                 raise self._failed([one for one in self.left if self.lacks(self.left[one])])
-        awaited = self._awaited()
         for rank in {*ended, *self.left}:
             # A rank that has closed, or ended in order, has made this call, and matters only where this rank awaits it,
             # as in a message. Of a rank that died and told nothing the last call is unknown: its death matters in any

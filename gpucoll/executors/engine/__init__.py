@@ -92,6 +92,7 @@ class EngineExecutor(Executor):
         self._plans: Any = None
         self._flight: Any = None
         self.cause: Callable[[], GpucollError | None] = lambda: None  # the error that explains memory out of reach
+        self.hooks: list[Callable[[], None]] = []  # for the meeting, if it comes with the first call
         # Returns the error for a failure shown by a rank, once the rank has told its cause; None if it tells nothing.
         self.told: Callable[[int], GpucollError | None] = lambda rank: None
         self.comparison: Any = None  # compares calls by messages, if the engine does not
@@ -125,7 +126,7 @@ class EngineExecutor(Executor):
         """Gain access to the other ranks' memory. Collective; raises CollectiveTimeout and errors of `hooks`."""
         if not self._has_met:
             waits = Progress(self._timeout, foreign=self._link.foreign)
-            waits.hooks.extend(hooks)
+            waits.hooks.extend(hooks or self.hooks)
             waits.run(self.meeting(), "the first call over shared memory")
 
     def meeting(self) -> Operation:
