@@ -1,7 +1,6 @@
 """A check of a program before a run: calls are matched instead of sent.
 
-All ranks are threads of one process. Equal ranks of a script with many ranks run once, in processes that fork where
-the ranks begin to differ.
+All ranks are threads of one process.
 
     turns       one thread runs at a time, so that a deadlock is found exactly
     matching    the calls of all ranks on every communicator, and messages between two ranks
@@ -14,13 +13,6 @@ the ranks begin to differ.
     blas        the threads of NumPy's OpenBLAS
     program     a program run by all ranks; the check of a function
     script      the check of a script; the command
-
-    per_rank    values that depend on the rank, in a process of several ranks
-    rewriting   code of a script in which equal ranks stay together for longer
-    effects     changes outside of a process, each announced before it happens
-    equal_ranks a process of equal ranks: its forks and its calls
-    equal_world a program in these processes, and the proof that all ranks agree
-    coordinator the calls of these processes, matched and computed
 """
 
 from __future__ import annotations

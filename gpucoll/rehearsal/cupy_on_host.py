@@ -23,7 +23,6 @@ import numpy
 
 from gpucoll.arrays import Array, Space, on_gpu
 from gpucoll.errors import ArgumentError, UsageError
-from gpucoll.rehearsal.per_rank import lift
 
 PACKAGES = ("cupy", "cupyx")
 MEMORY = 80 << 30  # bytes of a device, for programs that ask
@@ -137,8 +136,7 @@ class VirtualDevice:
     mem_info = MEMORY, MEMORY
 
     def __init__(self, device: Any = None) -> None:
-        self.id = getattr(_CURRENT, "device", 0) if device is None \
-            else lift(int, getattr(device, "id", device))
+        self.id = getattr(_CURRENT, "device", 0) if device is None else int(getattr(device, "id", device))
 
     def use(self) -> VirtualDevice:
         """Make this device the current one of the rank."""

@@ -52,20 +52,12 @@ class VirtualGroup:
     def rank_of(self, number: int) -> VirtualRank:
         return self.turns.ranks[self.members[number]]
 
-    def place_of(self, number: int) -> int:
-        """Return the rank in this group of rank `number` of the world."""
-        return self.members.index(number)
-
     def parts(self, colors: Sequence[int | None], keys: Sequence[int]) -> dict[int, VirtualGroup]:
         """Return a new group for each color of the ranks, in the order of the ranks' keys."""
         ordered = sorted((color, key, rank) for rank, (color, key) in enumerate(zip(colors, keys, strict=True))
                          if color is not None)
-        return {one: self.part(one, [self.members[rank] for color, _, rank in ordered if color == one])
-                for one in dict.fromkeys(color for color, _, _ in ordered)}
-
-    def part(self, color: int, members: Sequence[int]) -> VirtualGroup:
-        """Return a new group of some of the ranks."""
-        return VirtualGroup(self.turns, members, self.groups)
+        return {one: VirtualGroup(self.turns, [self.members[rank] for color, _, rank in ordered if color == one],
+                                  self.groups) for one in dict.fromkeys(color for color, _, _ in ordered)}
 
     def arrive(self, rank: int, signature: str, place: str, given: Any = None,
                combine: Callable[[list[Any]], Any] | None = None, *, is_end: bool = False) -> MatchedCall:

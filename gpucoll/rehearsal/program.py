@@ -8,14 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 from gpucoll.communicator import internal
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.launch import bootstrap
-from gpucoll.launch.launchers import torchrun_variables
 from gpucoll.launch.places import VirtualPlace
 from gpucoll.rehearsal import blas
 from gpucoll.rehearsal.cupy_on_host import in_place_of_cupy
@@ -62,10 +60,10 @@ class Rehearsal:
                     rank.exits[-1]()
                 end(rank.communicators, failed=rank.failure is not None)
 
-        self._turns = turns = self._new_turns(body)
+        self._turns = turns = Turns(self._size, body, self._stopped, self._switched)
         had_torch = "gpucoll.torch" in sys.modules
         before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
-        self.state = self._new_state()
+        self.state = ProcessState(self._size, is_program=self._is_program)
         bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world,
                                                        self._follow_torch)
         try:
@@ -84,21 +82,9 @@ class Rehearsal:
             self._stopped()
         return self._found or []
 
-    def main_of(self, rank: VirtualRank) -> ModuleType:
-        """Return the module `__main__` of a rank."""
-        return self.state.mains[rank.number]
-
-    def _new_turns(self, body: Callable[[VirtualRank], None]) -> Turns:
-        return Turns(self._size, body, self._stopped, self._switched)
-
     def _new_group(self) -> VirtualGroup:
         """Return a new group of all ranks."""
         return VirtualGroup(self._turns, range(self._size), self._groups)
-
-    def _new_state(self) -> ProcessState:
-        variables = [torchrun_variables(number, self._size, number, self._size) if self._is_program else {}
-                     for number in range(self._size)]
-        return ProcessState(variables, is_program=self._is_program)
 
     def _mpi(self) -> contextlib.AbstractContextManager[None]:
         """Return the context with a COMM_WORLD of virtual ranks for mpi4py, if the program imports mpi4py."""

@@ -140,12 +140,6 @@ class VirtualBackend(HostBackend):
         """Record and compare nothing: the calls are matched already."""
 
 
-class OneNode(RankTopology):
-    """The place of a virtual rank: all ranks are on one node."""
-
-    node = 0
-
-
 class VirtualLink(Link):
     """The place of rank `number` of the world in a group of virtual ranks."""
 
@@ -153,8 +147,8 @@ class VirtualLink(Link):
 
     def __init__(self, group: VirtualGroup, number: int) -> None:
         self.group, self.number = group, number
-        rank = group.place_of(number)
-        self.place = OneNode(rank, group.size, rank, group.size, (0,) * group.size)
+        rank = group.members.index(number)
+        self.place = RankTopology(rank, group.size, rank, group.size, (0,) * group.size)
         self.points = ThreadMessages(rank, group.mail)
         self.processes, self.table = RankThreads({}), built_in()
         self.waits: VirtualWaits | None = None
@@ -202,11 +196,6 @@ class VirtualLifecycle(Lifecycle):
             error.is_reported = True  # type: ignore[attr-defined] # a mark of ours
             refused = Signature("", refusal=REFUSED).encode()
             self.link.group.arrive(self.link.place.rank, refused, call_site(), str(error))
-
-    def forked(self) -> None:
-        """Refuse calls in a process forked by the program; a process forked by the rehearsal goes on."""
-        if not self.link.group.turns.forks_ranks:
-            super().forked()
 
     def close(self) -> None:
         """Complete all operations under way; wait for the other ranks unless the communicator has failed."""

@@ -7,66 +7,49 @@ import importlib.machinery
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError
-from gpucoll.rehearsal.equal_world import FEWEST, reason_against
 from gpucoll.rehearsal.findings import Finding
 from gpucoll.rehearsal.program import Rehearsal
-from gpucoll.rehearsal.rewriting import rewritten
-from gpucoll.rehearsal.state import is_of_program
 from gpucoll.rehearsal.turns import VirtualRank
 
 
 def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Finding]:
-    """Return the findings for a script run as ``python path arguments`` by each rank; the output is dropped.
-
-    With many ranks, equal ranks run once at first. Unless this proves agreement, the ranks then run one by one.
-    """
+    """Return the findings for a script run as ``python path arguments`` by each rank; the output is dropped."""
     try:
         source = Path(path).read_bytes()
         code = compile(source, path, "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError) as error:
         raise ArgumentError(f"precheck: {path} cannot be run: {error}", code="GC-FILE") from None
     rehearsal = Rehearsal(size, is_program=True)
+
+    def program(rank: VirtualRank, _: Any) -> None:
+        module = rehearsal.state.mains[rank.number]
+        vars(module).update(__file__=path, __builtins__=__builtins__)
+        exec(code, vars(module))
+
     before, sys.argv = sys.argv, [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
     try:
         # Output is dropped: each of a thousand ranks may print the same.
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            if size >= FEWEST:
-                reason = reason_against(lambda one: run(one, path, rewritten(source, path), rewritten), size)
-                if reason is None:
-                    return []
-                sys.stderr.write(f"precheck: the {size} ranks run one by one: {reason}\n")
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), _compiled_once():
             if b"mpi4py" in source or b"gpucoll.mpi" in source:
                 # Before the ranks run: COMM_WORLD is replaced for all modules that import it from here on.
                 with contextlib.suppress(ImportError, RuntimeError):
                     importlib.import_module("mpi4py.MPI")
             if "torch" in sys.modules:
                 importlib.import_module("gpucoll.torch")
-            return run(rehearsal, path, code)
+            return rehearsal.run(program)
     finally:
         sys.argv = before
         sys.path.pop(0)
 
 
-def run(rehearsal: Rehearsal, path: str, code: Any,
-        rewrite: Callable[[bytes, str], Any] | None = None) -> list[Finding]:
-    """Run a script; ``rewrite(source, path)`` returns the code of a module of the program, None: without changes."""
-    def program(rank: VirtualRank, _: Any) -> None:
-        module = rehearsal.main_of(rank)
-        vars(module).update(__file__=path, __builtins__=__builtins__)
-        exec(code, vars(module))
-
-    with _compiled_once(rewrite):
-        return rehearsal.run(program)
-
-
 @contextlib.contextmanager
-def _compiled_once(rewrite: Callable[[bytes, str], Any] | None) -> Iterator[None]:
+def _compiled_once() -> Iterator[None]:
     """Compile, or read, a module once for all ranks: each rank imports the program's modules for itself.
 
     The import of torch, by the program or by a library, also lets virtual ranks use torch.distributed: real ranks would
@@ -78,8 +61,7 @@ def _compiled_once(rewrite: Callable[[bytes, str], Any] | None) -> Iterator[None
     def get_code(self: Any, fullname: str) -> Any:
         key = self.path, fullname
         if key not in known:
-            known[key] = rewrite(self.get_data(self.path), self.path) if rewrite and is_of_program(self.path) \
-                else super(loader, self).get_code(fullname)
+            known[key] = super(loader, self).get_code(fullname)
         return known[key]
 
     def exec_module(self: Any, module: Any) -> None:

@@ -9,7 +9,7 @@ import itertools
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy
 
 import gpucoll
 from gpucoll.communicator import internal
+from gpucoll.launch.launchers import torchrun_variables
 
 PACKAGE = os.path.dirname(gpucoll.__file__) + os.sep
 MASTER = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}  # read by programs; nobody connects
@@ -26,12 +27,11 @@ WORDS = 624  # of the state of MT19937, Python's and NumPy's
 class ProcessState:
     """The state of the process, saved at the end of a rank's turn and restored at the beginning of the next turn.
 
-    Each rank of a program has a module `__main__`, and `variables` of the environment, of its own; a function keeps
-    those of the process.
+    Each rank of a program has a module `__main__` and torchrun's variables of its own; a function keeps those of the
+    process.
     """
 
-    def __init__(self, variables: Sequence[Mapping[str, Any]], *, is_program: bool) -> None:
-        size = len(variables)
+    def __init__(self, size: int, *, is_program: bool) -> None:
         self._kept: list[dict[str, Any]] = [{} for _ in range(size)]
         self.mains = [ModuleType("__main__") if is_program else sys.modules["__main__"] for _ in range(size)]
         self._arguments = [*sys.argv]
@@ -40,9 +40,9 @@ class ProcessState:
         self._locks: list[dict[Any, Any]] = [{} for _ in range(size)]
         self._modules: list[dict[str, ModuleType]] = [{} for _ in range(size)]
         own: dict[Any, Any] = _environment()
-        for kept, added in zip(self._kept, variables, strict=True):
-            more = {**added, **MASTER} if is_program else {}
-            kept["environment"] = own | {name.encode(): value.encode() for name, value in more.items()}
+        for number, kept in enumerate(self._kept):
+            variables = {**torchrun_variables(number, size, number, size), **MASTER} if is_program else {}
+            kept["environment"] = own | {name.encode(): value.encode() for name, value in variables.items()}
         # Modules of which each rank has variables of its own, with the function that makes these variables.
         self._followed: list[tuple[ModuleType, Callable[[], dict[str, Any]]]] = []
         self._before = {**self._saved(), "main": sys.modules["__main__"], "numpy": numpy.random.get_state(),

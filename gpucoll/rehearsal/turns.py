@@ -63,8 +63,6 @@ class Turns:
     `switched(old, new)` is called between two turns.
     """
 
-    forks_ranks = False  # whether a fork under way is one of the rehearsal, not of the program
-
     def __init__(self, size: int, body: Callable[[VirtualRank], None], on_stop: Callable[[], None],
                  switched: Callable[[VirtualRank, VirtualRank], None]) -> None:
         self.ranks = [VirtualRank(number, body) for number in range(size)]

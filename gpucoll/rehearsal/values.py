@@ -23,30 +23,15 @@ def compute(calls: Sequence[ReadyCall]) -> None:
     array keeps its values.
     """
     first, row = calls[0].request, COLLECTIVES[calls[0].request.collective]
-    if not is_computed(first, len(calls)):
+    if first.nbytes * len(calls) > MOST_BYTES:
         for call in calls:
-            leave_out(call)
+            if call.target is not None and not call.request.in_place and row.name != "broadcast" \
+                    and call.target.nbytes <= MOST_ZEROS:
+                call.target[...] = 0
     elif row.reduces:
         _reduce(row.name, calls, blocks=row.input.blocks)
     elif row.name != "barrier":
         _move(calls, blocks=row.input.blocks, source=first.root if row.input.where == "root" else None)
-
-
-def is_computed(request: CallRequest, ranks: int) -> bool:
-    """Return whether the results of a call of this many ranks are computed."""
-    return request.nbytes * ranks <= MOST_BYTES
-
-
-def leave_out(call: ReadyCall) -> None:
-    """Write the result of a rank's call without computing it."""
-    if call.target is not None and not call.request.in_place and call.request.collective != "broadcast" \
-            and call.target.nbytes <= MOST_ZEROS:
-        call.target[...] = 0
-
-
-def has_own_results(request: CallRequest) -> bool:
-    """Return whether the result of a call depends on the rank."""
-    return COLLECTIVES[request.collective].input.blocks or request.collective in ("scan", "exscan")
 
 
 def _move(calls: Sequence[ReadyCall], *, blocks: bool, source: int | None) -> None:
