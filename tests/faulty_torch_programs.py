@@ -161,19 +161,19 @@ def evaluation_on_one_rank(rank, size):
     dist.barrier()  # fault
 
 
-@fault(2, "raised", 0, 1)
+@fault(2, "unsupported", 0, 1)
 def refused_processes(rank, size):
     """The ranks would start further ranks."""
     torch.multiprocessing.spawn(print, nprocs=2)  # fault
 
 
-@fault(2, "raised", 0, 1)
+@fault(2, "unsupported", 0, 1)
 def refused_remote_calls(rank, size):
     """Remote calls are no calls of all ranks."""
     torch.distributed.rpc.init_rpc("a", rank=rank, world_size=size)  # fault
 
 
-@fault(2, "raised", 1)
+@fault(2, "unsupported", 1)
 def refused_ranks_in_another_order(rank, size):
     """Both processes take themselves for rank 0."""
     dist.destroy_process_group()

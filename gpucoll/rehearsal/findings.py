@@ -8,7 +8,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.core.signature import Signature, code_of_difference
-from gpucoll.errors import ClosedError, GpucollError, MismatchError, PeerError, RevokedError, listed, with_noun
+from gpucoll.errors import (
+    ClosedError,
+    GpucollError,
+    MismatchError,
+    PeerError,
+    RevokedError,
+    UsageError,
+    listed,
+    with_noun,
+)
 from gpucoll.executors import INSIDE
 from gpucoll.rehearsal.matching import CLOSE, REFUSED, MatchedCall, VirtualGroup
 from gpucoll.rehearsal.turns import Turns, VirtualRank
@@ -18,6 +27,7 @@ Finding = dict[str, Any]
 KINDS = {"GC-COLLECTIVE": "collective", "GC-DTYPE": "dtype", "GC-SHAPE": "shape", "GC-OP": "op", "GC-ROOT": "root",
          "GC-COUNTS": "counts", "GC-ALGO": "algorithm"}
 GROUPS = ("split", "cart")  # calls of all ranks of a communicator that make groups
+UNSUPPORTED = "unsupported"  # the kind of a finding about a program that cannot be checked
 OWN_GROUPS = ("init_process_group", "new_group")  # torch's calls that wait for the members of the group made
 
 
@@ -173,7 +183,7 @@ class Analysis:
         """Add the waiting ranks to the finding of the rank awaited in vain."""
         for one in self.findings:
             if {*failed} & {*one["ranks"]}:
-                one["kind"] = REFUSED if refused else one["kind"]
+                one["kind"] = REFUSED if refused and one["kind"] != UNSUPPORTED else one["kind"]
                 waiting = [side for side in sides if not {*side.ranks} & {*one["ranks"]}]
                 one["places"] = [*dict.fromkeys([*one["places"], *(side.place for side in waiting)])]
                 one["calls"] += [{"ranks": [*side.ranks], "place": side.place, "call": side.call} for side in waiting]
@@ -277,6 +287,8 @@ def _call_of(error: BaseException) -> str:
 def _kind_of(error: BaseException | None) -> str:
     if isinstance(error, ClosedError):
         return "closed"
+    if isinstance(error, UsageError) and error.code == "GC-PRECHECK":
+        return UNSUPPORTED
     if isinstance(error, SystemExit):
         return "exit"
     if isinstance(error, MismatchError) and error.ranks:

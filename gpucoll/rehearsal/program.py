@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from gpucoll.communicator import internal
 from gpucoll.core.dtypes import is_whole
@@ -67,7 +67,7 @@ class Rehearsal:
         bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world,
                                                        self._follow_torch)
         try:
-            with _no_sleep(turns), blas.one_thread(), self._mpi(), self._cupy(), self._stack:
+            with _own_process(turns), blas.one_thread(), self._mpi(), self._cupy(), self._stack:
                 if had_torch:
                     self._follow_torch()
                 turns.run()
@@ -131,19 +131,27 @@ def rehearse(function: Callable[[Any], object], size: int) -> list[Finding]:
 
 
 @contextlib.contextmanager
-def _no_sleep(turns: Turns) -> Iterator[None]:
-    """Let ranks that sleep give up their turn instead: they may poll for another rank."""
-    real, process = time.sleep, os.getpid()
+def _own_process(turns: Turns) -> Iterator[None]:
+    """Let ranks that sleep give up their turn, since they may poll for another rank; `os._exit` ends only the rank."""
+    sleeps, exits, process = time.sleep, os._exit, os.getpid()
+
+    def is_rank() -> bool:
+        # A process forked by a rank, as for loading data, has no other ranks.
+        return turns.current.thread is threading.current_thread() and os.getpid() == process
 
     def sleep(seconds: Any, /) -> None:
-        # A process forked by a rank, as for loading data, has no other ranks.
-        if turns.current.thread is threading.current_thread() and os.getpid() == process:
+        if is_rank():
             turns.pause("time.sleep")
         else:
-            real(seconds)
+            sleeps(seconds)
 
-    time.sleep = sleep
+    def leave(status: int) -> NoReturn:
+        if is_rank():
+            raise SystemExit(status)
+        exits(status)
+
+    time.sleep, os._exit = sleep, leave
     try:
         yield
     finally:
-        time.sleep = real
+        time.sleep, os._exit = sleeps, exits

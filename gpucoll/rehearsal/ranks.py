@@ -18,6 +18,7 @@ from gpucoll.communicator import Communicator
 from gpucoll.communicator.backends import HostBackend
 from gpucoll.communicator.calls import CallTable, Key
 from gpucoll.communicator.core import Core
+from gpucoll.communicator.leaving import Leaving
 from gpucoll.communicator.lifecycle import Lifecycle
 from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import Failure, Metadata, MetadataExchange, check_alike, checked
@@ -164,6 +165,14 @@ class VirtualLink(Link):
         return (self.number if ordinal is None else ordinal) if cupy_on_host.is_followed() else None
 
 
+class VirtualLeaving(Leaving):
+    """Tells other ranks nothing: the rehearsal sees which ranks leave, and where."""
+
+    def tell(self, failure: GpucollError | None) -> None: ...
+
+    def announce(self) -> None: ...
+
+
 class VirtualLifecycle(Lifecycle):
     """The waits, the executor and the end of a virtual rank's communicator."""
 
@@ -172,6 +181,7 @@ class VirtualLifecycle(Lifecycle):
     def __init__(self, link: VirtualLink, options: Options) -> None:
         # No comparison by messages: the comparison belongs to real ranks.
         super().__init__(link, options._replace(check="off"))
+        self.leaving = VirtualLeaving(self)
         link.group.rank_of(link.place.rank).communicators.append(self)
 
     def new_waits(self) -> Progress:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError
-from gpucoll.rehearsal.findings import Finding
+from gpucoll.rehearsal.findings import UNSUPPORTED, Finding
 from gpucoll.rehearsal.program import Rehearsal
 from gpucoll.rehearsal.turns import VirtualRank
 
@@ -78,11 +78,11 @@ def _compiled_once() -> Iterator[None]:
 
 
 def main(options: Any) -> int:
-    """Run the command: print the findings and return 1, or print one line and return 0."""
+    """Run the command: print the findings, or one line if there are none; return the exit code."""
     found = rehearse_script(options.script, options.arguments, options.ranks)
     if options.json:
         print(json.dumps(found))
     else:
         print("\n".join(f"{one['kind']}: {one['message']}" for one in found)
               or f"{options.script}: the calls of {options.ranks} ranks agree")
-    return 1 if found else 0
+    return 2 if any(one["kind"] == UNSUPPORTED for one in found) else int(bool(found))

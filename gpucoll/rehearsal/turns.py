@@ -92,7 +92,8 @@ class Turns:
             if rank.thread is not None and rank.unwindings < UNWINDINGS:
                 rank.thread.join()
         if self.fault is not None:
-            raise self.fault
+            raise UsageError(f"precheck: the check has failed: {type(self.fault).__name__}: {self.fault}",
+                             code="GC-PRECHECK") from self.fault
 
     def add(self, body: Callable[[], None]) -> VirtualRank:
         """Add a thread to the rank whose turn it is, with turns of its own."""

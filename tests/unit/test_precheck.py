@@ -308,9 +308,41 @@ def main_of(path):
     rehearse_script(str(path), [], 2)
 
 
+def test_the_command_ends_with_two_where_a_program_cannot_be_checked(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import gpucoll as gc\ncomm = gc.init()\nif comm.rank == 1:\n    gc.precheck(print, 2)\n"
+                       "comm.barrier()\n")
+    code, text = command(program, 3, "--json")
+    (found,) = json.loads(text)
+    assert (code, found["kind"], found["ranks"]) == (2, "unsupported", [1])
+    assert command(program, 0) == (2, "")
+
+
+def test_a_check_without_room_for_a_thread_has_failed(monkeypatch):
+    def start(thread):
+        if thread.name == "rank 2":
+            raise RuntimeError("can't start new thread")
+        starts(thread)
+
+    starts = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(gc.UsageError, match="can't start new thread"):
+        gc.precheck(lambda comm: comm.barrier(), 4)
+
+
+def test_a_rank_that_ends_its_process_ends_alone(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import os\nimport gpucoll as gc\ncomm = gc.init()\ncomm.barrier()\nos._exit(0)\n")
+    assert command(program, 2) == (0, f"{program}: the calls of 2 ranks agree\n")
+    program.write_text("import os\nimport gpucoll as gc\ncomm = gc.init()\nif comm.rank == 1:\n    os._exit(0)\n"
+                       "comm.barrier()\n")
+    code, text = command(program, 3, "--json")
+    assert (code, [(one["kind"], one["ranks"]) for one in json.loads(text)]) == (1, [("ended", [1])])
+
+
 @pytest.mark.slow
 def test_a_thousand_ranks_of_a_training_agree():
-    code, text = command(TRAIN, 1024, options=["--epochs", "1"])
+    code, text = command(TRAIN, 1024, options=["--epochs", "1", "--progress", "off"])
     assert (code, text) == (0, f"{TRAIN}: the calls of 1024 ranks agree\n")
 
 
