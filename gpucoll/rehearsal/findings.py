@@ -8,16 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.core.signature import Signature, code_of_difference
-from gpucoll.errors import (
-    ClosedError,
-    GpucollError,
-    MismatchError,
-    PeerError,
-    RevokedError,
-    UsageError,
-    listed,
-    with_noun,
-)
+from gpucoll.errors import ClosedError, GpucollError, MismatchError, PeerError, RevokedError, listed, with_noun
 from gpucoll.executors import INSIDE
 from gpucoll.rehearsal.matching import CLOSE, REFUSED, MatchedCall, VirtualGroup
 from gpucoll.rehearsal.turns import Turns, VirtualRank
@@ -287,7 +278,7 @@ def _call_of(error: BaseException) -> str:
 def _kind_of(error: BaseException | None) -> str:
     if isinstance(error, ClosedError):
         return "closed"
-    if isinstance(error, UsageError) and error.code == "GC-PRECHECK":
+    if str(error).startswith("[GC-PRECHECK]"):  # a UsageError, or torch's error made of it
         return UNSUPPORTED
     if isinstance(error, SystemExit):
         return "exit"
