@@ -6,6 +6,9 @@ started; the rank is the keeper's child, made by a fork before the program runs.
 does, and tells the launcher the status, or 128 plus the signal's number, through a socket. On other hosts
 the socket is out of reach: there mpiexec's code counts. If the launcher is killed, the keepers see the end of the
 socket, and kill their ranks.
+
+MPICH's mpiexec lets the other ranks go on where a rank ends with a status before or after MPI. So the launcher ends
+mpiexec soon after the first failure, unless mpiexec does so by itself.
 """
 
 from __future__ import annotations
@@ -23,16 +26,28 @@ import subprocess
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from gpucoll.core.output import say
 from gpucoll.launch import bootstrap
 from gpucoll.launch.launchers import TOKEN
 from gpucoll.launch.standalone import GRACE, PDEATHSIG, SAVE, SIGNALS
 
 SOCKET = "GPUCOLL_LAUNCHER"  # the variable with the name of the launcher's socket, taken away by the keeper
-BACKLOG = 4096  # keepers that connect; the launcher accepts at its end
+BACKLOG = 4096  # keepers that connect at once
+# Seconds for mpiexec to end the other ranks by itself, after a rank has failed: it may know a better reason.
+ALONE = 1.0
+WORDS = 15.0  # seconds for a rank to print an uncaught exception and to end by MPI's abort
 # Codes of ranks that mpiexec ends after the failure of another rank.
 ENDED = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+
+
+class Failure(NamedTuple):
+    """What a keeper tells: when a rank has failed, the rank's exit code, and the rank."""
+
+    when: int
+    code: int
+    rank: int
 
 
 class MpiexecJob:
@@ -40,7 +55,9 @@ class MpiexecJob:
 
     def __init__(self, command: Sequence[str], *, shares_terminal: bool = False) -> None:
         self._command, self._shares = command, shares_terminal
-        self._status: int | None = None  # the exit code, once decided by a signal
+        self._status: int | None = None  # the exit code, once decided by a signal or by the launcher
+        self._keepers: set[socket.socket] = set()  # connected, and silent until now
+        self._failures: list[Failure] = []
         self._loop: Any = None
         self._mpiexec: subprocess.Popen[bytes]
 
@@ -59,14 +76,15 @@ class MpiexecJob:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._loop.add_signal_handler(number, self._interrupted, number)
             self._loop.add_signal_handler(signal.SIGCHLD, self._look)
+            self._loop.add_reader(listener, self._accept, listener)
             # The secret of a job without MPI, in a rank of which this job may be started, is not this job's.
             self._start({**{key: one for key, one in os.environ.items() if key != TOKEN}, SOCKET: name})
             try:
                 self._loop.run_forever()
             finally:
                 self._kill()
-            codes = list(_codes(listener))
-        return self._status or _job_code(self._mpiexec.wait(), codes)
+            self._hear_rest(listener)
+        return self._status or _job_code(self._mpiexec.wait(), [one.code for one in sorted(self._failures)])
 
     def _start(self, environment: Mapping[str, str]) -> None:
         process = os.getpid()
@@ -90,32 +108,61 @@ class MpiexecJob:
         if self._status is not None:
             self._kill()
             return
-        self._status = 128 + number
-        # To the keepers of a stopped mpiexec the end of the socket is the order to kill.
-        self._loop.call_later(SAVE if number == signal.SIGTERM else GRACE, self._kill)
         # On a shared terminal, mpiexec has its own Ctrl-C. SIGHUP would end mpiexec without a word to the ranks.
-        if not (self._shares and number == signal.SIGINT):
-            self._mpiexec.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+        passed = None if self._shares and number == signal.SIGINT else \
+            signal.SIGTERM if number == signal.SIGHUP else number
+        self._end(128 + number, passed, SAVE if number == signal.SIGTERM else GRACE)
+
+    def _end(self, status: int, number: int | None, grace: float) -> None:
+        self._status = status
+        # To the keepers of a stopped mpiexec the end of the socket is the order to kill.
+        self._loop.call_later(grace, self._kill)
+        if number is not None:
+            self._mpiexec.send_signal(number)
 
     def _kill(self) -> None:
         self._mpiexec.kill()  # does nothing after the end
         self._loop.stop()
 
-
-def _codes(listener: socket.socket) -> Iterator[int]:
-    """Return the ranks' exit codes other than 0, as told by their keepers, in the order of the ranks' ends."""
-    told = []
-    while True:
-        with contextlib.suppress(OSError, ValueError):
-            try:
+    def _accept(self, listener: socket.socket) -> None:
+        """Take the connections of keepers; a keeper tells of its rank's failure, or closes the connection."""
+        try:
+            while True:
                 keeper = listener.accept()[0]
-            except OSError:
-                break
-            with keeper:
                 keeper.setblocking(False)
-                when, code = map(int, keeper.recv(100).split())
-                told.append((when, code))
-    return (code for _, code in sorted(told))
+                self._keepers.add(keeper)
+                self._loop.add_reader(keeper, self._hear, keeper)
+        except BlockingIOError:  # no more for now
+            return
+        except OSError:  # no more descriptors: the other keepers are heard at the end
+            self._loop.remove_reader(listener)
+
+    def _hear(self, keeper: socket.socket) -> None:
+        words = b""
+        with contextlib.suppress(OSError):
+            words = keeper.recv(100)
+        self._loop.remove_reader(keeper)
+        self._keepers.remove(keeper)
+        keeper.close()
+        with contextlib.suppress(ValueError):  # nothing told
+            when, code, rank, patience = map(int, words.split())
+            self._failures.append(Failure(when, code, rank))
+            self._loop.call_later(patience / 1000, self._end_others)
+
+    def _hear_rest(self, listener: socket.socket) -> None:
+        for _ in range(2):  # first make room for the keepers not yet accepted
+            for keeper in [*self._keepers]:
+                self._hear(keeper)
+            self._accept(listener)
+        for keeper in [*self._keepers]:
+            self._hear(keeper)
+
+    def _end_others(self) -> None:
+        """End all ranks, as mpiexec has not done so since the first failure."""
+        if self._status is None and self._mpiexec.poll() is None:
+            first = min(self._failures)
+            self._end(first.code, signal.SIGTERM, GRACE)  # before the words, which a full pipe can hold up
+            say(f"gpucoll run: rank {first.rank} ended with status {first.code}; the other ranks are ended\n")
 
 
 def _job_code(status: int, codes: Sequence[int]) -> int:
@@ -175,7 +222,7 @@ def _keep(rank: int, name: str | None) -> None:
         code = os.waitstatus_to_exitcode(found[1])
         code = 128 - code if code < 0 else code
         if code:
-            _tell(launcher, code)
+            _tell(launcher, code, ALONE)
     if os.WIFSIGNALED(found[1]):  # end as the rank did: MPICH's mpiexec then ends the other ranks
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError):  # SIGKILL has no handler to reset
@@ -194,9 +241,10 @@ def _launcher(name: str | None) -> socket.socket:
     return launcher
 
 
-def _tell(launcher: socket.socket, code: int) -> None:
+def _tell(launcher: socket.socket, code: int, patience: float) -> None:
+    """Tell the launcher that this rank fails; the launcher ends the others after `patience` seconds."""
     with contextlib.suppress(OSError):
-        launcher.send(f"{time.monotonic_ns()} {code}".encode())
+        launcher.send(f"{time.monotonic_ns()} {code} {os.environ['RANK']} {int(1000 * patience)}".encode())
 
 
 @contextlib.contextmanager
@@ -207,7 +255,7 @@ def _aborting(name: str | None, error: BaseException) -> Iterator[None]:
         os._exit(128 + signal.SIGINT)
     # Now, because mpiexec may end all processes while it fails to pass the words on.
     with _launcher(name) as launcher:
-        _tell(launcher, 1)
+        _tell(launcher, 1, WORDS)
     yield
 
 
