@@ -57,6 +57,8 @@ KNOWN = {
         health/preflight.py Preflight._use_offers mapped.accept
         """,
     "without blocking: what is not there at once is not taken": """
+        launch/mpi_jobs.py MpiexecJob._accept listener.accept
+        launch/mpi_jobs.py MpiexecJob._hear keeper.recv
         device/store.py private_folder fcntl.flock
         device/store.py _sweep fcntl.flock
         executors/peer/descriptors.py DescriptorOffer.give self._listener.accept
@@ -67,12 +69,18 @@ KNOWN = {
         device/cuda.py CudaDevice.fill_with_nan becomes
         device/streams.py _Recording.__init__ self._has_ended.wait
         executors/engine/__init__.py EngineExecutor.differ time.sleep
+        core/output.py attempt thread.join
         health/devices.py DeviceWatch.close self._looking.acquire
+        health/devices.py stop thread.join
+        health/guard.py Guard.told time.sleep
         health/observed.py Faults.on_phase time.sleep
         health/preflight.py Preflight.explain time.sleep
         health/processes.py Processes.ended poll.poll
+        health/processes.py Processes.ended time.sleep
         health/remote.py Watch._ask becomes
         launch/bootstrap.py abort time.sleep
+        launch/ctrl_c.py _end time.sleep
+        launch/mpi_jobs.py _aborting time.sleep
         transport/rendezvous.py RollCall.missing becomes
         transport/rendezvous.py wait_for_all becomes
         transport/rendezvous.py becomes time.sleep
@@ -82,6 +90,7 @@ KNOWN = {
         executors/native.py BlockingWatch._look self._closed.wait
         health/devices.py _serve _changes.wait_for
         health/metrics.py _repeat.serve time.sleep
+        launch/ctrl_c.py watched.watch reader.recv
         launch/watchdog.py _main select.select
         torch/handles.py Caller._serve self._calls.get
         transport/connections.py Hub._accept listener.accept
@@ -110,6 +119,7 @@ KNOWN = {
         transport/connections.py Connection._fill self.socket.recv
         transport/join_ports.py holds socket.getaddrinfo
         transport/kvstore.py MemoryStore.get self._changed.wait_for
+        transport/kvstore.py StoreClient.__init__ socket.create_connection
         transport/kvstore.py listener_at socket.getaddrinfo
         transport/kvstore.py _connected.connects socket.create_connection
         transport/kvstore.py _connected.connects connected.connect
@@ -122,6 +132,7 @@ KNOWN = {
         communicator/lifecycle.py Lifecycle._flight_of mpi.bcast
         """,
     "a split or a shrink, in a helper thread for which `Progress` waits": """
+        communicator/elastic.py _rest_by_mpi.shrunk base.Shrink
         communicator/links.py Link.split self._ranks.allgather
         communicator/links.py MpiLink.split self.mpi.Split
         """,
@@ -136,7 +147,7 @@ KNOWN = {
         """,
     "the end: all ranks have agreed to close, and a rank that has ended since must raise nothing; a deadline": """
         communicator/gpu.py Gpu.has_ended time.sleep
-        communicator/lifecycle.py _at_exit MPI.Finalize
+        communicator/lifecycle.py _end_mpi MPI.Finalize
         communicator/links.py MpiLink.free self.wire.Free
         communicator/links.py MpiLink.free self.mpi.Free
         device/nccl.py Nccl._destroy cupy.cuda.Device().synchronize
@@ -173,7 +184,23 @@ KNOWN = {
         launch/jobs.py main subprocess.run
         launch/standalone.py Job._ended process.wait
         """,
+    "the launcher: it waits for its ranks, as long as they run, and hears signals and failures meanwhile": """
+        launch/mpi_jobs.py MpiexecJob.run self._loop.run_forever
+        launch/standalone.py Job.run self._loop.run_forever
+        """,
+    "the launcher: mpiexec has been killed, or has ended": """
+        launch/mpi_jobs.py MpiexecJob.run self._mpiexec.wait
+        """,
+    "a rank's keeper: until its rank or its launcher ends": """
+        launch/mpi_jobs.py _keep events.poll
+        launch/mpi_jobs.py _keep os.waitpid
+        """,
+    "a pipe that has something to read, or has one byte for the first reader, and then ends": """
+        launch/standalone.py Job._take_reports os.read
+        launch/standalone.py follow.alone os.read
+        """,
     "the launcher, or the rank that follows it: pauses of constant length": """
+        launch/standalone.py Job.run thread.join
         launch/standalone.py follow.report time.sleep
         launch/standalone.py follow.alone time.sleep
         launch/arguments.py refuse wait_for_all

@@ -8,14 +8,14 @@ HOME = "progress"  # the room where waits belong
 # Names of methods and functions that wait, of any object
 WAITS = {"wait", "wait_for", "acquire", "sleep", "synchronize", "deviceSynchronize", "select", "accept", "communicate",
          "flock", "lockf", "getaddrinfo", "create_connection", "becomes", "wait_for_all", "Barrier", "Wait", "Waitall",
-         "waitpid", "urlopen"}
+         "waitpid", "urlopen", "run_forever", "Shrink"}
 # Methods that wait if the object has one of these words in its name
-OF_OBJECTS = {"recv": {"socket", "channel"}, "connect": {"connected", "socket"}, "check_output": {"subprocess"},
-              "run": {"subprocess"}, "poll": {"poll"}, "put": {"queue"},
+OF_OBJECTS = {"recv": {"socket", "channel", "reader", "keeper"}, "connect": {"connected", "socket"},
+              "check_output": {"subprocess"}, "run": {"subprocess"}, "poll": {"poll", "events"}, "put": {"queue"},
               **{name: {"mpi", "MPI", "wire", "ranks", "part"}
-                 for name in ("allgather", "bcast", "gather", "barrier", "Dup", "Split", "Shrink", "Free", "Finalize")}}
-# Methods that wait if called without an argument, or with a timeout
-SHORT = {"result", "join", "get", "exception"}
+                 for name in ("allgather", "bcast", "gather", "barrier", "Dup", "Split", "Free", "Finalize")}}
+# Methods that wait if called without an argument, or with a timeout; the first also if the object is a thread
+SHORT = {"join", "result", "get", "exception"}
 
 
 def places():
@@ -48,7 +48,10 @@ def may_wait(call):
         return False
     if name in SHORT:
         of_text = isinstance(getattr(call.func, "value", None), ast.Constant | ast.JoinedStr)
-        return bool(owner) and not of_text and ("timeout" in options or not (call.args or options))
+        has_limit = "timeout" in options or (name == "join" and "thread" in owner)
+        return owner not in ("", "sys") and not of_text and (has_limit or not (call.args or options))
+    if name == "read":
+        return owner == "os"
     if name in OF_OBJECTS:
         return any(word in owner for word in OF_OBJECTS[name])
     return name in WAITS

@@ -10,7 +10,8 @@ from multiprocessing.connection import wait
 import pytest
 
 from commands import gpucoll_run
-from gpucoll.launch.mpi_jobs import ALONE, ENDED, _job_code
+from gpucoll.launch import mpi_jobs
+from gpucoll.launch.mpi_jobs import ENDED, _job_code
 from jobs import JOB_MARK, kill_marked, marked, same_gpucoll
 from pace import seconds
 
@@ -140,7 +141,7 @@ def test_a_ranks_end_is_the_jobs_exit_code(launcher, tmp_path, options, end, cod
 
 def test_a_rank_that_ends_well_ends_nobody(launcher, tmp_path):
     (tmp_path / "job.py").write_text("import os, time\nif os.environ['RANK'] == '1':\n    os._exit(0)\n"
-                                     f"time.sleep({ALONE + 1})\nprint('here')\n")
+                                     f"time.sleep({mpi_jobs.ALONE + 1})\nprint('here')\n")
     job = gpucoll_run("-n", 3, tmp_path / "job.py")
     assert (job.returncode, job.stdout) == (0, 2 * "here\n"), job.stderr
 
@@ -156,6 +157,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_end_at_sigterm_is_killed(launcher, tmp_path):
     (tmp_path / "job.py").write_text(DEAF)
     job = gpucoll_run("-n", 2, "job.py", cwd=tmp_path)
