@@ -1,0 +1,63 @@
+"""Words on outputs that are closed, full, broken, or that nobody reads: no failure, and no long wait, for who speaks."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from gpucoll.core import output
+from jobs import same_gpucoll
+from pace import seconds
+
+
+class Rude:
+    def write(self, text):
+        raise SystemExit(text)
+
+
+@pytest.fixture
+def streams(tmp_path):
+    """Return streams that take no words, by name."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    found = {"closed": open(tmp_path / "closed", "w"), "full": open("/dev/full", "w"), "no reader": open(writer, "w"),
+             "rude": Rude()}
+    found["closed"].close()
+    yield found
+    for stream in (found["full"], found["no reader"]):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        stream.close()
+
+
+@pytest.mark.parametrize("name", ["closed", "full", "no reader", "rude"])
+def test_what_cannot_be_said_raises_nothing(streams, name):
+    assert not output.say("words\n", streams[name])
+
+
+def test_who_speaks_waits_for_no_reader_for_ever():
+    ends = threading.Event()
+    assert not output.attempt(lambda: ends.wait(seconds(60)), 0.1)
+    ends.set()
+
+
+def test_words_come_after_the_words_before_them(tmp_path):
+    with open(tmp_path / "words", "w") as stream:
+        stream.write("first\n")
+        assert output.say("second\n", stream)
+    assert (tmp_path / "words").read_text() == "first\nsecond\n"
+
+
+def test_an_output_without_room_gives_its_own_code():
+    program = ("import errno, sys\nfrom gpucoll.core import output\nprint('words')\n"
+               "assert output.settle() is False\nassert output.settle() is True\n"
+               "sys.exit(output.code_without_output(OSError(errno.ENOSPC, 'full')))")
+    with open("/dev/full", "w") as full:
+        job = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True,
+                             env={**os.environ, **same_gpucoll()} | {"PYTHONUNBUFFERED": ""}, timeout=seconds(60),
+                             check=False)
+    assert (job.returncode, job.stderr) == (1, "gpucoll: [Errno 28] full\n")
+    assert output.code_without_output(BrokenPipeError()) == 141
+    assert output.code_without_output(OSError(errno.ENOENT, "no such file")) is None
