@@ -147,7 +147,7 @@ KNOWN = {
         """,
     "the end: all ranks have agreed to close, and a rank that has ended since must raise nothing; a deadline": """
         communicator/gpu.py Gpu.has_ended time.sleep
-        communicator/lifecycle.py _end_mpi MPI.Finalize
+        communicator/process_end.py _end_mpi MPI.Finalize
         communicator/links.py MpiLink.free self.wire.Free
         communicator/links.py MpiLink.free self.mpi.Free
         device/nccl.py Nccl._destroy cupy.cuda.Device().synchronize

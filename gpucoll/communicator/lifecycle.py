@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import functools
 import os
 import secrets
@@ -17,8 +16,7 @@ from gpucoll.communicator.backends import HostBackend
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.leaving import Leaving
 from gpucoll.communicator.links import Link, LocalLink
-from gpucoll.core.output import say
-from gpucoll.core.parsing import text_of
+from gpucoll.communicator.process_end import end_process
 from gpucoll.core.signature import LastCall, Signature
 from gpucoll.errors import (
     ArgumentError,
@@ -41,11 +39,8 @@ from gpucoll.health.observed import Comparison, Recorded, observers_of
 from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
-from gpucoll.progress.exits import drain_all
 from gpucoll.progress.operations import kind_of
 from gpucoll.progress.waits import Progress
-from gpucoll.transport import join_ports, kvstore
-from gpucoll.transport.farewell import Why
 
 REFUSALS = (ArgumentError, DtypeError, MemoryError)  # errors in a rank's own arguments
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
@@ -353,61 +348,7 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """Tell waiting ranks that this rank leaves without `close`; then end MPI.
-
-    MPI's end waits for all ranks, for ever if a rank has died. A deadline therefore limits MPI's end after a failure of
-    a communicator, a short one if a process is known to have ended. At the deadline the interpreter's watchdog, which
-    is no thread of Python's, prints the stack of this process and ends the process with status 1.
-    """
-    # Other ranks may wait for a dropped work: complete it first. CUDA may end next: the watchdog thread must not call
-    # it any more.
-    _run_all(drain_all, devices.stop)
-    _run_all(*(functools.partial(_leave, comm) for comm in _alive), _end_mpi)
-
-
-def _run_all(*steps: Callable[[], object]) -> None:
-    """Run all steps of the end: the error of one is printed, and must not keep the other ranks from being told."""
-    for step in steps:
-        try:
-            step()
-        except BaseException as error:  # Ctrl-C, too
-            finalize_within.append(FINALIZE)  # the other ranks may not come to MPI's end
-            say(text_of(type(error), error, error.__traceback__))
-
-
-def _leave(comm: Lifecycle) -> None:
-    """Tell the other ranks of a communicator, unless it has ended, that this process ends."""
-    if not (comm.closed or comm.is_forked or comm.link.mpi is None or comm.link.has_ended()):
-        _run_all(functools.partial(_limit_end, comm), functools.partial(
-            comm.host.fail, RankFailedError("the process has ended", ranks=(comm.link.place.rank,))), comm.abort)
-        comm.closed = True  # MPI's end frees communicators, and so would close this one again
-
-
-def _limit_end(comm: Lifecycle) -> None:
-    """Limit MPI's end after the failure of a rank: MPI may wait for ever."""
-    try:
-        is_lost = any(one.why >= Why.FAILED for one in comm.link.farewells().values())
-    except comm.link.foreign:  # MPI raises if it knows of a dead rank
-        is_lost = True
-    if is_lost:
-        finalize_within.append(FINALIZE)
-    if comm.link.processes.ended():
-        finalize_within.append(DEATH)
-
-
-def _end_mpi() -> None:
-    """End MPI, if its end has a deadline; without a failure, mpi4py ends MPI."""
-    if not finalize_within:
-        return
-    kvstore.linger_at_most(max(finalize_within))
-    limit = DEATH if DEATH in finalize_within else max(finalize_within)
-    MPI = sys.modules.get("mpi4py.MPI")  # None for ranks joined by a store
-    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
-        # First, because MPI's end stops the threads of Python that answer other ranks.
-        _run_all(kvstore.close_stores, join_ports.close_ports)
-        faulthandler.dump_traceback_later(limit, exit=True, file=2)
-        MPI.Finalize()
-        faulthandler.cancel_dump_traceback_later()
+    end_process(_alive)
 
 
 os.register_at_fork(after_in_child=_after_fork)

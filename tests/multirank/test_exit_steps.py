@@ -7,7 +7,7 @@ from commands import gpucoll_run
 JOB = """
 import sys, time
 import gpucoll as gc
-from gpucoll.communicator import lifecycle
+from gpucoll.communicator import process_end as end
 step = sys.argv[1]
 first = gc.init(timeout=100)
 second = first.split(0)
@@ -19,8 +19,8 @@ if first.rank == 1:
     def breaks(*given):
         raise [RuntimeError, KeyboardInterrupt][step == "devices.stop"]("a broken step")
     life = comms[0]._core.life
-    owners = {"drain_all": lifecycle, "devices": lifecycle.devices, "host": life.host, "life": life,
-              "processes": life.link.processes, "close_stores": lifecycle.kvstore, "close_ports": lifecycle.join_ports}
+    owners = {"drain_all": end, "devices": end.devices, "host": life.host, "life": life,
+              "processes": life.link.processes, "close_stores": end.kvstore, "close_ports": end.join_ports}
     owner, _, method = step.partition(" ")[0].partition(".")
     setattr(owners[owner], method or owner, breaks)
     sys.exit(0)
