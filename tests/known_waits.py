@@ -47,7 +47,6 @@ KNOWN = {
         dask/__init__.py Workers._raise (own or failed)[0].result
         """,
     "no wait: a function of the same name": """
-        communicator/lifecycle.py Lifecycle.close sys.exception
         analysis/graphs/few_steps.py FewSteps.best wait
         executors/native.py _datatype getattr(MPI, f'UINT{8 * dtype.itemsize}_T').Dup
         torch/group.py TorchProcessGroup._end_coalescing work.result
@@ -64,8 +63,6 @@ KNOWN = {
         executors/peer/descriptors.py DescriptorOffer.give self._listener.accept
         """,
     "a constant of at most a few seconds": """
-        health/guard.py Guard.told time.sleep
-        health/processes.py Processes.ended time.sleep
         device/cuda.py CudaDevice.fill_with_nan becomes
         device/streams.py _Recording.__init__ self._has_ended.wait
         executors/engine/__init__.py EngineExecutor.differ time.sleep
@@ -98,7 +95,6 @@ KNOWN = {
         transport/connections.py Hub._makes_room self._changed.wait
         """,
     "the start of a communicator: the deadline of `init`, kept by the store or by `bootstrap.meet`": """
-        transport/kvstore.py StoreClient.__init__ socket.create_connection
         communicator/backends.py _use_wire link.mpi.allgather
         communicator/links.py MpiLink._meet self.mpi.allgather
         communicator/links.py StoreLink._meet self.mpi.allgather
