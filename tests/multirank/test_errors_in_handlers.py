@@ -29,7 +29,7 @@ if comm.rank == 1:
 comm.barrier()
 """
 PRINTS = "for number in range(20000):\n    print('x' * 200, flush=number % 100 == 0)\n"
-WAITS = "import time\nprint('here', flush=True)\ntime.sleep(300)\n"
+WAITS = "import os, time\nos.write(1, b'here\\n')\ntime.sleep(300)\n"  # one write: lines of ranks must not mix
 
 
 HEARS = "import os, signal, sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
