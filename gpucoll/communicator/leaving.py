@@ -104,7 +104,9 @@ class Leaving:
         if failure is None:
             return sorted(others)
         # A rank that has said farewell lives, and is told what its end has caused.
-        lost = {*failure.ranks} - link.farewells().keys() if isinstance(failure, RankFailedError) else set()
+        with contextlib.suppress(BackendError):  # the process with the store may have ended
+            self._life.guard.hear()
+        lost = {*failure.ranks} - self._life.guard.left.keys() if isinstance(failure, RankFailedError) else set()
         return sorted(others - lost - {*link.processes.ended()})
 
     def announce(self) -> None:

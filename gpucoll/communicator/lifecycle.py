@@ -242,7 +242,7 @@ class Lifecycle:
         if not self.has_aborted and not self.link.has_ended():
             self.has_aborted = True
             failure = self.waits.failure
-            with contextlib.suppress(*self.link.foreign):
+            with contextlib.suppress(*self.link.foreign, GpucollError):
                 # MPI's end waits for all ranks, and a dead rank never comes: set a deadline for `_at_exit`.
                 if failure is not None and not isinstance(self.link, LocalLink):
                     finalize_within.append(DEATH if self.link.processes.ended() else
