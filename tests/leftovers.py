@@ -35,7 +35,7 @@ GRACE = 2.0  # seconds for threads and children already asked to end
 CACHES = {
     "gpucoll.transport.join_ports._held", "gpucoll.communicator._world",
     "gpucoll.launch.bootstrap.finalize_within", "gpucoll.transport.kvstore._patience",
-    "gpucoll.communicator.lifecycle.finalize_within",
+    "gpucoll.communicator.lifecycle.finalize_within", "gpucoll.communicator.process_end.finalize_within",
     "gpucoll.algorithms._PHASES", "gpucoll.launch.bootstrap._process", "gpucoll.device.cuda._functions",
     "gpucoll.device.nvrtc._libraries", "gpucoll.health.processes._descriptors", "gpucoll.health.devices._thread",
 }

@@ -244,7 +244,7 @@ class Lifecycle:
             failure = self.waits.failure
             with contextlib.suppress(*self.link.foreign, GpucollError):
                 # MPI's end waits for all ranks, and a dead rank never comes: set a deadline for `_at_exit`.
-                if failure is not None and not isinstance(self.link, LocalLink):
+                if failure is not None and self.link.mpi is not None:
                     finalize_within.append(DEATH if self.link.processes.ended() else
                                            self.options.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
                 self.leaving.tell(failure)
