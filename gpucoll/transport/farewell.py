@@ -100,8 +100,9 @@ def by_mpi(comm: Any) -> dict[int, Farewell]:
     from mpi4py import MPI
 
     found, status, row = dict[int, Farewell](), MPI.Status(), numpy.zeros(NBYTES, numpy.uint8)
-    while comm.Iprobe(MPI.ANY_SOURCE, Tag.FAREWELL, status):
-        comm.Recv([row, BYTES], status.source, Tag.FAREWELL)
+    # A matched probe: of two threads that look at once, one would wait for ever for a farewell received by the other.
+    while (message := comm.Improbe(MPI.ANY_SOURCE, Tag.FAREWELL, status)) is not None:
+        message.Recv([row, BYTES])
         found[status.source] = Farewell.decode(row)
     return found
 

@@ -14,6 +14,8 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.transport.farewell import Farewell, Sent, Why, by_mpi
+from gpucoll.transport.rendezvous import becomes
 from grids import sampled
 from multirank import leaving_job
 from multirank.leaving_job import LONG, PLACES, RIGHT
@@ -238,3 +240,30 @@ def test_a_broken_transport_is_nobodys_known_fault():
             gc.UsageError("no"))]
 
     assert gc.run_local(culprits, 2, timeout=seconds(60))[1] == [(), (0,), (1,), (0,), (1,)]
+
+
+def looks_twice(mpi):
+    """A second thread looks for farewells after the first one has found one, and before it has received it."""
+    wire, found, others = mpi.Dup(), {}, {}
+
+    class Looked:
+        def __getattr__(self, name):
+            assert name != "Recv", "the message may be gone: this would wait for ever"
+
+            def probe(*arguments):
+                message = getattr(wire, name)(*arguments)
+                others.update(by_mpi(wire))
+                return message
+
+            return probe
+
+    farewell = Farewell(Why.CLOSES, calls=3, words="has closed")
+    sent = Sent(wire, [mpi.rank], farewell)
+    assert becomes(lambda: found.update(by_mpi(Looked())) or found or others, seconds(30))
+    assert becomes(sent.has_ended, seconds(30))
+    assert (found, others) == ({mpi.rank: farewell}, {})
+    wire.Free()
+
+
+def test_two_threads_may_look_for_farewells_at_once(rank_pool):
+    rank_pool.run(looks_twice, 1, timeout=seconds(60))
