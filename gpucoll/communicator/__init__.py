@@ -137,9 +137,10 @@ def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstra
     def run(comm: Communicator) -> Any:
         try:
             comm._core.waits.hooks.append(check)
-            comm._core.life.leaving.place = place
             with comm:
-                return f(comm)
+                result = f(comm)
+                comm._core.life.leaving.place = place
+                return result
         except BaseException as error:
             error.add_note(f"on rank {comm.rank} of {n}")
             errors.append(error)

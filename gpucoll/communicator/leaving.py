@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -49,6 +51,9 @@ class Leaving:
         self.place = ""
         self.awaited: Callable[[], set[int]] | None = None
         self._sent: Sent | None = None  # the farewell of a rank that closes
+        self._away: Sent | None = None  # told to this communicator while the rank closes one of which it is a part
+        self._parts: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
+        self._whole: Callable[[], Lifecycle | None] | None = None  # the communicator of which this one is a part
 
     @property
     def _rank(self) -> int:
@@ -109,6 +114,41 @@ class Leaving:
         lost = {*failure.ranks} - self._life.guard.left.keys() if isinstance(failure, RankFailedError) else set()
         return sorted(others - lost - {*link.processes.ended()})
 
+    def add(self, part: Lifecycle) -> None:
+        """Remember a part of this communicator, made by `split`; its ranks are told when this rank closes the whole."""
+        self._parts.add(part)
+        part.leaving._whole = weakref.ref(self._life)
+        part.guard.is_inside = part.leaving._is_inside
+
+    def _is_inside(self) -> bool:
+        """Return whether this rank has yet to close all communicators of which this one is a part."""
+        whole = None if self._whole is None else self._whole()
+        return whole is not None and not whole.closed and (whole.leaving._whole is None or whole.leaving._is_inside())
+
+    def tell_parts(self, place: str) -> None:
+        """Tell the ranks of all open parts that this rank waits in `close`, at `place`, and makes no call there."""
+        for part in self._parts:
+            leaving, link = part.leaving, part.link
+            if not part.is_forked:
+                leaving.tell_parts(place)
+            # Another thread of this process may still make calls of the part.
+            is_ours = {part.waits.thread, part.host.thread()} <= {0, threading.get_native_id()}
+            if part.closed or part.is_forked or part.waits.failure is not None or link.has_ended() or not is_ours:
+                continue
+            closes = leaving.farewell(None, closes=True)
+            farewell = closes._replace(why=Why.AWAY, words=closes.words.replace(
+                "has closed the communicator", f"has closed a communicator of which this one is a part ({place}),", 1))
+            if isinstance(link, LocalLink):
+                link.tell(farewell)
+            else:
+                with contextlib.suppress(GpucollError, *link.foreign):
+                    leaving._away = Sent(link.wire, leaving._living(), farewell)
+
+    def last_words(self) -> Farewell:
+        """Return the farewell of a thread that closes, after it has told the parts."""
+        self.tell_parts(self.place)
+        return self.farewell(self._life.waits.failure, closes=True)
+
     def announce(self) -> None:
         """Tell the other ranks that this rank is about to close; do nothing after a failure, or between threads.
 
@@ -129,6 +169,7 @@ class Leaving:
             yield lambda: not waits.has_messages
         if self._sent is None:
             self._sent = Sent(self._life.link.wire, self._living(), self.farewell(None, closes=True))
+            self.tell_parts(self.place)
 
     def _meeting(self) -> Operation:
         """Say farewell, and wait for the farewells of all other ranks."""

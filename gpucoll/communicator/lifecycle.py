@@ -153,7 +153,7 @@ class Lifecycle:
         if self.meets:
             return others
         if self.waits.message_wait.work is not None:
-            left = {*self.link.farewells(), *self.link.processes.ended()}
+            left = {*self.guard.left, *self.link.processes.ended()}
             # A receive from any rank awaits all of them: it is in vain once all have left.
             return self.waits.message_wait.partners() or (others if others <= left else None)
         if self.preflight is not None and self.preflight.is_comparing:
@@ -274,7 +274,7 @@ class Lifecycle:
         if isinstance(self.link, LocalLink):
             ended = self._has_ended()
             self.waits.close()
-            farewell = self.leaving.farewell(self.waits.failure, closes=True)
+            farewell = self.leaving.last_words()
             self.guard.hear()
             told = self.leaving.told_by_closed(farewell) if ended else None
             self.link.close(self._release, farewell, failed=not ended)

@@ -100,7 +100,8 @@ class Link:
 
     def has_left(self, rank: int) -> bool:
         """Return whether another rank takes part in no further call: it has ended, failed, or waits in `close`."""
-        return rank in self.processes.ended() or rank in self.farewells()
+        farewell = self.farewells().get(rank)
+        return rank in self.processes.ended() or (farewell is not None and farewell.why != Why.AWAY)
 
     def has_ended(self) -> bool:
         """Return whether the layer below has ended, so that nothing can be sent."""
@@ -348,7 +349,7 @@ class StoreLink(Link):
 
     def farewells(self) -> Mapping[int, Farewell]:
         # A rank that closes may fail afterwards, and says so.
-        last = {rank for rank, one in self._farewells.items() if one.why != Why.CLOSES}
+        last = {rank for rank, one in self._farewells.items() if one.why > Why.CLOSES}
         self._farewells |= self.wire.farewells({*range(self.place.size)} - last - {self.place.rank})
         return self._farewells
 

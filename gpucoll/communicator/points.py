@@ -320,6 +320,8 @@ class PointToPoint:
         color, key = None if color is None else int(color), int(key)
         link = self.part(color, key)
         part = None if link is None else over(link)
+        if part is not None:
+            core.life.leaving.add(part._core.life)
         if gpu is not None and gpu.split is not None:
             shared = gpu.split(color, key, link, None if part is None else part._core.waits)
             if part is not None and shared is not None:

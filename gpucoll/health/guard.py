@@ -52,6 +52,10 @@ class Guard:
         self._position, self._last, self._needs_all, self._messages = position, last, needs_all, messages
         self._shown = shown
         self.left: dict[int, Farewell] = {}  # the farewells heard so far
+        # Ranks that wait in `close` of a communicator of which this one is a part, until this rank closes it too;
+        # `is_inside` returns whether this rank has yet to close all such communicators.
+        self._away: dict[int, Farewell] = {}
+        self.is_inside: Callable[[], bool] = lambda: False
         self._missed: dict[int, float] = {}  # ranks that have left or died and are awaited, and since when
         self._looked = self._began = self._warned = 0.0
         self._frozen = 0.0  # seconds for which this process was stopped in the current wait
@@ -82,6 +86,10 @@ class Guard:
             if found is None:
                 raise
             raise found from error
+        # A rank in `close` of a larger communicator, which this rank has yet to close, makes no call of this one.
+        away = [rank for rank, one in self._away.items() if rank not in self.left and self.lacks(one)]
+        if away and self.is_inside():
+            raise self._failed(away)
         if ended or self.left:
             self._judge(now, ended, {*ended, *self.left} if meets else self._awaited())
         self._warn(now)
@@ -92,7 +100,8 @@ class Guard:
 
     def hear(self) -> None:
         """Take the farewells that have arrived."""
-        self.left.update(self._farewells())
+        for rank, farewell in [*self._farewells().items()]:  # another thread may look too
+            (self._away if farewell.why == Why.AWAY else self.left)[rank] = farewell
 
     def _judge(self, now: float, ended: Collection[int], awaited: Collection[int] | None) -> None:
         """Raise the error of a wait that cannot end, because of the ranks that have `ended` or said farewell."""
@@ -202,6 +211,8 @@ class Guard:
     def describe(self, rank: int) -> str:
         """Return a description of a rank for error messages: process, state and last call, as far as known."""
         farewell, process, last = self.left.get(rank), self._processes.numbers.get(rank), self._last(rank)
+        if farewell is None and rank in self._away and self.is_inside():
+            farewell = self._away[rank]
         name = f"rank {rank}" if process is None else f"rank {rank} (process {process})"
         if farewell is not None and farewell.words:
             return f"{name} {farewell.words}"

@@ -172,6 +172,8 @@ class VirtualLeaving(Leaving):
 
     def announce(self) -> None: ...
 
+    def tell_parts(self, place: str) -> None: ...
+
 
 class VirtualLifecycle(Lifecycle):
     """The waits, the executor and the end of a virtual rank's communicator."""

@@ -26,6 +26,7 @@ NBYTES = 512  # of a farewell: numbers of 8 bytes, then the words
 class Why(enum.IntEnum):
     """The reason of a farewell."""
 
+    AWAY = -1  # the rank waits in `close` of a communicator of which this one is a part, and is here still
     CLOSES = 0  # the rank has called `close`, and waits there for the others
     ENDS = 1  # the process ends without `close`
     FAILED = 2  # a call has failed on this rank, or the program has left its `with` block by an exception

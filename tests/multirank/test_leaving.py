@@ -14,6 +14,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
+import jobs
 from gpucoll.transport.farewell import Farewell, Sent, Why, by_mpi
 from gpucoll.transport.rendezvous import becomes
 from grids import sampled
@@ -267,3 +268,68 @@ def looks_twice(mpi):
 
 def test_two_threads_may_look_for_farewells_at_once(rank_pool):
     rank_pool.run(looks_twice, 1, timeout=seconds(60))
+
+
+INSIDE = f"""
+import json, os, sys, time
+import numpy
+import gpucoll as gc
+
+def main(comm):
+    with comm:
+        part = comm.split(0 if comm.rank < 3 else 1, -comm.rank)
+        if "deep" in sys.argv:
+            part = part.split(0)
+        try:
+            for batch in range(1 if comm.rank == 2 else 2 if comm.rank < 2 else 0):
+                began = time.monotonic()
+                part.all_reduce(numpy.ones(10))
+        except gc.RankFailedError as error:
+            assert error.ranks == (0,) and time.monotonic() - began < {seconds(5)}, error
+            return f"{{comm.rank}} {{error}}"
+    return f"{{comm.rank}} closed"
+
+if "threads" in sys.argv:
+    print(*gc.run_local(main, 4, timeout={seconds(20)}), sep="\\n")
+else:
+    os.write(1, f"{{main(gc.init(timeout={seconds(20)}))}}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize("way", ["mpiexec", "mpiexec deep", "standalone", "threads", "threads deep"])
+def test_ranks_in_a_part_are_told_that_a_rank_closes_the_whole(mpiexec, tmp_path, way):
+    program = tmp_path / "inside.py"
+    program.write_text(INSIDE)
+    starter, *deep = way.split()
+    if starter == "mpiexec":
+        job = mpiexec(4, sys.executable, program, *deep, timeout=seconds(120))
+    else:
+        start = ["-m", "gpucoll", "run", "--standalone", "-n", "4"] if starter == "standalone" else []
+        job = jobs.run_job([sys.executable, *start, str(program), *way.split()], timeout=seconds(120))
+    told = "has closed a communicator of which this one is a part (inside.py:7), after its call 1"
+    lines = sorted(line.replace(f"{tmp_path}{os.sep}", "") for line in job.stdout.splitlines())
+    assert [line.split()[0] for line in lines] == ["0", "1", "2", "3"], job
+    assert all(told in line for line in lines[:2]), job
+    assert [line.split()[1] for line in lines[2:]] == ["closed", "closed"], job
+
+
+def outlives(comm):
+    """A rank that has closed the whole, as have all ranks, takes no earlier farewell for an end of the part."""
+    part = comm.split(0)
+    part.all_reduce(numpy.ones(2))
+    comm.close()
+    sums = [part.all_reduce(numpy.full(2, float(turn)))[0] for turn in range(4)]
+    guard = part._core.life.guard
+    guard._looked = 0.0
+    guard.check()
+    return sums
+
+
+def outlives_on_mpi(mpi):
+    comm = gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+    assert outlives(comm) == [0.0, 3.0, 6.0, 9.0]
+
+
+def test_a_part_outlives_the_whole(rank_pool):
+    assert gc.run_local(outlives, 3, timeout=seconds(60)) == [[0.0, 3.0, 6.0, 9.0]] * 3
+    rank_pool.run(outlives_on_mpi, 3, timeout=seconds(60))
