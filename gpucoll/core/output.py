@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import sys
 import threading
 from collections.abc import Callable
@@ -43,7 +44,21 @@ def say(text: str, stream: Any = None) -> bool:
 
     Nothing stays in the buffer of the stream: a rest would change the exit status at the end of the interpreter.
     """
+    if _takes_at_once(stream or sys.stderr, text):
+        return True
     return attempt(lambda: _write(stream or sys.stderr, text))
+
+
+def _takes_at_once(stream: Any, text: str) -> bool:
+    """Write a text that fits into a pipe, without a thread: a process without memory cannot start one."""
+    with contextlib.suppress(Exception):
+        ready = select.poll()
+        ready.register(stream.fileno(), select.POLLOUT)
+        # A pipe that is ready takes this many bytes, and no write of a half can fail.
+        if 2 * len(text) < select.PIPE_BUF and text.isascii() and ready.poll(0) == [(stream.fileno(), select.POLLOUT)]:
+            _write(stream, text)
+            return True
+    return False
 
 
 def _write(stream: Any, text: str) -> None:

@@ -233,8 +233,11 @@ class Guard:
         here = {rank for rank, last in self._progress().items() if mine and last.number >= mine} | {self._rank}
         awaited = set(self._awaited() or ())
         ranks = behind or awaited - here or awaited - {self._rank}
+        # A death ends a wait long before its deadline: a rank that is dead now has ended after its own deadline, if
+        # another rank is to blame.
+        innocent = ("", WAITS, "dead") if ranks else ("", WAITS)
         ranks |= {rank for rank in self._processes.numbers
-                  if rank != self._rank and self._processes.state(rank) not in ("", WAITS)}
+                  if rank != self._rank and self._processes.state(rank) not in innocent}
         # A rank that has ended after a failure has shown which rank is to blame, where its farewell has not come.
         shown = {rank: self._shown(rank) for rank in self._processes.ended() if rank in ranks}
         ranks = {one for rank in ranks if (one := rank if shown.get(rank) is None else shown[rank]) is not None}

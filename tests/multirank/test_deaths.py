@@ -147,7 +147,7 @@ def test_who_goes_on_after_a_death_comes_to_its_end(mpiexec, how):
 
 
 @pytest.mark.parametrize(("how", "last"), [
-    ("stop", "is stopped"), pytest.param("idle", "in its call", marks=SLOW)])
+    ("stop", "is stopped"), pytest.param("idle", "computes since", marks=SLOW)])
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(mpiexec, tmp_path, how, last):
     found = survivors(mpiexec, tmp_path, how, "auto")
     found.pop(1, None)  # the launcher may wake the stopped rank at the end of the job
