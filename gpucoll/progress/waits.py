@@ -225,7 +225,7 @@ class Progress:
             raise raised from error
 
     def finish(self, done: Pending, name: str, deadline: float | None, ends: Sequence[End] = ()) -> None:
-        """Wait until the stream has completed an operation; a timeout, a transport error or a lost rank fails the communicator."""
+        """Wait until the stream has completed an operation; a timeout, a transport error or a lost rank revokes it."""
         try:
             self.until(done, name, float("inf") if deadline is None else deadline, ends)
             if self.failure is not None:  # after an abort the stream completes, but with incomplete results
