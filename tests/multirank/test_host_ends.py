@@ -41,7 +41,7 @@ try:
         if calls == number and how == "cut" and comm.rank == victim:
             print("READY", flush=True)
 except gc.GpucollError as error:
-    line = f"TOLD {json.dumps([comm.rank, type(error).__name__, error.ranks, str(error)])}\n"
+    line = f"TOLD {json.dumps([comm.rank, type(error).__name__, error.ranks, str(error)])}\\n"
     os.write(1, line.encode())  # at once, so that the lines of two ranks do not mix
 os._exit(0)
 """
