@@ -53,7 +53,7 @@ class Leaving:
         self._sent: Sent | None = None  # the farewell of a rank that closes
         self._away: Sent | None = None  # told to this communicator while the rank closes one of which it is a part
         self._parts: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
-        self._whole: Callable[[], Lifecycle | None] | None = None  # the communicator of which this one is a part
+        self._wholes: list[weakref.ref[Lifecycle]] = []  # the communicators of which this one is a part
 
     @property
     def _rank(self) -> int:
@@ -116,21 +116,24 @@ class Leaving:
 
     def add(self, part: Lifecycle) -> None:
         """Remember a part of this communicator, made by `split`; its ranks are told when this rank closes the whole."""
-        self._parts.add(part)
-        part.leaving._whole = weakref.ref(self._life)
+        # A program may drop the communicators in between.
+        part.leaving._wholes = [*self._wholes, weakref.ref(self._life)]
+        for whole in part.leaving._living_wholes():
+            whole.leaving._parts.add(part)
         part.guard.is_inside = part.leaving._is_inside
 
     def _is_inside(self) -> bool:
         """Return whether this rank has yet to close all communicators of which this one is a part."""
-        whole = None if self._whole is None else self._whole()
-        return whole is not None and not whole.closed and (whole.leaving._whole is None or whole.leaving._is_inside())
+        wholes = self._living_wholes()
+        return bool(wholes) and not any(whole.closed for whole in wholes)
+
+    def _living_wholes(self) -> list[Lifecycle]:
+        return [whole for one in self._wholes if (whole := one()) is not None]
 
     def tell_parts(self, place: str) -> None:
         """Tell the ranks of all open parts that this rank waits in `close`, at `place`, and makes no call there."""
         for part in self._parts:
             leaving, link = part.leaving, part.link
-            if not part.is_forked:
-                leaving.tell_parts(place)
             # Another thread of this process may still make calls of the part.
             is_ours = {part.waits.thread, part.host.thread()} <= {0, threading.get_native_id()}
             if part.closed or part.is_forked or part.waits.failure is not None or link.has_ended() or not is_ours:
