@@ -2,7 +2,8 @@
 
 A rank leaves by `close`, at the end of its process, or after a failure. The farewell has the reason, the numbers of
 calls made, and words for the errors of the other ranks. A rank may fail in `close`, after its farewell, and then sends
-a second one; the last farewell counts.
+a second one; the last farewell counts. A rank that closes a communicator also sends a farewell to the parts made of it
+by `split`, because it makes no call of a part while it waits in `close`; these parts may go on once all have closed.
 """
 
 from __future__ import annotations
