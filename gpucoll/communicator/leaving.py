@@ -132,10 +132,11 @@ class Leaving:
 
     def tell_parts(self, place: str) -> None:
         """Tell the ranks of all open parts that this rank waits in `close`, at `place`, and makes no call there."""
-        for part in self._parts:
+        for part in [*self._parts]:
             leaving, link = part.leaving, part.link
-            # Another thread of this process may still make calls of the part.
-            is_ours = {part.waits.thread, part.host.thread()} <= {0, threading.get_native_id()}
+            # Another thread of this process, or a queued call, may still make calls of the part.
+            *_, queued, _ = part.waits.gate()
+            is_ours = not queued and {part.waits.thread, part.host.thread()} <= {0, threading.get_native_id()}
             if part.closed or part.is_forked or part.waits.failure is not None or link.has_ended() or not is_ours:
                 continue
             closes = leaving.farewell(None, closes=True)
