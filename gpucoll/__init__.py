@@ -13,6 +13,7 @@ Each package below is a room. A room imports only from rooms below its own line.
     mpi           the interface of mpi4py
     torch         a backend of torch.distributed
     block_scaled  collectives in 8 or 4 bits per element, with an error bound
+    internal      the one door for rooms above the core: what they use beside public names
     communicator  one method per collective; the links between its ranks
     tuner         the choice of the algorithm
     analysis      predicted times and drawings of schedules

@@ -79,7 +79,7 @@ def pairs(megabytes: str) -> Iterator[Finding]:
     import cupy
 
     import gpucoll as gc
-    from gpucoll.communicator import internal
+    from gpucoll import internal
 
     with gc.init(timeout=PATIENCE, executor="peer") as comm:
         cupy.cuda.Device(comm.device).use()

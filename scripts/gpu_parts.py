@@ -229,7 +229,7 @@ def _small(comm: Any, met: threading.Barrier, nbytes: int) -> float:
     """Return the microseconds of an all-reduce of `nbytes` bytes in a graph, or of this rank's own copy for 0 bytes."""
     import cupy
 
-    from gpucoll.communicator import internal
+    from gpucoll import internal
 
     x, stream = cupy.ones(max(nbytes // 4, 1), "float32"), cupy.cuda.get_current_stream()
     out = cupy.empty_like(x)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self, cast
 
 import numpy
 
+from gpucoll import internal
 from gpucoll.arrays import Array, block_shape, check_input, check_output, is_alike, module_of, on_gpu
 from gpucoll.block_scaled.conversion import (
     dequantise,
@@ -25,7 +26,7 @@ from gpucoll.block_scaled.conversion import (
     wide_dtype,
 )
 from gpucoll.block_scaled.steps import ScaledMessages, messages, two_steps
-from gpucoll.communicator import Communicator, internal
+from gpucoll.communicator import Communicator
 from gpucoll.communicator.metadata import check_alike
 from gpucoll.core.dtypes import row_of
 from gpucoll.core.formats import FORMATS, format_of

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from gpucoll import internal
 from gpucoll.algorithms import algorithms, find, registry
-from gpucoll.communicator import Communicator, internal
+from gpucoll.communicator import Communicator
 from gpucoll.core.collectives import COLLECTIVES, Side
 from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.model import ONE_PASS, moved

@@ -21,7 +21,6 @@
     elastic        `shrink`, `grow` and `replace`: communicators after a failure or with newcomers
     links          connections between ranks: MPI or a key-value store for processes, memory for threads
     thread_hub     state shared by threads as ranks
-    internal       functions for training, torch, distributed and mpi, in addition to the public methods
 """
 
 from __future__ import annotations

@@ -83,10 +83,10 @@ def replace(comm: Communicator, timeout: Any) -> Communicator:
 
 def _let_init_return(comm: Communicator, before: Communicator) -> None:
     """Let `gpucoll.init` return `comm` if it returned `before`: the program goes on with `comm`."""
-    from gpucoll.communicator import internal
+    from gpucoll import communicator
 
-    if internal.world() is before:
-        internal.set_world(comm)
+    if communicator._world is before:
+        communicator._world = comm
 
 
 def _group_of_survivors(comm: Communicator) -> Communicator:

@@ -9,8 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from gpucoll import internal
 from gpucoll.arrays import Array, module_of
-from gpucoll.communicator import internal
 from gpucoll.core.ops import ReduceOp
 from gpucoll.distributed import shapes
 from gpucoll.distributed.groups import member

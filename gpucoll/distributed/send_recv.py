@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpucoll import internal
 from gpucoll.arrays import on_gpu
-from gpucoll.communicator import internal
 from gpucoll.communicator.links import LocalLink
 from gpucoll.communicator.points import NO_WILDCARD, check_tag
 from gpucoll.distributed.groups import ProcessGroup, _get_default_group, member

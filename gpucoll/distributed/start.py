@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy
 
-from gpucoll.communicator import Communicator, internal, new_world
+from gpucoll import internal
+from gpucoll.communicator import Communicator, new_world
 from gpucoll.core.dtypes import is_whole
 from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, member
 from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, nearest

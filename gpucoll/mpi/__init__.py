@@ -17,7 +17,8 @@ from typing import Any, Unpack
 
 from mpi4py import MPI
 
-from gpucoll.communicator import Communicator, internal
+from gpucoll import internal
+from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import GivenOptions

@@ -25,8 +25,8 @@ from ray.util.collective.types import ReduceOp
 from gpucoll.arrays import address, as_array, module_of
 from gpucoll.arrays.segments import at
 from gpucoll.communicator import Communicator, new_world
-from gpucoll.communicator.internal import current_stream, refusing
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
+from gpucoll.internal import current_stream, refusing
 from gpucoll.launch import bootstrap
 from gpucoll.launch.launchers import free_port
 from gpucoll.launch.places import StorePlace

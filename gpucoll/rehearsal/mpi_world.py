@@ -17,7 +17,8 @@ import numpy
 from mpi4py import MPI
 
 import gpucoll.mpi
-from gpucoll.communicator import Communicator, internal
+from gpucoll import internal
+from gpucoll.communicator import Communicator
 from gpucoll.errors import UsageError
 from gpucoll.launch.bootstrap import Options
 from gpucoll.mpi.buffers import row

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from gpucoll.communicator import internal
+from gpucoll import internal
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.launch import bootstrap

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy
 
 import gpucoll
-from gpucoll.communicator import internal
+from gpucoll import internal
 from gpucoll.launch.launchers import torchrun_variables
 
 PACKAGE = os.path.dirname(gpucoll.__file__) + os.sep

@@ -17,7 +17,8 @@ import torch.multiprocessing
 from torch.distributed import Backend, Store, distributed_c10d, rpc
 from torch.distributed.device_mesh import DeviceMesh
 
-from gpucoll.communicator import Communicator, internal
+from gpucoll import internal
+from gpucoll.communicator import Communicator
 from gpucoll.core.signature import Signature
 from gpucoll.errors import UsageError
 from gpucoll.launch import bootstrap

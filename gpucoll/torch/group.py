@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import Backend
 from torch.distributed import DistBackendError, Store
 
-from gpucoll.communicator import internal
+from gpucoll import internal
 from gpucoll.torch import checks, handles, membership
 from gpucoll.torch.handles import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
 from gpucoll.torch.names import Names

@@ -14,7 +14,7 @@ from torch.distributed import DistBackendError, Store
 from torch.distributed import Work as Handle  # type: ignore[attr-defined, unused-ignore]
 from torchft.process_group import ProcessGroupWrapper
 
-from gpucoll.communicator import internal
+from gpucoll import internal
 from gpucoll.torch.group import TorchProcessGroup
 
 

@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy
 
+from gpucoll import internal
 from gpucoll.arrays import Array
-from gpucoll.communicator import Communicator, internal
+from gpucoll.communicator import Communicator
 from gpucoll.communicator.metadata import check_alike
 from gpucoll.core import parsing
 from gpucoll.core.dtypes import numpy_dtype, row_of

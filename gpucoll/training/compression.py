@@ -21,10 +21,11 @@ from typing import Any, TypeAlias
 
 import numpy
 
+from gpucoll import internal
 from gpucoll.arrays import Array, is_alike, module_of
 from gpucoll.block_scaled.conversion import keep_finite
 from gpucoll.block_scaled.steps import messages, two_steps
-from gpucoll.communicator import Communicator, internal
+from gpucoll.communicator import Communicator
 from gpucoll.core.dtypes import is_whole, numpy_dtype, row_of
 from gpucoll.core.formats import FORMATS, format_of
 from gpucoll.device.sources import SHORT

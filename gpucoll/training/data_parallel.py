@@ -10,8 +10,9 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gpucoll import internal
 from gpucoll.arrays import address, same_memory
-from gpucoll.communicator import Communicator, internal
+from gpucoll.communicator import Communicator
 from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, can_overlap, cut
 from gpucoll.training.compression import (
     Compression,

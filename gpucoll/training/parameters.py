@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from gpucoll import internal
 from gpucoll.arrays import Array, as_array, check_writable, on_gpu
-from gpucoll.communicator import Communicator, internal
+from gpucoll.communicator import Communicator
 from gpucoll.core.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest, with_noun
 from gpucoll.training.optimizers import gradient_of

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy
 
+from gpucoll import internal
 from gpucoll.arrays import Array
-from gpucoll.communicator import Communicator, internal
+from gpucoll.communicator import Communicator
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.progress.operations import Work

@@ -7,8 +7,7 @@ import pytest
 
 import gpucoll as gc
 import learning
-from gpucoll import training
-from gpucoll.communicator import internal
+from gpucoll import internal, training
 from gpucoll.training import partner
 from thread_ranks import on_threads
 

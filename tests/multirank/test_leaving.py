@@ -210,7 +210,7 @@ def test_ranks_of_several_communicators_are_told_of_all_ends(mpiexec, tmp_path):
 import os, time
 import numpy
 import gpucoll as gc
-from gpucoll.communicator import internal
+from gpucoll import internal
 comms = [gc.init(timeout=60), gc.init().split(0)]
 began = time.monotonic()
 try:

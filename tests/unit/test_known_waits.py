@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from gpucoll.communicator import internal
+from gpucoll import internal
 from gpucoll.errors import RankFailedError
 from gpucoll.progress.waits import Progress
 from known_waits import KNOWN

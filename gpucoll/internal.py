@@ -1,6 +1,7 @@
-"""The internal interface of a communicator: functions for the packages above, beside the public methods.
+"""The one door for the rooms above the core: what they use of the core beside public names.
 
-`training`, `torch`, `distributed` and `mpi` use no private name of a communicator. A test checks this.
+The functions below work on a communicator; no room above uses a private name of one, and a test checks this. A room
+that imports only public names and this module finds the other names that it needs here too, passed on by `__all__`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from gpucoll.communicator.metadata import Failure, Metadata
 from gpucoll.communicator.points import PointMessage
 from gpucoll.progress.operations import Work
 from gpucoll.progress.waits import Progress
+
+__all__ = [
+    "all_gather_metadata", "broadcast_metadata", "check_apart", "checked_message", "close_together", "current_stream",
+    "gpu_of", "link_of", "refusing", "sender_of", "set_world", "start_together", "waits_of", "world",
+]
 
 
 def world() -> Communicator | None:
