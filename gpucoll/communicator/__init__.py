@@ -77,14 +77,14 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
     GPUCOLL_SECRET, and UCX carries their messages.
 
     Options: `timeout`: seconds, the deadline of every wait (default 300). `executor`: a name, or None for any. `check`:
-    "full" compares the ranks' calls before data is sent, "data" also compares the data of host arrays after each call,
-    "deferred" compares calls while data is sent, "off" compares nothing; None means "full" on host arrays and
-    "deferred" on devices. `deterministic`: True reduces in rank order only, so that the bits of an element depend only
-    on the same elements of the inputs; "exact" computes sums and means exactly and rounds once, so that not even the
-    number of ranks matters. `device`: "emulated", or the CUDA ordinal of this rank's GPU (default: the rank's number on
-    its host). GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR, GPUCOLL_CHECK, GPUCOLL_DETERMINISTIC and GPUCOLL_DEVICE set the
-    defaults. Raises ArgumentError for a wrong option. Raises UsageError if options differ from an earlier call or
-    between ranks (`timeout` and the CUDA ordinal may differ between ranks), or if the launcher belongs to another MPI.
+    "full" compares the ranks' calls before data is sent, "deferred" compares calls while data is sent, "off" compares
+    nothing; None means "full" on host arrays and "deferred" on devices. `deterministic`: True reduces in rank order
+    only, so that the bits of an element depend only on the same elements of the inputs; "exact" computes sums and means
+    exactly and rounds once, so that not even the number of ranks matters. `device`: "emulated", or the CUDA ordinal of
+    this rank's GPU (default: the rank's number on its host). GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR, GPUCOLL_CHECK,
+    GPUCOLL_DETERMINISTIC and GPUCOLL_DEVICE set the defaults. Raises ArgumentError for a wrong option. Raises
+    UsageError if options differ from an earlier call or between ranks (`timeout` and the CUDA ordinal may differ
+    between ranks), or if the launcher belongs to another MPI.
     """
     global _world
     wanted = bootstrap.options(options)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -42,7 +41,6 @@ from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, RevokedError, UsageError
 from gpucoll.executors import Call, CallRequest, ReadyCall
 from gpucoll.executors.peer import PeerExecutor
-from gpucoll.health.integrity import DataCheck
 from gpucoll.health.shares import HEADER, TIMED
 from gpucoll.launch.bootstrap import Options
 from gpucoll.progress.operations import Operation, Work
@@ -90,7 +88,6 @@ class Core:
         self.life = life = self.life_type(link, options)
         self.waits, self.host, self.gpus, self.clock = life.waits, life.host, life.gpus, life.clock
         self.group: list[Work] | None = None
-        self._checked_calls = itertools.count(1)
         self.calls = CallTable(self)
         self.engine: Any = None  # runs repeated calls on host arrays, once made
         self.fast_path: Callable[..., Any] = not_known
@@ -206,11 +203,8 @@ class Core:
         return self.engine
 
     def engine_plan(self, call: Call) -> Any:
-        """Return the plan by which the engine repeats `call` without Python; None if it does not.
-
-        With check="data" it does not: each call shows its data.
-        """
-        plan = None if self.options.check == "data" else call.engine_plan
+        """Return the plan by which the engine repeats `call` without Python; None if it does not."""
+        plan = call.engine_plan
         return plan if plan is not None and self.host_engine() is not None else None
 
     def run(self, name: str, call: Prepared, options: CallOptions, op: Op | None = None, root: int = 0,
@@ -314,12 +308,9 @@ class Core:
         """Run a call in `space`, then deliver the result of `call`; both keep all memory alive until the end."""
         try:
             space.begin()
-            check = self._data_check(ready)
             yield from ready.call.run(ready.source, ready.target, space.stream, repeated=repeated)
             if not ready.call.is_whole:
                 self._finish(ready, space)
-            if check is not None:
-                yield from self._compared(check, ready.request.collective)
             if call.target is not None:
                 call.target.deliver(space)
             yield from space.end((ready, call))
@@ -327,21 +318,6 @@ class Core:
         except BaseException:
             space.cancel((ready, call))
             raise
-
-    def _data_check(self, ready: ReadyCall) -> DataCheck | None:
-        """Return what this rank shows of its data in a call, with check="data"; None for calls without such a check."""
-        request = ready.request
-        if self.options.check != "data" or request.device != "cpu" or request.header or request.collective == "barrier":
-            return None
-        return DataCheck(ready, self.size, next(self._checked_calls))
-
-    def _compared(self, check: DataCheck, name: str) -> Operation:
-        """Compare the data of all ranks in an ended call; raise BackendError, on every rank, if data have changed."""
-        row = COLLECTIVES["all_gather"]
-        call = prepare(row, check.completed(), None, RankInfo(self.rank, self.size, 0))
-        ready = self.resolve(row, call, CallOptions(), self.host_executor(), header=f"data of {name}")
-        yield from ready.call.run(ready.source, ready.target)
-        check.compare(call.result)
 
     def _finish(self, ready: ReadyCall, space: Space) -> None:
         request, op = ready.request, ready.request.op

@@ -84,12 +84,12 @@ class Lifecycle:
         self._exporters = exporters(os.environ, rank, lambda: 0 if threads else gpu_index(link.place))
         for exporter in self._exporters:
             exporter.add(self.clock.sums, rank, threads=threads)
-        compares = link.place.size > 1 and options.compares != "off"
+        compares = link.place.size > 1 and options.check != "off"
         preflight = Preflight(link, self.waits, self._elsewhere, self.clock) if compares else None
         self.preflight = preflight if link.has_collectives else None
         # The engine compares the calls of a single node in shared memory: no messages then.
         comparison = None if self.host.compares_calls or preflight is None else \
-            Deferred(preflight) if options.compares == "deferred" else preflight
+            Deferred(preflight) if options.check == "deferred" else preflight
         self.host.observe(self._flight, self._observers, comparison)
         _alive.add(self)
 
@@ -131,7 +131,7 @@ class Lifecycle:
                         crowded=self.link.place.local_size > (os.cpu_count() or 1), asks_store=self.link.asks_store)
 
     def new_host(self) -> HostBackend:
-        return HostBackend(self.link, self.options.timeout, self.options.executor, self.options.compares)
+        return HostBackend(self.link, self.options.timeout, self.options.executor, self.options.check)
 
     def check_usable(self) -> None:
         """Raise UsageError in a fork's child, ClosedError after the end, and RevokedError after a failure."""
@@ -209,7 +209,7 @@ class Lifecycle:
 
     def of_devices(self) -> Comparison | None:
         """Return the comparison for calls on devices: the host's own with "full", else a deferred one by messages."""
-        if self.options.compares == "full":
+        if self.options.check == "full":
             return self.host
         return None if self.preflight is None else Deferred(self.preflight)
 

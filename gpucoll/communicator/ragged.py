@@ -204,7 +204,7 @@ class VectorVariants:
         ranks meet in each call. A record of calls would show calls that were given up.
         """
         core = self._core
-        if self._exchanges.get(name) == 0 and core.options.compares in (None, "full") and core.host.compares_first \
+        if self._exchanges.get(name) == 0 and core.options.check in (None, "full") and core.host.compares_first \
                 and not core.life.records_calls:
             core.engine.cache_renamed(cache_key[0], name, *cache_key[1:], x, out)
 

@@ -13,7 +13,6 @@
     metrics      these shares for Prometheus and OpenTelemetry: GPUCOLL_METRICS
     summary      the calls that took most time, at the end of a job: GPUCOLL_SUMMARY
     guard        the hook of every wait: raises an error when an awaited rank has died or aborted
-    integrity    comparison of data after each call, with check="data"
     preflight    compares the ranks' calls before data is sent; closing: ranks that close instead
     mapped       the descriptions of calls in memory mapped by all ranks of a node
     observed     calls wrapped with the recorder, the log and faults for tests

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Seconds before an abort, so that the launcher forwards the rank's last output: an abort overtakes the output.
 FORWARDING = 0.2
-CHOICES = {"check": ("GC-CHECK", ("full", "data", "deferred", "off")),
+CHOICES = {"check": ("GC-CHECK", ("full", "deferred", "off")),
            "executor": ("GC-EXECUTOR", ("mpi", "ucx", "shared", "nccl", "peer", "native"))}
 
 
@@ -70,11 +70,6 @@ class Options(NamedTuple):
     def emulated(self) -> bool:
         """Whether host arrays are handled by the emulated device."""
         return self.device == "emulated"
-
-    @property
-    def compares(self) -> str | None:
-        """How the calls of ranks are compared: `check`, and "full" where data are checked, too."""
-        return "full" if self.check == "data" else self.check
 
     @property
     def ordinal(self) -> int | None:
