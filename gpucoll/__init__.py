@@ -32,8 +32,12 @@ Each package below is a room. A room imports only from rooms below its own line.
     errors        typed errors
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from gpucoll.algorithms import algorithm, algorithms, schedule
-from gpucoll.analysis.notebook import draw
 from gpucoll.communicator import Cartesian, Communicator, init, init_local, join, run_local
 from gpucoll.communicator.cartesian import dims_create
 from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
@@ -53,10 +57,13 @@ from gpucoll.errors import (
     UsageError,
 )
 from gpucoll.health.termination import on_terminate
-from gpucoll.msccl.files import load
 from gpucoll.progress.operations import Work
-from gpucoll.rehearsal import precheck
 from gpucoll.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from gpucoll.analysis.notebook import draw
+    from gpucoll.msccl.files import load
+    from gpucoll.rehearsal import precheck
 
 __all__ = [
     "ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ArgumentError", "BackendError", "Cartesian", "ClosedError",
@@ -65,3 +72,20 @@ __all__ = [
     "UsageError", "Work", "algorithm", "algorithms", "dims_create", "draw", "elementwise_op", "init", "init_local",
     "join", "load", "on_terminate", "precheck", "premul_sum", "run_local", "schedule",
 ]
+
+# What few programs use is imported at the first use: functions by their module, and rooms.
+_LATER = {"draw": "gpucoll.analysis.notebook", "load": "gpucoll.msccl.files", "precheck": "gpucoll.rehearsal"}
+_ROOMS = ("block_scaled", "dask", "distributed", "mpi", "ray", "torch", "training")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        globals()[name] = value = getattr(importlib.import_module(_LATER[name]), name)
+        return value
+    if name in _ROOMS:
+        return importlib.import_module(f"gpucoll.{name}")
+    raise AttributeError(f"module 'gpucoll' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

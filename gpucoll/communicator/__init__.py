@@ -26,7 +26,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, Unpack
 
 from gpucoll.communicator.cartesian import Cartesian
@@ -144,6 +143,8 @@ def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstra
             error.add_note(f"on rank {comm.rank} of {n}")
             errors.append(error)
         return None
+
+    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(n, "rank") as pool:
         results = list(pool.map(run, comms))

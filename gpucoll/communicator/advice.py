@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 import numpy
@@ -73,7 +72,7 @@ def _known(core: Core, collective: str, executor: str, algorithm: str, nbytes: i
     """Return the number of timed calls, and their median seconds, None without calls."""
     noted, *seconds = core.clock.sums.times[collective, executor, algorithm, nbytes.bit_length()].tolist()
     known = seconds[:min(int(noted), TIMED)]
-    return len(known), statistics.median(known) if known else None
+    return len(known), float(numpy.median(known)) if known else None
 
 
 def _able(core: Core, request: CallRequest, where: str) -> tuple[str, ...]:

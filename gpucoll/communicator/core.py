@@ -40,7 +40,6 @@ from gpucoll.core.signature import Signature
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, RevokedError, UsageError
 from gpucoll.executors import Call, CallRequest, ReadyCall
-from gpucoll.executors.peer import PeerExecutor
 from gpucoll.health.shares import HEADER, TIMED
 from gpucoll.launch.bootstrap import Options
 from gpucoll.progress.operations import Operation, Work
@@ -82,6 +81,9 @@ class Core:
 
     def __init__(self, link: Link, options: Options) -> None:
         registry()  # import now: a call by a signal handler must not meet a half imported module
+        if options.emulated:
+            import gpucoll.device.emulated
+            import gpucoll.executors.nccl  # noqa: F401
         self.tuner = Tuner(link.place.nodes, link.table, options.prefer)
         rules(options.prefer)  # raise for a wrong GPUCOLL_ALGO here, not at the first call
         self.link, self.options = link, options
@@ -163,6 +165,8 @@ class Core:
         # The peer executor needs a handshake of all ranks, left to the first collective: only if asked for, or measured
         # for "auto".
         if self.options.executor == "peer" or self.tuner.has_measured("peer", name):
+            from gpucoll.executors.peer import PeerExecutor
+
             gpu.make_peer = lambda: self._together(
                 lambda: PeerExecutor(gpu.device, gpu.order, self.link, self.waits), "the first call by peer memory")
         self.gpus[name] = gpu

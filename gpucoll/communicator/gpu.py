@@ -21,7 +21,6 @@ from gpucoll.device.sources import Scale
 from gpucoll.device.streams import Output, StreamOrder
 from gpucoll.errors import ArgumentError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Call, Executor, ReadyCall
-from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.health.device_shares import DeviceShares
 from gpucoll.health.observed import CallObserver, Comparison, observed
 from gpucoll.health.preflight import Deferred
@@ -43,6 +42,8 @@ class Gpu:
     """
 
     def __init__(self, device: Device, transport: Transport, points: Transport) -> None:
+        from gpucoll.executors.nccl import NcclExecutor
+
         self.device, self.points = device, points
         self.order = StreamOrder(device)
         self._scheduled = NcclExecutor(device, transport, self.order)

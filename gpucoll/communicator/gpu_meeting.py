@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.links import Link
 from gpucoll.device import Device, gpus
-from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.messages import MessageTransport
 from gpucoll.errors import BackendError, UsageError
 from gpucoll.launch import bootstrap
@@ -39,6 +38,8 @@ def make_gpu(name: str, link: Link, waits: Progress, ordinal: int | None) -> Gpu
 
 
 def _emulated(link: Link) -> Gpu:
+    from gpucoll.device.emulated import EmulatedDevice
+
     # Collectives do not buffer: a schedule that would hang on NCCL must hang here. Users' messages may be buffered.
     transport, points = MessageTransport(link.wire, Tag.DEVICE), MessageTransport(link.points, 0, buffered=True)
     gpu = Gpu(EmulatedDevice(), transport, points)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -55,6 +54,8 @@ class TomlFile(NamedTuple):
 
     def read(self, content: bytes, known: Iterable[str] | None) -> dict[str, Any]:
         """Return the content of the file; raise ArgumentError for bad TOML and for keys not `known` (None: any)."""
+        import tomllib
+
         try:
             document = tomllib.loads(content.decode())
         # ValueError: malformed, not UTF-8, or a number too long. RecursionError: nested too deeply.

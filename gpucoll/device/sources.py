@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.resources
 import re
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from gpucoll.core.dtypes import DTYPES, Dtype
@@ -185,8 +184,8 @@ def _read(name: str) -> str:
 
 
 @functools.cache
-def folder() -> Traversable:
+def folder() -> Path:
     """Return the folder of the kernels: inside the installed package, or next to the package in a checkout."""
-    package = importlib.resources.files("gpucoll")
-    installed = package.joinpath("kernels")
-    return installed if installed.is_dir() else package.joinpath("..", "kernels")
+    package = Path(__file__).parents[1]
+    installed = package / "kernels"
+    return installed if installed.is_dir() else package.parent / "kernels"

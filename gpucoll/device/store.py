@@ -12,9 +12,7 @@ import fcntl
 import functools
 import hashlib
 import os
-import shutil
 import stat
-import tempfile
 import threading
 import time
 import weakref
@@ -41,6 +39,8 @@ def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
     chosen = environment.get("GPUCOLL_CACHE")
     if chosen:
         return Path(chosen)
+    import tempfile
+
     import platformdirs
 
     folder = platformdirs.user_cache_path("gpucoll")
@@ -135,6 +135,9 @@ def private_folder() -> tuple[Path, Callable[[], None]]:
     A process locks its private folder. The system releases the lock at the end of the process, even after a kill.
     Process ids would not do, since the system reuses the id of a dead process.
     """
+    import shutil
+    import tempfile
+
     _sweep()
     folder, owner = Path(tempfile.mkdtemp(prefix=PRIVATE)), os.getpid()
     held = os.open(folder, READ | os.O_DIRECTORY)
@@ -153,6 +156,9 @@ def private_folder() -> tuple[Path, Callable[[], None]]:
 
 def _sweep() -> None:
     """Remove this user's private folders of dead processes."""
+    import shutil
+    import tempfile
+
     for place in Path(tempfile.gettempdir()).glob(f"{PRIVATE}*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
             descriptor = os.open(place, READ | os.O_DIRECTORY)

@@ -8,7 +8,6 @@ that yields a predicate at each wait. A call on a device enqueues work on a stre
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import functools
 import hashlib
@@ -32,7 +31,7 @@ NO_DATA = Cut(0)
 # Code skipped in the search for the user's line: this package; threading and thread pools, which run the package's own
 # threads; functools, which makes cached plans; and contextlib, which runs the end of `with comm.group():`.
 INSIDE = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, threading.__file__, functools.__file__,
-          contextlib.__file__, os.path.dirname(concurrent.futures.__file__) + os.sep]
+          contextlib.__file__, os.path.join(os.path.dirname(threading.__file__), "concurrent", "futures") + os.sep]
 
 
 @dataclass(frozen=True)

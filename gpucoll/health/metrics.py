@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import http.server
 import os
 import sys
 import threading
@@ -208,6 +207,8 @@ class Exporter:
 
     def serve(self, port: int) -> None:
         """Answer HTTP requests at a port of localhost in a thread; raise OSError if the port is taken."""
+        import http.server  # with ssl and email: slow, and few programs serve
+
         exporter = self
 
         class MetricsHandler(http.server.BaseHTTPRequestHandler):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -198,6 +197,8 @@ def find_mpiexec() -> str | None:
     """Return the path of the mpiexec in this Python's folder, or else on the PATH, or else None."""
     # An mpiexec in this Python's folder belongs to the MPI used by this Python's mpi4py.
     installed = Path(sys.executable).with_name("mpiexec")
+    import shutil  # slow, with its compressors, and of no use to most ranks
+
     return str(installed) if installed.exists() else shutil.which("mpiexec")
 
 

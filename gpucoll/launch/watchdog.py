@@ -13,7 +13,6 @@ import contextlib
 import faulthandler
 import os
 import select
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
@@ -30,6 +29,8 @@ def starting(seconds: float, variable: str, size: int, local_size: int | None) -
     seconds = min(seconds, LONGEST)
     # Isolated and without `site`: the witness starts fast, and runs no user code.
     command = [sys.executable, "-I", "-S", __file__, repr(seconds), variable, str(size), str(local_size or 0)]
+    import subprocess
+
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # if no process can be started, the deadline still holds, without names
             stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))

@@ -12,7 +12,6 @@ from gpucoll.algorithms import algorithms, find, library_names, names_of, own_na
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import Order
 from gpucoll.errors import ArgumentError, nearest
-from gpucoll.msccl.files import registered
 from gpucoll.tuner.model import Candidate, Model, World, segments
 from gpucoll.tuner.table import BUILT_IN, GraphTable, Table
 
@@ -226,6 +225,8 @@ def _is_registered(table: Table, graph: GraphTable) -> bool:
 
     Return False, with a warning, for a file that cannot be registered: the predictions are then left out.
     """
+    from gpucoll.msccl.files import registered
+
     try:
         for file in graph.files:
             # A name ends with a digest of the algorithm: a known name is the same algorithm.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.resources
 import json
 import math
 import os
@@ -155,7 +154,7 @@ class Table(NamedTuple):
 @functools.cache
 def built_in() -> Table:
     """Return the table for machines without a table of their own."""
-    return parse(BUILT_IN, importlib.resources.files("gpucoll.tuner").joinpath("defaults.toml").read_bytes())
+    return parse(BUILT_IN, Path(__file__).with_name("defaults.toml").read_bytes())
 
 
 def parse(source: str, content: bytes) -> Table:

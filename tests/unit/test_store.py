@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -192,7 +193,7 @@ def test_threads_share_a_folder(tmp_path):
 
 def test_what_killed_processes_have_left_is_swept(tmp_path, monkeypatch):
     """Sweeping spares folders of living processes, young folders (perhaps not yet locked) and other users' folders."""
-    monkeypatch.setattr(store.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     killed = """
 import os, pathlib, signal, sys, tempfile
 from gpucoll.device.store import private_folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from gpucoll.errors import ArgumentError, nearest
 
 CODE = "GC-TOPOLOGY"
 DEFAULT = "switch"
-SHIPPED = importlib.resources.files("gpucoll.analysis").joinpath("topologies")
+SHIPPED = Path(__file__).parents[1] / "topologies"
 
 
 class Level(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from importlib.resources.abc import Traversable
+from pathlib import Path
 
 MODULE = "gpucoll._engine"
 FIRST = "binding/engine.cc"
@@ -15,7 +15,7 @@ MACRO = "GC_SOURCES"  # holds the digest
 _INCLUDE = re.compile(r'^#include "(.*)"', re.MULTILINE)
 
 
-def sources(folder: Traversable) -> dict[str, str]:
+def sources(folder: Path) -> dict[str, str]:
     """Return the text of each source file of the engine, by path in `folder`: FIRST and all headers."""
     texts: dict[str, str] = {}
     names = [FIRST]
@@ -25,6 +25,6 @@ def sources(folder: Traversable) -> dict[str, str]:
     return texts
 
 
-def digest(folder: Traversable) -> str:
+def digest(folder: Path) -> str:
     """Return a hash of all sources of the engine."""
     return hashlib.sha256(repr(sources(folder)).encode()).hexdigest()

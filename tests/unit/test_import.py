@@ -1,0 +1,45 @@
+"""What `import gpucoll` loads: the modules that every program needs, and what comes at the first use."""
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+import gpucoll as gc
+
+MOST = 130  # of gpucoll's own modules
+# Modules of the standard library that cost milliseconds, and packages of gpucoll that few programs use.
+FORBIDDEN = {
+    "bz2", "concurrent.futures", "email", "http", "importlib.resources", "lzma", "shutil", "ssl", "subprocess",
+    "tempfile", "tomllib", "xml", "zipfile", "cupy", "filelock", "matplotlib", "ml_dtypes", "mpi4py", "platformdirs",
+    "torch", *(f"gpucoll.{room}" for room in (
+        "analysis.draw", "analysis.document", "block_scaled", "cli", "device.emulated", "distributed", "emulation",
+        "executors.nccl", "executors.peer", "lab", "mpi", "msccl", "precheck", "rehearsal", "torch", "training"))}
+LOADED = "import json, sys, numpy; before = set(sys.modules); import gpucoll; " \
+         "print(json.dumps(sorted(set(sys.modules) - before)))"
+
+
+def test_import_loads_what_every_program_needs_and_no_more():
+    loaded = json.loads(subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True,
+                                       check=True).stdout)
+    wrong = [name for name in loaded if any(f"{name}.".startswith(f"{one}.") for one in FORBIDDEN)]
+    assert not wrong
+    own = [name for name in loaded if name.partition(".")[0] == "gpucoll"]
+    assert len(own) <= MOST, own
+
+
+@pytest.mark.parametrize("name", ["draw", "load", "precheck"])
+def test_functions_come_at_the_first_use(name):
+    assert callable(getattr(gc, name))
+    assert {name, "all"} - {*dir(gc)} == {"all"}
+    assert inspect.isfunction(getattr(gc, name))
+
+
+def test_rooms_come_at_the_first_use():
+    script = "import gpucoll as gc; print(gc.training.Mesh.__name__, gc.distributed.ReduceOp.__name__)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "Mesh ReduceOp\n"
+    with pytest.raises(AttributeError, match="module 'gpucoll' has no attribute 'nonsense'"):
+        gc.nonsense  # noqa: B018
