@@ -134,7 +134,10 @@ class Work:
     def _enqueue(self) -> None:
         # No deadline here: `step` has the operation's own, which starts when the operation reaches the queue's head.
         try:
-            if self.ends:
+            # Most messages end in their first step: a look at the flag costs less than a wait that is over at once.
+            if self._ended():
+                pass
+            elif self.ends:
                 self._waits.message_wait.until(self._waits, self)
             else:
                 self._waits.until(self.is_enqueued, self.name, float("inf"))
