@@ -333,3 +333,28 @@ def outlives_on_mpi(mpi):
 def test_a_part_outlives_the_whole(rank_pool):
     assert gc.run_local(outlives, 3, timeout=seconds(60)) == [[0.0, 3.0, 6.0, 9.0]] * 3
     rank_pool.run(outlives_on_mpi, 3, timeout=seconds(60))
+
+
+def closes_with_queued_calls(comm):
+    """Rank 0 waits in `close` of the whole while calls of the part are queued; these end when the others make them."""
+    part = comm.split(0)
+    part.all_reduce(numpy.ones(2))
+    works, arrays = [], [numpy.full(2_000_000, float(turn)) for turn in range(4)]
+    if comm.rank == 0:
+        works = [part.all_reduce(array, async_op=True) for array in arrays]
+    else:
+        guard = comm._core.life.guard
+        becomes(lambda: guard.hear() or guard.left, seconds(0.5))  # so that calls are queued; threads tell at their end
+    sums = [] if works else [part.all_reduce(array)[0] for array in arrays]
+    comm.close()
+    return sums or [work.wait()[0] for work in works]
+
+
+def queued_calls_on_mpi(mpi):
+    comm = gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+    assert closes_with_queued_calls(comm) == [0.0, 3.0, 6.0, 9.0]
+
+
+def test_a_rank_with_queued_calls_of_a_part_has_not_left_it(rank_pool):
+    assert gc.run_local(closes_with_queued_calls, 3, timeout=seconds(60)) == [[0.0, 3.0, 6.0, 9.0]] * 3
+    rank_pool.run(queued_calls_on_mpi, 3, timeout=seconds(60))
