@@ -249,7 +249,7 @@ class PointToPoint:
     def _host_operation(self, message: PointMessage, state: State) -> Operation:
         sent = None if message.given is None else self._send(message.given, message.to, message.tag, state)
         received = None if message.taken is None else self._recv(message, message.taken, state)
-        return together(*(part for part in (received, sent) if part is not None))
+        return together(received, sent) if received and sent else received or sent or iter(())
 
     def _send(self, x: Array, dst: int, tag: int | None, state: State) -> Generator[Pending, None, None]:
         row = flat(x, HOST)  # a copy if `x` is strided: keep it until the send has ended
