@@ -5,7 +5,7 @@ Each package below is a room. A room imports only from rooms below its own line.
     cli           the verbs of the command, imported when used
     doctor        checks of a machine and of a job
     calibration   measured times of algorithms, for the tuner
-    rehearsal     the calls of a program, matched before a run
+    precheck      the calls of a program, matched before a run
     distributed   the interface of torch.distributed
     dask          ranks on the workers of a Dask cluster
     ray           a backend of Ray's collective groups
@@ -63,7 +63,7 @@ from gpucoll.version import __version__ as __version__
 if TYPE_CHECKING:
     from gpucoll.analysis.notebook import draw
     from gpucoll.msccl.files import load
-    from gpucoll.rehearsal import precheck
+    from gpucoll.precheck import precheck
 
 __all__ = [
     "ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ArgumentError", "BackendError", "Cartesian", "ClosedError",
@@ -73,9 +73,10 @@ __all__ = [
     "join", "load", "on_terminate", "precheck", "premul_sum", "run_local", "schedule",
 ]
 
-# What few programs use is imported at the first use: functions by their module, and rooms.
-_LATER = {"draw": "gpucoll.analysis.notebook", "load": "gpucoll.msccl.files", "precheck": "gpucoll.rehearsal"}
-_ROOMS = ("block_scaled", "dask", "distributed", "mpi", "ray", "torch", "training")
+# What few programs use is imported at the first use: functions by their module, and rooms. The room
+# `precheck` is callable, as the function of that name.
+_LATER = {"draw": "gpucoll.analysis.notebook", "load": "gpucoll.msccl.files"}
+_ROOMS = ("block_scaled", "dask", "distributed", "mpi", "precheck", "ray", "torch", "training")
 
 
 def __getattr__(name: str) -> Any:

@@ -37,10 +37,10 @@ def check_op(name: str, op: Op, dtype: Dtype) -> None:
         raise DtypeError(f"{name}: op {op.name} is not defined for {dtype.name}, only for {', '.join(op.kinds)}",
                          code="GC-OP-DTYPE")
     if op.expression or op.factor is not None:
-        _rehearse(name, op, dtype)
+        _try_op(name, op, dtype)
 
 
-def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
+def _try_op(name: str, op: Op, dtype: Dtype) -> None:
     """Try an op of the user on a single element, so a fault is found before data is sent."""
     one = numpy.ones(1, numpy_dtype(dtype.name))
     try:

@@ -53,7 +53,7 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
     wanted = bootstrap.options({"timeout": seconds})
     job = bootstrap.job(wanted.timeout)
     _check_place(job.rank, job.size, {"rank": rank, "world_size": world_size}, "the call")
-    if not isinstance(job, VirtualPlace):  # a rehearsal sets these variables itself
+    if not isinstance(job, VirtualPlace):  # a precheck sets these variables itself
         given = {"rank": os.environ.get("RANK", -1), "world_size": os.environ.get("WORLD_SIZE", -1)}
         _check_place(job.rank, job.size, given, "the environment")
     _init_from(new_world(wanted))

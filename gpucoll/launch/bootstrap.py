@@ -183,7 +183,7 @@ def start_deadline(timeout: float) -> contextlib.AbstractContextManager[None]:
     return starting(timeout, process.launcher.rank, process.size, process.local_size)
 
 
-# Returns the place of the virtual rank that runs now; None outside of a rehearsal by `gpucoll.rehearsal`.
+# Returns the place of the virtual rank that runs now; None outside of a precheck by `gpucoll.precheck`.
 virtual_place: Callable[[], VirtualPlace] | None = None
 
 
@@ -191,7 +191,7 @@ def job(timeout: float, given: StorePlace | None = None,
         environment: Mapping[str, str] = os.environ) -> StorePlace | VirtualPlace | MPI.Intracomm:
     """Return where the ranks of `gpucoll.init` meet: the `given` place, or a place in a store, or else COMM_WORLD.
 
-    Inside a rehearsal it is the place of a virtual rank. A lone process without MPI gets its own store. MPI starts
+    Inside a precheck it is the place of a virtual rank. A lone process without MPI gets its own store. MPI starts
     within `timeout` seconds, or the process ends. Raises UsageError if several ranks were started and have no way to
     meet, and in the child of a rank.
     """

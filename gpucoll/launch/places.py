@@ -31,7 +31,7 @@ class StorePlace(NamedTuple):
 
 
 class VirtualPlace(NamedTuple):
-    """The place of a virtual rank, see `gpucoll.rehearsal`; `world` makes the rank's communicator of all ranks.
+    """The place of a virtual rank, see `gpucoll.precheck`; `world` makes the rank's communicator of all ranks.
 
     `follow_torch` lets the ranks use torch.distributed.
     """

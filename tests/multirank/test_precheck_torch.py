@@ -167,7 +167,7 @@ if rank == 0:  # the other ranks end without a wait, and make the call all the s
 """
 
 
-def test_a_rehearsal_leaves_torch_as_it_was(tmp_path):
+def test_a_precheck_leaves_torch_as_it_was(tmp_path):
     program = tmp_path / "left.py"
     program.write_text(LEFT)
     job = python(program)

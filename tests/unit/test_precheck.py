@@ -20,8 +20,8 @@ import gpucoll as gc
 import mixture
 from faulty_programs import PROGRAMS
 from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.rehearsal import blas
-from gpucoll.rehearsal.state import is_of_program
+from gpucoll.precheck import blas
+from gpucoll.precheck.state import is_of_program
 from grids import often
 from multirank.disagreements import CULPRIT, cases, made
 from pace import seconds
@@ -247,7 +247,7 @@ def test_a_training_agrees(strategy):
     assert (code, text) == (0, f"{TRAIN}: the calls of 5 ranks agree\n")
 
 
-def test_a_rehearsal_leaves_the_process_as_it_was(monkeypatch):
+def test_a_precheck_leaves_the_process_as_it_was(monkeypatch):
     monkeypatch.setenv("GPUCOLL_DUMP_DIR", "/nowhere")
     state = numpy.random.get_state()[1].tolist()
     arguments, module = sys.argv, sys.modules["__main__"]
@@ -303,9 +303,9 @@ def test_what_cannot_be_checked_is_refused(tmp_path):
 
 
 def main_of(path):
-    from gpucoll.rehearsal.script import rehearse_script
+    from gpucoll.precheck.script import check_script
 
-    rehearse_script(str(path), [], 2)
+    check_script(str(path), [], 2)
 
 
 def test_the_command_ends_with_two_where_a_program_cannot_be_checked(tmp_path):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import gpucoll as gc
-from gpucoll.rehearsal.script import rehearse_script
+from gpucoll.precheck.script import check_script
 
 RANKS = 3
 BEGIN = """
@@ -74,7 +74,7 @@ def found(tmp_path):
         path = tmp_path / "program.py"
         path.write_text(BEGIN + text)
         before = {name for name in sys.modules if name.startswith("cupy")}
-        found = rehearse_script(str(path), [], RANKS)
+        found = check_script(str(path), [], RANKS)
         assert {name for name in sys.modules if name.startswith("cupy")} == before
         return found
 

@@ -31,12 +31,12 @@ from gpucoll.errors import GpucollError, UsageError
 from gpucoll.executors import Call, CallRequest, Executor, ReadyCall, Refusal, call_site
 from gpucoll.health.processes import RankThreads
 from gpucoll.launch.bootstrap import Options, RankTopology
+from gpucoll.precheck import cupy_on_host
+from gpucoll.precheck.matching import CLOSE, REFUSED, VirtualGroup
+from gpucoll.precheck.values import compute
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
 from gpucoll.progress.partners import End
 from gpucoll.progress.waits import Progress
-from gpucoll.rehearsal import cupy_on_host
-from gpucoll.rehearsal.matching import CLOSE, REFUSED, VirtualGroup
-from gpucoll.rehearsal.values import compute
 from gpucoll.transport.mailbox import ThreadMessages
 from gpucoll.tuner import built_in
 
@@ -54,7 +54,7 @@ class VirtualWaits(Progress):
         self._turns.wait(done, name)
 
     def until_work(self, work: Work) -> None:
-        """Wait for messages; the rehearsal itself finds the cycles."""
+        """Wait for messages; the precheck itself finds the cycles."""
         self.until(work.is_enqueued, work.name, math.inf)
 
     def soon(self, operation: Operation, name: str, result: Any) -> Work | None:
@@ -166,7 +166,7 @@ class VirtualLink(Link):
 
 
 class VirtualLeaving(Leaving):
-    """Tells other ranks nothing: the rehearsal sees which ranks leave, and where."""
+    """Tells other ranks nothing: the precheck sees which ranks leave, and where."""
 
     def tell(self, failure: GpucollError | None) -> None: ...
 

@@ -22,8 +22,8 @@ from gpucoll.communicator import Communicator
 from gpucoll.errors import UsageError
 from gpucoll.launch.bootstrap import Options
 from gpucoll.mpi.buffers import row
-from gpucoll.rehearsal.matching import VirtualGroup
-from gpucoll.rehearsal.ranks import VirtualLink
+from gpucoll.precheck.matching import VirtualGroup
+from gpucoll.precheck.ranks import VirtualLink
 
 OWN = ("Free", "Get_attr", "Set_attr", "Get_name", "Set_name", "Is_inter", "Is_intra", "Get_rank", "Get_size")
 

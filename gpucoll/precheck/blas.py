@@ -1,4 +1,4 @@
-"""The threads of NumPy's OpenBLAS: one during a rehearsal, because one virtual rank runs at a time.
+"""The threads of NumPy's OpenBLAS: one during a precheck, because one virtual rank runs at a time.
 
 Further threads spin while they wait for parts of products. On 2 processors that other programs kept busy, a step of
 `scripts/train.py` on 1 rank took 3.9 ms of a processor with 2 threads, and 0.6 ms with 1 thread.

@@ -1,4 +1,4 @@
-"""Turns: all ranks of a rehearsal are threads of one process, and exactly one thread runs at a time.
+"""Turns: all ranks of a precheck are threads of one process, and exactly one thread runs at a time.
 
 A rank keeps its turn until the rank has to wait. The turn then goes to a rank that can go on. If no rank can go on, the
 program has stopped for ever: the deadlock is known exactly, and no clock is needed.
@@ -17,7 +17,7 @@ from gpucoll.executors import call_site
 STACK = 1 << 20  # bytes of stack of a rank's thread: the system provides only the pages used
 # Polls without any event in the whole program, over all ranks, before a polling rank counts as waiting.
 IDLE = 20_000
-UNWINDINGS = 1000  # refused waits after the end of a rehearsal, before a rank that catches every exception is left
+UNWINDINGS = 1000  # refused waits after the end of a precheck, before a rank that catches every exception is left
 
 
 class Unwound(BaseException):
@@ -25,7 +25,7 @@ class Unwound(BaseException):
 
 
 class VirtualRank:
-    """A rank of a rehearsal: its thread running ``body(rank)``, and what the thread waits for.
+    """A rank of a precheck: its thread running ``body(rank)``, and what the thread waits for.
 
     A further thread of the rank is a `VirtualRank` of the same number, listed in `helpers`.
     """
@@ -69,7 +69,7 @@ class Turns:
         self._threads = [*self.ranks]  # with the helpers
         self.current = self.ranks[0]
         self.events = 0  # calls, messages and ends of ranks so far
-        self.fault: BaseException | None = None  # an error of the rehearsal itself
+        self.fault: BaseException | None = None  # an error of the precheck itself
         self.is_over = False  # whether the ranks are only unwound
         self.place = ""  # the line of the operation now advanced for a rank, "" if the rank itself runs
         self._on_stop, self._switched = on_stop, switched

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from gpucoll.rehearsal.turns import Turns
+from gpucoll.precheck.turns import Turns
 
 
 class TurnThread:

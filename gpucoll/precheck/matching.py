@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.core.signature import Signature
+from gpucoll.precheck.turns import Turns, VirtualRank
 from gpucoll.progress.operations import Operation
-from gpucoll.rehearsal.turns import Turns, VirtualRank
 from gpucoll.transport.mailbox import Mailbox, _Message
 
 CLOSE = Signature("close").encode()

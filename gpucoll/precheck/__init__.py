@@ -17,7 +17,9 @@ All ranks are threads of one process.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 
@@ -35,6 +37,19 @@ def precheck(function: Callable[[Any], object], size: int) -> list[dict[str, Any
     >>> [(one["kind"], one["ranks"], one["call"]) for one in found]
     [('root', [3], 'broadcast')]
     """
-    from gpucoll.rehearsal.program import rehearse  # here, because few programs check others
+    from gpucoll.precheck.program import check_function  # here, because few programs check others
 
-    return rehearse(function, size)
+    return check_function(function, size)
+
+
+class _Function(ModuleType):
+    """The package `gpucoll.precheck`, which is also the public function of that name.
+
+    The import system binds the package to ``gpucoll.precheck`` when a module of the package is imported first, however
+    the function was bound. So the package itself must be callable, whatever comes first.
+    """
+
+    __call__ = staticmethod(precheck)
+
+
+sys.modules[__name__].__class__ = _Function

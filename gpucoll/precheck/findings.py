@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from gpucoll.core.signature import Signature, code_of_difference
 from gpucoll.errors import ClosedError, GpucollError, MismatchError, PeerError, RevokedError, listed, with_noun
 from gpucoll.executors import INSIDE
-from gpucoll.rehearsal.matching import CLOSE, REFUSED, MatchedCall, VirtualGroup
-from gpucoll.rehearsal.turns import Turns, VirtualRank
+from gpucoll.precheck.matching import CLOSE, REFUSED, MatchedCall, VirtualGroup
+from gpucoll.precheck.turns import Turns, VirtualRank
 
 Finding = dict[str, Any]
 # The kinds of findings for ranks that make different calls, by the code of the difference.
@@ -46,7 +46,7 @@ def finding(kind: str, ranks: Iterable[int], sides: Sequence[RanksAtLine], call:
 
 
 class Analysis:
-    """The state of all ranks at the end of a rehearsal."""
+    """The state of all ranks at the end of a precheck."""
 
     def __init__(self, turns: Turns, groups: Sequence[VirtualGroup]) -> None:
         self._turns, self._groups = turns, groups

@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError
-from gpucoll.rehearsal.findings import UNSUPPORTED, Finding
-from gpucoll.rehearsal.program import Rehearsal
-from gpucoll.rehearsal.turns import VirtualRank
+from gpucoll.precheck.findings import UNSUPPORTED, Finding
+from gpucoll.precheck.program import Precheck
+from gpucoll.precheck.turns import VirtualRank
 
 
-def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Finding]:
+def check_script(path: str, arguments: Sequence[str], size: int) -> list[Finding]:
     """Return the findings for a script run as ``python path arguments`` by each rank; the output is dropped."""
     try:
         source = Path(path).read_bytes()
         code = compile(source, path, "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError) as error:
         raise ArgumentError(f"precheck: {path} cannot be run: {error}", code="GC-FILE") from None
-    rehearsal = Rehearsal(size, is_program=True)
+    checked = Precheck(size, is_program=True)
 
     def program(rank: VirtualRank, _: Any) -> None:
-        module = rehearsal.state.mains[rank.number]
+        module = checked.state.mains[rank.number]
         vars(module).update(__file__=path, __builtins__=__builtins__)
         exec(code, vars(module))
 
@@ -42,7 +42,7 @@ def rehearse_script(path: str, arguments: Sequence[str], size: int) -> list[Find
                     importlib.import_module("mpi4py.MPI")
             if "torch" in sys.modules:
                 importlib.import_module("gpucoll.torch")
-            return rehearsal.run(program)
+            return checked.run(program)
     finally:
         sys.argv = before
         sys.path.pop(0)
@@ -79,7 +79,7 @@ def _compiled_once() -> Iterator[None]:
 
 def main(options: Any) -> int:
     """Run the command: print the findings, or one line if there are none; return the exit code."""
-    found = rehearse_script(options.script, options.arguments, options.ranks)
+    found = check_script(options.script, options.arguments, options.ranks)
     if options.json:
         print(json.dumps(found))
     else:

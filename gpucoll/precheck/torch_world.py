@@ -22,17 +22,17 @@ from gpucoll.communicator import Communicator
 from gpucoll.core.signature import Signature
 from gpucoll.errors import UsageError
 from gpucoll.launch import bootstrap
-from gpucoll.rehearsal import torch_cuda
-from gpucoll.rehearsal.matching import VirtualGroup
-from gpucoll.rehearsal.ranks import world_of
-from gpucoll.rehearsal.torch_threads import stand_ins
-from gpucoll.rehearsal.turns import Turns
+from gpucoll.precheck import torch_cuda
+from gpucoll.precheck.matching import VirtualGroup
+from gpucoll.precheck.ranks import world_of
+from gpucoll.precheck.torch_threads import stand_ins
+from gpucoll.precheck.turns import Turns
 from gpucoll.torch import handles
 from gpucoll.torch.group import TorchProcessGroup
 from gpucoll.torch.membership import NAMES
 
 c10d: Any = distributed_c10d
-_serials = itertools.count()  # of rehearsals
+_serials = itertools.count()  # of prechecks
 
 
 def fresh_variables() -> dict[str, Any]:

@@ -15,20 +15,20 @@ from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.places import VirtualPlace
-from gpucoll.rehearsal import blas
-from gpucoll.rehearsal.cupy_on_host import in_place_of_cupy
-from gpucoll.rehearsal.findings import Analysis, Finding
-from gpucoll.rehearsal.matching import VirtualGroup
-from gpucoll.rehearsal.ranks import end, world_of
-from gpucoll.rehearsal.state import ProcessState
-from gpucoll.rehearsal.turns import Turns, Unwound, VirtualRank
+from gpucoll.precheck import blas
+from gpucoll.precheck.cupy_on_host import in_place_of_cupy
+from gpucoll.precheck.findings import Analysis, Finding
+from gpucoll.precheck.matching import VirtualGroup
+from gpucoll.precheck.ranks import end, world_of
+from gpucoll.precheck.state import ProcessState
+from gpucoll.precheck.turns import Turns, Unwound, VirtualRank
 
 MOST_RANKS = 4096  # threads of one process
 # Variables that concern real ranks only.
 HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT", "GPUCOLL_METRICS", "GPUCOLL_SUMMARY")
 
 
-class Rehearsal:
+class Precheck:
     """A program run once by `size` virtual ranks."""
 
     def __init__(self, size: int, *, is_program: bool) -> None:
@@ -90,7 +90,7 @@ class Rehearsal:
         """Return the context with a COMM_WORLD of virtual ranks for mpi4py, if the program imports mpi4py."""
         if "mpi4py.MPI" not in sys.modules:
             return contextlib.nullcontext()
-        from gpucoll.rehearsal.mpi_world import as_world
+        from gpucoll.precheck.mpi_world import as_world
 
         return as_world(self._new_group())
 
@@ -100,8 +100,8 @@ class Rehearsal:
             else contextlib.nullcontext()
 
     def _follow_torch(self) -> None:
-        """Let torch.distributed make groups of virtual ranks until the end of the rehearsal."""
-        from gpucoll.rehearsal.torch_world import as_world, c10d, fresh_variables
+        """Let torch.distributed make groups of virtual ranks until the end of the precheck."""
+        from gpucoll.precheck.torch_world import as_world, c10d, fresh_variables
 
         self._stack.enter_context(as_world(self._turns, self._groups))
         self.state.follow(c10d, fresh_variables)
@@ -120,14 +120,14 @@ class Rehearsal:
         self.state.switch(old.number if old.thread is not None else None, new.number)
 
 
-def rehearse(function: Callable[[Any], object], size: int) -> list[Finding]:
+def check_function(function: Callable[[Any], object], size: int) -> list[Finding]:
     """Return the findings for ``function(comm)``; see `gpucoll.precheck`."""
     def program(rank: VirtualRank, world: Callable[[], Any]) -> None:
         comm = world()
         internal.set_world(comm)  # so that `gpucoll.init` returns the same
         function(comm)
 
-    return Rehearsal(size, is_program=False).run(program)
+    return Precheck(size, is_program=False).run(program)
 
 
 @contextlib.contextmanager

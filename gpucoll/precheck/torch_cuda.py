@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.jit import _builtins
 from torch.utils import _device
 
-from gpucoll.rehearsal.cupy_on_host import MEMORY, VirtualDevice, VirtualEvent, VirtualStream
+from gpucoll.precheck.cupy_on_host import MEMORY, VirtualDevice, VirtualEvent, VirtualStream
 
 CPU = torch.device("cpu")
 MEMORY_FUNCTIONS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
