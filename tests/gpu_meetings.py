@@ -3,7 +3,7 @@
     python gpu_meetings.py NAME...
 
 Rank 1 is the rank at fault. Every rank prints, for each of the programs, a line of JSON: what the rank was told, and
-after how many seconds. Runs on the stand-in, by MPI, or with GPUCOLL_STORE without.
+after how many seconds. Runs on the stand-in, by MPI, or without at the address in STORE.
 """
 
 import contextlib
@@ -166,7 +166,7 @@ def main(names):
     for name in names:
         with patch.dict(os.environ, NEEDS.get(name, {})):
             comm = gc.Communicator.from_mpi(MPI.COMM_WORLD, timeout=3 if name == "hung" else TIMEOUT) \
-                if "GPUCOLL_STORE" not in os.environ else gc.init(timeout=TIMEOUT)
+                if "STORE" not in os.environ else gc.init(store=os.environ["STORE"], timeout=TIMEOUT)
             cupy.cuda.Device(comm.device).use()
             found = told(comm, PROGRAMS[name])
             if name in ("hung", "points"):

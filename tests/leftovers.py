@@ -71,7 +71,7 @@ def variables():
     A rank marks the environment of its descendants, and scikit-learn sets variables of its libraries.
     """
     return {name: value for name, value in os.environ.items()
-            if name not in ("PYTEST_CURRENT_TEST", "GPUCOLL_RANK_PROCESS") and not name.startswith("KMP_")}
+            if name not in ("PYTEST_CURRENT_TEST", "_GPUCOLL_PROCESS") and not name.startswith("KMP_")}
 
 
 def descriptors():

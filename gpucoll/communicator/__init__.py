@@ -72,8 +72,8 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set by `torchrun`, ``gpucoll run --standalone`` and
     ``gpucoll run --nnodes``; `gpucoll.launch.rank_variables` returns them for processes started by hand. Or `store`,
     "tcp://host:port", is the address where rank 0 listens, and this process is rank `rank` of `size` ranks (by default
-    GPUCOLL_STORE, GPUCOLL_RANK, GPUCOLL_SIZE, or the launcher's numbers). Ranks on several hosts prove themselves by
-    GPUCOLL_SECRET, and UCX carries their messages.
+    RANK and WORLD_SIZE, or the launcher's numbers). Ranks on several hosts prove themselves by GPUCOLL_SECRET, and UCX
+    carries their messages.
 
     Options: `timeout`: seconds, the deadline of every wait (default 300). `executor`: a name, or None for any. `check`:
     "full" compares the ranks' calls before data is sent, "deferred" compares calls while data is sent, "off" compares

@@ -203,8 +203,7 @@ def job(timeout: float, given: StorePlace | None = None,
     if place is not None and given is None:
         mark_rank(place.rank)
     if place is not None:
-        is_named = given is not None or bool(environment.get("GPUCOLL_STORE"))
-        return place if is_named else announced(place, timeout, environment)
+        return place if given is not None else announced(place, timeout, environment)
     try:
         start_mpi(timeout)
     except (ImportError, RuntimeError) as error:  # RuntimeError if mpi4py finds no MPI library
@@ -212,8 +211,9 @@ def job(timeout: float, given: StorePlace | None = None,
         if process is None or process.size == 1:
             return StorePlace(0, 1, "")
         raise UsageError(f"{process.launcher.name} started {process.size} ranks, which need MPI, but mpi4py cannot "
-                         f"load one ({error}): pip install mpi4py 'gpucoll[mpich]', or without MPI set GPUCOLL_STORE, "
-                         f"or on one host gpucoll run --standalone -n {process.size}", code="GC-LAUNCHER") from None
+                         f"load one ({error}): pip install mpi4py 'gpucoll[mpich]', or without MPI gpucoll run "
+                         f"--nnodes, on one host gpucoll run --standalone -n {process.size}",
+                         code="GC-LAUNCHER") from None
     return world()
 
 
@@ -360,7 +360,7 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
     """Print an uncaught exception and end the whole job: the other ranks would wait for this rank."""
     MPI = sys.modules.get("mpi4py.MPI")  # not imported here: ranks of another launcher run without MPI
     lives = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
-    given = os.environ.get("GPUCOLL_RANK") or os.environ.get("RANK", "0")
+    given = os.environ.get("RANK", "0")
     rank = MPI.COMM_WORLD.rank if MPI and lives and not on_abort else given
     try:
         with contextlib.ExitStack() as launcher:

@@ -13,14 +13,13 @@ import os
 from collections.abc import Iterable
 
 from gpucoll.errors import UsageError
-from gpucoll.launch.launchers import LAUNCHERS, STORE, TOKEN, started
+from gpucoll.launch.launchers import LAUNCHERS, RUN, started
 
 # The variable with process, start time, rank, connection, digest of the variables, and the names from LATER among them.
-MARK = "GPUCOLL_RANK_PROCESS"
+MARK = "_GPUCOLL_PROCESS"
 # Variables that tell one job from another, and one rank of a job from another.
 DECISIVE = (*(name for launcher in LAUNCHERS for name in launcher[2:4]), "PMIX_NAMESPACE", "SLURM_JOB_ID",
-            "SLURM_STEP_ID", TOKEN, STORE, "GPUCOLL_RANK", "GPUCOLL_SIZE", "TORCHELASTIC_RUN_ID",
-            "TORCHELASTIC_RESTART_COUNT")
+            "SLURM_STEP_ID", RUN, "TORCHELASTIC_RESTART_COUNT")
 # gpucoll itself may set these variables after the mark: only variables set before the mark count.
 LATER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from gpucoll.core.output import say
 from gpucoll.device.gpus import gpu_count
 from gpucoll.errors import UsageError
-from gpucoll.launch import launchers, mpi_jobs, standalone
+from gpucoll.launch import launchers, mpi_jobs, places, standalone
 from gpucoll.launch.arguments import Parser, refuse
-from gpucoll.launch.places import named_place
+from gpucoll.launch.places import named_place, text_of
 
 PROGRAM = "gpucoll run"
 
@@ -43,7 +43,8 @@ def main(arguments: Sequence[str]) -> int:
             host, port = job.rendezvous
             say(f"{PROGRAM}: {launchers.SECRET} is not set, so any process that reaches {host}:{port} may join the "
                 "job; set the same secret on all hosts\n")
-        return standalone.Job(lambda parent: _rank_command(job, f"--parent={parent}", ""), own,
+        store = "" if job.standalone else text_of(job.rendezvous)
+        return standalone.Job(lambda parent: _rank_command(job, f"--parent={parent}", store), own,
                               tag=job.tag_output, survive=job.survive).run()
     mpiexec = launchers.find_mpiexec()
     if mpiexec is None:
@@ -51,8 +52,10 @@ def main(arguments: Sequence[str]) -> int:
             "--standalone do without MPI on one host\n")
         return 1
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
-    line = command(mpiexec, version, job, master(job, os.environ), root=os.geteuid() == 0)
-    return mpi_jobs.MpiexecJob(line, shares_terminal=bool(job.hosts) and os.isatty(0)).run()
+    first = master(job, os.environ)
+    return mpi_jobs.MpiexecJob(
+        lambda name: command(mpiexec, version, job, f"--launcher={name}", first, root=os.geteuid() == 0),
+        shares_terminal=bool(job.hosts) and os.isatty(0)).run()
 
 
 def parser() -> Parser:
@@ -157,19 +160,23 @@ def master(job: argparse.Namespace, environment: Mapping[str, str]) -> str:
     return f"{address}:{environment.get('MASTER_PORT') or (launchers.PORT if job.hosts else launchers.free_port())}"
 
 
-def command(mpiexec: str, version: str, job: argparse.Namespace, first: str, *, root: bool) -> list[str]:
-    """Return mpiexec's command line; `version` is the output of ``mpiexec --version``, and names the vendor."""
+def command(mpiexec: str, version: str, job: argparse.Namespace, *place: str, root: bool) -> list[str]:
+    """Return mpiexec's command line; `version` is the output of ``mpiexec --version``, and names the vendor.
+
+    `place` as in `_rank_command`.
+    """
     each = job.nproc_per_node
     ranks = each * max(len(job.hosts), 1)
     options = launchers.mpiexec_options(launchers.vendor_of(version), per_host=each, hosts=job.hosts, root=root,
                                         tag=job.tag_output)
-    return [mpiexec, "-n", str(ranks), *options, *_rank_command(job, first)]
+    return [mpiexec, "-n", str(ranks), *options, *_rank_command(job, *place)]
 
 
 def _rank_command(job: argparse.Namespace, *place: str) -> list[str]:
     """Return the command line of a rank.
 
-    `place` is the first rank's address:port, or ``--parent`` and "" if the environment has the rank's variables.
+    `place` is ``--launcher`` and the first rank's address:port; or ``--parent``, if the environment has the rank's
+    variables, and the store of ranks on several hosts, else "".
     """
     how = [*(["--module"] if job.module else []), *([f"--redirect={job.redirect}"] if job.redirect else [])]
     return [sys.executable, "-m", "gpucoll.launch.jobs", *how, *place, job.script, *job.arguments]
@@ -191,14 +198,12 @@ def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
 
 
 def run_rank(arguments: Sequence[str]) -> None:
-    """Run a program as a rank; `arguments` are the first rank's address:port, the script and the script's arguments.
-
-    Options come first: see `_rank_command`. With ``--parent`` the environment has the rank's variables already.
-    """
+    """Run a program as a rank; `arguments` are the options and the place, see `_rank_command`, and the program's."""
     parser = Parser(PROGRAM)
     parser.add_argument("--module", action="store_true")
     parser.add_argument("--redirect")
     parser.add_argument("--parent")
+    parser.add_argument("--launcher")
     parser.add_argument("first")
     parser.add_argument("script")
     parser.add_argument("given", nargs=argparse.REMAINDER)
@@ -215,8 +220,10 @@ def run_rank(arguments: Sequence[str]) -> None:
         _redirect(Path(options.redirect), rank)
     if options.parent:
         standalone.follow(options.parent, rank)
+        if options.first:
+            places.follow(options.first)
     else:
-        mpi_jobs.keep()
+        mpi_jobs.keep(options.launcher)
     _run_program(options.script, options.given, is_module=options.module)
 
 

@@ -95,8 +95,10 @@ LOCAL_RANKS = ("PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "PMI_LOCAL_RANK", "LOC
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torchrun's variables for a rank's place
 PORT = 29500  # torchrun's default port
 SECRET = "GPUCOLL_SECRET"  # the variable with the user's secret, known to the ranks of all hosts
-STORE = "GPUCOLL_STORE"  # the variable with the place where ranks of several hosts meet without MPI
-TOKEN = "GPUCOLL_TOKEN"  # the variable with the launcher's secret, known to the ranks of a job without MPI
+# torchrun's variable with the name of a job. Launchers without MPI set it, with a random name on one host, so that the
+# rank belongs to them even inside a job of MPI.
+RUN = "TORCHELASTIC_RUN_ID"
+NO_AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "False"}  # the variable of a torchrun around such a launcher
 
 
 class Started(NamedTuple):
@@ -131,8 +133,7 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
     """
     process = started(environment)
     # Below srun, for example, a launcher without MPI numbers the ranks of a host anew.
-    if any(name in environment for name in (TOKEN, STORE, "TORCHELASTIC_RUN_ID")) and \
-            environment.get("LOCAL_RANK", "").isdecimal():
+    if RUN in environment and environment.get("LOCAL_RANK", "").isdecimal():
         return int(environment["LOCAL_RANK"])
     if process is not None and process.local_rank is not None:
         return process.local_rank
@@ -163,20 +164,19 @@ def rank_variables(size: int) -> list[dict[str, str]]:
     >>> [(one["RANK"], one["WORLD_SIZE"]) for one in rank_variables(2)]
     [('0', '2'), ('1', '2')]
     """
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), TOKEN: secrets.token_hex(16)}
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), RUN: secrets.token_hex(16), **NO_AGENT}
     return [{**torchrun_variables(rank, size, rank, size), **job} for rank in range(size)]
 
 
 def node_variables(nodes: int, node: int, per_node: int, host: str, port: int) -> list[dict[str, str]]:
-    """Return the environment variables of the `per_node` ranks of host `node` among `nodes`; rank 0 listens at `host`.
+    """Return the environment variables of the `per_node` ranks of host `node` among `nodes`; rank 0 is on `host`.
 
-    The store takes `port`. torch.distributed, in the same program, finds the next port free.
+    Rank 0's store takes `port`, see `places.follow`. torch.distributed, in the same program, takes the next port.
 
     >>> [one["RANK"] for one in node_variables(2, 1, 4, "a", 29400)]
     ['4', '5', '6', '7']
     """
-    job = {"MASTER_ADDR": host, "MASTER_PORT": str(port + 1),
-           STORE: f"tcp://{f'[{host}]' if ':' in host else host}:{port}"}
+    job = {"MASTER_ADDR": host, "MASTER_PORT": str(port + 1), RUN: "gpucoll", **NO_AGENT}
     return [{**torchrun_variables(node * per_node + rank, nodes * per_node, rank, per_node), **job}
             for rank in range(per_node)]
 

@@ -25,15 +25,14 @@ import socket
 import subprocess
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.core.output import say
 from gpucoll.launch import bootstrap
-from gpucoll.launch.launchers import TOKEN
+from gpucoll.launch.launchers import RUN
 from gpucoll.launch.standalone import GRACE, PDEATHSIG, SAVE, SIGNALS
 
-SOCKET = "GPUCOLL_LAUNCHER"  # the variable with the name of the launcher's socket, taken away by the keeper
 BACKLOG = 4096  # keepers that connect at once
 # Seconds for mpiexec to end the other ranks by itself, after a rank has failed: it may know a better reason.
 ALONE = 1.0
@@ -51,10 +50,14 @@ class Failure(NamedTuple):
 
 
 class MpiexecJob:
-    """One mpiexec; `shares_terminal` if it may have to ask for a password, as ssh does, on the launcher's terminal."""
+    """One mpiexec; `command` returns its command line, given the name of the launcher's socket.
 
-    def __init__(self, command: Sequence[str], *, shares_terminal: bool = False) -> None:
-        self._command, self._shares = command, shares_terminal
+    `shares_terminal` if mpiexec may have to ask for a password, as ssh does, on the launcher's terminal.
+    """
+
+    def __init__(self, command: Callable[[str], Sequence[str]], *, shares_terminal: bool = False) -> None:
+        self._name = f"gpucoll-{secrets.token_hex(16)}"
+        self._command, self._shares = command(self._name), shares_terminal
         self._status: int | None = None  # the exit code, once decided by a signal or by the launcher
         self._keepers: set[socket.socket] = set()  # connected, and silent until now
         self._failures: list[Failure] = []
@@ -65,10 +68,9 @@ class MpiexecJob:
         """Run the job to the end of mpiexec and return the exit code."""
         import asyncio  # here, because ranks import this module and need no asyncio
 
-        name = f"gpucoll-{secrets.token_hex(16)}"
         self._loop = asyncio.new_event_loop()
         with contextlib.closing(self._loop), socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(f"\0{name}")
+            listener.bind(f"\0{self._name}")
             listener.setblocking(False)
             listener.listen(BACKLOG)
             for number in SIGNALS:
@@ -77,8 +79,8 @@ class MpiexecJob:
                     self._loop.add_signal_handler(number, self._interrupted, number)
             self._loop.add_signal_handler(signal.SIGCHLD, self._look)
             self._loop.add_reader(listener, self._accept, listener)
-            # The secret of a job without MPI, in a rank of which this job may be started, is not this job's.
-            self._start({**{key: one for key, one in os.environ.items() if key != TOKEN}, SOCKET: name})
+            # This job may be started in a rank of a job without MPI, whose name is not this job's.
+            self._start({key: one for key, one in os.environ.items() if key != RUN})
             try:
                 self._loop.run_forever()
             finally:
@@ -181,9 +183,12 @@ def _job_code(status: int, codes: Sequence[int]) -> int:
 # ---------------------------------------------------------------- in a rank
 
 
-def keep() -> None:
-    """Go on as the rank, in a child process; this process stays as the rank's keeper, and ends with the rank."""
-    name, keeper = os.environ.pop(SOCKET, None), os.getpid()
+def keep(name: str | None) -> None:
+    """Go on as the rank, in a child process; this process stays as the rank's keeper, and ends with the rank.
+
+    `name` is that of the launcher's socket.
+    """
+    keeper = os.getpid()
     # mpiexec sends signals to the rank's process group. None but SIGKILL may end the keeper before the rank.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with warnings.catch_warnings():

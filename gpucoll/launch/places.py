@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import CollectiveTimeout, UsageError
-from gpucoll.launch.launchers import SECRET, TOKEN, free_port, started
+from gpucoll.launch.launchers import RUN, SECRET, SLURM, free_port, started
 from gpucoll.transport.rendezvous import route
 
 MOST_PORT = 65535
@@ -42,44 +42,58 @@ class VirtualPlace(NamedTuple):
     follow_torch: Callable[[], None]
 
 
+def follow(store: str) -> None:
+    """Let this process' ranks meet at `store`, "tcp://host:port" of rank 0, as its launcher says."""
+    _told.append(store)
+
+
+_told: list[str] = []
+
+
 def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | None:
-    """Return this rank's place among ranks that meet by a store: GPUCOLL_STORE or torchrun's variables, without MPI.
+    """Return this rank's place among ranks that meet by a store, told by torchrun's variables, without MPI.
 
     None for a lone process, and for a process started by MPI's launcher. Raises UsageError if the ranks cannot meet.
 
-    >>> store_place({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"})
-    StorePlace(rank=1, size=2, token='a:29500  ', address=None)
+    >>> store_place({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+    StorePlace(rank=1, size=2, token='localhost:29500  ', address=None)
     """
-    if environment.get("GPUCOLL_STORE"):
-        return named_place(environment["GPUCOLL_STORE"], None, None, environment)
-    rank, size, local = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    token, process = environment.get(TOKEN), started(environment)
-    # torchrun, or our own token, decides for the store even inside an MPI job; MPI's launcher decides otherwise.
-    by_torchrun = "TORCHELASTIC_RUN_ID" in environment
-    by_mpi = process.size > 1 if process else any(name.startswith(("PMI_", "PMIX_")) for name in environment)
-    if not rank or not size or (size == "1" and rank == "0") or (by_mpi and not by_torchrun and token is None):
+    if _told:
+        return named_place(_told[-1], None, None, environment)
+    rank, size, local, host, port = (environment.get(name, "") for name in
+                                     ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    process, has_pmi = started(environment), any(name.startswith(("PMI_", "PMIX_")) for name in environment)
+    if process and process.launcher is SLURM and not has_pmi and host and port:  # srun --mpi=none
+        rank, size, process = rank or str(process.rank), size or str(process.size), None
+    # torchrun decides for the store even inside an MPI job; MPI's launcher decides otherwise.
+    by_mpi = process.size > 1 if process else has_pmi
+    if not rank or not size or (size == "1" and rank == "0") or (by_mpi and RUN not in environment):
         return None
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
         raise UsageError(f"init: RANK={rank!r} is not one of the WORLD_SIZE={size!r} ranks; set both, or neither",
                          code="GC-LAUNCHER")
-    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
-    if (token is None and not port) or (local not in ("", size) and not (host and port.isdecimal())):
+    # An address that other hosts reach is for ranks of several hosts, unless all ranks are said to be on this one.
+    is_spread = local != size if local else not (host in ("", "localhost", "::1") or host.startswith("127."))
+    if not port or (is_spread and not (host and port.isdecimal())):
         raise UsageError(f"init: WORLD_SIZE announces {size} ranks, but MASTER_ADDR and MASTER_PORT give no address "
                          "for the store of rank 0; launch with mpiexec, torchrun, or gpucoll run --standalone -n "
                          f"{size}",
                          code="GC-LAUNCHER")
     # torchrun restarts a job with the same port: its run and restart number keep the old and the new ranks apart.
-    run = (environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
+    run = [environment.get(name, "") for name in (RUN, "TORCHELASTIC_RESTART_COUNT")]
+    secret = environment.get(SECRET, "")
+    if is_spread and not any(run):
+        return StorePlace(int(rank), int(size), secret or text_of((host, int(port))), (host, int(port)))
     # The user's secret is not enough: two jobs of a host may have the same secret.
-    token = token or " ".join([*filter(None, [environment.get(SECRET)]), f"{host}:{port}", *run])
-    return StorePlace(int(rank), int(size), token, None if local in ("", size) else (host, int(port)))
+    token = " ".join([*filter(None, [secret]), f"{host}:{port}", *run])
+    return StorePlace(int(rank), int(size), token, (host, int(port)) if is_spread else None)
 
 
 def named_place(store: str, rank: int | None, size: int | None,
                 environment: Mapping[str, str] = os.environ) -> StorePlace:
     """Return this rank's place among ranks that meet at `store`, "tcp://host:port" of rank 0; UsageError if incomplete.
 
-    `rank` and `size` default to GPUCOLL_RANK and GPUCOLL_SIZE, to torchrun's variables, and to the launcher's.
+    `rank` and `size` default to torchrun's variables, and to the launcher's.
 
     >>> named_place("tcp://a:29400", 1, 4, {"GPUCOLL_SECRET": "s"})
     StorePlace(rank=1, size=4, token='s', address=('a', 29400))
@@ -89,12 +103,12 @@ def named_place(store: str, rank: int | None, size: int | None,
         raise UsageError(f"init: store={store!r} is not of the form tcp://host:port", code="GC-STORE")
     process = started(environment)
     numbers = []
-    for what, given, names, by in (("rank", rank, ("GPUCOLL_RANK", "RANK"), process and process.rank),
-                                   ("size", size, ("GPUCOLL_SIZE", "WORLD_SIZE"), process and process.size)):
-        text = next((environment[name] for name in names if environment.get(name)), "" if by is None else str(by))
+    for what, given, name, by in (("rank", rank, "RANK", process and process.rank),
+                                  ("size", size, "WORLD_SIZE", process and process.size)):
+        text = environment.get(name) or ("" if by is None else str(by))
         number = given if given is not None else int(text) if text.isdecimal() else None
         if number is None or not is_whole(number):
-            raise UsageError(f"init: with store={store!r} this rank needs its {what}: pass {what}= or set {names[0]}",
+            raise UsageError(f"init: with store={store!r} this rank needs its {what}: pass {what}= or set {name}",
                              code="GC-STORE")
         numbers.append(int(number))
     if not 0 <= numbers[0] < numbers[1]:
@@ -110,6 +124,15 @@ def address_of(text: object) -> tuple[str, int] | None:
     """
     found = re.fullmatch(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^/:\[\]]+):(\d{1,5})", text) if isinstance(text, str) else None
     return (found[1].strip("[]"), int(found[2])) if found is not None and int(found[2]) <= MOST_PORT else None
+
+
+def text_of(address: tuple[str, int]) -> str:
+    """Return an address in the form of `gpucoll.join`.
+
+    >>> text_of(("::1", 29400))
+    'tcp://[::1]:29400'
+    """
+    return f"tcp://[{address[0]}]:{address[1]}" if ":" in address[0] else f"tcp://{address[0]}:{address[1]}"
 
 
 def announced(place: StorePlace, timeout: float, environment: Mapping[str, str]) -> StorePlace:

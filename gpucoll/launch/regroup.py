@@ -30,7 +30,7 @@ from gpucoll.errors import (
     minority,
 )
 from gpucoll.launch.launchers import SECRET
-from gpucoll.launch.places import address_of
+from gpucoll.launch.places import address_of, text_of
 from gpucoll.transport.applicants import APPLICANTS, NEWCOMERS, Applicant
 from gpucoll.transport.connections import GREETING, StoreError
 from gpucoll.transport.join_ports import Answer, ask, ask_for_a_place, holds, join_port
@@ -135,15 +135,6 @@ def membership(rank: int, everyone: Sequence[Any], token: str, host: str, known:
                       admitting_rank, address, secret, host)
     APPLICANTS.hold(made.key, made.token)
     return made
-
-
-def text_of(address: Address) -> str:
-    """Return an address in the form of `gpucoll.join`.
-
-    >>> text_of(("::1", 29400))
-    'tcp://[::1]:29400'
-    """
-    return f"tcp://[{address[0]}]:{address[1]}" if ":" in address[0] else f"tcp://{address[0]}:{address[1]}"
 
 
 class Place(NamedTuple):

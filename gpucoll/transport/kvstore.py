@@ -311,8 +311,8 @@ def _connected(place: str | Address, timeout: float) -> Connection:
     if not becomes(connects, timeout, POLL_INTERVAL):
         where = "on this host" if isinstance(place, str) else f"at {place[0]}:{place[1]}{reason}"
         raise CollectiveTimeout(f"init: waited {timeout:g} s for the store of rank 0; was rank 0 "
-                                f"started {where}, with the same MASTER_ADDR and MASTER_PORT? Ranks of several hosts "
-                                "need LOCAL_WORLD_SIZE, or GPUCOLL_STORE", ranks=(0,))
+                                f"started {where}, with the same MASTER_ADDR and MASTER_PORT? For ranks of several "
+                                "hosts MASTER_ADDR is an address that all reach, not localhost", ranks=(0,))
     return Connection(found[0])
 
 

@@ -42,6 +42,10 @@ def told(launcher, emulated_kernels, tmp_path):
     return run
 
 
+def store():
+    return {"STORE": f"tcp://127.0.0.1:{launchers.free_port()}"}
+
+
 def check(rows, error, mine, text=""):
     """Check that the other ranks have raised `error` soon, naming rank 1, and rank 1 its own error, with `text`."""
     for rank, row in rows.items():
@@ -110,12 +114,10 @@ def test_a_communicator_of_nccl_that_comes_after_the_deadline_is_aborted(told):
 
 @pytest.mark.parametrize("carrier", ["mpi", "store"])
 def test_a_rank_killed_inside_ncclcomminitrank_is_named(told, carrier):
-    place = {"GPUCOLL_STORE": f"tcp://127.0.0.1:{launchers.free_port()}"} if carrier == "store" else {}
-    rows = told("dies", words=("-c", KEEPER), **place)["dies"]
+    rows = told("dies", words=("-c", KEEPER), **(store() if carrier == "store" else {}))["dies"]
     assert rows.keys() == {0, 2}
     check({**rows, 1: {**rows[0], "error": ""}}, "RankFailedError", "")
 
 
 def test_a_rank_that_fails_alone_is_named_without_mpi(told):
-    place = f"tcp://127.0.0.1:{launchers.free_port()}"
-    check(told("init", GPUCOLL_STORE=place)["init"], "RankFailedError", "BackendError", "GC-NCCL")
+    check(told("init", **store())["init"], "RankFailedError", "BackendError", "GC-NCCL")

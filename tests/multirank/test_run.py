@@ -94,8 +94,9 @@ LOGGED = Namespace(**{**vars(HERE), "module": True, "redirect": "logs", "tag_out
                                              "--allow-run-as-root"]),
 ])
 def test_every_vendors_command_line(version, job, root, options):
-    found = jobs.command("mpiexec", version, job, "a:1", root=root)
-    assert found == ["mpiexec", *options, sys.executable, "-m", "gpucoll.launch.jobs", "a:1", "x.py", *job.arguments]
+    found = jobs.command("mpiexec", version, job, "--launcher=x", "a:1", root=root)
+    assert found == ["mpiexec", *options, sys.executable, "-m", "gpucoll.launch.jobs", "--launcher=x", "a:1", "x.py",
+                     *job.arguments]
 
 
 @pytest.mark.parametrize(("version", "tag"), [

@@ -76,7 +76,7 @@ with gc.init(timeout=float(sys.argv[1])) as comm:
         Path(sys.argv[2], f"began-{comm.rank}").touch()
 """
 PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
-WITHOUT = "GPUCOLL_SECRET=secret GPUCOLL_STORE=tcp://node1:29400"
+WITHOUT = "GPUCOLL_SECRET=secret MASTER_ADDR=node1 MASTER_PORT=29400"
 
 
 @pytest.fixture

@@ -332,13 +332,22 @@ PLACE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR":
 
 
 def test_the_place_of_ranks_on_several_hosts():
-    assert places.store_place(PLACE) == (5, 8, "a:29500  ", ("a", 29500))
-    assert places.store_place({**PLACE, "GPUCOLL_SECRET": "s"}).token == "s a:29500  "
-    named = {"GPUCOLL_STORE": "tcp://[::1]:7", "GPUCOLL_RANK": "1", "GPUCOLL_SIZE": "2"}
-    assert places.store_place({**PLACE, **named}) == (1, 2, "tcp://[::1]:7", ("::1", 7))
-    slurm = {"GPUCOLL_STORE": "tcp://b:7", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}
-    assert places.store_place(slurm)[:2] == (3, 4)
-    assert [one["GPUCOLL_STORE"] for one in launchers.node_variables(2, 1, 1, "::1", 7)] == ["tcp://[::1]:7"]
+    there = (5, 8, "tcp://a:29500", ("a", 29500))
+    assert places.store_place(PLACE) == there
+    assert places.store_place({**PLACE, "GPUCOLL_SECRET": "s"}).token == "s"
+    assert places.store_place({**PLACE, "TORCHELASTIC_RUN_ID": "x"}) == (5, 8, "a:29500 x ", ("a", 29500))
+    alone = {name: value for name, value in PLACE.items() if name != "LOCAL_WORLD_SIZE"}
+    assert places.store_place(alone) == there
+    for here in ("localhost", "127.0.0.1", "::1"):
+        assert places.store_place({**alone, "MASTER_ADDR": here}).address is None
+    slurm = {"MASTER_ADDR": "b", "MASTER_PORT": "7", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}
+    assert places.store_place(slurm) == (3, 4, "tcp://b:7", ("b", 7))
+    assert places.store_place({**slurm, "PMIX_RANK": "3"}) is None
+    places.follow("tcp://[::1]:7")
+    try:
+        assert places.store_place(PLACE) == (5, 8, "tcp://[::1]:7", ("::1", 7))
+    finally:
+        places._told.clear()
 
 
 @pytest.mark.parametrize(("options", "said"), [
@@ -346,7 +355,7 @@ def test_the_place_of_ranks_on_several_hosts():
     (dict(store="tcp://a:1"), "needs its rank"), (dict(store="tcp://a:1", rank=0), "needs its size"),
     (dict(store="tcp://a:1", rank=2, size=2), "not one of 2"), (dict(rank=0, size=2), "need store=")])
 def test_incomplete_places_are_refused(options, said, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "GPUCOLL_RANK", "GPUCOLL_SIZE"):
+    for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(places, "started", lambda environment: None)
     with pytest.raises(gc.UsageError, match=said) as refused:

@@ -217,13 +217,13 @@ def test_who_meets_without_mpi():
     assert places.store_place(PLACE)[:2] == (1, 4)
     torchrun = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"}
     names = {places.store_place({**PLACE, **more}).token for more in (
-        {}, {"MASTER_PORT": "6"}, torchrun, {**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"}, {launchers.TOKEN: "t"})}
-    assert len(names) == 5  # no attempt meets the leftovers of another attempt
+        {}, {"MASTER_PORT": "6"}, torchrun, {**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"})}
+    assert len(names) == 4  # no attempt meets the leftovers of another attempt
     mpi = {"PMI_RANK": "1", "PMI_SIZE": "4"}
     assert places.store_place({**PLACE, **mpi}) is None
     assert places.store_place({**PLACE, "PMIX_RANK": "1"}) is None  # an unknown launcher
     assert places.store_place({**PLACE, "PMI_RANK": "0", "PMI_SIZE": "1", "PMIX_RANK": "0"}) is not None  # srun -n 1
-    assert places.store_place({**PLACE, **mpi, launchers.TOKEN: "t"}) == (1, 4, "t", None)
+    assert places.store_place({**PLACE, **mpi, launchers.RUN: "t"}) == (1, 4, "a:5 t ", None)
     for lone in ({}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "4"}):
         assert places.store_place(lone) is None
     for wrong, words in (({"RANK": "4"}, "RANK='4' is not one of"), ({"RANK": "x"}, "set both, or neither"),
