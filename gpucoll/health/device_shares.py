@@ -1,8 +1,8 @@
 """The shares of calls on a GPU, from events on the calls' streams; the host waits for no call.
 
 A call on a GPU is enqueued long before the GPU comes to the call, so the host's clock tells nothing about the GPU.
-Two events around a call give the times of the GPU. A third event, at the end of the previous call, gives the time in
-between. Each rank converts the time at which its GPU came to the call to the time of its host. A later comparison of
+Two events around a call give the times of the GPU, and the end of the timed call before gives the time in between.
+Shorter calls than LARGE are only counted. Each rank converts the time at which its GPU came to the call to the time of its host. A later comparison of
 calls carries this stamp to the other ranks. The stamps of all ranks give the own delay and the wait of each rank.
 """
 
@@ -17,17 +17,8 @@ from gpucoll.device import Device, Event, Stream
 from gpucoll.executors import call_site
 from gpucoll.health.shares import NO_STAMPS, CallClock, CallShares, Stamps
 
-# Every call of LARGE bytes is timed, and about one of SAMPLE shorter calls: an event takes the host about 1 us, a short
-# call 5 to 10 us.
-SAMPLE, LARGE = 16, 1 << 20
-# Of PERIOD shorter calls in turn these are timed: the multiples of the golden ratio that fall, modulo 1, below
-# 1 / SAMPLE. They are spread evenly, but not periodic: with every 16th call, a loop of 16 calls would always time the
-# same call of the loop. PERIOD is prime for the same reason.
-PERIOD = 1009
-TIMED = [number * 0x9E3779B1 % (1 << 32) < (1 << 32) // SAMPLE for number in range(PERIOD)]
-WEIGHT = PERIOD / sum(TIMED)  # calls for which a timed short call counts
-PRECEDES = [*TIMED[1:], TIMED[0]]  # by number: whether the next call is timed
-PLAIN = [not (timed or precedes) for timed, precedes in zip(TIMED, PRECEDES, strict=True)]  # calls without events
+# Bytes from which a call is timed: the events of a shorter call cost the host about as much time as the call takes.
+LARGE = 1 << 20
 NO_LIMIT = 1 << 62  # nanoseconds
 MOST = 256  # timed calls that wait for events or stamps; older calls are dropped
 # The clocks of GPU and host drift apart by up to 50 us in a second. So the GPU is asked for its time once in ANCHOR
@@ -37,14 +28,13 @@ ANCHOR, QUESTIONS, PATIENCE, FIRST_PATIENCE = 1.0, 3, 1e-3, 0.05
 
 
 class EventTimes(NamedTuple):
-    """The events of a timed call: the end of the previous call, None if unknown, and begin and end of the call.
+    """The events of a timed call: the end of the timed call before, None for the first, and begin and end of the call.
 
-    `sums` are the sums of this kind of call, see `CallSums`. The events count for `weight` calls.
+    `sums` are the sums of this kind of call, see `CallSums`.
     """
 
     number: int
     sums: list[float]
-    weight: float
     place: str
     left: Event | None
     began: Event
@@ -70,7 +60,7 @@ class DeviceShares:
         self.clock = clock
         self._device, self._rank, self._size = device, rank, size
         self.call_count = 0  # the number of the last call, where no comparison counts the calls
-        self._left: tuple[int, Event] | None = None  # number and end of the last call with an event at its end
+        self._left: Event | None = None  # the end of the last timed call
         self._under_way: collections.deque[EventTimes] = collections.deque()
         self._known: dict[int, CallTimes] = {}  # completed calls, until the stamps of all ranks have come
         self._early: dict[int, dict[int, int]] = {}  # stamps of other ranks for calls that are not completed here
@@ -94,24 +84,18 @@ class DeviceShares:
         if call is None:
             return None
         call.by_events = True
-        if (nbytes < LARGE and not TIMED[number % PERIOD]) or stream.is_capturing():
+        if nbytes < LARGE or stream.is_capturing():
             return None
         self._collect()
-        last, left = self._left or (0, None)
         began = self._marked(stream)
-        return EventTimes(number, call.sums, 1 if nbytes >= LARGE else WEIGHT, call_site(),
-                          left if last == number - 1 else None, began, began)
+        return EventTimes(number, call.sums, call_site(), self._left, began, began)
 
-    def end(self, number: int, timed: EventTimes | None, stream: Stream) -> None:
-        """Record the end of call `number`, if the call is timed or comes before a timed call."""
-        if timed is None and (not PRECEDES[number % PERIOD] or stream.is_capturing()):
-            return
-        ended = self._marked(stream)
-        self._left = number, ended
-        if timed is not None:
-            self._under_way.append(timed._replace(ended=ended))
-            if len(self._under_way) > MOST:
-                self._under_way.popleft()
+    def end(self, timed: EventTimes, stream: Stream) -> None:
+        """Record the end of a timed call."""
+        self._left = ended = self._marked(stream)
+        self._under_way.append(timed._replace(ended=ended))
+        if len(self._under_way) > MOST:
+            self._under_way.popleft()
 
     def _marked(self, stream: Stream) -> Event:
         event = self._device.new_event(timed=True)
@@ -181,8 +165,8 @@ class DeviceShares:
         own = min(mine - min(arrivals.values()), times.most)
         waited = min(max(arrivals.values()) - mine, times.duration)
         for place, nanoseconds in zip((2, 3, 4), (own, waited, times.duration - waited), strict=True):
-            call.sums[place] += 1e-9 * nanoseconds * call.weight
-        self.clock.sums.delayed(round(own * call.weight), call.place)
+            call.sums[place] += 1e-9 * nanoseconds
+        self.clock.sums.delayed(own, call.place)
 
     def _ask(self) -> None:
         """Ask the GPU for its time: of several answers the quickest tells the time of the host best."""

@@ -16,7 +16,7 @@ import numpy
 from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError, nearest
 from gpucoll.executors import Call, CallRequest, Launcher, call_site
-from gpucoll.health.device_shares import LARGE, PERIOD, PLAIN, DeviceShares
+from gpucoll.health.device_shares import LARGE, DeviceShares
 from gpucoll.health.flight import Flight
 from gpucoll.health.preflight import Deferred
 from gpucoll.health.shares import CallShares
@@ -48,7 +48,7 @@ class Comparison(Protocol):
 
 
 class ObservedCall(Call):
-    """A call that is compared, then reported to observers in each of its phases; on a GPU `shares` times some calls.
+    """A call that is compared, then reported to observers in each of its phases; on a GPU `shares` times long calls.
 
     Repeated GPU calls take a shorter path (`launcher`) without observers, if the comparison is deferred.
     """
@@ -74,20 +74,21 @@ class ObservedCall(Call):
             return None
         begin = shares.numbered if comparison is None else comparison.begin
         description, nbytes, clock = self.request.description, self.request.nbytes, shares.clock
-        plain = PLAIN if nbytes < LARGE else [False] * PERIOD
 
-        def launch(stream: Any) -> None:
-            # The comparison first: its error keeps the call from being enqueued.
-            number, call = begin(description), clock.current
-            if plain[number % PERIOD] and call is not None:  # most short calls: no more than this
-                call.by_events = True
-                enqueue(stream)
-                return
-            times = shares.begin(number, nbytes, call, stream)
+        # The comparison first: its error keeps the call from being enqueued.
+        def count(stream: Any) -> None:
+            begin(description)
+            if clock.current is not None:
+                clock.current.by_events = True
             enqueue(stream)
-            shares.end(number, times, stream)
 
-        return launch
+        def timed(stream: Any) -> None:
+            times = shares.begin(begin(description), nbytes, clock.current, stream)
+            enqueue(stream)
+            if times is not None:
+                shares.end(times, stream)
+
+        return count if nbytes < LARGE else timed
 
     def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
         """Carry out the call: compare, report, execute, report."""
@@ -114,7 +115,8 @@ class ObservedCall(Call):
         number = comparison.number if isinstance(comparison, Deferred) else shares.numbered()
         times = shares.begin(number, self.request.nbytes, call, stream)
         yield from begin()
-        shares.end(number, times, stream)
+        if times is not None:
+            shares.end(times, stream)
 
     def _executed(self, operation: Operation, rows: Rows) -> Operation:
         waits = False
