@@ -86,7 +86,7 @@ KNOWN = {
         device/command.py _end_with_parent parent.join
         executors/native.py BlockingWatch._look self._closed.wait
         health/devices.py _serve _changes.wait_for
-        health/metrics.py _repeat.serve time.sleep
+        health/metrics.py Exporter.write_on.serve time.sleep
         launch/ctrl_c.py watched.watch reader.recv
         launch/watchdog.py _main select.select
         torch/handles.py Caller._serve self._calls.get

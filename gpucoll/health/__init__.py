@@ -6,7 +6,6 @@
     flight       the flight recorder: the last calls of a rank, in a mapped file that survives SIGKILL
     clocks       the offsets of hosts' clocks, for the flight recorder
     report       `gpucoll report DIR`: compares the flight recorder files of all ranks
-    torch_trace  `gpucoll report DIR --torch OUT`: files for PyTorch's analyser
     stragglers   `gpucoll report DIR --stragglers`: the rank that delays the others
     shares       own delay, waiting and moving: the three shares of every call's time, for `stats`
     device_shares  the shares of calls on a GPU, from events

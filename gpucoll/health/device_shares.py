@@ -1,9 +1,10 @@
 """The shares of calls on a GPU, from events on the calls' streams; the host waits for no call.
 
-A call on a GPU is enqueued long before the GPU comes to the call, so the host's clock tells nothing about the GPU.
-Two events around a call give the times of the GPU, and the end of the timed call before gives the time in between.
-Shorter calls than LARGE are only counted. Each rank converts the time at which its GPU came to the call to the time of its host. A later comparison of
-calls carries this stamp to the other ranks. The stamps of all ranks give the own delay and the wait of each rank.
+A call on a GPU is enqueued long before the GPU comes to the call, so the host's clock tells nothing about the GPU. Two
+events around a call give the times of the GPU, and the end of the timed call before gives the time in between. Shorter
+calls than LARGE are only counted. Each rank converts the time at which its GPU came to the call to the time of its
+host. A later comparison of calls carries this stamp to the other ranks. The stamps of all ranks give the own delay and
+the wait of each rank.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`GPUCOLL_METRICS`: the figures of `stats` for Prometheus, in a file or at a port of localhost, or for OpenTelemetry.
 
-Also the same figures as a summary at the end (`GPUCOLL_SUMMARY`), and as warnings (`GPUCOLL_DEBUG=stragglers`).
+Also the same figures as a summary at the end (`GPUCOLL_SUMMARY`).
 
 Prometheus reads its text format 0.0.4. A process exports the sums over all its communicators, the closed ones too,
 since a counter never decreases. ``file:F.prom`` is replaced every few seconds and at the end, always as a whole, as
@@ -22,15 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError, BackendError, nearest
-from gpucoll.health.observed import STRAGGLERS, logger
 from gpucoll.health.shares import CallSums, Stats, total_of
 from gpucoll.health.summary import summary_of
 from gpucoll.version import __version__
 
 WAYS = ("file", "port", "otel")
 SUMMARY = "summary"  # in place of a value of GPUCOLL_METRICS: the table of GPUCOLL_SUMMARY
-PAUSE = 5.0  # seconds between two files, and between two looks for a late rank
-MUCH = 0.02  # the share of own delays in the time from which a rank is called late
+PAUSE = 5.0  # seconds between two files
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # By name in `stats`: the name of the counter, its help, and OpenTelemetry's unit.
 COUNTERS = {
@@ -146,23 +144,6 @@ class Exporter:
         if self._rank == 0:
             atexit.register(show)
 
-    def warn(self) -> None:
-        """Log, every PAUSE seconds, the ranks of this process that keep others waiting, and the call site."""
-        before: dict[int, dict[str, float]] = {}
-
-        def look(seconds: float) -> None:
-            for rank, delays in self.delays().items():
-                known = before.get(rank, {})
-                grown = {site: taken - known.get(site, 0.0) for site, taken in delays.items()}
-                total = sum(grown.values())
-                if total > MUCH * seconds:
-                    site = max(grown, key=grown.__getitem__)
-                    logger().warning("rank %d came late: %.3f s of the last %.1f s are its own delays, %.3f s of them "
-                                     "before %s", rank, total, seconds, grown[site], site or "asynchronous calls")
-                before[rank] = delays
-
-        _repeat(look, "gpucoll stragglers")
-
     def write(self, path: Path) -> None:
         """Replace the file as a whole; raise OSError if the folder refuses."""
         part = path.with_name(f"{path.name}.{os.getpid()}")  # the collector reads names in .prom only
@@ -178,13 +159,18 @@ class Exporter:
         self.write(path)
         owner = os.getpid()
 
-        def write(_: float = 0.0) -> None:
+        def write() -> None:
             # The child of a fork leaves the parent's file alone. A full disk must not end the program.
             if os.getpid() == owner:
                 with contextlib.suppress(OSError):
                     self.write(path)
 
-        _repeat(write, "gpucoll metrics")
+        def serve() -> None:
+            while True:
+                time.sleep(PAUSE)
+                write()
+
+        threading.Thread(target=serve, name="gpucoll metrics", daemon=True).start()
         atexit.register(write)
 
     def observe(self) -> None:
@@ -228,54 +214,38 @@ class Exporter:
         threading.Thread(target=server.serve_forever, name="gpucoll metrics", daemon=True).start()
 
 
-def _repeat(act: Callable[[float], None], name: str) -> None:
-    """Call `act`, with the seconds since the last call, every PAUSE seconds in a thread."""
-    def serve() -> None:
-        began = time.monotonic()
-        while True:
-            time.sleep(PAUSE)
-            ended = time.monotonic()
-            act(ended - began)
-            began = ended
-
-    threading.Thread(target=serve, name=name, daemon=True).start()
-
-
 def _add(into: dict[str, float], delays: Mapping[str, float]) -> None:
     for site, seconds in list(delays.items()):  # a copy: another thread may add a site
         into[site] = into.get(site, 0.0) + seconds
 
 
 def exporters(environment: Mapping[str, str], rank: int, local_rank: Callable[[], int]) -> list[Exporter]:
-    """Return this process' exporters asked for by GPUCOLL_METRICS, GPUCOLL_SUMMARY and GPUCOLL_DEBUG; see `export`.
+    """Return this process' exporters asked for by GPUCOLL_METRICS and GPUCOLL_SUMMARY; see `export`.
 
     Raises ArgumentError for an unknown value of GPUCOLL_METRICS.
     """
     metrics = environment.get("GPUCOLL_METRICS", "")
     if metrics:
         place_of(metrics)
-    wanted = (metrics, environment.get("GPUCOLL_SUMMARY") == "1" and SUMMARY,
-              environment.get("GPUCOLL_DEBUG") == STRAGGLERS and STRAGGLERS)
+    wanted = (metrics, environment.get("GPUCOLL_SUMMARY") == "1" and SUMMARY)
     return [export(one, rank, local_rank()) for one in wanted if one]
 
 
 def export(wanted: str, rank: int, local_rank: int) -> Exporter:
     """Return the exporter of this process, begun by the first call.
 
-    `wanted` is GPUCOLL_METRICS' value, SUMMARY or STRAGGLERS. `rank` becomes the label of the figures, `local_rank`
-    chooses the file or the port.
+    `wanted` is GPUCOLL_METRICS' value, or SUMMARY. `rank` becomes the label of the figures, `local_rank` chooses the
+    file or the port.
 
     Raises BackendError if the file cannot be written, the port is taken, or OpenTelemetry is missing.
     """
-    place = wanted if wanted in (SUMMARY, STRAGGLERS) else place_of(wanted)
+    place = wanted if wanted == SUMMARY else place_of(wanted)
     with _making:
         if (os.getpid(), wanted) not in _exporters:
             made = Exporter(rank)
             try:
                 if place == SUMMARY:
                     made.summarise()
-                elif place == STRAGGLERS:
-                    made.warn()
                 elif place is None:
                     made.observe()
                 elif isinstance(place, int):

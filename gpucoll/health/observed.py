@@ -22,9 +22,8 @@ from gpucoll.health.preflight import Deferred
 from gpucoll.health.shares import CallShares
 from gpucoll.progress.operations import Operation, throw
 
-STRAGGLERS = "stragglers"  # a level of GPUCOLL_DEBUG without observers: see `metrics.Exporter.warn`
 RANGES = ("nvtx", "profiler")  # levels of GPUCOLL_DEBUG with ranges for NVIDIA's tools and for PyTorch's profiler
-LEVELS = ("info", "detail", STRAGGLERS, *RANGES)
+LEVELS = ("info", "detail", *RANGES)
 PHASES = ("before", "after_send", "after")
 DEEDS = ("sigkill", "sigstop", "raise", "delay", "corrupt")
 DELAY = 1.0  # seconds of the fault "delay": long enough that the other ranks have to wait
@@ -292,7 +291,7 @@ def observers_of(rank: int, environment: Mapping[str, str], blocks: Callable[[],
         raise ArgumentError(f"GPUCOLL_DEBUG={level!r}{nearest(level, LEVELS)}", code="GC-DEBUG")
     if level in RANGES:
         found.append(Ranges(level, blocks))
-    elif level and level != STRAGGLERS:
+    elif level:
         found.append(Log(rank, level, logger()))
     if fault and (chosen := Fault.of(fault)).rank == rank:
         found.append(Faults(chosen))

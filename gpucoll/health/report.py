@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError, with_noun
-from gpucoll.health import torch_trace
 from gpucoll.health.flight import CLOSED, Story, read
 from gpucoll.health.stragglers import clock_error, straggler
 from gpucoll.health.stragglers import lines as lines_by_rank
@@ -117,12 +116,11 @@ def lines(found: dict[str, Any]) -> Iterable[str]:
         yield f"  rank {one['rank']} came last to {one['came_last']} calls: {one['seconds']:.6f} s waited for it"
 
 
-def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = False, torch: Path | None = None
-            ) -> str:
+def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = False) -> str:
     """Return the report on a folder; ArgumentError without any file.
 
-    The timeline is written to `trace`, if given, and files for PyTorch's analyser into the folder `torch`, if given.
-    The report is on the rank that delays the others if `by_rank`, otherwise on the last calls.
+    The timeline is written to `trace`, if given. The report is on the rank that delays the others if `by_rank`,
+    otherwise on the last calls.
     """
     groups, damaged = stories(folder)
     if not groups:
@@ -131,8 +129,6 @@ def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = 
                             code="GC-DUMP")
     if trace is not None:
         trace.write_text(json.dumps(timeline(groups)))
-    if torch is not None:
-        torch_trace.write(torch, groups)
     if by_rank:
         named = straggler(groups)
         return json.dumps(named | {"damaged": damaged}, indent=1) if as_json else \
@@ -147,7 +143,7 @@ def main(options: Any) -> int:
     """Run `gpucoll report`: print the report and return 0, or print an error and return 2."""
     try:
         print(written(Path(options.folder), options.trace and Path(options.trace), options.json,
-                      by_rank=options.stragglers, torch=options.torch and Path(options.torch)))
+                      by_rank=options.stragglers))
     except ArgumentError as error:
         print(f"gpucoll report: {error.args[0]}", file=sys.stderr)
         return 2

@@ -1,16 +1,13 @@
 """GPUCOLL_METRICS: Prometheus' text in a file or at a port, read by a parser of its own."""
 
-import logging
 import os
 import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -72,37 +69,6 @@ def call_and_fork():
     if os.fork() == 0:
         sys.exit()
     os.wait()
-
-
-def come_late():
-    """Let rank 1 come late to the calls of one line, until three warnings say so; print the last."""
-    metrics.PAUSE, said = 0.2, []
-    logging.getLogger("gpucoll").addHandler(SimpleNamespace(level=0, handle=lambda one: said.append(one.getMessage())))
-    comms = gc.init_local(2, timeout=seconds(60))
-
-    def calls(comm):
-        done = False
-        while not done:
-            if comm.rank == 1:
-                while comms[0]._core.host.under_way() == "":
-                    time.sleep(1e-4)
-                time.sleep(0.01)
-            done = bool(comm.all_reduce(numpy.full(8, comm.rank == 0 and len(said) > 2), op="max")[0])  # the line
-
-    all_on_threads(comms, calls)
-    print(said[2], file=sys.stderr)
-
-
-def test_a_rank_that_comes_late_says_so_with_its_line():
-    lines = Path(__file__).read_text().splitlines()
-    line = next(number for number, text in enumerate(lines, 1) if text.endswith("# the line"))
-    found = run("import test_metrics; test_metrics.come_late()", "", GPUCOLL_DEBUG="stragglers")
-    said = re.fullmatch(r"rank 1 came late: (\S+) s of the last (\S+) s are its own delays, (\S+) s of them before "
-                        rf"{re.escape(__file__)}:{line}\n", found)
-    assert said, found
-    total, passed, longest = map(float, said.groups())
-    assert metrics.MUCH * passed < total < 1.5 * passed  # rounded
-    assert longest == total
 
 
 def test_the_summary_names_the_lines_before_which_the_rank_came_late():
@@ -245,7 +211,7 @@ def test_labels_are_escaped():
 
 
 @pytest.mark.parametrize("wanted", ["on", "files:F.prom", "file:", "port:", "port:http", "port:0", "port:65536",
-                                    "port:-1", "otel:", "summary", "stragglers"])
+                                    "port:-1", "otel:", "summary"])
 def test_unknown_values_are_refused_at_the_start(monkeypatch, wanted):
     monkeypatch.setenv("GPUCOLL_METRICS", wanted)
     with pytest.raises(gc.ArgumentError, match=r"GC-METRICS.*file:F\.prom.*port:9400"):

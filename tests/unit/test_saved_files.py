@@ -178,7 +178,7 @@ def test_kernels(tmp_path, count):
 
 
 def test_a_folder_without_records_is_told_in_one_line(tmp_path, capsys):
-    asked = argparse.Namespace(folder=str(tmp_path), trace=None, torch=None, json=False, stragglers=False)
+    asked = argparse.Namespace(folder=str(tmp_path), trace=None, json=False, stragglers=False)
     assert report.main(asked) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"gpucoll report: {tmp_path} has no file")

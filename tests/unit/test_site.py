@@ -24,7 +24,7 @@ WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll" / "MIG
            *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery")]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 # Programs of others, not checked here.
-THEIRS = {"module", "srun", "sbatch", "export", "pytest", "nvidia-smi", "torchfrtrace"}
+THEIRS = {"module", "srun", "sbatch", "export", "pytest", "nvidia-smi"}
 QUICK = {"bound", "convert", "draw", "explain", "simulate", "synthesize", "verify"}  # verbs run unchanged
 # Fewer ranks for the tests; test_many_ranks.py has a million.
 SMALLER = {"1..64": "2", "1..32": "2", "1..8": "2", "1000000": "64"}
