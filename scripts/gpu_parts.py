@@ -59,8 +59,8 @@ def _gpus() -> list[str]:
 
 def cases(part: str) -> Iterator[Finding]:
     """Run the cases of a part of tests/gpu in order; for "kernels:word" only cases with the word in their names."""
-    sys.path.insert(0, str(ROOT / "tests" / "gpu"))
-    import cases  # type: ignore[import-not-found]
+    sys.path.insert(0, str(ROOT / "tests"))
+    from gpu import cases  # type: ignore[import-not-found]
 
     name, _, keyword = part.partition(":")
     absent = cases.missing("ml_dtypes")

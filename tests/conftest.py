@@ -12,14 +12,11 @@ import pytest
 
 HERE = Path(__file__).parent
 if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))  # pytest's "importlib" mode does not: tests import `ranks` and `grids`
+    sys.path.insert(0, str(HERE))  # pytest's "importlib" mode does not: tests import from the rooms of this folder
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # beside other tests, threads of one product wait for each other
 
-import grids  # noqa: E402 (the path comes first)
-import leftovers  # noqa: E402
-import pace  # noqa: E402
-import reporting  # noqa: E402
-from ranks import INSTALL_HINT, RankPool, find_launcher, launch  # noqa: E402
+from harness import grids, leftovers, pace, reporting  # noqa: E402 (the path comes first)
+from harness.ranks import INSTALL_HINT, RankPool, find_launcher, launch  # noqa: E402
 
 HANGS = 300.0  # seconds, scaled by the machine's pace, until a test counts as hanging
 GRID = 6  # factor for a test of the nightly tier
@@ -121,7 +118,7 @@ def emulated_kernels():
     compiler = os.environ.get("CXX", "g++").split()[0]
     if shutil.which(compiler) is None:
         pytest.skip(f"the emulated device needs a C++ compiler, and there is no {compiler}")
-    from compiled import make_usual
+    from harness.compiled import make_usual
 
     make_usual()
 

@@ -23,17 +23,17 @@ import numpy
 from hypothesis import strategies
 
 import gpucoll as gc
-import oracle
-import programs
-from compiled import PEER, make_peer_kernels, make_usual
 from gpucoll.algorithms import find, registry
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.launch import bootstrap, launchers
-from grids import SEED, naming
-from pace import seconds
-from programs import MOVED, MOVEMENTS, REDUCTIONS, check
-from spots import GUARD, Call, Spot, listed
-from thread_ranks import on_threads
+from harness.compiled import PEER, make_peer_kernels, make_usual
+from harness.grids import SEED, naming
+from harness.pace import seconds
+from harness.thread_ranks import on_threads
+from oracles import oracle
+from oracles.spots import GUARD, Call, Spot, listed
+from programs import collectives
+from programs.collectives import MOVED, MOVEMENTS, REDUCTIONS, check
 
 PAIRS = [(op, name) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
 KINDS = {"collective": 40, "points": 4, "sendrecv": 2, "barrier": 1, "split": 1}  # weights of the kinds of steps
@@ -50,7 +50,7 @@ def called(comm, calls):
         with naming((*call, f"{comm.size} ranks")):
             collective, algorithm, op, name, count, chance = call
             if collective in REDUCTIONS:
-                programs.reduction(comm, collective, algorithm, op, name, count, in_place=chance < 0.5)
+                collectives.reduction(comm, collective, algorithm, op, name, count, in_place=chance < 0.5)
             else:
                 root = int(chance * comm.size) if COLLECTIVES[collective].rooted else 0
                 MOVED[collective](comm, algorithm, name, count, root)
@@ -257,7 +257,8 @@ def wrongs(row, size, x, options):
 def step(seed, size, pairs=PAIRS, algorithms=None):
     """Return the step drawn from a seed, equal on all ranks; `algorithms` returns the algorithms of a collective."""
     chances = random.Random(seed)
-    algorithms = algorithms or (lambda collective: [one for one in programs.algorithms(collective) if one != "native"])
+    algorithms = algorithms or (
+        lambda collective: [one for one in collectives.algorithms(collective) if one != "native"])
 
     def call(*, whole=True):
         collective = chances.choice((*REDUCTIONS, *MOVEMENTS))
@@ -330,7 +331,7 @@ def once(name):
 
     _, executor, size, _, steps = name.split("/")
     os.environ["GPUCOLL_DEVICE"] = "emulated" if executor in ("nccl", "peer") else ""
-    names = {"native": lambda collective: ["native", "auto"], "any": programs.algorithms}.get(executor)
+    names = {"native": lambda collective: ["native", "auto"], "any": collectives.algorithms}.get(executor)
     drawn = draw(random.Random(name), int(size), PEER if executor == "peer" else PAIRS, names, int(steps))
     options, count, wrong = {"executor": None if executor == "any" else executor, "timeout": seconds(30)}, 0, ""
     try:
@@ -348,12 +349,12 @@ def once(name):
 def many(executor, sizes, programs, steps, seed):
     """Run programs until ten have failed; yield a text for each failure and a summary, and whether the text is bad."""
     number, count, failed, began, early = 0, 0, 0, time.monotonic(), None
-    while number < programs and failed < 10:
+    while number < collectives and failed < 10:
         made, wrong = once(name := f"{seed}/{executor}/{sizes[number % len(sizes)]}/{number}/{steps}")
         number, count, failed = number + 1, count + made, failed + bool(wrong)
         if wrong:
             yield f"{name} went wrong:\n{wrong}", True
-        early = held() if early is None and (wrong or number >= programs / 10) else early
+        early = held() if early is None and (wrong or number >= collectives / 10) else early
     grown = {key: late - early[key] for key, late in held().items()}
     grown = {key: max(one[key] for one in told(grown)) for key in grown}
     leaked = [key for key in grown if grown[key] > (64 if key == "MiB" else 0)]

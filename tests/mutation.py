@@ -25,13 +25,12 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import extension
-import reporting
 from catalogue import ROWS
-from faults import BY_NIGHTLY_TESTS, PLANTED, ROOT, Fault, faults, place_of, planted, row_of, written
+from faults.tables import BY_NIGHTLY_TESTS, PLANTED, ROOT, Fault, faults, place_of, planted, row_of, written
 from gpucoll.device import CompileError
-from grids import SHARE as SHARES
-from grids import is_in_share
+from harness import extension, reporting
+from harness.grids import SHARE as SHARES
+from harness.grids import is_in_share
 
 SHARE = 0.9
 SEARCH = 600  # seconds; a fault not noticed by then counts as missed

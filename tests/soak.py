@@ -22,8 +22,8 @@ import traceback
 import uuid
 from pathlib import Path
 
-import jobs
-from pace import seconds
+from harness import jobs
+from harness.pace import seconds
 
 FAULTS = ("none", "sigkill", "sigstop", "raise", "delay", "exception", "caught", "exit", "_exit", "close", "thread")
 BY_VARIABLE = ("sigkill", "sigstop", "raise", "delay")

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-import faults
 from browser.test_draw_page import COMPLETE, FRAME, LAST, OVERFLOW, show
+from faults import tables
 from gpucoll.analysis.document import asset
 from gpucoll.analysis.draw import draw
 from gpucoll.analysis.graphs.link_graph import load_graph
@@ -60,7 +60,7 @@ def test_every_step_shows_the_links_in_use_and_ends_complete(browser, tmp_path, 
     assert browser.requests == [f"file://{page}"]
 
 
-@pytest.mark.parametrize("fault", [fault for fault in faults.planted() if fault.file.endswith("graph.js")],
+@pytest.mark.parametrize("fault", [fault for fault in tables.planted() if fault.file.endswith("graph.js")],
                          ids=lambda fault: fault.name)
 def test_a_fault_of_the_script_is_seen(browser, tmp_path, monkeypatch, fault):
     def planted(package, name):

@@ -2,8 +2,8 @@
 
 import pytest
 
-import faults
 from browser import made
+from faults import tables
 
 pytest.importorskip("plotly", reason="pages need plotly: pip install gpucoll[report]")
 
@@ -57,7 +57,7 @@ def test_no_complaints_no_requests_nothing_too_wide(browser, pages, name, width,
 @pytest.mark.mutant
 def test_a_script_that_is_not_the_pages_own_is_kept_out_and_seen(browser, pages, tmp_path):
     text = (pages / "one.html").read_text(encoding="utf-8")
-    (((old, new),),) = [fault.changes for fault in faults.planted() if fault.file == "bench/report.js"]
+    (((old, new),),) = [fault.changes for fault in tables.planted() if fault.file == "bench/report.js"]
     assert text.count(old) == 1
     (tmp_path / "false.html").write_text(text.replace(old, new), encoding="utf-8")
     browser.show(tmp_path / "false.html")

@@ -6,10 +6,10 @@ from unittest import mock
 
 import pytest
 
-import programs
-from compiled import PEER, make_peer_kernels
+from harness.compiled import PEER, make_peer_kernels
+from harness.thread_ranks import on_threads
 from mixture import PAIRS
-from thread_ranks import on_threads
+from programs import collectives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Executor:
 
     def algorithms(self, collective):
         """Return the names of all usable algorithms: threads have no native collectives."""
-        return [name for name in programs.algorithms(collective) if name != "native"]
+        return [name for name in collectives.algorithms(collective) if name != "native"]
 
 
 FEW, MORE = (1, 2, 2, 2, 3, 3, 4), (1, 2, 2, 3, 3, 4, 5, 8)

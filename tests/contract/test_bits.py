@@ -1,19 +1,21 @@
 """The contract of bits on every executor: drawn cases against oracles, with `deterministic` True and "exact"."""
 
 import math
+from pathlib import Path
 
 import numpy
 import pytest
 
-import bits
 import gpucoll as gc
 from contract.conftest import EXECUTORS
-from grids import generator
+from harness.grids import generator
+from harness.thread_ranks import on_threads
 from mixture import PEER
-from programs import program
-from thread_ranks import on_threads
+from oracles import bits
+from programs.collectives import program
 
 ORACLES = {"in order": (True, bits.in_order), "exact": ("exact", bits.exact)}
+OWN = Path(__file__).parents[1] / "programs" / "own.py"
 DRAWS = 8  # for an executor and an option
 EXACT_ON_PEER = ("float32", "float16")  # each dtype more takes a compiler 10 s
 
@@ -133,7 +135,7 @@ def test_means_are_rounded_once(how):
 @pytest.mark.usefixtures("own_algorithms")
 def test_algorithms_of_the_user_are_not_taken(monkeypatch):
     """A rule of GPUCOLL_ALGO may name an algorithm of the user, of unknown order."""
-    name = gc.load(f"{bits.__file__.replace('bits.py', 'own.py')}:own_line")
+    name = gc.load(f"{OWN}:own_line")
     monkeypatch.setenv("GPUCOLL_ALGO", f"all_reduce:{name}")
     for deterministic in ORACLES.values():
         with pytest.raises(gc.ArgumentError, match="GC-DETERMINISTIC"):

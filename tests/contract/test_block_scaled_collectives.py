@@ -7,13 +7,13 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import oracle
 from gpucoll import block_scaled
 from gpucoll.block_scaled import FORMATS, BlockScaledCollectives, conversion
 from gpucoll.device.launch import Quantised
-from grids import SEED
-from scaled_oracle import quantised
-from thread_ranks import on_threads
+from harness.grids import SEED
+from harness.thread_ranks import on_threads
+from oracles import oracle
+from oracles.scaled_oracle import quantised
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-import blocks
 from gpucoll import arrays
-from grids import often
-from thread_ranks import on_threads
+from harness.grids import often
+from harness.thread_ranks import on_threads
+from programs import blocks
 
 
 @pytest.mark.parametrize("collective", often(

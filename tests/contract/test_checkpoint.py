@@ -11,12 +11,12 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import killed_saves
+from contract import killed_saves
+from contract.killed_saves import RANKS, saved
 from gpucoll import training
 from gpucoll.training import checkpoint
-from grids import SEED
-from killed_saves import RANKS, saved
-from thread_ranks import on_threads
+from harness.grids import SEED
+from harness.thread_ranks import on_threads
 
 
 def loaded(comm, folder):
@@ -28,7 +28,7 @@ def loaded(comm, folder):
 @pytest.fixture
 def killed_after():
     """Yield `killed_saves.killed_after`, run by a process of its own."""
-    paths = os.pathsep.join([str(Path(killed_saves.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     # NumPy's own threads would make the process one of several threads.
     variables = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen([sys.executable, killed_saves.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -6,11 +6,10 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import learning
-import oracle
 from gpucoll import training
 from gpucoll.training.compression import COMPRESSIONS
-from thread_ranks import on_threads
+from harness.thread_ranks import on_threads
+from oracles import learning, oracle
 
 
 def compressed(comm, make):

@@ -11,17 +11,17 @@ import pytest
 
 import gpucoll as gc
 import mixture
-import oracle
-import programs
 from gpucoll.algorithms import registry
 from gpucoll.communicator.points import PointToPoint
 from gpucoll.core.collectives import COLLECTIVES
-from grids import generator, naming, sampled
-from programs import MOVEMENTS, REDUCTIONS
-from thread_ranks import on_threads
+from harness.grids import generator, naming, sampled
+from harness.thread_ranks import on_threads
+from oracles import oracle
+from programs import collectives
+from programs.collectives import MOVEMENTS, REDUCTIONS
 
 FEW = {"nccl": 4, "peer": 2}  # calls of an algorithm by default, where the kernels run on the CPU; else 6
-ALL_REDUCE = [name for name in programs.algorithms("all_reduce") if name != "native"]
+ALL_REDUCE = [name for name in collectives.algorithms("all_reduce") if name != "native"]
 
 
 @pytest.mark.parametrize("collective", [*REDUCTIONS, *MOVEMENTS])
@@ -31,7 +31,7 @@ def test_every_algorithm(executor, collective):
     pairs, sizes = (itertools.cycle(random.sample(some, len(some))) for some in (executor.pairs, executor.sizes))
     for algorithm in executor.algorithms(collective):
         size = next(sizes)
-        lengths = [*programs.counts(size), 13, 65537]
+        lengths = [*collectives.counts(size), 13, 65537]
         calls = [(collective, algorithm, *next(pairs), length, random.random())
                  for length in random.sample(lengths, FEW.get(executor.name, 6))]
         executor.run(size, mixture.called, calls)
@@ -73,33 +73,33 @@ def test_the_whole_grid(request, executor, collective, size):
     for algorithm in algorithms:
         with naming(algorithm):
             if collective in MOVEMENTS:
-                executor.run(size, programs.copies, collective, algorithm)
+                executor.run(size, collectives.copies, collective, algorithm)
             else:
-                executor.run(size, programs.every_op_and_dtype, collective, algorithm)
-                executor.run(size, programs.every_count, collective, algorithm)
+                executor.run(size, collectives.every_op_and_dtype, collective, algorithm)
+                executor.run(size, collectives.every_count, collective, algorithm)
 
 
 @pytest.mark.parametrize(("body", "algorithm"), sampled(
     itertools.product(("shapes_and_strides", "special_values", "carriers"), ALL_REDUCE), keep=8, seed=2))
 def test_other_arrays(executor, body, algorithm):
     for size in (1, 3):
-        executor.run(size, getattr(programs, body), algorithm)
+        executor.run(size, getattr(collectives, body), algorithm)
 
 
 def test_special_values(executor):
     """Not drawn: each executor, the walk without the engine included, has arithmetic of its own."""
-    executor.run(3, programs.special_values, "auto")
+    executor.run(3, collectives.special_values, "auto")
 
 
 def test_averages_do_not_overflow(executor):
     for size, algorithm in ((1, "auto"), (3, "auto"), (3, "ring"), (5, "one_shot")):
-        executor.run(size, programs.large_averages, algorithm)
+        executor.run(size, collectives.large_averages, algorithm)
 
 
 def test_shapes_of_the_other_collectives(executor):
     assert {*REDUCTIONS, *MOVEMENTS, "barrier"} == {*COLLECTIVES}
     for size in (1, 2, 5):
-        executor.run(size, programs.shapes_of_the_others)
+        executor.run(size, collectives.shapes_of_the_others)
 
 
 # ---------------------------------------------------------------- the same bits
@@ -109,7 +109,7 @@ def test_shapes_of_the_other_collectives(executor):
     [(*pair, name) for pair in registry() if pair[0] in ("all_reduce", "reduce_scatter")
      for name in ("float32", "bfloat16")], 4, 4, ("all_reduce", "one_shot", "float32")))
 def test_the_same_bits_on_every_rank_and_in_every_run(executor, collective, algorithm, name):
-    found = executor.run(4, programs.digests, collective, algorithm, name)
+    found = executor.run(4, collectives.digests, collective, algorithm, name)
     assert len({digest for one in found for digest in one}) == 1
 
 
@@ -117,13 +117,13 @@ def test_the_same_bits_on_every_rank_and_in_every_run(executor, collective, algo
     itertools.product((2, 3, 5, 8), ("float32", "float16")), 1, seed=5))
 def test_the_bits_are_those_of_messages(executor, size, name, monkeypatch):
     """Sums of random floats, sensitive to order and rounding, equal the sums of Python's walker."""
-    found = executor.run(size, programs.rounded, name)
+    found = executor.run(size, collectives.rounded, name)
     monkeypatch.delenv("GPUCOLL_DEVICE", raising=False)
     with mock.patch("gpucoll.executors.engine.library", return_value=None):
-        assert found == on_threads(size, programs.rounded, name, executor="mpi")
+        assert found == on_threads(size, collectives.rounded, name, executor="mpi")
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), sampled(
     [pair for pair in registry() if pair[0] in ("all_reduce", "reduce", "broadcast")], keep=2, seed=6))
 def test_long_arrays_in_many_segments(executor, collective, algorithm):
-    executor.run(3, programs.segmented, collective, algorithm)
+    executor.run(3, collectives.segmented, collective, algorithm)

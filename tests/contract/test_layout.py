@@ -8,7 +8,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll import training
-from grids import SEED, often
+from harness.grids import SEED, often
 
 MESHES = [(1,), (2,), (4,), (2, 2), (3, 2), (2, 4), (2, 2, 2)]
 

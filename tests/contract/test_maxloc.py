@@ -6,10 +6,10 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from grids import sampled
-from oracle import kind
-from programs import program
-from thread_ranks import on_threads
+from harness.grids import sampled
+from harness.thread_ranks import on_threads
+from oracles.oracle import kind
+from programs.collectives import program
 
 FLOATS = "float16 bfloat16 float32 float64 float8_e4m3fn".split()
 SHAPES = [(), (0,), (1,), (5, 7), (4099,)]

@@ -7,9 +7,9 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from pace import seconds
-from programs import program
-from thread_ranks import on_threads
+from harness.pace import seconds
+from harness.thread_ranks import on_threads
+from programs.collectives import program
 
 GRIDS = {1: [(1,), (1, 1)], 4: [(4,), (2, 2), (1, 4), (3,)], 6: [(3, 2), (2, 1, 3), (5,)]}
 

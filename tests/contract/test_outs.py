@@ -4,9 +4,9 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import oracle
-from pace import seconds
-from programs import program
+from harness.pace import seconds
+from oracles import oracle
+from programs.collectives import program
 
 LENGTHS = ((3, 0, 2, 5), (1, 1, 1, 1), (0, 0, 4, 0), (700, 20, 0, 1))
 

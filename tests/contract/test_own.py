@@ -7,13 +7,13 @@ import pytest
 
 import gpucoll as gc
 import mixture
-import oracle
-from grids import generator, sampled
-from msccl_files import FILES, written
+from harness.grids import generator, sampled
+from oracles import oracle
+from programs.msccl_files import FILES, written
 
 NAMES = {"own_all": "all_reduce", "own_line": "all_reduce", "own_star": "broadcast", "own_turns": "all_to_all",
          "own_direct": "reduce_scatter", "own_gather": "all_gather_v"}
-OWN = str(Path(__file__).parents[1] / "own.py")
+OWN = str(Path(__file__).parents[1] / "programs" / "own.py")
 pytestmark = pytest.mark.usefixtures("own_algorithms")
 
 

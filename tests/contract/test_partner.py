@@ -6,10 +6,10 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import learning
 from gpucoll import internal, training
 from gpucoll.training import partner
-from thread_ranks import on_threads
+from harness.thread_ranks import on_threads
+from oracles import learning
 
 STEPS = 5
 

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import oracle
+from oracles import oracle
 
 
 def calls_again(comm):

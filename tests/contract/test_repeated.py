@@ -3,8 +3,8 @@
 import numpy
 import pytest
 
-import oracle
-from programs import program
+from oracles import oracle
+from programs.collectives import program
 
 CALLS = 5  # from the fourth call on, a GPU's schedule is a graph
 

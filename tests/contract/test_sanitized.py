@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import engine_mutants
-import extension
+from faults import engine_mutants
 from gpucoll.device.sources import inlined
-from jobs import launch, run_job
+from harness import extension
+from harness.jobs import launch, run_job
 from multirank import test_ucx
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]  # the tests compile everything anew
@@ -20,7 +20,8 @@ PROGRAMS = Path(__file__).parents[1] / "mixture.py"
 # Runs the programs on an engine built here, from sources with some texts changed.
 ENGINE = """
 import json, runpy, sys
-import engine_mutants, extension
+from faults import engine_mutants
+from harness import extension
 changes, path = json.loads(sys.argv[1]), sys.argv[2]
 del sys.argv[:2]
 with extension.serving(extension.built(engine_mutants.changed(changes), "-O3")):
@@ -30,7 +31,7 @@ with extension.serving(extension.built(engine_mutants.changed(changes), "-O3")):
 KEPT = "kept.release();  // `end` takes it"  # in the binding of UCX
 
 PLANS = """
-import extension
+from harness import extension
 from engine import fuzzed
 fuzzed.main(extension.built(extension.text(), "-g"), "sanitized", 20000)
 """

@@ -6,14 +6,13 @@ from unittest import mock
 import numpy
 import pytest
 
-import blocks
 import mixture
-import programs
 from gpucoll.arrays.segments import Copier
 from gpucoll.executors.engine import plans
-from grids import generator
-from programs import MOVEMENTS, REDUCTIONS
-from thread_ranks import on_threads
+from harness.grids import generator
+from harness.thread_ranks import on_threads
+from programs import blocks, collectives
+from programs.collectives import MOVEMENTS, REDUCTIONS
 
 WAYS = ("small", "copied", "mapped")
 
@@ -34,7 +33,7 @@ def way(name):
 def test_ways_into_memory(name):
     random = generator(f"ways/{name}")
     for collective in (*REDUCTIONS, *MOVEMENTS):
-        for algorithm in random.sample([one for one in programs.algorithms(collective) if one != "native"], 2):
+        for algorithm in random.sample([one for one in collectives.algorithms(collective) if one != "native"], 2):
             size, counts = random.choice((2, 3, 4, 5)), (random.choice((0, 1, 7)), random.choice((5000, 70001)))
             with way(name):
                 on_threads(size, mixture.called, [(collective, algorithm, "sum", "float64", count, random.random())
@@ -44,12 +43,12 @@ def test_ways_into_memory(name):
 @pytest.mark.parametrize("name", WAYS)
 def test_gatherings_in_place(name):
     for number, collective in enumerate(("all_gather", "gather")):
-        for algorithm in programs.algorithms(collective):
+        for algorithm in collectives.algorithms(collective):
             if algorithm != "native":
                 with way(name):
                     size, many = (3, 2, 4)[number % 3], f"{collective}_v"
                     on_threads(size, blocks.gathered_in_place, collective, algorithm, executor="shared")
-                    if algorithm in programs.algorithms(many):
+                    if algorithm in collectives.algorithms(many):
                         on_threads(size, blocks.unlike_in_place, many, algorithm, executor="shared")
                 number += 1
 
@@ -58,10 +57,10 @@ def test_gatherings_in_place(name):
 @pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.nightly) for size in (2, 8))])
 def test_bits_are_those_of_messages_and_calls_follow_each_other(name, size):
     with way(name):
-        found = on_threads(size, programs.rounded, "float16", executor="shared")
+        found = on_threads(size, collectives.rounded, "float16", executor="shared")
         on_threads(size, mixture.run, mixture.draw(generator(f"mixture/{name}"), size), executor="shared")
     with mock.patch("gpucoll.executors.engine.library", return_value=None):
-        assert found == on_threads(size, programs.rounded, "float16", executor="mpi")
+        assert found == on_threads(size, collectives.rounded, "float16", executor="mpi")
 
 
 def exscan_in_place(comm, count):

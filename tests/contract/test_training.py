@@ -7,11 +7,11 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import learning
 from gpucoll import training
-from grids import often
-from pace import seconds
-from thread_ranks import on_threads
+from harness.grids import often
+from harness.pace import seconds
+from harness.thread_ranks import on_threads
+from oracles import learning
 
 CLOSE = 1e-13
 STEPS = 5

@@ -8,10 +8,10 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from grids import naming
+from harness.grids import naming
+from harness.pace import seconds
+from harness.thread_ranks import all_on_threads
 from multirank.test_points import all_programs  # messages between two ranks, groups, splits
-from pace import seconds
-from thread_ranks import all_on_threads
 
 
 def progress(comm):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import allocations
-import engine_mutants
+from engine import allocations
+from faults import engine_mutants
 from gpucoll.device.gxx import recipe
 from gpucoll.device.store import user_store
 from gpucoll.executors.engine import library
-from grids import sampled
-from jobs import launch, run_job
+from harness.grids import sampled
+from harness.jobs import launch, run_job
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no engine that fits is installed")
 HOOKS = Path(__file__).with_name("failing.cc")
@@ -23,8 +23,10 @@ PROGRAM = Path(allocations.__file__)
 # The program on an engine built here, with some texts changed.
 CHANGED = f"""
 import json, sys
-sys.path.insert(0, {str(PROGRAM.parent)!r})
-import allocations, engine_mutants, extension
+sys.path.insert(0, {str(PROGRAM.parents[1])!r})
+from engine import allocations
+from faults import engine_mutants
+from harness import extension
 with extension.serving(extension.built(engine_mutants.changed(json.loads(sys.argv[1])))):
     sys.exit(allocations.main(sys.argv[2]))
 """

@@ -8,22 +8,22 @@ from pathlib import Path
 import numpy
 import pytest
 
-import engine_mutants
 import gpucoll as gc
 from engine import written
+from faults import engine_mutants
 from gpucoll.algorithms import find, registry, schedule
 from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.neighbours import SMALL, TINY, head_bytes
 from gpucoll.executors.engine.tables import CALL, PUBLISH, REDUCE, WAIT, PlanFlag
-from grids import generator
-from jobs import run_job
+from harness.grids import generator
+from harness.jobs import run_job
 
 FUZZED = Path(__file__).with_name("fuzzed.py")
 # Runs fuzzed.py on an engine built here, with one text replaced.
 CHANGED = f"""
 import sys
 sys.path.insert(0, {str(FUZZED.parents[1])!r})
-import extension
+from harness import extension
 from engine import fuzzed
 old, new, seed, count = sys.argv[1:]
 fuzzed.main(extension.built(extension.text().replace(old, new)), seed, int(count))

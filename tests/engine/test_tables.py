@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-import extension
 import gpucoll as gc
-import oracle
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device.sources import folder
 from gpucoll.executors.engine import plans, tables
-from thread_ranks import on_threads
+from harness import extension
+from harness.thread_ranks import on_threads
+from oracles import oracle
 
 HEADER = "engine/tables.h"
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy
 import pytest
 
-import budgets
-import engine_mutants
 from engine import written
+from faults import engine_mutants
 from gpucoll.arrays.segments import Copier
 from gpucoll.device import sources
 from gpucoll.device.gxx import OPTIONS, recipe
 from gpucoll.device.store import user_store
-from grids import generator, sampled
-from jobs import JobTimeout, run_job
+from harness import budgets
+from harness.grids import generator, sampled
+from harness.jobs import JobTimeout, run_job
 
 HEADER = "engine/walker.h"
 DRIVER = Path(__file__).with_name("driver.cc")

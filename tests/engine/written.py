@@ -7,7 +7,6 @@ from unittest import mock
 
 import numpy
 
-import oracle
 from gpucoll.algorithms import find, registry
 from gpucoll.arrays import Cut
 from gpucoll.communicator.backends import make_plan
@@ -20,6 +19,7 @@ from gpucoll.executors.engine.between_nodes import Messages, WireRoles
 from gpucoll.executors.engine.neighbours import head_bytes
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.tuner.choice import Choice
+from oracles import oracle
 
 WORKSPACE = 4096  # bytes, so few that moderately long arrays already take all paths of long arrays
 LIMITS = {"TINY": WORKSPACE // 8, "SMALL": WORKSPACE, "LEAST": WORKSPACE}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
-for folder in (TESTS, TESTS / "kernels", TESTS / "gpu", ROOT):
+for folder in (TESTS, TESTS / "kernels", ROOT):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
@@ -65,8 +65,8 @@ def check(*calls):
 
 def reduces(name):
     from gpucoll.core.ops import OPS
-    from oracle import OPS as NAMES
-    from oracle import legal
+    from oracles.oracle import OPS as NAMES
+    from oracles.oracle import legal
 
     check(*(("reduce", OPS[op], name) for op in NAMES if legal(op, name)), ("misaligned", name))
 
@@ -102,7 +102,7 @@ def memcheck(command, seconds, variables=None, start=(), options=()):
 
 def sanitized():
     """Run kernels of odd sizes and alignments under memcheck."""
-    memcheck(["-c", "import cases, checks; from gpucoll.core.ops import OPS; k = cases.kernels(); "
+    memcheck(["-c", "import checks; from gpu import cases; from gpucoll.core.ops import OPS; k = cases.kernels(); "
                     "checks.check_misaligned(k, 'int8'); checks.check_reduce(k, OPS['sum'], 'float16'); "
                     "checks.check_pack(k); checks.check_unpack(k)"], 120)
 
@@ -112,7 +112,7 @@ def binding():
     import cupy
     from cupy.cuda import nccl as library
 
-    from gpu_helpers import refused
+    from gpu.helpers import refused
     from gpucoll.device import nccl
     from gpucoll.device.cuda import CudaDevice
     from gpucoll.progress.waits import Progress
@@ -187,9 +187,9 @@ THREADS = [*(program for program in TOGETHER if program[0] not in PROCESSES), ("
 
 def run(command, seconds, variables=None):
     """Run a command and return its job; after `seconds`, stop the command with all its children."""
-    from jobs import JobTimeout, find_launcher, run_job
+    from harness.jobs import JobTimeout, find_launcher, run_job
 
-    path = os.pathsep.join([*map(str, (TESTS, TESTS / "gpu", TESTS / "kernels", ROOT)),
+    path = os.pathsep.join([*map(str, (TESTS, TESTS / "kernels", ROOT)),
                             *filter(None, [os.environ.get("PYTHONPATH")])])
     given, words = {"PYTHONPATH": path, **(variables or {})}, [*map(str, command)]
     try:
@@ -203,7 +203,7 @@ def run(command, seconds, variables=None):
 
 def programs(command, which, seconds, variables=None):
     """Run programs in separate processes; raise the first error."""
-    job = run([*command, sys.executable, TESTS / "gpu_programs.py", json.dumps(which)], seconds, variables)
+    job = run([*command, sys.executable, "-m", "gpu.programs", json.dumps(which)], seconds, variables)
     assert job.returncode == 0, (job.stdout + job.stderr)[-4000:]
 
 
@@ -240,7 +240,7 @@ def peer_sanitized():
     """
     taken(2)
     which = json.dumps([("planned",), ("symmetric",)])
-    memcheck([TESTS / "gpu_programs.py", which], 240, {**SHARED, **ON_PEER, **CONNECTIONS}, mpiexec(2),
+    memcheck(["-m", "gpu.programs", which], 240, {**SHARED, **ON_PEER, **CONNECTIONS}, mpiexec(2),
              ["--report-api-errors=no"])
 
 
@@ -264,13 +264,13 @@ def late():
 def killed():
     """With a rank of two killed, the other rank gets an error, at its deadline at the latest, and ends."""
     needs("mpi4py")
-    from ranks import find_launcher
+    from harness.ranks import find_launcher
 
     taken(2)
     launcher = find_launcher()
     # A shell in between: the launcher must not end the other rank, nor signal the rank as MPICH's launcher does
     alone = ["sh", "-c", 'trap "" USR1; "$0" "$@"; exit 0', sys.executable]
-    first, *others = launcher.command(2, [*alone, TESTS / "gpu_programs.py", '[["killed"]]'])
+    first, *others = launcher.command(2, [*alone, "-m", "gpu.programs", '[["killed"]]'])
     job = run([first, *launcher.vendor.keep_survivors, *others], LIMIT, SHARED)
     assert "rank 0 was told" in job.stdout, (job.stdout + job.stderr)[-4000:]
 
@@ -289,7 +289,7 @@ def torch_backend():
         taken(2)
         ranks, variables = 2, SHARED
     job = run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-               TESTS / "torch_gpu_job.py"], LIMIT, variables)
+               "-m", "gpu.torch_job"], LIMIT, variables)
     assert job.stdout.count("all right") == ranks, (job.stdout + job.stderr)[-4000:]
 
 
@@ -308,7 +308,7 @@ def across(which, minutes, variables=None):
 def mpiexec(ranks):
     """Return the command line for starting `ranks` ranks."""
     needs("mpi4py")
-    from ranks import find_launcher
+    from harness.ranks import find_launcher
 
     launcher = find_launcher()
     if launcher is None:

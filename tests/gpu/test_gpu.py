@@ -1,7 +1,8 @@
 """Everything that only a GPU can show; skipped without a GPU, with the reason."""
 
-import cases
 import pytest
+
+from gpu import cases
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ from expected import PAIRS, quiet, random_array, reduced, same, wide
 
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
-from oracle import kind
+from oracles.oracle import kind
 
 COUNTS = (0, 1, 7, 15, 16, 17, 255, 1000, 4097)
 MANY = 40_000  # elements, so that every block iterates several times

@@ -6,11 +6,11 @@ import mmap
 
 import numpy
 
-from compiled import compile_all
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.launch import Kernels
 from gpucoll.device.sources import text
 from gpucoll.device.store import user_store
+from harness.compiled import compile_all
 
 CANARY = 0xA5
 PROCESSORS, THREADS = 2, 64

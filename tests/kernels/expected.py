@@ -2,7 +2,7 @@
 
 import numpy
 
-from oracle import DTYPES, OPS, kind, legal
+from oracles.oracle import DTYPES, OPS, kind, legal
 
 SPECIAL = (0.0, -0.0, 1.0, -1.5, 2.0, numpy.nan, numpy.inf, -numpy.inf, 1e-45, -1e-41, 6e-8, -5e-6, 2.0**-9, 448.0,
            464.0, 465.0, 57344.0, 61439.0, 61440.0, 65504.0, 65519.0, 65520.0, 3.4e38, -3.4e38, 1.17549435e-38)

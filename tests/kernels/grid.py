@@ -12,7 +12,7 @@ from expected import CASES, NARROW, REAL
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS, elementwise_op
 from gpucoll.device import sources
-from oracle import DTYPES as NAMES
+from oracles.oracle import DTYPES as NAMES
 
 WIDTHS = (1, 2, 4, 8, 16)
 MOVES = [sources.instance(kernel, width) for kernel in sources.MOVES for width in WIDTHS]

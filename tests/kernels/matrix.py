@@ -19,13 +19,13 @@ from pathlib import Path
 
 import filelock
 
-import packages
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.formats import FORMATS
 from gpucoll.core.ops import OPS
 from gpucoll.device import nvrtc, sources
 from gpucoll.device.store import default_folder
 from gpucoll.errors import BackendError
+from harness import packages
 
 WHEELS = ("nvidia-cuda-nvrtc-cu12==12.0.76", "nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc==13.0.48",
           "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvrtc==13.1.80", "nvidia-cuda-nvrtc")  # the newest at the end

@@ -11,9 +11,9 @@ from expected import kept, quiet, same, total_of, wide
 from gpucoll.block_scaled import conversion
 from gpucoll.core.formats import FORMATS
 from gpucoll.device.launch import Quantised
-from grids import often
-from oracle import kind
-from scaled_oracle import ELEMENTS, quantised, values_of
+from harness.grids import often
+from oracles.oracle import kind
+from oracles.scaled_oracle import ELEMENTS, quantised, values_of
 
 pytestmark = pytest.mark.kernel
 

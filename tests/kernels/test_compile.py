@@ -15,8 +15,8 @@ from expected import CASES, REAL
 
 from gpucoll.device import nvrtc, sources
 from gpucoll.errors import BackendError
-from grids import naming
-from oracle import DTYPES as NAMES
+from harness.grids import naming
+from oracles.oracle import DTYPES as NAMES
 
 MOST_REGISTERS = 128  # of 65536 on a multiprocessor, for a block of 512 threads
 ARCH = "sm_90"  # every kernel compiles for ARCH, a selection for ARCHS

@@ -9,7 +9,7 @@ from emulation import Memory
 from expected import kept, random_array, same, total_of
 
 from gpucoll.training import packing
-from oracle import kind
+from oracles.oracle import kind
 
 pytestmark = pytest.mark.kernel
 

@@ -10,10 +10,10 @@ import re
 import matrix
 import pytest
 
-import packages
 from gpucoll.device import command, nvrtc
 from gpucoll.errors import BackendError
-from grids import naming
+from harness import packages
+from harness.grids import naming
 
 gate = importlib.import_module("test_compile")
 

@@ -13,7 +13,7 @@ from gpucoll.core.ops import OPS, elementwise_op
 from gpucoll.device import sources
 from gpucoll.device.launch import MOST_SOURCES
 from gpucoll.errors import ArgumentError, DtypeError
-from oracle import DTYPES as NAMES
+from oracles.oracle import DTYPES as NAMES
 
 pytestmark = pytest.mark.kernel
 

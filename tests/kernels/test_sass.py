@@ -10,11 +10,11 @@ import re
 import matrix
 import pytest
 
-import packages
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import nvrtc, sources
 from gpucoll.errors import BackendError
+from harness import packages
 
 pytestmark = [pytest.mark.kernel, pytest.mark.nightly]
 

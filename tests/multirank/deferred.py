@@ -6,9 +6,9 @@ import numpy
 
 import gpucoll as gc
 from gpucoll.core.collectives import COLLECTIVES
-from grids import generator
+from harness.grids import generator
+from harness.pace import seconds
 from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, Case, cases, made
-from pace import seconds
 
 TOLD = (gc.MismatchError, gc.PeerError, gc.RevokedError)
 DEADLINE = 20  # seconds on the reference machine: every rank must learn of the mismatch earlier

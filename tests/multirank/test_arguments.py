@@ -7,9 +7,9 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.core.collectives import COLLECTIVES
-from grids import naming
-from pace import seconds
-from thread_ranks import on_threads
+from harness.grids import naming
+from harness.pace import seconds
+from harness.thread_ranks import on_threads
 
 ARGUMENT, DTYPE = gc.ArgumentError, gc.DtypeError
 ROOTED = [name for name, row in COLLECTIVES.items() if row.rooted]

@@ -16,9 +16,9 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from grids import naming, sampled
-from pace import seconds
-from ranks import end_job, require_launcher, same_gpucoll, start_job
+from harness.grids import naming, sampled
+from harness.pace import seconds
+from harness.ranks import end_job, require_launcher, same_gpucoll, start_job
 
 pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
 

@@ -5,13 +5,12 @@ import itertools
 import numpy
 import pytest
 
-import bits
-import global_batch
 import gpucoll as gc
 from gpucoll import training
-from grids import generator, often
+from harness.grids import generator, often
+from harness.pace import seconds
 from multirank.test_executors import on_two_nodes
-from pace import seconds
+from oracles import bits, global_batch
 
 ORACLES = {True: bits.in_order, "exact": bits.exact}
 DRAWS = 6  # for a number of ranks

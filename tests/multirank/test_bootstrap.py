@@ -9,7 +9,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.device import gpus
-from leftovers import modules_in_place
+from harness.leftovers import modules_in_place
 
 PLACE = """
 import sys

@@ -16,9 +16,9 @@ import gpucoll as gc
 from gpucoll import training
 from gpucoll.health import guard
 from gpucoll.transport.rendezvous import becomes
-from grids import naming
-from pace import seconds
-from thread_ranks import all_on_threads, on_threads
+from harness.grids import naming
+from harness.pace import seconds
+from harness.thread_ranks import all_on_threads, on_threads
 
 TOLD = 1.5  # seconds: three times the limit for ranks to learn of a mismatch
 

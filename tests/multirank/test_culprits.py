@@ -12,8 +12,8 @@ from gpucoll.executors import Call, CallRequest
 from gpucoll.health import processes
 from gpucoll.health.observed import ObservedCall
 from gpucoll.health.processes import RankThreads
+from harness.pace import seconds
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
-from pace import seconds
 
 
 def out_of_reach(mpi):

@@ -11,8 +11,8 @@ import pytest
 import gpucoll as gc
 from gpucoll.communicator import cycles
 from gpucoll.communicator.cycles import ring
+from harness.pace import seconds
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
-from pace import seconds
 
 LONG = 200_000  # elements: a message waits for its receiver
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import run_job
-from pace import seconds
+from harness.jobs import run_job
+from harness.pace import seconds
 
 PROGRAMS = {"dask": ("results", "errors", "nested"), "ray": ("results", "habits", "groups", "errors", "late")}
 PACKAGES = {"dask": "distributed", "ray": "ray"}

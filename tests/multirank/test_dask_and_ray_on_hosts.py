@@ -12,8 +12,8 @@ import pytest
 import hosts
 from gpucoll.transport import ucx
 from gpucoll.transport.rendezvous import becomes
-from jobs import run_job, same_gpucoll
-from pace import seconds
+from harness.jobs import run_job, same_gpucoll
+from harness.pace import seconds
 
 MODULE, REASON = ucx.library()
 LACKING = f"UCX is not installed: {REASON}" if MODULE is None else hosts.lacking()

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from gpucoll.health.report import stories, summary
-from jobs import JOB_MARK, end_job, ends_within, marked, require_launcher, same_gpucoll, start_job
+from harness.jobs import JOB_MARK, end_job, ends_within, marked, require_launcher, same_gpucoll, start_job
+from harness.pace import seconds
 from multirank.guard_job import PHASES, TIMEOUT
 from multirank.test_guard import JOB, came_of, check_all
-from pace import seconds
 
 SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 SIZE, DEATH, LATE = 4, 3.0, TIMEOUT + 3.0  # seconds

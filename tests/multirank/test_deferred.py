@@ -11,8 +11,8 @@ import pytest
 import gpucoll as gc
 from gpucoll.health import mapped
 from gpucoll.health.preflight import MessageExchange
+from harness.pace import seconds
 from multirank.deferred import TOLD, cells, check_cells, outcomes
-from pace import seconds
 
 STEP = 48  # the default tier runs one cell in STEP
 EXECUTORS = ["nccl", "peer"]

@@ -12,13 +12,13 @@ import gpucoll as gc
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.executors import call_site
 from gpucoll.transport.tags import Tag
-from grids import generator, sampled
+from harness.grids import generator, sampled
+from harness.pace import seconds
+from harness.thread_ranks import on_threads
 from multirank.deferred import outcomes
 from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, call, cases, made
 from multirank.test_executors import on_two_nodes
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
-from pace import seconds
-from thread_ranks import on_threads
 
 EXECUTORS = (None, "shared", "mpi", "native")
 TOLD = 5.0  # seconds; an idle machine needs 0.5

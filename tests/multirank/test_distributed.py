@@ -7,8 +7,8 @@ import pytest
 
 import gpucoll as gc
 import gpucoll.distributed as dist
-from distributed_world import data, done, same, world
-from grids import naming, sampled
+from harness.grids import naming, sampled
+from multirank.distributed_world import data, done, same, world
 
 SIZES = (1, 2, 3, 4, 5, 8)
 

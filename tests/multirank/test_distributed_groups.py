@@ -8,8 +8,8 @@ import pytest
 
 import gpucoll as gc
 import gpucoll.distributed as dist
-from distributed_world import data, same, world
-from pace import seconds
+from harness.pace import seconds
+from multirank.distributed_world import data, same, world
 
 
 def in_groups(mpi):

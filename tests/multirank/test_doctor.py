@@ -13,8 +13,8 @@ import gpucoll as gc
 from gpucoll import doctor
 from gpucoll.analysis.graphs.link_graph import load_graph
 from gpucoll.doctor import facts, probes
-from pace import seconds
-from ranks import run_job
+from harness.pace import seconds
+from harness.ranks import run_job
 
 # The command with a single round of the self-test, to save time.
 QUICK = ("import gpucoll.cli, os, sys, gpucoll.doctor as doctor; doctor.SECONDS = 0.0; {}; "

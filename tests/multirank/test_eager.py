@@ -7,9 +7,9 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.executors.engine.tables import SLOTS
+from harness.pace import seconds
 from multirank.deferred import outcomes
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
-from pace import seconds
 
 ALIKE = 4  # equal calls before the first eager call
 AHEAD = SLOTS - 1  # the most calls for a rank to be ahead of its readers

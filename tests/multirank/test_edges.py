@@ -13,9 +13,9 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.executors.engine import neighbours
-from pace import Patience, seconds
-from programs import check, program
-from thread_ranks import on_threads
+from harness.pace import Patience, seconds
+from harness.thread_ranks import on_threads
+from programs.collectives import check, program
 
 EMULATED = {"GPUCOLL_DEVICE": "emulated"}
 

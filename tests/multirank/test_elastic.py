@@ -9,9 +9,9 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from commands import without_mpi4py
-from elastic_group import group_in
-from pace import seconds
+from harness.commands import without_mpi4py
+from harness.pace import seconds
+from multirank.elastic_group import group_in
 
 
 @pytest.fixture

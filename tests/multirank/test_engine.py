@@ -12,8 +12,8 @@ import pytest
 import gpucoll as gc
 from gpucoll.executors.engine.tables import FAILURE
 from gpucoll.health import guard
+from harness.pace import seconds
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
-from pace import seconds
 
 
 def roots_return(mpi):

@@ -11,9 +11,9 @@ import pytest
 import gpucoll as gc
 from gpucoll.communicator import core
 from gpucoll.executors.engine.neighbours import SMALL, TINY
+from harness.pace import seconds
+from harness.paths import least
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
-from pace import seconds
-from paths import least
 
 
 @on_shared

@@ -12,8 +12,8 @@ import gpucoll as gc
 from gpucoll.executors.engine.digest import MODULE
 from gpucoll.executors.engine.extension import built, library
 from gpucoll.health import guard
+from harness.pace import seconds
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
-from pace import seconds
 
 
 class Rung(Exception):

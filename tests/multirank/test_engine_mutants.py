@@ -2,10 +2,10 @@
 
 import pytest
 
-import engine_mutants
+from faults import engine_mutants
+from harness.ranks import RankError, RanksHung
 from multirank import test_disagreements, test_eager, test_engine, test_mail, test_metadata, test_one_pass
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
-from ranks import RankError, RanksHung
 
 HOMES = (test_disagreements, test_eager, test_engine, test_mail, test_metadata, test_one_pass)
 MUTANTS = engine_mutants.CALLS | engine_mutants.MAIL | engine_mutants.EAGER

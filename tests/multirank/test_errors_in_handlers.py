@@ -9,11 +9,11 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from commands import gpucoll_run
 from gpucoll.launch import mpi_jobs
 from gpucoll.launch.mpi_jobs import ENDED, _job_code
-from jobs import JOB_MARK, kill_marked, marked, same_gpucoll
-from pace import seconds
+from harness.commands import gpucoll_run
+from harness.jobs import JOB_MARK, kill_marked, marked, same_gpucoll
+from harness.pace import seconds
 
 STANDALONE = ["--standalone"]
 FAILS = """

@@ -10,18 +10,17 @@ from unittest import mock
 import numpy
 import pytest
 
-import blocks
 import gpucoll as gc
 import mixture
-import oracle
-import programs
 from gpucoll.arrays.segments import Copier
 from gpucoll.communicator.links import MpiLink
 from gpucoll.executors.engine import plans
 from gpucoll.tuner import model
-from grids import generator, often
-from pace import seconds
-from programs import MOVEMENTS, REDUCTIONS, program
+from harness.grids import generator, often
+from harness.pace import seconds
+from oracles import oracle
+from programs import blocks, collectives
+from programs.collectives import MOVEMENTS, REDUCTIONS, program
 
 ALL = (*REDUCTIONS, *MOVEMENTS)
 EXECUTORS = {"mpi": "cpu", "shared": "cpu", "native": "cpu", "nccl": "emulated", "peer": "emulated"}
@@ -45,7 +44,7 @@ def test_every_collective(request, ranks, name):
         env["GPUCOLL_DEVICE"] = "emulated"
     random = generator(f"processes/{name}")
     drawn = [(collective, "native" if name == "native" else random.choice(
-        [one for one in programs.algorithms(collective) if one != "native"]), "sum", "int32", count, chance)
+        [one for one in collectives.algorithms(collective) if one != "native"]), "sum", "int32", count, chance)
         for collective in ALL for count, chance in ((random.choice((0, 7)), 0.0), (random.choice((5000, 70001)), 0.9))]
     ranks(one_by_one, 3, drawn, env=env, timeout=seconds(100))
 
@@ -58,7 +57,7 @@ def test_random_programs(ranks, executor, count):
     def test(size, steps):
         ranks(mixed, size, steps, env={"GPUCOLL_EXECUTOR": executor}, timeout=100)
 
-    mixture.given(count, test, (2, 3), algorithms=None if executor else programs.algorithms)
+    mixture.given(count, test, (2, 3), algorithms=None if executor else collectives.algorithms)
 
 
 @pytest.mark.parametrize("device", ["", pytest.param("emulated", marks=[pytest.mark.slow, pytest.mark.emulated])])
@@ -67,8 +66,8 @@ def test_native_collectives_on_all_ops_and_dtypes(request, ranks, device):
         request.getfixturevalue("emulated_kernels")
     env = {"GPUCOLL_DEVICE": device or None}
     for collective in REDUCTIONS:
-        ranks(programs.every_op_and_dtype, 4, collective, "native", 1, timeout=seconds(100), env=env)
-    for body in (programs.special_values, programs.shapes_and_strides):
+        ranks(collectives.every_op_and_dtype, 4, collective, "native", 1, timeout=seconds(100), env=env)
+    for body in (collectives.special_values, collectives.shapes_and_strides):
         ranks(body, 3, "native", env=env)
 
 
@@ -87,7 +86,7 @@ def over_memory(mpi, mapped):
     """Reading memory of other processes gives the same bits as messages; symmetric memory is read in place."""
     with large(mapped=mapped), gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor="shared") as here, \
             gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor="mpi") as there:
-        assert programs.rounded(here, "float32") == programs.rounded(there, "float32")
+        assert collectives.rounded(here, "float32") == collectives.rounded(there, "float32")
         here.barrier()
         with mock.patch.object(Copier, "read", side_effect=AssertionError):
             for algorithm in ("two_shot", "one_shot", "ring"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from commands import gpucoll_run
+from harness.commands import gpucoll_run
 
 JOB = """
 import sys, time

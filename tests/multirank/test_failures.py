@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from pace import seconds
+from harness.pace import seconds
 
 # Rank 1 is late: it waits until rank 0 has given up. Rank 0 then watches its own memory until rank 1 has finished.
 LATE = """

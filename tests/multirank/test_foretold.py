@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from grids import generator, often
+from harness.grids import generator, often
 from multirank.test_executors import on_two_nodes
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 

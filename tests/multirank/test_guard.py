@@ -13,10 +13,10 @@ import gpucoll as gc
 from gpucoll.health.flight import CALLS, Flight
 from gpucoll.health.observed import Fault
 from gpucoll.health.report import stories, summary
-from grids import often
+from harness.grids import often
+from harness.pace import seconds
 from multirank import guard_job
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
-from pace import seconds
 
 JOB = Path(guard_job.__file__)
 SLOW = pytest.mark.slow

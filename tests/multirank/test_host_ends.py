@@ -14,9 +14,9 @@ import pytest
 
 import hosts
 from gpucoll.transport import ucx
-from grids import sampled
-from jobs import same_gpucoll
-from pace import seconds
+from harness.grids import sampled
+from harness.jobs import same_gpucoll
+from harness.pace import seconds
 
 # Rank VICTIM ends in its call NUMBER, of LENGTH elements, in the way HOW; "freeze" stops the victim's whole host.
 JOB = """

@@ -14,14 +14,14 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import jobs
 from gpucoll.transport.farewell import Farewell, Sent, Why, by_mpi
 from gpucoll.transport.rendezvous import becomes
-from grids import sampled
+from harness import jobs
+from harness.grids import sampled
+from harness.pace import seconds
+from harness.thread_ranks import all_on_threads
 from multirank import leaving_job
 from multirank.leaving_job import LONG, PLACES, RIGHT
-from pace import seconds
-from thread_ranks import all_on_threads
 
 JOB = Path(leaving_job.__file__)
 LEAVES = [number for number, line in enumerate(JOB.read_text().splitlines(), 1) if line.endswith("# leaves")]

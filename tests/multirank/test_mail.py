@@ -9,8 +9,8 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from harness.pace import seconds
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
-from pace import seconds
 
 SHORT, LETTERS = 1 << 13, 8  # most bytes of an eager message, and slots of a mailbox, as in kernels/engine/mail.h
 LENGTHS = (0, 1, 7, SHORT // 8, SHORT // 8 + 1, 100_000)

@@ -9,7 +9,7 @@ import pytest
 
 import gpucoll as gc
 import mixture
-from thread_ranks import on_threads
+from harness.thread_ranks import on_threads
 
 SOAK = Path(__file__).parents[1] / "soak.py"
 WARM_UP, ROOM = 0.1, 16  # share of the communicators; MiB of growth allowed, since allocators keep memory

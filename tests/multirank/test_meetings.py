@@ -2,16 +2,14 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 from gpucoll.launch import launchers
+from harness.pace import seconds
+from harness.ranks import launch
 from multirank.test_stand_in import environment
-from pace import seconds
-from ranks import launch
 
-PROGRAM = Path(__file__).parents[1] / "gpu_meetings.py"
 SIZE = 3
 SOON = 3.0  # seconds on a fast machine, far below the deadline of the programs; documents say 1
 # A process between the launcher and a rank: without it the launcher would end all ranks after the first death.
@@ -26,9 +24,9 @@ pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 
 @pytest.fixture
 def told(launcher, emulated_kernels, tmp_path):
-    """Return a function that runs programs of `gpu_meetings`, and returns what each rank was told, by program."""
+    """Return a function that runs programs of `gpu.meetings`, and returns what each rank was told, by program."""
     def run(*names, words=(), **variables):
-        result = launch(SIZE, sys.executable, *words, PROGRAM, *names, timeout=seconds(120),
+        result = launch(SIZE, sys.executable, *words, "-m", "gpu.meetings", *names, timeout=seconds(120),
                         env=environment(**variables, SURVIVORS=str(tmp_path)))
         found = {name: {} for name in names}
         for line in result.stdout.splitlines():

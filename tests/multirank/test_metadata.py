@@ -8,10 +8,10 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import oracle
 from gpucoll.communicator import core
+from harness.pace import seconds
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
-from pace import seconds
+from oracles import oracle
 
 
 @on_shared

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from grids import SEED, often
-from pace import seconds
+from harness.grids import SEED, often
+from harness.pace import seconds
 
 HERE = Path(__file__).parents[1]
 SUITE = ("test_cco_buf", "test_cco_vec", "test_cco_nb_buf", "test_cco_nb_vec", "test_p2p_buf")
-BY = "import sys; sys.path.insert(0, sys.argv[1]); import mpi_calls, mpi_kept; from mpi4py import MPI; "
+BY = "import sys; sys.path.insert(0, sys.argv[1]); from multirank import mpi_calls, mpi_kept; from mpi4py import MPI; "
 
 
 @pytest.mark.parametrize("size", often([1, 3, 4], 3))
@@ -58,7 +58,7 @@ def suite(tmp_path_factory):
 @pytest.mark.slow
 def test_mpi4pys_own_tests(mpiexec, suite):
     """mpi4py's own tests pass on gpucoll. Half of the tests use COMM_SELF, and so cover one rank as well."""
-    job = mpiexec(3, sys.executable, HERE / "mpi_suite.py", suite, *SUITE, timeout=seconds(200))
+    job = mpiexec(3, sys.executable, HERE / "multirank" / "mpi_suite.py", suite, *SUITE, timeout=seconds(200))
     assert job.returncode == 0, job.stderr
     found = re.findall(r"rank \d+: (\d+) tests, (\d+) calls ours", job.stdout)
     assert len(found) == 3, job.stdout

@@ -13,7 +13,7 @@ import pytest
 import gpucoll as gc
 from gpucoll.communicator import core
 from gpucoll.executors.native import NativeExecutor, _Collective
-from pace import seconds
+from harness.pace import seconds
 
 COUNTS = (3, 70_000)  # elements of a block: eager and rendezvous messages of MPI
 native = {"algorithm": "native"}

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import kills
-from elastic_group import BEGIN
 from gpucoll.transport import ucx
-from jobs import require_launcher, run_job
+from harness.jobs import require_launcher, run_job
+from harness.pace import seconds
+from multirank import kills
+from multirank.elastic_group import BEGIN
 from multirank.test_deaths import KEEPER
-from pace import seconds
 
 SIZE, STEPS = 4, 6
 UCX, REASON = ucx.library()

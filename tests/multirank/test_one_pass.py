@@ -9,13 +9,13 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import oracle
-import programs
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.neighbours import SMALL, TINY
-from pace import seconds
+from harness.pace import seconds
+from oracles import oracle
+from programs import collectives
 
 SHOTS = ("one_shot", "two_shot")
 SEGMENT, LONG = 1 << 18, 1 << 14  # bytes
@@ -42,7 +42,7 @@ def every_op_and_dtype(comm, algorithm):
     """Each op and dtype is right twice: the first call runs as an operation, the second at once in the engine."""
     for name, op in itertools.product(DTYPES, OPS):
         for count in (1, 3, 17, 1000) if oracle.legal(op, name) else ():
-            everyone = programs.inputs(op, name, comm.size, (count,))
+            everyone = collectives.inputs(op, name, comm.size, (count,))
             x, out = everyone[comm.rank], numpy.empty_like(everyone[0])
             for _ in range(2):
                 found = comm.all_reduce(x, out, op=op, algorithm=algorithm)

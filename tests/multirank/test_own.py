@@ -6,12 +6,12 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import leftovers
-import oracle
 from gpucoll import Copy, RecvReduce, Send, Slice
-from pace import seconds
+from harness import leftovers
+from harness.pace import seconds
+from oracles import oracle
 
-OWN = str(Path(__file__).parents[1] / "own.py")
+OWN = str(Path(__file__).parents[1] / "programs" / "own.py")
 
 
 @leftovers.without_algorithms()

@@ -10,9 +10,9 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import thread_ranks
-from commands import KEEPER
-from pace import seconds
+from harness import thread_ranks
+from harness.commands import KEEPER
+from harness.pace import seconds
 
 pytestmark = [pytest.mark.emulated, pytest.mark.kernel]
 

@@ -10,7 +10,7 @@ import pytest
 import gpucoll as gc
 from gpucoll.core.dtypes import DTYPES, numpy_dtype
 from gpucoll.device.messages import Counted
-from pace import seconds
+from harness.pace import seconds
 
 
 def messages(comm):

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy
 import pytest
 
-import leftovers
-from jobs import JOB_MARK, JobTimeout, marked
-from pace import seconds
-from ranks import MOST_COPIES, LeftBehind, RankDied, RankError, RankPool, RanksHung
+from harness import leftovers
+from harness.jobs import JOB_MARK, JobTimeout, marked
+from harness.pace import seconds
+from harness.ranks import MOST_COPIES, LeftBehind, RankDied, RankError, RankPool, RanksHung
 
 
 class Picky(Exception):
@@ -195,7 +195,8 @@ def test_ranks_that_wait_in_vain_show_their_stacks(three, action, kind, options)
 PARENT = """
 import os, sys
 sys.path[:0] = {path!r}
-import ranks, test_pool
+import test_pool
+from harness import ranks
 pool = ranks.RankPool(size=2)
 pool.run(test_pool.who, 2)
 assert "mpi4py.MPI" not in sys.modules

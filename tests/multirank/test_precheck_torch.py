@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from pace import seconds
+from harness.pace import seconds
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None,
                                 reason="PyTorch is not installed: pip install torch")
 ROOT = Path(__file__).parents[2]
 METHODS, TRAINING = (ROOT / "tests/multirank" / name for name in ("torch_job.py", "torch_training_job.py"))
-FAULTY = ROOT / "tests/faulty_torch_programs.py"
+FAULTY = ROOT / "tests/faults/faulty_torch_programs.py"
 NAMES = re.findall(r"^@fault.*\ndef (\w+)", FAULTY.read_text(), re.MULTILINE)
 
 
@@ -66,7 +66,7 @@ def test_a_thousand_random_programs_have_no_finding():
 
 
 def check_random(count, first):
-    job = python(ROOT / "tests/torch_mixture.py", count, first)
+    job = python(ROOT / "tests/multirank/torch_mixture.py", count, first)
     assert job.returncode == 0, job.stderr
     assert re.fullmatch(rf"{count} programs, \d+ steps, 0 with a finding\n", job.stdout), job.stdout
 

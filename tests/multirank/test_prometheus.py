@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import end_job, ends_within, require_launcher, same_gpucoll, start_job
-from pace import Patience, seconds
+from harness.jobs import end_job, ends_within, require_launcher, same_gpucoll, start_job
+from harness.pace import Patience, seconds
 
 pytestmark = pytest.mark.nightly
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pace import seconds
+from harness.pace import seconds
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -2,10 +2,10 @@
 
 import pytest
 
-import kills
-from elastic_group import group_in
 from gpucoll.transport import ucx
-from grids import generator
+from harness.grids import generator
+from multirank import kills
+from multirank.elastic_group import group_in
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from argparse import Namespace
 
 import pytest
 
-from commands import gpucoll_run
 from gpucoll.launch import jobs
-from refusals import refused
+from harness.commands import gpucoll_run
+from harness.refusals import refused
 
 UNSET = dict.fromkeys("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT PYTHONUNBUFFERED".split())
 SHOW = """

@@ -9,12 +9,12 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from commands import without_mpi4py
 from gpucoll.communicator import links
-from jobs import require_launcher, same_gpucoll
-from pace import seconds
+from harness.commands import without_mpi4py
+from harness.jobs import require_launcher, same_gpucoll
+from harness.pace import seconds
 
-PROGRAM = Path(__file__).parents[1] / "second_deaths.py"
+PROGRAM = Path(__file__).with_name("second_deaths.py")
 SLOW = pytest.mark.slow
 # The dying rank, and its last step; after `all_gather:2` some ranks have the new group, and others not.
 LEADER = "_invite:1 notify:2 allgather:2 meet:1 all_gather:2"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import gpucoll_run
-from grids import naming
+from harness.commands import gpucoll_run
+from harness.grids import naming
 
 PROGRAMS = Path(__file__).parents[1] / "seed_programs"
 SIZE = 4

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from clusters import FAILS, PLACE, made_cluster
-from pace import Patience, seconds
-from thread_ranks import on_threads
+from harness.clusters import FAILS, PLACE, made_cluster
+from harness.pace import Patience, seconds
+from harness.thread_ranks import on_threads
 
 pytestmark = pytest.mark.nightly
 

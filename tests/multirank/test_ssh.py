@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import hosts
-from clusters import FAILS, PLACE, made_cluster
-from pace import seconds
-from ranks import run_job
+from harness.clusters import FAILS, PLACE, made_cluster
+from harness.pace import seconds
+from harness.ranks import run_job
 
 pytestmark = pytest.mark.nightly
 

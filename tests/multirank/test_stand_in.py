@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from pace import seconds
-from ranks import RankPool, launch, run_job
+from harness.pace import seconds
+from harness.ranks import RankPool, launch, run_job
 
 HERE = Path(__file__).parents[1]
 STAND_IN = str(HERE / "stand_in")
@@ -34,7 +34,7 @@ def environment(**variables):
 
 @pytest.fixture(scope="module")
 def gpus(launcher, emulated_kernels):
-    """Yield `gpus(name, size, *args)`, a function to run a program of `gpu_programs` on ranks with a GPU each."""
+    """Yield `gpus(name, size, *args)`, a function to run a program of `gpu.programs` on ranks with a GPU each."""
     with pytest.MonkeyPatch.context() as patch, RankPool() as pool:
         patch.syspath_prepend(STAND_IN)
         for name, value in environment().items():
@@ -45,9 +45,9 @@ def gpus(launcher, emulated_kernels):
 
 def on_mpi(mpi, name, *arguments):
     """Run a program on a rank. The test process must not import the stand-in: other tests would take it for CuPy."""
-    import gpu_programs
+    from gpu import programs
 
-    return gpu_programs.on_mpi(mpi, name, *arguments)
+    return programs.on_mpi(mpi, name, *arguments)
 
 
 def named(programs, slow="", machine="usual", sample=()):
@@ -213,7 +213,7 @@ def test_native_reductions(gpus, collective, machine):
 
 @NIGHTLY
 def test_a_fault_is_told(mpiexec, emulated_kernels):
-    code = "import gpu_programs; from mpi4py import MPI; gpu_programs.on_mpi(MPI.COMM_WORLD, 'faulted')"
+    code = "from gpu import programs; from mpi4py import MPI; programs.on_mpi(MPI.COMM_WORLD, 'faulted')"
     assert job(1, code, GPUCOLL_STAND_IN="hostile,-device_changes") == ""
 
 
@@ -236,14 +236,14 @@ def test_other_numbers_of_ranks_and_gpus(mpiexec, emulated_kernels, size, count,
     shared = {**SHARE, "NCCL_MULTI_RANK_GPU_ENABLE": "1"} if size > count else {}
     for variables, programs in (({}, [*ANYWHERE, *WITH_NCCL, *TRAINING]), (PEER, ON_PEER)):
         which = json.dumps([program for program in programs if size > 1 or program[0] not in SEVERAL])
-        result = launch(size, sys.executable, HERE / "gpu_programs.py", which, timeout=seconds(800),
+        result = launch(size, sys.executable, "-m", "gpu.programs", which, timeout=seconds(800),
                         env=environment(**variables, **shared, **machine, STAND_IN_GPUS=str(count)))
         assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow
 def test_torchs_calls_on_cupy_arrays(mpiexec, emulated_kernels):
-    assert job(2, "import gpu_programs; print(gpu_programs.torch_like())") == "nccl" * 2
+    assert job(2, "from gpu import programs; print(programs.torch_like())") == "nccl" * 2
 
 
 CLAIM = """
@@ -269,7 +269,7 @@ def test_two_ranks_on_one_gpu(mpiexec, emulated_kernels, variables, said):
 
 @pytest.mark.slow
 def test_two_ranks_on_one_gpu_have_no_switch(mpiexec, emulated_kernels):
-    result = launch(2, sys.executable, HERE / "gpu_programs.py", '[["on_one_gpu"]]', timeout=seconds(120),
+    result = launch(2, sys.executable, "-m", "gpu.programs", '[["on_one_gpu"]]', timeout=seconds(120),
                     env=environment(**PEER, **SHARE, STAND_IN_GPUS="1", STAND_IN_SWITCH="1",
                                     NCCL_MULTI_RANK_GPU_ENABLE="1"))
     assert result.returncode == 0, result.stdout + result.stderr
@@ -381,6 +381,6 @@ PEER_HOSTILE = [("dlpack",), ("planned",), ("captured", "ring"), ("kernels_of_th
                  marks=NIGHTLY)])
 def test_threads(emulated_kernels, programs, gpus, variables):
     which = json.dumps([("threads", 3, *program) for program in programs])
-    result = run_job([sys.executable, HERE / "gpu_programs.py", which], seconds(200),
+    result = run_job([sys.executable, "-m", "gpu.programs", which], seconds(200),
                      environment(STAND_IN_GPUS=str(gpus), **variables))
     assert result.returncode == 0, result.stdout + result.stderr

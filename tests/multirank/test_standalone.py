@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from commands import gpucoll_run, without_mpi4py
 from gpucoll import cli
 from gpucoll.launch import launchers
-from jobs import JOB_MARK, kill_marked, marked, same_gpucoll
-from pace import seconds
-from refusals import refused
+from harness.commands import gpucoll_run, without_mpi4py
+from harness.jobs import JOB_MARK, kill_marked, marked, same_gpucoll
+from harness.pace import seconds
+from harness.refusals import refused
 
 COLLECTIVES = f"""
 import sys
@@ -25,7 +25,7 @@ import numpy
 import gpucoll as gc
 sys.path[:0] = [{str(Path(__file__).parents[1])!r}]
 import mixture
-from grids import generator
+from harness.grids import generator
 
 def check(comm):
     mixture.run(comm, mixture.draw(generator("standalone"), comm.size, steps=20))

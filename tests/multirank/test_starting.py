@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import require_launcher
+from harness.jobs import require_launcher
+from harness.pace import seconds
 from multirank.conftest import DEPENDS
-from pace import seconds
 
 NEVER_STARTS = """
 import os, signal, sys, time

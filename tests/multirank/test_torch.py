@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import global_batch
 from gpucoll.launch import launchers
+from oracles import global_batch
 
 pytestmark = [
     pytest.mark.multirank,

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from grids import generator
-from jobs import run_job, same_gpucoll
-from pace import Patience, seconds
+from harness.grids import generator
+from harness.jobs import run_job, same_gpucoll
+from harness.pace import Patience, seconds
 
-torchft_job = pytest.importorskip("torchft_job", reason="PyTorch is not installed", exc_type=ImportError)
+torchft_job = pytest.importorskip("multirank.torchft_job", reason="PyTorch is not installed", exc_type=ImportError)
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(importlib.util.find_spec("torchft") is None,
                                                       reason="torchft is not installed: pip install torchft")]
 JOB = Path(torchft_job.__file__)

@@ -11,7 +11,7 @@ import pytest
 
 import gpucoll as gc
 import train
-from commands import gpucoll_run
+from harness.commands import gpucoll_run
 
 pytest.importorskip("sklearn", reason="pip install gpucoll[train]")
 

@@ -11,13 +11,13 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import leftovers
 from gpucoll.calibration import measure
 from gpucoll.cli import main, tune_on_graph
 from gpucoll.device.store import user_store
 from gpucoll.tuner import table as tables
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_toml, parse
-from pace import seconds
+from harness import leftovers
+from harness.pace import seconds
 
 
 def store(mpi):

@@ -11,8 +11,8 @@ import pytest
 
 import hosts
 from gpucoll.tuner.table import parse
-from pace import seconds
-from ranks import run_job
+from harness.pace import seconds
+from harness.ranks import run_job
 
 # A replacement of ssh for MPICH's mpiexec, called with options, an address, and a shell command for this host.
 LOGIN = """#!/bin/sh

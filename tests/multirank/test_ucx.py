@@ -24,8 +24,8 @@ from gpucoll.transport.kvstore import MemoryStore
 from gpucoll.transport.mailbox import StoreRanks
 from gpucoll.transport.rendezvous import becomes
 from gpucoll.transport.tags import TAGS
-from jobs import run_job, same_gpucoll
-from pace import seconds
+from harness.jobs import run_job, same_gpucoll
+from harness.pace import seconds
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 JOB = os.path.join(ROOT, "multirank", "ucx_job.py")

@@ -4,10 +4,10 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from grids import naming
-from pace import seconds
-from programs import program
-from thread_ranks import on_threads
+from harness.grids import naming
+from harness.pace import seconds
+from harness.thread_ranks import on_threads
+from programs.collectives import program
 
 SHORT, LONG = 3, 5000  # elements of an eager and of a rendezvous message
 

@@ -10,7 +10,7 @@ from torch import nn
 import gpucoll.torch  # noqa: F401 - registers the backend
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import global_batch
+from oracles import global_batch
 
 
 class Model(nn.Module):

@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy
 import pytest
 
-import extension
 import gpucoll as gc
 import mixture
 from gpucoll.communicator import links
 from gpucoll.health import processes
 from gpucoll.transport import ucx
-from grids import generator
+from harness import extension
+from harness.grids import generator
+from harness.pace import seconds
 from multirank import test_points, test_wildcards
-from pace import seconds
 
 EACH = int(os.environ["LOCAL_WORLD_SIZE"])
 NODE, NODES = int(os.environ["RANK"]) // EACH, int(os.environ["WORLD_SIZE"]) // EACH

@@ -4,7 +4,6 @@ import functools
 
 import numpy
 
-import oracle
 from gpucoll.algorithms import schedule
 from gpucoll.core.chunks import Layout
 from gpucoll.core.collectives import COLLECTIVES
@@ -16,6 +15,7 @@ from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.peer import Room
 from gpucoll.executors.peer.step_tables import BUFFERS, check, program, tables
 from gpucoll.plan import Layouts, Plan
+from oracles import oracle
 from peer.world import World, placed, zeros
 
 UNWRITTEN = 0xA5

@@ -10,12 +10,12 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import thread_ranks
 from gpucoll.device import sources
 from gpucoll.executors.peer import binding
 from gpucoll.executors.peer.memory import HostMemory
+from harness import thread_ranks
+from harness.pace import seconds
 from multirank import test_peer_life as processes
-from pace import seconds
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from compiled import compile_all
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import nvrtc, sources
 from gpucoll.errors import BackendError
-from grids import generator
-from pace import seconds
+from harness.compiled import compile_all
+from harness.grids import generator
+from harness.pace import seconds
 from peer import mutants
 
 HERE = Path(__file__).parent

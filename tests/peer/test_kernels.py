@@ -6,13 +6,13 @@ import itertools
 import numpy
 import pytest
 
-import oracle
-from compiled import compile_all
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import sources
 from gpucoll.device.peer import Room
-from grids import batches, naming
+from harness.compiled import compile_all
+from harness.grids import batches, naming
+from oracles import oracle
 from peer import direct, mutants, schedules
 from peer.schedules import Case
 from peer.world import ALL, Fault, World, library

@@ -8,7 +8,7 @@ from gpucoll.algorithms import algorithms
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.executors.peer.step_tables import check
 from gpucoll.verify.symbolic import ScheduleError
-from grids import batches, naming
+from harness.grids import batches, naming
 from peer.schedules import Case
 
 ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]

@@ -8,7 +8,6 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from commands_of import run
 from gpucoll import Copy, Recv, RecvReduce, Reduce, Send, Slice
 from gpucoll.algorithms import Traits, find
 from gpucoll.analysis.draw import draw
@@ -16,10 +15,11 @@ from gpucoll.analysis.simulate import simulate
 from gpucoll.analysis.verify import verify
 from gpucoll.tuner.choice import allowed, scheduled
 from gpucoll.verify.user import Claim, proved
-from refusals import refused
-from thread_ranks import on_threads
+from harness.commands_of import run
+from harness.refusals import refused
+from harness.thread_ranks import on_threads
 
-OWN = str(Path(__file__).parents[1] / "own.py")
+OWN = str(Path(__file__).parents[1] / "programs" / "own.py")
 IN, OUT, HELD = Slice("input", 0), Slice("output", 0), Slice("scratch", 0)
 pytestmark = pytest.mark.usefixtures("own_algorithms")
 

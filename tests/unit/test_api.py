@@ -6,7 +6,7 @@ import sys
 
 import gpucoll as gc
 from gpucoll.cli import main
-from refusals import refused
+from harness.refusals import refused
 
 # Programs rely on these names: none may disappear, and none may appear by accident.
 NAMES = """ArgumentError BackendError ClosedError CollectiveTimeout Communicator DtypeError GpucollError MismatchError

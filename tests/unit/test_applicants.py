@@ -14,7 +14,7 @@ from gpucoll.transport.applicants import ANY, APPLICANTS, NEWCOMERS
 from gpucoll.transport.connections import StoreError
 from gpucoll.transport.join_ports import JoinPort, ask, ask_for_a_place
 from gpucoll.transport.rendezvous import becomes
-from pace import seconds
+from harness.pace import seconds
 
 KEY, TOKEN = "key of test_applicants", "token of test_applicants"
 

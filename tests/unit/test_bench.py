@@ -8,10 +8,10 @@ import pytest
 from gpucoll.bench import arguments, cases, summary
 from gpucoll.bench.cases import Case
 
-import oracle
 from gpucoll.errors import ArgumentError
-from grids import naming
-from refusals import refused
+from harness.grids import naming
+from harness.refusals import refused
+from oracles import oracle
 
 # busbw divided by algbw on 2, 4 and 8 ranks, worked out by hand from nccl-tests' doc/PERFORMANCE.md and sources.
 SHARE, TWO_SHARES, ONE = (0.5, 0.75, 0.875), (1.0, 1.5, 1.75), (1.0, 1.0, 1.0)

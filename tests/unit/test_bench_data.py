@@ -6,8 +6,8 @@ from gpucoll.bench import cases, operands
 from gpucoll.bench.cases import Case
 from gpucoll.bench.data import Data, Turn
 
-import oracle
-from grids import naming
+from harness.grids import naming
+from oracles import oracle
 
 LEGAL = [(op, dtype) for op in oracle.OPS for dtype in oracle.DTYPES if oracle.legal(op, dtype)]
 TESTS = [name for name in cases.TESTS if name != "barrier"]

@@ -14,7 +14,7 @@ import pytest
 
 from browser import made
 from gpucoll.errors import ArgumentError, UsageError
-from refusals import refused
+from harness.refusals import refused
 
 pytest.importorskip("plotly", reason="pages need plotly: pip install gpucoll[report]")
 

@@ -5,10 +5,10 @@ from fractions import Fraction
 
 import pytest
 
-from counting import count
 from gpucoll.algorithms import find, registry, schedule
 from gpucoll.core.schedule import Recv, RecvReduce, Send
-from grids import naming
+from harness.grids import naming
+from oracles.counting import count
 
 ROWS = sorted(registry())
 ONE = Fraction(1)

@@ -15,9 +15,9 @@ import gpucoll as gc
 from gpucoll.health import remote
 from gpucoll.transport import connections, kvstore
 from gpucoll.transport.connections import LENGTHS, STRANGERS, Connection, Hub, StoreError, proof
-from pace import seconds
-from strangers import attack, connected_to
-from watch_threads import Ranks, becomes, made
+from harness.pace import seconds
+from harness.watch_threads import Ranks, becomes, made
+from unit.strangers import attack, connected_to
 
 TOKEN = "0123456789abcdef"
 NONCES = "0" * 32, "1" * 32

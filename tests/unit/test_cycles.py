@@ -15,7 +15,7 @@ from gpucoll.progress import exits
 from gpucoll.progress.operations import Work
 from gpucoll.progress.partners import End
 from gpucoll.progress.waits import Progress
-from pace import seconds
+from harness.pace import seconds
 
 PATIENCE = seconds(60)
 

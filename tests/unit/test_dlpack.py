@@ -8,8 +8,8 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.arrays import as_array
-from pace import seconds
-from thread_ranks import on_threads
+from harness.pace import seconds
+from harness.thread_ranks import on_threads
 
 
 class Interface:

@@ -15,7 +15,7 @@ import gpucoll
 from gpucoll import cli
 from gpucoll.algorithms import registry
 from gpucoll.core.collectives import COLLECTIVES
-from sources import ROOT, files, nodes_of
+from harness.sources import ROOT, files, nodes_of
 
 README = (ROOT / "README.md").read_text()
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery"]
@@ -31,8 +31,8 @@ CODE = re.compile(r"GC-[A-Z0-9][A-Z0-9-]*")
 
 
 def test_doctests():
-    failed = [name for name in ("gpucoll", "grids", *MODULES) if doctest.testmod(importlib.import_module(name)).failed]
-    assert not failed
+    modules = map(importlib.import_module, ("gpucoll", "harness.grids", *MODULES))
+    assert not [module.__name__ for module in modules if doctest.testmod(module).failed]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "```pycon" in page.read_text()], ids=lambda page: page.stem)

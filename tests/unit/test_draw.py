@@ -11,15 +11,15 @@ from collections import Counter
 import pytest
 
 import gpucoll as gc
-from counting import count
 from gpucoll.algorithms import algorithms, registry, schedule
 from gpucoll.analysis.draw import draw, view
 from gpucoll.analysis.draw.record import NOBODY
 from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Send
-from grids import sampled
-from refusals import refused
+from harness.grids import sampled
+from harness.refusals import refused
+from oracles.counting import count
 
 NAMES = list(registry())
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,7 +10,6 @@ from fractions import Fraction
 import pytest
 
 import gpucoll as gc
-import synthesised
 from gpucoll.analysis.graphs.bounds import FORMULAS, bound
 from gpucoll.analysis.graphs.few_steps import SERVED, FewSteps
 from gpucoll.analysis.graphs.link_graph import Edge, LinkGraph, load_graph
@@ -20,7 +19,8 @@ from gpucoll.analysis.simulate import seconds_on, simulate
 from gpucoll.cli import main
 from gpucoll.core.schedule import Recv
 from gpucoll.core.transfers import Transfers, pieces_of
-from refusals import refused
+from harness.refusals import refused
+from programs import synthesised
 
 pytestmark = pytest.mark.usefixtures("own_algorithms")
 

@@ -12,7 +12,7 @@ import pytest
 
 import gpu_check
 import gpu_nodes
-from pace import seconds
+from harness.pace import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS, STAND_IN = ROOT / "scripts", ROOT / "tests" / "stand_in"

@@ -17,7 +17,7 @@ from gpucoll.analysis.graphs.bounds import bound
 from gpucoll.analysis.graphs.link_graph import load_graph
 from gpucoll.cli import main
 from gpucoll.core.schedule import Recv, RecvReduce
-from refusals import refused
+from harness.refusals import refused
 
 SVG = "{http://www.w3.org/2000/svg}"
 GRAPHS = ["dgx1", "torus(4x4)", "torus(3x3x2)", "dgx_a100(2)", "ring(8)", "grid(3x3)", "grid(5)", "ndv2", "dgx2",

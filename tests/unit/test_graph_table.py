@@ -33,7 +33,7 @@ from gpucoll.tuner.table import (
     parse,
     read,
 )
-from refusals import refused
+from harness.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("own_algorithms")
 LINK = LinkCost("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)

@@ -17,8 +17,8 @@ from gpucoll.analysis.graphs.max_flow import FlowNetwork
 from gpucoll.analysis.graphs.synthesis import SCHEDULES, synthesis, trees_for
 from gpucoll.analysis.simulate import load_links, simulate
 from gpucoll.cli import main
-from refusals import refused
-from synthesised import check_on_threads, proved
+from harness.refusals import refused
+from programs.synthesised import check_on_threads, proved
 
 PAIR = """
 kind = "graph"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import oracle
 from gpucoll.cli import main
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import EXACT, OPS
@@ -18,9 +17,10 @@ from gpucoll.device.command import CompileJob, compile_one, instances
 from gpucoll.device.store import Store
 from gpucoll.errors import BackendError
 from gpucoll.transport.rendezvous import becomes
-from jobs import JOB_MARK, marked
-from pace import seconds
-from refusals import refused
+from harness.jobs import JOB_MARK, marked
+from harness.pace import seconds
+from harness.refusals import refused
+from oracles import oracle
 
 ROOT = Path(__file__).parents[2]
 KINDS = ["steps", "fold_share", "fold_all", "reduce", "packets", "ll128", "multimem_share", "cast", "scale", "compress",

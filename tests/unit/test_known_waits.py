@@ -9,15 +9,15 @@ import pytest
 from gpucoll import internal
 from gpucoll.errors import RankFailedError
 from gpucoll.progress.waits import Progress
-from known_waits import KNOWN
-from wait_places import PACKAGE, places, rows
+from unit.known_waits import KNOWN
+from unit.wait_places import PACKAGE, places, rows
 
 
 def test_every_wait_is_in_progress_or_known():
     known = [" ".join(row.split()) for text in KNOWN.values() for row in text.strip().splitlines()]
     found = [row for row in places() if not row.startswith("precheck/")]
     assert len(known) == len({*known})
-    assert sorted({*found} - {*known}) == [], "wait in gpucoll/progress, or give a reason in tests/known_waits.py"
+    assert sorted({*found} - {*known}) == [], "wait in gpucoll/progress, or give a reason in tests/unit/known_waits.py"
     assert sorted({*known} - {*found}) == []
 
 

@@ -22,8 +22,8 @@ from gpucoll.health.processes import Processes
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.farewell import Farewell, Why
-from pace import seconds
-from thread_ranks import all_on_threads
+from harness.pace import seconds
+from harness.thread_ranks import all_on_threads
 
 NEVER = 1e6  # seconds: a test waiting so long would be stopped
 

@@ -11,7 +11,7 @@ from gpucoll.analysis.graphs.link_graph import graph_of, load_graph
 from gpucoll.analysis.graphs.link_order import SERVED, in_link_order
 from gpucoll.analysis.graphs.synthesis import synthesis
 from gpucoll.cli.synthesize import Maker
-from synthesised import check_on_threads, proved
+from programs.synthesised import check_on_threads, proved
 
 pytestmark = pytest.mark.usefixtures("own_algorithms")
 # Four ranks in a ring: links of 50 and 75 GB/s carry two and three pieces in equal times.

@@ -14,7 +14,7 @@ from gpucoll.analysis.simulate.routes import Routes
 from gpucoll.analysis.simulate.waves import Case, one_by_one
 from gpucoll.core.schedule import Recv, Send, Slice
 from gpucoll.errors import ArgumentError
-from grids import sampled
+from harness.grids import sampled
 
 # Seconds are powers of two, so that every sum is exact.
 A, B, G, GAP = 2**-10, 2**-20, 2**-22, 2**-13

@@ -15,8 +15,8 @@ import pytest
 import gpucoll as gc
 from gpucoll.health import metrics
 from gpucoll.health.summary import summary_of
-from pace import seconds
-from thread_ranks import all_on_threads
+from harness.pace import seconds
+from harness.thread_ranks import all_on_threads
 
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\["\\n])*)"')
 LINE = re.compile(r"([a-z_]+)\{(.*)\} ([0-9.e+-]+)")

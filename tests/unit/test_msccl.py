@@ -6,7 +6,6 @@ import re
 import pytest
 
 import gpucoll as gc
-from commands_of import run
 from gpucoll import msccl
 from gpucoll.algorithms import registry, schedule
 from gpucoll.analysis.verify import verify
@@ -15,8 +14,9 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Recv, Reduce, Send, Slice
 from gpucoll.msccl.documents import NAMES
 from gpucoll.msccl.write import xml
-from grids import generator, naming, sampled
-from msccl_files import FILES, File, written
+from harness.commands_of import run
+from harness.grids import generator, naming, sampled
+from programs.msccl_files import FILES, File, written
 
 pytestmark = pytest.mark.usefixtures("own_algorithms")
 CASES = [(kind, size) for kind, (_, _, sizes) in FILES.items() for size in sizes]

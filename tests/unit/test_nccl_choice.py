@@ -10,7 +10,7 @@ from gpucoll.analysis.nccl_tuning.measurements import compare, parse_run, read_r
 from gpucoll.analysis.nccl_tuning.releases import RELEASES, release
 from gpucoll.analysis.nccl_tuning.tuning import COLLECTIVES, Graph, Machine, choices, table
 from gpucoll.cli import main
-from refusals import refused
+from harness.refusals import refused
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import gpucoll as gc
-from counting import count
 from gpucoll.algorithms import Traits, algorithms, find, schedule
 from gpucoll.algorithms.bine import branch
 from gpucoll.analysis.draw import draw, view
 from gpucoll.cli import main
 from gpucoll.core.schedule import Copy, RecvReduce, Send, Slice
 from gpucoll.tuner.choice import scheduled
-from refusals import refused
+from harness.refusals import refused
+from oracles.counting import count
 
 ROOT = Path(__file__).parents[2]
 GLOO = ROOT / "tests" / "samples" / "gloo.py"

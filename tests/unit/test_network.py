@@ -8,8 +8,8 @@ import pytest
 from gpucoll.health import remote
 from gpucoll.health.remote import Watch, reachable
 from gpucoll.transport.connections import Connection, Hub
-from pace import seconds
-from watch_threads import Ranks, becomes, made
+from harness.pace import seconds
+from harness.watch_threads import Ranks, becomes, made
 
 TOKEN = "0123456789abcdef"
 

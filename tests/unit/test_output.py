@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from gpucoll.core import output
-from jobs import same_gpucoll
-from pace import seconds
+from harness.jobs import same_gpucoll
+from harness.pace import seconds
 
 
 class Rude:

@@ -16,11 +16,11 @@ import zipfile
 import pytest
 
 import environment
-import packages
 import processes
 from gpucoll.executors.engine import extension
-from jobs import run_job
-from sources import ROOT, files, nodes_of
+from harness import packages
+from harness.jobs import run_job
+from harness.sources import ROOT, files, nodes_of
 
 
 def test_packages_are_the_folders():

@@ -19,7 +19,7 @@ from gpucoll.executors.nccl import nodes_of
 from gpucoll.plan import PEER, Layouts, Message, Plan, Reduction, Span, proof
 from gpucoll.plan.proof import prove_plans
 from gpucoll.verify.symbolic import ScheduleError, replay
-from grids import generator, naming
+from harness.grids import generator, naming
 
 ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
 CASES = [(*case, size, segments, elements) for case in ALIKE for size, segments, elements in

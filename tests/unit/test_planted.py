@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import faults
 from catalogue import ROWS
+from faults import tables
 from peer import mutants
 
-TESTS = Path(faults.__file__).parent
+TESTS = Path(tables.__file__).parents[1]
 
 
 @functools.cache
@@ -28,19 +28,19 @@ def missing(tests):
 
 
 def test_all_faults_can_be_planted():
-    assert list(faults.misplaced(faults.faults())) == []
-    assert faults.written(faults.planted()) == faults.PLANTED.read_text()
+    assert list(tables.misplaced(tables.faults())) == []
+    assert tables.written(tables.planted()) == tables.PLANTED.read_text()
 
 
 def test_the_recorded_catchers_are_there():
-    assert missing(fault.caught for fault in faults.planted() if "::" in fault.caught) == []
+    assert missing(fault.caught for fault in tables.planted() if "::" in fault.caught) == []
 
 
 def test_every_row_of_the_catalogue_has_tests_or_a_reason_and_a_fault():
     assert list(ROWS) == list(range(1, 76))
     assert [number for number, row in ROWS.items() if not (row.tests or row.open)] == []
     assert missing(test for row in ROWS.values() for test in row.tests) == []
-    assert {faults.row_of(fault) for fault in faults.planted()} - {0} == {*ROWS}
+    assert {tables.row_of(fault) for fault in tables.planted()} - {0} == {*ROWS}
 
 
 def test_the_sources_of_every_check_of_peer_kernels_are_known():
@@ -48,7 +48,7 @@ def test_the_sources_of_every_check_of_peer_kernels_are_known():
 
 
 def test_no_two_faults_of_a_kind_have_one_name():
-    names = [(fault.kind, fault.name) for fault in faults.faults()]
+    names = [(fault.kind, fault.name) for fault in tables.faults()]
     assert len({*names}) == len(names) > 280
 
 
@@ -57,7 +57,7 @@ def test_no_two_faults_of_a_kind_have_one_name():
     ("#pragma once", "", "times in kernels/"),
     ("static const uint64_t COPY_BYTES", "static const uint64_t COPY_BYTES", "nothing")])
 def test_a_text_that_is_not_there_once_is_told(old, new, said):
-    line, = faults.misplaced([faults.Fault("engine", "planted", ((old, new),))])
+    line, = tables.misplaced([tables.Fault("engine", "planted", ((old, new),))])
     assert line.startswith("engine: planted: ")
     assert said in line
 

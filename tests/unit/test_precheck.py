@@ -18,14 +18,14 @@ import pytest
 
 import gpucoll as gc
 import mixture
-from faulty_programs import PROGRAMS
+from faults.faulty_programs import PROGRAMS
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.precheck import blas
 from gpucoll.precheck.state import is_of_program
-from grids import often
+from harness.grids import often
+from harness.pace import seconds
+from harness.ranks import find_launcher
 from multirank.disagreements import CULPRIT, cases, made
-from pace import seconds
-from ranks import find_launcher
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "scripts/train.py"

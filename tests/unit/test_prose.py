@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from sources import ROOT, nodes_of
+from harness.sources import ROOT, nodes_of
 
 PRONOUNS = frozenset(
     "who whom whose which what whatever whoever whichever that those such one ones there it its they them their theirs "

@@ -12,7 +12,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.health.observed import Ranges
-from pace import seconds
+from harness.pace import seconds
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from gpucoll.transport import kvstore
 from gpucoll.transport.connections import LENGTHS, Connection, Hub, proof
 from gpucoll.transport.mailbox import StoreRanks, decode, encode
 from gpucoll.transport.rendezvous import becomes
-from pace import seconds
+from harness.pace import seconds
 
 NONCE = "1" * 32
 HELLO = {"rank": 1, "size": 3, "version": gc.__version__, "nonce": NONCE}

@@ -8,7 +8,7 @@ import pytest
 
 from gpucoll.errors import BackendError
 from gpucoll.transport import rendezvous
-from pace import seconds
+from harness.pace import seconds
 
 
 class Others:

@@ -8,7 +8,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.communicator.links import LocalLink
-from pace import seconds
+from harness.pace import seconds
 
 
 def test_results_are_in_the_order_of_ranks():

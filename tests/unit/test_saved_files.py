@@ -20,7 +20,7 @@ from gpucoll.health import report
 from gpucoll.health.flight import HEAD, MAGIC, Flight
 from gpucoll.training import checkpoint
 from gpucoll.tuner import Tuner, table
-from hostile import DEEP, any_content, exchanged, holds
+from harness.hostile import DEEP, any_content, exchanged, holds
 
 pytest.importorskip("gpucoll.bench.records", reason="gpucoll runs from a checkout here and is not installed")
 

@@ -14,9 +14,9 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Send, Slice
 from gpucoll.errors import ArgumentError
 from gpucoll.verify.symbolic import ScheduleError, prove
-from grids import SEED, naming, sampled
-from schedule_faults import FAULTS, NEED_REDUCTIONS
-from thread_ranks import on_threads
+from harness.grids import SEED, naming, sampled
+from harness.thread_ranks import on_threads
+from oracles.schedule_faults import FAULTS, NEED_REDUCTIONS
 
 ROWS = sorted(registry())
 ONE = Slice("output", 0)

@@ -10,10 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import budgets
 import environment
-import pace
-from grids import is_in_share
+from harness import budgets, pace
+from harness.grids import is_in_share
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -48,7 +47,7 @@ script.processes.ROOT = sys.argv[2]
 PROGRAM = START + '''
 planted = f"""import sys
 sys.path.insert(0, {sys.argv[4]!r})
-import reporting
+from harness import reporting
 for state, name in (("caught", "one"), ("missed", "two"), ("caught", "three")): reporting.write(state, name)"""
 parts = [script.run_part(sys.executable, words)
          for words in (script.pytest_words(["-n", sys.argv[3]]), ["-c", planted])]
@@ -179,7 +178,8 @@ def test_burns():
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_folder_far_over_its_budget_fails_the_run_that_holds_it(tmp_path, workers):
     """Processor seconds come from the process running the test, a worker or the main process."""
-    own_suite(tmp_path, BURNS, "tests/unit/test_it.py", "import budgets\nbudgets.BUDGETS = {'unit': (0.01, 0.01)}\n")
+    own_suite(tmp_path, BURNS, "tests/unit/test_it.py",
+              "from harness import budgets\nbudgets.BUDGETS = {'unit': (0.01, 0.01)}\n")
     for hold, code in (("", 0), ("1", 1)):
         environ = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), pace.VARIABLE: "1.0", budgets.HOLD: hold}
         job = subprocess.run([sys.executable, "-c", ALONE, ROOT / "scripts" / "test", tmp_path, "-n", workers],

@@ -10,8 +10,8 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.health.shares import HEADER, CallClock, CallShares, CallSums, stats_of, total_of
-from pace import seconds
-from thread_ranks import all_on_threads, on_threads
+from harness.pace import seconds
+from harness.thread_ranks import all_on_threads, on_threads
 
 DELAY = 0.02  # seconds by which a rank comes late: only lower bounds are tested
 ATTEMPTS = 5

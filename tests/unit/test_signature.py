@@ -7,7 +7,7 @@ import gpucoll as gc
 from gpucoll.communicator.metadata import checked_rows, row_with
 from gpucoll.core.signature import Signature, code_of_difference, described, is_refusal
 from gpucoll.executors import lack_lengths, shortened
-from thread_ranks import on_threads
+from harness.thread_ranks import on_threads
 
 CALLS = [Signature("all_reduce", 24, "float32", 0, "", "", "", (2, 3), "torus(4x2)", "sum"),
          Signature("broadcast", 1120, "uint8", 1, "", "scatter", "", (1120,), "linear"), Signature("barrier"),

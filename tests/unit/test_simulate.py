@@ -14,7 +14,7 @@ from gpucoll.analysis.simulate import MOST_RANKS, Level, Topology, load, simulat
 from gpucoll.core.schedule import RecvReduce, Reduce
 from gpucoll.errors import ArgumentError
 from gpucoll.verify.symbolic import replay
-from grids import naming, sampled
+from harness.grids import naming, sampled
 
 ROWS = sorted(registry())
 UNIT = 64  # bytes of a chunk: a power of two, so that sums are exact

@@ -8,7 +8,7 @@ from gpucoll.analysis.simulate import load, names, shipped, simulate, waves
 from gpucoll.analysis.simulate.sweep import sweep
 from gpucoll.cli import main
 from gpucoll.errors import ArgumentError
-from refusals import refused
+from harness.refusals import refused
 
 
 def test_the_package_brings_topologies():

@@ -18,7 +18,7 @@ def machine():
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "STAND_IN_GPUS": "2",
                  "OPENBLAS_NUM_THREADS": "1"}
     variables.pop("GPUCOLL_STAND_IN", None)
-    with subprocess.Popen([sys.executable, HERE / "stand_in_rules.py"], env=variables, text=True,
+    with subprocess.Popen([sys.executable, Path(__file__).with_name("stand_in_rules.py")], env=variables, text=True,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         def ask(name, **variables):
             process.stdin.write(json.dumps({"name": name, "variables": variables}) + "\n")

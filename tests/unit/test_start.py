@@ -17,7 +17,7 @@ from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError
 from gpucoll.launch import arguments, bootstrap
 from gpucoll.progress.waits import Progress
-from refusals import refused
+from harness.refusals import refused
 
 H200 = gpus.ClaimedGpu(0, "01:00.0", "H200")
 

@@ -14,7 +14,7 @@ import filelock
 import pytest
 
 from gpucoll.device import store
-from pace import seconds
+from harness.pace import seconds
 
 ARTIFACT = b"artifact " * 1000
 

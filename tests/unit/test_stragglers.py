@@ -12,8 +12,8 @@ from gpucoll.cli import main
 from gpucoll.core.signature import Signature
 from gpucoll.health.flight import RecordedCall, Story
 from gpucoll.health.stragglers import delays, lines, slow_transfers, straggler
-from pace import seconds
-from thread_ranks import all_on_threads
+from harness.pace import seconds
+from harness.thread_ranks import all_on_threads
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND

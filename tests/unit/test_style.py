@@ -15,7 +15,7 @@ import pytest
 import gpucoll
 from gpucoll.algorithms import registry
 from gpucoll.communicator.links import Link
-from sources import PACKAGE, ROOT, files, nodes_of, tree_of
+from harness.sources import PACKAGE, ROOT, files, nodes_of, tree_of
 
 SOURCES = files("gpucoll", "bench", "kernels", "scripts")
 

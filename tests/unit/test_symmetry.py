@@ -12,7 +12,7 @@ from gpucoll.analysis.graphs.link_graph import Edge, LinkGraph, load_graph
 from gpucoll.analysis.graphs.symmetry import representatives, rotations
 from gpucoll.analysis.graphs.synthesis import ENOUGH, synthesis, trees_for
 from gpucoll.core.forest import SpanningTree, turned
-from synthesised import proved
+from programs.synthesised import proved
 
 SIDES = {"ring(5)": (5,), "torus(3x4)": (3, 4), "torus(2x3x4)": (2, 3, 4), "crossbar(6)": (6,), "dgx_a100": (8,),
          "dgx_a100(3)": (3, 8), "dgx_h100_nvls(2)": (2, 8), "dgx2(2)": (2, 8, 2), "fat_tree(3x4x2)": (3, 4)}

@@ -5,12 +5,12 @@ import itertools
 import numpy
 import pytest
 
-import oracle
 from gpucoll.arrays.space import HOST, check_op, combiner
 from gpucoll.core.chunks import Layout, bound
 from gpucoll.core.dtypes import DTYPES, numpy_dtype, row_of
 from gpucoll.core.ops import OPS, ReduceOp, elementwise_op, op_of, premul_sum
 from gpucoll.errors import ArgumentError, DtypeError
+from oracles import oracle
 
 
 def test_chunks_cover_every_element_once():

@@ -14,8 +14,8 @@ from gpucoll.analysis.traces import chakra, goal
 from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Send
-from grids import sampled
-from refusals import refused
+from harness.grids import sampled
+from harness.refusals import refused
 
 
 class Op(NamedTuple):

@@ -16,7 +16,7 @@ from gpucoll.tuner import table as tables
 from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.model import TIE, Candidate, ranked, ways
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_toml, parse
-from refusals import refused
+from harness.refusals import refused
 
 BOTH = ("mpi", "native")
 MESSAGES = LinkCost("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)

@@ -9,7 +9,7 @@ from gpucoll.progress import pauses
 from gpucoll.progress import waits as module
 from gpucoll.progress.operations import UnderWay, Work
 from gpucoll.progress.waits import Progress
-from pace import seconds
+from harness.pace import seconds
 
 PATIENCE = seconds(60)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import filelock
 import pytest
 
-import packages
-import wheels
 from gpucoll.device.store import user_store
-from pace import seconds
+from harness import packages
+from harness.pace import seconds
+from unit import wheels
 
-WHEELS = Path(__file__).parents[1] / "wheels.py"
+WHEELS = Path(__file__).with_name("wheels.py")
 COMMON = ["numpy", "mpi4py", "platformdirs", "filelock", "ml_dtypes"]
 ENVIRONMENTS = {
     "newest": ["cupy-cuda13x", "nvidia-nccl-cu13", "nvidia-cuda-nvrtc>=13,<14", "cuda-bindings>=13,<14"],

@@ -1,0 +1,145 @@
+"""Programs on CuPy arrays without other references: a call keeps its arrays until the device has finished."""
+
+import gc as collector
+
+import cupy
+import numpy
+
+import gpucoll as gc
+from gpu.helpers import held, refused, same
+from programs import collectives
+
+BLOCK = 600  # elements of a block; the arrays of a call have a block for each rank
+CALLS = 80
+GARBAGE = numpy.float32(-1e9)
+ROOTED = ("reduce", "broadcast", "gather", "scatter", "gather_v", "scatter_v")
+
+
+def values(comm, rank):
+    return numpy.arange(comm.size * BLOCK, dtype=numpy.float32).reshape(comm.size, BLOCK) + numpy.float32(7 * rank)
+
+
+def wanted(comm, collective):
+    """Return this rank's expected result, by NumPy: the root is the last rank."""
+    xs, rank, root = [values(comm, rank) for rank in range(comm.size)], comm.rank, comm.size - 1
+    none = numpy.zeros_like(xs[0])
+    return {
+        "all_reduce": lambda: sum(xs), "reduce": lambda: sum(xs) if rank == root else None,
+        "broadcast": lambda: xs[root], "all_gather": lambda: numpy.stack(xs),
+        "gather": lambda: numpy.stack(xs) if rank == root else None, "scatter": lambda: xs[root][rank],
+        "reduce_scatter": lambda: sum(xs)[rank], "all_to_all": lambda: numpy.stack([x[rank] for x in xs]),
+        "scan": lambda: sum(xs[:rank + 1]), "exscan": lambda: sum(xs[:rank], start=none),
+        "all_gather_v": lambda: xs, "gather_v": lambda: xs if rank == root else None,
+        "scatter_v": lambda: xs[root][rank:rank + 1], "reduce_scatter_v": lambda: sum(xs)[rank:rank + 1],
+        "all_to_all_v": lambda: [x[rank:rank + 1] for x in xs],
+    }[collective]()
+
+
+def arguments(comm, collective, *, in_place=False):
+    """Return new arrays for a call, referenced only by the caller, and the options."""
+    root = comm.size - 1
+    x = cupy.asarray(values(comm, comm.rank))
+    if collective in ("scatter_v", "all_to_all_v"):
+        x = [x[k:k + 1] + numpy.float32(0) for k in range(comm.size)]
+    rooted = {"root": root} if collective in ROOTED else {}
+    if collective in ("scatter", "scatter_v") and comm.rank != root:
+        x = None
+    if collective == "reduce_scatter_v":
+        return [x, [1] * comm.size], rooted
+    return [x, x] if in_place else [x], rooted
+
+
+def noise(comm):
+    """Fill memory as large as the call's with garbage: overwrites memory freed too early."""
+    collector.collect()
+    sizes = (BLOCK, comm.size * BLOCK, comm.size * comm.size * BLOCK) * 3
+    return [cupy.full(size, GARBAGE) for size in sizes]
+
+
+def dropped(comm, collective, algorithm, *, in_place):
+    """Drop every reference to the arrays before the device begins, and overwrite their memory if free."""
+    expected = wanted(comm, collective)
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    def call(**more):
+        given, options = arguments(comm, collective, in_place=in_place)
+        return getattr(comm, collective)(*given, **options, algorithm=algorithm, **more)
+
+    with stream:
+        check(call(), expected)  # loading, connecting and one-time allocations come before
+        with held(stream):
+            found, garbage = call(), noise(comm)
+        check(found, expected)
+        with held(stream):
+            work, more = call(async_op=True), noise(comm)
+            found = work.wait()
+        check(found, expected)
+        garbage += more
+        if not collective.endswith("_v") and collective != "scatter":  # these meet on the host in every call
+            given, options = arguments(comm, collective, in_place=in_place)
+            plan = comm.plan(collective, *given, **options, algorithm=algorithm)
+            del given
+            garbage += noise(comm)
+            check(plan(), expected)
+            given, options = arguments(comm, collective, in_place=in_place)
+            stream.begin_capture()
+            found = getattr(comm, collective)(*given, **options, algorithm=algorithm)
+            graph = stream.end_capture()
+            del given
+            garbage += noise(comm)
+            graph.launch()
+            check(found, expected)
+            graph.launch()  # in place: on the current contents
+    stream.synchronize()
+    assert all((one.get() == GARBAGE).all() for one in garbage), "somebody else's memory was written"
+
+
+def check(found, expected):
+    if isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            same(one, other)
+    elif expected is not None:
+        same(found, expected)
+
+
+def lifetimes(comm, *algorithms):
+    """Every collective by each of its algorithms, out of place, and in place if possible."""
+    for collective in [*collectives.REDUCTIONS, *collectives.MOVEMENTS]:
+        for algorithm in algorithms:
+            given, options = arguments(comm, collective)
+            if algorithm == "native" and refused("GC-ALGO", getattr(comm, collective), *given, **options,
+                                                 algorithm="native"):
+                continue
+            if algorithm in ("native", "auto", *gc.algorithms(collective, size=comm.size)):
+                for in_place in {False, collective in ("all_reduce", "all_to_all", "scan")}:
+                    dropped(comm, collective, algorithm, in_place=in_place)
+
+
+def many_calls(comm, algorithm):
+    """More different calls than are remembered, each on its own stream, while the first stream is held.
+
+    A graph captured before them still works.
+    """
+    comm._core.calls.most = CALLS // 4
+    stream = cupy.cuda.Stream(non_blocking=True)
+    later = [cupy.cuda.Stream(non_blocking=True) for _ in range(1, CALLS)]
+    with stream:
+        x = cupy.asarray(values(comm, comm.rank)).reshape(-1)
+        expected = wanted(comm, "all_reduce").reshape(-1)
+        same(comm.all_reduce(x, algorithm=algorithm), expected)
+        graph = None
+        if comm.mpi is not None:  # threads meet on the host in every call
+            stream.begin_capture()
+            captured = comm.all_reduce(x, algorithm=algorithm)
+            graph = stream.end_capture()
+        with held(stream):
+            comm.all_reduce(x, algorithm=algorithm)
+            outs = [comm.all_reduce(x[:-k], stream=one, algorithm=algorithm) for k, one in enumerate(later, 1)]
+            garbage = noise(comm)
+        for k, (one, out) in enumerate(zip(later, outs, strict=True), 1):
+            with one:
+                same(out, expected[:-k])
+        if graph is not None:
+            graph.launch()
+            same(captured, expected)
+    assert all((one.get() == GARBAGE).all() for one in garbage)

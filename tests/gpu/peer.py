@@ -1,0 +1,214 @@
+"""Programs on CuPy arrays in memory shared by the ranks, and planned calls: for any executor, mostly `peer`."""
+
+import gc as collector
+import importlib
+import itertools
+import os
+from unittest.mock import patch
+
+import cupy
+import numpy
+
+import gpucoll as gc
+from gpu.helpers import PATIENCE, raising, ramp, ranges, refused, same
+from gpucoll.device.launch import Kernels
+from gpucoll.executors.peer import multicast
+
+LARGE = 1_100_000  # elements of four bytes: more than the peer executor's staging area
+
+
+def symmetric(comm):
+    """Arrays of `empty` and `zeros`, parts of these, and arrays with the same place on only some ranks."""
+    for count, algorithms in ((1000, ("ring", "auto")), (LARGE, ("one_shot", "two_shot"))):
+        x, y, other = (comm.zeros(count, "float32", device="cuda") for _ in range(3))
+        assert (type(x), x.device.id) == (cupy.ndarray, comm.device)
+        assert not x.get().any()
+        room = comm.empty(2 * count + 8, "float32", device="cuda")
+        for algorithm in algorithms:
+            for source, target in ((x, y), (x, x), (x, y if comm.rank else other), (x if comm.rank else other, y),
+                                   (x if comm.rank else cupy.empty_like(x), y),
+                                   (room[5:5 + count], room[count + 7:][:count])):
+                source[...] = ramp(comm, count)
+                assert comm.all_reduce(source, target, algorithm=algorithm) is target
+                same(target, sum(ranges(comm, count)))
+
+
+def packets_of_128_bytes(comm):
+    """Packets of 128 bytes arrive whole in messages of other data each time, on one GPU without NVLink, too."""
+    with comm.split(0) as other:
+        device = other._core.gpu("cuda").device
+        with patch.object(device, "moves_rows", return_value=True):
+            for count in (4097, 16_384, 30_001, 32_768):
+                for turn in range(20):
+                    result = other.all_reduce(ramp(comm, count) + turn, algorithm="one_shot")
+                    same(result, sum(ranges(comm, count)) + comm.size * turn)
+        loaded = {getattr(one, "entry", "") for one in device.kernels._loaded}
+        assert ("ll128_float32_sum" in loaded) is (comm.size > 1)
+
+
+def switched(comm, needed=True):
+    """Sums and gathers by the NVLink switch, in one or several sections; rank order with deterministic=True.
+
+    Unless `needed`, GPUs without such a switch do.
+    """
+    for deterministic in (False, True):
+        with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, deterministic=deterministic) as other:
+            for count in (1, 1001, 70_000, LARGE * 4):
+                x = cupy.asarray((numpy.arange(count) % 1024 + comm.rank).astype("float32"))
+                out = cupy.empty_like(x)
+                for source, target in ((x, out), (x.astype("int32"), None), (x[count // 3:], out[count // 3:])):
+                    result = other.all_reduce(source, target, algorithm="two_shot")
+                    same(result, comm.all_reduce(source, algorithm="ring").get())
+                blocks = other.all_gather(x[count // 2:], algorithm="direct")
+                same(blocks, comm.all_gather(x[count // 2:], algorithm="ring").get())
+            if not (needed or other._core.gpus["cuda"].peer.links["reductions_by_switch"]):
+                continue
+            loaded = {getattr(one, "entry", "") for one in other._core.gpus["cuda"].device.kernels._loaded}
+            assert ("multimem_share_float32_sum" in loaded) is not deterministic
+            assert {"multimem_share_int32_sum", "multimem_gather_4"} <= loaded
+
+
+def unswitched(comm):
+    """No rank uses multicast memory if a rank has none, or sums there are wrong; all memory is given back."""
+    driver = importlib.import_module("cuda.bindings.driver")
+    before = len(driver.open_handles), len(driver._reserved)
+    refuse = (driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+    cases = [(driver, name, lambda *_: refuse) for name in (
+        "cuDeviceGetAttribute", "cuMulticastGetGranularity", "cuMemGetAllocationGranularity", "cuMulticastCreate",
+        "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMulticastAddDevice", "cuMemCreate",
+        "cuMulticastBindMem", "cuMemMap", "cuMemSetAccess")]
+    cases += [(driver, "cuMulticastCreate", raising(RuntimeError("the driver has no such function"))),
+              (driver, "CUdevice_attribute", None),
+              *((multicast, name, raising(OSError())) for name in ("reach", "DescriptorOffer"))]
+    for (module, name, refusal), rank in itertools.product(cases, range(2)):
+        with patch.object(module, name, refusal if comm.rank == rank else getattr(module, name)):
+            _without_switch(comm, has_switch=name in (OTHERS_ALONE if rank == 0 else ROOT_ALONE))
+        assert (len(driver.open_handles), len(driver._reserved)) == before, name
+    for name in ("cuMemUnmap", "cuMulticastUnbind", "cuMemRelease"):  # an error at the end keeps no rank waiting
+        with patch.object(driver, name, lambda *_: refuse if comm.rank else (driver.CUresult.CUDA_SUCCESS,)):
+            _without_switch(comm, has_switch=True)
+    before = len(driver.open_handles), len(driver._reserved)
+    with patch.dict(os.environ, {"STAND_IN_SWITCH": "lossy"}):
+        _without_switch(comm)
+    real, refusal = Kernels.launcher, raising(MemoryError())
+    with patch.object(Kernels, "launcher", lambda kernels, one: refusal() if comm.rank and "multimem" in one.entry
+                      else real(kernels, one)):
+        _without_switch(comm)
+    assert (len(driver.open_handles), len(driver._reserved)) == before
+
+
+# Functions called by rank 0 alone, and by the other ranks alone
+ROOT_ALONE = ("cuMulticastGetGranularity", "cuMemGetAllocationGranularity", "cuMulticastCreate",
+              "cuMemExportToShareableHandle", "DescriptorOffer")
+OTHERS_ALONE = ("cuMemImportFromShareableHandle", "reach")
+
+
+def on_one_gpu(comm):
+    """Ranks sharing a GPU do not use the switch."""
+    _without_switch(comm)
+
+
+def _without_switch(comm, has_switch=False):
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        same(other.all_reduce(ramp(comm, 1000), algorithm="two_shot"), sum(ranges(comm, 1000)))
+        assert other._core.gpus["cuda"].peer.links["reductions_by_switch"] is has_switch
+
+
+def blocks(comm):
+    """A block is used again once all ranks have dropped its array; no rank gets a block that another rank lacks."""
+    places = set()
+    for number in range(30):
+        x = comm.zeros(1 << 18, "float32", device="cuda")
+        x += number
+        same(comm.all_reduce(x, x), numpy.full(1 << 18, comm.size * number, numpy.float32))
+        places.add(x.data.ptr)
+        del x
+        collector.collect()
+    assert len(places) <= 2
+    assert refused("GC-DTYPE", comm.empty, 3, "float8_e5m2", device="cuda")
+    runtime = cupy.cuda.runtime
+    if comm.mpi is not None and comm.size > 1:
+        full = raising(runtime.CUDARuntimeError(2)) if comm.rank == 1 else runtime.malloc
+        with patch.object(runtime, "malloc", full):
+            code = "GC-MEMORY" if comm.rank == 1 else "GC-PEER"
+            assert refused(code, comm.empty, 1 << 27, "uint8", device="cuda")
+    x = comm.empty(1 << 27, "uint8", device="cuda")
+    x[...] = 1
+    assert comm.all_reduce(x[:5000]).get().max() == comm.size
+
+
+def planned(comm):
+    """Calls of a plan allocate nothing, eagerly and in a graph."""
+    for algorithm in ("one_shot", "two_shot", "ring", "tree"):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            x, out = ramp(comm, 3000), cupy.empty(3000, numpy.float32)
+            plan = comm.plan("all_reduce", x, out, algorithm=algorithm, stream=stream)
+            same(plan(), sum(ranges(comm, 3000)))
+            device = comm._core.gpus["cuda"].device
+            with patch.object(device, "empty", raising(AssertionError("a planned call allocates"))):
+                for _ in range(3):
+                    x += 1
+                    plan()
+                stream.begin_capture()
+                plan()
+                graph = stream.end_capture()
+            same(out, sum(one + 3 for one in ranges(comm, 3000)))
+            for turn in range(4, 7):
+                x += 1
+                graph.launch()
+                same(out, sum(one + turn for one in ranges(comm, 3000)).astype(numpy.float32))
+
+
+def executors_named(comm):
+    """Return the names of the executors for GPU arrays."""
+    comm.all_reduce(cupy.ones(3))
+    return [one.name for one in comm._core.gpus["cuda"].executors]
+
+
+def windows(comm):
+    """Arrays of `comm.empty` lie in NCCL's windows, used by collectives on the arrays and on their slices."""
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        x, out = (other.zeros(5000, "float32", device="cuda") for _ in range(2))
+        x += cupy.asarray(ranges(comm, 5000)[comm.rank])
+        for turn in range(5):
+            same(other.all_reduce(x, out, algorithm="native"), sum(ranges(comm, 5000)))
+            same(other.all_reduce(x[turn:9], out[turn:9], algorithm="native"), sum(ranges(comm, 5000))[turn:9])
+        nccl = other._core.gpus["cuda"]._transport
+        assert len(nccl._windows) == 1
+        if hasattr(nccl._comm, "windows"):  # NCCL itself has no counter
+            assert nccl._comm.windows.count == 10
+        kept = x
+    same(kept, ranges(comm, 5000)[comm.rank])
+
+
+def lossy(comm):
+    """Memory of another rank opens but loses writes: no rank uses this memory, and all ranks name the pair."""
+    runtime, held = cupy.cuda.runtime, []
+    real, close = runtime.ipcOpenMemHandle, runtime.ipcCloseMemHandle
+
+    def losing(handle, *_):  # the memory of rank 0 is opened first
+        if held:
+            return real(handle)
+        held.append(cupy.zeros(1 << 24, numpy.uint8))
+        return held[0].data.ptr
+
+    def closing(pointer):
+        if not held or pointer != held[0].data.ptr:
+            close(pointer)
+
+    with patch.object(runtime, "ipcOpenMemHandle", losing if comm.rank == 1 else real), \
+            patch.object(runtime, "ipcCloseMemHandle", closing), \
+            gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        said = refused("GC-ALGO", other.all_reduce, cupy.ones(3), algorithm="ring")
+        assert "ranks 0 and 1 exchange" in said, said
+
+
+def unreachable(comm):
+    """CUDA lets one rank map nothing: no rank uses shared memory, and every rank names the rank."""
+    runtime = cupy.cuda.runtime
+    opened = raising(runtime.CUDARuntimeError(201)) if comm.rank == 1 else runtime.ipcOpenMemHandle
+    with patch.object(runtime, "ipcOpenMemHandle", opened), \
+            gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        said = refused("GC-ALGO", other.all_reduce, cupy.ones(3), algorithm="ring")
+        assert f"{'this rank' if comm.rank == 1 else 'rank 1'} cannot reach" in said, said

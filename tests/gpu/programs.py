@@ -1,0 +1,277 @@
+"""Programs on CuPy arrays: run by ranks on the stand-in, and by the same ranks on a GPU, if there is one.
+
+    mpiexec -n 2 python -m gpu.programs '[["streams", "ring"], ["threads", 3, "points"]]'   # one after the other
+"""
+
+import itertools
+import json
+import sys
+import time
+import types
+from unittest.mock import patch
+
+import cupy
+import numpy
+
+import gpucoll as gc
+from gpu import hazards, hostile, lifetimes, peer, splits, streams, tensors, training
+from gpu.helpers import PATIENCE, Foreign, called_before, held, raising, ramp, refused, same
+from gpu.mirrored import NATIVE, Mirrored
+from gpu.restless import restless
+from harness import thread_ranks
+from oracles import oracle
+from programs import collectives
+
+HOMES = (streams, peer, tensors, hostile, lifetimes, hazards, training, splits,
+         sys.modules[__name__])
+
+
+SEVERAL_GPUS = {"current_device", "refusals"}  # programs using other GPUs than their rank's
+
+
+def on_mpi(mpi, name, *arguments, **options):
+    """Run a program; on the stand-in, check for misuse, and for use of other ranks' GPUs by threads of the process."""
+    hostile = getattr(cupy, "hostile", None)  # only the stand-in has this module
+    misuse, contexts = (hostile.reported, hostile.contexts) if hostile else ([], {})
+    misuse.clear()
+    contexts.clear()
+    with restless(gc.Communicator.from_mpi(mpi, timeout=PATIENCE)) as comm:
+        found = on_gpu(comm, name, *arguments, **options)
+        own = comm.device
+    assert not misuse, misuse
+    may_use_others = name in SEVERAL_GPUS or (hostile is not None and hostile.on("device_changes"))
+    assert contexts.keys() <= {own} or may_use_others, f"of these GPUs {own} is the rank's: {contexts}"
+    return found
+
+
+def on_gpu(comm, name, *arguments, **options):
+    """Run one of the programs below with this rank's GPU as current device."""
+    cupy.cuda.Device(comm.device).use()
+    program = next(vars(home)[name] for home in HOMES if name in vars(home))
+    return program(restless(comm), *arguments, **options)
+
+
+def threads(size, name, *arguments):
+    """Run one of the programs below on threads sharing a GPU, with a stream each."""
+    def program(comm):
+        cupy.cuda.Device(cupy.cuda.runtime.getDeviceCount() - 1).use()  # a new thread starts with the first device
+        with cupy.cuda.Stream(non_blocking=True):
+            return on_gpu(comm, name, *arguments)
+
+    return thread_ranks.on_threads(size, program, timeout=PATIENCE)
+
+
+def many(comm, which):
+    for name, *arguments in which:
+        on_gpu(comm, name, *arguments)
+
+
+def mirrored(comm, name, *arguments):
+    return getattr(collectives, name).__wrapped__(Mirrored(comm), *arguments)
+
+
+def native(comm, collective):
+    """NCCL's own collective for every op and dtype of NCCL; others are refused before any data move."""
+    served = 0
+    for op, name in itertools.product(oracle.OPS, oracle.DTYPES):
+        if oracle.legal(op, name):
+            try:
+                collectives.reduction(Mirrored(comm), collective, "native", op, name, 13, in_place=served % 2 == 0)
+                served += 1
+            except gc.ArgumentError as error:
+                told = error.code, "NCCL" in str(error)
+            else:
+                told = "GC-ALGO", True
+            assert told == ("GC-ALGO", True), (op, name)
+    return served
+
+
+def points(comm):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for name in ("bool", "float16", "complex128", *NATIVE):
+        x = cupy.asarray(oracle.values("sum", name, comm.rank, 11))
+        out = cupy.empty_like(x)
+        assert comm.sendrecv(x, out, right, left) is out
+        same(out, oracle.values("sum", name, left, 11))
+    gaps = cupy.zeros((4, 6), numpy.int32)
+    comm.sendrecv(cupy.asfortranarray(cupy.full((4, 3), comm.rank, numpy.int32)), gaps[:, ::2], right, left)
+    assert (gaps.get() == numpy.array([left, 0] * 3)).all()
+    outs = [cupy.zeros(3 + k) for k in range(3)]
+    work = comm.send(outs[2] + 7, 1, async_op=True) if comm.rank == 0 and comm.size > 1 else None
+    same(comm.all_reduce(cupy.ones(3)), numpy.full(3, float(comm.size)))  # does not wait for the message
+    if comm.rank == 1:
+        same(comm.recv(outs[2], 0), numpy.full(5, 7.0))
+    if work is not None:
+        work.synchronize()
+    with comm.group():
+        for k, out in enumerate(outs):
+            comm.recv(out, left)
+            comm.send(cupy.full(3 + k, comm.rank + k / 4), right)
+        total = comm.all_reduce(cupy.full(1, comm.rank))
+    for k, out in enumerate(outs):
+        same(out, numpy.full(3 + k, left + k / 4))
+    same(total, numpy.array([sum(range(comm.size))]))
+
+
+def dlpack(comm):
+    """A producer's stream is followed without a wait on the host; `__cuda_array_interface__` alone is enough."""
+    theirs, ours, total = called_before(comm)
+    with held(theirs):
+        with theirs:
+            x = ramp(comm, 900, 3)
+        foreign = Foreign(x, theirs)
+        with ours:
+            y = comm.all_reduce(foreign, algorithm="tree")
+            assert not ours.done
+    with ours:
+        same(y, total)
+    assert foreign.asked == [ours.ptr]
+    with theirs:
+        out = cupy.zeros(900, numpy.float32)
+        given = Foreign(out, theirs)
+        assert comm.all_reduce(Foreign(x, theirs), given, algorithm="tree") is given
+        same(out, total)
+        described = types.SimpleNamespace(__cuda_array_interface__=x.__cuda_array_interface__, owner=x)
+        same(comm.all_reduce(described, algorithm="tree"), total)
+
+
+def refusals(comm):
+    """Host and GPU arrays do not mix; a refused call moves no data."""
+    x, host = cupy.ones(4), numpy.ones(4)
+    for code, call, *arguments in (
+            ("GC-DEVICE", comm.all_reduce, x, host), ("GC-DEVICE", comm.all_reduce, host, x),
+            ("GC-DEVICE", comm.sendrecv, x, host, 0, 0), ("GC-ARRAY", comm.all_reduce, [1.0]),
+            ("GC-OVERLAP", comm.all_reduce, x[1:], x[:-1])):
+        assert refused(code, call, *arguments), (code, arguments)
+    assert comm.mpi is not None or refused("GC-EXECUTOR", comm.all_reduce, x, algorithm="native")
+    count = cupy.cuda.runtime.getDeviceCount()
+    if count > 1:
+        with cupy.cuda.Device((comm.device + 1) % count):
+            away = cupy.ones(4)
+            found = comm.all_reduce(x)  # for any current device, the call is on the communicator's device
+        cupy.cuda.Device(comm.device).use()
+        same(found, numpy.full(4, float(comm.size)))
+        assert refused("GC-DEVICE", comm.all_reduce, away)
+        assert refused("GC-DEVICE", comm.all_reduce, x, away)
+    same(comm.all_reduce(x), numpy.full(4, float(comm.size)))
+    assert (comm.all_reduce(host) == comm.size).all()  # the same communicator works on the host, too
+
+
+def torch_like():
+    """`gpucoll.distributed` on CuPy arrays, in place, as in torch.distributed."""
+    import gpucoll.distributed as dist
+
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
+    x, parts = cupy.full(7, float(rank)), [cupy.empty(3) for _ in range(size)]
+    dist.all_reduce(x)
+    same(x, numpy.full(7, float(sum(range(size)))))
+    dist.all_gather(parts, cupy.full(3, float(rank)))
+    same(parts[size - 1], numpy.full(3, size - 1.0))
+    dist.broadcast(x, 0, async_op=True).wait()
+    backend = dist.get_backend()
+    dist.destroy_process_group()
+    return backend
+
+
+def aborted(comm):
+    """A rank leaves: the waits of the others end at once, and closing does not wait for the rank."""
+    with gc.Communicator.from_mpi(comm.mpi, timeout=2) as other:
+        same(other.all_reduce(cupy.ones(3), algorithm="ring"), numpy.full(3, float(comm.size)))
+        if comm.size == 1:
+            return
+        if comm.rank == 0:
+            work = other.all_reduce(cupy.ones(3), algorithm="ring", async_op=True)
+            try:
+                work.synchronize()
+            except gc.RankFailedError:
+                assert refused("GC-REVOKED", other.barrier)
+            else:
+                raise AssertionError("the rank that is missing was not missed")
+
+
+def host_against_device(comm, check):
+    """A rank passes a GPU array, the others NumPy arrays: all get the error long before the deadline.
+
+    The first two calls on GPUs are compared by messages, later ones by mapped memory.
+    """
+    for earlier in (1, 3):
+        _host_against_device(comm, check, earlier)
+
+
+def _host_against_device(comm, check, earlier):
+    with gc.Communicator.from_mpi(comm.mpi, timeout=30, check=check or None) as other:
+        for ones in (*[cupy.ones] * earlier, numpy.ones):
+            assert (other.all_reduce(ones(3), algorithm="ring") == comm.size).all()
+        began, told = time.monotonic(), None
+        try:
+            if comm.rank == 1:
+                other.all_reduce(cupy.ones(3), algorithm="ring", async_op=True).synchronize()
+                other.barrier()
+            else:
+                other.all_reduce(numpy.ones(3), algorithm="ring")
+        except gc.MismatchError as error:
+            told = error
+        assert told is not None
+        assert told.ranks == (1,), told
+        assert time.monotonic() < began + 20
+
+
+def broken(comm):
+    """NCCL's errors become typed errors: at the start, in a call, and for codes unknown to CuPy."""
+    from cupy.cuda import nccl
+
+    for error in (nccl.NcclError(2), KeyError(8), cupy.cuda.runtime.CUDARuntimeError(2)):
+        with patch.object(nccl, "NcclCommunicator", raising(error)), \
+                gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+            assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))
+            assert refused("GC-REVOKED", other.all_reduce, numpy.ones(3))  # the other ranks may be inside NCCL
+        with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+            other.all_reduce(cupy.ones(3))
+            with patch.object(nccl, "groupEnd", raising(error, nccl.groupEnd)):
+                assert comm.size == 1 or refused("GC-NCCL", other.all_reduce, cupy.ones(3), algorithm="ring")
+    with patch.object(nccl, "get_unique_id", raising(nccl.NcclError(3))), \
+            gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))
+
+
+def kept_from_the_collector(comm):
+    """The garbage collector never destroys NCCL's communicator, which would wait for other ranks; closing does."""
+    import gc as collector
+
+    from cupy.cuda import nccl
+
+    def begun():
+        other = gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE)
+        other.all_reduce(cupy.ones(3))
+        return other, other._core.gpus["cuda"]._transport._comm
+
+    before = nccl.NcclCommunicator._collected  # counted by the stand-in, not by CuPy
+    other, handle = begun()
+    del other
+    collector.collect()
+    assert nccl.NcclCommunicator._collected == before
+    assert handle.comm
+    other, handle = begun()
+    other.close()
+    assert not handle.comm
+
+
+def main(text):
+    """Run the programs; an error of one rank, with the program's name, ends all ranks."""
+    for name, *arguments in json.loads(text):
+        try:
+            if name == "threads":
+                threads(*arguments)
+            else:
+                from mpi4py import MPI
+
+                on_mpi(MPI.COMM_WORLD, name, *arguments)
+        except BaseException as error:
+            error.add_note(f"in {name} {arguments}")
+            raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,258 @@
+"""Check our calls of the real CuPy and NCCL without a GPU; run by the Python of an environment with both.
+
+    python tests/unit/wheels.py            # prints a JSON object: the checked items, and the errors
+    python tests/unit/wheels.py absent     # in an environment without NCCL and NVRTC: the errors shown to a user
+"""
+
+import ast
+import contextlib
+import ctypes
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+import types
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = ROOT / "tests" / "stand_in"
+USERS = ("gpucoll/**/*.py", "scripts/*.py", "bench/*.py", "tests/gpu/*.py")
+
+
+def dotted(node):
+    """Return the words of `a.b.c`; None for any other expression."""
+    words = []
+    while isinstance(node, ast.Attribute):
+        words.insert(0, node.attr)
+        node = node.value
+    return [node.id, *words] if isinstance(node, ast.Name) else None
+
+
+def names_of(path):
+    """Yield (line, full name, call) for each name of CuPy used by a file; `call` is None without a call."""
+    tree = ast.parse(path.read_text())
+    known = {"cupy": ["cupy"]}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cupy":
+            known |= {one.asname or one.name: [*node.module.split("."), one.name] for one in node.names}
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and dotted(node.value):
+            first, *more = dotted(node.value)
+            if first in known:
+                known[node.targets[0].id] = [*known[first], *more]
+    calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        words = dotted(node)
+        name = [*known[words[0]], *words[1:]] if words and words[0] in known else ()
+        if len(name) > 1 and not any(word.startswith("_") for word in name):  # such names belong to the stand-in
+            yield node.lineno, name, calls.get(id(node))
+
+
+def resolved(words):
+    """Return the object of a full name; raise AttributeError if there is none."""
+    found = importlib.import_module("cupy")
+    for number, word in enumerate(words[1:], 2):
+        try:
+            found = getattr(found, word)
+        except AttributeError:
+            try:
+                found = importlib.import_module(".".join(words[:number]))
+            except ImportError:
+                raise AttributeError(".".join(words[:number])) from None
+    return found
+
+
+def parameters(function):
+    """Return (name, has a default, keyword only) of each parameter; None if unknown or variadic."""
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return embedded(function)
+    kinds = {one.kind for one in found}
+    many = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} & kinds
+    return None if many else [(one.name, one.default is not one.empty, one.kind is one.KEYWORD_ONLY) for one in found]
+
+
+def embedded(function):
+    """Return the same from the first line of Cython's documentation: `send(self, intptr_t sendbuf, ...)`."""
+    line = (function.__doc__ or "").strip().partition("\n")[0]
+    match = re.match(r"[\w.]+\((.*)\)", line)
+    if match is None or "*args" in line:
+        return None
+    found, only = [], False
+    for part in filter(None, map(str.strip, re.split(r",(?![^(\[]*[)\]])", match[1]))):
+        if part == "*":
+            only = True
+        else:
+            name, _, default = part.partition("=")
+            found.append((name.split()[-1], bool(default), only))
+    return found
+
+
+def misfit(call, wanted):
+    """Return the reason why a call does not fit these parameters; None if it fits or if this is unknown."""
+    if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
+        return None
+    names = [name for name, _, only in wanted if not only]
+    if len(call.args) > len(names):
+        return f"{len(call.args)} arguments for {names}"
+    given = set(names[:len(call.args)]) | {one.arg for one in call.keywords}
+    unknown = given - {name for name, *_ in wanted}
+    lacking = {name for name, has_default, _ in wanted if not has_default} - given
+    return f"unknown {sorted(unknown)}" if unknown else f"lacking {sorted(lacking)}" if lacking else None
+
+
+def calls():
+    """Check that all our dotted names exist, and that every call fits the parameters."""
+    seen, wrong = 0, []
+    for path in sorted({path for pattern in USERS for path in ROOT.glob(pattern)}):
+        for line, words, call in names_of(path):
+            where = f"{path.relative_to(ROOT)}:{line}: {'.'.join(words)}"
+            seen += 1
+            try:
+                found = resolved(words)
+            except AttributeError as error:
+                wrong.append(f"{where}: not there: {error}")
+                continue
+            except RuntimeError:  # a property asking the driver
+                continue
+            wanted = parameters(found) if call is not None and callable(found) else None
+            if wanted is not None:
+                why = misfit(call, [one for one in wanted if one[0] != "self"])
+                wrong += [f"{where}: {why}"] if why else []
+    return seen, wrong
+
+
+def surface():
+    """Check that the stand-in's names exist in the real CuPy, with parameters of the same names."""
+    tree = {"cupy.cuda.runtime": "cupy/cuda/runtime.py", "cupy.cuda.nccl": "cupy/cuda/nccl.py",
+            "cupy.cuda": "cupy/cuda/stream.py", "cuda.bindings.driver": "cuda/bindings/driver.py"}
+    seen, wrong = 0, []
+    for module, name in tree.items():
+        real = importlib.import_module(module)
+        for node in ast.parse((STAND_IN / name).read_text()).body:
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+                continue
+            members = [node] if isinstance(node, ast.FunctionDef) else [
+                one for one in node.body if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
+            owner = real if isinstance(node, ast.FunctionDef) else getattr(real, node.name, None)
+            for one in members:
+                seen += 1
+                there = getattr(owner, one.name, None)
+                if there is None:
+                    wrong.append(f"{module}: the stand-in's {node.name}.{one.name} is not CuPy's")
+                    continue
+                wanted = parameters(there)
+                ours = [a.arg for a in (*one.args.posonlyargs, *one.args.args) if a.arg not in ("self", "cls")]
+                theirs = [name for name, *_ in wanted or () if name not in ("self", "cls")]
+                if wanted is not None and ours != theirs[:len(ours)]:
+                    wrong.append(f"{module}.{one.name}: {ours} stand for {theirs}")
+    return seen, wrong
+
+
+def structs():
+    """Return an instance of each struct of launch arguments."""
+    from gpucoll.device import launch, peer
+
+    heap = peer.PeerHeap(peer.Room(2), 0, [1, 2], 3, 1.0)
+    return {"copy": launch.COPY(1, 2, 3), "reduce": launch.REDUCE(*range(launch.MOST_SOURCES), 1, 2, 3),
+            "pack": launch.PACK(1, 2, 3, 4, *range(16)), "scale": launch.SCALE(1, 2, 3, bytes(16)),
+            "packets": heap.packets(1, 2, 3), "shots": heap.shots(1, 2, 3),
+            "steps": heap.steps([1, 2, 3, 4], 5, dict.fromkeys(("rounds", "lanes", "parts", "writes"), 1), 1, 1)}
+
+
+def symbols():
+    """Check that NCCL's library has every function called directly, as far as its version promises."""
+    from gpucoll.device import nccl
+
+    library, version = ctypes.CDLL("libnccl.so.2"), nccl.version()
+    wrong = [f"NCCL {version} has no {name}" for collective, name in nccl.FOREIGN.items()
+             if nccl.lacks(collective) is None and not hasattr(library, name)]
+    windows = ("ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommWindowDeregister")
+    if version >= nccl.WINDOWS_SINCE:
+        wrong += [f"NCCL {version} has no {name}" for name in windows if not hasattr(library, name)]
+    return version, wrong
+
+
+def driver():
+    """Pass all arguments of multicast memory to the real cuda-bindings; return the names of the called functions.
+
+    Without CUDA's driver a function raises RuntimeError after taking its arguments.
+    """
+    from cuda.bindings import driver as real
+
+    from gpucoll.device.peer import Multicast
+    from gpucoll.executors.peer import multicast
+
+    called, wrong = set(), []
+    results = {"cuMulticastGetGranularity": 1 << 21, "cuMemGetAllocationGranularity": 1 << 21,
+               "cuMemExportToShareableHandle": os.dup(0)}
+    handles = {"cuMulticastCreate", "cuMemCreate"}
+
+    class Driver:
+        def __getattr__(self, name):
+            if not re.match("cu[A-Z]", name):
+                return getattr(real, name)
+
+            def call(*arguments):
+                called.add(name)
+                try:
+                    getattr(real, name)(*arguments)
+                except RuntimeError:
+                    pass
+                except Exception as error:
+                    wrong.append(f"{name}: {error!r}")
+                made = real.CUmemGenericAllocationHandle(1) if name in handles else results.get(name, 1 << 30)
+                return real.CUresult.CUDA_SUCCESS, made
+
+            return call
+
+    def alone(words):
+        yield lambda: True
+        return [words]
+
+    device = types.SimpleNamespace(ordinal=0, current=contextlib.nullcontext())
+    memory = multicast.MulticastMemory(device, 0, 1, 1 << 25)
+    sys.modules["cuda.bindings.driver"] = sys.modules["cuda.bindings"].driver = Driver()
+    joining = memory.join(alone)
+    try:
+        while True:
+            next(joining)
+    except StopIteration as stop:
+        if stop.value != Multicast(1 << 30, 1 << 30):
+            wrong.append(f"join returned {stop.value}")
+    memory.close()
+    memory.free()
+    return len(called), wrong
+
+
+def absent():
+    """Return the errors shown to a rank lacking a library: our own errors, with installation advice."""
+    from gpucoll.device import gpus, nvrtc
+
+    class Alone:
+        rank = 0
+
+        def bcast(self, thing):
+            return thing
+
+    said = {}
+    for name, call in (("NCCL", lambda: gpus.nccl_id(Alone())), ("NVRTC", lambda: nvrtc.version(13))):
+        try:
+            call()
+            said[name] = "nothing is missing"
+        except Exception as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    if sys.argv[1:] == ["absent"]:
+        print(json.dumps(absent()))
+    else:
+        import cupy
+
+        parts = {one.__name__: one() for one in (calls, surface, symbols, driver)}
+        print(json.dumps({"cupy": cupy.__version__, **parts}))
