@@ -17,7 +17,7 @@ import pytest
 from harness import leftovers
 from harness.jobs import JOB_MARK, JobTimeout, marked
 from harness.pace import seconds
-from harness.ranks import MOST_COPIES, LeftBehind, RankDied, RankError, RankPool, RanksHung
+from harness.ranks import RankDied, RankError, RankPool, RanksHung
 
 
 class Picky(Exception):
@@ -42,15 +42,6 @@ def exchange(comm):
     return comm.sendrecv("fresh", dest=1 - comm.rank, sendtag=3, source=1 - comm.rank, recvtag=3)
 
 
-def copies(comm, kept, freed):
-    """Make `kept` copies of the communicator for good, and free `freed` others: MPI's communicators are limited."""
-    for _ in range(freed):
-        comm.Dup().Free()
-    for _ in range(kept):
-        comm.Dup()
-    return os.getpid()
-
-
 def wait_for(comm, culprit, action=None):
     """Let all ranks but the culprit wait in MPI; then let the culprit perform the action, or nothing."""
     if comm.rank != culprit:
@@ -63,12 +54,6 @@ def wait_for(comm, culprit, action=None):
         comm.isend(0, dest=comm.rank, tag=5)
         {"raise": lambda: raise_on(comm, [culprit]), "exit": lambda: os._exit(3), "abort": lambda: comm.Abort(5),
          "crash": lambda: ctypes.string_at(0)}[action]()
-
-
-def leaves(comm, what):
-    """Leave something behind in the process of rank 1, and of no other rank."""
-    if comm.rank == 1:
-        LEAVES[what]()
 
 
 def register():
@@ -143,24 +128,6 @@ def test_errors_show_where_and_what_was_printed_or_are_results(ranks):
     assert (state, type(error), error.args) == ("error", ValueError, ("as asked",))
     (_, error), _ = ranks(raise_on, 2, [0], Picky, "this", "that", allow_errors=True)
     assert (type(error), str(error)) == (RuntimeError, "Picky: this and that")
-
-
-def test_new_ranks_serve_before_mpi_can_make_no_further_communicator(launcher):
-    with RankPool(2) as pool:
-        first = pool.run(copies, 2, MOST_COPIES - 1, 10)
-        assert pool.run(copies, 2, 1, 0) == first  # one communicator too many, with the pool's own
-        assert not {*pool.run(copies, 2, 0, 0)} & {*first}
-
-
-@pytest.mark.parametrize("what", [pytest.param(what, marks=pytest.mark.slow if what in ("a patch", "a child") else
-                                               pytest.mark.nightly) for what in LEAVES])
-def test_a_program_that_leaves_something_fails_and_the_next_one_does_not_find_it(three, what):
-    assert works(three, 2)
-    for _ in range(1 if what in LASTS else 2):  # the second run leaves something new only if the first was cleaned up
-        with pytest.raises(LeftBehind, match=f"test_pool.leaves left behind on rank 1: .*{NAMES[what]}") as caught:
-            three(leaves, 2, what)
-        assert caught.value.ranks == [1]
-        assert works(three, 2)
 
 
 @pytest.mark.parametrize("what", [what for what in LEAVES if what not in LASTS])

@@ -93,52 +93,12 @@ def test_the_shares_of_a_night_have_every_name_once():
         assert max(map(len, chosen)) < 1.2 * len(names) / shares
 
 
-@pytest.mark.parametrize("words", ["--nightly --share 4/3", "--nightly --share 0/3", "--share 1/3"])
-def test_a_wrong_share_is_refused(tmp_path, words):
-    program = f"{START}\nscript.environment.ensure = str\nsys.argv[1:] = {words.split()}\n"
-    job = subprocess.run([sys.executable, "-c", f"{program}script.main()", ROOT / "scripts" / "test", tmp_path],
-                         text=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")})
-    assert job.returncode == 1
-    assert "shares are 1/3, 2/3, 3/3" in job.stderr
-
-
-REPEATS = START + """
-script.environment.ensure = lambda extras: sys.executable
-sys.argv[1:] = ["--repeat", "3", "--beside", "2", "--seed", "7", "-n", "0", "-k", "quick or skipped"]
-sys.exit(script.main())
-"""
-
-
-@pytest.mark.slow
-def test_a_tier_is_repeated_with_other_seeds_beside_other_work(tmp_path):
-    """The table has a row for each run: the seed, the number of programs beside the run, and the result."""
-    own_suite(tmp_path)
-    job = subprocess.run([sys.executable, "-c", REPEATS, ROOT / "scripts" / "test", tmp_path], cwd=tmp_path, text=True,
-                         capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")})
-    lines = job.stdout.splitlines()
-    table = [line.split() for line in lines[lines.index("seed  beside  seconds  passed  failed  names of failures"):]]
-    assert [row[:2] + row[3:] for row in table[1:4]] == [
-        [seed, beside, "2", "1", "test_it.py::test_quick[1]"] for seed, beside in (("7", "0"), ("8", "2"), ("9", "0"))]
-    assert [f"samples: GPUCOLL_TEST_SEED={seed}" in job.stdout for seed in (7, 8, 9)] == [True] * 3
-    assert (lines[-1], job.returncode) == ("total: 6 passed, 3 failed, 3 skipped, 0 min", 1)
-
-
 class Report:
     """A report of pytest, as far as the ledger reads reports."""
 
     def __init__(self, nodeid, duration, cpu, *keywords):
         self.nodeid, self.duration, self.keywords = nodeid, duration, dict.fromkeys(keywords, 1)
         self.user_properties = [("cpu", 99.0), ("cpu", cpu)]  # the value of an earlier phase, then of this phase
-
-
-def test_processor_seconds_of_compilers_do_not_count():
-    burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"]
-    before = budgets.processor_seconds()
-    with budgets.compiling():
-        subprocess.run(burn, check=True)
-    assert budgets.processor_seconds() - before < 0.3
-    subprocess.run(burn, check=True)
-    assert budgets.processor_seconds() - before >= 0.3
 
 
 def test_folders_are_held_to_their_budgets(monkeypatch):
@@ -159,33 +119,3 @@ def test_folders_are_held_to_their_budgets(monkeypatch):
     assert ledger.far_over() == []
     monkeypatch.setenv(budgets.HOLD, "1")
     assert ledger.far_over() == ["peer"]  # above twice the budget
-
-
-ALONE = START + """
-part = script.run_part(sys.executable, script.pytest_words(sys.argv[3:]))
-sys.exit(script.conclude([part], "all", 1))
-"""
-BURNS = """
-import time
-def test_burns():
-    end = time.process_time() + 0.4
-    while time.process_time() < end:
-        pass
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_folder_far_over_its_budget_fails_the_run_that_holds_it(tmp_path, workers):
-    """Processor seconds come from the process running the test, a worker or the main process."""
-    own_suite(tmp_path, BURNS, "tests/unit/test_it.py",
-              "from harness import budgets\nbudgets.BUDGETS = {'unit': (0.01, 0.01)}\n")
-    for hold, code in (("", 0), ("1", 1)):
-        environ = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), pace.VARIABLE: "1.0", budgets.HOLD: hold}
-        job = subprocess.run([sys.executable, "-c", ALONE, ROOT / "scripts" / "test", tmp_path, "-n", workers],
-                             text=True, cwd=tmp_path, capture_output=True, env=environ)
-        assert "tests/unit: 1 tests" in job.stdout, job.stdout + job.stderr
-        assert "OVER BUDGET" in job.stdout
-        assert ("FAILED tests/unit: far more processor seconds" in job.stdout) == bool(hold)
-        assert (job.stdout.splitlines()[-1], job.returncode) == (
-            f"all: 1 passed, {code} failed, 0 skipped, 1 min", code)
