@@ -55,31 +55,6 @@ def test_every_algorithm_opens_ends_complete_and_is_not_too_wide(browser, tmp_pa
         assert browser.run("innerWidth") == width, "a phone does not shrink it"
 
 
-def test_keys_slider_and_lanes_go_to_any_round(browser, tmp_path):
-    show(browser, page(tmp_path, "all_reduce", "ring", 8), height=2000)
-    for key, frame in [("ArrowLeft", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 14),
-                       ("ArrowRight", 14), ("ArrowLeft", 13), ("Home", 0)]:
-        browser.press(key)
-        assert browser.run(FRAME) == frame
-    browser.run("const slider = find('scrub'); slider.value = 6; slider.dispatchEvent(new Event('input'))")
-    assert browser.run(FRAME) == 6
-    left, top, wide, high = browser.run("(() => { const p = document.querySelector('.over').getBoundingClientRect(); "
-                                        "return [p.left, p.top, p.width, p.height]; })()")
-    browser.click(left + wide * 4.5 / 14, top + high / 2)
-    assert browser.run(FRAME) == 5
-    assert browser.errors == []
-
-
-def test_space_plays_and_pauses(browser, tmp_path):
-    show(browser, page(tmp_path, "all_reduce", "star", 8), calm=False)
-    browser.press(" ")
-    assert browser.run("[document.documentElement.dataset.moving, document.querySelectorAll('.packet').length]") == [
-        "true", 7]
-    browser.press(" ")
-    assert not browser.run("document.documentElement.classList.contains('playing')")
-    assert browser.errors == []
-
-
 def test_the_lanes_are_shown_without_scripts(browser, tmp_path):
     browser.show(page(tmp_path, "all_reduce", "tree", 8), scripts=False)
     assert browser.run("[...document.querySelectorAll('.lanes svg')].every((one) => one.clientHeight > 10)")

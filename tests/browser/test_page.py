@@ -89,26 +89,3 @@ def test_hover_reads_values_a_drag_zooms_and_the_legend_hides_lines(browser, pag
         ": requestAnimationFrame(look); look(); })"))
     assert "ring" not in browser.run(SEEN)
     assert browser.errors == []
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["from light", "from dark"])
-def test_light_and_dark_are_switched_in_page_and_figures(browser, pages, dark):
-    show(browser, pages / "one.html", dark=dark)
-    seen = []
-    for _ in range(3):
-        assert set(browser.run(SEEN)) == {"ring", "tree", "mpi", "copy bound"}
-        seen.append(browser.run(f"[getComputedStyle(document.body).backgroundColor, {FIRST}.layout.paper_bgcolor, "
-                                f"{FIRST}.data[0].line.color]"))
-        browser.run("document.querySelector('#theme').click()")
-    assert seen[0] == seen[2]
-    assert [one == other for one, other in zip(seen[0], seen[1], strict=True)] == [False] * 3
-    assert seen[dark] == ["rgb(255, 255, 255)", "#ffffff", "#185bcc"]
-
-
-def test_in_place_and_tables_are_there_without_figures_too(browser, pages):
-    show(browser, pages / "one.html")
-    browser.run("document.querySelector('details').open = true")
-    browser.wait("details .js-plotly-plot .main-svg")
-    browser.show(pages / "one.html", scripts=False)
-    assert browser.run("document.querySelector('.panel table').clientHeight > 10")
-    assert browser.run("[...document.querySelectorAll('figure, #theme')].every((one) => one.clientHeight === 0)")

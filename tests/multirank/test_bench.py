@@ -10,20 +10,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy
 import pytest
 
 import gpucoll as gc
-from harness.grids import naming, sampled
+from harness.grids import sampled
 from harness.pace import seconds
 from harness.ranks import end_job, require_launcher, same_gpucoll, start_job
 
 pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
 
 from gpucoll.bench import arguments
-from gpucoll.bench.cases import TESTS, Case
+from gpucoll.bench.cases import TESTS
 from gpucoll.bench.measure import BURST
 
 from gpucoll.calibration.commands import executors
@@ -103,63 +102,6 @@ def test_every_test_by_every_algorithm(ranks, size, algorithms):
     assert ("hypercube left out: nRanks 3 is not a power of 2" in output) == (size == 3)
 
 
-@pytest.mark.parametrize("line", sampled([
-    "all_reduce -d half -o avg", "all_reduce -d bfloat16 -o prod", "all_reduce -d bool -o sum", "all_reduce -m 3 -z 1",
-    "reduce -d complex64 -o prod", "reduce_scatter -d uint8 -o band --against mpi", "reduce_scatter -d double -o lxor",
-    "all_gather -d bool --against mpi", "exscan -d f8e4m3 -o max", "exscan -d int8 -o min", "all_reduce -o all -d half",
-    "all_to_all_v -d bfloat16", "reduce_scatter_v -d int -o bxor", "broadcast -r all", "all_gather -d all -m 3",
-    "all_reduce -z 2", "all_reduce -z 3 -u 3", "all_reduce -C 1 -a 0", "all_reduce -I 1 -n 2 -K 1", "all_reduce -S 1",
-    "all_reduce -a 3 -T 50", "all_reduce --executor mpi", "all_reduce --memory symmetric", "all_gather --style osu",
-    "all_reduce --overlap"],
-    keep=8, seed=91))
-def test_dtypes_ops_and_manners_of_nccl_tests(ranks, line):
-    given = line if "-n" in line else f"{line} -n 1"
-    code, output, record = ranks(bench, 2, f"{given} -b 3000 -e 3000 -w 0", timeout=60)[0]
-    assert code == 0, output
-    assert record["results"] or 0 <= record["gpucoll"]["overlap"][0]["overlap_pct"] <= 100
-
-
-def test_what_is_left_out_and_unchecked_is_said(ranks):
-    code, output, record = ranks(
-        bench, 2, "all_reduce -d half --against mpi,nccl,cupyx,deterministic,exact -c 0 -b 64 -e 64 -n 2")[0]
-    assert code == 0
-    assert "deterministic" in output
-    assert "exact" in output
-    assert {(row["wrong"], row["in_wrong"]) for row in rows_of(output)} == {("N/A", "N/A")}
-    assert {one["what"]: one["reason"] for one in record["gpucoll"]["left_out"]} == {
-        "against mpi": "MPI itself has no reduction by sum of float16",
-        "against nccl": "NCCL works on GPU memory: needs --device cuda",
-        "against cupyx": "cupyx.distributed works on CuPy arrays: needs --device cuda"}
-
-
-def promises_of_peers(mpi):
-    """Return the option deterministic of each peer that is gpucoll with another option."""
-    from gpucoll.bench import contestants
-
-    os.environ["GPUCOLL_DETERMINISTIC"] = "exact"
-    try:
-        with gc.Communicator.from_mpi(mpi) as comm:
-            found = {}
-            for name in ("unchecked", "deterministic", "exact"):
-                peer = contestants.PEERS[name](comm, SimpleNamespace(name="cpu"))
-                call = peer(Case("all_reduce", "float32", "sum", 0, 2))
-                found[name] = call.func.__self__.options.deterministic
-                call.func.__self__.close()
-    finally:
-        del os.environ["GPUCOLL_DETERMINISTIC"]
-    return found
-
-
-def test_peers_do_not_inherit_the_promise_of_the_environment(ranks):
-    assert ranks(promises_of_peers, 2)[0] == {"unchecked": False, "deterministic": True, "exact": "exact"}
-
-
-def test_what_no_exact_sum_exists_for_is_left_out(ranks):
-    code, _, record = ranks(bench, 2, "all_reduce -o prod --against exact -c 0 -b 64 -e 64 -n 2")[0]
-    assert code == 0
-    assert [one["what"] for one in record["gpucoll"]["left_out"]] == ["against exact"]
-
-
 @pytest.mark.parametrize(("line", "outcome"), [
     ("all_reduce --min-bw 1000000", "1"), ("all_reduce -J no/such/folder/run.json", "GC-FILE"),
     ("all_reduce --executor native --algorithm ring", "GC-EXECUTOR")])
@@ -210,18 +152,6 @@ def test_wrong_results_are_counted_in_lines_footer_record_and_exit_code(ranks):
     result = record["results"][0]
     assert (code, result["out_of_place"]["nwrong"]) == (1, 2 * 2 * 32 * (1 + BURST)), "a collective that does nothing"
     assert result["against"]["mpi"]["out_of_place"]["nwrong"] == 0
-
-
-def test_a_run_is_held_against_an_old_one(ranks, tmp_path):
-    line = "all_reduce -b 1K -e 1K -n 5 --algorithm ring"
-    old = ranks(bench, 2, line)[0][2]
-    for past, code in ((0.5, 1), (5e6, 0)):
-        for placement in ("out_of_place", "in_place"):
-            old["results"][0][f"{placement}_per_iter"]["times_us"] = [past] * 5
-        (tmp_path / "old.json").write_text(json.dumps(old))
-        found = ranks(bench, 2, f"{line} --compare {tmp_path}/old.json")
-        assert [one[0] for one in found] == [code] * 2
-        assert found[0][1].count("# compare: SLOWER  all_reduce 1024 float sum ring") == 2 * code
 
 
 class Clock:
@@ -277,22 +207,6 @@ def test_regret_judges_by_the_second_pass_and_checks_every_way(ranks, tmp_path):
     assert "# wrong elements: 1 of mpi:tree at 4096 bytes\n" in output
 
 
-@pytest.mark.slow
-def test_the_commands_end_alike_on_every_rank(mpiexec, tmp_path):
-    for line, code in [("bench reduce_scatter -b 64 -e 64 -n 2 --algorithm ring,native", 0),
-                       ("bench broadcast -b 8 -e 8 -r 2", 2),
-                       (f"bench regret -b 1K -e 1K --json {tmp_path}/r.json", 0)]:
-        with naming(line):
-            job = mpiexec(2, "sh", "-c", f'"$0" -m gpucoll {line}; echo "exit $?"', sys.executable, timeout=90)
-            codes = [row for row in job.stdout.splitlines() if row.startswith("exit")]
-            assert codes == [f"exit {code}"] * 2, job.stderr
-            if code:
-                assert (job.stderr.count("\n"), job.stderr.startswith("gpucoll bench: ")) == (1, True)
-    record = json.loads((tmp_path / "r.json").read_text())
-    assert ([size["bytes"] for size in record["sizes"]], record["wrong"]) == ([1024], {})
-    assert f"# regret: mean {100 * record['verdict']['mean']:.1f} %" in job.stdout
-
-
 @pytest.mark.parametrize("line", ["all_reduce -b 8 -e 8 -n 2 -N 0", pytest.param("regret -b 4 -f 2",
                                                                                  marks=pytest.mark.slow)])
 def test_ctrl_c_ends_all_ranks_and_keeps_what_was_measured(launcher, tmp_path, line):
@@ -316,15 +230,3 @@ def test_ctrl_c_ends_all_ranks_and_keeps_what_was_measured(launcher, tmp_path, l
     record = json.loads((tmp_path / "run.json").read_text())
     assert record.get("gpucoll", record)["interrupted"]
     assert len(record.get("results", record.get("sizes"))) >= 1
-
-
-def test_what_strategies_send_and_keep_is_what_their_formulas_say(mpiexec):
-    """Bytes sent and kept follow the formulas for 2 x 8 x 32 float32: b = 2048, Adam's k = 4096, activations 64 x 8."""
-    job = mpiexec(2, sys.executable, "-m", "gpucoll.bench.strategies", "--width", "8", "--steps", "2")
-    head, _, *lines = job.stdout.splitlines()
-    assert (job.returncode, head.split(" | ")[0]) == (0, "| P = 2, b = 2,048, k = 4,096, a = 2,048"), job.stderr
-    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
-    assert {row[1]: (row[2], row[4]) for row in cells} == {
-        "DataParallel": ("2,048", "8,192"), "ZeRO, stage 1": ("2,048", "6,144"), "ZeRO, stage 2": ("2,048", "5,120"),
-        "ZeRO, stage 3": ("3,072", "4,096"), "Linear, columns then rows": ("4,096", "4,096"),
-        "ParameterServer, a worker": ("2,048", "4,096"), "ParameterServer, the server": ("2,048", "6,144")}

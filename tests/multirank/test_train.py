@@ -79,15 +79,6 @@ def test_ranks_and_algorithms_give_one_curve_even_without_samples(ranks):
     assert_one_curve(ranks, ["ring"], "float64", "--epochs", "2", "--batch", "1436", sizes=(3,))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("dtype", TOLERANCES)
-def test_every_algorithm_gives_one_curve(ranks, dtype):
-    names = [set(gc.algorithms("all_reduce", size=size, op="sum", dtype=dtype)) for size in (2, 4, 8)]
-    assert_one_curve(ranks, [*sorted(set.intersection(*names)), "native"], dtype, "--epochs", "1")
-    assert_one_curve(ranks, ["ring"], dtype, "--epochs", "1", "--batch", "5")
-    assert_one_curve(ranks, ["ring", "tree", "star", "native"], dtype)
-
-
 @pytest.mark.slow
 def test_a_resumed_run_equals_one_that_was_never_interrupted_and_learns(ranks, script, tmp_path):
     path = tmp_path / "run.npz"
@@ -100,42 +91,6 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted_and_learns(ranks, s
     assert [line["loss"] for line in log] == ranks(curves, 2, ["auto"], ["--epochs", "2"])[0]["auto"]
     assert [line["step"] for line in log] == list(range(1, 2 * 23 + 1))
     assert all(line["samples_per_second"] > 0 and 0 < line["communication_share"] < 1 for line in log)
-
-
-def test_a_run_is_drawn_and_its_time_told_apart(script, tmp_path):
-    pytest.importorskip("matplotlib", reason="pip install gpucoll[plot]")
-    done = script(2, "--strategy", "zero3", "--epochs", "1", "--plot", "run.svg", "--log", "run.jsonl", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("a step: compute "), done.stdout
-    picture = (tmp_path / "run.svg").read_text()
-    assert "<svg " in picture
-    for words in ("Loss", "step", "communication exposed", "median time of a step (ms)"):
-        assert f">{words}<" in picture, words
-    for line in map(json.loads, (tmp_path / "run.jsonl").read_text().splitlines()):
-        assert line["communication_share"] == pytest.approx(line["exposed"] / (line["compute"] + line["exposed"]))
-        assert 0 <= line["hidden"] <= line["compute"] + 1e-9  # by one clock, hidden time lies within compute time
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", [pytest.param("zero1", marks=pytest.mark.nightly), "zero3"])
-def test_a_divided_run_is_resumed_on_other_ranks(script, tmp_path, strategy):
-    common = "--strategy", strategy, "--dtype", "float64", "--log", tmp_path / "log.jsonl", "--compression", "bfloat16"
-    more = "--resume", tmp_path / "run"
-    for ranks, epochs, resume in ((4, "1", ()), (2, "2", more), (2, "2", more)):  # the last run finds nothing to do
-        done = script(ranks, "--epochs", epochs, "--save", tmp_path / "run", *common, *resume)
-        assert done.returncode == 0, done.stderr
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert len(losses) == 46
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compression", [
-    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("float16", "int8")), "powersgd"])
-def test_a_compressed_run_learns_as_well(script, compression):
-    """Compressed training reaches 97 %, within a point of training without compression."""
-    done = script(8, "--strategy", "zero2", "--compression", compression, timeout=300)
-    assert float(done.stdout.split()[-2]) >= 97, done.stderr
 
 
 @pytest.mark.nightly

@@ -1,17 +1,12 @@
 """bench/ without ranks: sizes, factors, the command line, statistics; test_bench_text tests the printed text."""
 
-import doctest
-import importlib
-
 import numpy
 import pytest
 from gpucoll.bench import arguments, cases, summary
 from gpucoll.bench.cases import Case
 
-from gpucoll.errors import ArgumentError
 from harness.grids import naming
 from harness.refusals import refused
-from oracles import oracle
 
 # busbw divided by algbw on 2, 4 and 8 ranks, worked out by hand from nccl-tests' doc/PERFORMANCE.md and sources.
 SHARE, TWO_SHARES, ONE = (0.5, 0.75, 0.875), (1.0, 1.5, 1.75), (1.0, 1.0, 1.0)
@@ -33,18 +28,6 @@ BYTES = [("all_reduce", "float32", 250, 1000, 1000), ("all_reduce", "complex128"
 TRAFFIC = {"all_reduce": 12, "reduce": 5, "broadcast": 4, "all_gather": 5, "reduce_scatter": 5, "gather": 2,
            "scatter": 2, "all_to_all": 8, "scan": 8, "exscan": 8, "sendrecv": 8, "hypercube": 5, "gather_v": 2,
            "barrier": 0}
-
-
-def test_doctests():
-    for name in ("arguments", "curves", "records", "tables"):
-        assert doctest.testmod(importlib.import_module(f"gpucoll.bench.{name}")).failed == 0
-
-
-def test_sizes_grow_as_in_nccl_tests():
-    for first, last, growth, sizes in [(8, 129, {"step": 1, "factor": 2}, [8, 16, 32, 64, 128]),
-                                       (10, 25, {"step": 10}, [10, 20]), (32, 32, {"step": 1}, [32])]:
-        assert list(cases.sizes(first, last, **growth)) == sizes
-    assert len(cases.sizes(0, 1 << 40, step=1)) == (1 << 40) + 1, "a fine step costs no memory"
 
 
 def test_factors_bytes_and_traffic_are_those_of_nccl_tests():
@@ -76,49 +59,6 @@ def test_defaults_are_those_of_nccl_tests():
     assert (options.dtypes, options.ops, options.roots) == (("float32",), ("sum",), (0,))
     assert (flags.warmup_iters, flags.check, flags.agg_iters, flags.run_cycles, flags.average) == (1,) * 5
     assert (flags.blocking, flags.report_cputime, flags.unalign, flags.per_iter_timing, flags.timeout) == (0,) * 5
-
-
-def test_one_end_of_the_sizes_may_be_given_alone():
-    for line, found in (("", [32 << 20]), ("-e 64K", [64 << 10]), ("-b 64M", [64 << 20]),
-                        ("-b 31M", [31 << 20, 32 << 20]), ("-e 33M", [32 << 20, 33 << 20])):
-        options = arguments.parse(["all_reduce", *line.split()])
-        assert [*options.sizes] == found, line
-        assert (options.flags.minbytes, options.flags.maxbytes) == (found[0], found[-1]), line
-
-
-def test_short_and_long_flags_mean_the_same():
-    pairs = """b minbytes 8, e maxbytes 1K, f stepfactor 2, n iters 7, w warmup_iters 3, m agg_iters 2, N run_cycles 2,
-               a average 3, c check 2, o op max, d datatype double, r root 1, z blocking 1, C report_cputime 1,
-               J output_file x.json, T timeout 9, I per_iter_timing 1, K per_iter_skip 1, u unalign 3,
-               S report_timestamps 1"""
-    short, long = ["reduce"], ["reduce"]
-    for one, other, value in map(str.split, pairs.split(",")):
-        short += [f"-{one}", value]
-        long += [f"--{other}", value]
-    assert arguments.parse(short) == arguments.parse(long)
-    line = "all_reduce --device cuda".split()
-    assert arguments.parse([*line, "--graph"]).launches == arguments.parse([*line, "-G", "1"]).launches == 1
-
-
-def test_names_of_nccl_tests_and_numpy():
-    for given, name in [("half", "float16"), ("double", "float64"), ("char", "int8"), ("int", "int32"),
-                        ("f8e4m3", "float8_e4m3fn"), *((name, name) for name in oracle.DTYPES)]:
-        assert arguments.parse(["broadcast", "-d", given]).dtypes == (name,)
-    assert arguments.parse(["alltoall_perf"]).tests == ("all_to_all",)
-
-
-def test_all_stands_for_all_that_the_contract_defines():
-    options = arguments.parse("all -o all -d all -r all".split())
-    assert options.tests == tuple(cases.TESTS)
-    assert options.dtypes == tuple(oracle.DTYPES)
-    for dtype in oracle.DTYPES:
-        assert set(options.ops_of("all_reduce", dtype)) == {op for op in oracle.OPS if oracle.legal(op, dtype)}
-    assert "avg" not in options.ops_of("scan", "float32")
-    assert options.ops_of("all_gather", "bool") == ("sum",)  # an op has no meaning for all_gather
-    assert list(options.roots_of("broadcast", 3)) == [0, 1, 2]
-    assert list(options.roots_of("all_reduce", 3)) == [0]
-    with pytest.raises(ArgumentError, match="GC-ROOT"):
-        arguments.parse(["broadcast", "-r", "4"]).roots_of("broadcast", 4)
 
 
 # Wrong words after `all_reduce`.

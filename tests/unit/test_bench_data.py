@@ -41,23 +41,6 @@ def test_results_are_exact_in_every_order_and_every_rank_decides_some(ranks):
                 assert (combined(op, dtype, numpy.delete(rows, rank, axis=0)) != expected).any()
 
 
-def test_ranks_repetitions_and_aggregated_calls_have_different_data():
-    for dtype in oracle.DTYPES:
-        inputs = [Data(case("all_gather", 4, dtype), rank, 1000).arguments(Turn(0))[0] for rank in range(4)]
-        for rank in range(4):
-            assert all((inputs[rank] != inputs[other]).any() for other in range(rank)), dtype
-    data = Data(case("all_reduce"), 0, 100, calls=2)
-    inputs = [data.arguments(Turn(repetition, call))[0].copy() for repetition in range(3) for call in range(2)]
-    assert all((one != other).any() for number, one in enumerate(inputs) for other in inputs[:number])
-    assert data.outs[0] is not data.outs[1]
-
-
-def test_unalign_shifts_every_array():
-    places = [[array.ctypes.data - array.base.ctypes.data for array in each.arguments(Turn(0))]
-              for each in (Data(case("all_reduce"), 0, 100), Data(case("all_reduce"), 0, 100, shift=3))]
-    assert places == [[0, 0], [12, 12]]
-
-
 @pytest.mark.parametrize("collective", TESTS)
 def test_the_check_accepts_what_is_right_and_finds_what_is_wrong(collective):
     """Real collectives in tests/multirank/test_bench.py show the expected results to be right."""
@@ -89,9 +72,3 @@ def test_the_check_finds_a_contribution_that_counts_twice_and_what_was_not_done_
     expected = data.expected(turn)
     data.prepare(turn, expected)
     assert data.wrong(turn, None, expected) > 900
-
-
-def test_look_up_goes_over_every_block():
-    draws = operands.random_bytes(4 * operands.BLOCK + 4, seed=1).reshape(4, -1)
-    values = numpy.arange(operands.DRAWS, dtype=numpy.int16)
-    assert (operands.look_up(values, draws) == draws).all()

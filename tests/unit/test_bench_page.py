@@ -6,20 +6,17 @@ import html
 import html.parser
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from browser import made
-from gpucoll.errors import ArgumentError, UsageError
 from harness.refusals import refused
 
 pytest.importorskip("plotly", reason="pages need plotly: pip install gpucoll[report]")
 
-from gpucoll.bench import figures, plot, report
-from gpucoll.bench.curves import numbers, panels
+from gpucoll.bench import report
 
 BY, NOTHING = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 
@@ -69,26 +66,6 @@ def page(*found, names=("a.json", "b.json", "c.json")):
     return Page(report.page({name: [record] for name, record in zip(names, found, strict=False)}))
 
 
-def drawn(record, placement="out_of_place"):
-    """Return the figures of a record's only panel, bandwidth and time, as {name: {size: value}}, and the charts."""
-    (panel,) = panels([[record]])
-    charts = [figures.over_sizes(panel, numbers([panel]), [""], placement, time=time) for time in (False, True)]
-    return [{line.name: dict(zip(line.x, line.y, strict=True)) for line in chart.data} for chart in charts], charts
-
-
-@pytest.mark.parametrize("placement", ["out_of_place", "in_place"])
-def test_figures_hold_what_was_measured(placement):
-    record = made.sweep(["ring", "tree", "<b>star"], against={"mpi": 5.0})
-    for values, key, unit in zip(drawn(record, placement)[0], ("bus_bw", "time"), (1, 1e6), strict=True):
-        assert set(values) == {"ring", "tree", "&lt;b&gt;star", "mpi", "copy bound"}
-        for one in record["results"]:
-            name = one["algorithm"].replace("<b>", "&lt;b&gt;")
-            assert values[name][one["size"]] == pytest.approx(one[placement][key] / unit)
-            assert values["mpi"][one["size"]] == pytest.approx(one["against"]["mpi"][placement][key] / unit)
-            bound = 8.0 if key == "bus_bw" else one["size"] * 1.5 / 8.0 / 1e9
-            assert values["copy bound"][one["size"]] == pytest.approx(bound)
-
-
 def test_the_table_has_every_measurement():
     rows = page(made.sweep(against={"mpi": 5.0})).rows("size")
     assert [(row["size"], row["algorithm"]) for row in rows] == [
@@ -102,28 +79,6 @@ def test_the_table_has_every_measurement():
     assert "all_reduce float · sum · 4 ranks · cuda" in found.text
     assert "NVIDIA H200" in found.text
     assert [row["algorithm"] for row in found.rows("size")] == ["nccl-tests"] * 2
-
-
-def test_what_went_wrong_is_said_first():
-    record = made.sweep(["ring"], wrong=3)
-    record["gpucoll"] |= {"interrupted": True,
-                          "left_out": [{"what": "nccl", "reason": "no GPU"}]}
-    record["average_bus_bandwidth"]["okay"] = "false"
-    text = page(record).text
-    for said in ("9 wrong", "interrupted", "Left out: nccl (no GPU)", "below the least"):
-        assert text.index(said) < text.index("Shortest time")
-    assert "all correct" not in text
-
-
-def test_the_lead_and_the_tiles_are_right():
-    """At 8 bytes tree takes 20 us and mpi 5 us; ring has the highest bandwidth of gpucoll's, mpi of all."""
-    record = made.sweep(against={"mpi": 5.0})
-    ratios = {"all_reduce": {"ring": 0.5, "tree": 0.25}, "reduce": {"ring": 2.0, "tree": 8}}
-    record["gpucoll"]["ratios"] = {"mpi": ratios}
-    text = page(record).text
-    assert "Shortest time at 8 B: mpi 5 µs; of ours ring 10 µs." in text
-    assert f"Highest bus bandwidth: mpi {1.5 * (1 << 20) / 5 / 1e3:.0f} GB/s at 1 MiB" in text
-    assert f"2.00 {BY}the best for each of 2 tests against mpi" in text, "sqrt(0.5 * 8)"
 
 
 def verdicts(found):
@@ -197,27 +152,3 @@ def test_the_command_writes_a_page_and_refuses_in_one_line(tmp_path, capsys, mon
         assert said in refused(capsys, report.main, arguments, "gpucoll bench report")
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert "pip install gpucoll[report]" in refused(capsys, report.main, ["a.json"], "gpucoll bench report")
-
-
-def test_pictures_hold_every_line_and_the_same_record_makes_the_same_file(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install gpucoll[plot]")
-    record = made.sweep(sizes=(8, 1024), against={"mpi": 5.0})
-    plot.draw(record, str(tmp_path / "a.svg"))
-    plot.draw(record, str(tmp_path / "b.svg"))
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    text = (tmp_path / "a.svg").read_text()
-    assert {name: text.count(f'id="line {name}"') for name in ("ring", "tree", "mpi", "copy bound")} == {
-        "ring": 2, "tree": 2, "mpi": 2, "copy bound": 2}
-    with pytest.raises(ArgumentError, match="--plot"):
-        plot.draw(record, str(tmp_path / "no" / "f.svg"))
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UsageError, match=r"pip install gpucoll\[plot\]"):
-        plot.check("f.svg")
-
-
-def test_the_page_needs_neither_mpi_nor_matplotlib(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps(made.sweep()))
-    source = ("import sys; from gpucoll.cli import main; assert main('bench report a.json'.split()) == 0; "
-              "assert not {'matplotlib', 'mpi4py.MPI'} & set(sys.modules)")
-    subprocess.run([sys.executable, "-c", source], cwd=tmp_path, check=True)
-    assert (tmp_path / "report.html").stat().st_size > 1_000_000, "plotly is inside"

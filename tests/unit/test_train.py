@@ -1,17 +1,13 @@
 """scripts/train.py without ranks: gradients, samples, checkpoints, the log, plots and refusals."""
 
-import json
 import os
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import digits
 import models
-import plot
 import records
-import strategies
 import texts
 import train
 
@@ -59,29 +55,6 @@ def test_gradients_are_those_of_finite_differences(name):
     assert not any(gradient.any() for gradient in empty[1].values())
 
 
-def test_the_text_is_divided_without_overlap():
-    table = texts.read_table()
-    training, test = texts.split(table)
-    assert len(training) == texts.SAMPLES
-    assert len(test) == texts.TESTS
-    assert not {*training} & {*test}
-    x, targets = texts.prepare(np, table, "float32")
-    assert (targets.argmax(axis=-1)[:, :-1] == x[:, 1:]).all()  # the target of a character is the next character
-
-
-@pytest.mark.slow  # the import of scikit-learn
-def test_the_real_samples_are_split_alike_in_every_class():
-    pytest.importorskip("sklearn", reason="pip install gpucoll[train]")
-    table = digits.read_table()
-    labels = table[:, digits.PIXELS]
-    training, test = digits.split(table)
-    assert sorted([*training, *test]) == list(range(digits.SAMPLES))
-    assert np.abs(np.bincount(labels[test]) / np.bincount(labels) - digits.TEST_SHARE).max() < 0.005
-    images, targets = digits.prepare(np, table, "float32")
-    assert (images.dtype, images.min(), images.max()) == (np.float32, -1, 1)
-    assert np.array_equal(targets.argmax(axis=1), labels)
-
-
 def test_options():
     rates = [train.parse(["--batch", batch]).learning_rate for batch in ("32", "64", "1000")]
     assert rates == [0.1, 0.2, 0.4]
@@ -127,60 +100,3 @@ def test_what_is_no_checkpoint_of_this_run_is_refused(tmp_path):
         path.write_bytes(content)
         with pytest.raises(records.Refusal, match="cannot resume from"):
             records.read_checkpoint(path, some_arrays(), settings)
-
-
-def some_step(number):
-    return records.Step(number, 0.5, samples=64, seconds=0.25, exposed=0.125, hidden=0.0625)
-
-
-def write_log(path, done, numbers):
-    with records.open_log(path, done) as log:
-        for number in numbers:
-            records.write_step(log, some_step(number))
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_a_new_run_starts_the_log_anew_and_a_resumed_one_continues_it(tmp_path):
-    path = tmp_path / "log.jsonl"
-    assert write_log(path, 0, [1]) == [{
-        "step": 1, "loss": 0.5, "samples_per_second": 256.0, "communication_share": 0.5,
-        "compute": 0.125, "exposed": 0.125, "hidden": 0.0625}]
-    assert [line["step"] for line in write_log(path, 0, range(1, 6))] == [1, 2, 3, 4, 5]
-    with path.open("a") as log:
-        log.write('{"step": 6, "lo')  # killed while writing
-    assert [line["step"] for line in write_log(path, 3, [4, 5])] == [1, 2, 3, 4, 5]
-
-
-def test_time_is_computing_or_exposed_and_what_is_hidden_is_computing_too(monkeypatch):
-    """Nothing counts twice: neither collectives under way while a rank waits, nor an optimizer inside a collective."""
-    now, comm = [0.0], SimpleNamespace(seconds_under_way=0.0)
-    monkeypatch.setattr(strategies, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    strategy = strategies.Strategy({}, comm, None)
-
-    def pass_by(seconds, under_way):
-        now[0] += seconds
-        comm.seconds_under_way += under_way
-
-    rule = strategy.computing(SimpleNamespace(step=lambda weights, gradients: pass_by(16, 8)))
-    pass_by(4, 2)
-    assert (strategy.exposed, strategy.hidden) == (0, 2)
-    with strategy.communicating():
-        pass_by(1, 0.5)
-        rule.step({}, {})
-    assert (strategy.exposed, strategy.hidden) == (1, 10)
-
-
-@pytest.mark.parametrize("count", [0, 5])
-def test_a_plot_is_the_same_file_each_time(tmp_path, count):
-    pytest.importorskip("matplotlib", reason="pip install gpucoll[plot]")
-    paths = [tmp_path / name for name in ("first.svg", "second.svg")]
-    for path in paths:
-        plot.check(path)
-        plot.draw([some_step(number) for number in range(1, 1 + count)], 3, path)
-    first, second = (path.read_text() for path in paths)
-    assert first == second
-    assert first.count(">Loss<") == first.count(">Compute, exposed and hidden communication<") == 1
-    assert records.times([some_step(1)]) == (
-        "compute 125.00 ms, communication 125.00 ms exposed, 62.50 ms hidden")
-    with pytest.raises(records.Refusal, match="cannot be written"):
-        plot.check(tmp_path / "missing" / "loss.svg")
