@@ -1,11 +1,10 @@
 """`python -m gpucoll.bench TEST ...` and `gpucoll bench`: measure collectives, under mpiexec.
 
-With `regret` instead of a test, judge the choices of `auto`; with `report`, make a page.
+With `report` instead of a test, make a page.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -23,8 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     the file of --compare. Wrong arguments end the process with code 2, Ctrl-C with 130.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] in (["report"], ["regret"]):
-        return int(importlib.import_module(f".{given[0]}", __package__).main(given[1:]))
+    if given[:1] == ["report"]:
+        from .report import main as report
+
+        return report(given[1:])
     flags = (options := parse(given)).flags
     if flags.device == "emulated":
         os.environ["GPUCOLL_DEVICE"] = "emulated"  # read by the next communicator

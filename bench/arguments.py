@@ -48,7 +48,6 @@ CHOICES = (("-a", "average", range(4), 1, "time of rank 0, or over ranks the mea
 WORDS = (("device", ("cpu", "cuda", "emulated"), "where the arrays lie"),
          ("stream", ("own", "null"), "the CUDA stream"),
          ("memory", ("ordinary", "symmetric"), "symmetric: memory that all ranks of a node map"),
-         ("style", ("nccl", "osu"), "the layout of the lines"),
          ("progress", ("auto", "bar", "lines", "off"), "how far it is; auto: a line that changes on a terminal"))
 
 
@@ -91,8 +90,8 @@ class Options(NamedTuple):
 def parser() -> Parser:
     """Return the parser of all flags."""
     flags = Parser(PROGRAM, allow_abbrev=False, usage=f"mpiexec -n RANKS {PROGRAM} TEST [-b 8 -e 128M -f 2 ...]",
-                   description="Measure collectives; start it under mpiexec. `gpucoll bench regret` judges what auto "
-                               "chooses, `gpucoll bench report F.json ...` makes a page of results.",
+                   description="Measure collectives; start it under mpiexec. `gpucoll bench report F.json ...` makes "
+                               "a page of results.",
                    epilog="Sizes are bytes of the larger of input and output; K, M and G are powers of 1024. Ctrl-C "
                           "ends all ranks and keeps what was measured.")
     flags.add_argument("test", help=f"{', '.join(TESTS)}; or all")
@@ -123,7 +122,6 @@ def parser() -> Parser:
     add("--against", default="", metavar="PEERS", 
         help="mpi, nccl, gloo, cupyx; gpucoll with check=off (unchecked), deterministic=True (deterministic) or "
              '"exact" (exact): measured in turn')
-    add("--overlap", action="store_true", help="measure the overlap with computation")
     add("--compare", metavar="OLD.json", help="print slower results; exit code 1 if there are any")
     add("--tolerance", type=positive, default=0.1, help="with --compare: accepted slowdown (0.1)")
     add("--min-bw", type=positive, metavar="GB/s", help="exit code 1 below this average busbw")
@@ -234,8 +232,6 @@ def _check(options: Options) -> None:
              "-G/--cudagraph, --graph and --stream null need --device cuda", "GC-DEVICE"),
             (options.launches and (flags.per_iter_timing or flags.blocking == 3),
              "-G/--cudagraph does not go with -I or with -z 3", "GC-GRAPH"),
-            (flags.overlap and options.against, "--overlap does not go with --against", "GC-OVERLAP"),
-            (flags.plot and flags.overlap, "--plot has no picture of --overlap", "GC-PLOT"),
             (flags.per_iter_skip and flags.per_iter_skip >= (options.iterations or 1),
              "-K/--per_iter_skip must be less than -n/--iters, which has to be given", "GC-ITERS")):
         if is_wrong:

@@ -50,7 +50,7 @@ class Measured(NamedTuple):
 def burst(options: Options, device: str, nbytes: int) -> int:
     """Return the number of calls, or groups of calls (-m), in a row; the first of several is not timed."""
     timed = min(BURST, BURST_BYTES // max(1, nbytes * options.flags.agg_iters))
-    if timed < 2 or options.launches or options.flags.overlap or device == "emulated":  # calls of these modes take long
+    if timed < 2 or options.launches or device == "emulated":  # calls of these modes take long
         return 1
     return 1 + timed
 

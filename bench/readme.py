@@ -59,11 +59,6 @@ def _table(path: Path) -> str:
         largest = max(results, key=lambda one: int(one["size"]))["share"]
         share = "" if largest is None or not large else f"{100 * largest:.0f} %"
         lines.append(f"| {' | '.join(map(str, key))} | {small} | {large} | {best:.2f} | {share} |")
-    overlap = [one for record in records for one in record["gpucoll"]["overlap"]]
-    if overlap:
-        most = max(overlap, key=lambda one: float(one["overlap_pct"]))
-        lines += ["", f"Up to {most['overlap_pct']:.0f} % of an {most['collective']} overlap with computation "
-                      f"(`--overlap`; {most['size']} bytes)."]
     crowded = sorted({key[1] for key in rows if key[1] > cores})
     if crowded:
         lines += ["", f"Runs on {' and '.join(map(str, crowded))} ranks share {cores} cores."]

@@ -19,11 +19,9 @@ and the key `gpucoll` at the top:
     machine {host, cpu, cores, memory_gib, system, python, numpy, mpi, mpi4py, cupy, nccl, gpus [..], clock},
     copy {bandwidth (GB/s read and written by all ranks at once), bytes, per_rank [GB/s of each rank]},
     ratios {peer: {collective: {algorithm: geometric mean of the out-of-place ratios}}},
-    left_out [{what, reason}],
-    overlap [{collective, algorithm, size, overall_us, compute_us, pure_us, overlap_pct}]     with --overlap
+    left_out [{what, reason}].
 
-A file holds one record, or the result of `scripts/bench`: {"suite": date, "host": name, "regret": the record of
-`gpucoll bench regret` (see `regret.Regret`), "runs": [record, ..]}.
+A file holds one record, or the result of `scripts/bench`: {"suite": date, "host": name, "runs": [record, ..]}.
 """
 
 from __future__ import annotations

@@ -92,9 +92,6 @@ def page(files: Files) -> str:
         compared = "".join(tables.differences(panel, later, letters) for later in range(1, len(files)))
         sections.append(f'<section class="panel" id="panel-{place}"><h2>{escape(title)} <small>{escape(details)}'
                         f"</small></h2>\n{_lead(panel, letters)}{pictures}{measured}{compared}</section>\n")
-    for record in (record for group in files.values() for record in group):
-        overlap = _own(record).get("overlap")
-        sections.append(_section("Overlap", tables.overlap(overlap) if overlap else ""))
     machines = "".join(_machine(group, name if len(files) > 1 else "") for name, group in files.items())
     tests = ", ".join(dict.fromkeys(panel.title.partition(" · ")[0] for panel in found))
     body = [_head(files, letters, tests), _notes(files, letters),

@@ -19,7 +19,6 @@ from .contestants import every_case, field, meet
 from .data import Data
 from .devices import of
 from .measure import Bench, Measured, burst, measure
-from .overlap import measure_overlap
 from .records import PLACEMENTS
 from .summary import changes, geometric_mean, per_iteration, report, reported, skew
 from .table import Progress
@@ -72,18 +71,11 @@ class Run:
 
     def _case(self, case: Case, contestants: Sequence[Contestant]) -> None:
         """Measure one case at every size."""
-        flags, name = self.options.flags, ", ".join(one.name for one in contestants if not one.peer)
         if len(self.options.tests) > 1:
             self.say(["#", f"# {case.test}"])
-        if flags.overlap or flags.style == "osu":
-            self.say(table.osu_titles(case.test, name, overlap=flags.overlap))
-        else:
-            self.say(table.titles(self.options, self.several))
+        self.say(table.titles(self.options, self.several))
         for nbytes in self.options.sizes if case.test != "barrier" else self.options.sizes[:1]:
-            if flags.overlap:
-                self._overlap(contestants, self._data(case, nbytes))
-            else:
-                self._lines(contestants, self._data(case, nbytes))
+            self._lines(contestants, self._data(case, nbytes))
             self.progress.done(nbytes + SMALL, f"{case.test} of {nbytes} bytes")
 
     def _data(self, case: Case, nbytes: int) -> Data:
@@ -103,14 +95,7 @@ class Run:
             result = result_of(data.case, data.count, self.options, (one.name, measured), peers, self.copy)
             self.record["results"].append(result)
             name, stamp = one.name if self.several else "", now() if flags.report_timestamps else ""
-            self.say([table.osu_latency(result, name) if flags.style == "osu" else
-                      table.line(result, spread=bool(flags.per_iter_timing), stamp=stamp, name=name)])
-
-    def _overlap(self, contestants: Sequence[Contestant], data: Data) -> None:
-        for contestant in contestants if data.case.test not in ("hypercube", "barrier") else ():
-            overlap = measure_overlap(self.bench, contestant, data)
-            self.own["overlap"].append(overlap)
-            self.say([table.osu_overlap(overlap, contestant.name if self.several else "")])
+            self.say([table.line(result, spread=bool(flags.per_iter_timing), stamp=stamp, name=name)])
 
     def finish(self, interrupted: bool = False) -> int:
         """Print the lines after the data and write the files; return the exit code. A second call does nothing."""
@@ -136,7 +121,7 @@ class Run:
             except GpucollError as error:
                 errors.append(str(error))
         self.progress.clear()
-        if results and options.flags.style == "nccl":
+        if results:
             self.say([*table.details(results), *table.comparison(self.own["ratios"])])
         found = list(changes(results, options.baseline))
         lines, is_alike = report(found, len(results), options.flags.tolerance)
@@ -217,7 +202,7 @@ def opening(options: Options, places: Sequence[machine.Place], facts: Mapping[st
     return {"version": 3, "start_time": now(), "args": list(arguments), "env": list(environment),
             "nccl_version": facts["nccl"], "config": config, "results": [],
             "gpucoll": {"version": gpucoll.__version__, "revision": machine.revision(), "program": "gpucoll bench",
-                        "tests": list(options.tests), "machine": dict(facts), "overlap": [],
+                        "tests": list(options.tests), "machine": dict(facts),
                         "left_out": [], "ratios": {}, "interrupted": False}}
 
 

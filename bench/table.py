@@ -1,4 +1,4 @@
-"""The printed lines: nccl-tests' header, lines and footer, byte for byte; OSU's layout; additional lines begin with #.
+"""The printed lines: nccl-tests' header, lines and footer, byte for byte; additional lines begin with #.
 
 Data lines are gpucoll's. With several algorithms each line ends with the algorithm's name. Peers, spread, skew, and
 shares of the bound are in a separate table after the lines.
@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import IO, Any
 
 from .arguments import Options
-from .cases import TESTS
 from .machine import Place
 from .records import PLACEMENTS
 
@@ -122,36 +121,6 @@ def footer(options: Options, wrong: int, bandwidth: float) -> list[str]:
     return [f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}",
             f"# {'Avg bus bandwidth':<20} : {bandwidth:g} {verdict}", "#",
             f"# Collective test concluded: {options.flags.test}", "#"]
-
-
-# The columns, widths and units of the OSU micro-benchmarks; with several algorithms, the name follows the last column.
-
-
-def osu_titles(test: str, name: str, *, overlap: bool) -> list[str]:
-    """Return the title lines of a test's latencies, or of its overlap, by one algorithm."""
-    kind, names = ("Overlap", ("Overall(us)", "Compute(us)", "Pure Comm.(us)", "Overlap(%)")) if overlap else (
-        "Latency", ("Avg Latency(us)", "Min Latency(us)", "Max Latency(us)"))
-    return ["", f"# gpucoll {test} {kind} Test ({name})",
-            *["# Overall = start, compute, wait; Pure Comm. = start, wait"] * overlap,
-            f"{'# Size':<10}{''.join(f'{title:>20}' for title in names)}" + "  Iterations" * (not overlap)]
-
-
-def osu_latency(result: Result, name: str = "") -> str:
-    """Return a line of out-of-place latencies: the mean over ranks and repetitions, and the extremes over ranks.
-
-    OSU's size is the contribution of one rank: a block, for collectives with blocks.
-    """
-    rows = result["out_of_place_per_iter"]["per_process_max_times_us"]
-    means = [sum(row) / len(row) for row in rows]
-    size = result["size"] // (result["ranks"] if TESTS[result["collective"]].blocks else 1)
-    columns = "".join(f"{value:>20.2f}" for value in (sum(means) / len(means), min(means), max(means)))
-    return f"{size:<10}{columns}{len(rows[0]):>12}" + (f"  {name}" if name else "")
-
-
-def osu_overlap(found: Result, name: str = "") -> str:
-    """Return a line of the overlap."""
-    columns = "".join(f"{found[key]:>20.2f}" for key in ("overall_us", "compute_us", "pure_us", "overlap_pct"))
-    return f"{found['size']:<10}{columns}" + (f"  {name}" if name else "")
 
 
 class Progress:

@@ -1,10 +1,9 @@
-"""The tables of the page: all measurements, differences of runs, overlap; every cell is escaped HTML."""
+"""The tables of the page: all measurements, differences of runs; every cell is escaped HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
 from gpucoll.analysis.sizes import byte_text
 
@@ -120,12 +119,3 @@ def differences(panel: Panel, later: int, letters: Sequence[str]) -> str:
     return f"<h3>{title}</h3><p>{said}</p>" + table(
         f"{title}: {panel.title}", ["size", "algorithm", "before|µs", "after|µs", f"times as fast|{BY}",
                                     f"95% interval|{BY}", "verdict"], rows)
-
-
-def overlap(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with the four columns of OSU's benchmarks: the communication hidden behind computing."""
-    return table("Communication hidden behind computing", ["size", "collective", "algorithm", "overall|µs",
-                                                           "compute|µs", "pure comm.|µs", "overlap|%"],
-                 [[byte_text(int(row["size"])), escape(str(row["collective"])), escape(str(row["algorithm"])),
-                   *(microseconds(row[f"{part}_us"]) for part in ("overall", "compute", "pure")),
-                   f"{row['overlap_pct']:.1f}"] for row in rows])

@@ -28,19 +28,17 @@ def draw(steps: Sequence[Step], steps_per_epoch: int, path: Path) -> None:
     epochs: dict[int, list[Step]] = {}
     for step in steps:
         epochs.setdefault(-(-step.step // steps_per_epoch), []).append(step)
-    with rc_context({**SETTINGS, "hatch.color": "white"}):
+    with rc_context(SETTINGS):
         whole = Figure(figsize=(11, 4), layout="constrained")
         left, right = whole.subplots(1, 2)
         left.plot([step.step for step in steps], [step.loss for step in steps], color=LINES[0], linewidth=1)
         left.set(xlabel="step", ylabel="loss per sample (nats)", ylim=(0, None))
         left.set_title("Loss", loc="left")
-        compute, exposed, hidden = ([medians(some)[part] for some in epochs.values()] for part in range(3))
-        start = [all_ - some for all_, some in zip(compute, hidden, strict=True)]
+        compute, exposed = ([medians(some)[part] for some in epochs.values()] for part in range(2))
         right.bar([*epochs], compute, 0.9, color=LINES[0], label="compute")
-        right.bar([*epochs], hidden, 0.9, start, color=LINES[0], hatch="////", label="with communication hidden behind")
         right.bar([*epochs], exposed, 0.9, compute, color=LINES[1], label="communication exposed")
         right.set(xlabel="epoch", ylabel="median time of a step (ms)")
-        right.set_title("Compute, exposed and hidden communication", loc="left")
+        right.set_title("Computation and exposed communication", loc="left")
         right.xaxis.get_major_locator().set_params(integer=True)
         whole.legend(*right.get_legend_handles_labels(), loc="outside lower right", frameon=False, ncols=3)
         for axes in (left, right):

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 SETTINGS = "settings.json"
 STYLES = ("auto", "bar", "lines", "off")
 BAR_WIDTH = 24
-PARTS = ("compute", "exposed", "hidden")  # of a step; compute and exposed are the whole time
+PARTS = ("compute", "exposed")  # of a step; together the whole time
 INTERVALS = {"bar": 0.1, "lines": 5.0}  # seconds
 
 
@@ -38,8 +38,7 @@ class Refusal(Exception):
 class Step:
     """One step of training; `loss` is the mean per sample of the global batch, times are the host's, in seconds.
 
-    `exposed` is the time of communicating or waiting without computing. `hidden` is the time of computing while an
-    asynchronous operation was under way.
+    `exposed` is the time of communicating or waiting without computing.
     """
 
     step: int
@@ -47,7 +46,6 @@ class Step:
     samples: int
     seconds: float
     exposed: float
-    hidden: float
 
     @property
     def compute(self) -> float:
@@ -70,7 +68,7 @@ def medians(steps: Sequence[Step]) -> list[float]:
 
 def times(steps: Sequence[Step]) -> str:
     """Return `medians` in words."""
-    return "compute {:.2f} ms, communication {:.2f} ms exposed, {:.2f} ms hidden".format(*medians(steps))
+    return "compute {:.2f} ms, communication {:.2f} ms exposed".format(*medians(steps))
 
 
 def on_first(comm: Any, action: Callable[[], Result]) -> Result | None:

@@ -212,7 +212,7 @@ class Training:
     def step(self, number: int, mine: Any, samples: int) -> Step:
         """Take one step along the mean gradient of a batch of `samples`; this rank's part is `mine`."""
         began, strategy = self.settle(), self.strategy
-        exposed, hidden = strategy.exposed, strategy.hidden
+        exposed = strategy.exposed
         scores, kept = self.forward(mine)
         loss, gradient = models.loss(self.xp, scores, self.targets[mine])
         gradient *= self.ranks.size / samples  # so that the mean over ranks is the batch's
@@ -221,8 +221,8 @@ class Training:
         strategy.step()
         with strategy.communicating():
             loss = self.ranks.all_reduce(self.xp.asarray(loss).reshape(1))
-        exposed, hidden = strategy.exposed - exposed, strategy.hidden - hidden
-        return Step(number, float(loss[0]) / samples, samples, self.settle() - began, exposed, hidden)
+        exposed = strategy.exposed - exposed
+        return Step(number, float(loss[0]) / samples, samples, self.settle() - began, exposed)
 
     def forward(self, mine: Any) -> tuple[Any, list[Any]]:
         """Return the scores of some samples, and the data kept by each layer for the backward pass."""

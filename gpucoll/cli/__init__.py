@@ -89,7 +89,7 @@ def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[P
     verbs = parser.add_subparsers(dest="verb", parser_class=Parser)
     verbs.add_parser("run", help="launch a program on several ranks, by mpiexec or without MPI", add_help=False,
                      parents=run)
-    verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: check auto; report: make a page",
+    verbs.add_parser("bench", help="measure collectives (under mpiexec); report: make a page",
                      add_help=False, parents=bench)
     _add_schedules(verbs)
     _add_times(verbs)

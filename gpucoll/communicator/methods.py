@@ -99,23 +99,13 @@ class Communicator:
     node = property(lambda self: self._core.link.place.node, doc="This rank's node, 0 .. nodes - 1.")
     nodes = property(lambda self: max(self._core.link.place.nodes) + 1, doc="How many nodes there are.")
     timeout = property(lambda self: self.options.timeout, doc="Seconds: the deadline of every wait.")
-    check = property(lambda self: self.options.check, doc="full, data, deferred, off, or None for the default.")
+    check = property(lambda self: self.options.check, doc="full, deferred, off, or None for the default.")
     executor = property(lambda self: self.options.executor, doc="The executor asked for, or None.")
     closed = property(lambda self: self._core.life.closed, doc="Whether this communicator was closed.")
 
     def _over(self, link: Link) -> Communicator:
         """Return a communicator of the ranks joined by `link`, with the options of this communicator."""
         return type(self)(link, self.options)
-
-    @property
-    def seconds_under_way(self) -> float:
-        """Seconds so far with at least one asynchronous operation of this rank running on the host.
-
-        All asynchronous operations count. Blocking calls count if queued behind other calls, and blocking messages
-        between two ranks if longer than about 1 ms. The difference of two readings is the time of communication hidden
-        by the computation in between.
-        """
-        return self._core.waits.under_way.seconds
 
     @property
     def device(self) -> int | None:

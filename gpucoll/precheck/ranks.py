@@ -83,7 +83,6 @@ class VirtualWaits(Progress):
     def _begin(self, work: Work, works: Any) -> Work:
         self.check()
         work.place = getattr(work, "place", "") or self._turns.site()  # type: ignore[attr-defined] # a mark of ours
-        self.under_way.began()
         works.append(work)
         self._mine.waits.add(self)
         super().advance()

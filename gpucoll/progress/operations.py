@@ -167,35 +167,6 @@ class Work:
         return self.result
 
 
-class UnderWay:
-    """A clock that runs while any operation is under way; overlapping operations count once."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._lock = threading.RLock()  # reentrant: a signal handler may make a call while its thread holds the lock
-        self._operations, self._since, self._before = 0, 0.0, 0.0
-
-    def began(self) -> None:
-        """Count an operation that begins."""
-        with self._lock:
-            if not self._operations:
-                self._since = self._clock()
-            self._operations += 1
-
-    def ended(self) -> None:
-        """Count an operation that ends, with or without an error."""
-        with self._lock:
-            self._operations -= 1
-            if not self._operations:
-                self._before += self._clock() - self._since
-
-    @property
-    def seconds(self) -> float:
-        """The seconds until now."""
-        with self._lock:
-            return self._before + (self._clock() - self._since if self._operations else 0.0)
-
-
 _served: weakref.WeakSet[Any] = weakref.WeakSet()  # every `Progress` with a progress thread, now or earlier
 
 

@@ -20,7 +20,6 @@ from gpucoll.progress.operations import (
     Lasting,
     Operation,
     Pending,
-    UnderWay,
     Work,
     keep_for_ever,
     kind_of,
@@ -63,7 +62,6 @@ class Progress:
         self._spin = CROWDED_SPIN if crowded else SPIN
         self._queue: collections.deque[Work] = collections.deque()  # collectives, in order
         self._alone: list[Work] = []  # messages between two ranks, in no order
-        self.under_way = UnderWay()  # the time with work in `_queue` or `_alone`
         # Held by the one thread that advances operations: a generator cannot run in two threads, and a single-threaded
         # MPI must not be called by two. Taken only without blocking: the holder may itself wait for a long time.
         self._stepping, self._more = threading.Lock(), threading.Event()  # `_more` wakes the progress thread
@@ -327,7 +325,6 @@ class Progress:
             else:
                 return None
             work = Work(self, operation, name, result, pending=pending)
-            self.under_way.began()
             self._alone.append(work)
         except BaseException as error:
             self._failed(error, operation, name)
@@ -349,7 +346,6 @@ class Progress:
     def _begin(self, work: Work, works: MutableSequence[Work]) -> Work:
         self.check()
         self.thread = threading.get_native_id()
-        self.under_way.began()
         works.append(work)
         # Take the first steps here: the messages leave at once, and short operations end without the progress thread.
         self.advance()
@@ -367,7 +363,6 @@ class Progress:
                 # Only the head of the queue runs: all ranks execute collectives in the same order.
                 while self._queue and self._step(self._queue[0]):
                     self._queue.popleft()
-                    self.under_way.ended()
         finally:
             self._stepping.release()
 
@@ -379,7 +374,6 @@ class Progress:
     def drop(self, work: Work) -> None:
         """Take a message between two ranks off the work under way; the caller holds the lock of `gate`."""
         self._alone.remove(work)
-        self.under_way.ended()
 
     def messages(self) -> list[Work]:
         """Return the messages between two ranks under way."""
@@ -427,7 +421,7 @@ class Progress:
         keep_for_ever([*self._queue, *self._alone])
         self._queue.clear()
         self._alone.clear()
-        self.under_way, self._thread = UnderWay(), None
+        self._thread = None
         self._stepping = threading.Lock()  # the parent's may have been held at the moment of the fork
 
     def close(self) -> None:

@@ -34,20 +34,13 @@ class Strategy:
     def __init__(self, weights: dict[str, Array], comm: Any, options: Namespace) -> None:
         self.weights, self.comm, self.options = weights, comm, options
         self.exposed = 0.0  # seconds spent by the rank in collectives, or waiting
-        self._seen = 0.0  # the part of `exposed` with an asynchronous operation of `comm` under way
-
-    @property
-    def hidden(self) -> float:
-        """Seconds spent by the rank computing while an asynchronous operation was under way."""
-        return float(self.comm.seconds_under_way) - self._seen
 
     @contextlib.contextmanager
     def communicating(self, sign: int = 1) -> Iterator[None]:
         """Count the time inside as communication; subtract the time if `sign` is -1."""
-        under_way, began = self.comm.seconds_under_way, time.perf_counter()
+        began = time.perf_counter()
         yield
         self.exposed += sign * (time.perf_counter() - began)
-        self._seen += sign * (self.comm.seconds_under_way - under_way)
 
     def computing(self, rule: Any) -> Any:
         """Return the optimizer; its steps count as computing, even inside `communicating`."""

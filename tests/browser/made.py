@@ -38,7 +38,7 @@ def record(results, **extra):
             "average_bus_bandwidth": {"bandwidth": 1.5, "okay": "unchecked"},
             "gpucoll": {"version": "0.1.0", "program": "gpucoll bench", "machine": {"host": "host", "cores": 2},
                         "copy": {"bandwidth": 16.0, "per_rank": [4.0] * ranks}, "ratios": {}, "left_out": [],
-                        "overlap": [], **extra}}
+                        **extra}}
 
 
 def sweep(names=("ring", "tree"), sizes=(8, 1024, 1 << 20), *, speed=1.0, **options):

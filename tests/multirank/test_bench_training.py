@@ -1,4 +1,4 @@
-"""bench.training and bench.neighbours on ranks: rows and summaries; bytes are exact, times decide nothing."""
+"""bench.training on ranks: rows and summaries; bytes are exact, times decide nothing."""
 
 import contextlib
 import functools

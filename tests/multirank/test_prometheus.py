@@ -1,4 +1,4 @@
-"""Debian's Prometheus reads the counters of four ranks, and every query of the dashboard for Grafana finds figures."""
+"""Debian's Prometheus reads the counters of four ranks."""
 
 import contextlib
 import json
@@ -10,7 +10,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,6 @@ from harness.pace import Patience, seconds
 
 pytestmark = pytest.mark.nightly
 
-DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 RANKS = 4
 PROGRAM = """
 import os, sys
@@ -31,20 +29,6 @@ with gc.init() as comm:
         comm.barrier()
         go_on = comm.broadcast(np.array([not os.path.exists(sys.argv[1])]))[0]
 """
-# Grafana's variables, and a shorter time than Grafana's
-VALUES = {"$collective": ".*", "$rank": ".*", "$__rate_interval": "10s", "[5m]": "[10s]"}
-
-
-def queries():
-    """Return the queries of the dashboard, with values in place of Grafana's variables."""
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
-        for target in panel["targets"]:
-            query = target["expr"]
-            for variable, value in VALUES.items():
-                query = query.replace(variable, value)
-            yield query
-
-
 def read(port, path):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=seconds(10)) as answer:
         return answer.read().decode()
@@ -95,11 +79,11 @@ def test_prometheus_reads_a_job_of_four_ranks(tmp_path):
         job = start_job(require_launcher().command(RANKS, [sys.executable, "-c", PROGRAM, stop]), token, log,
                         environment={**same_gpucoll(), "GPUCOLL_METRICS": f"port:{first}"})
         try:
-            patience, without = Patience(60), [*queries()]
-            while without and patience.left() and not ends_within(job, 0.2) and server.poll() is None:
-                without = [query for query in without if not asked(ports[-1], query)]
-            assert without == [], (tmp_path / "prometheus.log").read_text() + (tmp_path / "job.log").read_text()
-            found = asked(ports[-1], "gpucoll_calls_total")
+            patience, found = Patience(60), []
+            while len(found) < 3 * RANKS and patience.left() and not ends_within(job, 0.2) and server.poll() is None:
+                found = asked(ports[-1], "gpucoll_calls_total")
+            assert len(found) == 3 * RANKS, \
+                (tmp_path / "prometheus.log").read_text() + (tmp_path / "job.log").read_text()
             assert {row["metric"]["rank"] for row in found} == set(map(str, range(RANKS)))
             assert {row["metric"]["collective"] for row in found} == {"all_reduce", "barrier", "broadcast"}
             said = subprocess.run([shutil.which("promtool"), "check", "metrics"], input=read(first, "metrics"),
@@ -110,25 +94,3 @@ def test_prometheus_reads_a_job_of_four_ranks(tmp_path):
             assert job.returncode == 0
         finally:
             end_job(job, token)
-
-
-def test_the_dashboard_keeps_to_grafanas_schema():
-    """Grafana's own models read the dashboard, and write every key and value again."""
-    models = pytest.importorskip("grafana_foundation_sdk.models.dashboard",
-                                 reason="Grafana's models are not installed: pip install grafana-foundation-sdk")
-    from grafana_foundation_sdk.cog import encoder, plugins
-
-    plugins.register_default_plugins()
-    given = json.loads(DASHBOARD.read_text())
-    written = json.loads(encoder.JSONEncoder(sort_keys=True).encode(models.Dashboard.from_json(given)))
-    assert lost(given, written) == []
-
-
-def lost(given, written, place=""):
-    """Return the places of all that is in `given`, but not in `written`."""
-    if isinstance(given, dict) and isinstance(written, dict):
-        return [one for key, value in given.items() for one in lost(value, written.get(key), f"{place}/{key}")]
-    if isinstance(given, list) and isinstance(written, list) and len(given) == len(written):
-        pairs = enumerate(zip(given, written, strict=True))
-        return [one for key, pair in pairs for one in lost(*pair, f"{place}/{key}")]
-    return [] if given == written else [place]

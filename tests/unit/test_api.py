@@ -17,7 +17,7 @@ METHODS = """all_gather all_gather_object all_gather_v all_reduce all_to_all all
 broadcast_object cart check_numerics close empty explain exscan from_mpi gather gather_object gather_v group grow iprobe
 maxloc minloc plan probe recv reduce reduce_scatter reduce_scatter_v replace scan scatter scatter_object scatter_v send
 sendrecv shrink split stats zeros""".split()
-ATTRIBUTES = """check closed device executor local_rank local_size mpi node nodes rank seconds_under_way size
+ATTRIBUTES = """check closed device executor local_rank local_size mpi node nodes rank size
 timeout""".split()
 
 

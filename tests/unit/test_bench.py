@@ -66,8 +66,7 @@ WRONG = """
 -b 8X | -b 64 -e 8 | -b 64M -e 32M | -b 0 -f 2 | -i 8 -f 2 | -i 0 | -f 0 | -n 0 | -n x | -w -1 | -r -1 | -a 4 | -z 4 |
 -I 2 | -G 1 | --graph --device cuda -I 1 | --stream null | -t 2 | -K 1 | -o summ | -d flot | -d int -o avg |
 -d complex64 -o max | --algorithm rng | --algorithm ring, | --executor none | --device gpu | --against nothing |
---against mpi, | --min-bw nan | --overlap --against mpi | --plot x.pdf | --plot x.svg --overlap |
---compare no/such/file.json | --style imb | --iter 3 | reduce
+--against mpi, | --min-bw nan | --plot x.pdf | --compare no/such/file.json | --iter 3 | reduce
 """
 OTHERS = ("", "nothing", "scan -o avg", "all_gather --algorithm tree", "sendrecv --algorithm ring",
           "all --algorithm rng")

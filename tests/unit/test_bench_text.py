@@ -1,11 +1,11 @@
-"""Output of bench/: nccl-tests' text byte for byte, the JSON record, comparisons, regret, tables."""
+"""Output of bench/: nccl-tests' text byte for byte, the JSON record, comparisons, tables."""
 
 import json
 from pathlib import Path
 
 import numpy
 import pytest
-from gpucoll.bench import arguments, overlap, readme, records, regret, run, summary, table
+from gpucoll.bench import arguments, readme, records, run, summary, table
 from gpucoll.bench.cases import Case
 from gpucoll.bench.machine import Copy, Place, bound
 from gpucoll.bench.measure import Measured
@@ -67,7 +67,6 @@ def test_bandwidths_ratios_and_shares():
     assert bound(ALL_REDUCE, 1 << 20, COPY) == pytest.approx(limit)
     assert result(count=1 << 20)["share"] == pytest.approx((4 << 20) / 1e-3 / 1e9 / limit)
     assert result(case=Case("barrier", "float32", "sum", 0, 2), count=0)["share"] is None
-    assert [overlap.percent(whole, 2.0, 2.0) for whole in (2.0, 3.0, 5.0)] == [100.0, 50.0, 0.0]
 
 
 def paths(value, path=""):
@@ -123,19 +122,6 @@ def test_a_wide_spread_is_no_regression_and_a_baseline_of_something_else_fails()
     assert not summary.report(list(summary.changes([result()], other)), 1, 0.1)[1]
 
 
-
-
-def test_regret_is_the_share_by_which_the_choice_takes_longer_than_the_best():
-    ring, tree = ("mpi", "ring"), ("mpi", "tree")
-    row = regret.judged(64, tree, {tree: [3e-6] * 9, ring: [2e-6] * 9})
-    assert regret.line(row).split() == ["64", "mpi:tree", "3.00", "mpi:ring", "2.00", "50.0", "50.0", "50.0"]
-    assert regret.judged(64, ring, {tree: [3e-6] * 9, ring: [2e-6] * 9})["regret"] == 0
-    noisy = regret.judged(64, tree, {tree: [1.2, 0.9, 1.4, 1.2, 1.0], ring: [1.0, 1.5, 0.8, 1.0, 1.1]})
-    assert (noisy["regret"], noisy["beyond"]) == (pytest.approx(0.2), 0), "intervals that hold 0 are no proof"
-    for rows, within in [([(0.125, 0.0)], False), ([(0.125, 0.0), (0.0, 0.0)], True),
-                         ([(0.375, 0.3125), *[(0.0, 0.0)] * 3], False), ([(0.375, 0.25), *[(0.0, 0.0)] * 3], True)]:
-        found = regret.verdict([{"regret": one, "beyond": beyond} for one, beyond in rows])
-        assert (found["within"], found["worst"]) == (within, rows[0][0])
 
 
 def test_the_page_on_performance_says_what_the_results_hold():

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import numpy
 import pytest
@@ -224,9 +223,3 @@ def test_a_port_that_is_taken_and_a_folder_that_is_not_there(monkeypatch, tmp_pa
             monkeypatch.setenv("GPUCOLL_METRICS", wanted)
             with pytest.raises(gc.BackendError, match="GC-METRICS"):
                 gc.init_local(1)
-
-
-def test_the_dashboard_asks_for_the_counters_and_labels_that_exist():
-    text = (Path(__file__).parents[2] / "docs" / "grafana.json").read_text()
-    assert set(re.findall(r"gpucoll_\w+", text)) == {counter for counter, _, _ in metrics.COUNTERS.values()}
-    assert set(re.findall(r"by \(([\w, ]+)\)", text)) == {"rank", "collective", "rank, collective", "size_class"}

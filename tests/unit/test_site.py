@@ -86,10 +86,8 @@ def check(words):
     elif program == "python" and rest[0] == "-m":
         module = rest[1].removeprefix("gpucoll.")
         assert module.partition(".")[0] == "bench"
-        if module == "bench" and rest[2] != "regret":
+        if module == "bench":
             assert arguments.parse(rest[2:], {}).tests
-        elif module == "bench":
-            check_options(rest[3:], help_of("gpucoll", "bench", "regret"))
     elif program == "python":
         assert rest[0] in USERS or (ROOT / rest[0]).is_file()
         if rest[0] == "scripts/train.py":

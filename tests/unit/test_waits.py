@@ -7,7 +7,7 @@ import pytest
 from gpucoll.errors import BackendError, CollectiveTimeout, RankFailedError, RevokedError
 from gpucoll.progress import pauses
 from gpucoll.progress import waits as module
-from gpucoll.progress.operations import UnderWay, Work
+from gpucoll.progress.operations import Work
 from gpucoll.progress.waits import Progress
 from harness.pace import seconds
 
@@ -130,45 +130,4 @@ def test_an_error_of_another_kind_does_not_end_the_progress_thread(threads):
         work.wait()
     with pytest.raises(RevokedError):
         waits.check()
-    waits.close()
-
-
-@pytest.mark.parametrize("threads", [True, False])
-def test_seconds_under_way_are_those_of_at_least_one_operation(threads):
-    """Overlapping operations count once, queued or lone; blocking calls do not count; failed operations count."""
-    now, waits = [0.0], Progress(PATIENCE, threads=threads)
-    waits.under_way = UnderWay(lambda: now[0])
-
-    def begin(begin, last):
-        open_ = []
-        work = begin(Work(waits, iter([lambda: bool(open_), *last]), "test", None))
-        return work, open_
-
-    def end(work, open_):
-        open_.append(True)
-        waits.until(work.is_completed, "test", float("inf"))
-        with waits._stepping:  # the progress thread may still be stepping
-            return waits.under_way.seconds
-
-    def blocking():
-        now[0] += 100
-        yield lambda: True
-        now[0] += 100
-
-    waits.run(blocking(), "test")
-    assert waits.under_way.seconds == 0
-    queued = begin(waits.submit, [])
-    now[0] += 1
-    alone = begin(waits.start, [])
-    now[0] += 2
-    assert waits.under_way.seconds == 3
-    assert end(*queued) == 3
-    now[0] += 4
-    assert end(*alone) == 7
-    waits.run(blocking(), "test")
-    broken = begin(waits.submit, [failing(BackendError("no"))])
-    now[0] += 8
-    assert end(*broken) == 15
-    now[0] += 100
-    assert waits.under_way.seconds == 15
     waits.close()
