@@ -15,7 +15,7 @@ release = version = __version__
 extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "gallery",
               "without_mpi"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_ext", "_drawings"]
+exclude_patterns = ["_ext", "_drawings", "changes.d"]
 
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence"]
 myst_heading_anchors = 3
