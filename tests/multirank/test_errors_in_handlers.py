@@ -134,7 +134,7 @@ def test_every_callback_runs_at_sigterm_whatever_the_others_raise(tmp_path):
 @pytest.mark.parametrize("options", [[], pytest.param(STANDALONE, marks=pytest.mark.slow)])
 def test_a_ranks_end_is_the_jobs_exit_code(launcher, tmp_path, options, end, code):
     (tmp_path / "job.py").write_text("import os, signal, sys, time\nif os.environ['RANK'] == '1':\n"
-                                     f"    {end}\ntime.sleep(300)\n")
+                                     f"    {end}\ntime.sleep(9999)\n")
     job = gpucoll_run(*options, "-n", 3, tmp_path / "job.py")
     assert job.returncode == code, job.stderr
 
