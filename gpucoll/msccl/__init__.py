@@ -1,8 +1,8 @@
 """MSCCL's XML, as written by msccl-tools, TACCL and TE-CCL: conversion to gpucoll's schedules, and back.
 
     documents   parses a file, and refuses wrong files
-    order       matches messages, orders steps and finds races
-    rounds      converts steps to the rounds of a schedule, and proves it
+    order       matches messages and orders steps
+    rounds      converts steps to the rounds of a schedule, proved by `gpucoll.verify`
     write       converts rounds to thread blocks
 """
 

@@ -1,4 +1,4 @@
-"""The order of the steps of MSCCL's thread blocks: match messages, find endless waits and races.
+"""The order of the steps of MSCCL's thread blocks: match messages, find endless waits.
 
 Every step is one or two events: a receive and then a send, or local work. An event happens after the earlier events of
 its thread block and after the step awaited by its step. A receive also happens after the matching send. A send does not
@@ -11,12 +11,10 @@ import collections
 import contextlib
 import graphlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from gpucoll.errors import ArgumentError
 from gpucoll.msccl.documents import RECEIVES, REDUCES, SENDS, Place, XmlProgram, XmlStep
-
-Toucher = TypeVar("Toucher")
 
 
 class XmlEvent(NamedTuple):
@@ -45,7 +43,7 @@ def refused(step: XmlStep, why: str) -> ArgumentError:
 
 
 def ordered(program: XmlProgram, *, local_source: bool) -> Order:
-    """Return the program's events in order; raise ArgumentError naming a step for an endless wait or a race.
+    """Return the program's events in order; raise ArgumentError naming a step for an endless wait.
 
     `local_source` selects the operand combined with received data. With True the operand is the step's source, a place
     of its own GPU, as in MSCCL's runtime. With False the operand is the step's destination, and the source names the
@@ -74,10 +72,9 @@ def ordered(program: XmlProgram, *, local_source: bool) -> Order:
     for receipt, sent in sender.items():
         before[receipt].append(sent)
     turns = in_order(before)
-    # Events in a cycle of waits never happen, nor do events waiting for the cycle. Name the first event of the cycle.
     if len(turns) < len(events):
-        raise refused(events[min(_cycle(before))].step, "waits for ever, in a circle of waiting steps")
-    _check_races(events, before, turns)
+        first_stuck = min({*range(len(events))} - {*turns})
+        raise refused(events[first_stuck].step, "waits for ever, in a circle of waiting steps or for such a circle")
     place = {index: turn for turn, index in enumerate(turns)}
     return Order([events[index] for index in turns], {place[one]: place[other] for one, other in sender.items()})
 
@@ -97,19 +94,6 @@ def in_order(before: Sequence[Iterable[int]]) -> list[int]:
         turns += ready
         sorter.done(*ready)
     return turns
-
-
-def _cycle(before: Sequence[Iterable[int]]) -> list[int]:
-    """Return the numbers of a cycle in `before`, which must have a cycle.
-
-    >>> _cycle([[2], [2], [1]])
-    [2, 1, 2]
-    """
-    try:
-        graphlib.TopologicalSorter(dict(enumerate(before))).prepare()
-    except graphlib.CycleError as error:
-        return list(error.args[1])
-    raise AssertionError("no cycle")
 
 
 def _events(program: XmlProgram, step: XmlStep, local_source: bool) -> Iterable[XmlEvent]:
@@ -168,77 +152,3 @@ def _matched(events: list[XmlEvent]) -> dict[int, int]:
                 raise refused(events[one].step, f"takes {events[one].step.count} chunks of the "
                                                 f"{events[other].step.count} of {events[other].step}")
     return sender
-
-
-class Touched(Generic[Toucher]):
-    """The last writer and the later readers of each place."""
-
-    def __init__(self) -> None:
-        self._writer = dict[Any, Toucher]()
-        self._readers: dict[Any, list[Toucher]] = collections.defaultdict(list)
-
-    def follows(self, one: Toucher, reads: Iterable[Any], writes: Iterable[Any]) -> list[tuple[Toucher, Any, bool]]:
-        """Note the places read and written by `one`; return the earlier touches conflicting with `one`.
-
-        A touch is (earlier reader or writer, place, whether the place was written). Reads conflict with writes only.
-        """
-        before = [(self._writer[place], place, True) for place in (*reads, *writes) if place in self._writer]
-        before += [(reader, place, False) for place in writes for reader in self._readers.pop(place, ())]
-        for place in reads:
-            self._readers[place].append(one)
-        self._writer.update(dict.fromkeys(writes, one))
-        return [each for each in before if each[0] != one]
-
-
-def _check_races(events: list[XmlEvent], before: list[list[int]], turns: list[int]) -> None:
-    """Raise ArgumentError for a race: two steps touch a chunk, at least one writes, and the order is not enforced."""
-    touched: list[Touched[int]] = [Touched() for _ in range(1 + max(event.step.gpu for event in events))]
-    clocks = _Clocks(events, before, turns)
-    for index in turns:
-        event = events[index]
-        for other, place, _ in touched[event.step.gpu].follows(index, event.reads + event.operand, event.writes):
-            clocks.check(other, index, place)
-
-
-class _Clocks:
-    """Vector clocks over thread blocks, deciding happens-before between events of one GPU.
-
-    The clocks first follow only waits inside each GPU. If these waits do not order two events of a GPU, the clocks of
-    this GPU are computed again, following messages through other GPUs. A pass visits all events, hence only on demand.
-    """
-
-    def __init__(self, events: list[XmlEvent], before: list[list[int]], turns: list[int]) -> None:
-        self._events, self._before, self._turns = events, before, turns
-        self._known: list[dict[int, int]] = [{} for _ in events]  # by event: the last event before, by block
-        self._whole = set[int]()  # GPUs with clocks following messages through other GPUs
-        self._follow(None)
-
-    def _follow(self, gpu: int | None) -> None:
-        """Compute the clocks of the events of `gpu`; None means all GPUs, following only waits inside each GPU."""
-        clocks: list[dict[int, int]] = [{} for _ in self._events]
-        for index in self._turns:
-            mine = clocks[index]
-            for other in self._before[index]:
-                step = self._events[other].step
-                if gpu is None and step.gpu != self._events[index].step.gpu:
-                    continue
-                # Everything before `other` is before this event, too.
-                for block, last in clocks[other].items():
-                    mine[block] = max(mine.get(block, -1), last)
-                if gpu in (None, step.gpu):
-                    mine[step.block] = max(mine.get(step.block, -1), other)
-        for index in self._turns:
-            if gpu in (None, self._events[index].step.gpu):
-                self._known[index] = clocks[index]
-
-    def check(self, one: int, other: int, place: Place) -> None:
-        """Raise ArgumentError unless event `one` happens before event `other`; `place` is for the message."""
-        # Event numbers increase along a thread block, so the last known event of the block of `one` covers `one`.
-        step, gpu = self._events[one].step, self._events[other].step.gpu
-        # Waits inside the GPU may not suffice: follow messages through other GPUs, once per GPU, and compare again.
-        if self._known[other].get(step.block, -1) < one and gpu not in self._whole:
-            self._whole.add(gpu)
-            self._follow(gpu)
-        if self._known[other].get(step.block, -1) < one:
-            raise refused(self._events[other].step, f"touches {place[0]}[{place[1]}] like {step}, and does not "
-                                                    "wait for that step: either may come first")

@@ -1,8 +1,8 @@
-"""MSCCL's steps as rounds: each message and each local step in the first round after all its predecessors.
+"""MSCCL's steps as rounds: each message and each local step in the first round after the data that it reads.
 
-A message is in the same round of sender and receiver. A write comes after earlier writes and reads of the same chunk. A
-write may share a round with a read, because rounds read before writing. An MSCCL program may need other steps between
-the departure and the arrival of a message. A round has no such delay, so these messages land in scratch first.
+A message is in the same round of sender and receiver, but an MSCCL program may need other steps between the departure
+and the arrival. So a step does not wait for the readers of the chunk that it overwrites: data that is still to be read
+stays in its place, and the new data goes to a chunk of scratch.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, joined
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, joined
 from gpucoll.errors import ArgumentError
 from gpucoll.msccl.documents import Place, XmlProgram, XmlStep
-from gpucoll.msccl.order import Order, Touched, XmlEvent, ordered, refused
+from gpucoll.msccl.order import Order, XmlEvent, ordered, refused
 from gpucoll.verify.symbolic import ScheduleError, prove
 
-# A node is ("move", event), a message or a local step, or ("land", event), the local step moving a message received
-# into scratch to its destination. An edge to a successor is 1 for "in a later round", 0 for "in no earlier round".
-Node: TypeAlias = tuple[str, int]
-Edges: TypeAlias = dict[Node, dict[Node, int]]
 ROOT = 0
 
 
@@ -41,7 +37,7 @@ def rounds_of(program: XmlProgram) -> tuple[tuple[Round, ...], ...]:
     faults = list[ArgumentError]()
     for local_source in (True, False):
         try:
-            return _proved(program, _Rounds(program, ordered(program, local_source=local_source)).works())
+            return _proved(program, _works(program, ordered(program, local_source=local_source)))
         except ArgumentError as error:
             faults.append(error)
     raise faults[0]
@@ -62,80 +58,60 @@ def _proved(program: XmlProgram, works: list[list[list[OriginStep]]]) -> tuple[t
     return rounds
 
 
-class _Rounds:
-    """The conversion of a program's events to rounds."""
+def _works(program: XmlProgram, order: Order) -> list[list[list[OriginStep]]]:
+    """Return the steps of every round of every rank."""
+    rounds = _rounds(program, order)
+    works = sorted(_steps(program, order, rounds), key=lambda work: work[:3])
+    made: list[list[list[OriginStep]]] = [[] for _ in range(program.size)]
+    for (rank, _), some in itertools.groupby(works, key=lambda work: work[:2]):
+        made[rank].append([work for *_, work in some])
+    return made
 
-    def __init__(self, program: XmlProgram, order: Order) -> None:
-        self._program, self._events, self._sender = program, order.events, order.sender
-        self._receipt = {sent: receipt for receipt, sent in order.sender.items()}
-        self._where = _Where(program)
 
-    def works(self) -> list[list[list[OriginStep]]]:
-        """Return the steps of every round of every rank."""
-        landing = set[int]()  # receives landing in scratch first
-        levels, stuck = _levels(self._edges(landing))
-        # Each pass adds at least one message to `landing`, because the XML's own order is acyclic: the loop ends.
-        while stuck:
-            landing |= {number for kind, number in stuck if kind == "move" and number in self._sender}
-            levels, stuck = _levels(self._edges(landing))
-        works = sorted(self._steps(levels, landing), key=lambda work: work[:3])
-        made: list[list[list[OriginStep]]] = [[] for _ in range(self._program.size)]
-        for (rank, _), some in itertools.groupby(works, key=lambda work: work[:2]):
-            made[rank].append([work for *_, work in some])
-        return made
-
-    def _node(self, index: int, landing: set[int]) -> Node:
-        """Return the node of an event; a send shares the node of its receive, unless the receive lands in scratch."""
-        event = self._events[index]
+def _rounds(program: XmlProgram, order: Order) -> list[int]:
+    """Return the round of each event; a send has the round of its receive."""
+    written: list[dict[Place, int]] = [{} for _ in range(program.size)]
+    ready, rounds = dict[int, int](), [0] * len(order.events)  # by send: the round after the last of the data
+    for index, event in enumerate(order.events):
+        there = written[event.step.gpu]
+        after = max((there[place] + 1 for place in event.reads + event.operand if place in there), default=0)
         if event.kind == "send":
-            return "move", self._receipt[index]
-        return ("land" if index in landing else "move"), index
+            ready[index] = after
+            continue
+        rounds[index] = max(after, ready[order.sender[index]]) if event.kind == "receive" else after
+        if event.kind == "receive":
+            rounds[order.sender[index]] = rounds[index]
+        there.update(dict.fromkeys(event.writes, rounds[index]))
+    return rounds
 
-    def _edges(self, landing: set[int]) -> Edges:
-        # A reader after a writer needs a later round, a writer after a reader only no earlier round. Both
-        # events of a message share a node, so the node has the constraints of sender and receiver.
-        edges: Edges = {}
-        touched: list[Touched[Node]] = [Touched() for _ in range(self._program.size)]
-        for index, event in enumerate(self._events):
-            node, gpu = self._node(index, landing), event.step.gpu
-            edges.setdefault(node, {})
-            if node[0] == "land":
-                edges.setdefault(("move", index), {})[node] = 1
-            for other, _, wrote in touched[gpu].follows(node, dict.fromkeys(event.reads + event.operand), event.writes):
-                edges[other][node] = max(edges[other].get(node, 0), int(wrote))
-        return edges
 
-    def _steps(self, levels: dict[Node, int], landing: set[int]) -> Iterator[tuple[int, int, int, OriginStep]]:
-        """Yield (rank, round, class, step); the class orders a round: 0 sends, 1 copies, 2 receives, 3 reductions."""
-        # Events come in a possible order: reading a place at its event gives the slice holding the place's data then.
-        sent = dict[int, list[Slice]]()
-        for index, event in enumerate(self._events):
-            step, gpu, level = event.step, event.step.gpu, levels[self._node(index, landing)]
-            if event.kind == "send":
-                sent[index] = self._where.read(event, event.reads)
-                continue
-            came = sent.pop(self._sender[index]) if event.kind == "receive" else self._where.read(event, event.reads)
-            operands = self._where.read(event, event.operand)
-            classes = [self._where.kind(part) for part in came]
-            targets = self._where.write(event, classes)
-            # `landed` are the slices receiving the message: scratch for a landing message, else the targets.
-            landed = [self._where.fresh(gpu, kind) for kind in classes] if index in landing else targets
-            is_local = event.kind == "local" or index in landing
-            for part, lands, operand, dst in joined(zip(came, landed, operands or came, targets, strict=True)):
-                if event.kind == "receive":
-                    source, moved = self._events[self._sender[index]].step, levels["move", index]
-                    kind = RecvReduce if operands and not is_local else Recv
-                    yield source.gpu, moved, 0, OriginStep(Send(part, gpu), source)
-                    yield gpu, moved, 2, OriginStep(kind(lands, source.gpu), step)
-                    part = lands
-                # A reduction combines into `dst`, so the operand has to be in `dst` first.
-                if operands and operand != dst:
-                    yield gpu, level, 1, OriginStep(Copy(operand, dst), step)
-                if is_local and (operands or part != dst):
-                    yield gpu, level, 3 if operands else 1, OriginStep((Reduce if operands else Copy)(part, dst), step)
-        for rank in range(self._program.size):
-            for src, dst in joined(self._where.left(rank)):
-                yield rank, 0, 1, OriginStep(Copy(src, dst), None)
+def _steps(program: XmlProgram, order: Order, rounds: list[int]) -> Iterator[tuple[int, int, int, OriginStep]]:
+    """Yield (rank, round, class, step); the class orders a round: 0 sends, 1 copies, 2 receives, 3 reductions."""
+    # Events come in a possible order: reading a place at its event gives the slice holding the place's data then.
+    where, sent = _Where(program), dict[int, list[Slice]]()
+    for index, event in enumerate(order.events):
+        step, gpu, number = event.step, event.step.gpu, rounds[index]
+        if event.kind == "send":
+            sent[index] = where.read(event, event.reads, number)
+            continue
+        is_local = event.kind == "local"
+        came = where.read(event, event.reads, number) if is_local else sent.pop(order.sender[index])
+        operands = where.read(event, event.operand, number)
+        targets = where.write(event, [where.kind(part) for part in came], number)
+        for part, operand, dst in joined(zip(came, operands or came, targets, strict=True)):
+            # A reduction combines into `dst`, so the operand has to be in `dst` first.
+            if operands and operand != dst:
+                yield gpu, number, 1, OriginStep(Copy(operand, dst), step)
+            if not is_local:
+                source = order.events[order.sender[index]].step
+                yield source.gpu, number, 0, OriginStep(Send(part, gpu), source)
+                yield gpu, number, 2, OriginStep((RecvReduce if operands else Recv)(dst, source.gpu), step)
+            elif operands or part != dst:
+                yield gpu, number, 3 if operands else 1, OriginStep((Reduce if operands else Copy)(part, dst), step)
+    for rank in range(program.size):
+        for number, moves in itertools.groupby(where.left(rank), key=lambda move: move[0]):
+            for src, dst in joined(move[1:] for move in moves):
+                yield rank, number, 1, OriginStep(Copy(src, dst), None)
 
 
 class _Where:
@@ -149,7 +125,9 @@ class _Where:
         self._program, self._per_block = program, program.per_block
         row, size = program.row, program.size
         self._now: list[dict[Place, Slice]] = [{} for _ in range(size)]
-        self._slots: list[dict[Any, Slice]] = [{} for _ in range(size)]
+        self._spare: list[dict[Any, list[Slice]]] = [collections.defaultdict(list) for _ in range(size)]
+        # By slice: the first round in which it may be overwritten, after its last write and not before its last read.
+        self._free: list[dict[Slice, int]] = [collections.defaultdict(int) for _ in range(size)]
         self._count = [collections.Counter[int]() for _ in range(size)]
         # Fresh chunks of scratch start at a whole block after the program's own scratch.
         self._base = -(-program.scratch // self._per_block) * self._per_block
@@ -180,85 +158,49 @@ class _Where:
         """Return the position of a chunk in its block; the position determines the chunk's length."""
         return part.first % self._per_block
 
-    def read(self, event: XmlEvent, places: tuple[Place, ...]) -> list[Slice]:
-        """Return the current slices of the places; raise ArgumentError for a place never written."""
-        now = self._now[event.step.gpu]
+    def read(self, event: XmlEvent, places: tuple[Place, ...], number: int) -> list[Slice]:
+        """Return the slices of the places, read in round `number`; raise ArgumentError for a place never written."""
+        now, free = self._now[event.step.gpu], self._free[event.step.gpu]
         for place in places:
             if place not in now:
                 raise refused(event.step, f"reads {place[0]}[{place[1]}], written by no step")
+            free[now[place]] = max(free[now[place]], number)
         return [now[place] for place in places]
 
-    def write(self, event: XmlEvent, kinds: list[int]) -> list[Slice]:
-        """Choose a slice for each place written by `event`, note the slices as current, and return them."""
+    def write(self, event: XmlEvent, kinds: list[int], number: int) -> list[Slice]:
+        """Choose a slice for each place written by `event` in round `number`, note the slices, and return them."""
         gpu = event.step.gpu
-        targets = [self._target(gpu, place, kind) for place, kind in zip(event.writes, kinds, strict=True)]
+        targets = [self._target(gpu, place, kind, number) for place, kind in zip(event.writes, kinds, strict=True)]
         self._now[gpu].update(zip(event.writes, targets, strict=True))
+        self._free[gpu].update(dict.fromkeys(targets, number + 1))
         return targets
 
-    def _target(self, gpu: int, place: Place, kind: int) -> Slice:
-        # Write results directly to the output, and scratch to the program's own index, if the position fits.
-        result = self._result(gpu, place)
-        if result is not None and result % self._per_block == kind:
-            return Slice("output", result)
-        buffer: Buffer = "scratch"
-        if place[0] == "s" and place[1] % self._per_block == kind:
-            return Slice(buffer, place[1])
-        key = place, kind
-        if key not in self._slots[gpu]:
-            self._slots[gpu][key] = self.fresh(gpu, kind)
-        return self._slots[gpu][key]
+    def _target(self, gpu: int, place: Place, kind: int, number: int) -> Slice:
+        # Write results directly to the output, other data to the place's present slice or to the program's own index of
+        # scratch: if the position in the block fits, and if no step still reads there.
+        result, choices, spare = self._result(gpu, place), list[Slice](), self._spare[gpu][place, kind]
+        if result is not None:
+            choices.append(Slice("output", result))
+        if place in self._now[gpu]:
+            choices.append(self._now[gpu][place])
+        if place[0] == "s":
+            choices.append(Slice("scratch", place[1]))
+        for part in (*choices, *spare):
+            if part.buffer != "input" and self.kind(part) == kind and self._free[gpu][part] <= number:
+                return part
+        spare.append(self._fresh(gpu, kind))
+        return spare[-1]
 
-    def fresh(self, gpu: int, kind: int) -> Slice:
+    def _fresh(self, gpu: int, kind: int) -> Slice:
         """Return an unused chunk of scratch, of position `kind` in a block."""
         self._count[gpu][kind] += 1
         return Slice("scratch", self._base + (self._count[gpu][kind] - 1) * self._per_block + kind)
 
-    def left(self, rank: int) -> list[tuple[Slice, Slice]]:
-        """Return each chunk of input never moved but part of the result, with its chunk of output."""
-        return [(part, Slice("output", result)) for place, part in sorted(self._now[rank].items())
-                if part.buffer == "input" and (result := self._result(rank, place)) is not None]
-
-
-def _levels(edges: Edges) -> tuple[dict[Node, int], list[Node]]:
-    """Return the first possible round of every node and []; or {} and the nodes of a component without a solution.
-
-    Nodes of a strongly connected component (Tarjan's algorithm, without recursion) must share a round. An edge 1 inside
-    a component is a contradiction.
-    """
-    component = dict[Node, int]()
-    members = list[list[Node]]()
-    low, number = dict[Node, int](), dict[Node, int]()
-    stack = list[Node]()
-    for root in edges:
-        if root in number:
-            continue
-        path = [(root, iter(edges[root]))]
-        number[root] = low[root] = len(number)
-        stack.append(root)
-        while path:
-            node, rest = path[-1]
-            following = next(rest, None)
-            if following is None:
-                path.pop()
-                if path:
-                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
-                if low[node] == number[node]:
-                    members.append([])
-                    while node not in component:
-                        members[-1].append(stack.pop())
-                        component[members[-1][-1]] = len(members) - 1
-            elif following not in number:
-                number[following] = low[following] = len(number)
-                stack.append(following)
-                path.append((following, iter(edges[following])))
-            elif following not in component:
-                low[node] = min(low[node], number[following])
-    turns = [0] * len(members)
-    for which in reversed(range(len(members))):  # Tarjan numbers successors first: go in reverse
-        for node in members[which]:
-            for following, apart in edges[node].items():
-                other = component[following]
-                if other == which and apart:
-                    return {}, members[which]
-                turns[other] = max(turns[other], turns[which] + apart)
-    return {node: turns[which] for node, which in component.items()}, []
+    def left(self, rank: int) -> list[tuple[int, Slice, Slice]]:
+        """Return the copies of results that are elsewhere: round, slice, and chunk of output; in order."""
+        copies, free = list[tuple[int, Slice, Slice]](), self._free[rank]
+        for place, part in sorted(self._now[rank].items()):
+            result = self._result(rank, place)
+            if result is not None and part != (home := Slice("output", result)):
+                copies.append((max(free[home], 0 if part.buffer == "input" else free[part]), part, home))
+        return sorted(copies, key=lambda copy: copy[0])

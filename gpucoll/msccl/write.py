@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 from xml.sax.saxutils import quoteattr
 
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
 from gpucoll.errors import ArgumentError
 from gpucoll.msccl.documents import NAMES
-from gpucoll.msccl.order import Touched, in_order
+from gpucoll.msccl.order import in_order
 
 Block: TypeAlias = tuple[int, int]  # the rank sent to, the rank received from; -1 for none
 TYPES = {Send: "s", Recv: "r", RecvReduce: "rrc", Copy: "cpy", Reduce: "re"}
@@ -60,7 +60,7 @@ class _Gpu:
     def __init__(self) -> None:
         self.scratch = 0
         self._blocks: dict[Block, list[Line]] = collections.defaultdict(list)
-        self._touched: Touched[int] = Touched()
+        self._touched = Touched()
         self._places = list[tuple[Block, int]]()  # of the steps, in order of addition
         # Vector clocks: for each step of a block, the last step of every block known to be done before.
         self._clocks = dict[tuple[Block, int], dict[Block, int]]()
@@ -97,7 +97,7 @@ class _Gpu:
         reads = _chunks(src) if not isinstance(step, Recv) else []
         writes = _chunks(dst) if not isinstance(step, Send) else []
         # Wait only for steps not implied by the block's own order or by another wait: `clock` is the knowledge so far.
-        before = {self._places[one] for one, _, _ in self._touched.follows(len(self._places), reads, writes)}
+        before = {self._places[one] for one in self._touched.follows(len(self._places), reads, writes)}
         clock = dict(self._clocks.get((block, len(self._blocks[block]) - 1), {}))
         waits = list[tuple[Block, int]]()
         for other, number in sorted(before, key=lambda one: -one[1]):  # late steps imply most
@@ -126,6 +126,23 @@ class _Gpu:
                        f'cnt="{line.src.count}" depid="{after[0]}" deps="{after[1]}" '
                        f'hasdep="{int((block, index) in waited)}"/>')
             yield "</tb>"
+
+
+class Touched:
+    """The last writer and the later readers of each chunk, as numbers of steps."""
+
+    def __init__(self) -> None:
+        self._writer = dict[Any, int]()
+        self._readers: dict[Any, list[int]] = collections.defaultdict(list)
+
+    def follows(self, one: int, reads: Iterable[Any], writes: Iterable[Any]) -> set[int]:
+        """Note the chunks read and written by step `one`; return the earlier steps that have to come before."""
+        before = {self._writer[chunk] for chunk in (*reads, *writes) if chunk in self._writer}
+        before.update(reader for chunk in writes for reader in self._readers.pop(chunk, ()))
+        for chunk in reads:
+            self._readers[chunk].append(one)
+        self._writer.update(dict.fromkeys(writes, one))
+        return before - {one}
 
 
 def _chunks(part: Slice) -> list[tuple[str, int]]:

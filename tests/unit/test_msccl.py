@@ -15,7 +15,7 @@ from gpucoll.core.schedule import Copy, Recv, Reduce, Send, Slice
 from gpucoll.msccl.documents import NAMES
 from gpucoll.msccl.write import xml
 from harness.commands_of import run
-from harness.grids import generator, naming, sampled
+from harness.grids import generator, naming
 from programs.msccl_files import FILES, File, written
 
 pytestmark = pytest.mark.usefixtures("own_algorithms")
@@ -29,12 +29,15 @@ def read(text):
 
 
 def moves(collective, name, size, segments=1):
-    """Return the moves of all ranks by chunk, without rounds: messages in order of each pair, and local steps."""
+    """Return the moves of all ranks by chunk, without rounds: messages in order of each pair, and local steps.
+
+    The numbers of chunks of scratch are left out, since a reader may choose others.
+    """
     sent, local = {}, []
     for rank in range(size):
         for step in (step for steps in schedule(collective, name, rank=rank, size=size, segments=segments)
                      for step in steps):
-            parts = [[(part.buffer, part.first + index) for index in range(part.count)]
+            parts = [[(part.buffer, part.buffer != "scratch" and part.first + index) for index in range(part.count)]
                      for part in step if isinstance(part, Slice)]
             if isinstance(step, Copy | Reduce):
                 local += [(rank, type(step), *pair) for pair in zip(*parts, strict=True)]
@@ -163,22 +166,6 @@ def test_a_fault_names_its_step(fault):
         read(RING.replace(old, new, 1))
     assert caught.value.code == "GC-PROOF"
     assert "test_ring_4" not in gc.algorithms("all_reduce")
-
-
-@pytest.mark.parametrize(("kind", "size"), sampled(
-    [case for case in CASES if "depid=\"0\"" in written(*case) and case[1] < 8], 2, 31, ("all_pairs", 4)))
-def test_steps_that_do_not_wait_are_a_race_or_needless(kind, size):
-    """Without a wait the file is refused as a race, or another step keeps the order and the file is still proved."""
-    text, refusals = written(kind, size), []
-    waits = [match.span() for match in re.finditer(r'depid="\d+" deps="\d+"', text)]
-    for begin, end in waits:
-        try:
-            verify(*read(text[:begin] + 'depid="-1" deps="-1"' + text[end:]), size)
-        except gc.ArgumentError as error:
-            refusals.append(str(error))
-    assert refusals
-    said = re.compile(r"\[GC-PROOF\] gpu \d+, tb \d+, step \d+ \(\w+\): (touches|reads) ")
-    assert [text for text in refusals if not said.match(text)] == []
 
 
 BOMB = ('<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><algo name="&b;" ngpus="1" coll="allreduce" '
