@@ -205,13 +205,6 @@ def _add_graphs(verbs: Any) -> None:
                             help="with --steps: chunks on the slowest link in all steps together (S)")
     synthesize.add_argument("--time-limit", type=float, metavar="S", help="give up after S seconds")
     synthesize.add_argument("-o", "--output", metavar="F.py", help="the .py file, or MSCCL's .xml (GRAPH_KIND.py)")
-    nccl = _add_verb(verbs, "nccl", _from("gpucoll.cli.nccl_choice"),
-                     help="show NCCL's choice on a machine, and where nccl-tests' times disagree")
-    nccl.add_argument("what", nargs="+", help="a collective and its sizes: all_reduce 1M,64M; or files of nccl-tests")
-    nccl.add_argument("--machine", metavar="M", help="a name such as dgx_h100(2), or a file with NCCL's log")
-    nccl.add_argument("--sm", type=int, metavar="90", help="compute capability, if the log names no GPU")
-    nccl.add_argument("--nccl", default="2.30", metavar="2.27", help="the release of NCCL (2.30)")
-    nccl.add_argument("-o", "--output", metavar="F.conf", help="with files: the best choices, for NCCL's example tuner")
 
 
 def _add_machines(verbs: Any) -> None:
