@@ -124,12 +124,6 @@ def emulated_kernels():
 
 
 @pytest.fixture
-def no_solver(monkeypatch):
-    """Hide OR-Tools, so that `gpucoll synthesize` has trees alone."""
-    monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
-
-
-@pytest.fixture
 def own_algorithms():
     """Remove algorithms registered by the test; use names unique to the test, since others may be cached."""
     with leftovers.without_algorithms():

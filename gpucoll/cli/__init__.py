@@ -197,12 +197,6 @@ def _add_graphs(verbs: Any) -> None:
     bound.add_argument("--root", type=int, default=0, help="root, for collectives with a root (0)")
     bound.add_argument("-o", "--output", metavar="F.svg", help="the file: the graph with the limiting links")
     synthesize.add_argument("--size", default="256M", metavar="256M", help="bytes of the larger of input and output")
-    synthesize.add_argument("--chunks", type=int, metavar="N",
-                            help="most chunks of a block (chosen by predicted time); with --steps: exact number (1)")
-    synthesize.add_argument("--steps", type=int, metavar="S",
-                            help="only an algorithm of S steps; exit code 1 if none exists (extra solver)")
-    synthesize.add_argument("--rounds", type=int, metavar="R",
-                            help="with --steps: chunks on the slowest link in all steps together (S)")
     synthesize.add_argument("--time-limit", type=float, metavar="S", help="give up after S seconds")
     synthesize.add_argument("-o", "--output", metavar="F.py", help="the .py file, or MSCCL's .xml (GRAPH_KIND.py)")
 

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 from gpucoll.algorithms import schedules
 from gpucoll.analysis.document import write
-from gpucoll.analysis.graphs.few_steps import FewSteps, Point
 from gpucoll.analysis.graphs.link_graph import LinkGraph, load_graph
 from gpucoll.analysis.graphs.link_order import in_link_order
-from gpucoll.analysis.graphs.synthesis import SCHEDULES, Synthesis, synthesis
+from gpucoll.analysis.graphs.synthesis import Synthesis, synthesis
 from gpucoll.analysis.simulate import seconds_on, simulate
 from gpucoll.analysis.sizes import byte_size
 from gpucoll.core.schedule import Rounds, Schedule
@@ -25,7 +24,6 @@ from gpucoll.errors import ArgumentError
 from gpucoll.msccl.files import loaded
 from gpucoll.msccl.write import xml
 
-CODE = "GC-SYNTHESIS"
 HEAD = '''"""{kind} on {graph}, {ranks} ranks.
 
 Made by gpucoll synthesize: {note}.
@@ -78,13 +76,12 @@ def identifier(graph: LinkGraph, kind: str) -> str:
 
 
 class Made(NamedTuple):
-    """An algorithm before it has a file: rounds, the file in Python, the predicted seconds, and the point if any."""
+    """An algorithm before it has a file: rounds, the file in Python, and the predicted seconds."""
 
     chunks: int
     rounds: Callable[[int], Rounds]
     text: str
     seconds: float
-    point: Point | None = None
 
 
 class Maker:
@@ -98,10 +95,6 @@ class Maker:
         """Return the schedules of all ranks."""
         return [Schedule(self.kind, self.name, rank, self.graph.ranks, chunks, functools.partial(rounds, rank))
                 for rank in range(self.graph.ranks)]
-
-    def few_steps(self, few: FewSteps, limit: float, seconds: float) -> tuple[Transfers, Point] | None:
-        """Return the algorithm of few steps with the least predicted time below `limit`, and its point, or None."""
-        return few.best(self.nbytes, limit, lambda made: self.seconds(made.chunks, made.rounds), seconds)
 
     def seconds(self, chunks: int, rounds: Callable[[int], Rounds]) -> float:
         """Return the predicted time."""
@@ -118,16 +111,16 @@ class Maker:
         made, ordered = self.trees(found), in_link_order(self.graph, self.kind, self.nbytes)
         return made if ordered is None else min(made, self.steps(ordered), key=lambda one: one.seconds)
 
-    def steps(self, made: Transfers, point: Point | None = None) -> Made:
-        """Return the algorithm of messages in steps: the messages of a point, or in the order of links."""
+    def steps(self, made: Transfers) -> Made:
+        """Return the algorithm of messages in the order of links."""
         names = {"kind": self.kind, "ranks": self.graph.ranks}
         text = HEAD.format(
-            **names, graph=self.graph.name, note=point or f"messages in the order of links, {len(made.steps)} rounds",
+            **names, graph=self.graph.name, note=f"messages in the order of links, {len(made.steps)} rounds",
             imported="transfers import Transfers", rows="STEPS", columns="of each step: piece, sender, receiver",
             lines="\n".join(f"    {tuple(step)}," for step in made.steps)) + ALGORITHM.format(
             **names, name=self.name, made="transfers", method="rounds", chunks=made.chunks,
             call=f'Transfers("{self.kind}", {self.graph.ranks}, {made.per_block}, STEPS, combining={made.combining})')
-        return Made(made.chunks, made.rounds, text, self.seconds(made.chunks, made.rounds), point)
+        return Made(made.chunks, made.rounds, text, self.seconds(made.chunks, made.rounds))
 
     def written(self, made: Made, output: str | None) -> str:
         """Write the file of the algorithm, and return the name for commands."""
@@ -143,79 +136,21 @@ def main(options: Any) -> int:
     """Synthesise an algorithm, prove it, write its file, and print the prediction as text or JSON."""
     began = time.monotonic()
     graph, nbytes = load_graph(options.graph), byte_size(options.size)
-    if options.chunks is not None and options.chunks < 1:
-        raise ArgumentError(f"--chunks {options.chunks} is not a number of at least 1", code=CODE)
-    if options.rounds is not None and options.steps is None:
-        raise ArgumentError("--rounds needs --steps: together they ask for an algorithm of S steps and R "
-                            "rounds", code=CODE)
     maker = Maker(graph, options.collective, nbytes)
-    made, row = (_asked if options.steps is not None else _chosen)(maker, options)
-    if made is None:
-        print(json.dumps(row) if options.json else f"{options.collective} on {graph.name} in {_point(options)}: "
-              f"{'impossible' if row['possible'] is False else 'not found'}: {row['reason']}")
-        return 1
+    limit = math.inf if options.time_limit is None else options.time_limit
+    found = synthesis(graph, maker.kind, nbytes, seconds=limit)
+    made = maker.best_trees(found)
     algorithm = maker.written(made, options.output)
     (kind, name), *_ = loaded(algorithm)
     everyone = schedules(kind, name, size=graph.ranks)  # proves, as with every algorithm of a user
     predicted = simulate(kind, name, graph.ranks, nbytes, graph)
-    row = {"algorithm": algorithm, "algbw_GBps": nbytes / predicted.seconds / 1e9, **row,
-           "point": made.point and made.point._asdict(),
+    row = {"algorithm": algorithm, "algbw_GBps": nbytes / predicted.seconds / 1e9,
+           "trees_GBps": float(found.found.algbw), "bound_GBps": float(found.limit.algbw),
            "rounds": max(sum(map(bool, rounds)) for rounds in everyone), "chunks": made.chunks, "proved": True,
            "seconds": round(time.monotonic() - began, 3)}
-    print(json.dumps(row) if options.json else _as_text(row, maker, options.size))
+    print(json.dumps(row) if options.json else f"""\
+{maker.kind} on {graph.name}, {graph.ranks} ranks: {algorithm}
+{row['algbw_GBps']:.2f} GB/s predicted for {options.size}; trees {row['trees_GBps']:.2f} GB/s, \
+bound {row['bound_GBps']:.2f} GB/s
+{row['rounds']} rounds, {row['chunks']} chunks, proved, {row['seconds']} s""")
     return 0
-
-
-def _point(options: Any) -> Point:
-    return Point(options.steps, options.steps if options.rounds is None else options.rounds, options.chunks or 1)
-
-
-def _asked(maker: Maker, options: Any) -> tuple[Made | None, dict[str, Any]]:
-    """Return the algorithm of the steps, rounds and chunks asked for, or None and the reason."""
-    few, point = FewSteps(maker.graph, maker.kind), _point(options)
-    answer = few.ask(point, math.inf if options.time_limit is None else options.time_limit)
-    if answer.transfers is None:
-        return None, {"collective": maker.kind, "graph": maker.graph.name, "point": point._asdict(),
-                      "possible": False if answer.is_proved else None, "reason": answer.reason}
-    return maker.steps(answer.transfers, point), {"bound_GBps": few.bound and float(few.bound.algbw)}
-
-
-def _chosen(maker: Maker, options: Any) -> tuple[Made, dict[str, Any]]:
-    """Return the algorithm of the least predicted time: of trees or, if the solver is installed, of few steps."""
-    began, made, row = time.monotonic(), None, dict[str, Any]()
-    limit = math.inf if options.time_limit is None else options.time_limit
-    if maker.kind in SCHEDULES:
-        found = synthesis(maker.graph, maker.kind, maker.nbytes, chunks=options.chunks, seconds=limit)
-        made = maker.trees(found) if options.chunks else maker.best_trees(found)
-        row = {"bound_GBps": float(found.limit.algbw), "trees_GBps": float(found.found.algbw),
-               "trees_predicted_GBps": maker.nbytes / made.seconds / 1e9, "few_steps": "none with less time was found"}
-    try:
-        few = FewSteps(maker.graph, maker.kind, options.chunks)
-    except ArgumentError as error:
-        if made is None:
-            raise
-        return made, row | {"few_steps": f"not tried: {error.args[0]}"}
-    best = maker.few_steps(few, made.seconds if made else math.inf, began + limit - time.monotonic())
-    if best is not None:
-        made = maker.steps(*best)
-        row = {"bound_GBps": few.bound and float(few.bound.algbw)} | row | {"few_steps": str(made.point)}
-    if made is None:
-        raise ArgumentError(f"{maker.kind} on {maker.graph.name}: no algorithm was found within the time limit: give "
-                            "more time, or a graph of fewer nodes", code=CODE)
-    return made, row
-
-
-def _as_text(row: dict[str, Any], maker: Maker, size: str) -> str:
-    lines = [f"{maker.kind} on {maker.graph.name}, {maker.graph.ranks} ranks: {row['algorithm']}",
-             f"{row['algbw_GBps']:.2f} GB/s predicted for {size}"]
-    if "trees_GBps" in row:
-        lines[1] += (f"; trees {row['trees_predicted_GBps']:.2f} GB/s" if row["point"] else
-                     f"; trees {row['trees_GBps']:.2f} GB/s")
-    if row["bound_GBps"]:
-        lines[1] += f", bound {row['bound_GBps']:.2f} GB/s"
-    if row["point"]:
-        lines.append(f"{Point(**row['point'])}, proved, {row['seconds']} s")
-    else:
-        lines += [f"{row['rounds']} rounds, {row['chunks']} chunks, proved, {row['seconds']} s",
-                  f"few steps: {row['few_steps']}"]
-    return "\n".join(lines)

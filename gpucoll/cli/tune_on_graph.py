@@ -7,11 +7,9 @@ it is the quickest at some size.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
-import math
 import sys
 import time
 from collections import defaultdict
@@ -19,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpucoll.algorithms import find, library_names, own_names
-from gpucoll.analysis.graphs.few_steps import SERVED, FewSteps
 from gpucoll.analysis.graphs.link_graph import LinkGraph, load_graph
 from gpucoll.analysis.graphs.link_order import in_link_order
 from gpucoll.analysis.graphs.synthesis import SCHEDULES, pipelined, synthesis
@@ -35,8 +32,7 @@ from gpucoll.tuner.table import ANY, AlgorithmFile, Curve, GraphTable, facts, ta
 
 SIZES = tuple(1 << power for power in (3, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30))  # bytes, of the predictions
 PIPELINED = tuple(1 << power for power in (16, 20, 24, 28))  # sizes in bytes; trees are cut into segments for each size
-SHORT = tuple(1 << power for power in (10, 16, 20))  # sizes in bytes, each with a search for algorithms of few rounds
-SEARCH = 10.0  # seconds of the solver, for each collective and size
+SHORT = tuple(1 << power for power in (10, 16, 20))  # sizes in bytes, each with an algorithm of few rounds
 
 
 class Bundle(NamedTuple):
@@ -105,25 +101,17 @@ def _trees(graph: LinkGraph, kind: str) -> Iterator[Bundle]:
 
 
 def _short(graph: LinkGraph, kind: str) -> Iterator[Bundle]:
-    """Yield and register algorithms of few rounds: in the order of links, and of few steps with the solver at hand."""
-    few = None
-    with contextlib.suppress(ArgumentError):  # no solver, a collective without such algorithms, or a graph too large
-        few = FewSteps(graph, kind) if kind in SERVED else None
+    """Yield and register algorithms of few rounds, in the order of links; none on a graph with switches."""
     found = set[str]()
     for nbytes in SHORT:
-        maker = Maker(graph, kind, nbytes)
-        ordered = in_link_order(graph, kind, nbytes)
-        limit = maker.seconds(ordered.chunks, ordered.rounds) if ordered else math.inf
-        better = few and maker.few_steps(few, limit, SEARCH)
-        made = better[0] if better else ordered
+        made = in_link_order(graph, kind, nbytes)
         if made is None:
-            continue
+            return
         digest = hashlib.sha256(repr((made.per_block, made.steps, made.combining)).encode()).hexdigest()[:8]
         if digest not in found:
             found.add(digest)
-            named = Maker(graph, kind, nbytes, f"{maker.name.lower()}_{len(made.steps)}_rounds_{digest}")
-            text = named.steps(made, better[1] if better else None).text
-            bundle = _alone(named.name, text)
+            maker = Maker(graph, kind, nbytes, f"{identifier(graph, kind).lower()}_{len(made.steps)}_rounds_{digest}")
+            bundle = _alone(maker.name, maker.steps(made).text)
             _register(kind, bundle)
             yield bundle
 

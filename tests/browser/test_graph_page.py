@@ -26,10 +26,10 @@ FITS = """[...stage.querySelectorAll('text, circle, rect, .lane')].every((one) =
     inside.bottom < all.bottom + 1; })"""
 
 
-def synthesised(folder, graph, chunks):
+def synthesised(folder, graph, size):
     """Return the path of a page of a synthesised all-gather."""
     path = folder / "made.py"
-    assert main(["synthesize", graph, "all_gather", "--chunks", str(chunks), "-o", str(path)]) == 0
+    assert main(["synthesize", graph, "all_gather", "--size", size, "-o", str(path)]) == 0
     name = path.read_text().split("\ndef ")[1].partition("(")[0]
     page = folder / "page.html"
     assert main(["draw", f"{path}:{name}", "--topology", graph, "-o", str(page)]) == 0
@@ -51,7 +51,7 @@ def check_steps(browser):
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_every_step_shows_the_links_in_use_and_ends_complete(browser, tmp_path, graph):
-    page = synthesised(tmp_path, graph, 12)
+    page = synthesised(tmp_path, graph, "1K")
     show(browser, page)
     assert browser.run("document.querySelectorAll('.lane').length") == len(load_graph(graph).edges)
     assert browser.run("document.querySelectorAll('.switch').length") == load_graph(graph).size - GRAPHS[graph]
@@ -67,7 +67,7 @@ def test_a_fault_of_the_script_is_seen(browser, tmp_path, monkeypatch, fault):
         return asset(package, name).replace(*fault.changes[0])
 
     monkeypatch.setattr(sys.modules["gpucoll.analysis.draw.page"], "asset", planted)
-    show(browser, synthesised(tmp_path, "ring(8)", 12))
+    show(browser, synthesised(tmp_path, "ring(8)", "1K"))
     with pytest.raises(AssertionError):
         check_steps(browser)
 
@@ -89,7 +89,7 @@ def test_texts_keep_apart_and_inside(browser, tmp_path, graph, width):
 
 
 def test_links_tell_their_load_and_many_chunks_are_not_shown(browser, tmp_path):
-    show(browser, synthesised(tmp_path, "torus(4x4)", 20))
+    show(browser, synthesised(tmp_path, "dgx_a100(2)", "1M"))
     browser.press("ArrowRight")
     browser.run("document.querySelector('details').open = true; listMessages()")
     lines = browser.run("[...document.querySelectorAll('#messages li')].map((one) => one.textContent)")
@@ -100,7 +100,7 @@ def test_links_tell_their_load_and_many_chunks_are_not_shown(browser, tmp_path):
 
 
 def test_dots_move_along_the_links(browser, tmp_path):
-    show(browser, synthesised(tmp_path, "dgx1", 12), calm=False)
+    show(browser, synthesised(tmp_path, "dgx1", "1K"), calm=False)
     browser.press("ArrowRight")
     assert browser.run("[document.documentElement.dataset.moving, document.querySelectorAll('.dot').length]") == [
         "true", browser.run("data.graph.flows[0].length")]

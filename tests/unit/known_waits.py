@@ -47,7 +47,6 @@ KNOWN = {
         dask/__init__.py Workers._raise (own or failed)[0].result
         """,
     "no wait: a function of the same name": """
-        analysis/graphs/few_steps.py FewSteps.best wait
         executors/native.py _datatype getattr(MPI, f'UINT{8 * dtype.itemsize}_T').Dup
         torch/group.py TorchProcessGroup._end_coalescing work.result
         torch/handles.py JoinedWork.__init__ work.result

@@ -9,7 +9,6 @@ from unittest import mock
 import pytest
 
 from gpucoll.algorithms import algorithms, find, own_names, schedules
-from gpucoll.analysis.graphs.few_steps import FewSteps
 from gpucoll.analysis.graphs.link_graph import load_graph
 from gpucoll.analysis.graphs.synthesis import synthesis
 from gpucoll.analysis.simulate import simulate
@@ -214,17 +213,6 @@ def test_short_messages_have_algorithms_of_few_rounds(tmp_path, monkeypatch, cap
     assert best.at(1 << 16) < 0.8 * min(curve.at(1 << 16) for curve in graph.curves if "rounds" not in curve.algorithm)
     everyone = schedules("all_gather", best.algorithm, size=8)
     assert {sum(map(bool, rounds)) for rounds in everyone} == {2}
-
-
-@pytest.mark.parametrize("collective", ["gather", "all_to_all"])
-def test_the_solver_has_a_limit_of_time_and_serves_collectives_without_trees(tmp_path, monkeypatch, collective):
-    pytest.importorskip("ortools", reason='pip install "gpucoll[solver]"')
-    asked = mock.Mock(side_effect=FewSteps.best, autospec=True)
-    monkeypatch.setattr(FewSteps, "best", lambda *given: asked(*given))
-    (graph,) = read(tuned(tmp_path, monkeypatch, "--collective", collective, graph="dgx1"), {}).graphs
-    assert all(call.args[-1] == tune_on_graph.SEARCH for call in asked.call_args_list)
-    assert len(asked.call_args_list) == len(tune_on_graph.SHORT)
-    assert graph.files[0].collective == collective
 
 
 def test_a_table_is_for_this_user_alone_whatever_the_umask(tmp_path, monkeypatch):

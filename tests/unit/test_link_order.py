@@ -11,6 +11,8 @@ from gpucoll.analysis.graphs.link_graph import graph_of, load_graph
 from gpucoll.analysis.graphs.link_order import SERVED, in_link_order
 from gpucoll.analysis.graphs.synthesis import synthesis
 from gpucoll.cli.synthesize import Maker
+from gpucoll.core.schedule import Recv
+from gpucoll.core.transfers import Transfers
 from programs.synthesised import check_on_threads, proved
 
 pytestmark = pytest.mark.usefixtures("own_algorithms")
@@ -37,6 +39,27 @@ def seconds(graph, name, nbytes, made):
     return Maker(graph, name, nbytes).seconds(made.chunks, made.rounds)
 
 
+LINE = [[(0, 0, 1), (1, 1, 0), (1, 1, 2), (2, 2, 1)], [(0, 1, 2), (2, 1, 0)]]  # an all-gather of three ranks in a row
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("name", SERVED)
+def test_messages_in_steps_are_a_schedule(name, chunks):
+    gathers = [[(piece * chunks + index, src, dst) for piece, src, dst in step for index in range(chunks)]
+               for step in LINE]
+    sums = [[(piece, dst, src) for piece, src, dst in step] for step in reversed(gathers)]
+    steps = {"all_gather": gathers, "reduce_scatter": sums, "all_reduce": [*sums, *gathers]}[name]
+    made = Transfers(name, 3, chunks, steps, 0 if name == "all_gather" else 2)
+    assert proved(name, 3, made.chunks, made.rounds)[0].rounds == len(steps)
+    assert made.chunks == chunks * 3
+
+
+def test_chunks_in_a_row_are_one_message():
+    steps = [[(piece * 4 + index, src, dst) for piece, src, dst in step for index in range(4)] for step in LINE]
+    (_, *messages), _ = Transfers("all_gather", 3, 4, steps).rounds(0)
+    assert [step.dst.count for step in messages if isinstance(step, Recv)] == [4]
+
+
 @pytest.mark.parametrize("name", SERVED)
 @pytest.mark.parametrize("graph", ["grid(2x3)", "ring(5)", "torus(3x3)", "dgx1", UNLIKE, ONE_WAY, BOXES],
                          ids=lambda graph: graph if isinstance(graph, str) else graph["name"])
@@ -50,7 +73,7 @@ def test_every_collective_is_proved_near_the_bound(graph, name):
 
 
 @pytest.mark.parametrize(("graph", "nbytes", "steps", "rounds", "cut"), [
-    ("dgx1", 1 << 10, 2, 3, 2), ("dgx1", 1 << 16, 2, 3, 2), ("dgx1", 1 << 28, 3, 7, 6),  # the points of SCCL's solver
+    ("dgx1", 1 << 10, 2, 3, 2), ("dgx1", 1 << 16, 2, 3, 2), ("dgx1", 1 << 28, 3, 7, 6),  # as in SCCL
     ("grid(5x5)", 1 << 30, 8, 12, 1), ("ring(5)", 1 << 30, 2, 2, 1)])
 def test_short_messages_take_the_least_steps_and_long_ones_the_least_rounds(graph, nbytes, steps, rounds, cut):
     """In a round every link carries a piece: (P - 1) blocks over the links into the poorest rank are the least."""

@@ -198,6 +198,31 @@ def test_many_ranks(size):
     assert found[5:] == (2 * (size - 1) * A, 2 * (size - 1) * UNIT * B, (size - 1) * UNIT * G)
 
 
+LG = 20  # rounds to reach 1,000,000 ranks
+
+
+@pytest.mark.parametrize(("algorithm", "wanted"), [
+    ("reduce_broadcast", (2 * LG * A, 2 * LG * UNIT * B, LG * UNIT * G)),
+    ("recursive_doubling", ((LG + 1) * A, (LG + 1) * UNIT * B, LG * UNIT * G))])
+def test_a_million_ranks(algorithm, wanted):
+    found = simulate("all_reduce", algorithm, 1_000_000, UNIT, TOPOLOGIES["switch"])
+    assert found[5:] == wanted
+
+
+# Two messages share a port while others wait for them, or the last sums wait for all others.
+BELOW = {"double_tree": 0.68, "tree": 0.59, "star": 0.55, "linear": 0.88, "chain": 0.88, "recursive_doubling": 0.97}
+
+
+@pytest.mark.parametrize("size", [12, 33, 100])
+def test_the_formulas_of_many_ranks_are_a_lower_bound_and_mostly_exact(size, monkeypatch):
+    calls = [(*row, size, UNIT, TOPOLOGIES["switch"]) for row in ROWS if row[1] in algorithms(row[0], size=size)]
+    replayed = [simulate(*call, segments=4).seconds for call in calls]
+    monkeypatch.setattr("gpucoll.analysis.simulate.MANY", 1)
+    for call, exact in zip(calls, replayed, strict=True):
+        share = simulate(*call, segments=4).seconds / exact if exact else 1
+        assert BELOW.get(call[1], 1 - 1e-9) <= share <= 1 + 1e-9, call
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     (("all_reduce", "ring", 65536, N, TOPOLOGIES["torus"]), "more than 128 Mi messages"),
     (("all_reduce", "ring", MOST_RANKS + 1, N), "at most 1048576 ranks are simulated on switch"),

@@ -26,7 +26,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 # Programs of others, not checked here.
 THEIRS = {"module", "srun", "sbatch", "export", "pytest", "nvidia-smi"}
 QUICK = {"bound", "convert", "draw", "explain", "simulate", "synthesize", "verify"}  # verbs run unchanged
-# Fewer ranks for the tests; test_many_ranks.py has a million.
+# Fewer ranks for the tests; test_simulate.py has a million.
 SMALLER = {"1..64": "2", "1..32": "2", "1..8": "2", "1000000": "64"}
 USERS = {"example.py", "train.py", "program.py"}  # programs of the reader
 ASSIGNED = re.compile(r"[A-Z_]+=\S*")

@@ -9,6 +9,4 @@
     tree_packing   spanning trees that fill the links
     synthesis      an algorithm made of trees: `gpucoll synthesize`
     link_order     messages without trees: in each round every link sends pieces that its receiver lacks
-    step_search    an algorithm of given steps, rounds and chunks, or a proof that none exists
-    few_steps      the numbers of steps, rounds and chunks with the least predicted time
 """

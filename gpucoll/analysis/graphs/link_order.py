@@ -15,7 +15,7 @@ import random
 import numpy
 
 from gpucoll.analysis.graphs.link_graph import LinkGraph
-from gpucoll.core.transfers import DUALS, Message, Transfers, backwards
+from gpucoll.core.transfers import Message, Transfers, backwards
 
 MOST_MESSAGES = 1 << 16  # of a schedule: every message stands in the file
 CUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # pieces of a block
@@ -33,13 +33,13 @@ def in_link_order(graph: LinkGraph, name: str, nbytes: int) -> Transfers | None:
     made = []
     for cut, is_short in itertools.product(CUTS, (True, False)):
         if messages * cut <= MOST_MESSAGES:
-            down, seconds = _Gather(graph if name not in DUALS else back, cut, nbytes, is_short).rounds()
+            down, seconds = _Gather(back if name == "reduce_scatter" else graph, cut, nbytes, is_short).rounds()
             up, more = down, seconds if name == "all_reduce" else 0.0
             if name == "all_reduce" and back.edges != graph.edges:
                 up, more = _Gather(back, cut, nbytes, is_short).rounds()
             made.append((seconds + more, cut, up, down))
     _, cut, up, down = min(made)
-    if name in DUALS:
+    if name == "reduce_scatter":
         return Transfers(name, graph.ranks, cut, backwards(down), len(down))
     sums = backwards(up) if name == "all_reduce" else []
     return Transfers(name, graph.ranks, cut, [*sums, *down], len(sums))

@@ -5,19 +5,14 @@ digit (modulo its side) on all ranks is a symmetry. These rotations take every r
 the trees of rank 0, turned, are the trees of all ranks, and a link carries as much as all links of its class: the links
 to which rotations take it. Trees of rank 0 that use each class within its bandwidth are enough, and a flow to rank 0
 bounds the flows to all ranks. No symmetry is believed: each rotation is compared link by link.
-
-Other graphs have symmetries without such digits. An algorithm that is alike under a group of permutations is found by
-its messages on one rank of each orbit. The group must move every rank, otherwise a permutation that keeps a rank would
-ask equal messages of different links of this rank.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
@@ -29,8 +24,7 @@ from gpucoll.core.forest import SpanningTree
 Link: TypeAlias = tuple[int, int]
 Permutation: TypeAlias = tuple[int, ...]
 Option: TypeAlias = tuple[int, tuple[int, ...]]  # a parent, and the classes of links on the way from there
-MOST_VISITS = 20_000  # of nodes, in search of the permutations with given images
-TRIED = 17  # permutations, for each pair of ranks
+MOST_VISITS = 20_000  # of nodes, in search of a permutation with given images
 MOST_LOOKS = 1 << 18  # at links, for the ways from a rank through switches: beyond, no symmetric trees are made
 
 
@@ -57,7 +51,7 @@ def rotations(graph: LinkGraph) -> Rotations | None:
         for side in (side for side in range(graph.ranks // stride, 1, -1) if graph.ranks // stride % side == 0):
             raised = {rank: rank + stride if rank // stride % side + 1 < side else rank - stride * (side - 1)
                       for rank in range(graph.ranks)}
-            image = next(links.permutations(raised), None)
+            image = links.permutation(raised)
             higher = of_digits_from(stride * side) if image is not None else None
             if image is not None and higher is not None:
                 return Rotations((*higher.sides, side), (*higher.images, image))
@@ -71,39 +65,6 @@ def representatives(graph: LinkGraph) -> tuple[int, ...]:
     return tuple(range(graph.ranks if rotations(graph) is None else 1))
 
 
-def free_group(graph: LinkGraph) -> list[Permutation]:
-    """Return a group of permutations of the nodes that keep the links; all but the identity move every rank.
-
-    >>> from gpucoll.analysis.graphs.link_graph import load_graph
-    >>> [len(free_group(load_graph(name))) for name in ("ring(6)", "dgx1", "grid(3)")]
-    [6, 4, 1]
-    """
-    group, links = [tuple(range(graph.size))], _Links(graph)
-    for rank in range(1, graph.ranks):
-        if all(one[0] != rank for one in group):
-            tried = (_closed([*group, found], graph.ranks)
-                     for found in itertools.islice(links.permutations({0: rank}), TRIED))
-            group = next(filter(None, tried), group)
-    return group
-
-
-def _closed(members: list[Permutation], ranks: int) -> list[Permutation] | None:
-    """Return the group made by permutations; None if another than the identity keeps a rank in place."""
-    identity = tuple(range(len(members[0])))
-    found, waiting = {identity}, [identity]
-    while waiting:
-        one = waiting.pop()
-        for other in members:
-            product = tuple(other[node] for node in one)
-            if product in found:
-                continue
-            if any(product[rank] == rank for rank in range(ranks)):
-                return None
-            found.add(product)
-            waiting.append(product)
-    return sorted(found)
-
-
 class _Links:
     """The links of a graph, for the search of permutations: a node follows a neighbour."""
 
@@ -113,8 +74,8 @@ class _Links:
             self._near[src].add(dst)
             self._near[dst].add(src)
 
-    def permutations(self, given: Mapping[int, int]) -> Iterator[Permutation]:
-        """Yield permutations that keep the links and have the `given` images, up to a limit of visits."""
+    def permutation(self, given: Mapping[int, int]) -> Permutation | None:
+        """Return a permutation that keeps the links and has the `given` images; None: not found in `MOST_VISITS`."""
         order, parents = [*given], dict.fromkeys(given, -1)
         for node in order:  # grows: neighbours follow
             order += sorted(self._near[node] - parents.keys())
@@ -126,17 +87,16 @@ class _Links:
             if image is None:
                 stack.pop()
                 if not stack:
-                    return
+                    break
                 images.popitem()
             elif self._fits(order[len(images)], image, images):
                 images[order[len(images)]] = image
                 if len(images) == len(order):
-                    yield tuple(images[node] for node in range(len(order)))
-                    images.popitem()
-                else:
-                    node = order[len(images)]
-                    stack.append(iter([given[node]] if node in given else
-                                      sorted(self._near[images[parents[node]]] - {*images.values()})))
+                    return tuple(images[node] for node in range(len(order)))
+                node = order[len(images)]
+                stack.append(iter([given[node]] if node in given else
+                                  sorted(self._near[images[parents[node]]] - {*images.values()})))
+        return None
 
     def _fits(self, node: int, image: int, images: Mapping[int, int]) -> bool:
         """Return whether a node may move to `image`, after the nodes before."""

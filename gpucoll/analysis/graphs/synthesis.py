@@ -184,13 +184,10 @@ class Synthesis(NamedTuple):
     limit: Bound
 
 
-def synthesis(graph: LinkGraph, name: str, nbytes: int, root: int = 0, chunks: int | None = None,
-              seconds: float = math.inf) -> Synthesis:
-    """Return an algorithm for messages of `nbytes`; `chunks` bounds the chunks of a block, chosen by cost otherwise."""
-    found = trees_for(graph, name, root, min(MOST_TREES, chunks or MOST_TREES), seconds)
-    made = Synthesis(found, _cut(found), bound(graph, name, root, found.algbw))
-    return pipelined(graph, made, nbytes) if chunks is None else \
-        made._replace(forest=_cut(found, max(1, chunks // made.forest.shares)))
+def synthesis(graph: LinkGraph, name: str, nbytes: int, root: int = 0, seconds: float = math.inf) -> Synthesis:
+    """Return an algorithm for messages of `nbytes`, cut into the segments of the least time."""
+    found = trees_for(graph, name, root, seconds=seconds)
+    return pipelined(graph, Synthesis(found, _cut(found), bound(graph, name, root, found.algbw)), nbytes)
 
 
 def pipelined(graph: LinkGraph, made: Synthesis, nbytes: int) -> Synthesis:

@@ -19,12 +19,11 @@ In a symmetric algorithm all ranks make the same steps, up to the numbering of r
 for every pair and no gap (the topology ``mesh``) the time of a symmetric algorithm is
 ``rounds * alpha + path * beta + reduced * gamma``, by the registry's formulas; on a switch `sent` replaces `path`.
 
-There are four methods:
+There are three methods:
 
 - Schedules of symmetric algorithms are generated for all ranks at once, up to 2^27 messages (2^22 in a round).
-- On one switch, beyond this limit or 16,384 ranks, the formulas of a symmetric algorithm give the time, because all
-  ranks end each round at the same time.
-- On one switch, from 513 ranks, other algorithms are replayed with one rank of each class of ranks (`rank_classes`).
+- On one switch, beyond this limit or 16,384 ranks, the formulas of the registry give the time: exactly for a symmetric
+  algorithm, because all ranks end each round at the same time, otherwise a lower bound.
 - All other cases are replayed rank by rank, up to 2^20 messages (and 1,024 ranks on nodes). Larger cases are refused.
 
 (For one_shot, the first method treats the rank's own operand as received. The result is the same if all levels have the
@@ -47,8 +46,6 @@ from gpucoll.analysis.graphs.named import is_named
 from gpucoll.analysis.simulate import flows
 from gpucoll.analysis.simulate.clock import AnyRoutes, Clock, priced
 from gpucoll.analysis.simulate.graph_routes import GraphRoutes
-from gpucoll.analysis.simulate.rank_classes import simulate_classes
-from gpucoll.analysis.simulate.rank_kinds import Unlike, kinds
 from gpucoll.analysis.simulate.routes import Routes
 from gpucoll.analysis.simulate.topologies import DEFAULT, Level, Topology, checked, load, names, shipped
 from gpucoll.analysis.simulate.waves import Case, NotAlike, Wave, few_enough, one_by_one, together, waves_of
@@ -59,7 +56,7 @@ __all__ = ["DEFAULT", "Level", "LinkGraph", "Prediction", "Topology", "checked",
            "seconds_on", "shipped", "simulate", "simulate_sizes"]
 
 MOST_RANKS, MOST_UNLIKE = 1 << 20, 1 << 17  # on one switch of equal links, and on other topologies
-FEW, MANY = 512, 1 << 14  # ranks: up to FEW each is replayed; beyond MANY equal ranks are not replayed at all
+MANY = 1 << 14  # ranks: beyond, ranks on one switch are not replayed
 Links: TypeAlias = Topology | LinkGraph
 
 
@@ -152,15 +149,12 @@ def _run(case: Case, routes: AnyRoutes, chunks: Sequence[float]) -> list[list[fl
         ranks = [case.schedule(rank) for rank in range(case.size)]
         return [flows.seconds(routes.graph, ranks, chunk) for chunk in chunks]
     everyone = case.everyone()
-    equal = routes if isinstance(routes, Routes) and routes.uniform else None
-    if everyone is not None and equal is not None and (case.size > MANY or not few_enough(case)):
-        return _equal(case, equal, chunks)
+    if isinstance(routes, Routes) and routes.uniform and (
+            case.size > MANY and not case.entry.own if everyone is None else case.size > MANY or not few_enough(case)):
+        return _by_formulas(case, routes, chunks)
     if everyone is not None and few_enough(case):
         with contextlib.suppress(NotAlike):  # replay rank by rank instead, below
             return _replayed(case, together(everyone), routes, chunks)
-    if equal is not None and case.size > FEW and not case.entry.own:
-        with contextlib.suppress(Unlike):
-            return simulate_classes([*kinds(case.make, case.size)], case.size, equal.levels[0], chunks)
     return _replayed(case, one_by_one(case), routes, chunks)
 
 
@@ -172,10 +166,13 @@ def _replayed(case: Case, waves: Iterable[Wave], routes: AnyRoutes, chunks: Sequ
     return [clock.parts() for clock in clocks]
 
 
-def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[float]]:
-    """Return the parts by the registry's formulas, valid for equal links: all ranks end each round together."""
+def _by_formulas(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[float]]:
+    """Return the parts by the registry's formulas, on equal links: of ranks that end each round together the time.
+
+    Of other ranks a lower bound: the formulas count on the longest path, and at the busiest rank.
+    """
     count, segments = case.schedule(0).chunks, case.options.get("segments", 1)
     cost, level = case.entry.price(case.size, count, segments), routes.levels[0]
     latency = cost["rounds"] * level.alpha + cost["gaps"] * level.gap
-    moved = max(cost["sent"], cost["received"])
+    moved = max(cost["path"], cost["sent"], cost["received"])
     return [[latency, moved * level.beta * chunk, cost["reduced"] * level.gamma * chunk] for chunk in chunks]

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.algorithms import algorithms, evaluate, names_of
-from gpucoll.analysis.simulate import LinkGraph, Links, Prediction, load_links, simulate_sizes
+from gpucoll.analysis.simulate import MANY, LinkGraph, Links, Prediction, load_links, simulate_sizes
 from gpucoll.analysis.sizes import byte_size
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
@@ -65,6 +65,8 @@ def as_text(collective: str, topology: Links, swept: Sweep) -> Iterator[str]:
     yield f"{collective} on {topology.name}: {topology.about or 'a topology of your own'}"
     yield HEADER
     yield from map(_line, swept.rows)
+    if swept.rows and swept.rows[-1].ranks > MANY:
+        yield f"more than {MANY} ranks: by the cost formulas; a lower bound if ranks have unequal steps"
     for left in swept.left_out:
         yield f"left out: {left.algorithm} for {left.ranks} ranks: {left.reason}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -41,11 +41,6 @@ class Case(NamedTuple):
     def schedule(self, rank: int) -> Schedule:
         """Return the schedule of `rank`."""
         return schedule(self.entry.collective, self.name, rank=rank, size=self.size, **self.options)
-
-    def make(self, rank: Any) -> Iterable[Round]:
-        """Return the rounds of `rank`, which may stand for many ranks."""
-        rounds: Iterable[Round] = self.entry.make(rank, self.size, **self.options)
-        return rounds
 
     def everyone(self) -> Schedule | None:
         """Return the schedule of all ranks, made at once; None for an asymmetric algorithm or with nodes."""
@@ -139,8 +134,8 @@ def one_by_one(case: Case) -> Iterator[Wave]:
         raise ArgumentError(f"the algorithm depends on nodes, so at most {ON_NODES} ranks can be "
                             "simulated", code="GC-SIMULATE")
     if case.size > ONE_BY_ONE >> 2:
-        raise ArgumentError(f"more than {ONE_BY_ONE >> 20} Mi messages, and too many kinds of ranks to simulate one of "
-                            "each: ask for fewer ranks or segments", code="GC-SIMULATE")
+        raise ArgumentError(f"more than {ONE_BY_ONE >> 20} Mi messages: ask for fewer ranks or segments",
+                            code="GC-SIMULATE")
     # Counting the messages of all ranks would take as long as the replay: the median of a sample decides.
     some = sorted({*range(0, case.size, -(-case.size // 8)), case.size - 1})
     most = 2 * ONE_BY_ONE // case.size
