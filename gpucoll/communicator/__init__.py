@@ -80,9 +80,10 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
     nothing; None means "full" on host arrays and "deferred" on devices. `deterministic`: True reduces in rank order
     only, so that the bits of an element depend only on the same elements of the inputs; "exact" computes sums and means
     exactly and rounds once, so that not even the number of ranks matters. `device`: "emulated", or the CUDA ordinal of
-    this rank's GPU (default: the rank's number on its host). GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR, GPUCOLL_CHECK,
-    GPUCOLL_DETERMINISTIC and GPUCOLL_DEVICE set the defaults. Raises ArgumentError for a wrong option. Raises
-    UsageError if options differ from an earlier call or between ranks (`timeout` and the CUDA ordinal may differ
+    this rank's GPU (default: the rank's number on its host). `nccl`: a dict, the configuration of NCCL's communicators
+    by the names of NCCL's fields, such as ``{"max_ctas": 8, "name": "tp"}``. GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR,
+    GPUCOLL_CHECK, GPUCOLL_DETERMINISTIC and GPUCOLL_DEVICE set the defaults. Raises ArgumentError for a wrong option.
+    Raises UsageError if options differ from an earlier call or between ranks (`timeout` and the CUDA ordinal may differ
     between ranks), or if the launcher belongs to another MPI.
     """
     global _world

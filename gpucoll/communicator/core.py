@@ -137,7 +137,8 @@ class Core:
         """Return the device "cuda" or "emulated" of this rank, made when first used."""
         if name not in self.gpus:
             self.use_gpu(name, self._together(
-                lambda: make_gpu(name, self.link, self.waits, self.device), FIRST, meets=name != "emulated"))
+                lambda: make_gpu(name, self.link, self.waits, self.device, self.options.nccl or {}), FIRST,
+                meets=name != "emulated"))
         return self.gpus[name]
 
     def _together(self, make: Callable[[], T], what: str, *, meets: bool = True) -> T:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.links import Link
 from gpucoll.device import Device, gpus
 from gpucoll.device.messages import MessageTransport
+from gpucoll.device.nccl_settings import WINDOWS
 from gpucoll.errors import BackendError, UsageError
 from gpucoll.launch import bootstrap
 from gpucoll.progress.operations import Operation
@@ -24,17 +25,19 @@ if TYPE_CHECKING:
 FIRST = "the first call on a GPU"  # in which all ranks meet
 
 
-def make_gpu(name: str, link: Link, waits: Progress, ordinal: int | None) -> Gpu:
+def make_gpu(name: str, link: Link, waits: Progress, ordinal: int | None, settings: Mapping[str, Any]) -> Gpu:
     """Return the device of a communicator: "emulated", or "cuda" with its ordinal; `link` joins the ranks.
 
-    `waits` are those of the communicator. A collective call on "cuda". Raises BackendError if a rank has no GPU. Raises
-    UsageError if processes share a GPU (without GPUCOLL_SHARE_GPU=1), or if threads use different GPUs.
+    `waits` are those of the communicator; `settings` are those of NCCL. A collective call on "cuda". Raises
+    BackendError if a rank has no GPU. Raises UsageError if processes share a GPU (without GPUCOLL_SHARE_GPU=1), or if
+    threads use different GPUs.
     """
     if name == "emulated":
         return _emulated(link)
     if ordinal is None:
         raise BackendError(f"CuPy finds no GPU in this process: {gpus.no_gpu()}", code="GC-NO-GPU")
-    return (_between_threads if link.mpi is None else _between_processes)(link, waits, ordinal)
+    return _between_threads(link, waits, ordinal) if link.mpi is None else \
+        _between_processes(link, waits, ordinal, settings)
 
 
 def _emulated(link: Link) -> Gpu:
@@ -73,7 +76,7 @@ def _between_threads(link: Link, waits: Progress, ordinal: int) -> Gpu:
     return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device))
 
 
-def _between_processes(link: Link, waits: Progress, ordinal: int) -> Gpu:
+def _between_processes(link: Link, waits: Progress, ordinal: int, settings: Mapping[str, Any]) -> Gpu:
     # Before the meeting: a GPU that fails here fails on this rank alone.
     mine = gpus.describe_gpu(ordinal)
     # Messages get an NCCL communicator of their own: on one communicator a message would wait for collectives.
@@ -82,13 +85,13 @@ def _between_processes(link: Link, waits: Progress, ordinal: int) -> Gpu:
     # All ranks must choose alike: the oldest GPU decides on NCCL's float8.
     lowest = min(gpu.capability for gpu in claimed)
     from gpucoll.device.cuda import CudaDevice
-    from gpucoll.device.nccl import joined, shares
+    from gpucoll.device.nccl import joined
 
     device = CudaDevice(ordinal)
-    transport = joined(link.place.rank, link.place.size, ids[0], device, waits, shared=shares())
+    transport = joined(link.place.rank, link.place.size, ids[0], device, waits, settings)
     with _aborting(transport):
-        points = joined(link.place.rank, link.place.size, ids[1], device, waits)
-        return _on_nccl(device, transport, points, lowest)
+        points = joined(link.place.rank, link.place.size, ids[1], device, waits, settings, shares=False)
+        return _on_nccl(device, transport, points, lowest, settings)
 
 
 @contextlib.contextmanager
@@ -101,22 +104,21 @@ def _aborting(transport: Nccl) -> Iterator[None]:
         raise
 
 
-def _on_nccl(device: Device, transport: Nccl, points: Nccl, capability: int) -> Gpu:
+def _on_nccl(device: Device, transport: Nccl, points: Nccl, capability: int, settings: Mapping[str, Any]) -> Gpu:
     """Return the GPU of a rank; `capability` is the lowest compute capability of all ranks."""
     from gpucoll.communicator.windows import Windows
-    from gpucoll.device.nccl import shares
     from gpucoll.executors.nccl.nccl_collectives import NcclNative
 
     gpu = Gpu(device, transport, points)
     gpu.made.append(NcclNative(device, transport, gpu.order, capability=capability))
-    gpu.windows = Windows.promised(device, transport)
-    if shares():
-        gpu.split = functools.partial(_split, device, transport, capability)
+    gpu.windows = Windows.promised(device, transport) if settings.get(WINDOWS) else None
+    if settings.get("split_share"):
+        gpu.split = functools.partial(_split, device, transport, capability, settings)
     return gpu
 
 
-def _split(device: Device, transport: Nccl, capability: int, color: int | None, key: int, link: Link | None,
-           waits: Progress | None) -> Gpu | None:
+def _split(device: Device, transport: Nccl, capability: int, settings: Mapping[str, Any], color: int | None, key: int,
+           link: Link | None, waits: Progress | None) -> Gpu | None:
     """Return the GPU of a part: the ranks of the same `color`, ordered by `key`, joined by `link`; None for both.
 
     `waits` are those of the part's communicator. A collective call of all ranks. The part's collectives share the
@@ -130,4 +132,5 @@ def _split(device: Device, transport: Nccl, capability: int, color: int | None, 
         return None
     with _aborting(part):
         one = bootstrap.meet(link.mpi, waits.timeout, lambda: gpus.nccl_id(link.mpi), waits)
-        return _on_nccl(device, part, joined(link.place.rank, link.place.size, one, device, waits), capability)
+        points = joined(link.place.rank, link.place.size, one, device, waits, settings, shares=False)
+        return _on_nccl(device, part, points, capability, settings)

@@ -3,13 +3,12 @@
 NCCL 2.27 and newer uses symmetric kernels for a collective on arrays in windows, and NVLS without a copy. NCCL does not
 compare the ranks' arguments. If one rank passes an array in a window, all ranks must pass arrays at the same place in
 the window: otherwise NCCL reads other elements, or waits for ever. Windows therefore exist only if the program promises
-this by GPUCOLL_NCCL_WINDOWS=1. Source: NCCL's documentation, "User Buffer Registration".
+this by ``nccl={"windows": True}``. Source: NCCL's documentation, "User Buffer Registration".
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,13 +28,10 @@ class Windows:
         self.heap = Heap(nccl.size, make, functools.partial(array_on, device))
 
     @classmethod
-    def promised(cls, device: Any, nccl: Nccl) -> Windows | None:
-        """Return the memory if the program promises equal use on all ranks, else None. Old NCCL: BackendError."""
-        if os.environ.get("GPUCOLL_NCCL_WINDOWS") != "1":
-            return None
+    def promised(cls, device: Any, nccl: Nccl) -> Windows:
+        """Return the memory, as the program promises equal use on all ranks; BackendError for an old NCCL."""
         if version() < WINDOWS_SINCE:
-            raise BackendError(f"GPUCOLL_NCCL_WINDOWS=1: NCCL {version()} has no windows; windows need {WINDOWS_SINCE}",
-                               code="GC-NCCL")
+            raise BackendError(f"nccl: windows: NCCL {version()} has none, NCCL {WINDOWS_SINCE} has", code="GC-NCCL")
         return cls(device, nccl)
 
     def export(self, slab: Slab) -> list[int]:

@@ -13,13 +13,14 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cupy
 from cupy.cuda import nccl
 
 from gpucoll.device import Part, Waiting
+from gpucoll.device.nccl_settings import WINDOWS, written
 from gpucoll.errors import BackendError, CollectiveTimeout
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.waits import Progress
@@ -38,7 +39,6 @@ FOREIGN_SINCE = 22800
 WINDOWS_SINCE = 22700
 SPLIT_SINCE = 21800
 NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
-SHARE = "GPUCOLL_NCCL_SHARE"  # "1": communicators made by `split` share the resources of their parent
 SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
 CUDA_ERROR = 1  # ncclUnhandledCudaError
 # CuPy raises KeyError for an error code unknown to CuPy.
@@ -231,7 +231,7 @@ class Nccl:
     def _check_family(self) -> None:
         # The kernels of an aborted family end without results, and NCCL reports no error.
         if self._family.is_aborted:
-            raise BackendError(f"NCCL: the communicator was aborted, or with {SHARE}=1 another one that shares its "
+            raise BackendError("NCCL: the communicator was aborted, or with split_share another one that shares its "
                                "resources", code="GC-NCCL")
 
     def close(self, *, captured: bool) -> None:
@@ -314,24 +314,20 @@ class Nccl:
         return outcome
 
 
-def joined(rank: int, size: int, unique_id: Any, device: Any, waits: Progress, *, shared: bool = False) -> Nccl:
-    """Return the communicator of `size` ranks with the same `unique_id`; if `shared`, parts share its resources.
+def joined(rank: int, size: int, unique_id: Any, device: Any, waits: Progress, settings: Mapping[str, Any], *,
+           shares: bool = True) -> Nccl:
+    """Return the communicator of `size` ranks with the same `unique_id` and these `settings` of NCCL.
 
-    A collective call.
+    A collective call. Parts share its resources if the settings say so; none does without `shares`.
     """
-    config = nccl.NcclConfig(split_share=1) if shared else None
+    own = {name: value for name, value in settings.items()
+           if name != WINDOWS and (shares or name not in ("split_share", "shrink_share"))}
+    if own.get("split_share") and version() < SPLIT_SINCE:
+        raise BackendError(f"nccl: split_share: NCCL {version()} has no ncclCommSplit, which needs {SPLIT_SINCE}",
+                           code="GC-NCCL")
+    config = written(nccl.NcclConfig(), own) if own else None
     return Nccl(lambda: nccl.NcclCommunicator(size, unique_id, rank, config), size, device, waits,
-                Family(shared=shared))
-
-
-def shares() -> bool:
-    """Return whether parts of a communicator share its resources, as the program asks by GPUCOLL_NCCL_SHARE=1."""
-    if os.environ.get(SHARE) != "1":
-        return False
-    if version() < SPLIT_SINCE:
-        raise BackendError(f"{SHARE}=1: NCCL {version()} has no ncclCommSplit, which needs "
-                           f"{SPLIT_SINCE}", code="GC-NCCL")
-    return True
+                Family(shared=bool(own.get("split_share"))))
 
 
 def version() -> int:

@@ -23,6 +23,7 @@ import numpy
 
 from gpucoll.core import output, parsing
 from gpucoll.core.dtypes import is_whole
+from gpucoll.device.nccl_settings import checked
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed, nearest
 from gpucoll.launch.descent import mark_rank, refuse_children, refuse_without_connection
 from gpucoll.launch.launchers import SLURM, SRUN, TORCHRUN, free_port, local_rank, started, vendor_of
@@ -51,12 +52,13 @@ class GivenOptions(TypedDict, total=False):
     executor: str | None
     deterministic: bool | Literal["exact"]
     device: int | str | None
+    nccl: Mapping[str, int | str] | None
 
 
 class Options(NamedTuple):
     """The checked options of a communicator; see `gpucoll.init`.
 
-    `prefer` is the value of GPUCOLL_ALGO; `device` is "emulated", a CUDA ordinal, or None.
+    `prefer` is the value of GPUCOLL_ALGO; `device` is "emulated", a CUDA ordinal, or None; `nccl` has NCCL's settings.
     """
 
     timeout: float = 300.0
@@ -65,6 +67,7 @@ class Options(NamedTuple):
     prefer: str = ""
     deterministic: bool | Literal["exact"] = False
     device: str | int | None = None
+    nccl: dict[str, Any] | None = None
 
     @property
     def emulated(self) -> bool:
@@ -83,7 +86,7 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     None counts as not given; `deterministic` has no value None.
 
     >>> options({"timeout": 5}, {"GPUCOLL_TIMEOUT": "9", "GPUCOLL_CHECK": "off"})
-    Options(timeout=5.0, check='off', executor=None, prefer='', deterministic=False, device=None)
+    Options(timeout=5.0, check='off', executor=None, prefer='', deterministic=False, device=None, nccl=None)
     """
     unknown = set(given) - GivenOptions.__annotations__.keys()
     if unknown:
@@ -101,7 +104,7 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         raise UsageError(f"deterministic={deterministic!r} is neither True nor False nor 'exact'; the environment has "
                          "0, 1 or exact", code="GC-OPTION")
     return Options(timeout, said["check"], said["executor"], environment.get("GPUCOLL_ALGO", ""),
-                   "exact" if is_exact else bool(deterministic), _device(said["device"]))
+                   "exact" if is_exact else bool(deterministic), _device(said["device"]), checked(given.get("nccl")))
 
 
 def _device(device: Any) -> str | int | None:
@@ -323,8 +326,7 @@ def check_alike(comm: Any, wanted: Options) -> None:
     everyone = comm.allgather({"executor": wanted.executor, "GPUCOLL_ALGO": wanted.prefer, "check": wanted.check,
                                "GPUCOLL_DEVICE=emulated": wanted.emulated, "deterministic": wanted.deterministic,
                                "GPUCOLL_DUMP_DIR": bool(os.environ.get("GPUCOLL_DUMP_DIR")),
-                               "GPUCOLL_NCCL_WINDOWS": os.environ.get("GPUCOLL_NCCL_WINDOWS"),
-                               "GPUCOLL_NCCL_SHARE": os.environ.get("GPUCOLL_NCCL_SHARE"),
+                               "nccl": wanted.nccl,
                                "the version of gpucoll": __version__,
                                "the major version of NumPy": numpy.__version__.partition(".")[0]})
     for name, first in everyone[0].items():

@@ -179,7 +179,6 @@ PEER = [("streams", "two_shot"), ("shares", "two_shot", "memory"), ("launched", 
         ("mirrored", "shapes_and_strides", "one_shot"), ("mirrored", "special_values", "ring"),
         ("mirrored", "carriers", "two_shot"), ("mirrored", "digests", "all_reduce", "two_shot", "float32")]
 PROCESSES = ("current_device", "missed", "without_nccl", "float8_below_hopper", "shares")  # programs on MPI's ranks
-NCCLS = {"GPUCOLL_NCCL_WINDOWS": "1", "GPUCOLL_NCCL_SHARE": "1"}
 ON_PEER = {"GPUCOLL_EXECUTOR": "peer"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on a GPU: no streams in a common hardware queue
 THREADS = [*(program for program in TOGETHER if program[0] not in PROCESSES), ("of_threads",)]
@@ -296,7 +295,7 @@ def torch_backend():
 def with_nccl(which, ranks):
     """Run NCCL's collectives on arrays in windows of NCCL, or on parts with the resources of their parent."""
     taken(ranks)
-    programs(mpiexec(ranks), [which], LIMIT, SHARED | NCCLS)
+    programs(mpiexec(ranks), [which], LIMIT, SHARED)
 
 
 def across(which, minutes, variables=None):
@@ -344,7 +343,7 @@ PARTS = {
     "NCCL": {"NCCL's binding": binding,
              "native, a rank on every GPU": functools.partial(across, NATIVE, 2),
              "native, one rank": functools.partial(programs, [], NATIVE, LIMIT),
-             "windows and parts, a rank on every GPU": functools.partial(across, [("windows",), ("parts",)], 1, NCCLS),
+             "windows and parts, a rank on every GPU": functools.partial(across, [("windows",), ("parts",)], 1),
              "windows, 2 processes on one GPU": functools.partial(with_nccl, ("windows",), 2),
              "parts, 3 processes on one GPU": functools.partial(with_nccl, ("parts",), 3)},
     "schedules": {"a rank on every GPU": functools.partial(across, TOGETHER, 2),

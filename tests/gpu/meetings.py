@@ -150,8 +150,7 @@ PROGRAMS = {
     "later_close": at_fault(lambda comm: comm.close(), before=first, good=lambda comm: (
         first(comm), comm.barrier())),
     "dies": at_fault(dies), "hung": hung}
-NEEDS = {"split": {"GPUCOLL_NCCL_SHARE": "1"}, "window": {"GPUCOLL_NCCL_WINDOWS": "1"},
-         "handshake": {"GPUCOLL_EXECUTOR": "peer"}}
+NEEDS = {"split": {"nccl": {"split_share": 1}}, "window": {"nccl": {"windows": 1}}, "handshake": {"executor": "peer"}}
 
 
 def end_together(folder, comm):
@@ -164,21 +163,21 @@ def end_together(folder, comm):
 
 def main(names):
     for name in names:
-        with patch.dict(os.environ, NEEDS.get(name, {})):
-            comm = gc.Communicator.from_mpi(MPI.COMM_WORLD, timeout=3 if name == "hung" else TIMEOUT) \
-                if "STORE" not in os.environ else gc.init(store=os.environ["STORE"], timeout=TIMEOUT)
-            cupy.cuda.Device(comm.device).use()
-            found = told(comm, PROGRAMS[name])
-            if name in ("hung", "points"):
-                found["aborted"] = all_aborted()
-            sys.stdout.write(json.dumps({"program": name, **found}) + "\n")
-            sys.stdout.flush()
-            with contextlib.suppress(gc.GpucollError):
-                comm.close()
-            if "dies" in names:
-                end_together(Path(os.environ["SURVIVORS"]), comm)
-            else:
-                MPI.COMM_WORLD.Barrier()
+        options = {"timeout": 3 if name == "hung" else TIMEOUT, **NEEDS.get(name, {})}
+        comm = gc.Communicator.from_mpi(MPI.COMM_WORLD, **options) if "STORE" not in os.environ else \
+            gc.init(store=os.environ["STORE"], **options)
+        cupy.cuda.Device(comm.device).use()
+        found = told(comm, PROGRAMS[name])
+        if name in ("hung", "points"):
+            found["aborted"] = all_aborted()
+        sys.stdout.write(json.dumps({"program": name, **found}) + "\n")
+        sys.stdout.flush()
+        with contextlib.suppress(gc.GpucollError):
+            comm.close()
+        if "dies" in names:
+            end_together(Path(os.environ["SURVIVORS"]), comm)
+        else:
+            MPI.COMM_WORLD.Barrier()
 
 
 if __name__ == "__main__":

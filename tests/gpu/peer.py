@@ -168,7 +168,7 @@ def executors_named(comm):
 
 def windows(comm):
     """Arrays of `comm.empty` lie in NCCL's windows, used by collectives on the arrays and on their slices."""
-    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, nccl={"windows": True}) as other:
         x, out = (other.zeros(5000, "float32", device="cuda") for _ in range(2))
         x += cupy.asarray(ranges(comm, 5000)[comm.rank])
         for turn in range(5):

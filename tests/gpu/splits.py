@@ -1,4 +1,4 @@
-"""Programs on CuPy arrays with parts of a communicator, on GPUs of their own or with GPUCOLL_NCCL_SHARE=1."""
+"""Programs on CuPy arrays with parts of a communicator, on GPUs of their own or shared by NCCL."""
 
 import concurrent.futures
 from unittest.mock import patch
@@ -18,9 +18,12 @@ def split(comm):
     half.close()
 
 
+SHARED = {"split_share": True, "max_ctas": 8, "name": "parts"}
+
+
 def parts(comm):
     """Parts share NCCL's resources with their parent; calls alternate; a rank without a color has no part."""
-    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, check="full") as parent:
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, check="full", nccl=SHARED) as parent:
         # At least two ranks in a part, from three ranks on.
         total, color = sum(ranges(comm, 700)), comm.rank % 2 if comm.size > 3 else 0
         members = range(color, comm.size - 1, 2 if comm.size > 3 else 1)
@@ -49,14 +52,20 @@ def parts(comm):
             same(found, numpy.full(5, float(left)))
             assert family(part) is family(parent)
             inner = [one._core.gpus["cuda"]._transport._comm for one in (parent, part)]
-            assert not hasattr(cupy, "hostile") or inner[0].family is inner[1].family  # CuPy's has no such name
+            if hasattr(cupy, "hostile"):  # CuPy's communicators do not tell
+                assert inner[0].family is inner[1].family
+                told = {"maxCTAs": 8, "splitShare": 1, "commName": "parts"}
+                assert [one.fields for one in inner] == [told, told]
+                others = [one._core.gpus["cuda"].points._comm.fields for one in (parent, part)]
+                assert others == 2 * [{"maxCTAs": 8, "commName": "parts"}]
             part.close()
         same(parent.all_reduce(ramp(comm, 700), algorithm="native"), total)
 
 
 def failed_part(comm):
     """A part without a rank ends by the deadline; its parent raises on all ranks, since NCCL's abort ends both."""
-    parent, x, error = gc.Communicator.from_mpi(comm.mpi, timeout=4), ramp(comm, 700), None
+    x, error = ramp(comm, 700), None
+    parent = gc.Communicator.from_mpi(comm.mpi, timeout=4, nccl=SHARED)
     same(parent.all_reduce(x, algorithm="native"), sum(ranges(comm, 700)))
     part = parent.split(comm.rank % 2)
     if comm.rank == 0:
@@ -79,7 +88,7 @@ def failed_part(comm):
 
 def early_receive(comm):
     """A split does not wait for messages: the receive begins before, and the send follows."""
-    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as parent:
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, nccl=SHARED) as parent:
         same(parent.all_reduce(ramp(comm, 9)), sum(ranges(comm, 9)))
         work = parent.recv(cupy.empty(5), 1, async_op=True) if comm.rank == 0 else None
         part = parent.split(0)
@@ -98,7 +107,7 @@ def turns(comm):
     from gpucoll.device.nccl import NOTHING, joined
     from gpucoll.progress.waits import Progress
 
-    nccl = joined(0, 1, cupy.cuda.nccl.get_unique_id(), CudaDevice(comm.device), Progress(PATIENCE))
+    nccl = joined(0, 1, cupy.cuda.nccl.get_unique_id(), CudaDevice(comm.device), Progress(PATIENCE), {})
     begun, order = [], []
 
     def begin(what, call):

@@ -183,15 +183,14 @@ def test_repeated_calls_pass_few_lines_of_python(gpus, algorithm):
 
 @ON_MACHINES
 def test_arrays_in_windows_of_nccl(gpus, machine):
-    gpus("windows", SIZE, env={"GPUCOLL_NCCL_WINDOWS": "1", **machine})
+    gpus("windows", SIZE, env=machine)
 
 
 @ON_MACHINES
 def test_parts_with_the_resources_of_their_parent(gpus, machine):
-    share = {"GPUCOLL_NCCL_SHARE": "1", **machine}
-    gpus("parts", 4, env=share)
-    gpus("early_receive", 2, env=share)
-    gpus("failed_part", SIZE, env=share)
+    gpus("parts", 4, env=machine)
+    gpus("early_receive", 2, env=machine)
+    gpus("failed_part", SIZE, env=machine)
     gpus("turns", 1, env=machine)
 
 

@@ -165,6 +165,7 @@ def structs():
 def symbols():
     """Check that NCCL's library has every function called directly, as far as its version promises."""
     from gpucoll.device import nccl
+    from gpucoll.device.nccl_settings import NcclFields
 
     library, version = ctypes.CDLL("libnccl.so.2"), nccl.version()
     wrong = [f"NCCL {version} has no {name}" for collective, name in nccl.FOREIGN.items()
@@ -172,6 +173,10 @@ def symbols():
     windows = ("ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommWindowDeregister")
     if version >= nccl.WINDOWS_SINCE:
         wrong += [f"NCCL {version} has no {name}" for name in windows if not hasattr(library, name)]
+    config = nccl.written(nccl.nccl.NcclConfig(), {"max_ctas": 8, "split_share": True, "name": "tp"})
+    fields = NcclFields.from_buffer_copy(ctypes.string_at(id(config), config.__sizeof__()), 16)
+    if (fields.max_ctas, fields.split_share, config.split_share, fields.name) != (8, 1, 1, b"tp"):
+        wrong.append("CuPy's NcclConfig has NCCL's struct at another place")
     return version, wrong
 
 

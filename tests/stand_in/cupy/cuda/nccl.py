@@ -15,6 +15,7 @@ import weakref
 import numpy
 
 from .. import _memory, _windows, _wire
+from .._config import NcclConfig
 from .._connect import Connections, Family, Truncated
 from .._machine import MACHINE, CUDARuntimeError
 from .._reductions import KINDS, PAIRS, reduced
@@ -159,11 +160,6 @@ class _Collective:
         return [*(wire.send(mine, self.kind, peer) for peer in range(wire.size)), has_ended]
 
 
-class NcclConfig:
-    def __init__(self, split_share=0):
-        self.split_share = split_share
-
-
 class NcclCommunicator:
     _collected = 0  # communicators collected without destroy or abort
 
@@ -179,6 +175,7 @@ class NcclCommunicator:
 
     def _begin(self, mpi, rank, size, config, family):
         self.mpi, self.wire, self.config, self.family = mpi, _wire.Wire(rank, size, mpi), config, family
+        self.fields = config.fields()
         self.graphs, self.destroying = 0, False
         self.windows = _windows.Windows()
         self._connections = Connections(rank, size)
@@ -196,7 +193,7 @@ class NcclCommunicator:
             return None
         part = NcclCommunicator.__new__(NcclCommunicator)
         part._device = self._device
-        family = self.family if self.config.split_share else Family()
+        family = self.family if self.fields.get("splitShare") else Family()
         part._begin(mpi, 0 if alone else mpi.rank, 1 if alone else mpi.size, config or self.config, family)
         return part
 
