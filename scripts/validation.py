@@ -1,8 +1,8 @@
 """Published figures beside ours, for docs/validation.md: one list of cases, each with a function that computes ours.
 
 A further case is a row of `cases`: the part of the page, a name, the published figure, a function, and the cause of a
-difference. A further part is a row of `PARTS`. Cases that take longer than a second run with ``--all``, and replays of
-TE-CCL's files with ``--teccl``; all other rows stay as the page has them.
+difference. A further part is a row of `PARTS`. Cases that take longer than a second run with ``--all``; all other rows
+stay as the page has them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import math
 import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -74,11 +73,6 @@ loads in the simulator."""),
 Source: `TACCL_NDv2_2_chassis_*.csv` in github.com/microsoft/TE-CCL. A size is that of the whole result; 1 KB is 1e3
 bytes. Ours is the simulated time on TE-CCL's links with all 16 GPUs: of the synthesised all-gather, and of the faster
 of `direct` and `pairwise` for an all-to-all."""),
-    "teccl": Part("TE-CCL: 154 schedules, replayed", "files with the printed finish time", """
-Source: `teccl/examples/experiments/output_provided` in github.com/microsoft/TE-CCL.
-`scripts/validation --teccl CHECKOUT` replays every flow by epochs. *Without epochs* is the difference in time if the
-flows keep their order, but wait for no epoch, and every latency counts. Flows *do not balance* if the list lets a GPU
-send data before their arrival, or omits data; the printed time is still that of the last arrival."""),
 }
 
 
@@ -248,24 +242,6 @@ def row_of(case: Case) -> str:
            f"{'' if difference == 'none' else case.cause[ratio < 0]} |"
 
 
-def replays(checkout: Path) -> Iterator[str]:
-    """Yield a row for each folder of TE-CCL's files."""
-    for folder, group in itertools.groupby(teccl.files(checkout), lambda found: found[0].rpartition("/")[0]):
-        made = [(name, file, file.replay()) for name, file in group]
-        equal = sum(file.epochs == one.epochs for _, file, one in made)
-        shorter = [one.seconds / file.seconds - 1 for _, file, one in made if not math.isnan(one.seconds)]
-        notes = [f"without epochs {min(shorter):+.1%} to {max(shorter):+.1%}"] if shorter else []
-        faulty = sum(bool(one.faults) for _, _, one in made)
-        notes += [f"{faulty} files list flows that do not balance"] if faulty else []
-        twice = sum(file.array > 1.5 * teccl.size_of(name) for name, file, _ in made)
-        notes += [f"{twice} files have twice the size in their names"] if twice else []
-        notes += ["15 GPUs: TE-CCL takes node 0 for a switch"] if folder.startswith("NDv2_output/2_") else []
-        machine, boxes, *rest = folder.split("/")
-        name = f"{machine.removesuffix('_output')} x {boxes[0]}, {', '.join(rest)}"
-        yield f"| {name} | {len(made)} | {equal} | {'none' if equal == len(made) else equal - len(made)} | " \
-              f"{'; '.join(notes)} |"
-
-
 def standing(page: str) -> dict[str, list[str]]:
     """Return the rows of each part in a page."""
     rows: dict[str, list[str]] = {}
@@ -279,7 +255,6 @@ def main() -> int:
     """Compute the rows asked for, and write the page."""
     parser = argparse.ArgumentParser(prog="scripts/validation", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--all", action="store_true", help="also cases that take longer than a second")
-    parser.add_argument("--teccl", type=Path, metavar="CHECKOUT", help="replay the files in a checkout of TE-CCL")
     parser.add_argument("-k", metavar="WORD", default="", help="only cases with this in the name or the part")
     chosen = parser.parse_args()
     old, new = standing(PAGE.read_text()), dict[str, list[str]]()
@@ -290,7 +265,6 @@ def main() -> int:
             row = row_of(case)
             print(row, flush=True)
         new.setdefault(case.part, []).append(row)
-    new["teccl"] = [*replays(chosen.teccl)] if chosen.teccl else old.get(PARTS["teccl"].title, [])
     head = PAGE.read_text().partition("\n## ")[0].rstrip()
     PAGE.write_text("\n".join([head, *map(section_of, new, new.values()), ""]))
     return 0

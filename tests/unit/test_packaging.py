@@ -104,7 +104,7 @@ def test_an_installation_serves_with_the_engine_and_without(source, tmp_path, mo
     assert ("engine: installed" in told, "[GC-ENGINE]" in told) == (not compiler, bool(compiler)), told
 
 
-@pytest.mark.parametrize("name", ["train", "test", "bench", "c10d", "raytests", "astrasim", "environment.py"])
+@pytest.mark.parametrize("name", ["train", "test", "bench", "c10d", "raytests", "environment.py"])
 def test_old_pythons_can_read_the_scripts(name):
     """An old Python must parse a whole script to reach the line refusing old Pythons."""
     ast.parse((ROOT / "scripts" / name).read_text(), feature_version=(3, 7))
