@@ -327,7 +327,7 @@ def held():
 
 def once(name):
     """Run the program SEED/EXECUTOR/RANKS/NUMBER/STEPS; return the number of calls, and the errors."""
-    from multirank.test_executors import on_two_nodes
+    from harness.node_ranks import on_two_nodes
 
     _, executor, size, _, steps = name.split("/")
     os.environ["GPUCOLL_DEVICE"] = "emulated" if executor in ("nccl", "peer") else ""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from browser.drawn import COMPLETE, FRAME, LAST, OVERFLOW, show
 from gpucoll.algorithms import registry
 from gpucoll.analysis.draw import draw
 
@@ -9,23 +10,12 @@ pytestmark = pytest.mark.nightly
 
 STEPPED = [("all_reduce", "tree", 8, {}), ("all_to_all", "direct", 5, {}), ("scatter", "linear", 6, {}),
            ("exscan", "linear", 4, {}), ("barrier", "dissemination", 6, {}), ("broadcast", "tree", 1, {})]
-LAST = "Number(document.getElementById('scrub').max)"
-FRAME = "Number(document.documentElement.dataset.frame)"
-COMPLETE = "nodes.map((node) => [Number(node.dataset.complete), Number(node.dataset.of)])"
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 def page(folder, collective, name, size, **options):
     path = folder / "page.html"
     path.write_text(draw(name, collective, size=size, **options), encoding="utf-8")
     return path
-
-
-def show(browser, path, width=1280, *, calm=True, **options):
-    """Load a page; `calm` readers see no motion, so that a step is done at once."""
-    browser.show(path, width, **options)
-    browser.ask("Emulation.setEmulatedMedia", features=[
-        {"name": "prefers-reduced-motion", "value": "reduce" if calm else "no-preference"}])
 
 
 @pytest.mark.parametrize(("collective", "name", "size", "options"), STEPPED, ids=str)

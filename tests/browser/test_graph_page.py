@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from browser.test_draw_page import COMPLETE, FRAME, LAST, OVERFLOW, show
+from browser.drawn import COMPLETE, FRAME, LAST, OVERFLOW, show
 from faults import tables
 from gpucoll.analysis.document import asset
 from gpucoll.analysis.draw import draw

@@ -12,7 +12,7 @@ from faults import engine_mutants
 from gpucoll.device.sources import inlined
 from harness import extension
 from harness.jobs import launch, run_job
-from multirank import test_ucx
+from multirank import ucx_hosts
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]  # the tests compile everything anew
 BUILT_IN = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
@@ -104,13 +104,13 @@ def binding(environment):
 @pytest.mark.parametrize(("ranks", "program"), [(2, "calls"), (1, "points"), (2, "unlike")])
 def test_messages_between_hosts(binding, ranks, program):
     source, built = binding
-    outputs, codes = test_ucx.on_hosts(ranks, program, variables=built(source))
+    outputs, codes = ucx_hosts.on_hosts(ranks, program, variables=built(source))
     assert codes == [0, 0], outputs
 
 
 def test_strangers_at_the_ports(binding, tmp_path):
     source, built = binding
-    outputs, codes, _ = test_ucx.attacked_by_strangers(tmp_path, variables=built(source))
+    outputs, codes, _ = ucx_hosts.attacked_by_strangers(tmp_path, variables=built(source))
     assert codes == [0, 0], outputs
 
 
@@ -118,7 +118,7 @@ def test_strangers_at_the_ports(binding, tmp_path):
 def test_a_message_freed_too_early_is_seen(binding):
     source, built = binding
     assert source.count(KEPT) == 1
-    outputs, codes = test_ucx.on_hosts(1, "points", variables=built(source.replace(KEPT, "")))
+    outputs, codes = ucx_hosts.on_hosts(1, "points", variables=built(source.replace(KEPT, "")))
     assert any(codes)
     assert "heap-use-after-free" in "".join(outputs)
 

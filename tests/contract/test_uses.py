@@ -11,7 +11,7 @@ import gpucoll as gc
 from harness.grids import naming
 from harness.pace import seconds
 from harness.thread_ranks import all_on_threads
-from multirank.test_points import all_programs  # messages between two ranks, groups, splits
+from programs.points import all_programs  # messages between two ranks, groups, splits
 
 
 def progress(comm):

@@ -253,7 +253,7 @@ class RankPool:
     def __init__(self, size=8):
         self.size, self.job = size, None
 
-    def run(self, program, size, *args, timeout=60.0, grace=5.0, env=None, allow_errors=False, **kwargs):
+    def run(self, program, size, *args, timeout=120.0, grace=5.0, env=None, allow_errors=False, **kwargs):
         """Run `program(comm, *args, **kwargs)` on ranks 0 to `size` - 1; return the results, one per rank.
 
         comm is an mpi4py communicator of exactly these ranks, the same object for one size until a program fails.

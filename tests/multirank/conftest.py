@@ -7,6 +7,8 @@ A row of `DEPENDS` names a file, or some tests of a file.
 
 import pytest
 
+from gpucoll.executors.engine.extension import library
+
 DEPENDS = {
     # MPI's own collectives and messages
     "test_executors.py": ["test_every_collective[mpi]", "test_every_collective[native]", "test_random_programs[5-mpi]",
@@ -47,3 +49,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name == "multirank" and depends_on_mpi(item.path.name, item.name):
             item.add_marker("other_mpi")
+
+
+@pytest.fixture
+def engine():
+    """Skip a test of the engine on ranks without it."""
+    if library() is None:
+        pytest.skip("no engine that fits is installed")

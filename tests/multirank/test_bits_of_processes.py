@@ -8,8 +8,8 @@ import pytest
 import gpucoll as gc
 from gpucoll import training
 from harness.grids import generator, often
+from harness.node_ranks import on_two_nodes
 from harness.pace import seconds
-from multirank.test_executors import on_two_nodes
 from oracles import bits, global_batch
 
 ORACLES = {True: bits.in_order, "exact": bits.exact}

@@ -12,7 +12,7 @@ from gpucoll.health import clocks
 from gpucoll.health.flight import read
 from gpucoll.health.report import stories, summary
 from gpucoll.health.stragglers import delays, straggler
-from multirank.test_executors import on_two_nodes
+from harness.node_ranks import on_two_nodes
 
 SECOND = 10**9
 WRONG = 7 * SECOND  # by which the clock of the second host is ahead

@@ -13,7 +13,8 @@ from gpucoll.health import processes
 from gpucoll.health.observed import ObservedCall
 from gpucoll.health.processes import RankThreads
 from harness.pace import seconds
-from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 def out_of_reach(mpi):
@@ -31,7 +32,7 @@ def out_of_reach(mpi):
         comm._core.life.guard._processes = comm._core.link.processes
 
 
-def test_memory_out_of_reach_is_a_rank_that_has_ended(ranks):  # noqa: F811
+def test_memory_out_of_reach_is_a_rank_that_has_ended(ranks):
     ranks(out_of_reach, 2)
 
 
@@ -65,12 +66,12 @@ def never_compared(mpi):
         mpi.Barrier()
 
 
-def test_a_rank_whose_message_does_not_come_is_named(ranks):  # noqa: F811
+def test_a_rank_whose_message_does_not_come_is_named(ranks):
     ranks(never_compared, 3)
 
 
 @pytest.mark.parametrize("executor", ["shared", "mpi"])
-def test_the_deadline_of_another_rank_names_its_culprit(ranks, executor):  # noqa: F811
+def test_the_deadline_of_another_rank_names_its_culprit(ranks, executor):
     ranks(deadline_of_another, 3, executor)
 
 

@@ -11,8 +11,10 @@ import pytest
 import gpucoll as gc
 from gpucoll.communicator import cycles
 from gpucoll.communicator.cycles import ring
+from harness.node_ranks import on_shared
 from harness.pace import seconds
-from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 LONG = 200_000  # elements: a message waits for its receiver
 
@@ -82,7 +84,7 @@ CASES += [(program, 3) for program in (mixed, exchanges, works, in_groups)] + [(
 
 
 @pytest.mark.parametrize(("program", "size"), CASES)
-def test_every_rank_of_a_cycle_raises_the_same_error(ranks, program, size):  # noqa: F811 (the fixture)
+def test_every_rank_of_a_cycle_raises_the_same_error(ranks, program, size):
     ranks(raises_alike, size, program)
 
 
@@ -153,7 +155,7 @@ def one_after_another(comm, x, y, right, left):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_right_program_is_no_cycle(ranks, size):  # noqa: F811 (the fixture)
+def test_a_right_program_is_no_cycle(ranks, size):
     ranks(right_programs, size)
 
 
@@ -251,7 +253,7 @@ def into_a_posted_receive(comm):
 
 
 @pytest.mark.parametrize("body", [step_by_step, on_its_way, into_a_posted_receive])
-def test_what_ranks_show(ranks, body):  # noqa: F811 (the fixture)
+def test_what_ranks_show(ranks, body):
     ranks(body, 2)
 
 

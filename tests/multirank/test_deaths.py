@@ -20,23 +20,13 @@ import pytest
 from gpucoll.health.report import stories, summary
 from harness.jobs import JOB_MARK, end_job, ends_within, marked, require_launcher, same_gpucoll, start_job
 from harness.pace import seconds
+from multirank.failing import JOB, KEEPER, came_of, check_all
 from multirank.guard_job import PHASES, TIMEOUT
-from multirank.test_guard import JOB, came_of, check_all
 
 SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 SIZE, DEATH, LATE = 4, 3.0, TIMEOUT + 3.0  # seconds
 # Files left by MPI implementations after a failed job, in /dev/shm and in the temporary directory
 OF_MPI = ("mpich", "ompi", "prte", "pmix", "sm_segment", "vader", "hwloc", "openmpi", "ucx", "sem.", "psm")
-
-
-# A process between the launcher and a rank: without it the launcher would end all ranks after the first death.
-KEEPER = """
-import os, subprocess, sys, time
-subprocess.call([sys.executable, *sys.argv[2:]], close_fds=False)
-give_up = time.monotonic() + 60
-while sum(map(str.isdecimal, os.listdir(sys.argv[3]))) < int(sys.argv[1]) and time.monotonic() < give_up:
-    time.sleep(0.01)
-"""
 
 
 def survivors(mpiexec, folder, how, executor, size=SIZE, missing=1, **more):

@@ -13,12 +13,13 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.executors import call_site
 from gpucoll.transport.tags import Tag
 from harness.grids import generator, sampled
+from harness.node_ranks import on_two_nodes
 from harness.pace import seconds
 from harness.thread_ranks import on_threads
 from multirank.deferred import outcomes
 from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, call, cases, made
-from multirank.test_executors import on_two_nodes
-from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 EXECUTORS = (None, "shared", "mpi", "native")
 TOLD = 5.0  # seconds; an idle machine needs 0.5
@@ -92,12 +93,12 @@ PARTS = [tuple(COLLECTIVES)[part::4] for part in range(4)]
 
 
 @pytest.mark.parametrize(("executor", "part"), sampled(list(itertools.product(EXECUTORS, range(4))), keep=8, seed=31))
-def test_ranks_that_differ_are_told(ranks, executor, part):  # noqa: F811 (the fixture)
+def test_ranks_that_differ_are_told(ranks, executor, part):
     ranks(every_way, 3, executor, PARTS[part], 0.15)
 
 
 @pytest.mark.parametrize("executor", ["nccl", *(pytest.param(name, marks=SLOW) for name in (None, "peer"))])
-def test_ranks_with_devices_that_differ_are_told(ranks, executor):  # noqa: F811
+def test_ranks_with_devices_that_differ_are_told(ranks, executor):
     names = ("all_reduce", "broadcast", "all_gather_v", "scatter", "barrier")
     ranks(every_way, 2, executor, names, 0.3, "full", env={"GPUCOLL_DEVICE": "emulated"})
 
@@ -112,7 +113,7 @@ def left(mpi):
         assert (comm.all_reduce(numpy.ones(3)) == 2).all()
 
 
-def test_a_call_by_messages_that_differs_is_over(ranks):  # noqa: F811
+def test_a_call_by_messages_that_differs_is_over(ranks):
     ranks(left, 2)
 
 
@@ -169,7 +170,7 @@ def told_later(mpi, executor):
 
 
 @pytest.mark.parametrize(("executor", "device"), [("mpi", None), ("nccl", "emulated")])
-def test_who_does_not_wait_is_told_later(ranks, executor, device):  # noqa: F811
+def test_who_does_not_wait_is_told_later(ranks, executor, device):
     ranks(told_later, 2, executor, env={"GPUCOLL_DEVICE": device})
 
 
@@ -199,7 +200,7 @@ def words_come_late(mpi):
         assert bool(asked) == (comm.rank == 0)
 
 
-def test_words_that_come_late_are_waited_for(ranks):  # noqa: F811
+def test_words_that_come_late_are_waited_for(ranks):
     ranks(words_come_late, 3, env={"GPUCOLL_CHECK": "deferred"}, timeout=20)
 
 
@@ -228,11 +229,11 @@ def longer_than_the_room(mpi, way):
 
 
 @pytest.mark.parametrize("way", ["recv", "deferred", "device"])
-def test_a_message_that_is_longer_writes_nothing_beyond(ranks, emulated_kernels, way):  # noqa: F811
+def test_a_message_that_is_longer_writes_nothing_beyond(ranks, emulated_kernels, way):
     ranks(longer_than_the_room, 2, way, env={"GPUCOLL_DEVICE": "emulated"} if way == "device" else {})
 
 
 @SLOW
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_eight_ranks_that_differ_are_told(ranks, executor):  # noqa: F811
+def test_eight_ranks_that_differ_are_told(ranks, executor):
     ranks(every_way, 8, executor, tuple(COLLECTIVES), 0.1)

@@ -7,9 +7,11 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.executors.engine.tables import SLOTS
+from harness.node_ranks import on_shared
 from harness.pace import seconds
 from multirank.deferred import outcomes
-from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 ALIKE = 4  # equal calls before the first eager call
 AHEAD = SLOTS - 1  # the most calls for a rank to be ahead of its readers
@@ -77,7 +79,7 @@ CALLS = [(broadcast, (0,)), (scatter, (0,)), (gather, (1, 2)), (reduce, (1, 2)),
 
 
 @pytest.mark.parametrize(("call", "givers"), CALLS)
-def test_a_rank_that_only_gives_goes_on(ranks, call, givers):  # noqa: F811
+def test_a_rank_that_only_gives_goes_on(ranks, call, givers):
     ranks(goes_on, 3, call, givers)
 
 
@@ -91,7 +93,7 @@ def long_inputs(comm):
         assert is_eager(comm) == fits, count
 
 
-def test_a_slot_holds_16_kib(ranks):  # noqa: F811
+def test_a_slot_holds_16_kib(ranks):
     ranks(long_inputs, 3)
 
 
@@ -105,7 +107,7 @@ def other_shapes(comm):
                 assert (comm.scatter(x) == values(comm.rank, turn, count)).all()
 
 
-def test_a_root_of_eager_calls_may_scatter_another_shape(ranks):  # noqa: F811
+def test_a_root_of_eager_calls_may_scatter_another_shape(ranks):
     ranks(other_shapes, 3)
 
 
@@ -130,7 +132,7 @@ def differ_after(mpi, way, culprit):
 
 @pytest.mark.parametrize("way", ["op", "root", "dtype"])
 @pytest.mark.parametrize("culprit", [1, 2])
-def test_a_rank_that_differs_after_eager_calls_is_told(ranks, way, culprit):  # noqa: F811
+def test_a_rank_that_differs_after_eager_calls_is_told(ranks, way, culprit):
     ranks(differ_after, 3, way, culprit)
 
 
@@ -170,7 +172,7 @@ def differ_behind_once(mpi):
 
 
 @pytest.mark.parametrize("program", [differ_behind, differ_behind_once])
-def test_a_rank_that_differs_where_the_root_is_far_ahead_is_the_culprit(ranks, program):  # noqa: F811
+def test_a_rank_that_differs_where_the_root_is_far_ahead_is_the_culprit(ranks, program):
     ranks(program, 3)
 
 
@@ -185,7 +187,7 @@ def root_differs(mpi):
     mpi.Barrier()
 
 
-def test_a_root_that_differs_after_eager_calls_is_told(ranks):  # noqa: F811
+def test_a_root_that_differs_after_eager_calls_is_told(ranks):
     ranks(root_differs, 3)
 
 

@@ -13,7 +13,8 @@ import gpucoll as gc
 from gpucoll.executors.engine.tables import FAILURE
 from gpucoll.health import guard
 from harness.pace import seconds
-from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 def roots_return(mpi):
@@ -116,12 +117,12 @@ def interrupted(mpi):
 
 @pytest.mark.parametrize(("body", "size"), [
     (one_fails_later, 3), (roots_return, 3), (another_root_is_told_later, 3), (interrupted, 2)])
-def test_engine(ranks, body, size):  # noqa: F811 (the fixture)
+def test_engine(ranks, body, size):
     ranks(body, size)
 
 
 @pytest.mark.nightly
-def test_ten_million_calls_leave_nothing_behind(ranks):  # noqa: F811 (the fixture)
+def test_ten_million_calls_leave_nothing_behind(ranks):
     ranks(many, 2, timeout=1200)
 
 

@@ -11,9 +11,11 @@ import pytest
 import gpucoll as gc
 from gpucoll.communicator import core
 from gpucoll.executors.engine.neighbours import SMALL, TINY
+from harness.node_ranks import on_shared
 from harness.pace import seconds
 from harness.paths import least
-from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 @on_shared
@@ -181,5 +183,5 @@ def calls_by_mpi_pass_few_files(mpi):
     calls_that_come_again_pass_few_lines, calls_by_messages_pass_few_files, calls_by_mpi_pass_few_files,
     calls_change_where_their_result_goes, ops_of_the_users_own, a_root_only_reads, words_that_begin_alike,
     calls_are_resolved_once, a_signal_in_a_call_of_the_users_own, long_arrays_are_not_staged])
-def test_engine_calls(ranks, body):  # noqa: F811 (the fixture)
+def test_engine_calls(ranks, body):
     ranks(body, 3)

@@ -12,8 +12,10 @@ import gpucoll as gc
 from gpucoll.executors.engine.digest import MODULE
 from gpucoll.executors.engine.extension import built, library
 from gpucoll.health import guard
+from harness.node_ranks import on_shared
 from harness.pace import seconds
-from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 class Rung(Exception):
@@ -111,7 +113,7 @@ def refuse(*_):
 @pytest.mark.parametrize(("body", "arguments"), [
     (interrupted, (True,)), (interrupted, (False,)), (one_cannot, ("engine",)), (one_cannot, ("memory",)),
     (somebody_stays_away, ()), (the_first_failure_is_named, ()), (a_failed_rank_closes, ())])
-def test_failures(ranks, body, arguments):  # noqa: F811 (the fixture)
+def test_failures(ranks, body, arguments):
     ranks(body, 3, *arguments)
 
 

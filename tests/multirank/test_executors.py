@@ -13,10 +13,10 @@ import pytest
 import gpucoll as gc
 import mixture
 from gpucoll.arrays.segments import Copier
-from gpucoll.communicator.links import MpiLink
 from gpucoll.executors.engine import plans
 from gpucoll.tuner import model
 from harness.grids import generator, often
+from harness.node_ranks import on_two_nodes
 from harness.pace import seconds
 from oracles import oracle
 from programs import blocks, collectives
@@ -99,14 +99,6 @@ def over_memory(mpi, mapped):
 @pytest.mark.parametrize("mapped", [False, True])
 def test_memory_of_other_processes(ranks, mapped):
     ranks(over_memory, 3, mapped, timeout=seconds(100))
-
-
-def on_two_nodes(mpi, executor, **options):
-    """Return a communicator with the ranks placed on two pretended nodes in turn."""
-    link = MpiLink(mpi, 30.0)
-    link.place = link.place._replace(nodes=tuple(rank % 2 for rank in range(mpi.size)))
-    with mock.patch("gpucoll.communicator.methods.MpiLink", return_value=link):
-        return gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor=executor, **options)
 
 
 def several_nodes(mpi):

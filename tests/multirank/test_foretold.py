@@ -9,8 +9,9 @@ import pytest
 
 import gpucoll as gc
 from harness.grids import generator, often
-from multirank.test_executors import on_two_nodes
-from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+from harness.node_ranks import on_shared, on_two_nodes
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 ALIKE = 5  # calls in a row after which a short call may go ahead
 STEADY = 150  # calls with the same lengths after which these are taken for known again
@@ -289,7 +290,7 @@ CASES = [(steady_lengths, 2, 1, 3), (exchanges_in_a_row, 2, 3), (rare_attempts, 
 @pytest.mark.parametrize(("body", "size"), [
     pytest.param(body, size, id=f"{body.__name__}-{size}", marks=pytest.mark.nightly if number else ())
     for body, *sizes in CASES for number, size in enumerate(sizes)])
-def test_foretold(ranks, body, size):  # noqa: F811 (the fixture)
+def test_foretold(ranks, body, size):
     ranks(body, size)
 
 
@@ -304,7 +305,7 @@ def on_two_hosts(mpi, body, executor):
     [(body, executor) for body in (steady_lengths, changing_lengths, tables_of_one_total, known_tables_mixed, outs,
                                    disagreements) for executor in (None, "mpi")],
     (steady_lengths, None), (changing_lengths, "mpi"), (known_tables_mixed, "mpi"), (disagreements, None)))
-def test_between_hosts(ranks, body, executor):  # noqa: F811 (the fixture)
+def test_between_hosts(ranks, body, executor):
     ranks(on_two_hosts, 3, body, executor)
 
 

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy
 import pytest
@@ -15,10 +14,10 @@ from gpucoll.health.observed import Fault
 from gpucoll.health.report import stories, summary
 from harness.grids import often
 from harness.pace import seconds
-from multirank import guard_job
-from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
+from multirank.failing import JOB, came_of, check_all
 
-JOB = Path(guard_job.__file__)
+pytestmark = pytest.mark.usefixtures("engine")
+
 SLOW = pytest.mark.slow
 
 
@@ -26,18 +25,6 @@ def ended(mpiexec, folder, how, executor):
     """Run a job of three ranks in which rank 1 fails; return the outcomes written by ranks, and the job."""
     job = mpiexec(3, sys.executable, JOB, folder, how, executor, timeout=seconds(40))
     return came_of(folder), job
-
-
-def came_of(folder):
-    return {int(path.name): json.loads(path.read_text()) for path in folder.iterdir() if path.name.isdecimal()}
-
-
-def check_all(found, error, culprit, within, closing=float("inf")):
-    """Check that every rank has had this error with this culprit, and has closed, each within so many seconds."""
-    for lasted, closed_in, *told, words in found.values():
-        assert told == [error, [culprit]], words
-        assert lasted < seconds(within)
-        assert closed_in < seconds(closing)
 
 
 @pytest.mark.parametrize("executor", ["auto", *(pytest.param(name, marks=SLOW) for name in ("mpi", "native"))])
@@ -87,7 +74,7 @@ def numerics(mpi):
         assert (told.value.code, told.value.ranks) == ("GC-NUMERICS", (1, 2))
 
 
-def test_numerics_are_checked(ranks):  # noqa: F811
+def test_numerics_are_checked(ranks):
     ranks(numerics, 3)
 
 
@@ -138,7 +125,7 @@ def recorded(mpi, folder):
         del os.environ["GPUCOLL_DUMP_DIR"]
 
 
-def test_every_executor_is_recorded(ranks, tmp_path):  # noqa: F811
+def test_every_executor_is_recorded(ranks, tmp_path):
     ranks(recorded, 3, str(tmp_path))
     groups, damaged = stories(tmp_path)
     assert (len(groups), damaged) == (2, [])

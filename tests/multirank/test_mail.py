@@ -9,8 +9,10 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from harness.node_ranks import on_shared
 from harness.pace import seconds
-from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 SHORT, LETTERS = 1 << 13, 8  # most bytes of an eager message, and slots of a mailbox, as in kernels/engine/mail.h
 LENGTHS = (0, 1, 7, SHORT // 8, SHORT // 8 + 1, 100_000)
@@ -206,5 +208,5 @@ CASES = ((around, (2, 3)), (backwards, (3,)), (not_taken, (2,)), (same_tag, (2,)
 
 
 @pytest.mark.parametrize(("body", "size"), [(body, size) for body, sizes in CASES for size in sizes])
-def test_mail(ranks, body, size):  # noqa: F811 (the fixture)
+def test_mail(ranks, body, size):
     ranks(body, size)

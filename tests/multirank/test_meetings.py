@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from gpu.stand_in import environment
 from gpucoll.launch import launchers
 from harness.pace import seconds
 from harness.ranks import launch
-from multirank.test_stand_in import environment
 
 SIZE = 3
 SOON = 3.0  # seconds on a fast machine, far below the deadline of the programs; documents say 1

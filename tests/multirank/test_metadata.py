@@ -9,9 +9,11 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.communicator import core
+from harness.node_ranks import on_shared
 from harness.pace import seconds
-from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from oracles import oracle
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 @on_shared
@@ -193,5 +195,5 @@ CASES = [(scattered, (), (3, 2)), (scattered_in_other_ways, (), (3,)), (roots_of
 @pytest.mark.parametrize(("body", "arguments", "size"), [
     pytest.param(body, arguments, size, id="-".join([body.__name__, *arguments, str(size)]))
     for body, arguments, sizes in CASES for size in sizes])
-def test_metadata(ranks, body, arguments, size):  # noqa: F811 (the fixture)
+def test_metadata(ranks, body, arguments, size):
     ranks(body, size, *arguments)

@@ -134,7 +134,7 @@ def test_ranks_that_differ_in_calls_made_before_are_told(ranks):
 RECORDED = """
 import numpy, gpucoll as gc
 from gpucoll.launch import bootstrap
-from multirank.test_executors import on_two_nodes
+from harness.node_ranks import on_two_nodes
 
 with {made} as comm:
     for x in (numpy.ones(3), numpy.ones(3), numpy.ones(6)[::2 if comm.rank else 1][:3]):

@@ -13,7 +13,7 @@ from harness.jobs import require_launcher, run_job
 from harness.pace import seconds
 from multirank import kills
 from multirank.elastic_group import BEGIN
-from multirank.test_deaths import KEEPER
+from multirank.failing import KEEPER
 
 SIZE, STEPS = 4, 6
 UCX, REASON = ucx.library()

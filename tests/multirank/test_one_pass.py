@@ -1,6 +1,5 @@
 """Algorithms of one or two rounds between processes of a node, for any order of arrival and early changes of memory."""
 
-import functools
 import itertools
 import threading
 from unittest import mock
@@ -11,30 +10,16 @@ import pytest
 import gpucoll as gc
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
-from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.neighbours import SMALL, TINY
+from harness.node_ranks import on_shared
 from harness.pace import seconds
 from oracles import oracle
 from programs import collectives
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 SHOTS = ("one_shot", "two_shot")
 SEGMENT, LONG = 1 << 18, 1 << 14  # bytes
-
-
-@pytest.fixture
-def ranks(rank_pool):
-    if library() is None:
-        pytest.skip("no engine that fits is installed")
-    return functools.partial(rank_pool.run, timeout=seconds(120))
-
-
-def on_shared(test):
-    @functools.wraps(test)
-    def run(mpi, *arguments):
-        with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as comm:
-            return test(comm, *arguments)
-
-    return run
 
 
 @on_shared

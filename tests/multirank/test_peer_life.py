@@ -12,6 +12,7 @@ import pytest
 import gpucoll as gc
 from harness import thread_ranks
 from harness.commands import KEEPER
+from harness.node_ranks import staged
 from harness.pace import seconds
 
 pytestmark = [pytest.mark.emulated, pytest.mark.kernel]
@@ -33,13 +34,6 @@ def kernels(emulated_kernels):
 
 
 LARGE = 1_100_000  # elements of four bytes: more than the staging buffer holds
-
-
-def staged(comm):
-    """Return the staging buffer in this rank's slab; all zero if nothing was ever staged."""
-    meeting = comm._core.gpus["emulated"].made[0]._handshake
-    first = meeting.room.offsets["staging"]
-    return meeting.memory.slab.row[first:first + meeting.room.staging]
 
 
 def shared(comm):

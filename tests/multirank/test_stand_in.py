@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy
 import pytest
 
+from gpu.stand_in import STAND_IN, environment
 from harness.pace import seconds
 from harness.ranks import RankPool, launch, run_job
 
 HERE = Path(__file__).parents[1]
-STAND_IN = str(HERE / "stand_in")
 TRAIN = HERE.parent / "scripts" / "train.py"
 SIZE = 3
 PEER = {"GPUCOLL_EXECUTOR": "peer"}
@@ -24,12 +24,6 @@ SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 HOSTILE = {"GPUCOLL_STAND_IN": "hostile"}  # see stand_in/cupy/hostile.py
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
-
-
-def environment(**variables):
-    """Return environment variables that replace CuPy by the stand-in, on a host with eight GPUs."""
-    places = [STAND_IN, str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"STAND_IN_GPUS": "8", "PYTHONPATH": os.pathsep.join(places), **variables}
 
 
 @pytest.fixture(scope="module")

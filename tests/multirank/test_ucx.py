@@ -1,11 +1,8 @@
 """Ranks of several hosts without MPI: a store joins the ranks, and UCX carries the messages between hosts."""
 
-import contextlib
 import itertools
-import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -22,40 +19,13 @@ from gpucoll.transport import ucx
 from gpucoll.transport.farewell import Farewell, Sent, Why
 from gpucoll.transport.kvstore import MemoryStore
 from gpucoll.transport.mailbox import StoreRanks
-from gpucoll.transport.rendezvous import becomes
 from gpucoll.transport.tags import TAGS
-from harness.jobs import run_job, same_gpucoll
 from harness.pace import seconds
+from multirank.ucx_hosts import ENVIRONMENT, JOB, attacked_by_strangers, on_hosts
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-JOB = os.path.join(ROOT, "multirank", "ucx_job.py")
 MODULE, REASON = ucx.library()
-# TCP alone, as between hosts: UCX would detect that these hosts share memory.
-ENVIRONMENT = {**same_gpucoll(), "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "UCX_TLS": "tcp,self"}
+
 pytestmark = pytest.mark.skipif(MODULE is None, reason=f"UCX is not installed: {REASON}")
-
-
-def on_hosts(ranks, *argv, secrets=("s", "s"), variables=None, nodes=()):
-    """Run a rank's program by one launcher for each host, `ranks` ranks on each; return the outputs and exit codes.
-
-    The hosts are launchers of this host, or the namespaces `nodes`.
-    """
-    environment = {**ENVIRONMENT, **(variables or {})}
-    place = f"{nodes[0].address}:29400" if nodes else f"127.0.0.1:{launchers.free_port()}"
-    commands = [[sys.executable, "-m", "gpucoll", "run", "--nnodes", str(len(secrets)), "--node-rank", str(node),
-                 "--rendezvous", place, "-n", str(ranks), JOB, *argv] for node in range(len(secrets))]
-    *others, last = [node.apart(*words) for node, words in zip(nodes, commands, strict=True)] if nodes else commands
-    jobs = [subprocess.Popen(command, env={**os.environ, **environment, "GPUCOLL_SECRET": secret}, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            for command, secret in zip(others, secrets, strict=False)]
-    try:
-        ended = run_job(last, seconds(400 if nodes else 120), {**environment, "GPUCOLL_SECRET": secrets[-1]})
-        outputs = [job.communicate(timeout=seconds(60))[0] for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-            job.wait()
-    return [*outputs, ended.stdout + ended.stderr], [*(job.returncode for job in jobs), ended.returncode]
 
 
 @pytest.mark.parametrize(("hosts", "ranks", "program"), [
@@ -99,30 +69,6 @@ def test_a_launcher_names_its_rank_among_those_of_all_hosts():
     assert codes == [1, 1]
     assert re.search(r"gpucoll run: rank 1 \(process [1-9]\d*\) was ended by an exception", outputs[1]), outputs
     assert "KeyError: 'planted'" in outputs[1]
-
-
-GARBAGE = [b"", b"\0" * 3, b"\xff" * 64, bytes(range(256)) * 20, b"GET / HTTP/1.0\r\n\r\n",
-           (1 << 62).to_bytes(8, "little") + b"\xff" * 2000]
-HELD = 200  # connections kept open by the stranger at each port
-
-
-def attacked_by_strangers(folder, **options):
-    """Run calls on two hosts while a stranger attacks all their ports; return outputs, codes, the number of ports."""
-    def attack():
-        came = becomes(lambda: all((folder / str(rank)).exists() for rank in range(2)), seconds(60))
-        places = {tuple(place) for rank in range(2 * came) for place in json.loads((folder / str(rank)).read_text())}
-        with contextlib.ExitStack() as held:
-            for place in places:
-                for number in range(HELD):
-                    with contextlib.suppress(OSError):  # a place without room for a stranger refuses or is silent
-                        stranger = held.enter_context(socket.create_connection(place, 0.2))
-                        stranger.sendall(GARBAGE[number % len(GARBAGE)])
-            (folder / "done").touch()
-        return len(places)
-
-    with ThreadPoolExecutor(1) as threads:
-        attacked = threads.submit(attack)
-        return *on_hosts(1, "attacked", str(folder), **options), attacked.result()
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ from gpucoll.transport import ucx
 from harness import extension
 from harness.grids import generator
 from harness.pace import seconds
-from multirank import test_points, test_wildcards
+from programs import points as point_to_point
+from programs import wildcards
 
 EACH = int(os.environ["LOCAL_WORLD_SIZE"])
 NODE, NODES = int(os.environ["RANK"]) // EACH, int(os.environ["WORLD_SIZE"]) // EACH
@@ -123,8 +124,8 @@ def calls_under_way(comm):
 def points():
     """Messages between two ranks, also of other lengths and dtypes than awaited, and from any rank."""
     with gc.init(timeout=seconds(60)) as comm:
-        test_points.all_programs(comm)
-        for program in test_wildcards.PROGRAMS[:-1]:  # the last one needs an emulated device
+        point_to_point.all_programs(comm)
+        for program in wildcards.PROGRAMS[:-1]:  # the last one needs an emulated device
             program(comm)
 
 

@@ -14,8 +14,8 @@ from gpucoll.device import sources
 from gpucoll.executors.peer import binding
 from gpucoll.executors.peer.memory import HostMemory
 from harness import thread_ranks
+from harness.node_ranks import staged
 from harness.pace import seconds
-from multirank import test_peer_life as processes
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 
@@ -94,7 +94,7 @@ def test_a_slab_that_one_rank_cannot_reach_is_read_by_none():
         x, out = (comm.empty(50_000, "float32") for _ in range(2))
         x[:] = values(comm, x.size)[comm.rank]
         assert (comm.all_reduce(x, out, algorithm="two_shot") == sum(values(comm, x.size))).all()
-        assert processes.staged(comm).any()
+        assert staged(comm).any()
 
     on_threads(2, program)
 

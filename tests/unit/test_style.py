@@ -111,6 +111,24 @@ def test_only_the_owners_count_references_and_the_engine_knows_no_python():
     assert python == {"binding"}
 
 
+# Runs the programs of other files on engines with planted faults.
+MUTANTS = "test_engine_mutants.py"
+
+
+def imported_tests(nodes):
+    """Return the test files imported by a module."""
+    names = [f"{node.module}.{one.name}" for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names]
+    names += [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
+    return {word for name in names for word in name.split(".") if word.startswith("test_")}
+
+
+def test_no_test_imports_from_another_test():
+    found = {str(path): names for path in files("tests") if (names := imported_tests(nodes_of(path)))}
+    assert [path for path in found if not path.endswith(MUTANTS)] == []
+    text = "import multirank.test_a\nfrom multirank import test_b, jobs\nfrom multirank.test_c import ranks"
+    assert imported_tests([*ast.walk(ast.parse(text))]) == {"test_a", "test_b", "test_c"}
+
+
 def tool(*command):
     path = Path(sys.executable).with_name(command[0])
     if not path.exists():

@@ -1,0 +1,17 @@
+"""The page of a drawing in the browser: questions to its script, and how it is shown."""
+
+
+LAST = "Number(document.getElementById('scrub').max)"
+
+FRAME = "Number(document.documentElement.dataset.frame)"
+
+COMPLETE = "nodes.map((node) => [Number(node.dataset.complete), Number(node.dataset.of)])"
+
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def show(browser, path, width=1280, *, calm=True, **options):
+    """Load a page; `calm` readers see no motion, so that a step is done at once."""
+    browser.show(path, width, **options)
+    browser.ask("Emulation.setEmulatedMedia", features=[
+        {"name": "prefers-reduced-motion", "value": "reduce" if calm else "no-preference"}])
