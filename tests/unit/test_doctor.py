@@ -18,20 +18,6 @@ OPEN_MPI, MPICH = "Open MPI v5.0.11, package: Open MPI me@farm", "MPICH Version:
 MPIEXEC, OTHER = {"PMI_SIZE": "4", "PMI_RANK": "1"}, {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
 
 
-def test_versions_with_and_without_cupy(monkeypatch):
-    def lost():
-        raise gc.BackendError("no driver in /home/annelore/lib/x.so, see /dev/shm")
-
-    assert facts.look(a=lambda: 1, b=lambda: {}[()], c=lambda: None, d=lost) == (  # a reason names no home folder
-        {"a": 1, "b": None, "c": None, "d": None}, {"b": "()", "d": "no driver in x.so, see /dev/shm"})
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    found = facts.versions()
-    assert (found.facts["gpucoll"], found.facts["numpy"]) == (gc.__version__, numpy.__version__)
-    for name in ("cupy", "nccl", "cuda_runtime", "cuda_driver"):
-        assert "is not installed: pip install 'gpucoll[cuda13]'" in found.missing[name]
-
-
-
 def test_gpus_their_links_and_what_they_reach(monkeypatch):
     """A stand-in for pynvml has two GPUs; the second has an NVLink down and no readable memory."""
     error = type("NVMLError", (Exception,), {})
@@ -75,15 +61,6 @@ def test_a_launcher_of_another_mpi_is_one_sentence(monkeypatch, library, environ
     assert found["mismatch"] is None if mismatch is None else mismatch in found["mismatch"]
 
 
-@pytest.mark.parametrize("hosts", ["ab", "aaabbc", "ababcdca"])
-def test_rounds_hold_every_pair_once_and_a_host_in_one_pair(hosts):
-    pairs = list(itertools.combinations(range(len(hosts)), 2))
-    planned = list(probes.rounds(pairs, hosts))
-    assert sorted(itertools.chain(*planned)) == pairs
-    busy = [[host for one, two in together for host in {hosts[one], hosts[two]}] for together in planned]
-    assert all(len(at_once) == len(set(at_once)) for at_once in busy)
-
-
 def network(hosts, late=(), narrow=()):
     """Return the verdict on the links of all pairs: figures spread by a half, and far worse for the named pairs."""
     links = {}
@@ -104,53 +81,6 @@ OF_HOST_C = [(one, two) for one in range(4) for two in (4, 5)]
 def test_the_planted_slow_links_are_found_and_no_other(hosts, late, narrow):
     pairs = network(hosts, late, narrow)["pairs"]
     assert [tuple(pair["ranks"]) for pair in pairs if pair["slow"]] == [*late, *narrow]
-
-
-def test_what_looks_slow_is_measured_again_and_the_better_figures_count(monkeypatch):
-    answers = [{(0, 1): (2e3, 200.0), (0, 2): (2.0, 8e3), (1, 2): (2.0, 8e3)}, {(0, 1): (3e3, 7e3)},
-               {(0, 1): (30.0, 100.0)}, {}]
-    measured = mock.Mock(side_effect=[answer.items() for answer in answers])
-    monkeypatch.setattr(probes, "_measure_all", measured)
-    monkeypatch.setattr(probes, "RESTS", (0.0,) * 4)
-    found = probes.measure(SimpleNamespace(rank=0, size=3), "aaa", 1.0)
-    assert [call.args[2] for call in measured.mock_calls] == [list(answer) for answer in answers]
-    assert (found["pairs"][0]["latency_us"], found["pairs"][0]["bandwidth_mb_s"]) == (30.0, 7e3)
-
-
-@pytest.mark.parametrize(("before", "count"), [(None, 20), ((34.0, 2000.0), 320), ((500.0, 40.0), 100),
-                                               ((1e6, 1.0), 20)])
-def test_a_pair_that_looks_slow_exchanges_more_messages_in_a_tenth_of_a_second(before, count):
-    assert probes.repeats(before) == count
-
-
-@pytest.mark.parametrize("burst", [0, 1 << 18, 1 << 20])
-@pytest.mark.parametrize("delay", [0.0, 0.03])
-def test_the_rate_of_a_stream_is_that_of_the_link_behind_a_burst(monkeypatch, burst, delay):
-    """A clock of its own; a shaper lets a burst pass at once and then 50 MB/s, and a slow start delays the first."""
-    now, free, sent = 100.0, {"at": 0.0, "tokens": float(burst)}, []
-
-    def send(buffer, peer, tag):
-        sent.append(buffer)
-        return SimpleNamespace(Test=lambda: True)
-
-    def receive(buffer, peer, tag):
-        free["at"] = max(free["at"], now + delay * (free["at"] == 0))
-        waits = max(0.0, buffer.nbytes - free["tokens"])
-        free["tokens"] -= buffer.nbytes - waits
-        free["at"] += waits / 50e6
-        arrival = free["at"]
-
-        def test():
-            nonlocal now
-            now = max(now, arrival)
-            if buffer.dtype == float:  # the other rank has the same figures
-                buffer[:] = sent[-1]
-            return True
-        return SimpleNamespace(Test=test)
-
-    monkeypatch.setattr(probes.time, "perf_counter", lambda: now)
-    seconds = probes._Link(SimpleNamespace(rank=1, Irecv=receive, Isend=send), (0, 1), 1.0).stream(1.0)
-    assert 1e-6 / seconds == pytest.approx(50, rel=0.01)
 
 
 GPU = {"name": "H200", "pci": "01:00.0", "free_bytes": GIB, "nvlinks": {"up": 18, "down": 0}, "reaches": ["itself"]}

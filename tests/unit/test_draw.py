@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import json
 import re
-import xml.etree.ElementTree as ET
 from collections import Counter
 
 import pytest
@@ -22,7 +21,6 @@ from harness.refusals import refused
 from oracles.counting import count
 
 NAMES = list(registry())
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def sizes(collective, name):
@@ -65,28 +63,6 @@ def test_what_is_drawn_is_what_happens(collective, name):
             drawn[message.sender, message.receiver] += message.chunks
         assert drawn == sends(collective, name, size)
         assert recording.rounds == count(collective, name, size).rounds
-
-
-def test_loads_by_hand():
-    star = view("star", "all_reduce", size=4)
-    assert (star.busiest, star.idle, star.most_sent) == ((1, 1), (0, 0), 3)
-    assert star.sends == ({2}, {1}, {1}, {1})
-    assert view("ring", "all_reduce", size=4).sends == ({*range(1, 7)},) * 4
-    chain = view("linear", "scan", size=3)
-    assert chain.idle == pytest.approx((1 / 3, 1 / 3))
-    assert chain.rank_idle == pytest.approx((1 / 2, 0, 1 / 2))
-    assert chain.receives == (set(), {1}, {2})
-
-
-def test_the_picture_shows_every_message_and_ends_complete():
-    root = ET.fromstring(draw("ring", size=4, form="svg"))
-    arrows = [path for path in root.iter(f"{SVG}path") if path.get("class").startswith("a")]
-    assert len(arrows) == 24
-    full = {group.get("id") for group in root.iter(f"{SVG}g") if [rect.get("class") for rect in group] == ["done"]}
-    used = [(float(use.get("x")), use.get("href")[1:]) for use in root.iter(f"{SVG}use")]
-    columns = sorted({x for x, _ in used})[-4:]
-    assert sum(x in columns for x, _ in used) == 16
-    assert all(name in full for x, name in used if x in columns)
 
 
 def test_nothing_is_asked_for_from_elsewhere_and_the_policy_allows_the_pages_own_script_only():

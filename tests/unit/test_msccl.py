@@ -11,7 +11,7 @@ from gpucoll.algorithms import registry, schedule
 from gpucoll.analysis.verify import verify
 from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.core.schedule import Copy, Recv, Reduce, Send, Slice
+from gpucoll.core.schedule import Copy, Reduce, Slice
 from gpucoll.msccl.documents import NAMES
 from gpucoll.msccl.write import xml
 from harness.commands_of import run
@@ -46,10 +46,6 @@ def moves(collective, name, size, segments=1):
     return {key: sorted(chunks) for key, chunks in sent.items()}, sorted(local, key=str)
 
 
-def test_a_ring_has_the_rounds_of_a_ring():
-    assert verify(*read(written("ring", 8)), 8).rounds == verify("all_reduce", "ring", 8).rounds
-
-
 @pytest.mark.parametrize(("kind", "size"), CASES)
 def test_what_is_read_is_written_and_read_again(kind, size):
     collective, name = read(written(kind, size))
@@ -73,21 +69,6 @@ def test_ours_are_written_and_read_again(collective, name):
             assert moves(collective, name, size, segments) == moves(*again, size)
 
 
-def test_chunks_that_change_places_are_written():
-    """Two copies exchange two chunks: each copy overwrites the source of the other."""
-    one, two = Slice("scratch", 0), Slice("scratch", 1)
-
-    @gc.algorithm("all_to_all", "swapped", chunks="P")
-    def swapped(rank, size):
-        own, other = Slice("input", rank), Slice("input", 1 - rank)
-        yield Copy(own, one), Send(other, 1 - rank), Recv(two, 1 - rank)
-        yield Copy(one, two), Copy(two, one)
-        yield Copy(two, Slice("output", rank)), Copy(one, Slice("output", 1 - rank))
-
-    text = xml([gc.schedule("all_to_all", "swapped", rank=rank, size=2) for rank in range(2)])
-    assert verify(*read(text), 2).messages == 2
-
-
 def test_messages_that_leave_before_they_arrive_are_received_aside():
     """MSCCL sends without waiting: GPU 0's chunk leaves before the overwriting message comes, and arrives later."""
     file, place, alone, first, second = File("allgather", 2, 2, scratch=2), ("s", 0), (-1, -1, 0), (1, 1, 0), (1, 1, 1)
@@ -101,22 +82,6 @@ def test_messages_that_leave_before_they_arrive_are_received_aside():
     file.gpus[1][first] += [["s", ("i", 0), place, 1, None], ["r", place, place, 1, (alone, 0)]]
     file.gpus[1][second] += [["r", place, place, 1, None]]
     assert verify(*read(file.text("leaving")), 2).messages == 3
-
-
-def test_both_ways_of_one_thread_block_share_a_round():
-    file, other = File("allreduce", 2, 1, scratch=3), [(1, 1, 0), (0, 0, 0)]
-    for rank in range(2):
-        file.gpus[rank][other[rank]] += [["s", ("i", 0), ("s", 0), 1, None], ["r", ("i", 0), ("s", 0), 1, None],
-                                         ["s", ("s", 0), ("s", 0), 1, None], ["r", ("s", 0), ("s", 0), 1, None]]
-        file.gpus[rank][-1, -1, 0] += [["cpy", ("i", 0), ("o", 0), 1, None],
-                                       ["cpy", ("i", 0), ("s", 1), 1, None],
-                                       ["re", ("s", 1), ("o", 0), 1, None]]
-    with pytest.raises(gc.ArgumentError, match="output chunk 0: at the end it holds chunk 0 with contributions"):
-        read(file.text("twice"))  # the rank's own contribution comes back
-    for rank in range(2):
-        file.gpus[rank][-1, -1, 0][1:] = [["re", ("s", 0), ("o", 0), 1, (other[rank], 1)]]
-        file.gpus[rank][other[rank]][3][4] = ((-1, -1, 0), 1)  # the receive waits for the reduction reading the chunk
-    assert verify(*read(file.text("both")), 2).messages == 4
 
 
 def test_a_reduction_whose_source_is_the_senders_is_understood():
@@ -144,28 +109,6 @@ def test_a_reduction_whose_source_is_the_senders_is_understood():
 
 
 RING = written("ring", 4)
-FAULTS = {  # fault: a text of a right file, the replacement, and the words of the error
-    "a chunk twice": (('s="3" type="rrcs" srcbuf="i" srcoff="1" dstbuf="i" dstoff="1"',
-                       's="3" type="rrcs" srcbuf="i" srcoff="2" dstbuf="i" dstoff="2"'), "gpu 0, tb 0, step"),
-    "a message that nobody takes": (('type="r" ', 'type="nop" '), r"gpu \d, tb 0, step \d.*waits for ever"),
-    "another type": (('s="3" type="rrcs"', 's="3" type="rcs"'), "output chunk"),
-    "more chunks than came": (('s="1" type="rrs" srcbuf="i" srcoff="3" dstbuf="i" dstoff="3" cnt="1"',
-                               's="1" type="rrs" srcbuf="i" srcoff="2" dstbuf="i" dstoff="2" cnt="2"'),
-                              r"gpu 0, tb 0, step 1 \(rrs\).*takes 2 chunks of the 1"),
-    "a wait for nothing": (('depid="-1" deps="-1"', 'depid="0" deps="77"'), r"waits for tb 0, step 77"),
-    "a wait for itself": (('cnt="1" depid="-1" deps="-1"', 'cnt="1" depid="0" deps="6"'), "gpu 0, tb 0.*for ever"),
-    "nobody has written": (('type="s" srcbuf="i"', 'type="s" srcbuf="s"'), r"gpu 0, tb 0, step 0 \(s\): reads s"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_names_its_step(fault):
-    (old, new), words = FAULTS[fault]
-    assert old in RING
-    with pytest.raises(gc.ArgumentError, match=f"(?s){words}") as caught:
-        read(RING.replace(old, new, 1))
-    assert caught.value.code == "GC-PROOF"
-    assert "test_ring_4" not in gc.algorithms("all_reduce")
 
 
 BOMB = ('<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><algo name="&b;" ngpus="1" coll="allreduce" '
@@ -225,17 +168,6 @@ def test_whatever_stands_in_a_file_only_typed_errors_come(seed):
         except gc.ArgumentError as error:
             codes.add(error.code)
     assert codes == {"GC-XML", "GC-PROOF"}
-
-
-def test_names_are_made_of_letters_and_tell_files_apart():
-    text = written("ring", 4)
-    assert read(text.replace("test_ring_4", "a b/c")) == ("all_reduce", "a_b_c")
-    assert read(text.replace("test_ring_4", "9")) == ("all_reduce", "_9")
-    assert read(text.replace("test_ring_4", "")) == ("all_reduce", "xml")
-    first, second = read(text), read(written("two_rings", 4).replace("two_rings", "ring"))
-    assert first == read(text) == ("all_reduce", "test_ring_4")
-    assert re.fullmatch("test_ring_4_[0-9a-f]{8}", second[1])
-    assert read(text.replace("test_ring_4", "ring"))[1] != "ring"
 
 
 def test_the_command(capsys, tmp_path):

@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.machinery
-import pickle
 from unittest import mock
 
 import pytest
@@ -13,26 +12,6 @@ from gpucoll.errors import BackendError
 EXTERN = 'extern "C" '
 WRONG = "\nunknown x;"
 KERNEL = EXTERN + "__global__ void kernel(float* x) { *x += 1; }"
-
-
-@pytest.mark.parametrize(("log", "place", "line"), [
-    ('k.cu(7): error: identifier "x" is undefined\n  x;\n  ^\n\n1 error detected\n', " at k.cu:7",
-     'identifier "x" is undefined'),
-    ("a/b/k.cu(1): warning #1-D: last line\n/a/k.cu(12): error #20: no\n", " at k.cu:12", "no"),
-    ("ptxas application ptx input, line 23; error   : Unknown modifier '.bar'\nptxas fatal   : aborted\n", "",
-     "Unknown modifier '.bar'"),
-    ("k.cu: In function 'int f()':\nk.cu:3:9: error: 'x' was not declared\n", " at k.cu:3", "'x' was not declared"),
-    ("", "", "it failed and did not say why")])
-def test_first_error(log, place, line):
-    error = CompileError.of("g++", log)
-    assert (str(error), error.line) == (f"[GC-COMPILE] g++{place}: {line}", line)
-
-
-def test_compile_error_survives_pickling():
-    error = CompileError.of("g++", "k.cu:3:9: error: no")
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is CompileError
-    assert (str(copy), copy.line, copy.row) == ("[GC-COMPILE] g++ at k.cu:3: no", "no", 3)
 
 
 ARITHMETIC = EXTERN + """float fused(float a, float b, float c) { return a * b + c; }
@@ -52,15 +31,6 @@ def test_bits_are_kept_and_the_same_each_time(tmp_path):
     almost_one = 1 + 2.0**-23
     assert (library.fused(almost_one, almost_one, -1 - 2.0**-22), library.overflows(2**31 - 1),
             library.punned(word, word)) == (0, 0, 0)
-
-
-def test_gxx_says_what_is_wrong(monkeypatch):
-    with pytest.raises(CompileError, match=r"\[GC-COMPILE\] g\+\+ at kernels.cu:2: 'unknown' does not name"):
-        gxx.compile_shared(WRONG)
-    monkeypatch.setenv("CXX", "no-such-compiler -O1")
-    for call in (gxx.recipe, lambda: gxx.compile_shared("")):
-        with pytest.raises(BackendError, match=r"no-such-compiler cannot be run .*; install g\+\+, or name .* CXX"):
-            call()
 
 
 @pytest.fixture
@@ -123,13 +93,6 @@ def unchosen():
     yield
     nvrtc._libraries.clear()
     nvrtc.archs.cache_clear()
-
-
-def test_a_library_by_its_path_serves_its_version_and_none(library, unchosen):
-    path = nvrtc._library(None)._name
-    assert nvrtc.use(path) == library[0]
-    assert nvrtc._library(None) is nvrtc._library(library[0])
-    assert nvrtc.version() == nvrtc.version(library[0]) == library
 
 
 @pytest.mark.parametrize("path", ["no/libnvrtc.so.13", __file__, "/proc/self/exe"])

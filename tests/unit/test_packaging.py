@@ -3,10 +3,8 @@
 import ast
 import functools
 import os
-import re
 import runpy
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -16,7 +14,6 @@ import zipfile
 import pytest
 
 import environment
-import processes
 from gpucoll.executors.engine import extension
 from harness import packages
 from harness.jobs import run_job
@@ -190,49 +187,3 @@ def test_the_sites_mpi_is_used_where_mpi4py_loads_it(place, monkeypatch, library
     assert asked[-1][-1] == f"{folder}[{installed}]"
     where = "mpiexec" if vendor == "openmpi" else ".venv/bin/mpiexec"
     assert environment.mpiexec(python, 1)[0] == str(folder / where)
-
-
-FOLLOWED = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from processes import followed
-followed("installing it", sys.executable, "-uc", "print('Collecting numpy'); open(" + repr(sys.argv[2]) + ").read(); "
-         "print('Installed'); raise SystemExit(" + sys.argv[3] + ")", every=0.01)
-"""
-
-
-@pytest.mark.parametrize("code", [0, 7])
-@pytest.mark.parametrize("terminal", [False, True])
-def test_an_installation_shows_its_step_what_happens_and_its_seconds(tmp_path, terminal, code):
-    os.mkfifo(tmp_path / "gate")
-    ours, theirs = os.openpty() if terminal else os.pipe()
-    words = [sys.executable, "-c", FOLLOWED, str(ROOT / "scripts"), str(tmp_path / "gate"), str(code)]
-    with subprocess.Popen(words, stderr=theirs) as job:
-        os.close(theirs)
-        said = b""
-        while b"Collecting numpy" not in said:  # read before the job ends: the job waits for the gate file
-            chunk = _read(ours)
-            assert chunk, said
-            said += chunk
-        (tmp_path / "gate").write_text("go on")
-        while chunk := _read(ours):
-            said += chunk
-    os.close(ours)
-    text = said.decode()
-    assert re.search(r"installing it \.\.\. \d+ s: Collecting numpy", text)
-    assert re.search(r"installing it: \d+ s\r?\n", text)
-    assert ("\x1b[K" in text) == terminal
-    assert ("Installed" in text.partition("this failed")[2]) == bool(code)
-    assert job.returncode == bool(code)
-
-
-def _read(file):
-    try:
-        return os.read(file, 1 << 16)
-    except OSError:  # the last writer of the terminal has closed
-        return b""
-
-
-def test_programs_end_with_their_code_or_by_their_limit():
-    assert processes.run([sys.executable, "-c", "raise SystemExit(7)"], signal.SIGTERM) == 7
-    assert processes.run(["sleep", "600"], signal.SIGTERM, limit=0.1) == processes.TIMED_OUT

@@ -1,20 +1,11 @@
-"""Virtual time: by hand, against a slow simulator without arrays, and against the registry's formulas."""
+"""Virtual time: by hand, one rank after the other, and for many ranks."""
 
-import functools
-import itertools
-import math
-from collections import defaultdict
-from fractions import Fraction
-
-import numpy
 import pytest
 
-from gpucoll.algorithms import algorithms, registry, schedule
+from gpucoll.algorithms import algorithms, registry
 from gpucoll.analysis.simulate import MOST_RANKS, Level, Topology, load, simulate, simulate_sizes
-from gpucoll.core.schedule import RecvReduce, Reduce
 from gpucoll.errors import ArgumentError
-from gpucoll.verify.symbolic import replay
-from harness.grids import naming, sampled
+from harness.grids import naming
 
 ROWS = sorted(registry())
 UNIT = 64  # bytes of a chunk: a power of two, so that sums are exact
@@ -75,108 +66,6 @@ def test_a_message_pays_for_every_hop_and_waits_for_both_its_ends():
     assert simulate("broadcast", "tree", 4, N, nodes).seconds == A + 2 * N * B + NA + N * NB
 
 
-# --- a slow simulator: one message after the other, in fractions -----------------------------------------------------
-
-
-def reached(topology, size, one, other):
-    spans = topology.spans(size)
-    return next(index for index, span in enumerate(spans) if one // span == other // span)
-
-
-def way(topology, size, sender, receiver):
-    """Return the level reached, and the links taken by a message as (level, name of the link)."""
-    spans, links = topology.spans(size), []
-    top = reached(topology, size, sender, receiver)
-    for index, level in enumerate(topology.levels[:top + 1]):
-        below = spans[index - 1] if index else 1
-        if level.medium == "switch":
-            for side, rank in (("out", sender), ("in", receiver)):
-                links.append((index, (side, rank // below, rank % below * level.links // below)))
-        elif level.medium == "bus":
-            links += [(index, bus) for bus in {sender // spans[index], receiver // spans[index]}]
-        elif index == top:
-            units = -(-min(spans[index], size) // below)
-            links += [(index, link) for link in between(level, units, sender // below, receiver // below)]
-    return top, links
-
-
-def between(level, units, sender, receiver):
-    if level.medium == "mesh":
-        return [(sender, receiver)]
-    group, links = sender // units * units, []
-    shape = squarest(units, level.dimensions)
-    here, there = (list(map(int, numpy.unravel_index(unit % units, shape))) for unit in (sender, receiver))
-    for axis, length in reversed([*enumerate(shape)]):
-        up = 2 * ((there[axis] - here[axis]) % length) <= length
-        while here[axis] != there[axis]:
-            links.append((group, tuple(here), axis, up))
-            here[axis] = (here[axis] + (1 if up else -1)) % length
-    return links
-
-
-@functools.cache
-def squarest(number, dimensions):
-    shapes = itertools.product(range(1, number + 1), repeat=dimensions)
-    return min(shape for shape in shapes if math.prod(shape) == number and list(shape) == sorted(shape)[::-1])
-
-
-class Oracle:
-    """An observer of two replays: the first sums the loads of the links, the second tells the time."""
-
-    def __init__(self, topology, size, chunk, loads=None):
-        self.topology, self.size, self.chunk = topology, size, Fraction(chunk)
-        self.known, self.loads = loads, defaultdict(Fraction)
-        self.depth, self.time = [0] * size, [Fraction(0)] * size
-        self.deep, self.late, self.steps = [0] * size, [Fraction(0)] * size, [()] * size
-
-    def begin(self, rank, steps):
-        self.steps[rank], self.deep[rank], self.late[rank] = steps, self.depth[rank], self.time[rank]
-
-    def meet(self, turn, sender, sent, receiver, received):
-        depth = max(self.depth[sender], self.depth[receiver]) + 1
-        size = self.steps[sender][sent].src.count * self.chunk
-        top, links = way(self.topology, self.size, sender, receiver)
-        for link in links:
-            self.loads[depth, link] += size
-        level = self.topology.levels[top]
-        slowest = max((self.known[depth, link] * Fraction(self.topology.levels[link[0]].beta) for link in links),
-                      default=0) if self.known else 0
-        hops = max(0, sum(link[0] == top for link in links) - 1) if level.medium == "torus" else 0
-        end = max(self.time[sender], self.time[receiver]) + Fraction(level.alpha) + hops * Fraction(level.hop) + slowest
-        for rank in (sender, receiver):
-            self.deep[rank], self.late[rank] = max(self.deep[rank], depth), max(self.late[rank], end)
-
-    def finish(self, turn, rank):
-        for step in self.steps[rank]:
-            if isinstance(step, Reduce | RecvReduce):
-                index = reached(self.topology, self.size, rank, step.peer) if isinstance(step, RecvReduce) else 0
-                self.late[rank] += Fraction(self.topology.levels[index].gamma) * step.dst.count * self.chunk
-        self.depth[rank], self.time[rank] = self.deep[rank], self.late[rank]
-
-
-def agrees(collective, algorithm, size, where, *, root=0, segments=1):
-    """Return whether the time equals the oracle's, in exact fractions of a second."""
-    topology, loads = TOPOLOGIES[where], None
-    options = {"root": root, "segments": segments, "nodes": topology.nodes(size)}
-    schedules = [schedule(collective, algorithm, rank=rank, size=size, **options) for rank in range(size)]
-    for _ in range(2):
-        oracle = Oracle(topology, size, UNIT, loads)
-        replay(schedules, oracle)
-        loads = oracle.loads
-    found = simulate(collective, algorithm, size, UNIT * schedules[0].chunks, topology, root=root, segments=segments)
-    return Fraction(found.seconds) == max(oracle.time)
-
-
-@pytest.mark.parametrize(("row", "where"), sampled(itertools.product(ROWS, TOPOLOGIES), keep=70, seed=4))
-def test_the_slow_simulator_agrees(row, where):
-    collective, algorithm = row
-    if where == "slow network" and (algorithm in ("one_shot", "two_shot") or "reduce_scatter" in collective):
-        return  # ranks add in rank order: made for all at once, a rank's own operand counts as received
-    for size, segments in ((2, 1), (7, 2), (8, 1)):
-        if algorithm in algorithms(collective, size=size):
-            assert agrees(collective, algorithm, size, where, root=size // 2, segments=segments), (size, segments)
-
-
 @pytest.mark.parametrize(("row", "where"), [
     (("all_reduce", "ring"), "switch"), (("all_reduce", "halving_doubling"), "shared NIC"),
     (("all_to_all", "pairwise"), "torus"), (("all_gather", "bruck"), "switch")])
@@ -234,14 +123,3 @@ def test_the_formulas_of_many_ranks_are_a_lower_bound_and_mostly_exact(size, mon
 def test_what_cannot_be_simulated_is_refused(arguments, words):
     with pytest.raises(ArgumentError, match=words):
         simulate(*arguments)
-
-
-@pytest.mark.parametrize("levels", [(LINK,), (LINK._replace(ranks=4), NETWORK)])
-def test_links_beyond_one_for_each_rank_stay_idle(levels):
-    """The array of loads has no element for an idle link; with such elements this call raised a MemoryError."""
-    def seconds(links):
-        topology = Topology("mine", (*levels[:-1], levels[-1]._replace(links=links)))
-        return [simulate("all_to_all", name, 12, N, topology) for name in ("direct", "pairwise")]
-
-    assert seconds(4) == seconds(1 << 40)
-    assert (seconds(4) == seconds(1)) == (len(levels) == 1)
