@@ -136,8 +136,7 @@ def _add_schedules(verbs: Any) -> None:
     verify.add_argument("--segments", type=size_range, default="1,3", metavar="1,3", help="numbers of segments (1,3)")
     verify.add_argument("--plans", action="store_true", help="also prove the executors' plans, for up to 16 ranks")
     draw = _add_verb(verbs, "draw", _draw, json=False, help="draw a schedule, round by round")
-    convert = _add_verb(verbs, "convert", _convert, json=False,
-                        help="write a schedule as MSCCL's XML, or for another simulator")
+    convert = _add_verb(verbs, "convert", _convert, json=False, help="write a schedule as MSCCL's XML")
     for verb in (draw, convert):
         verb.add_argument("algorithm", help="a name such as ring or hierarchical(ring,tree), file.py:name or a .xml")
         verb.add_argument("--collective", help="all_reduce, broadcast, ... (that of the file, or all_reduce)")
@@ -145,12 +144,8 @@ def _add_schedules(verbs: Any) -> None:
         verb.add_argument("--segments", type=int, default=1, help="number of segments (1)")
     draw.add_argument("--root", type=int, default=0, help="root, for collectives with a root (0)")
     draw.add_argument("--topology", metavar="GRAPH", help="draw the loads of a graph's links: a TOML file or a name")
-    draw.add_argument("--rejected", action="store_true", help="draw an incorrect algorithm of a file, up to its fault")
     draw.add_argument("-o", "--output", metavar="F.html", help="the file: an .html page with steps, or an .svg picture")
-    convert.add_argument("--size", default="1M", metavar="1M", help="for a trace: bytes of the larger of input and "
-                         "output (1M)")
-    convert.add_argument("-o", "--output", metavar="OUT.xml", help="MSCCL's XML; .goal: a trace for LogGOPSim; .et: "
-                         "Chakra traces for ASTRA-sim, OUT.0.et and so on")
+    convert.add_argument("-o", "--output", metavar="OUT.xml", help="the file")
 
 
 def _add_times(verbs: Any) -> None:
@@ -323,31 +318,25 @@ def _draw(options: Any) -> int:
         options.ranks = graph.ranks
     (kind, name, ranks), path = _asked_for(options), _output(options)
     write(path, draw(name, kind, size=ranks, root=options.root, segments=options.segments, form=path.suffix[1:],
-                     graph=graph, rejected=options.rejected))
+                     graph=graph))
     print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}")
     return 0
 
 
 def _convert(options: Any) -> int:
-    """Prove the schedule, write MSCCL's XML or a trace, and print one line about the file."""
+    """Prove the schedule, write MSCCL's XML, and print one line about the file."""
     from gpucoll.algorithms import schedules
-    from gpucoll.analysis.sizes import byte_size
-    from gpucoll.analysis.traces import chakra, cut_bytes, goal
     from gpucoll.msccl.write import xml
     from gpucoll.verify.symbolic import prove
 
     (kind, name, ranks), path = _asked_for(options), _output(options)
-    if path.suffix not in (".xml", ".goal", ".et"):
-        raise ArgumentError(f"{path} does not end in .xml, .goal or .et", code="GC-FILE")
+    if path.suffix != ".xml":
+        raise ArgumentError(f"{path} does not end in .xml", code="GC-FILE")
     everyone = schedules(kind, name, size=ranks, segments=options.segments)
-    proof, nbytes = prove(kind, everyone, chunks=everyone[0].chunks), byte_size(options.size)
-    files = {path: xml(everyone) if path.suffix == ".xml" else "".join(goal(everyone, nbytes))} \
-        if path.suffix != ".et" else {path.with_suffix(f".{one.rank}.et"): chakra(one, nbytes) for one in everyone}
-    for file, content in files.items():
-        write(file, content)
-    where = path if path in files else f"{path.with_suffix('.0.et')} to {ranks - 1}.et"
-    print(f"{where}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}, {proof.messages} messages in {proof.rounds} "
-          f"rounds{'' if path.suffix == '.xml' else cut_bytes(kind, ranks, nbytes)}")
+    proof = prove(kind, everyone, chunks=everyone[0].chunks)
+    write(path, xml(everyone))
+    print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}, {proof.messages} messages in {proof.rounds} "
+          "rounds")
     return 0
 
 

@@ -1,7 +1,6 @@
 """Algorithms for near ranks: traffic between groups, published counts, rounds on rings; Gloo's reduce-scatter."""
 
 import itertools
-import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,11 +9,8 @@ import pytest
 import gpucoll as gc
 from gpucoll.algorithms import Traits, algorithms, find, schedule
 from gpucoll.algorithms.bine import branch
-from gpucoll.analysis.draw import draw, view
-from gpucoll.cli import main
-from gpucoll.core.schedule import Copy, RecvReduce, Send, Slice
+from gpucoll.core.schedule import Send
 from gpucoll.tuner.choice import scheduled
-from harness.refusals import refused
 from oracles.counting import count
 
 ROOT = Path(__file__).parents[2]
@@ -128,32 +124,3 @@ def test_the_pending_send_of_gloo_is_rejected(gloo, size, round_, chunk):
                        ) as caught:
         gc.schedule("reduce_scatter", gloo[1], rank=0, size=size)
     assert caught.value.code == "GC-PROOF"
-
-
-def test_a_rejected_schedule_is_drawn_up_to_its_fault(gloo, tmp_path, capsys):
-    drawn = view(gloo[1], "reduce_scatter", size=3, rejected=True)
-    assert drawn.title.endswith(" · rejected")
-    last = drawn.messages[-1]
-    assert (last.sender, last.receiver, drawn.contents[last.contents[0]]) == (2, 0, (2, (0, 1, 2)))
-    for form in ("svg", "html"):
-        text = draw(gloo[1], "reduce_scatter", size=3, form=form, rejected=True)
-        assert re.search(r"combines chunk 2 into chunk 0 with contributions \[1, 1, 0\]", text)
-    picture = (ROOT / "docs/_static/gloo-rejected.svg").read_text()
-    assert picture == draw(gloo[1], "reduce_scatter", size=3, form="svg", rejected=True)
-    with pytest.raises(gc.ArgumentError, match=r"the proof accepts .*: omit rejected"):
-        draw(gloo[0], "reduce_scatter", size=3, rejected=True)
-    assert "combines" not in draw(gloo[0], "reduce_scatter", size=3)
-    command = ["draw", f"{GLOO}:gloo_as_it_runs", "--ranks", "2", "-o", str(tmp_path / "gloo.svg")]
-    assert "round 2" in refused(capsys, main, command)
-    assert main([*command, "--rejected"]) == 0
-    assert "rejected" in (tmp_path / "gloo.svg").read_text()
-
-
-def test_a_deadlock_is_drawn_as_well(own_algorithms):
-    @gc.algorithm("all_reduce", "stuck", chunks=1)
-    def stuck(rank, size):
-        total = Slice("output", 0)
-        yield (Copy(Slice("input", 0), total), Send(Slice("input", 0), (rank + 1) % size))
-        yield (RecvReduce(total, (rank - 1) % size),)
-
-    assert "waits for ever" in view("stuck", "all_reduce", size=3, rejected=True).fault

@@ -30,19 +30,18 @@ MOST_CELLS = {"html": 8_000_000, "svg": 100_000}  # states of chunks
 
 
 def draw(algorithm: str, collective: str = "all_reduce", *, size: int = 8, root: int = 0, segments: int = 1,
-         form: str = "html", graph: LinkGraph | None = None, rejected: bool = False) -> str:
+         form: str = "html", graph: LinkGraph | None = None) -> str:
     """Return the text of a file with all ranks' schedules, `form` "html" or "svg"; the schedules are proved first.
 
-    With a `graph` of links the messages take the simulator's routes on the drawing of the graph. With `rejected` the
-    drawing shows an algorithm that the proof rejects, up to the fault. Raises ArgumentError for unknown names, and with
-    code GC-DRAW for drawings too large to read.
+    With a `graph` of links the messages take the simulator's routes on the drawing of the graph. Raises ArgumentError
+    for unknown names, and with code GC-DRAW for drawings too large to read.
 
     >>> draw("ring", size=2, form="svg")[:40]
     '<svg xmlns="http://www.w3.org/2000/svg" '
     """
     if form not in MOST_CELLS:
         raise ArgumentError(f"a drawing is an .html page or an .svg picture, not {form!r}", code="GC-DRAW")
-    drawn = view(algorithm, collective, size=size, root=root, segments=segments, graph=graph, rejected=rejected)
+    drawn = view(algorithm, collective, size=size, root=root, segments=segments, graph=graph)
     if form == "svg" and drawn.graph is not None:
         _check("rounds", drawn.rounds, MOST_ROUNDS)
         return rounds_on_graph(drawn.title, drawn.graph)
@@ -52,7 +51,7 @@ def draw(algorithm: str, collective: str = "all_reduce", *, size: int = 8, root:
 
 
 def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments: int = 1,
-         graph: LinkGraph | None = None, rejected: bool = False) -> View:
+         graph: LinkGraph | None = None) -> View:
     """Return the recording of a schedule with the layout of the ranks; raise as `draw`."""
     if graph is not None and graph.ranks != size:
         raise ArgumentError(f"graph {graph.name} has {graph.ranks} ranks, not {size}", code="GC-TOPOLOGY")
@@ -60,14 +59,8 @@ def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments:
     _check("ranks", size, MOST_RANKS)
     claim = find(collective, algorithm).claim(size, root, segments, None)
     _check("chunks", claim.chunks, most)
-    if rejected:
-        drawn = record(collective, [*map(claim.rounds, range(size))], chunks=claim.chunks, root=root, rejected=True)
-        if not drawn.fault:
-            raise ArgumentError(f"the proof accepts {algorithm} for {size} ranks: omit rejected",
-                                code="GC-DRAW")
-    else:
-        everyone = schedules(collective, algorithm, size=size, root=root, segments=segments)
-        drawn = record(collective, everyone, chunks=claim.chunks, root=root)
+    everyone = schedules(collective, algorithm, size=size, root=root, segments=segments)
+    drawn = record(collective, everyone, chunks=claim.chunks, root=root)
     _check("chunks of scratch", drawn.scratch, most)
     _check("messages", len(drawn.messages), MOST_MESSAGES)
     if graph is not None:

@@ -21,7 +21,6 @@ def page(view: View) -> str:
     texts = {"name": escape(title), "details": escape(" · ".join(details)), "tiles": _tiles(view),
              "legend": "" if view.graph is None else
              f"<figcaption><p>{legend(view.graph)} Numbers, where there is room, count chunks.</p></figcaption>",
-             "fault": f'<p class="fault">{escape(view.fault)}</p>' if view.fault else "",
              "key": key(view), "last": str(view.rounds), "box": _box(view), **_lanes(view),
              "data": script_data(_data(view))}
     for name, text in texts.items():

@@ -15,7 +15,7 @@ from gpucoll.analysis.draw.placement import GraphLayout
 from gpucoll.core.collectives import Collective
 from gpucoll.core.collectives import collective as collective_row
 from gpucoll.core.schedule import Round, Send, Slice
-from gpucoll.verify.symbolic import ScheduleError, SymbolicMemory, Turn, contributions
+from gpucoll.verify.symbolic import SymbolicMemory, Turn, contributions
 
 NOBODY = -1  # in place of a content: an empty chunk, or a chunk of output without a promised value
 
@@ -65,31 +65,19 @@ class View(NamedTuple):
     algorithm: str = ""
     layout: GraphLayout = GraphLayout("", (), 0.0)
     graph: GraphView | None = None
-    fault: str = ""  # the sentence of the proof that ended a rejected schedule
 
     @property
     def title(self) -> str:
-        """The title of the drawing: algorithm, collective, number of ranks, the graph, and the proof's rejection."""
+        """The title of the drawing: algorithm, collective, number of ranks, and the graph."""
         on = f" · on {self.graph.places.graph.name}" if self.graph is not None else ""
-        return (f"{self.algorithm} · {self.row.name} · {self.size} rank{'s' * (self.size > 1)}{on}"
-                f"{' · rejected' * bool(self.fault)}")
+        return f"{self.algorithm} · {self.row.name} · {self.size} rank{'s' * (self.size > 1)}{on}"
 
 
-def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0,
-           rejected: bool = False) -> View:
-    """Prove the schedules of all ranks and return the recording; raise ScheduleError for wrong schedules.
-
-    With `rejected` the recording of wrong schedules ends with the first fault.
-    """
+def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> View:
+    """Prove the schedules of all ranks and return the recording; raise ScheduleError for wrong schedules."""
     row, ranks = collective_row(collective), range(len(schedules))
     recorder = _Recorder(row, len(schedules), root, chunks)
-    fault = ""
-    try:
-        recorder.prove(schedules)
-    except ScheduleError as error:
-        if not rejected:
-            raise
-        fault = error.args[0]
+    recorder.prove(schedules)
     wanted = tuple(map(recorder.wanted, ranks))
     last = max([*recorder.changes, *(message.round for message in recorder.messages)], default=0)
     joined: dict[tuple[int, int, int], RecordedMessage] = {}  # messages on one link in one round are joined
@@ -113,7 +101,7 @@ def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int
                       for turn in rounds),
         idle=tuple(sum(turn not in one for one in busy) / len(ranks) for turn in rounds),
         rank_idle=tuple(1 - len(one) / last if last else 0.0 for one in busy),
-        sends=sends, receives=receives, most_sent=max(sent.values(), default=0), fault=fault)
+        sends=sends, receives=receives, most_sent=max(sent.values(), default=0))
 
 
 class _Recorder(SymbolicMemory):

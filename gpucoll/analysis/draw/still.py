@@ -110,7 +110,7 @@ class Still:
             middle = self._y(rank) + self.height / 2
             names += [f'<circle cx="{number(LEFT - 26)}" cy="{number(middle)}" r="11" class="r{rank}"/>',
                       words(LEFT - 26, middle + 4.5, rank, "disc", anchor="middle")]
-        width = max(self._x(self.view.rounds) + self.cells * self.cell + RIGHT, 560, 48 + 6.4 * len(self.view.fault))
+        width = max(self._x(self.view.rounds) + self.cells * self.cell + RIGHT, 560)
         height = TOP + self.view.size * self.lane + BOTTOM
         body = [*names, *self._columns(), *map(self._arrow, self.view.messages), *self._rounds()]
         # Light colours come first, for programs without media queries; readers preferring dark get dark.
@@ -124,7 +124,7 @@ class Still:
             f"<defs>{''.join(self.used.values())}</defs>",
             f'<text x="24" y="38" font-size="22" font-weight="650" class="ink">{escape(title)}{note}</text>',
             words(24, 60, key(self.view), "muted", size=12), *body,
-            *([words(24, 80, self.view.fault, "idle", size=12)] if self.view.fault else []), "</svg>\n"]
+            "</svg>\n"]
         return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
                 f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}">'
                 f"<title>{escape(self.view.title)}</title>") + "\n".join(shapes)
