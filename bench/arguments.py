@@ -170,12 +170,13 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ)
         if floor is None and environment.get(MIN_BW):
             floor = 0.9 * positive(environment[MIN_BW], f"{MIN_BW}: ")  # the same tolerance as in nccl-tests
         dtypes = tuple(name for name in DTYPES if _holds(numpy_dtype, name))  # some dtypes need ml_dtypes
-        tests = tuple(TESTS) if test == "all" else (_known("collective", ALIASES.get(test, test), TESTS),)
+        tests = tuple(TESTS) if test == "all" else (
+            _known("collective", "GC-COLLECTIVE", ALIASES.get(test, test), TESTS),)
         options = Options(
             tests=tests,
             sizes=sizes(given.minbytes, given.maxbytes, step=given.stepbytes, factor=given.stepfactor),
             dtypes=dtypes if given.datatype == "all" else (UNDERSTOOD.get(given.datatype) or _known(
-                "datatype", given.datatype, (*UNDERSTOOD, *DTYPES)),),
+                "datatype", "GC-DTYPE", given.datatype, (*UNDERSTOOD, *DTYPES)),),
             ops=tuple(OPS) if given.op == "all" else (op_of(given.op).name,),
             roots=None if given.root == "all" else (at_least(0)(given.root),),
             iterations=given.iters, algorithms=tuple(dict.fromkeys(names_of(named(given.algorithm, *tests)))),
@@ -187,10 +188,10 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ)
         refuse(PROGRAM, str(error))
 
 
-def _known(what: str, name: str, known: Iterable[str]) -> str:
+def _known(what: str, code: str, name: str, known: Iterable[str]) -> str:
     """Return `name` if it is known, else raise ArgumentError."""
     if name not in known:
-        raise ArgumentError(f"no {what} is named {name!r}{nearest(name, known)}", code=f"GC-{what.upper()}")
+        raise ArgumentError(f"no {what} is named {name!r}{nearest(name, known)}", code=code)
     return name
 
 
@@ -217,7 +218,7 @@ def _check(options: Options) -> None:
         numpy_dtype(dtype)
     communicator_options({"executor": flags.executor})
     for peer in options.against:
-        _known("peer", peer, PEERS)
+        _known("peer", "GC-USAGE", peer, PEERS)
     for name in (name for name in options.algorithms if name not in ANY):
         if test in POINTS:
             raise ArgumentError(f"{test} is made of messages and has no algorithm {name!r}", code="GC-ALGO")
@@ -231,9 +232,9 @@ def _check(options: Options) -> None:
             (flags.device != "cuda" and (options.launches or flags.stream == "null"),
              "-G/--cudagraph, --graph and --stream null need --device cuda", "GC-DEVICE"),
             (options.launches and (flags.per_iter_timing or flags.blocking == 3),
-             "-G/--cudagraph does not go with -I or with -z 3", "GC-GRAPH"),
+             "-G/--cudagraph does not go with -I or with -z 3", "GC-USAGE"),
             (flags.per_iter_skip and flags.per_iter_skip >= (options.iterations or 1),
-             "-K/--per_iter_skip must be less than -n/--iters, which has to be given", "GC-ITERS")):
+             "-K/--per_iter_skip must be less than -n/--iters, which has to be given", "GC-USAGE")):
         if is_wrong:
             raise ArgumentError(message, code=code)
     if flags.plot:

@@ -26,11 +26,11 @@ def check(path: str) -> None:
     ending = Path(path).suffix.lower()
     if ending not in ENDINGS:
         raise ArgumentError(f"--plot: {path} does not end in a kind of picture{nearest(ending, ENDINGS)}",
-                            code="GC-PLOT")
+                            code="GC-DRAW")
     try:
         import matplotlib.figure  # noqa: F401 (whether it is there)
     except ImportError as error:
-        raise UsageError(f"--plot needs matplotlib ({error}): pip install gpucoll[plot]", code="GC-PLOT") from None
+        raise UsageError(f"--plot needs matplotlib ({error}): pip install gpucoll[plot]", code="GC-DRAW") from None
 
 
 def draw(record: Record, path: str) -> None:
@@ -43,7 +43,7 @@ def draw(record: Record, path: str) -> None:
 
     found = panels([[record]])
     if not found:
-        raise ArgumentError("--plot: nothing was measured, so there is nothing to draw", code="GC-PLOT")
+        raise ArgumentError("--plot: nothing was measured, so there is nothing to draw", code="GC-DRAW")
     with matplotlib.rc_context(SETTINGS):
         whole = matplotlib.figure.Figure(figsize=(12, 4.2 * len(found)), layout="constrained")
         for part, panel in zip(whole.subfigures(len(found), 1, squeeze=False)[:, 0], found, strict=True):

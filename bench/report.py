@@ -75,7 +75,7 @@ def page(files: Files) -> str:
 
         from .figures import over_sizes
     except ImportError as error:
-        raise UsageError(f"it needs plotly ({error}): pip install gpucoll[report]", code="GC-PLOT") from None
+        raise UsageError(f"it needs plotly ({error}): pip install gpucoll[report]", code="GC-DRAW") from None
     letters = [*string.ascii_uppercase[:len(files)]] if len(files) > 1 else [""]
     found = panels([*files.values()])
     styles, sections = numbers(found), []

@@ -18,7 +18,7 @@ class GpucollError(RuntimeError):
     GC-ROOT [GC-ROOT] root 8 is not in 0..7
     """
 
-    default_code = "GC-ERROR"
+    default_code = "GC-BACKEND"
     # A settled error does not revoke the communicator. No message of the failed call is left under way: either all
     # ranks saw the error before data moved, or the error concerns a message already completed.
     settled = False

@@ -40,7 +40,7 @@ OPS = ("sum", "avg")
 # a segment are blocks of the whole array.
 SEGMENT = 1 << 20
 # What ranks compare before data is sent, and the code of the error.
-COMPARED = {"call": "GC-CALL", "shape": "GC-SHAPE", "dtype": "GC-DTYPE", "gpu": "GC-DEVICE", "op": "GC-OP",
+COMPARED = {"call": "GC-MISMATCH", "shape": "GC-SHAPE", "dtype": "GC-DTYPE", "gpu": "GC-DEVICE", "op": "GC-OP",
             "format": "GC-COMPRESSION"}
 # Half of the spacing of numbers, relative to a number and at the least number.
 ROUNDING = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134), "float32": (2.0**-24, 2.0**-150),

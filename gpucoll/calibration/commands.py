@@ -60,7 +60,7 @@ def collectives_of(options: Any) -> list[str]:
 def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[int]) -> int:
     if comm.size == 1:
         raise ArgumentError("a single rank has no algorithm to choose; start several: mpiexec -n 8 gpucoll tune",
-                            code="GC-RANKS")
+                            code="GC-SIZE")
     if options.device == "cuda" and None in comm.mpi.allgather(comm.device):
         raise BackendError("--device cuda: a rank has no CUDA device; every rank needs CuPy and a driver",
                            code="GC-NO-GPU")
@@ -178,7 +178,7 @@ def _elsewhere(options: Any) -> Explanation:
     nbytes, ranks = byte_size(options.size), EXPLAINED_RANKS if options.ranks is None else options.ranks
     row, topology = collective_row(options.collective), load(options.topology or DEFAULT)
     if ranks < 1:
-        raise ArgumentError(f"{ranks} is not a number of ranks", code="GC-RANKS")
+        raise ArgumentError(f"{ranks} is not a number of ranks", code="GC-SIZE")
     nodes = topology.nodes(ranks)
     names = scheduled(row.name, ranks, 1 if nodes is None else max(nodes) + 1)
     rows = simulated(row.name, [], [ranks], [nbytes], topology, segments).rows

@@ -46,7 +46,7 @@ def main(options: Any) -> int:
     """Predict, write the files of algorithms and the table, and print the choice by size; return 0."""
     if launched()[0] > 1:
         raise ArgumentError("tune --topology predicts for all ranks of the graph: start it once, without mpiexec",
-                            code="GC-RANKS")
+                            code="GC-SIZE")
     if options.sweep:
         raise ArgumentError("--sweep measures and --topology predicts: omit one", code="GC-TOPOLOGY")
     started, collectives, graph = time.perf_counter(), collectives_of(options), load_graph(options.topology)

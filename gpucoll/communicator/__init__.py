@@ -162,7 +162,7 @@ def init_local(n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[Commun
     memory of all. Raises ArgumentError if `n` is not a positive integer or `executor` is "native".
     """
     if not is_whole(n) or n < 1:
-        raise ArgumentError(f"init_local: n={n!r} is not a positive number of ranks", code="GC-COMM")
+        raise ArgumentError(f"init_local: n={n!r} is not a positive number of ranks", code="GC-SIZE")
     wanted = bootstrap.options(options)
     if wanted.executor == "native":
         raise ArgumentError("init_local: threads have no native executor; executor='mpi' runs schedules "

@@ -225,7 +225,7 @@ def _rest_by_mpi(comm: Communicator, base: Any) -> Any:
         if reason:
             raise UsageError(f"shrink: this MPI does not go on after a process has failed, and these ranks do not go "
                              f"on without MPI: {reason}; start them by Open MPI's mpiexec --with-ft ulfm, or with a "
-                             f"store ({error!r})", code="GC-SHRINK") from error
+                             f"store ({error!r})", code="GC-GROW") from error
         return None
 
 

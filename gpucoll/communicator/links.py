@@ -187,7 +187,7 @@ class MpiLink(Link):
 
     def __init__(self, mpi: Any, timeout: float, table: Table | None = None, *, is_rest: bool = False) -> None:
         if not hasattr(mpi, "Is_inter") or not mpi or mpi.Is_inter():
-            raise ArgumentError(f"from_mpi: {mpi!r} is not an mpi4py intracommunicator", code="GC-COMM")
+            raise ArgumentError(f"from_mpi: {mpi!r} is not an mpi4py intracommunicator")
         from mpi4py import MPI
 
         self._timeout = timeout
@@ -258,7 +258,7 @@ def _made(make: Callable[[], T]) -> T:
         return make()
     except MPI.Exception as error:
         raise BackendError(f"MPI cannot make another communicator: {error}; close() unused communicators, because MPI "
-                           "keeps the resources of communicators dropped without close()", code="GC-COMM") from error
+                           "keeps the resources of communicators dropped without close()") from error
 
 
 class StoreLink(Link):

@@ -67,7 +67,7 @@ def _row(name: str, obj: Any) -> Array:
     try:
         return numpy.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), numpy.uint8)
     except Exception as error:  # the object's own code may raise any error
-        raise ArgumentError(f"{name}: a {type(obj).__name__} cannot be pickled: {error}", code="GC-PICKLE") from error
+        raise ArgumentError(f"{name}: a {type(obj).__name__} cannot be pickled: {error}") from error
 
 
 def _unpickled(row: Array) -> Any:

@@ -179,7 +179,7 @@ class PointToPoint:
             given = None if name == "recv" else check_input(name, x)
             taken = None if name == "send" else check_input(name, out)
         if isinstance(space, DeviceSpace) and not space.gpu.points.capturable and space.is_captured():
-            raise UsageError(f"{name}: {NO_CAPTURE}", code="GC-CAPTURED")
+            raise UsageError(f"{name}: {NO_CAPTURE}", code="GC-STREAM")
         for what, array in (("x", given), ("out", taken)):
             if array is not None:
                 space.check(name, what, array)

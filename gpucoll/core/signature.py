@@ -118,4 +118,5 @@ def code_of_difference(calls: Sequence[Signature]) -> str:
     >>> code_of_difference([Signature("reduce", root=0), Signature("reduce", root=1)])
     'GC-ROOT'
     """
-    return next((code for name, code in _CODES.items() if len({getattr(call, name) for call in calls}) > 1), "GC-CALL")
+    return next((code for name, code in _CODES.items() if len({getattr(call, name) for call in calls}) > 1),
+                "GC-MISMATCH")

@@ -62,7 +62,7 @@ def _load(one: Instance) -> Any:
     def launch(blocks: int, threads: int, arguments: Any, stream: Any) -> None:
         fault = function(1, 1, ctypes.c_void_p(arguments.ctypes.data))
         if fault is not None:
-            raise BackendError(f"kernel {one.entry}: {fault.decode()}", code="GC-KERNEL")
+            raise BackendError(f"kernel {one.entry}: {fault.decode()}", code="GC-CUDA")
 
     return launch
 

@@ -166,7 +166,7 @@ class CudaDevice(Device):
                 function = _functions[key]
         except cupy.cuda.driver.CUDADriverError as error:
             raise BackendError(f"kernel {instance.entry} does not load on {self._arch}: {error}",
-                               code="GC-KERNEL") from error
+                               code="GC-CUDA") from error
 
         def launch(blocks: int, threads: int, arguments: numpy.ndarray[Any, Any], stream: Any) -> None:
             function((blocks,), (threads,), (arguments,), 0, stream)
@@ -263,7 +263,7 @@ class CudaEvent(cupy.cuda.Event):
         if code == CAPTURED:
             raise UsageError("a call in a CUDA graph ends when a launch of the graph ends: query the stream of the "
                              "launch",
-                             code="GC-CAPTURED")
+                             code="GC-STREAM")
         # Any other code is an error of the GPU, and the event will never complete.
         if code not in (0, NOT_READY):
             raise BackendError(f"the GPU has failed: {cupy.cuda.runtime.CUDARuntimeError(code)}", code="GC-CUDA")

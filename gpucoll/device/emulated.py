@@ -244,7 +244,7 @@ def _load(instance: Instance) -> Launch:
 
 def _raise_fault(entry: str, fault: bytes | None) -> None:
     if fault is not None:
-        raise BackendError(f"kernel {entry}: {fault.decode()}", code="GC-KERNEL")
+        raise BackendError(f"kernel {entry}: {fault.decode()}", code="GC-CUDA")
 
 
 class RunningKernel:

@@ -170,7 +170,8 @@ class Kernels:
             return
         if dst in sources[MOST_SOURCES:]:
             raise ArgumentError(f"reduce: source {sources.index(dst, MOST_SOURCES)} of {len(sources)} is overwritten "
-                                f"before being read; only one of the first {MOST_SOURCES} may be dst", code="GC-ALIAS")
+                                f"before being read; only one of the first {MOST_SOURCES} may be dst",
+                                code="GC-OVERLAP")
         if len(sources) == 1:
             self.copy(sources[0], dst, count, dtype.itemsize, stream)
             return

@@ -37,17 +37,17 @@ def judge(report: Report) -> None:
 def _of_versions(report: Report) -> Iterator[Remark]:
     versions, mpi, missing = report["versions"], report["mpi"], report["missing"]
     if mpi["library"] is None:
-        yield WRONG, "GC-MPI", (f"MPI cannot be used: {missing['library']}; pip install 'gpucoll[mpich]', or load the "
-                                "site's MPI")
+        yield WRONG, "GC-LAUNCHER", (f"MPI cannot be used: {missing['library']}; pip install 'gpucoll[mpich]', or load "
+                                     "the site's MPI")
     if mpi["mismatch"]:
         yield WRONG, "GC-LAUNCHER", mpi["mismatch"]
     if "mpiexec" in missing:
         yield ADVICE, "GC-LAUNCHER", f"ranks cannot be launched: {missing['mpiexec']}"
     if "cupy" in missing and report["hosts"][0]["gpus"]:
-        yield ADVICE, "GC-CUPY", f"there are GPUs, but no CuPy: {missing['cupy']}"
+        yield ADVICE, "GC-NO-GPU", f"there are GPUs, but no CuPy: {missing['cupy']}"
     driver, runtime = versions["cuda_driver"], versions["cuda_runtime"]
     if driver and runtime and int(driver.partition(".")[0]) < int(runtime.partition(".")[0]):
-        yield WRONG, "GC-DRIVER", (f"the driver is for CUDA {driver}, older than CuPy's {runtime}; update it, or "
+        yield WRONG, "GC-NO-GPU", (f"the driver is for CUDA {driver}, older than CuPy's {runtime}; update it, or "
                                    "install the extra for its CUDA")
     if "nccl" in missing and driver:
         yield ADVICE, "GC-NCCL", f"GPUs have no NCCL: {missing['nccl']}"
@@ -90,10 +90,10 @@ def _of_host(host: Report) -> Iterator[Remark]:
     for index, gpu in enumerate(host["gpus"] or ()):
         where = f"GPU {index} ({gpu['pci']}) of {name}"
         if gpu["nvlinks"] and gpu["nvlinks"]["down"]:
-            yield ADVICE, "GC-NVLINK", (f"{where} has {gpu['nvlinks']['down']} NVLinks down: see nvidia-smi nvlink "
+            yield ADVICE, "GC-LINK", (f"{where} has {gpu['nvlinks']['down']} NVLinks down: see nvidia-smi nvlink "
                                         "--status")
         if "none" in (gpu["reaches"] or ()):
-            yield ADVICE, "GC-P2P", (f"{where} cannot read the memory of all others: data goes through the host: "
+            yield ADVICE, "GC-LINK", (f"{where} cannot read the memory of all others: data goes through the host: "
                                      "IOMMU or ACS switched on, or GPUs behind different sockets")
 
 

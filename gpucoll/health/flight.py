@@ -52,7 +52,7 @@ class Flight:
             finally:
                 os.close(file)
         except OSError as error:
-            raise BackendError(f"GPUCOLL_DUMP_DIR={folder}: {error}", code="GC-DUMP") from error
+            raise BackendError(f"GPUCOLL_DUMP_DIR={folder}: {error}", code="GC-FILE") from error
         text = json.dumps(facts).encode()
         self._map[:len(MAGIC)] = MAGIC
         self._map[FACTS:FACTS + len(text)] = text
@@ -119,7 +119,7 @@ def read(path: Path) -> Story:
         wall = chosen.pop("wall")
         return Story(**chosen, calls=tuple(_calls(records, wall)))
     except (OSError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"{path}: {error}", code="GC-DUMP") from error
+        raise ArgumentError(f"{path}: {error}", code="GC-FILE") from error
 
 
 def _kind(value: Any, kind: type) -> Any:

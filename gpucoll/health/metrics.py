@@ -77,7 +77,7 @@ def place_of(wanted: str) -> Path | int | None:
     way, _, place = wanted.partition(":")
     if way not in WAYS:
         raise ArgumentError(f"GPUCOLL_METRICS={wanted!r}{nearest(way, WAYS)}; write file:F.prom, port:9400 or otel",
-                            code="GC-METRICS")
+                            code="GC-OPTION")
     if wanted == "otel":
         return None
     if way == "file" and place:
@@ -85,7 +85,7 @@ def place_of(wanted: str) -> Path | int | None:
     if way == "port" and place.isdecimal() and 0 < int(place) < 1 << 16:
         return int(place)
     raise ArgumentError(f"GPUCOLL_METRICS={wanted!r} is not of the form file:F.prom, port:9400 or otel",
-                        code="GC-METRICS")
+                        code="GC-OPTION")
 
 
 class Exporter:
@@ -254,9 +254,9 @@ def export(wanted: str, rank: int, local_rank: int) -> Exporter:
                     made.write_on(_path(place, local_rank))
             except ImportError as error:
                 raise BackendError("GPUCOLL_METRICS=otel needs OpenTelemetry: pip install opentelemetry-sdk",
-                                   code="GC-METRICS") from error
+                                   code="GC-OPTION") from error
             except (OSError, OverflowError) as error:
-                raise BackendError(f"GPUCOLL_METRICS={wanted}: rank {rank}: {error}", code="GC-METRICS") from error
+                raise BackendError(f"GPUCOLL_METRICS={wanted}: rank {rank}: {error}", code="GC-OPTION") from error
             _exporters[os.getpid(), wanted] = made
         return _exporters[os.getpid(), wanted]
 

@@ -186,7 +186,7 @@ class Ranges:
             self._began("gpucoll")()
         except ImportError as error:
             package = "nvtx" if level == "nvtx" else "torch"
-            raise ArgumentError(f"GPUCOLL_DEBUG={level}: {error}; pip install {package}", code="GC-DEBUG") from None
+            raise ArgumentError(f"GPUCOLL_DEBUG={level}: {error}; pip install {package}", code="GC-OPTION") from None
         self._end: Callable[[], None] | None = None
 
     def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
@@ -288,7 +288,7 @@ def observers_of(rank: int, environment: Mapping[str, str], blocks: Callable[[],
     found: list[CallObserver] = []
     level, fault = environment.get("GPUCOLL_DEBUG", ""), environment.get("GPUCOLL_FAULT", "")
     if level and level not in LEVELS:
-        raise ArgumentError(f"GPUCOLL_DEBUG={level!r}{nearest(level, LEVELS)}", code="GC-DEBUG")
+        raise ArgumentError(f"GPUCOLL_DEBUG={level!r}{nearest(level, LEVELS)}", code="GC-OPTION")
     if level in RANGES:
         found.append(Ranges(level, blocks))
     elif level:

@@ -126,7 +126,7 @@ def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = 
     if not groups:
         raise ArgumentError(f"{folder} has no file of the flight recorder{': ' if damaged else ''}"
                             f"{'; '.join(damaged)}; GPUCOLL_DUMP_DIR sets the folder for these files",
-                            code="GC-DUMP")
+                            code="GC-FILE")
     if trace is not None:
         trace.write_text(json.dumps(timeline(groups)))
     if by_rank:

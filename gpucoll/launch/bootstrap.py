@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Seconds before an abort, so that the launcher forwards the rank's last output: an abort overtakes the output.
 FORWARDING = 0.2
-CHOICES = {"check": ("GC-CHECK", ("full", "deferred", "off")),
+CHOICES = {"check": ("GC-OPTION", ("full", "deferred", "off")),
            "executor": ("GC-EXECUTOR", ("mpi", "ucx", "shared", "nccl", "peer", "native"))}
 
 

@@ -64,7 +64,7 @@ def communicator(group_name: str = "default") -> Communicator:
     """
     group = get_group_handle(group_name)
     if not isinstance(group, Group):
-        raise UsageError(f"group {group_name!r} has Ray's backend {group.backend()}, not {NAME}", code="GC-RAY")
+        raise UsageError(f"group {group_name!r} has Ray's backend {group.backend()}, not {NAME}", code="GC-GROUP")
     return group.communicator
 
 

@@ -52,7 +52,7 @@ def _agreed(comm: Communicator, call: str, folder: Any) -> Path:
     try:
         path = Path(folder)
     except TypeError:
-        path, error = Path(), ArgumentError(f"{call}: folder {folder!r} is not a path", code="GC-CHECKPOINT")
+        path, error = Path(), ArgumentError(f"{call}: folder {folder!r} is not a path", code="GC-FILE")
     internal.all_gather_metadata(comm, {}, call, error)
     return path
 
@@ -100,7 +100,7 @@ class Saving:
         self._thread.join()
         comm, error = self._comm, None
         if self._error is not None:
-            error = BackendError(f"save: {self._folder / self._name}: {self._error!r}", code="GC-CHECKPOINT")
+            error = BackendError(f"save: {self._folder / self._name}: {self._error!r}", code="GC-FILE")
         # All files are on disk before rank 0 writes the manifest; the ranks return after the manifest is on disk.
         digests = [one["sha256"] for one in internal.all_gather_metadata(
             comm, {"sha256": self._digest}, "save", error)]
@@ -109,7 +109,7 @@ class Saving:
             try:
                 self._count(digests)
             except OSError as reason:
-                error = BackendError(f"save: {self._folder / MANIFEST}: {reason}", code="GC-CHECKPOINT")
+                error = BackendError(f"save: {self._folder / MANIFEST}: {reason}", code="GC-FILE")
         internal.broadcast_metadata(comm, 0, {}, "save", error)
 
     def _count(self, digests: list[str]) -> None:
@@ -218,7 +218,7 @@ class Checkpoint:
         self._together(read)
         # Folders may differ between hosts: compare the manifests read by the ranks.
         everyone = internal.all_gather_metadata(comm, {"manifest": found["sha256"]}, "load")
-        check_alike("load", everyone, "manifest", "GC-CHECKPOINT")
+        check_alike("load", everyone, "manifest", "GC-FILE")
 
     def read(self, states: States) -> None:
         """Read this rank's elements of every parameter and of the optimizer's state into `states`. Collective."""
@@ -281,5 +281,5 @@ class Checkpoint:
         try:
             action()
         except Exception as reason:  # damaged files make their readers raise errors without a common base class
-            error = BackendError(f"load: {self._folder / self._reading}: {reason!r}", code="GC-CHECKPOINT")
+            error = BackendError(f"load: {self._folder / self._reading}: {reason!r}", code="GC-FILE")
         internal.all_gather_metadata(self._comm, {}, "load", error)

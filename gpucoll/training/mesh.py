@@ -26,14 +26,14 @@ class Mesh:
     def __init__(self, comm: Communicator, shape: Sequence[int], names: Sequence[str]) -> None:
         if not are_whole(shape) or not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
             raise ArgumentError(f"Mesh: shape {shape!r} must be a list of integers, names {names!r} a list of words",
-                                code="GC-MESH")
+                                code="GC-SPEC")
         self.comm, self.shape, self.names = comm, tuple(map(int, shape)), tuple(names)
         if len(self.shape) != len(self.names) or len(set(self.names)) < len(self.names):
             raise ArgumentError(f"Mesh: {len(self.shape)} axes need as many different names, not {self.names}",
-                                code="GC-MESH")
+                                code="GC-SPEC")
         if math.prod(self.shape) != comm.size or any(length < 1 for length in self.shape):
             raise ArgumentError(f"Mesh: shape {self.shape} does not have {comm.size} places, one for each rank",
-                                code="GC-MESH")
+                                code="GC-SPEC")
         self.coordinates = self.of(comm.rank)
         self._along: dict[str, Communicator] = {}
         for name in self.names:
@@ -55,12 +55,12 @@ class Mesh:
 
     def size(self, name: str) -> int:
         """Return the number of ranks along an axis."""
-        self._check_name("size", name, "GC-MESH")
+        self._check_name("size", name, "GC-SPEC")
         return self.shape[self.names.index(name)]
 
     def along(self, name: str) -> Communicator:
         """Return the communicator of the ranks that differ from this rank only along axis `name`, in axis order."""
-        self._check_name("along", name, "GC-MESH")
+        self._check_name("along", name, "GC-SPEC")
         return self._along[name]
 
     def _check_name(self, call: str, name: object, code: str) -> None:

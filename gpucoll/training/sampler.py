@@ -26,7 +26,7 @@ class Sampler:
     def __init__(self, length: int, *, rank: int, size: int, batch: int, seed: int = 0, shuffle: bool = True) -> None:
         if length < 0 or batch < 1 or not 0 <= rank < size:
             raise ArgumentError(f"Sampler: length {length}, batch {batch}, rank {rank} of {size}: a length of at least "
-                                "0, a batch of at least 1 and a rank in 0..size - 1 are needed", code="GC-SAMPLER")
+                                "0, a batch of at least 1 and a rank in 0..size - 1 are needed")
         self._length, self._rank, self._size, self._batch = length, rank, size, batch
         self._seed, self._shuffle = seed, shuffle
 

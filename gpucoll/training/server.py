@@ -47,10 +47,10 @@ class ParameterServer:
         def check() -> None:
             if not is_whole(servers) or not 0 < servers < comm.size:
                 raise ArgumentError(f"ParameterServer: {servers!r} servers of {comm.size} ranks; at least one must be "
-                                    "a server, and one a worker", code="GC-SERVERS")
+                                    "a server, and one a worker")
             if staleness is not None and not (is_whole(staleness) and staleness >= 0):
                 raise ArgumentError(f"ParameterServer: staleness {staleness!r} is neither None nor a whole number of "
-                                    "at least 0", code="GC-SERVERS")
+                                    "at least 0")
             check_optimizer("ParameterServer", optimizer)
 
         self.parameters = opened("ParameterServer", parameters, comm, check)

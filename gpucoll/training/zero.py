@@ -101,7 +101,7 @@ class ZeRO:
         """Begin a training; without `resumes` the values of the parameters, and the state, are read afterwards."""
         def check() -> None:
             if isinstance(stage, bool) or stage not in STAGES:
-                raise ArgumentError(f"ZeRO: stage {stage!r} is not 1, 2 or 3", code="GC-STAGE")
+                raise ArgumentError(f"ZeRO: stage {stage!r} is not 1, 2 or 3")
             check_optimizer("ZeRO", optimizer)
             check_kind("ZeRO", compression)
             if partner is not None and not isinstance(partner, PartnerCopy):
@@ -275,14 +275,14 @@ class ZeRO:
         asked = type(optimizer).__name__, *optimizer.state_names
         if found.optimizer != asked:
             raise ArgumentError(f"load: {folder} was saved with {' '.join(found.optimizer)}, this is {' '.join(asked)}",
-                                code="GC-CHECKPOINT")
+                                code="GC-FILE")
         given = {name: one.new(one.shape) for name, one in found.like.items()} if parameters is None else parameters
         zero = cls.__new__(cls)
         zero._start(given, comm, optimizer, stage, compression, partner, resumes=False)
         saved, here = ({name: (one.shape, one.dtype) for name, one in like.items()}
                        for like in (found.like, zero._like))
         if saved != here:
-            raise ArgumentError(f"load: {folder} was saved with other parameters", code="GC-CHECKPOINT")
+            raise ArgumentError(f"load: {folder} was saved with other parameters", code="GC-FILE")
         # The arrays and the optimizer may be in use by a training: overwrite both only after all ranks have read.
         own = Portion.blank(zero._like, comm.rank, comm.size, optimizer)
         found.read({name: {PARAMETER: shard, **own.state[name]} for name, shard in own.parameters.items()})

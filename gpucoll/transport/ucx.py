@@ -178,7 +178,7 @@ def messages(ranks: Any, name: str) -> tuple[UcxMessages, UcxMessages] | dict[in
     module, _ = library()
     if context >> module.CONTEXT_BITS or ranks.size >> module.SOURCE_BITS:
         raise BackendError(f"UCX's tags allow {1 << module.CONTEXT_BITS} communicators in the life of a process, and "
-                           f"{1 << module.SOURCE_BITS} ranks", code="GC-COMM")
+                           f"{1 << module.SOURCE_BITS} ranks")
     addresses = [address for address, *_ in everyone]
     base = context << module.CONTEXT_SHIFT
     return (UcxMessages(here, base, ranks.rank, addresses),

@@ -30,7 +30,7 @@ Content: TypeAlias = tuple[int, int]  # chunk of the inputs, contributions
 class ScheduleError(GpucollError):
     """An error in a schedule; the message has rank, round and reason."""
 
-    default_code = "GC-SCHEDULE"
+    default_code = "GC-PROOF"
     step: tuple[int, int, int] | None = None  # rank, round and index (from 0) of the wrong step
 
 

@@ -188,7 +188,7 @@ def of_threads(comm):
     with stream:
         stream.begin_capture()
         assert "CUDA graph" in refused("GC-ALGO", comm.all_reduce, x, algorithm="ring")
-        assert refused("GC-CAPTURED", comm.send, x, comm.rank)
+        assert refused("GC-STREAM", comm.send, x, comm.rank)
         stream.end_capture()
     other = comm.split(0)
     if RUNTIME.getDeviceCount() > 1:

@@ -159,5 +159,5 @@ def test_options(monkeypatch):
     monkeypatch.setenv("GPUCOLL_TIMEOUT", "7")
     one, = gc.init_local(1, deterministic=False, executor="mpi")
     assert (one.timeout, one.check, one.executor) == (7.0, None, "mpi")
-    with pytest.raises(gc.ArgumentError, match=r"GC-CHECK\].*not known"):
+    with pytest.raises(gc.ArgumentError, match=r"GC-OPTION\].*not known"):
         gc.init_local(2, check="often")

@@ -4,6 +4,8 @@ import pickle
 import subprocess
 import sys
 
+import pytest
+
 import gpucoll as gc
 from gpucoll.cli import main
 from harness.refusals import refused
@@ -39,6 +41,11 @@ def test_the_errors_are_the_contracts_and_survive_pickling():
     assert (error.code, error.ranks) == ("GC-PEER", (3,))
     error = pickle.loads(pickle.dumps(gc.ArgumentError("no", code="GC-ROOT", ranks=(1,))))
     assert (type(error), str(error), error.code, error.ranks) == (gc.ArgumentError, "[GC-ROOT] no", "GC-ROOT", (1,))
+
+
+def test_an_object_that_cannot_be_pickled_is_refused():
+    with gc.init_local(1)[0] as comm, pytest.raises(gc.ArgumentError, match=r"GC-ARGUMENT.*cannot be pickled"):
+        comm.broadcast_object(lambda: None)
 
 
 def test_import_starts_neither_mpi_nor_cupy_and_proofs_need_neither():

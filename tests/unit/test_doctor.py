@@ -117,7 +117,7 @@ def test_where_all_is_well_nothing_is_said():
 
 
 @pytest.mark.parametrize(("changes", "code", "serious", "words"), [
-    ({"mpi.library": None, "missing.library": "no libmpi"}, "GC-MPI", True, "no libmpi; pip install"),
+    ({"mpi.library": None, "missing.library": "no libmpi"}, "GC-LAUNCHER", True, "no libmpi; pip install"),
     ({"mpi.mismatch": "another one", "mpi.match": False}, "GC-LAUNCHER", True, "another one"),
     ({"missing.mpiexec": "no mpiexec"}, "GC-LAUNCHER", False, "cannot be launched: no mpiexec"),
     ({"host.shm_free": 1 << 20}, "GC-SHM", True, "1,048,576 bytes free for ranks 0, 1, 2, 3"),
@@ -125,11 +125,11 @@ def test_where_all_is_well_nothing_is_said():
     ({"host.engine": None}, "GC-ENGINE", False, "there is none; with g++"),
     ({"host.cores": 2}, "GC-CORES", False, "ranks 0, 1, 2, 3 share 2 cores of a"),
     ({"test.faults": [FAULT]}, "GC-RESULT", True, "self-test on cpu: scan, ring: 1 elements are wrong on rank 2"),
-    ({**CUDA, "versions.cuda_driver": "12.9"}, "GC-DRIVER", True, "CUDA 12.9, older than CuPy's 13.4"),
+    ({**CUDA, "versions.cuda_driver": "12.9"}, "GC-NO-GPU", True, "CUDA 12.9, older than CuPy's 13.4"),
     ({**CUDA, "versions.nccl": None, "missing.nccl": "no libnccl"}, "GC-NCCL", False, "no libnccl"),
-    ({"host.gpus": [GPU], "missing.cupy": "not there"}, "GC-CUPY", False, "no CuPy: not there"),
-    ({"host.gpus": [GPU, {**GPU, "nvlinks": {"up": 17, "down": 1}}]}, "GC-NVLINK", False, "GPU 1 (01:00.0) of a"),
-    ({"host.gpus": [GPU, {**GPU, "reaches": ["none", "itself"]}]}, "GC-P2P", False, "IOMMU")])
+    ({"host.gpus": [GPU], "missing.cupy": "not there"}, "GC-NO-GPU", False, "no CuPy: not there"),
+    ({"host.gpus": [GPU, {**GPU, "nvlinks": {"up": 17, "down": 1}}]}, "GC-LINK", False, "GPU 1 (01:00.0) of a"),
+    ({"host.gpus": [GPU, {**GPU, "reaches": ["none", "itself"]}]}, "GC-LINK", False, "IOMMU")])
 def test_each_rule_speaks_of_its_matter_alone(changes, code, serious, words):
     found, text = examined(**changes)
     assert [remark["code"] for remark in found["problems"] + found["advice"]] == [code]

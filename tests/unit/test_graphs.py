@@ -287,7 +287,7 @@ def test_a_wrong_file_is_refused_in_a_sentence(tmp_path, capsys, text, said):
     (["bound", "torus(4x4, GBps=0)", "all_gather"], "GBps 0 is no bandwidth"),
     (["bound", "ring(4)", "gather", "--root", "4"], "root 4 is not in 0..3"),
     (["bound", "nothere.toml", "gather"], "cannot read graph nothere.toml"),
-    (["synthesize", "ring(4)", "scan"], "no algorithm is synthesised for scan"),
+    (["synthesize", "ring(4)", "scan"], "[GC-SYNTHESIS] no algorithm is synthesised for scan"),
     (["synthesize", "ring(4)", "all_gather", "-o", "x.txt"], "x.txt ends neither in .py nor in .xml"),
     (["synthesize", "ndv2(4)", "all_gather", "--time-limit", "0"], "no trees were found within the time limit"),
     (["simulate", "all_reduce", "1M", "--topology", "ring(4)", "--ranks", "8"], "has 4 ranks, not 8")])

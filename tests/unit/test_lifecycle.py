@@ -77,7 +77,7 @@ def test_one_thread_closes_all_ranks_and_the_last_one_frees(executor):
         assert slabs() - before == 4
         comm.close()
         comm.close()
-        with pytest.raises(gc.ClosedError):
+        with pytest.raises(gc.ClosedError, match="GC-CLOSED"):
             comm.barrier()
     assert slabs() == before
 

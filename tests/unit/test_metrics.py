@@ -118,7 +118,7 @@ def test_opentelemetry_reads_the_counters():
 def test_opentelemetry_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.setenv("GPUCOLL_METRICS", "otel")
-    with pytest.raises(gc.BackendError, match=r"GC-METRICS.*pip install opentelemetry-sdk"):
+    with pytest.raises(gc.BackendError, match=r"GC-OPTION.*pip install opentelemetry-sdk"):
         gc.init_local(1)
 
 
@@ -213,7 +213,7 @@ def test_labels_are_escaped():
                                     "port:-1", "otel:", "summary"])
 def test_unknown_values_are_refused_at_the_start(monkeypatch, wanted):
     monkeypatch.setenv("GPUCOLL_METRICS", wanted)
-    with pytest.raises(gc.ArgumentError, match=r"GC-METRICS.*file:F\.prom.*port:9400"):
+    with pytest.raises(gc.ArgumentError, match=r"GC-OPTION.*file:F\.prom.*port:9400"):
         gc.init_local(1)
 
 
@@ -221,5 +221,5 @@ def test_a_port_that_is_taken_and_a_folder_that_is_not_there(monkeypatch, tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as server:
         for wanted in (f"port:{server.getsockname()[1]}", f"file:{tmp_path}/none/F.prom"):
             monkeypatch.setenv("GPUCOLL_METRICS", wanted)
-            with pytest.raises(gc.BackendError, match="GC-METRICS"):
+            with pytest.raises(gc.BackendError, match="GC-OPTION"):
                 gc.init_local(1)

@@ -43,7 +43,7 @@ def test_words_that_are_no_signature_stand_for_themselves():
 @pytest.mark.parametrize(("unlike", "code"), [
     ({"collective": "reduce"}, "GC-COLLECTIVE"), ({"dtype": "int8"}, "GC-DTYPE"), ({"shape": (6,)}, "GC-SHAPE"),
     ({"op": "max"}, "GC-OP"), ({"root": 1}, "GC-ROOT"), ({"nbytes": 25}, "GC-COUNTS"),
-    ({"algorithm": "ring"}, "GC-ALGO"), ({"header": "split"}, "GC-CALL"), ({"lengths": "5d1c"}, "GC-CALL"),
+    ({"algorithm": "ring"}, "GC-ALGO"), ({"header": "split"}, "GC-MISMATCH"), ({"lengths": "5d1c"}, "GC-MISMATCH"),
     ({"root": 1, "algorithm": "ring"}, "GC-ROOT")])
 def test_the_first_unlike_field_has_the_code(unlike, code):
     assert code_of_difference([CALLS[0], CALLS[0]._replace(**unlike)]) == code

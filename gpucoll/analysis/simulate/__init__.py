@@ -136,7 +136,7 @@ def _case(collective: str, algorithm: str, size: int, topology: Links | None, ro
     topology = shipped(DEFAULT) if topology is None else checked(topology)
     most = MOST_RANKS if topology.is_uniform else MOST_UNLIKE
     if size > most:
-        raise ArgumentError(f"at most {most} ranks are simulated on {topology.name}, not {size}", code="GC-RANKS")
+        raise ArgumentError(f"at most {most} ranks are simulated on {topology.name}, not {size}", code="GC-SIZE")
     nodes = topology.nodes(size)
     return Case(entry, algorithm, size, entry.given(root, segments, nodes)), Routes(topology, size)
 
