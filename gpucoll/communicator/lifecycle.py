@@ -80,7 +80,7 @@ class Lifecycle:
         self.preflight: Preflight | None = None  # read by the guard in every wait
         self._flight = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
         rank, threads = link.place.rank, isinstance(link, LocalLink)
-        self._observers = observers_of(rank, os.environ, self.waits.blocks)
+        self._observers = observers_of(rank, os.environ)
         self._exporters = exporters(os.environ, rank, lambda: 0 if threads else gpu_index(link.place))
         for exporter in self._exporters:
             exporter.add(self.clock.sums, rank, threads=threads)

@@ -9,7 +9,7 @@
     stragglers   `gpucoll report DIR --stragglers`: the rank that delays the others
     shares       own delay, waiting and moving: the three shares of every call's time, for `stats`
     device_shares  the shares of calls on a GPU, from events
-    metrics      these shares for Prometheus and OpenTelemetry: GPUCOLL_METRICS
+    metrics      these shares for Prometheus: GPUCOLL_METRICS
     summary      the calls that took most time, at the end of a job: GPUCOLL_SUMMARY
     guard        the hook of every wait: raises an error when an awaited rank has died or aborted
     preflight    compares the ranks' calls before data is sent; closing: ranks that close instead

@@ -22,8 +22,7 @@ from gpucoll.health.preflight import Deferred
 from gpucoll.health.shares import CallShares
 from gpucoll.progress.operations import Operation, throw
 
-RANGES = ("nvtx", "profiler")  # levels of GPUCOLL_DEBUG with ranges for NVIDIA's tools and for PyTorch's profiler
-LEVELS = ("info", "detail", *RANGES)
+LEVELS = ("info", "detail", "nvtx")
 PHASES = ("before", "after_send", "after")
 DEEDS = ("sigkill", "sigstop", "raise", "delay", "corrupt")
 DELAY = 1.0  # seconds of the fault "delay": long enough that the other ranks have to wait
@@ -172,44 +171,21 @@ class Log:
 
 
 class Ranges:
-    """The observer for the levels of `RANGES`: each call is a range, named in words, in the timeline of a profiler.
+    """The observer for GPUCOLL_DEBUG=nvtx: each call is a range, named in words, in the timeline of Nsight Systems."""
 
-    `nvtx` needs the package nvtx and shows the ranges in Nsight Systems, `profiler` needs PyTorch. `blocks()` returns
-    whether this thread is in a blocking call.
-    """
-
-    def __init__(self, level: str, blocks: Callable[[], bool]) -> None:
-        self._changes_threads = level == "nvtx"
-        self._blocks = blocks
-        self._began: Callable[[str], Callable[[], None]] = _profiled if level == "profiler" else _in_nvtx
+    def __init__(self) -> None:
         try:
-            self._began("gpucoll")()
+            import nvtx
         except ImportError as error:
-            package = "nvtx" if level == "nvtx" else "torch"
-            raise ArgumentError(f"GPUCOLL_DEBUG={level}: {error}; pip install {package}", code="GC-OPTION") from None
-        self._end: Callable[[], None] | None = None
+            raise ArgumentError(f"GPUCOLL_DEBUG=nvtx: {error}; pip install nvtx", code="GC-OPTION") from None
+        self._nvtx, self._range = nvtx, None
 
     def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
         if phase == "before":
-            self._end = self._began(described(request.description))
-        # PyTorch's range ends in the thread of its begin: an asynchronous call may go on in the progress thread.
-        elif self._end is not None and (phase != "after_send" or not (self._changes_threads or self._blocks())):
-            self._end()
-            self._end = None
-
-
-def _in_nvtx(words: str) -> Callable[[], None]:
-    """Begin a range of NVTX; return the function that ends the range, in any thread."""
-    import nvtx
-
-    return functools.partial(nvtx.end_range, nvtx.start_range(words, domain="gpucoll"))
-
-
-def _profiled(words: str) -> Callable[[], None]:
-    """Begin a range of PyTorch's profiler; return the function that ends the range, in this thread."""
-    from torch.autograd.profiler import record_function
-
-    return functools.partial(record_function(words).__enter__().__exit__, None, None, None)
+            self._range = self._nvtx.start_range(described(request.description), domain="gpucoll")
+        elif phase != "after_send" and self._range is not None:  # an asynchronous call may end in another thread
+            self._nvtx.end_range(self._range)
+            self._range = None
 
 
 def logger() -> logging.Logger:
@@ -280,17 +256,14 @@ def observed(call: Call, observers: Sequence[CallObserver], comparison: Comparis
     return ObservedCall(call, observers, comparison, shares) if observers or comparison or shares else call
 
 
-def observers_of(rank: int, environment: Mapping[str, str], blocks: Callable[[], bool]) -> list[CallObserver]:
-    """Return the observers requested by GPUCOLL_DEBUG and GPUCOLL_FAULT; raise ArgumentError for unknown values.
-
-    `blocks()` is whether the current thread is in a blocking call.
-    """
+def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver]:
+    """Return the observers requested by GPUCOLL_DEBUG and GPUCOLL_FAULT; raise ArgumentError for unknown values."""
     found: list[CallObserver] = []
     level, fault = environment.get("GPUCOLL_DEBUG", ""), environment.get("GPUCOLL_FAULT", "")
     if level and level not in LEVELS:
         raise ArgumentError(f"GPUCOLL_DEBUG={level!r}{nearest(level, LEVELS)}", code="GC-OPTION")
-    if level in RANGES:
-        found.append(Ranges(level, blocks))
+    if level == "nvtx":
+        found.append(Ranges())
     elif level:
         found.append(Log(rank, level, logger()))
     if fault and (chosen := Fault.of(fault)).rank == rank:

@@ -1,8 +1,7 @@
 """`gpucoll report DIR`: the last state of every rank, from the files of the flight recorder.
 
 Calls of a communicator are compared by number: ranks in the same call have recorded the same description. The report
-names the first call in which ranks differ, the last call of each rank, the missing ranks, and the ranks awaited the
-longest.
+names the first call in which ranks differ, the last call of each rank, the missing ranks, and the latest ranks.
 Times are by the clock of rank 0's host, with an error measured at the start for the ranks of other hosts.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import json
-import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 from gpucoll.errors import ArgumentError, with_noun
 from gpucoll.health.flight import CLOSED, Story, read
-from gpucoll.health.stragglers import clock_error, straggler
+from gpucoll.health.stragglers import clock_error, ranked, straggler
 from gpucoll.health.stragglers import lines as lines_by_rank
 
 
@@ -49,7 +47,7 @@ def summary(group: str, ranks: Sequence[Story]) -> dict[str, Any]:
             # Behind the furthest call, except ranks that have closed the communicator.
             "missing": sorted(rank for rank, call in ends.items()
                               if call is None or (call.number < furthest and call.description != CLOSED)),
-            "clock_error": clock_error(ranks) / 1e9, "stragglers": stragglers(ranks)}
+            "clock_error": clock_error(ranks) / 1e9, "delays": ranked({group: ranks})}
 
 
 def divergence(ranks: Sequence[Story]) -> dict[str, Any] | None:
@@ -62,25 +60,6 @@ def divergence(ranks: Sequence[Story]) -> dict[str, Any] | None:
         if len(by_number[number]) > 1:
             return {"call": number, "who": dict(by_number[number])}
     return None
-
-
-def stragglers(ranks: Sequence[Story]) -> list[dict[str, Any]]:
-    """Return the ranks that came last to calls, and the seconds by which they came after the median; worst first."""
-    began: dict[int, dict[int, int]] = collections.defaultdict(dict)
-    for story in ranks:
-        for call in story.calls:
-            began[call.number][story.rank] = call.began
-    waited: collections.Counter[int] = collections.Counter()
-    came_last: collections.Counter[int] = collections.Counter()
-    for times in began.values():
-        # Only calls recorded by all ranks count.
-        if len(times) == len(ranks) > 1:
-            last = max(times, key=times.__getitem__)
-            came_last[last] += 1
-            # Compare with the median and not the first: a single early rank must not make the last rank look late.
-            waited[last] += times[last] - int(statistics.median(times.values()))
-    return [{"rank": rank, "came_last": came_last[rank], "seconds": nanoseconds / 1e9}
-            for rank, nanoseconds in waited.most_common()]
 
 
 def timeline(groups: dict[str, list[Story]]) -> dict[str, Any]:
@@ -112,8 +91,8 @@ def lines(found: dict[str, Any]) -> Iterable[str]:
         yield f"  missing in call {found['calls']}: {with_noun(found['missing'])}"
     if found["clock_error"]:
         yield f"  clocks of the hosts: times of two ranks compare to within {1e6 * found['clock_error']:.0f} us"
-    for one in found["stragglers"][:3]:
-        yield f"  rank {one['rank']} came last to {one['came_last']} calls: {one['seconds']:.6f} s waited for it"
+    for one in found["delays"][:3]:
+        yield f"  rank {one['rank']} was late for {one['calls']} calls: {one['seconds']:.6f} s"
 
 
 def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = False) -> str:
