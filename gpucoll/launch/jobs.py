@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
                 "job; set the same secret on all hosts\n")
         store = "" if job.standalone else text_of(job.rendezvous)
         return standalone.Job(lambda parent: _rank_command(job, f"--parent={parent}", store), own,
-                              tag=job.tag_output, survive=job.survive).run()
+                              survive=job.survive).run()
     mpiexec = launchers.find_mpiexec()
     if mpiexec is None:
         say(f"{PROGRAM}: no mpiexec beside this Python or on the PATH: pip install 'gpucoll[mpich]', or with "
@@ -73,10 +73,6 @@ def parser() -> Parser:
     flags.add_argument("--node-rank", "--node_rank", type=_whole, metavar="K", help="number of this host, from 0")
     flags.add_argument("--rendezvous", type=_place, metavar="HOST:PORT",
                         help="address and free port of host 0, where the ranks connect")
-    outputs = flags.add_mutually_exclusive_group()
-    outputs.add_argument("--tag-output", action="store_true", help="begin each line of output with its rank")
-    outputs.add_argument("--redirect", metavar="DIR", help="write the output of rank 0 to DIR/rank0.out and rank0.err, "
-                                                          "and so on")
     flags.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
     flags.add_argument("script", help="the Python program")
     flags.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
@@ -98,11 +94,6 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         refuse(PROGRAM, f"there is no module {options.script!r}")
     if not options.module and not Path(options.script).is_file():
         refuse(PROGRAM, f"there is no file {options.script!r}")
-    if options.redirect is not None:
-        try:
-            Path(options.redirect).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            refuse(PROGRAM, f"--redirect: {error}")
     return options
 
 
@@ -167,8 +158,7 @@ def command(mpiexec: str, version: str, job: argparse.Namespace, *place: str, ro
     """
     each = job.nproc_per_node
     ranks = each * max(len(job.hosts), 1)
-    options = launchers.mpiexec_options(launchers.vendor_of(version), per_host=each, hosts=job.hosts, root=root,
-                                        tag=job.tag_output)
+    options = launchers.mpiexec_options(launchers.vendor_of(version), per_host=each, hosts=job.hosts, root=root)
     return [mpiexec, "-n", str(ranks), *options, *_rank_command(job, *place)]
 
 
@@ -178,7 +168,7 @@ def _rank_command(job: argparse.Namespace, *place: str) -> list[str]:
     `place` is ``--launcher`` and the first rank's address:port; or ``--parent``, if the environment has the rank's
     variables, and the store of ranks on several hosts, else "".
     """
-    how = [*(["--module"] if job.module else []), *([f"--redirect={job.redirect}"] if job.redirect else [])]
+    how = ["--module"] if job.module else []
     return [sys.executable, "-m", "gpucoll.launch.jobs", *how, *place, job.script, *job.arguments]
 
 
@@ -201,7 +191,6 @@ def run_rank(arguments: Sequence[str]) -> None:
     """Run a program as a rank; `arguments` are the options and the place, see `_rank_command`, and the program's."""
     parser = Parser(PROGRAM)
     parser.add_argument("--module", action="store_true")
-    parser.add_argument("--redirect")
     parser.add_argument("--parent")
     parser.add_argument("--launcher")
     parser.add_argument("first")
@@ -215,24 +204,13 @@ def run_rank(arguments: Sequence[str]) -> None:
                 "MPI's\n")
             raise SystemExit(1)
         os.environ.update(own)
-    rank = int(os.environ["RANK"])
-    if options.redirect:
-        _redirect(Path(options.redirect), rank)
     if options.parent:
-        standalone.follow(options.parent, rank)
+        standalone.follow(options.parent, int(os.environ["RANK"]))
         if options.first:
             places.follow(options.first)
     else:
         mpi_jobs.keep(options.launcher)
     _run_program(options.script, options.given, is_module=options.module)
-
-
-def _redirect(folder: Path, rank: int) -> None:
-    """Redirect standard output and error of this process to files named after the rank."""
-    # By descriptor: output of C libraries and child processes is redirected, too.
-    for number, name in ((1, "out"), (2, "err")):
-        with open(folder / f"rank{rank}.{name}", "wb") as file:
-            os.dup2(file.fileno(), number)
 
 
 def _run_program(script: str, given: Sequence[str], *, is_module: bool) -> None:

@@ -203,12 +203,11 @@ def find_mpiexec() -> str | None:
 
 
 def mpiexec_options(vendor: Vendor | None, *, per_host: int = 1, hosts: Sequence[str] = (), oversubscribe: bool = True,
-                    root: bool | None = None, tag: bool = False) -> list[str]:
+                    root: bool | None = None) -> list[str]:
     """Return mpiexec's options after ``-n``, for `per_host` ranks on each of `hosts`, or on this host without hosts.
 
     Open MPI needs an option to run more ranks than cores (`oversubscribe`), which also gives the ranks of a host
-    consecutive numbers, and an option to run as `root` (None: find out). With `tag`, each line of output begins with
-    the rank.
+    consecutive numbers, and an option to run as `root` (None: find out).
 
     >>> mpiexec_options(vendor_of("HYDRA"), per_host=2, hosts=("a", "b"))
     ['-hosts', 'a,b', '-ppn', '2']
@@ -216,9 +215,7 @@ def mpiexec_options(vendor: Vendor | None, *, per_host: int = 1, hosts: Sequence
     ['--map-by', 'slot:OVERSUBSCRIBE', '--allow-run-as-root']
     """
     if vendor is None or vendor.name != "openmpi":
-        return [*(["-hosts", ",".join(hosts), "-ppn", str(per_host)] if hosts else []),
-                *(["-prepend-rank"] if tag else [])]
+        return ["-hosts", ",".join(hosts), "-ppn", str(per_host)] if hosts else []
     root = os.geteuid() == 0 if root is None else root
     return [*(["--host", ",".join(f"{host}:{per_host}" for host in hosts)] if hosts else []),
-            *(["--map-by", "slot:OVERSUBSCRIBE"] if oversubscribe else []), *(["--allow-run-as-root"] if root else []),
-            *(["--tag-output"] if tag else [])]
+            *(["--map-by", "slot:OVERSUBSCRIBE"] if oversubscribe else []), *(["--allow-run-as-root"] if root else [])]

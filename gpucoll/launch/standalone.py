@@ -15,20 +15,17 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from gpucoll.core.output import attempt, say, write_all
+from gpucoll.core.output import attempt, say
 from gpucoll.errors import RankFailedError, RevokedError
 from gpucoll.launch import bootstrap
 
 GRACE = 5.0  # seconds for ranks to end after a rank has failed, or after an interrupt, before SIGKILL
 SAVE = 30.0  # seconds for ranks to end after SIGTERM: batch systems send SIGTERM so that programs can save their state
-# Seconds for the last output, at the end: a leftover process may keep a rank's output open, without an end of file.
-DRAIN = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PDEATHSIG = 1  # prctl's number of PR_SET_PDEATHSIG
 
@@ -46,23 +43,14 @@ class Parent(NamedTuple):
     ticket: int
 
 
-def _pass_on(rank: int, stream: BinaryIO, target: int, turn: threading.Lock) -> None:
-    """Copy a rank's output line by line, each line with the rank's number in front. The body of a thread."""
-    for line in stream:
-        # Keep reading after the output has lost its reader: the rank must not block in a full pipe. By descriptor: a
-        # thread that waits here at the end of the launcher must not hold the lock of Python's stream.
-        with contextlib.suppress(OSError), turn:
-            write_all(target, f"[{rank}] ".encode() + line.removesuffix(b"\n") + b"\n")
-
-
 class Job:
     """The ranks of a job; `command` returns a rank's command line, given the text of `Parent`."""
 
     def __init__(self, command: Callable[[str], Sequence[str]], variables: Sequence[Mapping[str, str]], *,
-                 tag: bool, survive: bool = False) -> None:
-        # `variables` are the environment variables of each rank; with `tag`, each line of output begins with the rank.
-        # With `survive` a rank that fails does not end the others.
-        self._command, self._variables, self._tag, self._survive = command, variables, tag, survive
+                 survive: bool = False) -> None:
+        # `variables` are the environment variables of each rank. With `survive` a rank that fails does not end the
+        # others.
+        self._command, self._variables, self._survive = command, variables, survive
         self._lost, self._ends_well = 0, False  # the status of the first rank lost; whether any rank has ended well
         self._status: int | None = None  # the job's exit status, once decided
         self._waiting: set[int] = set()  # ranks ended by an exception and waiting to be killed
@@ -80,36 +68,27 @@ class Job:
                 # An ignored signal (as under nohup) stays ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._loop.add_signal_handler(number, self._interrupted, number)
-            outputs = self._start()
+            self._start()
             self._loop.run_forever()
-            late = time.monotonic() + DRAIN
-            for thread in outputs:
-                thread.join(max(0.0, late - time.monotonic()))
         return self._status or (0 if self._ends_well else self._lost)
 
-    def _start(self) -> list[threading.Thread]:
-        """Start all ranks; return the threads that copy the ranks' output."""
+    def _start(self) -> None:
+        """Start all ranks."""
         reports, report = os.pipe()
         self._loop.add_reader(reports, self._take_reports, reports)
         ticket, give = os.pipe()
         os.write(give, b"1")
-        parent, outputs = f"{os.getpid()}:{report}:{ticket}", subprocess.PIPE if self._tag else None
-        threads, turns = [], (threading.Lock(), threading.Lock())
+        parent = f"{os.getpid()}:{report}:{ticket}"
         try:
             for own in self._variables:
                 rank = int(own["RANK"])  # among the ranks of all hosts
                 process = subprocess.Popen(self._command(parent), env={**os.environ, **own}, start_new_session=True,
-                                           stdin=None if rank == 0 else subprocess.DEVNULL, stdout=outputs,
-                                           stderr=outputs, pass_fds=[report, ticket])
+                                           stdin=None if rank == 0 else subprocess.DEVNULL,
+                                           pass_fds=[report, ticket])
                 self._ranks[rank] = process
                 # The event loop watches a process descriptor: no polling, and no handler of SIGCHLD.
                 handle = os.pidfd_open(process.pid)
                 self._loop.add_reader(handle, self._ended, rank, handle)
-                for stream, target, turn in zip((process.stdout, process.stderr), (1, 2), turns, strict=True):
-                    if stream is not None:
-                        threads.append(threading.Thread(target=_pass_on, args=[rank, stream, target, turn],
-                                                        daemon=True))
-                        threads[-1].start()
         except BaseException:
             self._signal(signal.SIGKILL)
             raise
@@ -117,7 +96,6 @@ class Job:
             # Only ranks keep these ends: `reports` ends with the last rank, and an empty `ticket` reads as its end.
             for end in (report, ticket, give):
                 os.close(end)
-        return threads
 
     def _break_off(self, loop: Any, context: Mapping[str, Any]) -> None:
         """End the job after an error in a callback of the launcher: ranks must not stay without a watch."""

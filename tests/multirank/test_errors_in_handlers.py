@@ -70,8 +70,7 @@ def ended(process, token, within=0.0):
 
 
 @pytest.mark.parametrize("output", ["full", "no reader", "closed"])
-@pytest.mark.parametrize("options", [STANDALONE, [], *(pytest.param([*STANDALONE, option], marks=pytest.mark.slow)
-                                                       for option in ("--survive", "--tag-output"))])
+@pytest.mark.parametrize("options", [STANDALONE, [], pytest.param([*STANDALONE, "--survive"], marks=pytest.mark.slow)])
 def test_a_failure_ends_the_job_whatever_happens_to_its_output(launcher, tmp_path, options, output):
     (tmp_path / "job.py").write_text(FAILS)
     words = command("run", *options, "-n", 2, tmp_path / "job.py")

@@ -66,7 +66,6 @@ def test_the_exit_code_is_the_jobs(launcher, script, text, code):
 
 def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
     monkeypatch.setattr(jobs, "gpu_count", lambda: 0)
     for arguments, words in (
             ([], "required: script"), (["--nproc-per-node", "0", "x.py"], "'0' is not a positive number"),
@@ -74,16 +73,12 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypa
             (["--hosts", "a,,b", "x.py"], "'a,,b' is not a list"), (["--frob", "x.py"], "--frob"),
             (["-n", "many", "x.py"], "'many' is not a positive number of ranks, nor auto"),
             (["-n", "gpu", "x.py"], "CuPy finds no GPU here"), (["-m", "no_such.module"], "no module 'no_such.module'"),
-            (["-m", ".x"], "no module '.x'"), (["--standalone", "--hosts", "a", "x.py"], "give only one option"),
-            (["--tag-output", "--redirect", "a", "x.py"], "not allowed with"),
-            (["--redirect", "file/x", "file"], "--redirect: ")):
+            (["-m", ".x"], "no module '.x'"), (["--standalone", "--hosts", "a", "x.py"], "give only one option")):
         assert words in refused(capsys, jobs.main, arguments, "gpucoll run")
 
 
-HERE = Namespace(nproc_per_node=3, hosts=(), script="x.py", arguments=["-v"], module=False, redirect=None,
-                 tag_output=False)
+HERE = Namespace(nproc_per_node=3, hosts=(), script="x.py", arguments=["-v"], module=False)
 THERE = Namespace(**{**vars(HERE), "nproc_per_node": 2, "hosts": ("a", "b"), "arguments": []})
-LOGGED = Namespace(**{**vars(HERE), "module": True, "redirect": "logs", "tag_output": True})
 
 
 @pytest.mark.parametrize(("version", "job", "root", "options"), [
@@ -97,15 +92,6 @@ def test_every_vendors_command_line(version, job, root, options):
     found = jobs.command("mpiexec", version, job, "--launcher=x", "a:1", root=root)
     assert found == ["mpiexec", *options, sys.executable, "-m", "gpucoll.launch.jobs", "--launcher=x", "a:1", "x.py",
                      *job.arguments]
-
-
-@pytest.mark.parametrize(("version", "tag"), [
-    ("HYDRA build details:", ["-prepend-rank"]), ("Intel(R) MPI Library", ["-prepend-rank"]),
-    ("mpiexec (Open MPI) 5.0", ["--map-by", "slot:OVERSUBSCRIBE", "--tag-output"])])
-def test_what_ranks_do_with_their_output_is_passed_on(version, tag):
-    found = jobs.command("mpiexec", version, LOGGED, "a:1", root=False)
-    assert found == ["mpiexec", "-n", "3", *tag, sys.executable, "-m", "gpucoll.launch.jobs", "--module",
-                     "--redirect=logs", "a:1", "x.py", "-v"]
 
 
 @pytest.mark.parametrize(("gpus", "auto"), [(0, 3), (2, 2)])
