@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 
 
@@ -137,6 +136,8 @@ def nearest(name: object, known: Iterable[str]) -> str:
     '; did you mean ring? known: ring, tree'
     """
     names = list(known)
+    import difflib
+
     guess = difflib.get_close_matches(str(name), names, 1)
     return (f"; did you mean {guess[0]}?" if guess else ";") + " known: " + ", ".join(names)
 

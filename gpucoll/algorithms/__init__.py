@@ -12,7 +12,6 @@ import functools
 import importlib
 import numbers as numbers_abc
 import operator
-import pkgutil
 import re
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
@@ -311,6 +310,8 @@ def phase(kind: str) -> Callable[[Make], Make]:
 @functools.cache
 def registry() -> dict[tuple[str, str], Algorithm]:
     """Return all algorithms by (collective, name); the first call imports the sibling files."""
+    import pkgutil
+
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return dict(sorted(_REGISTRY.items()))

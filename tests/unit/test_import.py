@@ -12,9 +12,9 @@ import gpucoll as gc
 MOST = 130  # of gpucoll's own modules
 # Modules of the standard library that cost milliseconds, and packages of gpucoll that few programs use.
 FORBIDDEN = {
-    "bz2", "concurrent.futures", "email", "http", "importlib.resources", "lzma", "shutil", "ssl", "subprocess",
-    "tempfile", "tomllib", "xml", "zipfile", "cupy", "filelock", "matplotlib", "ml_dtypes", "mpi4py", "platformdirs",
-    "torch", *(f"gpucoll.{room}" for room in (
+    "bz2", "concurrent.futures", "difflib", "email", "http", "importlib.resources", "lzma", "pkgutil", "shutil", "ssl",
+    "statistics", "subprocess", "tempfile", "tomllib", "xml", "zipfile", "cupy", "filelock", "matplotlib", "ml_dtypes",
+    "mpi4py", "platformdirs", "prometheus_client", "torch", *(f"gpucoll.{room}" for room in (
         "analysis.draw", "analysis.document", "block_scaled", "cli", "device.emulated", "distributed", "emulation",
         "executors.nccl", "executors.peer", "lab", "mpi", "msccl", "precheck", "torch", "training"))}
 LOADED = "import json, sys, numpy; before = set(sys.modules); import gpucoll; " \

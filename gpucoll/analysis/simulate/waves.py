@@ -7,7 +7,6 @@ made at once. For other algorithms the schedules of all ranks are replayed one b
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -139,7 +138,7 @@ def one_by_one(case: Case) -> Iterator[Wave]:
     # Counting the messages of all ranks would take as long as the replay: the median of a sample decides.
     some = sorted({*range(0, case.size, -(-case.size // 8)), case.size - 1})
     most = 2 * ONE_BY_ONE // case.size
-    if statistics.median_low(_counted(case, rank, most) for rank in some) > most:
+    if sorted(_counted(case, rank, most) for rank in some)[(len(some) - 1) // 2] > most:
         raise ArgumentError(f"more than {TOGETHER >> 20} Mi messages ({ONE_BY_ONE >> 20} Mi where ranks are not "
                             "alike): ask for fewer ranks or segments", code="GC-SIMULATE")
     yield from waves_of([case.schedule(rank) for rank in range(case.size)])
