@@ -9,6 +9,8 @@ import time
 from types import SimpleNamespace
 from unittest import mock
 
+import pytest
+
 import gpucoll as gc
 from gpucoll import doctor
 from gpucoll.analysis.graphs.link_graph import load_graph
@@ -55,6 +57,7 @@ def measured(comm, pair, hosts):
         return {tuple(link["ranks"]): link["slow"] for link in probes.measure(planted, hosts, 60.0)["pairs"]}
 
 
+@pytest.mark.slow
 def test_a_delaying_link_is_found_and_named(ranks):
     everyone = ranks(measured, 4, (0, 3), "abac", timeout=seconds(60))
     assert sorted(everyone[0]) == [(one, two) for one in range(4) for two in range(one + 1, 4)]

@@ -294,6 +294,7 @@ def test_what_is_closed_is_gone(ranks, count, env, request):
     ranks(gone, 3, count, True, env=env, timeout=1200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", WAYS)
 def test_what_is_dropped_is_gone(ranks, env, request):
     """A dropped communicator frees files, mappings and threads; MPI's part stays, since MPI frees collectively."""
@@ -302,7 +303,8 @@ def test_what_is_dropped_is_gone(ranks, env, request):
     ranks(gone, 3, 40, False, env=env, timeout=1200)
 
 
-@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+@pytest.mark.parametrize("is_closed", [pytest.param(True, id="closed", marks=pytest.mark.slow),
+                                       pytest.param(False, id="dropped")])
 @pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.nightly)])
 def test_what_threads_close_is_gone(count, is_closed):
     on_threads(3, gone, count, is_closed)

@@ -70,7 +70,8 @@ def ended(process, token, within=0.0):
 
 
 @pytest.mark.parametrize("output", ["full", "no reader", "closed"])
-@pytest.mark.parametrize("options", [STANDALONE, [], pytest.param([*STANDALONE, "--survive"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", [STANDALONE, *(pytest.param(options, marks=pytest.mark.slow)
+                                                 for options in ([], [*STANDALONE, "--survive"]))])
 def test_a_failure_ends_the_job_whatever_happens_to_its_output(launcher, tmp_path, options, output):
     (tmp_path / "job.py").write_text(FAILS)
     words = command("run", *options, "-n", 2, tmp_path / "job.py")
@@ -126,10 +127,11 @@ def test_every_callback_runs_at_sigterm_whatever_the_others_raise(tmp_path):
 
 
 @pytest.mark.parametrize(("end", "code"), [
-    ("sys.exit(3)", 3), ("os._exit(9)", 9), ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+    ("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+    pytest.param("os._exit(9)", 9, marks=pytest.mark.slow),
     pytest.param("os._exit(7)", 7, marks=pytest.mark.slow), pytest.param("raise KeyError", 1, marks=pytest.mark.slow),
     pytest.param("os.kill(os.getpid(), signal.SIGSEGV)", 139, marks=pytest.mark.slow),
-    ("os.kill(os.getpid(), signal.SIGTERM)", 143)])
+    pytest.param("os.kill(os.getpid(), signal.SIGTERM)", 143, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [[], pytest.param(STANDALONE, marks=pytest.mark.slow)])
 def test_a_ranks_end_is_the_jobs_exit_code(launcher, tmp_path, options, end, code):
     (tmp_path / "job.py").write_text("import os, signal, sys, time\nif os.environ['RANK'] == '1':\n"
@@ -164,7 +166,8 @@ def test_a_rank_that_does_not_end_at_sigterm_is_killed(launcher, tmp_path):
     assert "rank 1 ended with status 5; the other ranks are ended" in job.stderr or "Open MPI" in launcher.version
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.slow)
+                                                   for one in (signal.SIGTERM, signal.SIGHUP))])
 @pytest.mark.parametrize("options", [[], pytest.param(STANDALONE, marks=pytest.mark.slow)])
 def test_a_signal_to_the_launcher_is_its_exit_code(launcher, tmp_path, options, number):
     (tmp_path / "job.py").write_text(WAITS)

@@ -102,6 +102,7 @@ def test_the_reason_of_a_failed_call_on_a_gpu_travels(told):
         assert "out of memory" in rows[rank]["text"], rows
 
 
+@pytest.mark.slow
 def test_a_communicator_of_nccl_that_comes_after_the_deadline_is_aborted(told):
     rows = told("hung")["hung"]
     for row in rows.values():

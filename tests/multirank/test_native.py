@@ -174,6 +174,7 @@ with gc.init(timeout=60) as world, gc.Communicator.from_mpi(world.mpi, timeout=f
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_stops_in_mpis_blocking_call_ends_the_job_at_the_deadline(mpiexec):
     job = mpiexec(2, sys.executable, "-c", STOPS, str(seconds(4.0)))
     assert job.returncode != 0

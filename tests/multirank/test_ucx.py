@@ -29,9 +29,9 @@ pytestmark = pytest.mark.skipif(MODULE is None, reason=f"UCX is not installed: {
 
 
 @pytest.mark.parametrize(("hosts", "ranks", "program"), [
-    (2, 2, ["calls"]), (2, 1, ["points"]), (2, 2, ["unlike"]), (2, 1, ["unlike"]),
+    (2, 2, ["calls"]), (2, 1, ["points"]), (2, 1, ["unlike"]),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        (2, 2, ["calls", "ucx"]), (2, 1, ["calls"]), (2, 2, ["points"]), (4, 1, ["calls"]),
+        (2, 2, ["calls", "ucx"]), (2, 1, ["calls"]), (2, 2, ["points"]), (4, 1, ["calls"]), (2, 2, ["unlike"]),
         (3, 1, ["unlike"]), (2, 2, ["unlike", "ucx"])])])
 def test_calls_and_messages(hosts, ranks, program):
     outputs, codes = on_hosts(ranks, *program, secrets=["s"] * hosts)
