@@ -120,27 +120,6 @@ def test_power_sgd_goes_on_from_what_is_nothing_or_no_number(dtype, scale, first
     on_threads(2, revived, dtype, scale, first)
 
 
-@pytest.mark.parametrize("name", [name for name in COMPRESSIONS if name != "none"])
-def test_a_compression_serves_another_trainer(name):
-    """With the same names in other buckets, dtypes or shapes, a compression keeps only the fitting losses."""
-    def program(comm):
-        compression = COMPRESSIONS[name]()
-        for sizes, kind, bucket_bytes in (((50, 30), "f4", 1 << 20), ((50, 30), "f4", 100), ((50, 30), "f8", 1 << 20),
-                                          ((7, 90), "f4", 1 << 20)):
-            weights = {str(number): numpy.zeros((size, 4), kind) for number, size in enumerate(sizes)}
-            trainer = training.DataParallel(weights, comm, bucket_bytes, compression)
-            for step in range(2):
-                for label, weight in weights.items():
-                    trainer.ready(label, numpy.random.default_rng(step).standard_normal(weight.shape).astype(kind))
-                trainer.finish()
-                assert all(numpy.isfinite(row).all() for row in trainer.gradients.values())
-            lost = compression.lost
-            assert {label: (row.shape, row.dtype) for label, row in lost.items()} == {
-                label: (weight.shape, weight.dtype) for label, weight in weights.items()}
-
-    on_threads(2, program)
-
-
 def counted(comm, stage):
     """Uncompressed parameters are counted, too; a reduce-scatter sends half of an all-reduce."""
     both = training.Policy({"bias": training.Exact(), "w": (short := training.Cast("float16")), "v": short})

@@ -9,9 +9,8 @@ import pytest
 
 import gpucoll as gc
 from gpucoll import Copy, Recv, RecvReduce, Reduce, Send, Slice
-from gpucoll.algorithms import Traits, find
+from gpucoll.algorithms import Traits
 from gpucoll.analysis.draw import draw
-from gpucoll.analysis.simulate import simulate
 from gpucoll.analysis.verify import verify
 from gpucoll.tuner.choice import allowed, scheduled
 from gpucoll.verify.user import Claim, proved
@@ -195,15 +194,6 @@ def test_it_is_a_name_like_any_other():
         gc.schedule("all_to_all", "hierarchical(direct,mine_too)", rank=0, size=4)
 
 
-def test_costs_are_counted_where_there_are_no_formulas():
-    gc.algorithm("all_reduce", "counted", chunks=1)(ring)
-    gc.algorithm("all_reduce", "told", chunks=1, rounds="P - 1", path="(P - 1) * N", sent="(P - 1) * N",
-                 reduced="(P - 1) * N")(ring)
-    for size in (2, 4, 7):
-        assert find("all_reduce", "counted").price(size, 1000.0) == find("all_reduce", "told").price(size, 1000.0)
-    assert simulate("all_reduce", "counted", 4, 10_000).seconds == simulate("all_reduce", "told", 4, 10_000).seconds
-
-
 def test_explain_lists_it_and_auto_does_not_choose_it():
     gc.algorithm("all_reduce", "free", chunks=1, rounds="0", path="0", sent="0")(ring)
     with gc.init_local(1)[0] as comm:
@@ -245,12 +235,6 @@ def test_files_that_are_none_are_refused(text, words, code, tmp_path):
     with pytest.raises(gc.ArgumentError, match=words) as caught:
         gc.load(f"{file}:mine")
     assert caught.value.code == code
-
-
-@pytest.mark.parametrize("path", ["ring", "mine.py", "no/such.py:x", "no.xml", "a.txt:x", 3, None, "\0.py:x", ""])
-def test_paths_that_are_none_are_refused(path):
-    with pytest.raises(gc.ArgumentError, match="GC-FILE"):
-        gc.load(path)
 
 
 def test_a_file_is_loaded_once():

@@ -96,19 +96,6 @@ def test_timeouts_and_backends():
             start.check_backend("x", wrong)
 
 
-def test_whether_arrays_share_an_element():
-    memory = numpy.zeros((6, 8))
-    apart = [list(memory.T), [memory[0, ::-1], memory[1]], [memory[:0], memory[:0], memory[0]],
-             [memory[::2, ::2], memory[1::2, ::2], memory[::2, 1::2], memory[1::2, 1::2]]]
-    together = [[memory[1], memory[2], memory[:4]], [memory[2], memory[:, 3]], [memory[0], memory[0, ::-1]],
-                [*memory, memory[5, 7:]]]
-    for arrays in apart:
-        shapes.check_apart("x", "list", arrays)
-    for arrays in together:
-        with pytest.raises(gc.ArgumentError, match=r"GC-OVERLAP.*share memory"):
-            shapes.check_apart("x", "list", arrays)
-
-
 def test_an_array_without_axes_is_not_cut():
     with pytest.raises(gc.ArgumentError, match=r"GC-SHAPE.*0-dimensional"):
         shapes.splits_of("all_to_all_single", "input_split_sizes", None, numpy.array(1.0), 1)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from gpucoll.cli import main
 from gpucoll.core.dtypes import DTYPES
-from gpucoll.core.ops import EXACT, OPS
 from gpucoll.device import command, nvrtc, sources
 from gpucoll.device.command import CompileJob, compile_one, instances
 from gpucoll.device.store import Store
@@ -20,7 +18,6 @@ from gpucoll.transport.rendezvous import becomes
 from harness.jobs import JOB_MARK, marked
 from harness.pace import seconds
 from harness.refusals import refused
-from oracles import oracle
 
 ROOT = Path(__file__).parents[2]
 KINDS = ["steps", "fold_share", "fold_all", "reduce", "packets", "ll128", "multimem_share", "cast", "scale", "compress",
@@ -52,23 +49,6 @@ def printed(capsys, *words):
     """Return the exit code and the printed lines."""
     code = main(["kernels", *words])
     return code, capsys.readouterr().out.splitlines()
-
-
-def test_all_are_what_collectives_are_defined_for():
-    found = instances(everything=True)
-    assert list(found) == KINDS
-    pairs = [(OPS[op], DTYPES[name]) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
-    exact = [(op, dtype) for op in EXACT.values() for dtype in DTYPES.values() if dtype.kind in ("float", "complex")]
-    for kind in ("reduce", "packets", "ll128", "steps", "fold_share"):
-        made = {one for one in found[kind] if not re.fullmatch(r"\D+\d+", one.entry)}
-        assert {sources.reducing(kind, *pair) for pair in pairs + exact * (kind not in sources.IN_PACKETS)} == made
-    assert {len(found[kind]) for kind in ("multimem_gather", "pack", "unpack", "copy")} == {5}
-    assert len(found["cast"]) == 15 * 14
-    assert len(found["compress"]) == 4 + 4 * 2 + 2 * 2 * 2 + 5 * 2 * 4
-    everything = [one.entry for some in found.values() for one in some]
-    assert len(everything) == len({*everything})
-    families = {one.entry for family in sources._families().values() for one in family}
-    assert families - {*everything} == {"scale_truth_complex64", "scale_truth_complex128"}  # complex has no logical op
 
 
 def test_without_all_it_is_what_training_uses():
@@ -122,20 +102,6 @@ def test_processes_share_the_work(tmp_path, monkeypatch):
     assert (job.returncode, record["jobs"], record["failed"]) == (0, 2, 0)
     assert [(one["kernel"], one["cached"]) for one in record["kernels"]] == [("copy_1", False), ("copy_2", False)]
     assert len([*(tmp_path / "shared").rglob("*.cubin")]) == 2
-
-
-def test_without_a_gpu_the_default_architecture_is_named(capsys):
-    assert main(["kernels", "-j", "1", "--json"]) == 0
-    printed = capsys.readouterr()
-    assert {one["arch"] for one in json.loads(printed.out)["kernels"]} == {command.DEFAULT_ARCH}
-    assert f"the kernels are for {command.DEFAULT_ARCH} (H100); --arch sm_80,sm_90 names others" in printed.err
-
-
-def test_a_kernel_without_a_report_has_a_dash(capsys, store):
-    instance = FEW["copy"][0]
-    store.path(sources.text(instance), ".cubin", lambda: b"made on a GPU's host", flags=nvrtc.recipe("sm_90"))
-    code, lines = printed(capsys, "--arch", "sm_90", "-j", "1")
-    assert (code, lines[2].split()[:4], lines[2].split()[-2:]) == (0, ["sm_90", "copy", "2", "1"], ["-", "-"])
 
 
 def test_a_failure_names_kernel_compiler_and_line(capsys, monkeypatch, release):

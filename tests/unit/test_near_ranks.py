@@ -48,11 +48,6 @@ def test_fewer_bytes_leave_a_group(size, group):
         assert crossing(kind, "bine", size, group) < crossing(kind, other, size, group)
 
 
-def test_groups_of_a_power_of_two_are_better_served_by_halving():
-    """A group of 2^k ranks in a row exchanges within the group first: only the last steps of halving leave it."""
-    assert (crossing("all_reduce", "bine", 64, 16), rabenseifner(64, 16)) == (13.5, 6.0)
-
-
 def test_distances_are_those_of_the_paper():
     """Partners are 1, 1, 3, 5, 11 ranks apart around the ring, the longest distance first in a tree."""
     for kind, expected in (("broadcast", [11, 5, 3, 1, 1]), ("reduce_scatter", [1, 1, 3, 5, 11]),

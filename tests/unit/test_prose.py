@@ -72,10 +72,3 @@ def test_hard_files_give_reasons(path):
     lines = (ROOT / path).read_text().splitlines()
     comments = [line for line in lines if re.match(r"\s*(?://|# )", line)]
     assert len(comments) >= 5 * len(lines) / 100
-
-
-def test_riddles_are_found():
-    riddle = words_of("Return what who does a call without `run` must keep to, and that which it then is.")
-    answer = words_of("Return the rules for code that bypasses `run`: a lock and two queues. `who` is a name.\n>>> it")
-    assert share(riddle) == (5 / 17, 1 / 17)
-    assert share(answer) == (1 / 17, 0)

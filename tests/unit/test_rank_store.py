@@ -1,6 +1,5 @@
 """The store for ranks to meet without MPI: strangers, garbage and doubles are refused, nothing is unpickled."""
 
-import itertools
 import os
 import pickle
 import secrets
@@ -11,7 +10,6 @@ import time
 import pytest
 
 import gpucoll as gc
-from gpucoll.communicator.links import StoreLink
 from gpucoll.launch import launchers, places
 from gpucoll.progress.deadlines import limited
 from gpucoll.progress.waits import Progress
@@ -23,7 +21,6 @@ from harness.pace import seconds
 
 NONCE = "1" * 32
 HELLO = {"rank": 1, "size": 3, "version": gc.__version__, "nonce": NONCE}
-numbers = itertools.count()
 
 
 @pytest.fixture
@@ -199,15 +196,6 @@ def test_a_rank_that_does_not_come_is_named():
     assert gone.value.ranks == (2,)
     with pytest.raises(gc.CollectiveTimeout, match="for the store of rank 0"):
         kvstore.StoreClient(1, 2, secrets.token_hex(8), 0.05)
-
-
-def test_a_link_of_one_needs_no_other_process():
-    link = StoreLink.world(places.StorePlace(0, 1, ""), 60.0)
-    assert link.place == (0, 1, 0, 1, (0,))
-    part = link.split(0, 0)
-    assert part.place.size == 1
-    part.free()
-    link.free()
 
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "5"}

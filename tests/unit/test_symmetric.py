@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from gpucoll.arrays import address
-from gpucoll.arrays.segments import CACHE_LINE, SLAB, Heap, Segment, at, attach
+from gpucoll.arrays.segments import CACHE_LINE, Heap, Segment, at, attach
 from gpucoll.executors.peer.memory import HostMemory
 
 BYTE = numpy.dtype("uint8")
@@ -58,28 +58,6 @@ def test_a_block_is_used_again_once_every_rank_has_dropped_it():
     collector.collect()
     tell_all(heaps)
     assert [place(heap, heap.allocate((1000,), BYTE)) for heap in heaps] == [where, where]
-
-
-def test_free_places_join_and_slabs_grow():
-    heap = Heap(1)
-    blocks = [heap.allocate((SLAB // 100 // CACHE_LINE * CACHE_LINE,), BYTE) for _ in range(99)]
-    blocks.append(heap.allocate((SLAB - sum(block.nbytes for block in blocks),), BYTE))
-    assert [place(heap, block)[0] for block in blocks] == [0] * 100
-    assert heap.must_grow((1,), BYTE)
-    del blocks[:]
-    collector.collect()
-    told = []
-    while news := heap.dropped():  # at most 32 numbers at a time
-        assert len(news) <= 32
-        assert heap.dropped() == news  # a call without `reclaim` has been refused
-        told += news
-        heap.reclaim(news, news)
-    assert sorted(told) == list(range(100))
-    assert not heap.must_grow((SLAB,), BYTE)
-    whole, more = heap.allocate((SLAB,), BYTE), heap.allocate((SLAB + 1,), BYTE)
-    assert (place(heap, whole), place(heap, more)) == ((0, 0), (1, 0))
-    assert heap.find(address(numpy.zeros(3)), 24) is None
-    assert heap.find(address(whole) + SLAB - 8, 16) is None  # beyond the end
 
 
 def test_a_segment_is_mapped_by_its_key():

@@ -1,19 +1,17 @@
 """Choices of `auto` by tables in this file, by curves and by the built-in table; and the explanations."""
 
-import json
 import warnings
 
 import pytest
 
 from gpucoll.algorithms import algorithms
-from gpucoll.analysis.simulate import Level, Topology, load, simulate
+from gpucoll.analysis.simulate import Level, Topology, simulate
 from gpucoll.calibration.measure import Probe, fit
 from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 from gpucoll.tuner import Tuner, built_in, rules, segments
 from gpucoll.tuner import table as tables
-from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.model import TIE, Candidate, ranked, ways
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_toml, parse
 from harness.refusals import refused
@@ -45,13 +43,6 @@ def test_latency_bandwidth_and_executors_decide():
         assert choice(found, "all_reduce", nbytes, **options)[:2] == wanted
     assert choice(table(), "all_reduce", 1 << 26, size=1)[0] == "mpi"  # a lone rank sends nothing: NumPy copies
     assert choice(Table("mine", {}, ()), "scan", 8, ("unheard",)).executor == "unheard"  # no prediction exists
-
-
-def test_what_is_said_is_what_is_chosen_whichever_size_comes_first():
-    tuner = Tuner((0,) * 4, table(curves=(RING, TREE)))
-    for nbytes in (4095, 1024, 2049, 2048, 4096, 1025):
-        found = tuner.candidates("all_reduce", nbytes, BOTH)[0]
-        assert tuner.choose("all_reduce", "auto", nbytes, BOTH)[:2] == (found.executor, found.algorithm)
 
 
 @pytest.mark.parametrize("size", [1, 13, 200])
@@ -177,22 +168,6 @@ def test_the_fit_finds_the_constants_of_a_simulated_network():
               for case in cases]
     assert fit(probes) == pytest.approx(constants, rel=1e-6)
     assert fit([Probe(1, 0, 0, 0, 1e-5), Probe(1, 1000, 0, 0, 9e-6)])["beta"] == 0.0  # no constant is below 0
-
-
-def test_the_choices_for_8_ranks_differ_and_the_simulator_confirms_them(capsys):
-    found = {}
-    for size in ("8", "64K", "64M"):
-        assert main(["explain", "all_reduce", size, "--ranks", "8", "--json"]) == 0
-        one = found[size] = json.loads(capsys.readouterr().out)
-        times = {name: simulate("all_reduce", name, 8, one["bytes"], load("switch"),
-                                segments=segments("all_reduce", name, one["bytes"], 8)).seconds
-                 for name in scheduled("all_reduce", 8, 1)}
-        assert times[one["choice"]] <= min(times.values()) * (1 + TIE)
-        assert {row["algorithm"]: row["latency"] + row["bandwidth"] + row["reduction"]
-                for row in one["candidates"]} == pytest.approx(times)
-    assert len({one["choice"] for one in found.values()}) == 3
-    assert main(["explain", "broadcast", "1M", "--topology", "two_hosts", "--ranks", "4"]) == 0
-    assert "broadcast of 1048576 bytes for 4 ranks, by the topology two_hosts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

@@ -5,8 +5,6 @@ import threading
 import pytest
 
 from gpucoll.errors import BackendError, CollectiveTimeout, RankFailedError, RevokedError
-from gpucoll.progress import pauses
-from gpucoll.progress import waits as module
 from gpucoll.progress.operations import Work
 from gpucoll.progress.waits import Progress
 from harness.pace import seconds
@@ -67,41 +65,6 @@ def test_works_run_in_order_with_and_without_a_thread(threads):
     assert [work.wait() for work in works] == list(range(5))
     assert done == [0, 1, 2, 3, 4, "blocking"]
     waits.close()
-
-
-class Clock:
-    """A replacement of `time`: only naps take time."""
-
-    def __init__(self):
-        self.now, self.naps = 0.0, []
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.naps.append((self.now, seconds))
-        self.now += seconds
-
-
-def test_the_thread_naps_longer_the_longer_nothing_goes_on_and_briefly_again_after(monkeypatch):
-    monkeypatch.setattr(module, "time", clock := Clock())
-    monkeypatch.setattr("gpucoll.progress.operations.time", clock)
-    waits, ended, halves = Progress(PATIENCE), threading.Event(), []
-
-    def operation():
-        yield lambda: clock.now > 0.01
-        halves.append(clock.now)
-        yield lambda: clock.now > 0.02
-        ended.set()
-
-    waits.submit(Work(waits, operation(), "test", None))
-    assert ended.wait(PATIENCE)
-    waits.close()
-    for since, until in ((0.0, halves[0]), (halves[0], 0.02)):
-        naps = [(now - since, nap) for now, nap in clock.naps if since <= now < until]
-        assert [nap for _, nap in naps] == [min(pauses.LONGEST_SLEEP, max(pauses.POLL_INTERVAL, waited / 16))
-                                            for waited, _ in naps]
-        assert (naps[0][1], naps[-1][1]) == (pauses.POLL_INTERVAL, pauses.LONGEST_SLEEP)
 
 
 def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
