@@ -82,7 +82,7 @@ def test_why_there_is_no_gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime)))
     assert (gpus.gpu_count(), gpus.no_gpu()) == (0, str(error))
     with pytest.raises(BackendError, match=r"GC-NO-GPU.*system not yet initialized"):
-        make_gpu("cuda", None, Progress(1.0), None)
+        make_gpu("cuda", None, Progress(1.0), None, {})
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert (gpus.gpu_count(), "CuPy cannot be imported" in gpus.no_gpu()) == (0, True)
 
