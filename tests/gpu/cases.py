@@ -119,7 +119,7 @@ def binding():
 
     device = CudaDevice(0)
     cupy.cuda.Device(0).use()
-    own = nccl.joined(0, 1, library.get_unique_id(), device, Progress(LIMIT))
+    own = nccl.joined(0, 1, library.get_unique_id(), device, Progress(LIMIT), {"max_ctas": 8, "name": "own"})
     with cupy.cuda.Stream(non_blocking=True) as stream:
         x, out = cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")
         source, target, count, nbytes = x.data.ptr, out.data.ptr, x.size, x.nbytes
