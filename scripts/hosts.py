@@ -63,13 +63,11 @@ def lacking() -> str:
 
 
 @contextlib.contextmanager
-def made(count: int = 2, loss: float = 0.0, delay: float = 0.0, rate: str = "",
-         carriers: "list[subprocess.Popen[str]] | None" = None) -> "Iterator[list[Host]]":
+def made(count: int = 2, loss: float = 0.0, delay: float = 0.0, rate: str = "") -> "Iterator[list[Host]]":
     """Create the head and `count` hosts, all joined by a bridge; delete all on leaving. The head comes first.
 
     Each frame that leaves a host arrives `delay` seconds later, and a share `loss` of the frames never arrives. A host
     sends, and at the same time receives, at most `rate`, such as "100mbit": frames wait at the host and at the bridge.
-    `carriers` gets the process that delays the frames (see `links.py`).
     """
     mark = f"gpucoll-{uuid.uuid4().hex[:8]}"
     everyone = [Host(f"{mark}-0", "head", f"{NETWORK}.{HEAD}"),
@@ -87,9 +85,7 @@ def made(count: int = 2, loss: float = 0.0, delay: float = 0.0, rate: str = "",
         ip("-n", head.namespace, "link", "add", LINK, "type", "bridge")
         ip("-n", head.namespace, "addr", "add", f"{head.address}/24", "dev", LINK)
         if loss or delay:
-            carrier = stack.enter_context(carried(loss, delay, head, everyone[1:]))
-            if carriers is not None:
-                carriers.append(carrier)
+            stack.enter_context(carried(loss, delay, head, everyone[1:]))
         for number, host in enumerate(everyone[1:], 1):
             if not loss and not delay:
                 ip("-n", host.namespace, "link", "add", LINK, "type", "veth", "peer", "name", f"port{number}",
@@ -106,8 +102,8 @@ def made(count: int = 2, loss: float = 0.0, delay: float = 0.0, rate: str = "",
 
 
 @contextlib.contextmanager
-def carried(loss: float, delay: float, head: Host, hosts: "list[Host]") -> "Iterator[subprocess.Popen[str]]":
-    """Join each host with the head by a link that loses and delays frames: see `links.py`. Yields the process."""
+def carried(loss: float, delay: float, head: Host, hosts: "list[Host]") -> "Iterator[None]":
+    """Join each host with the head by a link that loses and delays frames: see `links.py`."""
     ends = [f"{host.namespace}:{LINK}={head.namespace}:port{number}" for number, host in enumerate(hosts, 1)]
     command = [sys.executable, links.__file__, str(loss), str(delay), *ends]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as carrier:
@@ -115,6 +111,6 @@ def carried(loss: float, delay: float, head: Host, hosts: "list[Host]") -> "Iter
             assert carrier.stdout is not None
             if carrier.stdout.readline().strip() != "ready":
                 raise RuntimeError("the links could not be made")
-            yield carrier
+            yield
         finally:
             carrier.kill()

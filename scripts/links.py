@@ -5,7 +5,7 @@ leave the first namespace are delayed, and a share is lost.
 
     python scripts/links.py LOSS DELAY NAMESPACE:DEVICE=NAMESPACE:DEVICE ...    # DELAY in seconds
 
-Prints "ready" as soon as all devices exist. The devices end with the process. SIGUSR1 ends or restores the delay.
+Prints "ready" as soon as all devices exist. The devices end with the process.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ import itertools
 import os
 import random
 import select
-import signal
 import struct
 import sys
 import time
@@ -42,13 +41,7 @@ def carry(loss: float, delay: float, pairs: "list[tuple[int, int]]") -> None:
     """Carry frames between the two ends of each pair, until this process is killed."""
     other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}
     leaving = {first for first, _ in pairs}
-    chances, number, delays = random.Random(1), itertools.count(), itertools.cycle((0.0, delay))
-
-    def change(*_: object) -> None:
-        nonlocal delay
-        delay = next(delays)
-
-    signal.signal(signal.SIGUSR1, change)
+    chances, number = random.Random(1), itertools.count()
     waiting: list[tuple[float, int, int, bytes]] = []  # frames under way: the time of arrival, a number, the end
     poll = select.poll()
     for end in other:

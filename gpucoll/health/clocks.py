@@ -42,27 +42,21 @@ def align(link: Any, run: Callable[[Operation, str], None]) -> ClockOffset:
     """
     global _own
     rank, nodes, mpi, wire = link.place.rank, link.place.nodes, link.mpi, link.wire
-    if mpi is not None and max(nodes) > 0:
-        # A store gathers plain lists.
-        known = [offset and ClockOffset(*offset) for offset in mpi.allgather(_own)]
-        # Without an offset of rank 0 all hosts begin anew, relative to rank 0.
-        origin = known[0] or ONE_CLOCK
-        # The first rank of each host asks for all its ranks.
-        first = [nodes.index(node) for node in nodes]
-        asking = [other for other, node in enumerate(nodes) if first[other] == other != 0 and not (
-            known[0] and all(offset for offset, place in zip(known, nodes, strict=True) if place == node))]
+    if mpi is None or max(nodes) == 0:
+        return _own or ONE_CLOCK
+    # A store gathers plain lists.
+    known = [offset and ClockOffset(*offset) for offset in mpi.allgather(_own)]
+    if not all(known):
+        # Without an offset of rank 0 all hosts begin anew, relative to rank 0. The first rank of each host asks for all
+        # its ranks.
+        origin, first = known[0] or ONE_CLOCK, nodes.index(nodes[rank])
         found = [origin]
         if rank == 0:
-            run(_answers(wire, asking, origin.nanoseconds), "clocks")
-        elif rank in asking:
+            run(_answers(wire, sorted({nodes.index(node) for node in nodes} - {0}), origin.nanoseconds), "clocks")
+        elif rank == first:
             run(_questions(wire, found), "clocks")
-        if asking:
-            everyone = [ClockOffset(*offset) for offset in mpi.allgather(found[0])]
-        if first[rank] in asking:
-            measured = everyone[first[rank]]
-            _own = ClockOffset(measured.nanoseconds, measured.error + origin.error)
-        elif first[rank] == 0:
-            _own = origin
+        measured = ClockOffset(*mpi.allgather(found[0])[first])
+        _own = measured._replace(error=measured.error + origin.error) if first else origin
     return _own or ONE_CLOCK
 
 

@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpucoll.errors import ArgumentError, BackendError, nearest
+from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.health.shares import CallSums, Stats, total_of
 from gpucoll.health.summary import summary_of
 
-WAYS = ("file", "port")
 SUMMARY = "summary"  # in place of a value of GPUCOLL_METRICS: the table of GPUCOLL_SUMMARY
 PAUSE = 5.0  # seconds between two files
 # By name in `stats`: the name of the counter, and its help.
@@ -48,7 +47,7 @@ def place_of(wanted: str) -> Path | int:
         return Path(place)
     if way == "port" and place.isdecimal() and 0 < int(place) < 1 << 16:
         return int(place)
-    raise ArgumentError(f"GPUCOLL_METRICS={wanted!r} is not of the form file:F.prom or port:9400{nearest(way, WAYS)}",
+    raise ArgumentError(f"GPUCOLL_METRICS={wanted!r} is not of the form file:F.prom or port:9400",
                         code="GC-OPTION")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy
@@ -16,7 +15,7 @@ import numpy
 from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError, nearest
 from gpucoll.executors import Call, CallRequest, Launcher, call_site
-from gpucoll.health.device_shares import LARGE, DeviceShares
+from gpucoll.health.device_shares import LARGE, DeviceShares, EventTimes
 from gpucoll.health.flight import Flight
 from gpucoll.health.preflight import Deferred
 from gpucoll.health.shares import CallShares
@@ -97,24 +96,22 @@ class ObservedCall(Call):
         rows = source, target
         try:
             self._notify("before", rows)
-            begin = functools.partial(self._call.run, source, target, stream, repeated=repeated)
-            yield from self._executed(self._timed(begin, call, stream), rows)
+            times = self._begun(call, stream)  # first: `run` may enqueue at once
+            yield from self._executed(self._call.run(source, target, stream, repeated=repeated), rows)
+            if self._shares is not None and times is not None:
+                self._shares.end(times, stream)
         except BaseException:
             self._notify("failed", rows)
             raise
         self._notify("after", rows)
 
-    def _timed(self, begin: Callable[[], Operation], call: CallShares | None, stream: Any) -> Operation:
-        """Carry out the operation returned by `begin`, which may enqueue the call at once."""
+    def _begun(self, call: CallShares | None, stream: Any) -> EventTimes | None:
+        """Return the events of this call, if it is timed on a GPU."""
         shares, comparison = self._shares, self._comparison
         if shares is None:
-            yield from begin()
-            return
+            return None
         number = comparison.number if isinstance(comparison, Deferred) else shares.numbered()
-        times = shares.begin(number, self.request.nbytes, call, stream)
-        yield from begin()
-        if times is not None:
-            shares.end(times, stream)
+        return shares.begin(number, self.request.nbytes, call, stream)
 
     def _executed(self, operation: Operation, rows: Rows) -> Operation:
         waits = False

@@ -20,7 +20,6 @@ from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
 from gpucoll.health.guard import LOOK
-from gpucoll.health.last_calls import last_calls
 from gpucoll.health.mapped import OFFER, MappedDescriptions
 from gpucoll.health.shares import NO_STAMPS, CallClock, CallShares, Stamps
 from gpucoll.progress.operations import Operation, keep_for_ever
@@ -199,12 +198,11 @@ class Preflight:
         self.clock = clock
         self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
         self._elsewhere = elsewhere
-        self._calls, self._agreed = 0, ""  # the number of comparisons, and the call before the last
+        self._calls = 0  # the number of comparisons
         self._meetings = 0  # the number of comparisons that were of no call
-        self._came = 0  # when this rank came to the call before the last, if compared by messages, in nanoseconds
         self._exchange: Exchange | None = None  # the exchange of the last compared call
-        self._nodes = nodes = link.place.nodes
-        self._near = {rank for rank, node in enumerate(nodes) if node == nodes[self._rank]}  # ranks with this clock
+        self._before: Exchange | None = None  # the exchange before: the last known call of a rank not in the last one
+        self._nodes = link.place.nodes
         self._mapped: MappedDescriptions | None = None  # made for the first exchange
         self._is_mapped = False  # whether the next exchange goes through mapped memory
         self._looked = 0.0
@@ -288,7 +286,7 @@ class Preflight:
         if last.call is not None:
             self.clock.found(last.call, own, waited, last.text)
             last.call = None
-        self._calls, self._agreed = last.number + 1, last.text
+        self._calls, self._before = last.number + 1, last
         self._exchange = MappedExchange(mapped, self._calls, description, moves=True)
         self._exchange.call = self.clock.current
         return True
@@ -296,12 +294,7 @@ class Preflight:
     def _begin(self, text: str, *, moves: bool) -> Exchange:
         mapped = self._mapped = self._mapped or MappedDescriptions(self._rank, self._nodes, MESSAGE_BYTES)
         self._use_offers(mapped)
-        self._calls += 1
-        # Keep the description of the call before: the last known call of a rank that has not come to this call.
-        if self._exchange is not None:
-            self._agreed = self._exchange.text
-            if isinstance(self._exchange, MessageExchange):
-                self._came = self._exchange.arrivals()[self._rank]
+        self._calls, self._before = self._calls + 1, self._exchange
         device = self.clock.device
         stamps = device.next_stamps() if device else NO_STAMPS
         if self._is_mapped:
@@ -402,7 +395,7 @@ class Preflight:
         """Let go of the mapped memory; no comparison may follow."""
         self._mapped = None
         if isinstance(self._exchange, MappedExchange):
-            self._exchange = None
+            self._exchange = self._before = None
 
     @property
     def is_comparing(self) -> bool:
@@ -416,14 +409,21 @@ class Preflight:
 
     def progress(self) -> dict[int, LastCall]:
         """Return the last call of each rank, as far as known: the calls compared here."""
-        last = self._exchange
+        last, before = self._exchange, self._before
         if last is None:
             return dict.fromkeys(range(self._size), LastCall())
-        arrivals: Sequence[Sequence[int]] = [self._came] * self._size, last.arrivals()
-        if isinstance(last, MappedExchange) and self._mapped is not None:
-            arrivals = [self._mapped.published.arrivals(number) for number in (self._calls - 1, self._calls)]
-        return last_calls(self.number, text_of_row(row_of(self._agreed)), last.text_of, self.missing(), arrivals,
-                          self._near)
+        ahead, missing, found = time.time_ns() * 1e-9 - time.monotonic(), self.missing(), {}
+        arrivals = {exchange: exchange.arrivals() for exchange in (last, before) if exchange is not None}
+        for rank in range(self._size):
+            number, exchange = (max(0, self.number - 1), before) if rank in missing else (self.number, last)
+            text, when = "", 0.0
+            if exchange is not None:
+                text = exchange.text_of(rank)
+                # Only the clock of this node is known here.
+                if number and self._nodes[rank] == self._nodes[self._rank]:
+                    when = max(0.0, 1e-9 * arrivals[exchange][rank] - ahead)
+            found[rank] = LastCall(number, text, None, when)
+        return found
 
 
 class Deferred:

@@ -128,14 +128,14 @@ class Watch:
                 return int(listener.getsockname()[1])
         return 0
 
-    def _connects(self, address: str, port: int, size: int, token: str, patience: float) -> bool:
-        """Connect to rank 0 at an address and return whether it succeeded; TimeoutError for an unanswered greeting."""
+    def _connects(self, address: str, port: int, size: int, token: str, patience: float) -> None:
+        """Connect to rank 0 at an address, if it answers there; TimeoutError for an unanswered greeting."""
         give_up = time.monotonic() + patience
         while (left := give_up - time.monotonic()) > 0:
             try:
                 connected = socket.create_connection((address, port), left)
             except OSError:
-                return False
+                return
             # Close the socket on every path except success.
             with contextlib.ExitStack() as stack:
                 stack.enter_context(connected)
@@ -143,7 +143,7 @@ class Watch:
                 try:
                     self._take(connection.join(self._rank, size, token, GREETING))
                 except StoreError:
-                    return False
+                    return
                 except TimeoutError:
                     raise
                 except (EOFError, OSError):  # rank 0 hung up, for example because strangers filled its places: retry
@@ -152,8 +152,7 @@ class Watch:
                 connected.setblocking(False)
                 self._connection = connection
                 stack.pop_all()
-                return True
-        return False
+                return
 
     def _answer(self, rank: int, frame: Frame) -> Frame | None:
         """On rank 0, record a rank's report of a wait; return the answer if the rank has asked which ranks wait."""

@@ -110,12 +110,12 @@ def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = 
         trace.write_text(json.dumps(timeline(groups)))
     if by_rank:
         named = straggler(groups)
-        return json.dumps(named | {"damaged": damaged}, indent=1) if as_json else \
-            "\n".join([*lines_by_rank(named), *[f"damaged: {one}" for one in damaged]])
-    found = [summary(group, ranks) for group, ranks in groups.items()]
-    if as_json:
-        return json.dumps({"communicators": found, "damaged": damaged}, indent=1)
-    return "\n".join([line for one in found for line in lines(one)] + [f"damaged: {one}" for one in damaged])
+        found, text = named, [*lines_by_rank(named)]
+    else:
+        parts = [summary(group, ranks) for group, ranks in groups.items()]
+        found, text = {"communicators": parts}, [line for one in parts for line in lines(one)]
+    return json.dumps(found | {"damaged": damaged}, indent=1) if as_json else \
+        "\n".join(text + [f"damaged: {one}" for one in damaged])
 
 
 def main(options: Any) -> int:

@@ -1,14 +1,10 @@
-"""`gpucoll report DIR --stragglers`: the rank that delays the others, its call site, and since when; slow transfers.
+"""`gpucoll report DIR --stragglers`: the rank that delays the others, its call site, and since when.
 
 A rank's delay in a call is the time by which the rank came after most ranks: after the lower median of all arrivals, so
 that a single early rank makes no other rank late. The delay is at most the time since the process left its last
 recorded call: a call that ends late is no delay of the rank's own. The first call of each kind has no delay, since it
 follows the start of a program or code that runs for the first time. Only calls recorded by all ranks count.
 A delay within the error of the hosts' clocks is none.
-
-A call whose data moves slowly delays all ranks, and no rank comes late. The transfer of a call lasts from the arrival
-of the last rank until the end on the last rank. A slow transfer lasts longer than usual. The usual time of a kind of
-calls is the lower quartile of the transfers.
 """
 
 from __future__ import annotations
@@ -22,8 +18,7 @@ from typing import Any, NamedTuple
 
 from gpucoll.health.flight import THREADS, RecordedCall, Story
 
-# A rank stands out with this multiple of the delays of most ranks, and with this many seconds at least. A transfer is
-# slow with this multiple of the usual time, and with so many seconds more.
+# A rank stands out with this multiple of the delays of most ranks, and with this many seconds at least.
 MULTIPLE, LEAST = 2, 1e-3
 
 
@@ -31,13 +26,6 @@ class RankDelay(NamedTuple):
     """The delay of a rank in a call, in nanoseconds."""
 
     rank: int
-    nanoseconds: int
-    call: RecordedCall
-
-
-class SlowTransfer(NamedTuple):
-    """The nanoseconds by which the transfer of a call was longer than usual; `call` is as recorded by the last rank."""
-
     nanoseconds: int
     call: RecordedCall
 
@@ -70,23 +58,6 @@ def delays(groups: Mapping[str, Sequence[Story]]) -> list[RankDelay]:
         most = statistics.median_low([call.began for _, call in calls]) + clock_error([story for story, _ in calls])
         for story, call in calls:
             found.append(RankDelay(story.rank, _own(call, most, ends[_worker(story)], story.clock_offset), call))
-    return sorted(found, key=lambda one: one.call.began)
-
-
-def slow_transfers(groups: Mapping[str, Sequence[Story]]) -> list[SlowTransfer]:
-    """Return the slow transfers of all calls that all ranks have recorded and left, in order of time."""
-    by_kind: dict[tuple[str, str], list[tuple[int, int, RecordedCall]]] = collections.defaultdict(list)
-    for calls in _common(groups):
-        ends = [call.ended for _, call in calls if call.ended is not None]
-        if len(ends) == len(calls):
-            story, last = max(calls, key=lambda one: one[1].began)
-            error = clock_error([story for story, _ in calls])
-            by_kind[story.group, last.description].append((max(ends) - last.began, error, last))
-    found = []
-    for times in by_kind.values():
-        usual = sorted(nanoseconds for nanoseconds, *_ in times)[len(times) // 4]
-        found += [SlowTransfer(nanoseconds - usual, call) for nanoseconds, error, call in times
-                  if nanoseconds >= MULTIPLE * usual and nanoseconds - usual >= 1e9 * LEAST + error]
     return sorted(found, key=lambda one: one.call.began)
 
 
@@ -132,7 +103,7 @@ def ranked(groups: Mapping[str, Sequence[Story]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["seconds"])
 
 
-def _place(found: Iterable[RankDelay | SlowTransfer]) -> str:
+def _place(found: Iterable[RankDelay]) -> str:
     """Return the call site with the most seconds, "" if unknown."""
     places = collections.Counter[str]()
     for one in found:
@@ -159,18 +130,14 @@ def _first(found: Sequence[RankDelay]) -> RankDelay:
 def straggler(groups: Mapping[str, Sequence[Story]]) -> dict[str, Any]:
     """Return the entry (see `ranked`) of the rank that stands out, and the entries of all ranks as `ranks`.
 
-    If no rank stands out, `rank` and `since` are None, `place` is "", and the numbers are 0. `moving` has the slow
-    transfers: `seconds`, `calls`, `since` (of the first) and `place`.
+    If no rank stands out, `rank` and `since` are None, `place` is "", and the numbers are 0.
     """
     rows = ranked(groups)
     size = max(story.size for ranks in groups.values() for story in ranks)
     usual = statistics.median_low([row["seconds"] for row in rows] + [0.0] * (size - len(rows)))
     stands_out = rows and rows[0]["seconds"] >= max(LEAST, MULTIPLE * usual)
     nobody = {"rank": None, "place": "", "seconds": 0.0, "share": 0.0, "since": None, "calls": 0}
-    slow = slow_transfers(groups)
-    moving = {"seconds": sum(one.nanoseconds for one in slow) / 1e9, "calls": len(slow),
-              "since": slow[0].call.began / 1e9 if slow else None, "place": _place(slow) if slow else ""}
-    return {**(rows[0] if stands_out else nobody), "ranks": rows, "moving": moving}
+    return {**(rows[0] if stands_out else nobody), "ranks": rows}
 
 
 def lines(found: Mapping[str, Any]) -> Iterable[str]:
@@ -180,10 +147,6 @@ def lines(found: Mapping[str, Any]) -> Iterable[str]:
         yield (f"rank {found['rank']} delays the other ranks: {found['seconds']:.6f} s in {found['calls']} calls, "
                f"{found['share']:.0%} of all delays, since {_time(found['since'])}"
                + (f", most at {found['place']}" if found["place"] else ""))
-    moving = found["moving"]
-    if moving["calls"]:
-        yield (f"{moving['calls']} calls moved their data slowly: {moving['seconds']:.6f} s more than usual, "
-               f"since {_time(moving['since'])}" + (f", most at {moving['place']}" if moving["place"] else ""))
     if found["ranks"]:
         yield f"{'rank':>6} {'seconds':>12} {'share':>6} {'calls':>6}  {'since':26}  place"
     for row in found["ranks"]:

@@ -9,12 +9,11 @@ from gpucoll.health.shares import Stats
 MOST, MOST_SITES = 10, 5  # kinds of calls in the table, and call sites before which the rank came late
 SHARES = ("own_seconds", "waiting_seconds", "moving_seconds")
 NO_DELAYS: Mapping[str, float] = {}
-SHORT, MANY = 1 << 14, 1000  # bytes of a short call, and calls from which combining short calls is advised
 HEAD: tuple[str, ...] = ("collective", "bytes from", "calls", "seconds", "own %", "waiting %", "moving %", "GB/s")
 
 
 def summary_of(stats: Stats, rank: int, seconds: float, delays: Mapping[str, float] = NO_DELAYS) -> str:
-    """Return the summary of a process that ran for `seconds`: a row and a sentence of advice for each kind of call.
+    """Return the summary of a process that ran for `seconds`: a row for each kind of call.
 
     The kinds that took most time come first. The bandwidth is algbw: bytes over the seconds of moving. `delays` are the
     seconds of own delays by call site; the sites with most of them are listed.
@@ -24,17 +23,15 @@ def summary_of(stats: Stats, rank: int, seconds: float, delays: Mapping[str, flo
     gpucoll: rank 0 ran for 0.50 s and was 8.0 % of the time in calls of gpucoll
     collective  bytes from  calls  seconds  own %  waiting %  moving %  GB/s
     all_reduce     4194304      4    0.040    0.0       75.0      25.0  3.20
-    all_reduce from 4194304 bytes: other ranks come later; `gpucoll report DIR --stragglers` names the slow rank.
     """
     kinds = sorted(((sum(one[share] for share in SHARES), kind, one) for kind, one in stats.items()), reverse=True)
     total = sum(taken for taken, *_ in kinds)
-    rows, advice = [HEAD], []
+    rows = [HEAD]
     for taken, (collective, size), one in kinds[:MOST]:
         moving = one["moving_seconds"]
         shares = [f"{100 * one[name] / taken if taken else 0.0:.1f}" for name in SHARES]
         speed = f"{1e-9 * one['bytes'] / moving:.2f}" if moving and one["bytes"] else "-"
         rows.append((collective, str(size), str(int(one["calls"])), f"{taken:.3f}", *shares, speed))
-        advice.append(f"{collective} from {size} bytes: {_advice(size, one)}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
     lines += [f"{len(kinds) - MOST} more kinds of calls took less time"] if len(kinds) > MOST else []
@@ -42,17 +39,4 @@ def summary_of(stats: Stats, rank: int, seconds: float, delays: Mapping[str, flo
     head = f"gpucoll: rank {rank} ran for {seconds:.2f} s and was {share:.1f} % of the time in calls of gpucoll"
     sites = sorted(delays.items(), key=lambda one: -one[1])[:MOST_SITES]
     late = [f"late by {taken:.3f} s before {site or 'asynchronous calls'}" for site, taken in sites]
-    return "".join(f"{line}\n" for line in (head, *(lines + advice + late if kinds else ["no call"])))
-
-
-def _advice(size: int, one: dict[str, float]) -> str:
-    own, waiting, moving = one["own_seconds"], one["waiting_seconds"], one["moving_seconds"]
-    if waiting > max(own, moving):
-        return "other ranks come later; `gpucoll report DIR --stragglers` names the slow rank."
-    if own > max(waiting, moving):
-        return "this rank comes later than others; look at the program before the call."
-    if size < SHORT and one["calls"] > MANY:
-        return "many short calls; combine arrays into one, or bind the call by `comm.plan`."
-    if size < SHORT:
-        return "few short calls; there is little to gain."
-    return "data move; arrays of `comm.empty` save copies, and `gpucoll tune` measures the algorithms."
+    return "".join(f"{line}\n" for line in (head, *(lines + late if kinds else ["no call"])))

@@ -69,29 +69,39 @@ def test_a_delay_within_the_error_is_none(records):
     assert straggler(vague)["rank"] is None
 
 
-def test_a_host_that_joins_later_asks_alone():
-    """Only the first rank of the host without an offset asks; a store gathers lists in place of tuples."""
-    known, calls, asked = [[5, 1], [6, 2], None, None], [], []
+def test_a_host_that_joins_later_lets_all_hosts_ask_again():
+    """The first rank of each host asks, and its ranks take its answer; a store gathers lists in place of tuples."""
+    known, calls, asked, asking = [[5, 1], [6, 2], None, None], [], [], []
 
     class Gathering:
         @staticmethod
         def allgather(mine):
             calls.append(mine)
-            return known if len(calls) == 1 else [list(mine), list(mine), [8, 3], list(mine)]
+            return known if len(calls) == 1 else [[5, 1], [7, 2], [8, 3], list(mine)]
 
 
     def answers(wire, ranks, offset):
         asked.append((ranks, offset))
         yield from ()
 
-    for rank, own, result in ((0, clocks.ClockOffset(5, 1), (5, 1)), (1, clocks.ClockOffset(6, 2), (6, 2)),
+    def questions(wire, found):
+        asking.append(found)
+        yield from ()
+
+    for rank, own, result in ((0, clocks.ClockOffset(5, 1), (5, 1)), (1, clocks.ClockOffset(6, 2), (7, 3)),
                               (3, None, (8, 4))):
         calls.clear()
-        with mock.patch.object(clocks, "_own", own), mock.patch.object(clocks, "_answers", answers):
+        with mock.patch.object(clocks, "_own", own), mock.patch.object(clocks, "_answers", answers), \
+                mock.patch.object(clocks, "_questions", questions):
             place = SimpleNamespace(rank=rank, nodes=(0, 1, 2, 2))
             link = SimpleNamespace(place=place, mpi=Gathering, wire=None)
             assert clocks.align(link, lambda operation, name: [*operation]) == result
-    assert asked == [([2], 5)]
+    assert (asked, len(asking)) == ([([1, 2], 5)], 1)
+    known[2:] = [[8, 4], [8, 4]]
+    calls.clear()
+    with mock.patch.object(clocks, "_own", clocks.ClockOffset(6, 2)):
+        assert clocks.align(SimpleNamespace(place=SimpleNamespace(rank=1, nodes=(0, 1, 2, 2)), mpi=Gathering,
+                                            wire=None), None) == (6, 2)  # nothing is measured anew
 
 
 def test_one_host_has_one_clock(rank_pool, tmp_path):

@@ -89,12 +89,12 @@ def test_a_summary_at_the_end():
     cells = {row.split()[0]: row.split()[1:] for row in rows[:2]}
     assert cells["all_reduce"][:2] == ["4096", "6"]
     assert cells["barrier"][:2] == ["0", "2"]
-    assert len(rows) == 4
+    assert len(rows) == 2
     assert run(program, "", GPUCOLL_SUMMARY="0") == ""
 
 
 def test_the_dearest_calls_of_many():
-    """A row and advice for ten kinds of calls, in the order of their seconds, and the number of the rest."""
+    """A row for ten kinds of calls, in the order of their seconds, and the number of the rest."""
     stats = {("all_reduce", 1 << bits): {"calls": 2000, "bytes": 1e9, "own_seconds": 0.0, "waiting_seconds": 0.0,
                                          "moving_seconds": float(bits)} for bits in range(13)}
     stats["scan", 1 << 20] = {"calls": 1, "bytes": 1 << 20, "own_seconds": 90.0, "waiting_seconds": 9.0,
@@ -104,9 +104,7 @@ def test_the_dearest_calls_of_many():
     assert rows[0].split() == "scan 1048576 1 100.000 90.0 9.0 1.0 0.00".split()
     assert rows[1].split() == "all_reduce 4096 2000 12.000 0.0 0.0 100.0 0.08".split()
     assert rows[10] == "4 more kinds of calls took less time"
-    assert "this rank comes later" in rows[11]
-    assert "many short calls" in rows[12]
-    assert len(rows) == 21
+    assert len(rows) == 11
     assert summary_of({}, 0, 1.0).endswith("\nno call\n")
 
 

@@ -11,7 +11,7 @@ import gpucoll as gc
 from gpucoll.cli import main
 from gpucoll.core.signature import Signature
 from gpucoll.health.flight import RecordedCall, Story
-from gpucoll.health.stragglers import delays, lines, slow_transfers, straggler
+from gpucoll.health.stragglers import delays, straggler
 from harness.pace import seconds
 from harness.thread_ranks import all_on_threads
 
@@ -89,28 +89,6 @@ def test_calls_that_a_rank_has_not_recorded_do_not_count():
     groups = stories(lambda number, rank: SECOND // 5 * rank)
     groups["g"].pop()
     assert delays(groups) == []
-
-
-def test_a_slow_transfer_is_named_and_no_rank():
-    groups = stories(lambda number, rank: 0, moving=lambda number: LENGTH + SECOND // 5 * (number in (9, 14)))
-    found = straggler(groups)
-    assert (found["rank"], found["ranks"]) == (None, [])
-    assert found["moving"] == {"seconds": 0.4, "calls": 2, "since": (START + 9 * PERIOD) / SECOND,
-                               "place": "train.py:11"}
-    assert [one.nanoseconds for one in slow_transfers(groups)] == [SECOND // 5] * 2
-    assert list(lines(found))[1].startswith("2 calls moved their data slowly: 0.400000 s more than usual, since ")
-
-
-def test_a_late_rank_makes_no_transfer_slow():
-    found = straggler(stories(lambda number, rank: SECOND // 5 * (rank == 2 and number >= 7)))
-    assert found["moving"] == {"seconds": 0, "calls": 0, "since": None, "place": ""}
-
-
-def test_a_transfer_within_the_error_of_the_clocks_is_not_slow():
-    groups = stories(lambda number, rank: 0, moving=lambda number: LENGTH + SECOND // 5 * (number == 9))
-    for error, slow in ((SECOND // 10 - SECOND // 1000, 1), (SECOND // 10, 0)):
-        found = {"g": [one._replace(clock_error=error) for one in groups["g"]]}
-        assert len(slow_transfers(found)) == slow
 
 
 def test_a_real_rank_is_named_with_the_line_of_its_call(tmp_path, monkeypatch, capsys):
