@@ -195,7 +195,6 @@ KNOWN = {
         launch/standalone.py follow.alone os.read
         """,
     "the launcher, or the rank that follows it: pauses of constant length": """
-        launch/standalone.py Job.run thread.join
         launch/standalone.py follow.report time.sleep
         launch/standalone.py follow.alone time.sleep
         launch/arguments.py refuse wait_for_all
