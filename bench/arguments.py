@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.algorithms import find, names_of
-from gpucoll.analysis.sizes import byte_size
 from gpucoll.arrays import check_op
 from gpucoll.core.dtypes import DTYPES, numpy_dtype
 from gpucoll.core.ops import NOT_IN, OPS, op_of
 from gpucoll.errors import ArgumentError, GpucollError, nearest
+from gpucoll.lab.sizes import byte_size
 from gpucoll.launch.arguments import Parser, refuse
 from gpucoll.launch.bootstrap import options as communicator_options
 from gpucoll.msccl.files import named

@@ -12,8 +12,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from gpucoll.analysis.document import LINES
-from gpucoll.analysis.sizes import byte_text
+from gpucoll.lab.document import LINES
+from gpucoll.lab.sizes import byte_text
 
 from .curves import Panel, figure, time_text
 

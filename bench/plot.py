@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpucoll.analysis.document import LIGHT, LINES
-from gpucoll.analysis.sizes import byte_text
 from gpucoll.errors import ArgumentError, UsageError, nearest
+from gpucoll.lab.document import LIGHT, LINES
+from gpucoll.lab.sizes import byte_text
 
 from .curves import Panel, Record, numbers, panels
 

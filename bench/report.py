@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from gpucoll.analysis.document import DARK, LIGHT, LINES, asset, page_file, palettes
-from gpucoll.analysis.sizes import byte_text
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
+from gpucoll.lab.document import DARK, LIGHT, LINES, asset, page_file, palettes
+from gpucoll.lab.sizes import byte_text
 from gpucoll.launch.arguments import Parser, refuse
 
 from . import records, tables

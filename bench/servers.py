@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy
 
 import gpucoll as gc
-from gpucoll.analysis.simulate import DEFAULT, Level, shipped, simulate
+from gpucoll.simulator import DEFAULT, Level, shipped, simulate
 from gpucoll.training import SGD, ParameterServer
 
 from .contestants import LeftOut

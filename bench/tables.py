@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from gpucoll.analysis.sizes import byte_text
+from gpucoll.lab.sizes import byte_text
 
 from .curves import Panel, Side
 from .records import PLACEMENTS

@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping
 import numpy
 
 import gpucoll as gc
-from gpucoll.analysis.sizes import byte_size
 from gpucoll.block_scaled import FORMATS, BlockScaledCollectives
+from gpucoll.lab.sizes import byte_size
 from gpucoll.launch.arguments import Parser, refuse
 from gpucoll.training import DataParallel
 

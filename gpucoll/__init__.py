@@ -12,11 +12,12 @@ Each package below is a room. A room imports only from rooms below its own line.
     training      data parallel, ZeRO, parameter servers, compression, arrays over a mesh of ranks
     mpi           the interface of mpi4py
     torch         a backend of torch.distributed
+    lab           graphs of links and algorithms made for them; drawings, proofs and predictions by command
     block_scaled  collectives in 8 or 4 bits per element, with an error bound
     internal      the one door for rooms above the core: what they use beside public names
     communicator  one method per collective; the links between its ranks
     tuner         the choice of the algorithm
-    analysis      predicted times and drawings of schedules
+    simulator     predicted times of schedules, for any number of ranks
     launch        how ranks start and find each other
     health        detection of dead and disagreeing ranks; evidence after a crash
     executors     ways to run a schedule: engine, MPI, NCCL, kernels; MPI's and NCCL's own collectives
@@ -61,7 +62,7 @@ from gpucoll.progress.operations import Work
 from gpucoll.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gpucoll.analysis.notebook import draw
+    from gpucoll.lab.notebook import draw
     from gpucoll.msccl.files import load
     from gpucoll.precheck import precheck
 
@@ -75,7 +76,7 @@ __all__ = [
 
 # What few programs use is imported at the first use: functions by their module, and rooms. The room
 # `precheck` is callable, as the function of that name.
-_LATER = {"draw": "gpucoll.analysis.notebook", "load": "gpucoll.msccl.files"}
+_LATER = {"draw": "gpucoll.lab.notebook", "load": "gpucoll.msccl.files"}
 _ROOMS = ("block_scaled", "dask", "distributed", "mpi", "precheck", "ray", "torch", "training")
 
 

@@ -11,17 +11,36 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpucoll import communicator
+from gpucoll.algorithms import algorithms, evaluate, find, names_of, registry, schedules
 from gpucoll.communicator import Communicator, leaving
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import Failure, Metadata
 from gpucoll.communicator.points import PointMessage
+from gpucoll.core import toml
+from gpucoll.core.collectives import COLLECTIVES, Collective, collective
+from gpucoll.core.forest import Forest, SpanningTree, turned
+from gpucoll.core.schedule import Round, Rounds, Schedule, Send, Slice, ends
+from gpucoll.core.topology import factors, group, in_order_tree, members_of
+from gpucoll.core.transfers import Message, Transfers, backwards
+from gpucoll.msccl.files import is_file, loaded, named
+from gpucoll.msccl.write import xml
+from gpucoll.plan.proof import prove_plans
 from gpucoll.progress.operations import Work
 from gpucoll.progress.waits import Progress
+from gpucoll.simulator import MANY, Prediction, Topology, load, replayed_seconds, simulate, simulate_sizes
+from gpucoll.simulator.routes import Array, Flows
+from gpucoll.tuner import segments
+from gpucoll.verify.symbolic import Proof, SymbolicMemory, Turn, contributions, prove
 
 __all__ = [
-    "all_gather_metadata", "broadcast_metadata", "check_apart", "checked_message", "close_together", "current_stream",
-    "gpu_of", "link_of", "refusing", "sender_of", "set_world", "start_together", "waits_of", "world",
+    "COLLECTIVES", "MANY", "Array", "Collective", "Flows", "Forest", "Message", "Prediction", "Proof", "Round",
+    "Rounds", "Schedule", "Send", "Slice", "SpanningTree", "SymbolicMemory", "Topology", "Transfers", "Turn",
+    "algorithms", "all_gather_metadata", "backwards", "broadcast_metadata", "check_apart", "checked_message",
+    "close_together", "collective", "contributions", "current_stream", "ends", "evaluate", "factors", "find", "gpu_of",
+    "group", "in_order_tree", "is_file", "link_of", "load", "loaded", "members_of", "named", "names_of", "prove",
+    "prove_plans", "refusing", "registry", "replayed_seconds", "schedules", "segments", "sender_of", "set_world",
+    "simulate", "simulate_sizes", "start_together", "toml", "turned", "waits_of", "world", "xml",
 ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpucoll.bench.plot import SETTINGS, save
 from gpucoll.bench.plot import check as check_kind
 
-from gpucoll.analysis.document import LINES
+from gpucoll.lab.document import LINES
 from records import Refusal, Step, medians
 
 

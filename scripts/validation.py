@@ -20,13 +20,13 @@ import numpy
 
 import teccl
 from gpucoll.algorithms import schedules
-from gpucoll.analysis.graphs.bounds import bound
-from gpucoll.analysis.graphs.link_graph import LinkGraph, graph_of, load_graph
-from gpucoll.analysis.graphs.synthesis import synthesis, trees_for
-from gpucoll.analysis.simulate import simulate
-from gpucoll.analysis.simulate.graph_routes import GraphRoutes
-from gpucoll.cli.synthesize import Maker
 from gpucoll.core.schedule import Send
+from gpucoll.lab.graphs.bounds import bound
+from gpucoll.lab.graphs.graph_routes import GraphRoutes
+from gpucoll.lab.graphs.link_graph import LinkGraph, graph_of, load_graph
+from gpucoll.lab.graphs.synthesis import synthesis, trees_for
+from gpucoll.lab.synthesize import Maker
+from gpucoll.simulator import simulate
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
 Figure: TypeAlias = Fraction | float

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpucoll.algorithms import Algorithm, registry
-from gpucoll.analysis.draw import draw
 from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.lab.draw import draw
 
 WIDEST = 1000  # pixels of a picture on a page: a wider picture is drawn again with fewer ranks
 RANKS = (8, 6, 5, 4)

@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import gpucoll
-from gpucoll.analysis.simulate import DEFAULT, load
-from gpucoll.analysis.simulate.sweep import sweep as simulated
-from gpucoll.analysis.sizes import byte_size
 from gpucoll.calibration.measure import NATIVE_SIZES, SIZES, links, serves, sweep
 from gpucoll.communicator import Communicator
 from gpucoll.communicator.links import MpiLink
@@ -28,7 +25,10 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.collectives import collective as collective_row
 from gpucoll.device.store import make_private
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.lab.sizes import byte_size
+from gpucoll.lab.sweep import sweep as simulated
 from gpucoll.launch.launchers import launched
+from gpucoll.simulator import DEFAULT, load
 from gpucoll.transport.rendezvous import by_first_rank
 from gpucoll.tuner import segments
 from gpucoll.tuner.choice import scheduled

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpucoll.analysis.document import write
 from gpucoll.core.output import open_closed
 from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError, nearest
 from gpucoll.launch.arguments import Parser, refuse, size_range
@@ -128,15 +124,18 @@ def _add_verb(verbs: Any, name: str, run: Callable[[Any], int], *, json: bool = 
 
 
 def _add_schedules(verbs: Any) -> None:
-    verify = _add_verb(verbs, "verify", _verify, help="prove all schedules, or those of the named algorithms")
+    verify = _add_verb(verbs, "verify", _from("gpucoll.lab.verbs", "verify"),
+                       help="prove all schedules, or those of the named algorithms")
     verify.add_argument("files", nargs="*", metavar="ALGORITHM", help="a name, file.py:name or a .xml file of MSCCL")
     verify.add_argument("--ranks", type=size_range, default="1..64", metavar="1..64", help="numbers of ranks (1..64)")
     verify.add_argument("--collective", help="only this collective")
     verify.add_argument("--algorithm", help="only this algorithm")
     verify.add_argument("--segments", type=size_range, default="1,3", metavar="1,3", help="numbers of segments (1,3)")
     verify.add_argument("--plans", action="store_true", help="also prove the executors' plans, for up to 16 ranks")
-    draw = _add_verb(verbs, "draw", _draw, json=False, help="draw a schedule, round by round")
-    convert = _add_verb(verbs, "convert", _convert, json=False, help="write a schedule as MSCCL's XML")
+    draw = _add_verb(verbs, "draw", _from("gpucoll.lab.verbs", "draw"), json=False,
+                     help="draw a schedule, round by round")
+    convert = _add_verb(verbs, "convert", _from("gpucoll.lab.verbs", "convert"), json=False,
+                        help="write a schedule as MSCCL's XML")
     for verb in (draw, convert):
         verb.add_argument("algorithm", help="a name such as ring or hierarchical(ring,tree), file.py:name or a .xml")
         verb.add_argument("--collective", help="all_reduce, broadcast, ... (that of the file, or all_reduce)")
@@ -149,7 +148,8 @@ def _add_schedules(verbs: Any) -> None:
 
 
 def _add_times(verbs: Any) -> None:
-    simulate = _add_verb(verbs, "simulate", _simulate, help="predict the time of a collective on a topology")
+    simulate = _add_verb(verbs, "simulate", _from("gpucoll.lab.verbs", "simulate"),
+                         help="predict the time of a collective on a topology")
     simulate.add_argument("collective", help="all_reduce, broadcast, ...")
     simulate.add_argument("size", nargs="?", default="1M", metavar="64M",
                           help="bytes of the larger of input and output, one size or a list such as 8,64K,64M (1M)")
@@ -182,9 +182,9 @@ def _add_times(verbs: Any) -> None:
 
 
 def _add_graphs(verbs: Any) -> None:
-    bound = _add_verb(verbs, "bound", _from("gpucoll.analysis.graphs.bounds"),
+    bound = _add_verb(verbs, "bound", _from("gpucoll.lab.graphs.bounds"),
                       help="compute the best bandwidth of any algorithm on a graph of links")
-    synthesize = _add_verb(verbs, "synthesize", _from("gpucoll.cli.synthesize"),
+    synthesize = _add_verb(verbs, "synthesize", _from("gpucoll.lab.synthesize"),
                            help="make an algorithm of this bandwidth, prove it and write it to a file")
     for verb in (bound, synthesize):
         verb.add_argument("graph", help="a TOML file, or a name such as dgx1, dgx_a100(2) or torus(4x4)")
@@ -231,126 +231,6 @@ def _from(module: str, name: str = "main") -> Callable[[Any], int]:
     return lambda options: int(getattr(importlib.import_module(module), name)(options))
 
 
-def _verify(options: Any) -> int:
-    """Prove the algorithms asked for; print a line per algorithm and a last line with the total."""
-    started, rows, faults = time.perf_counter(), [], 0
-    proved = _proved_files(options) if options.files else _proved_named(options, options.algorithm)
-    for row in proved:
-        rows.append(row._asdict())
-        faults += row.fault is not None
-        if not options.json:
-            print(f"{row.collective:16} {row.algorithm:20} {row.schedules:6} schedules  {row.fault or 'proved'}")
-    seconds = round(time.perf_counter() - started, 1)
-    total = sum(row["schedules"] for row in rows)
-    if options.json:
-        print(json.dumps({"seconds": seconds, "schedules": total, "faults": faults, "algorithms": rows}))
-    else:
-        print(f"{total} schedules of {len(rows)} algorithms in {seconds} s: {faults or 'no'} faults")
-    return 1 if faults else 0
-
-
-def _proved_named(options: Any, name: str | None) -> Iterator[Any]:
-    """Yield a row for every algorithm called `name` (None: every algorithm); raise ArgumentError if none exists."""
-    from gpucoll.algorithms import registry
-    from gpucoll.analysis.verify import prove_registry
-    from gpucoll.core.collectives import COLLECTIVES
-
-    known = sorted({one for kind, one in registry() if options.collective in (None, kind)})
-    if not known:
-        raise ArgumentError(f"there is no {options.collective!r}{nearest(options.collective, COLLECTIVES)}")
-    if name is not None and name.partition("(")[0] not in known:
-        raise ArgumentError(f"there is no {name!r}{nearest(name, known)}")
-    yield from prove_registry(options.ranks, options.segments, options.collective, name, plans=options.plans)
-
-
-def _proved_files(options: Any) -> Iterator[Any]:
-    """Yield a row for every algorithm named or in a file; a wrong MSCCL file is a row with a fault."""
-    from gpucoll.analysis.verify import Row, prove_registry
-    from gpucoll.msccl.files import is_file, loaded
-
-    for file in options.files:
-        if not is_file(file):
-            yield from _proved_named(options, file)
-            continue
-        try:
-            for key in loaded(file):
-                yield from prove_registry(options.ranks, options.segments, *key, plans=options.plans)
-        except ArgumentError as error:
-            if error.code != "GC-PROOF":
-                raise
-            yield Row("-", file, 1, str(error))
-
-
-def _asked_for(options: Any) -> tuple[str, str, int]:
-    """Return collective, name and number of ranks of the algorithm given by name or file.
-
-    Without ``--ranks`` the number is 8, or for a file's algorithm the first supported number of 8, 2, 3, ... 4096.
-    """
-    from gpucoll.algorithms import find
-    from gpucoll.msccl.files import is_file, loaded
-
-    kind, name = options.collective or "all_reduce", options.algorithm
-    if is_file(name):
-        there = dict((one, one) for one in loaded(name) if options.collective in (None, one[0]))
-        if not there:
-            raise ArgumentError(f"{name} is not of {options.collective}", code="GC-FILE")
-        kind, name = next(iter(there))
-    entry, ranks = find(kind, name), options.ranks
-    if ranks is None:
-        ranks = 8 if not entry.own else next((size for size in (8, *range(2, 4097)) if not entry.unfit(size, None)), 8)
-    return kind, name, ranks
-
-
-def _output(options: Any) -> Path:
-    """Return the path of `-o`; callers find the algorithm first, so that a wrong name is reported first."""
-    if options.output is None:
-        raise ArgumentError("name the file to write: -o FILE", code="GC-FILE")
-    return Path(options.output)
-
-
-def _draw(options: Any) -> int:
-    """Write the drawing, and print one line naming path, collective, algorithm and ranks."""
-    from gpucoll.analysis.draw import draw
-    from gpucoll.analysis.graphs.link_graph import load_graph
-
-    graph = None if options.topology is None else load_graph(options.topology)
-    if graph is not None and options.ranks is None:
-        options.ranks = graph.ranks
-    (kind, name, ranks), path = _asked_for(options), _output(options)
-    write(path, draw(name, kind, size=ranks, root=options.root, segments=options.segments, form=path.suffix[1:],
-                     graph=graph))
-    print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}")
-    return 0
-
-
-def _convert(options: Any) -> int:
-    """Prove the schedule, write MSCCL's XML, and print one line about the file."""
-    from gpucoll.algorithms import schedules
-    from gpucoll.msccl.write import xml
-    from gpucoll.verify.symbolic import prove
-
-    (kind, name, ranks), path = _asked_for(options), _output(options)
-    if path.suffix != ".xml":
-        raise ArgumentError(f"{path} does not end in .xml", code="GC-FILE")
-    everyone = schedules(kind, name, size=ranks, segments=options.segments)
-    proof = prove(kind, everyone, chunks=everyone[0].chunks)
-    write(path, xml(everyone))
-    print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}, {proof.messages} messages in {proof.rounds} "
-          "rounds")
-    return 0
-
-
 def _tune(options: Any) -> int:
-    module, verb = ("calibration.commands", "tune") if options.topology is None else ("cli.tune_on_graph", "main")
+    module, verb = ("calibration.commands", "tune") if options.topology is None else ("calibration.on_graph", "main")
     return _from(f"gpucoll.{module}", verb)(options)
-
-
-def _simulate(options: Any) -> int:
-    """Predict the times of a collective's algorithms; print a table or a JSON object."""
-    from gpucoll.analysis.simulate.sweep import answer
-    from gpucoll.msccl.files import named
-    from gpucoll.tuner import segments
-
-    options.algorithm = options.algorithm and named(options.algorithm, options.collective)
-    print(answer(options, segments))
-    return 0

@@ -17,11 +17,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from gpucoll.analysis.graphs.link_graph import LinkGraph, graph_of
-from gpucoll.analysis.graphs.named import NIC, NVLINK
-from gpucoll.analysis.simulate import seconds_on
 from gpucoll.core.schedule import Recv, Round, Schedule, Send, Slice
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.lab.graphs.flows import seconds_on
+from gpucoll.lab.graphs.link_graph import LinkGraph, graph_of
+from gpucoll.lab.graphs.named import NIC, NVLINK
 
 SWITCH = "switch"  # the other end of a GPU's links to NVSwitches
 NETWORK = "network"

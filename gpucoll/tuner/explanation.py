@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpucoll.analysis.simulate import Prediction, Topology
+from gpucoll.simulator import Prediction, Topology
 from gpucoll.tuner.model import MEASURED_TIE, TIE, Candidate, ranked, ways
 
 Row = dict[str, Any]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpucoll.algorithms import evaluate, find, library_names, schedule
-from gpucoll.analysis.simulate import Level, Topology, simulate
 from gpucoll.core.schedule import Copy, Reduce, Send
 from gpucoll.errors import ArgumentError
+from gpucoll.simulator import Level, Topology, simulate
 from gpucoll.tuner.table import Curve, LinkCost, Table, built_in
 
 MOST_SEGMENTS = 32

@@ -4,7 +4,7 @@ import pytest
 
 from browser.drawn import COMPLETE, FRAME, LAST, OVERFLOW, show
 from gpucoll.algorithms import registry
-from gpucoll.analysis.draw import draw
+from gpucoll.lab.draw import draw
 
 pytestmark = pytest.mark.nightly
 

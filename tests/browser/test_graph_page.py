@@ -7,10 +7,10 @@ import pytest
 
 from browser.drawn import COMPLETE, FRAME, LAST, OVERFLOW, show
 from faults import tables
-from gpucoll.analysis.document import asset
-from gpucoll.analysis.draw import draw
-from gpucoll.analysis.graphs.link_graph import load_graph
 from gpucoll.cli import main
+from gpucoll.lab.document import asset
+from gpucoll.lab.draw import draw
+from gpucoll.lab.graphs.link_graph import load_graph
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("own_algorithms")]
 
@@ -66,7 +66,7 @@ def test_a_fault_of_the_script_is_seen(browser, tmp_path, monkeypatch, fault):
     def planted(package, name):
         return asset(package, name).replace(*fault.changes[0])
 
-    monkeypatch.setattr(sys.modules["gpucoll.analysis.draw.page"], "asset", planted)
+    monkeypatch.setattr(sys.modules["gpucoll.lab.draw.page"], "asset", planted)
     show(browser, synthesised(tmp_path, "ring(8)", "1K"))
     with pytest.raises(AssertionError):
         check_steps(browser)

@@ -13,8 +13,8 @@ import pytest
 
 import gpucoll as gc
 from gpucoll import doctor
-from gpucoll.analysis.graphs.link_graph import load_graph
 from gpucoll.doctor import facts, probes
+from gpucoll.lab.graphs.link_graph import load_graph
 from harness.pace import seconds
 from harness.ranks import run_job
 

@@ -11,8 +11,8 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.calibration import measure
-from gpucoll.cli import main, tune_on_graph
+from gpucoll.calibration import measure, on_graph
+from gpucoll.cli import main
 from gpucoll.device.store import user_store
 from gpucoll.tuner import table as tables
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_toml, parse
@@ -149,7 +149,7 @@ def on_a_graph(mpi, folder, spoil):
         Path(folder, "uneven.toml").write_text(GRAPH)
         with contextlib.redirect_stderr(io.StringIO()), leftovers.without_algorithms(), \
                 pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tune_on_graph, "launched", lambda: (1, 0))  # this rank has an mpiexec
+            patch.setattr(on_graph, "launched", lambda: (1, 0))  # this rank has an mpiexec
             main(["tune", "--topology", str(Path(folder, "uneven.toml")), "--collective", "all_gather"])
         file, = Path(folder).glob("tune-*.py")
         if spoil == "change":

@@ -10,8 +10,8 @@ import pytest
 import gpucoll as gc
 from gpucoll import Copy, Recv, RecvReduce, Reduce, Send, Slice
 from gpucoll.algorithms import Traits
-from gpucoll.analysis.draw import draw
-from gpucoll.analysis.verify import verify
+from gpucoll.lab.draw import draw
+from gpucoll.lab.verify import verify
 from gpucoll.tuner.choice import allowed, scheduled
 from gpucoll.verify.user import Claim, proved
 from harness.commands_of import run

@@ -51,7 +51,7 @@ def test_an_object_that_cannot_be_pickled_is_refused():
 def test_import_starts_neither_mpi_nor_cupy_and_proofs_need_neither():
     script = ("import os, sys; before = dict(os.environ); import gpucoll.distributed; assert os.environ == before; "
               "assert not {'cupy', 'torch', 'mpi4py.MPI', 'ml_dtypes'} & set(sys.modules); "
-              "sys.modules['mpi4py'] = None; from gpucoll.analysis.verify import verify; verify('reduce', 'tree', 7)")
+              "sys.modules['mpi4py'] = None; from gpucoll.lab.verify import verify; verify('reduce', 'tree', 7)")
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

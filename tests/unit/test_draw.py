@@ -11,11 +11,11 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.algorithms import algorithms, registry, schedule
-from gpucoll.analysis.draw import draw, view
-from gpucoll.analysis.draw.record import NOBODY
 from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Send
+from gpucoll.lab.draw import draw, view
+from gpucoll.lab.draw.record import NOBODY
 from harness.grids import sampled
 from harness.refusals import refused
 from oracles.counting import count

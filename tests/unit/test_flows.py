@@ -7,9 +7,11 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.algorithms import schedules
-from gpucoll.analysis.graphs.link_graph import load_graph, parse_graph
-from gpucoll.analysis.simulate import flows, seconds_on, simulate
 from gpucoll.core.schedule import Recv, Schedule, Send, Slice
+from gpucoll.lab.graphs import flows
+from gpucoll.lab.graphs.flows import seconds_on
+from gpucoll.lab.graphs.link_graph import load_graph, parse_graph
+from gpucoll.simulator import simulate
 
 HOSTS = load_graph("crossbar(4, GBps=1, us=2)")._replace(sharing=Fraction(4, 5))
 N = 1 << 30

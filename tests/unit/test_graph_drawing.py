@@ -10,13 +10,13 @@ from collections import Counter
 import pytest
 
 from gpucoll.algorithms import schedule
-from gpucoll.analysis.draw import draw, view
-from gpucoll.analysis.draw.graph_places import placed
-from gpucoll.analysis.draw.placement import SIDE
-from gpucoll.analysis.graphs.bounds import bound
-from gpucoll.analysis.graphs.link_graph import load_graph
 from gpucoll.cli import main
 from gpucoll.core.schedule import Recv, RecvReduce
+from gpucoll.lab.draw import draw, view
+from gpucoll.lab.draw.graph_places import placed
+from gpucoll.lab.draw.placement import SIDE
+from gpucoll.lab.graphs.bounds import bound
+from gpucoll.lab.graphs.link_graph import load_graph
 from harness.refusals import refused
 
 SVG = "{http://www.w3.org/2000/svg}"

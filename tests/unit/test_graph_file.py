@@ -6,10 +6,10 @@ from fractions import Fraction
 import pytest
 
 import gpucoll as gc
-from gpucoll.analysis.graphs.bounds import bound
-from gpucoll.analysis.graphs.link_graph import load_graph
 from gpucoll.cli import main
 from gpucoll.doctor.graph_file import write
+from gpucoll.lab.graphs.bounds import bound
+from gpucoll.lab.graphs.link_graph import load_graph
 
 pytestmark = pytest.mark.usefixtures("own_algorithms")
 

@@ -9,16 +9,16 @@ from unittest import mock
 import pytest
 
 from gpucoll.algorithms import algorithms, find, own_names, schedules
-from gpucoll.analysis.graphs.link_graph import load_graph
-from gpucoll.analysis.graphs.synthesis import synthesis
-from gpucoll.analysis.simulate import simulate
-from gpucoll.calibration import commands
-from gpucoll.cli import main, tune_on_graph
-from gpucoll.cli.synthesize import as_python
+from gpucoll.calibration import commands, on_graph
+from gpucoll.cli import main
 from gpucoll.core import forest
 from gpucoll.core.forest import Forest
 from gpucoll.errors import ArgumentError
+from gpucoll.lab.graphs.link_graph import load_graph
+from gpucoll.lab.graphs.synthesis import synthesis
+from gpucoll.lab.synthesize import as_python
 from gpucoll.msccl.files import registered
+from gpucoll.simulator import simulate
 from gpucoll.tuner import Tuner, rules, segments
 from gpucoll.tuner.table import (
     ANY,
@@ -61,7 +61,7 @@ def uneven(folder):
 def tuned(folder, monkeypatch, *words, graph=None):
     """Run `gpucoll tune --topology` on a graph, by default the uneven one; return the path of the table."""
     monkeypatch.setenv("GPUCOLL_CACHE", str(folder / "cache"))
-    for module in (tune_on_graph, commands):  # without MPI in this process
+    for module in (on_graph, commands):  # without MPI in this process
         monkeypatch.setattr(module, "facts", lambda: {"name": "a", "processor": "b", "cores": 2, "mpi": "c"})
     assert main(["tune", "--topology", graph or str(uneven(folder)), *words]) == 0
     path, = (folder / "cache").glob("*.toml")
@@ -104,14 +104,14 @@ def test_predictions_for_other_collectives_are_of_the_same_links(tmp_path):
 
 
 def test_tuning_names_the_algorithms_that_cannot_be_predicted(tmp_path, monkeypatch, capsys):
-    predict = tune_on_graph.sweep
+    predict = on_graph.sweep
 
     def refusing(collective, names, *others):
         if names[0] in ("ring", "tree"):
             raise ArgumentError(f"{collective}:{names[0]} for 4 ranks: too many messages", code="GC-SIMULATE")
         return predict(collective, names, *others)
 
-    monkeypatch.setattr(tune_on_graph, "sweep", refusing)
+    monkeypatch.setattr(on_graph, "sweep", refusing)
     tuned(tmp_path, monkeypatch, "--collective", "reduce_scatter,broadcast")
     said = capsys.readouterr().err
     assert re.search(r"^reduce_scatter .*\n +refused 1: ring: too many messages\nbroadcast ", said, re.MULTILINE)

@@ -10,13 +10,14 @@ from fractions import Fraction
 import pytest
 
 import gpucoll as gc
-from gpucoll.analysis.graphs import link_graph
-from gpucoll.analysis.graphs.bounds import FORMULAS, bound
-from gpucoll.analysis.graphs.link_graph import Edge, LinkGraph, load_graph, parse_graph
-from gpucoll.analysis.graphs.max_flow import FlowNetwork
-from gpucoll.analysis.graphs.synthesis import SCHEDULES, synthesis, trees_for
-from gpucoll.analysis.simulate import load_links, simulate
 from gpucoll.cli import main
+from gpucoll.lab.graphs import link_graph
+from gpucoll.lab.graphs.bounds import FORMULAS, bound
+from gpucoll.lab.graphs.link_graph import Edge, LinkGraph, load_graph, parse_graph
+from gpucoll.lab.graphs.max_flow import FlowNetwork
+from gpucoll.lab.graphs.synthesis import SCHEDULES, synthesis, trees_for
+from gpucoll.lab.sweep import load_links
+from gpucoll.simulator import simulate
 from harness.refusals import refused
 from programs.synthesised import check_on_threads, proved
 

@@ -6,13 +6,13 @@ from fractions import Fraction
 import pytest
 
 import gpucoll as gc
-from gpucoll.analysis.graphs.bounds import bound
-from gpucoll.analysis.graphs.link_graph import graph_of, load_graph
-from gpucoll.analysis.graphs.link_order import SERVED, in_link_order
-from gpucoll.analysis.graphs.synthesis import synthesis
-from gpucoll.cli.synthesize import Maker
 from gpucoll.core.schedule import Recv
 from gpucoll.core.transfers import Transfers
+from gpucoll.lab.graphs.bounds import bound
+from gpucoll.lab.graphs.link_graph import graph_of, load_graph
+from gpucoll.lab.graphs.link_order import SERVED, in_link_order
+from gpucoll.lab.graphs.synthesis import synthesis
+from gpucoll.lab.synthesize import Maker
 from programs.synthesised import check_on_threads, proved
 
 pytestmark = pytest.mark.usefixtures("own_algorithms")

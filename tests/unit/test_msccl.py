@@ -8,10 +8,10 @@ import pytest
 import gpucoll as gc
 from gpucoll import msccl
 from gpucoll.algorithms import registry, schedule
-from gpucoll.analysis.verify import verify
 from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Reduce, Slice
+from gpucoll.lab.verify import verify
 from gpucoll.msccl.documents import NAMES
 from gpucoll.msccl.write import xml
 from harness.commands_of import run

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import gpucoll as gc
 from gpucoll import training
-from gpucoll.analysis.simulate import simulate, topologies
 from gpucoll.device.store import Store
 from gpucoll.health import report
 from gpucoll.health.flight import HEAD, MAGIC, Flight
+from gpucoll.simulator import simulate, topologies
 from gpucoll.training import checkpoint
 from gpucoll.tuner import Tuner, table
 from harness.hostile import DEEP, any_content, exchanged, holds

@@ -7,12 +7,12 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll import analysis
+from gpucoll import lab
 from gpucoll.algorithms import algorithms, all_ranks, registry, schedule
-from gpucoll.analysis.verify import prove_registry, verify
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Send, Slice
 from gpucoll.errors import ArgumentError
+from gpucoll.lab.verify import prove_registry, verify
 from gpucoll.verify.symbolic import ScheduleError, prove
 from harness.grids import SEED, naming, sampled
 from harness.thread_ranks import on_threads
@@ -164,7 +164,7 @@ def test_plans_are_proved_where_asked(monkeypatch):
     def noted(made, elements, *, root, in_place, nodes):
         proved.append((len(made), elements, in_place, nodes))
 
-    monkeypatch.setattr(analysis.verify, "prove_plans", noted)
+    monkeypatch.setattr(lab.verify, "prove_plans", noted)
     list(prove_registry((3,), (1,), "all_reduce", "ring"))
     assert not proved
     list(prove_registry((3,), (1,), "all_reduce", "ring", plans=True))

@@ -3,8 +3,8 @@
 import pytest
 
 from gpucoll.algorithms import algorithms, registry
-from gpucoll.analysis.simulate import MOST_RANKS, Level, Topology, load, simulate, simulate_sizes
 from gpucoll.errors import ArgumentError
+from gpucoll.simulator import MOST_RANKS, Level, Topology, load, simulate, simulate_sizes
 from harness.grids import naming
 
 ROWS = sorted(registry())
@@ -75,7 +75,7 @@ def test_all_ranks_at_once_and_one_by_one(row, where, monkeypatch):
             *row, size, [2 * size * UNIT * factor for factor in (0, 1, 1024)], TOPOLOGIES[where], segments=2)]
 
     at_once = seconds()
-    monkeypatch.setattr("gpucoll.analysis.simulate.few_enough", lambda case: False)
+    monkeypatch.setattr("gpucoll.simulator.few_enough", lambda case: False)
     assert seconds() == at_once
     monkeypatch.setattr(Topology, "is_uniform", False)
     assert seconds() == at_once
@@ -106,7 +106,7 @@ BELOW = {"double_tree": 0.68, "tree": 0.59, "star": 0.55, "linear": 0.88, "chain
 def test_the_formulas_of_many_ranks_are_a_lower_bound_and_mostly_exact(size, monkeypatch):
     calls = [(*row, size, UNIT, TOPOLOGIES["switch"]) for row in ROWS if row[1] in algorithms(row[0], size=size)]
     replayed = [simulate(*call, segments=4).seconds for call in calls]
-    monkeypatch.setattr("gpucoll.analysis.simulate.MANY", 1)
+    monkeypatch.setattr("gpucoll.simulator.MANY", 1)
     for call, exact in zip(calls, replayed, strict=True):
         share = simulate(*call, segments=4).seconds / exact if exact else 1
         assert BELOW.get(call[1], 1 - 1e-9) <= share <= 1 + 1e-9, call

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from gpucoll.analysis.simulate import load, names, shipped, simulate, waves
-from gpucoll.analysis.simulate.sweep import sweep
 from gpucoll.cli import main
 from gpucoll.errors import ArgumentError
+from gpucoll.lab.sweep import sweep
+from gpucoll.simulator import load, names, shipped, simulate, waves
 from harness.refusals import refused
 
 

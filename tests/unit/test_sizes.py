@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpucoll.analysis.sizes import MOST, byte_size, byte_text
 from gpucoll.errors import ArgumentError
+from gpucoll.lab.sizes import MOST, byte_size, byte_text
 
 READ = {"0": 0, "8": 8, "8B": 8, "64k": 65536, "8KB": 8192, "1.5M": 1572864, "16MiB": 1 << 24, " 8 K ": 8192, "0.3": 0,
         "2g": 1 << 31, "1.1T": (11 << 40) // 10, "1023.9999999999999T": MOST - 1, "1125899906842624": MOST}

@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import pytest
 
-from gpucoll.analysis.graphs.bounds import bound
-from gpucoll.analysis.graphs.link_graph import Edge, LinkGraph, load_graph
-from gpucoll.analysis.graphs.symmetry import representatives, rotations
-from gpucoll.analysis.graphs.synthesis import ENOUGH, synthesis, trees_for
 from gpucoll.core.forest import SpanningTree, turned
+from gpucoll.lab.graphs.bounds import bound
+from gpucoll.lab.graphs.link_graph import Edge, LinkGraph, load_graph
+from gpucoll.lab.graphs.symmetry import representatives, rotations
+from gpucoll.lab.graphs.synthesis import ENOUGH, synthesis, trees_for
 from programs.synthesised import proved
 
 SIDES = {"ring(5)": (5,), "torus(3x4)": (3, 4), "torus(2x3x4)": (2, 3, 4), "crossbar(6)": (6,), "dgx_a100": (8,),

@@ -5,11 +5,11 @@ import warnings
 import pytest
 
 from gpucoll.algorithms import algorithms
-from gpucoll.analysis.simulate import Level, Topology, simulate
 from gpucoll.calibration.measure import Probe, fit
 from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
+from gpucoll.simulator import Level, Topology, simulate
 from gpucoll.tuner import Tuner, built_in, rules, segments
 from gpucoll.tuner import table as tables
 from gpucoll.tuner.model import TIE, Candidate, ranked, ways

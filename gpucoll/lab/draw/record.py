@@ -1,0 +1,137 @@
+"""The data of a drawing: messages with their rounds, written chunks with their contributors, and load.
+
+A message lasts one round: the first round after both ranks have completed their earlier rounds. A rank's round ends
+with the rank's last message. Copies and reductions take no time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from gpucoll.internal import Collective, Round, Send, Slice, SymbolicMemory, Turn, contributions
+from gpucoll.internal import collective as collective_row
+from gpucoll.lab.draw.graph_view import GraphView
+from gpucoll.lab.draw.placement import GraphLayout
+
+NOBODY = -1  # in place of a content: an empty chunk, or a chunk of output without a promised value
+
+Change: TypeAlias = dict[tuple[int, str, int], int]  # from rank, buffer and chunk to the new content's number
+
+
+class Content(NamedTuple):
+    """The value of a chunk: chunk `chunk` of the inputs, combined from `ranks`."""
+
+    chunk: int
+    ranks: tuple[int, ...]
+
+
+class RecordedMessage(NamedTuple):
+    """A message of `chunks` chunks in round `round`, counted from 1; `contents` are indices into `View.contents`."""
+
+    round: int
+    sender: int
+    receiver: int
+    chunks: int
+    contents: tuple[int, ...]
+
+
+class View(NamedTuple):
+    """A recording of one collective: messages, contents, and the load of ranks and links in chunks.
+
+    Idle time is a share between 0 and 1: a rank is idle in rounds without sends and receives.
+    """
+
+    row: Collective
+    size: int
+    chunks: int
+    messages: tuple[RecordedMessage, ...]
+    changes: tuple[Change, ...]  # by round: the chunks written; entry 0 is before the first round
+    contents: tuple[Content, ...]
+    wanted: tuple[tuple[int, ...], ...]  # by rank: the promised content of each chunk of output
+    rounds: int
+    scratch: int  # chunks of scratch written, of the rank with the most
+    outputs: int  # chunks of the largest output
+    moves_data: bool  # False for a barrier: one chunk per rank then stands for the set of ranks known to have arrived
+    busiest: tuple[float, ...]  # by round: the most chunks on one link
+    idle: tuple[float, ...]  # by round: the share of idle ranks
+    rank_idle: tuple[float, ...]  # by rank: the share of idle rounds
+    sends: tuple[frozenset[int], ...]  # by rank: the rounds with sends
+    receives: tuple[frozenset[int], ...]  # by rank: the rounds with receives
+    most_sent: int  # chunks sent by the busiest rank
+    algorithm: str = ""
+    layout: GraphLayout = GraphLayout("", (), 0.0)
+    graph: GraphView | None = None
+
+    @property
+    def title(self) -> str:
+        """The title of the drawing: algorithm, collective, number of ranks, and the graph."""
+        on = f" · on {self.graph.places.graph.name}" if self.graph is not None else ""
+        return f"{self.algorithm} · {self.row.name} · {self.size} rank{'s' * (self.size > 1)}{on}"
+
+
+def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> View:
+    """Prove the schedules of all ranks and return the recording; raise ScheduleError for wrong schedules."""
+    row, ranks = collective_row(collective), range(len(schedules))
+    recorder = _Recorder(row, len(schedules), root, chunks)
+    recorder.prove(schedules)
+    wanted = tuple(map(recorder.wanted, ranks))
+    last = max([*recorder.changes, *(message.round for message in recorder.messages)], default=0)
+    joined: dict[tuple[int, int, int], RecordedMessage] = {}  # messages on one link in one round are joined
+    sent = Counter[int]()
+    for message in recorder.messages:
+        before = joined.get(message[:3], message._replace(chunks=0, contents=()))
+        joined[message[:3]] = before._replace(chunks=before.chunks + message.chunks,
+                                              contents=(*before.contents, *message.contents))
+        sent[message.sender] += message.chunks
+    messages, rounds = tuple(joined[key] for key in sorted(joined)), range(1, last + 1)
+    sends = tuple(frozenset(message.round for message in messages if message.sender == rank) for rank in ranks)
+    receives = tuple(frozenset(message.round for message in messages if message.receiver == rank) for rank in ranks)
+    busy = [one | other for one, other in zip(sends, receives, strict=True)]
+    return View(
+        row, len(ranks), chunks, messages, tuple(recorder.changes[turn] for turn in range(last + 1)),
+        tuple(recorder.numbers), wanted, rounds=last, outputs=max(map(len, wanted)),
+        scratch=max((chunk + 1 for change in recorder.changes.values() for _, buffer, chunk in change
+                     if buffer == "scratch"), default=0),
+        moves_data=not recorder.ranks[0].is_barrier,
+        busiest=tuple(max((message.chunks for message in messages if message.round == turn), default=0)
+                      for turn in rounds),
+        idle=tuple(sum(turn not in one for one in busy) / len(ranks) for turn in rounds),
+        rank_idle=tuple(1 - len(one) / last if last else 0.0 for one in busy),
+        sends=sends, receives=receives, most_sent=max(sent.values(), default=0))
+
+
+class _Recorder(SymbolicMemory):
+    """The observer of a replay: all ranks' buffers, messages, and changes by round."""
+
+    def __init__(self, row: Collective, size: int, root: int, chunks: int) -> None:
+        super().__init__(row, size, root, chunks)
+        self.messages: list[RecordedMessage] = []
+        self.changes: dict[int, Change] = defaultdict(dict)
+        self.numbers: dict[Content, int] = {}
+        if self.ranks[0].is_barrier:  # before the first round a rank knows only its own arrival
+            self.changes[0] = {(rank, "output", 0): self._number_at(rank, "output", 0) for rank in range(size)}
+
+    def meet(self, turn: Turn, sender: int, sent: int, receiver: int, received: int) -> None:
+        super().meet(turn, sender, sent, receiver, received)
+        contents = tuple(map(self.number, self.ranks[receiver].came[received]))
+        chunks = self.ranks[receiver].steps[received][0].count
+        self.messages.append(RecordedMessage(turn.message, sender, receiver, chunks, contents))
+
+    def finish(self, turn: Turn, rank: int) -> None:
+        super().finish(turn, rank)
+        written = [step.dst for step in self.ranks[rank].steps if not isinstance(step, Send)]
+        for part in [Slice("output", 0)] if self.ranks[rank].is_barrier else written:
+            for chunk in range(part.first, part.first + part.count):
+                self.changes[turn.message][rank, part.buffer, chunk] = self._number_at(rank, part.buffer, chunk)
+
+    def _number_at(self, rank: int, buffer: str, chunk: int) -> int:
+        return self.number(self.ranks[rank].content[buffer][chunk])
+
+    def number(self, content: tuple[int, int]) -> int:
+        ranks = tuple(rank for rank, count in enumerate(contributions(content, len(self.ranks))) if count)
+        return self.numbers.setdefault(Content(content[0], ranks), len(self.numbers))
+
+    def wanted(self, rank: int) -> tuple[int, ...]:
+        return tuple(self.number(content) if content[1] else NOBODY for content in self.ranks[rank].wanted())

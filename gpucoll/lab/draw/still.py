@@ -1,0 +1,189 @@
+"""One still picture: every rank's chunks after every round, and the messages between rounds.
+
+The HTML page uses the same shapes and colours. Shapes carry classes, and a style sheet sets light and dark colours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from html import escape
+
+from gpucoll.lab.document import DARK as PAGE_DARK
+from gpucoll.lab.document import FONT
+from gpucoll.lab.document import LIGHT as PAGE_LIGHT
+from gpucoll.lab.draw.record import NOBODY, RecordedMessage, View
+
+LIGHT = {**PAGE_LIGHT, "cell": "#e9edf1", "done": "#27323e", "idle": "#c02f1d"}
+DARK = {**PAGE_DARK, "cell": "#262e37", "done": "#e3e9ef", "idle": "#ff8b7a"}
+
+CHROMA = 0.13
+LIGHTNESS = (0.77, 0.68)  # alternating, so that neighbours differ for readers with colour blindness, too
+ON_RANK = "#12161b"  # text on a rank's colour, in light and in dark
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 24.0, 140.0, 12.0
+
+
+def rank_colour(rank: int, size: int) -> str:
+    """Return the colour of a rank as sRGB: the hues of all ranks are evenly spaced on the OKLCH circle.
+
+    Ottosson, "A perceptual color space for image processing" (2020).
+
+    >>> rank_colour(0, 8), rank_colour(4, 8)
+    ('#fc9191', '#0accd5')
+    """
+    lightness, hue = LIGHTNESS[rank % 2], 2 * math.pi * rank / size + 0.35
+    a, b = CHROMA * math.cos(hue), CHROMA * math.sin(hue)
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    middle = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    linear = (4.0767416621 * long - 3.3077115913 * middle + 0.2309699292 * short,
+              -1.2684380046 * long + 2.6097574011 * middle - 0.3413193965 * short,
+              -0.0041960863 * long - 0.7034186147 * middle + 1.7076147010 * short)
+    bounded = (min(1.0, max(0.0, part)) for part in linear)
+    shown = (12.92 * part if part <= 0.0031308 else 1.055 * part ** (1 / 2.4) - 0.055 for part in bounded)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in shown)
+
+
+def number(value: float) -> str:
+    """Return a coordinate as text, rounded to hundredths, in as few characters as possible.
+
+    >>> number(12.0), number(1 / 3), number(-0.001)
+    ('12', '0.33', '0')
+    """
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str, corner: float = 0) -> str:
+    round_off = f' rx="{number(corner)}"' if corner else ""
+    return (f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"{round_off} '
+            f'class="{kind}"/>')
+
+
+def path(points: str, kind: str) -> str:
+    return f'<path d="{points}" class="{kind}"/>'
+
+
+def words(x: float, y: float, text: object, kind: str, *, size: float = 13, anchor: str = "start") -> str:
+    """Return a line of text; `anchor` names the part of the text at x: "start", "middle" or "end"."""
+    return (f'<text x="{number(x)}" y="{number(y)}" font-size="{number(size)}" text-anchor="{anchor}" class="{kind}">'
+            f"{escape(str(text))}</text>")
+
+
+def ranks(size: int) -> str:
+    """Return the style sheet of the ranks' colours: .r0 is an area, .a0 a line, and so on.
+
+    >>> ranks(1)
+    '.r0{fill:#fc9191}.a0{fill:none;stroke:#fc9191}'
+    """
+    return "".join(f".r{rank}{{fill:{colour}}}.a{rank}{{fill:none;stroke:{colour}}}"
+                   for rank, colour in enumerate(rank_colour(rank, size) for rank in range(size)))
+
+
+def key(view: View) -> str:
+    """Return the sentence explaining the cells of a drawing."""
+    if view.row.reduces:
+        return "A chunk fills with a stripe in the colour of every rank that has contributed; solid: all have."
+    if not view.moves_data:
+        return "A cell fills with a stripe in the colour of every rank that is known to have come; solid: all have."
+    return "A chunk has the colour of the rank that it comes from."
+
+
+class Still:
+    """One still picture, an SVG file, of every rank's chunks after every round.
+
+    Each round has a column of ranks; the arrows between two columns are the round's messages.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.cells = max(1, self.view.outputs, self.view.scratch)
+        self.cell = min(22.0, max(6.0, 64 / self.cells))
+        self.height = 16.0  # of a chunk of output; chunks of scratch have half the height
+        self.lane = self.height * (1.5 if self.view.scratch else 1) + 16
+        self.gap = 54.0 if self.view.size < 10 else 74.0
+        self.used: dict[str, str] = {}
+
+    def document(self) -> str:
+        names = list[str]()
+        for rank in range(self.view.size):
+            middle = self._y(rank) + self.height / 2
+            names += [f'<circle cx="{number(LEFT - 26)}" cy="{number(middle)}" r="11" class="r{rank}"/>',
+                      words(LEFT - 26, middle + 4.5, rank, "disc", anchor="middle")]
+        width = max(self._x(self.view.rounds) + self.cells * self.cell + RIGHT, 560)
+        height = TOP + self.view.size * self.lane + BOTTOM
+        body = [*names, *self._columns(), *map(self._arrow, self.view.messages), *self._rounds()]
+        # Light colours come first, for programs without media queries; readers preferring dark get dark.
+        light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
+                               for role, colour in palette.items()) for palette in (LIGHT, DARK))
+        style = f"{light}{ranks(self.view.size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
+        title, *details = self.view.title.split(" · ")
+        note = f'<tspan font-size="14" font-weight="400" class="muted" dx="12">{escape(" · ".join(details))}</tspan>'
+        shapes = [
+            f"<style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>", rect(0, 0, width, height, "paper"),
+            f"<defs>{''.join(self.used.values())}</defs>",
+            f'<text x="24" y="38" font-size="22" font-weight="650" class="ink">{escape(title)}{note}</text>',
+            words(24, 60, key(self.view), "muted", size=12), *body,
+            "</svg>\n"]
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+                f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}">'
+                f"<title>{escape(self.view.title)}</title>") + "\n".join(shapes)
+
+    def _x(self, frame: int) -> float:
+        return LEFT + frame * (self.cells * self.cell + self.gap)
+
+    def _y(self, rank: int) -> float:
+        return TOP + rank * self.lane
+
+    def _columns(self) -> Iterator[str]:
+        held: dict[tuple[int, str, int], int] = {}
+        for frame, changes in enumerate(self.view.changes):
+            held.update(changes)
+            for rank in range(self.view.size):
+                y = self._y(rank)
+                cells = [("output", chunk, y, self.height) for chunk in range(len(self.view.wanted[rank]))]
+                cells += [("scratch", chunk, y + self.height + 2, self.height / 2) for chunk in range(self.view.scratch)
+                          if (rank, "scratch", chunk) in held]
+                for buffer, chunk, y, height in cells:
+                    name = self._symbol(rank, buffer, chunk, held.get((rank, buffer, chunk)), height)
+                    yield f'<use href="#{name}" x="{number(self._x(frame) + chunk * self.cell)}" y="{number(y)}"/>'
+
+    def _symbol(self, rank: int, buffer: str, chunk: int, content: int | None, height: float) -> str:
+        """Return the name of a chunk's symbol: stripes in the contributors' colours fill the cell from below."""
+        # `wanted` is the number of contributions filling the cell: the promised number, in scratch the number of ranks.
+        view, wanted = self.view, 1
+        if buffer == "scratch":
+            wanted = view.size if view.row.reduces else 1
+        elif view.wanted[rank][chunk] != NOBODY:
+            wanted = len(view.contents[view.wanted[rank][chunk]].ranks)
+        ranks = () if content is None else view.contents[content].ranks
+        name = f"{buffer[0]}{'.'.join(map(str, ranks))}-{wanted}"
+        if name not in self.used:
+            width, stripe = self.cell - 1, height / wanted
+            inside = [rect(0, 0, width, height, "cell", 1.5)]
+            if len(ranks) == view.size > 1:
+                inside = [rect(0, 0, width, height, "done", 1.5)]
+            else:
+                inside += [rect(0, height - (turn + 1) * stripe, width, stripe, f"r{one}")
+                           for turn, one in enumerate(ranks)]
+            self.used[name] = f'<g id="{name}">{"".join(inside)}</g>'
+        return name
+
+    def _arrow(self, message: RecordedMessage) -> str:
+        x, far = self._x(message.round - 1) + self.cells * self.cell + 4, self._x(message.round) - 6
+        y, down = (self._y(rank) + self.height / 2 for rank in (message.sender, message.receiver))
+        bend = (far - x) * 0.45
+        curve = (f"M{number(x)} {number(y)}C{number(x + bend)} {number(y)} {number(far - bend)} {number(down)} "
+                 f"{number(far)} {number(down)}")
+        head = f"M{number(far - 5)} {number(down - 3.5)}l6 3.5l-6 3.5Z"
+        return path(curve, f"a{message.sender}") + path(head, f"r{message.sender}")
+
+    def _rounds(self) -> Iterator[str]:
+        most = max(self.view.busiest, default=0)
+        for turn, load in enumerate(self.view.busiest):
+            middle = self._x(turn + 1) - self.gap / 2
+            idle = round(self.view.idle[turn] * self.view.size)
+            yield words(middle, TOP - 42, turn + 1, "muted", anchor="middle")
+            yield rect(middle - 20, TOP - 34, 40, 4, "cell", 2)
+            yield rect(middle - 20, TOP - 34, 40 * load / most if most else 0, 4, "ink", 2)
+            yield words(middle, TOP - 16, f"{idle} idle", "idle" if idle else "axis", size=11, anchor="middle")
