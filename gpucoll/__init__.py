@@ -39,7 +39,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gpucoll.algorithms import algorithm, algorithms, schedule
-from gpucoll.communicator import Cartesian, Communicator, init, init_local, join, run_local
+from gpucoll.communicator import Cartesian, Communicator, Transport, init, init_local, join, run_local
 from gpucoll.communicator.cartesian import dims_create
 from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
 from gpucoll.core.ops import ReduceOp, elementwise_op, premul_sum
@@ -70,8 +70,8 @@ __all__ = [
     "ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ArgumentError", "BackendError", "Cartesian", "ClosedError",
     "CollectiveTimeout", "Communicator", "Copy", "DtypeError", "GpucollError", "MismatchError", "PeerError",
     "RankFailedError", "Recv", "RecvReduce", "Reduce", "ReduceOp", "RevokedError", "Send", "Slice", "Status",
-    "UsageError", "Work", "algorithm", "algorithms", "dims_create", "draw", "elementwise_op", "init", "init_local",
-    "join", "load", "on_terminate", "precheck", "premul_sum", "run_local", "schedule",
+    "Transport", "UsageError", "Work", "algorithm", "algorithms", "dims_create", "draw", "elementwise_op", "init",
+    "init_local", "join", "load", "on_terminate", "precheck", "premul_sum", "run_local", "schedule",
 ]
 
 # What few programs use is imported at the first use: functions by their module, and rooms. The room

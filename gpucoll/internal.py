@@ -1,46 +1,21 @@
 """The one door for the rooms above the core: what they use of the core beside public names.
 
 The functions below work on a communicator; no room above uses a private name of one, and a test checks this. A room
-that imports only public names and this module finds the other names that it needs here too, passed on by `__all__`.
-"""
-
-from __future__ import annotations
-
-import contextlib
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-from gpucoll import communicator
-from gpucoll.algorithms import algorithms, evaluate, find, names_of, registry, schedules
-from gpucoll.communicator import Communicator, leaving
-from gpucoll.communicator.gpu import Gpu
-from gpucoll.communicator.links import Link
-from gpucoll.communicator.metadata import Failure, Metadata
-from gpucoll.communicator.points import PointMessage
-from gpucoll.core import toml
-from gpucoll.core.collectives import COLLECTIVES, Collective, collective
-from gpucoll.core.forest import Forest, SpanningTree, turned
-from gpucoll.core.schedule import Round, Rounds, Schedule, Send, Slice, ends
-from gpucoll.core.topology import factors, group, in_order_tree, members_of
-from gpucoll.core.transfers import Message, Transfers, backwards
-from gpucoll.msccl.files import is_file, loaded, named
-from gpucoll.msccl.write import xml
-from gpucoll.plan.proof import prove_plans
-from gpucoll.progress.operations import Work
-from gpucoll.progress.waits import Progress
-from gpucoll.simulator import MANY, Prediction, Topology, load, replayed_seconds, simulate, simulate_sizes
-from gpucoll.simulator.routes import Array, Flows
-from gpucoll.tuner import segments
-from gpucoll.verify.symbolic import Proof, SymbolicMemory, Turn, contributions, prove
-
-__all__ = [
-    "COLLECTIVES", "MANY", "Array", "Collective", "Flows", "Forest", "Message", "Prediction", "Proof", "Round",
-    "Rounds", "Schedule", "Send", "Slice", "SpanningTree", "SymbolicMemory", "Topology", "Transfers", "Turn",
-    "algorithms", "all_gather_metadata", "backwards", "broadcast_metadata", "check_apart", "checked_message",
-    "close_together", "collective", "contributions", "current_stream", "ends", "evaluate", "factors", "find", "gpu_of",
-    "group", "in_order_tree", "is_file", "link_of", "load", "loaded", "members_of", "named", "names_of", "prove",
-    "prove_plans", "refusing", "registry", "replayed_seconds", "schedules", "segments", "sender_of", "set_world",
-    "simulate", "simulate_sizes", "start_together", "toml", "turned", "waits_of", "world", "xml",
+that imports only public names and this module finds the other names that it needs here too, passed on by `__all__ = [
+    "COLLECTIVES", "FORMATS", "INSIDE", "MANY", "MOMENTS", "SHORT", "Array", "Call", "CallRequest", "Collective",
+    "Dtype", "End", "Executor", "Farewell", "Flows", "Forest", "Format", "Heap", "Mailbox", "Message", "Metadata",
+    "Operation", "Options", "Pending", "Prediction", "ProbeResult", "Progress", "Proof", "Quantised", "ReadyCall",
+    "Round", "Rounds", "Schedule", "Segment", "Send", "Signature", "Slice", "Space", "SpanningTree", "SymbolicMemory",
+    "ThreadMessages", "Topology", "Transfers", "Turn", "Values", "address", "algorithms", "all_gather_metadata",
+    "are_whole", "as_array", "backwards", "block_shape", "broadcast_metadata", "call_site", "check_alike",
+    "check_apart", "check_input", "check_output", "check_writable", "checked_message", "close_together",
+    "code_of_difference", "collective", "combiner", "contributions", "current_stream", "default_transport", "ends",
+    "evaluate", "factors", "find", "format_of", "gpu_of", "group", "in_order_tree", "is_alike", "is_file", "is_whole",
+    "kernels_of", "link_of", "load", "loaded", "magnitudes", "members_of", "module_of", "named", "names_of",
+    "nearest_code", "numpy_dtype", "on_gpu", "on_host", "op_of", "options", "parsing", "prove", "prove_plans",
+    "refusing", "registry", "replayed_seconds", "row_of", "same_memory", "schedule", "schedules", "segments",
+    "sender_of", "set_world", "simulate", "simulate_sizes", "start_together", "toml", "torchrun_variables", "turned",
+    "waits_of", "world", "xml",
 ]
 
 
@@ -52,6 +27,19 @@ def world() -> Communicator | None:
 def set_world(comm: Communicator | None) -> None:
     """Let `gpucoll.init` return `comm`; None: make a new communicator."""
     communicator._world = comm
+
+
+@contextlib.contextmanager
+def default_transport(make: Callable[[], Transport]) -> Iterator[None]:
+    """Let `gpucoll.init` of this process use the transport returned by ``make()``, inside the block.
+
+    `make` is called once for each new world, by the thread of the rank that makes it.
+    """
+    before, bootstrap.default_transport = bootstrap.default_transport, make
+    try:
+        yield
+    finally:
+        bootstrap.default_transport = before
 
 
 def current_stream(comm: Communicator, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:
@@ -88,7 +76,7 @@ def close_together(comms: Sequence[Communicator]) -> None:
     leaving.close_together([comm._core.life for comm in comms])
 
 
-def link_of(comm: Communicator) -> Link:
+def link_of(comm: Communicator) -> Transport:
     """Return the connection between the ranks."""
     return comm._core.link
 

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Self, cast
 
 import numpy
 
-from gpucoll import internal
-from gpucoll.arrays import Array, block_shape, check_input, check_output, is_alike, module_of, on_gpu
+from gpucoll import Communicator, internal
 from gpucoll.block_scaled.conversion import (
     dequantise,
     largest_and_errors,
@@ -26,12 +25,21 @@ from gpucoll.block_scaled.conversion import (
     wide_dtype,
 )
 from gpucoll.block_scaled.steps import ScaledMessages, messages, two_steps
-from gpucoll.communicator import Communicator
-from gpucoll.communicator.metadata import check_alike
-from gpucoll.core.dtypes import row_of
-from gpucoll.core.formats import FORMATS, format_of
-from gpucoll.core.ops import op_of
 from gpucoll.errors import ArgumentError, ClosedError, DtypeError, GpucollError
+from gpucoll.internal import (
+    FORMATS,
+    Array,
+    block_shape,
+    check_alike,
+    check_input,
+    check_output,
+    format_of,
+    is_alike,
+    module_of,
+    on_gpu,
+    op_of,
+    row_of,
+)
 
 __all__ = ["FORMATS", "BlockScaledCollectives", "Bounded"]
 

@@ -11,11 +11,20 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, address, module_of
-from gpucoll.core.dtypes import numpy_dtype, row_of
-from gpucoll.core.formats import FORMATS, Format, Values, magnitudes, nearest_code
-from gpucoll.device.array_kernels import kernels_of
-from gpucoll.device.launch import Quantised
+from gpucoll.internal import (
+    FORMATS,
+    Array,
+    Format,
+    Quantised,
+    Values,
+    address,
+    kernels_of,
+    magnitudes,
+    module_of,
+    nearest_code,
+    numpy_dtype,
+    row_of,
+)
 
 PART, MOST_PARTS = 4096, 64  # elements of a row per block of threads that finds the largest, and the most blocks
 NORMAL = numpy.finfo("f4").smallest_normal

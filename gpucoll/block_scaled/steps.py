@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll.arrays import Array
+from gpucoll import Communicator
 from gpucoll.block_scaled.conversion import dequantise, keep_finite, quantise
-from gpucoll.communicator import Communicator
-from gpucoll.core.formats import Format
-from gpucoll.device.launch import Quantised
+from gpucoll.internal import Array, Format, Quantised
 
 # Return an array of this name, shape and dtype, reused from call to call: new pages cost more than the computation.
 Workspace = Callable[[str, tuple[int, ...], Any], Array]

@@ -19,6 +19,7 @@
     symmetric      memory mapped by all ranks of a node; windows: memory registered with NCCL
     advice         explanations of the choices of "auto"; a check for NaN and infinity
     elastic        `shrink`, `grow` and `replace`: communicators after a failure or with newcomers
+    transports     what joins ranks: the base class of links, and of transports of a program
     links          connections between ranks: MPI or a key-value store for processes, memory for threads
     thread_hub     state shared by threads as ranks
 """
@@ -32,12 +33,13 @@ from gpucoll.communicator.cartesian import Cartesian
 from gpucoll.communicator.elastic import TIMEOUT, joined, same_options
 from gpucoll.communicator.links import LocalLink, MpiLink, StoreLink
 from gpucoll.communicator.methods import Communicator
+from gpucoll.communicator.transports import Transport
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.launch import bootstrap
-from gpucoll.launch.places import StorePlace, VirtualPlace, named_place
+from gpucoll.launch.places import StorePlace, named_place
 
-__all__ = ["Cartesian", "Communicator", "init", "init_local", "join", "new_world", "run_local"]
+__all__ = ["Cartesian", "Communicator", "Transport", "init", "init_local", "join", "new_world", "run_local"]
 
 T = TypeVar("T")
 
@@ -45,11 +47,15 @@ T = TypeVar("T")
 _world: Communicator | None = None
 
 
-def new_world(wanted: bootstrap.Options, place: StorePlace | None = None) -> Communicator:
-    """Return a new communicator of all ranks, connected as by `init`. A collective call."""
-    job = bootstrap.job(wanted.timeout, place)
-    if isinstance(job, VirtualPlace):
-        return job.world(wanted)
+def new_world(wanted: bootstrap.Options, job: Any = None) -> Communicator:
+    """Return a new communicator of all ranks, connected as by `init`. A collective call.
+
+    `job` is where the ranks meet, as returned by `gpucoll.launch.bootstrap.job`; None: found by that function.
+    """
+    if not isinstance(job, Transport):
+        job = bootstrap.job(wanted.timeout, job)
+    if isinstance(job, Transport):
+        return Communicator(job if job.mpi is None else same_options(job, wanted), wanted)
     if not isinstance(job, StorePlace):
         return Communicator(same_options(MpiLink(job, wanted.timeout), wanted), wanted)
     if wanted.executor == "native":
@@ -62,6 +68,7 @@ def new_world(wanted: bootstrap.Options, place: StorePlace | None = None) -> Com
 
 
 def init(*, store: str | None = None, rank: int | None = None, size: int | None = None,
+         transport: Transport | None = None,
          **options: Unpack[bootstrap.GivenOptions]) -> Communicator:
     """Return the communicator of all ranks; a second call returns the same object.
 
@@ -73,7 +80,7 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
     ``gpucoll run --nnodes``; `gpucoll.launch.rank_variables` returns them for processes started by hand. Or `store`,
     "tcp://host:port", is the address where rank 0 listens, and this process is rank `rank` of `size` ranks (by default
     RANK and WORLD_SIZE, or the launcher's numbers). Ranks on several hosts prove themselves by GPUCOLL_SECRET, and UCX
-    carries their messages.
+    carries their messages. Ranks of another kind pass their own `transport`, see `gpucoll.Transport`.
 
     Options: `timeout`: seconds, the deadline of every wait (default 300). `executor`: a name, or None for any. `check`:
     "full" compares the ranks' calls before data is sent, "deferred" compares calls while data is sent, "off" compares
@@ -90,9 +97,13 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
     wanted = bootstrap.options(options)
     if store is None and (rank, size) != (None, None):
         raise UsageError("init: rank= and size= need store=", code="GC-STORE")
+    if store is not None and transport is not None:
+        raise UsageError("init: pass store= or transport=, not both", code="GC-INIT")
     place = None if store is None else named_place(store, rank, size)
     if _world is None or _world.closed:
-        _world = new_world(wanted, place)
+        _world = new_world(wanted, place if transport is None else transport)
+    elif transport is not None and transport is not _world._core.link:
+        raise UsageError("init was called before, with another transport; close that world first", code="GC-INIT")
     elif place is not None and place[:2] != (_world.rank, _world.size):
         raise UsageError(f"init was called before, for rank {_world.rank} of {_world.size}; close that world first",
                          code="GC-INIT")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpucoll.algorithms import schedule
 from gpucoll.arrays import Array, address
-from gpucoll.arrays.segments import Heap, Slab
-from gpucoll.communicator.links import Link
+from gpucoll.arrays.segments import Heap, Segment, Slab
+from gpucoll.communicator.transports import Transport
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Schedule
 from gpucoll.core.signature import LastCall, is_refusal
@@ -91,6 +92,11 @@ def compile_request(backend: Backend, request: CallRequest, tuner: Tuner, place:
     The algorithm of the request is the algorithm asked for, or "auto". Raises ArgumentError if no executor serves the
     request, or with the executor's reason for a refusal of the plan.
     """
+    for one in backend.executors:
+        if one.chooses:
+            call = one.compile(request)
+            assert isinstance(call, Call)
+            return call
     choice = tuner.choose(request.collective, request.algorithm, request.nbytes, able(backend, request, allowed),
                           request.device, request.order)
     chosen = next(one for one in backend.executors if one.name == choice.executor)
@@ -123,14 +129,16 @@ class HostBackend:
     name it. `heap` is the symmetric memory.
     """
 
-    def __init__(self, link: Link, timeout: float, asked: str | None, check: str | None) -> None:
-        self.heap = Heap(link.place.size)
-        shared, messages, self._native = _made(link, timeout, asked, check)
-        there = (shared, messages, self._native)
+    def __init__(self, link: Transport, timeout: float, asked: str | None, check: str | None) -> None:
+        self._own = link.executor  # of a transport that carries out all calls itself
+        self.heap = Heap(link.place.size, functools.partial(Segment, shared=self._own is None))
+        shared, messages, native = (None, None, None) if self._own else _made(link, timeout, asked, check)
+        self._native = native
+        there = (self._own, shared, messages, self._native)
         self.executors: tuple[Executor, ...] = tuple(one for one in there if one is not None)
         # The executor whose engine is the communicator's.
         self._shared = shared if shared is not None else \
-            messages if not isinstance(messages, MpiExecutor) and messages.on_engine else None
+            messages if messages and not isinstance(messages, MpiExecutor) and messages.on_engine else None
         self._with_engine = [one for one in (shared, messages) if one is not None and not isinstance(one, MpiExecutor)]
         self._walker = messages if isinstance(messages, MpiExecutor) else None
         self._comparison: Comparison | None = None
@@ -176,7 +184,7 @@ class HostBackend:
             self._native.watch.late = waits.late
         return shared.engine
 
-    def points(self, link: Link) -> Any:
+    def points(self, link: Transport) -> Any:
         """Return the carrier of messages between two ranks, with mpi4py's `Isend` and `Irecv`."""
         shared = self._shared
         return shared if shared is not None and link.mpi is not None and shared.carries else link.points
@@ -237,6 +245,8 @@ class HostBackend:
 
     def compare(self, description: str) -> Operation:
         """Compare a call with the other ranks' calls, before data move."""
+        if self._own is not None:
+            return self._own.compare(description)
         if self._shared is not None and self._shared.engine is not None:
             return self._shared.compare(description)
         # The tag of a call follows this count: messages of the next call must not match messages of another call.
@@ -298,14 +308,14 @@ def not_known(*_: Any) -> Any:
     return NotImplemented
 
 
-def _made(link: Link, timeout: float, asked: str | None, check: str | None
+def _made(link: Transport, timeout: float, asked: str | None, check: str | None
           ) -> tuple[EngineExecutor | None, EngineExecutor | MpiExecutor, NativeExecutor | None]:
     """Return the executors for host arrays: of shared memory, of messages, of MPI. A collective call of processes."""
     from gpucoll.executors.engine import EngineExecutor, library
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
     shared = native = None
-    if asked in (None, name):
+    if asked in (None, name) and link.shares_memory:
         shared = EngineExecutor(link, timeout, check, name)
         # Threads meet in `init_local`: one thread may make all communicators.
         if link.mpi is not None:
@@ -330,7 +340,7 @@ def _made(link: Link, timeout: float, asked: str | None, check: str | None
     return shared, messages, native
 
 
-def _use_wire(link: Link, timeout: float, shared: EngineExecutor | None,
+def _use_wire(link: Transport, timeout: float, shared: EngineExecutor | None,
               messages: EngineExecutor | MpiExecutor) -> None:
     """Let the engines themselves send the messages between hosts, if every rank has an engine. A collective call.
 

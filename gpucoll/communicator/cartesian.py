@@ -10,10 +10,10 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array, check_input, check_output, overlap
-from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import check_alike
 from gpucoll.communicator.methods import Communicator
 from gpucoll.communicator.overloads import Neighbouring, shaped
+from gpucoll.communicator.transports import Transport
 from gpucoll.communicator.wildcards import PROC_NULL
 from gpucoll.core.dtypes import are_whole, is_whole
 from gpucoll.errors import ArgumentError
@@ -28,13 +28,13 @@ class Cartesian(Communicator):
     `Communicator`.
     """
 
-    def __init__(self, link: Link, halo: Link, options: Options, dims: tuple[int, ...],
+    def __init__(self, link: Transport, halo: Transport, options: Options, dims: tuple[int, ...],
                  periods: tuple[bool, ...]) -> None:
         super().__init__(link, options)
         self.dims, self.periods = dims, periods
         self._halo = self._over(halo)  # a second communicator of these ranks: no message can match a user's
 
-    def _over(self, link: Link) -> Communicator:
+    def _over(self, link: Transport) -> Communicator:
         return Communicator(link, self.options)
 
     @property

@@ -31,8 +31,8 @@ from gpucoll.communicator.calls import CallOptions, CallTable
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, is_on_device, on_side_stream
 from gpucoll.communicator.gpu_meeting import FIRST, make_gpu
 from gpucoll.communicator.lifecycle import REFUSALS, Lifecycle
-from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import MetadataExchange
+from gpucoll.communicator.transports import Transport
 from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.core.dtypes import is_whole
 from gpucoll.core.ops import NOT_IN, Op, Order, op_of
@@ -76,24 +76,23 @@ class Core:
     `not_known` without one.
     """
 
-    life_type: type[Lifecycle] = Lifecycle
-    metadata_type: type[MetadataExchange] = MetadataExchange
-
-    def __init__(self, link: Link, options: Options) -> None:
+    def __init__(self, link: Transport, options: Options) -> None:
         registry()  # import now: a call by a signal handler must not meet a half imported module
         if options.emulated:
             import gpucoll.device.emulated
             import gpucoll.executors.nccl  # noqa: F401
         self.tuner = Tuner(link.place.nodes, link.table, options.prefer)
         rules(options.prefer)  # raise for a wrong GPUCOLL_ALGO here, not at the first call
+        if link.executor is not None and options.emulated:  # the transport's executor takes host arrays as they are
+            options = options._replace(device=None)
         self.link, self.options = link, options
-        self.life = life = self.life_type(link, options)
+        self.life = life = Lifecycle(link, options)
         self.waits, self.host, self.gpus, self.clock = life.waits, life.host, life.gpus, life.clock
         self.group: list[Work] | None = None
         self.calls = CallTable(self)
         self.engine: Any = None  # runs repeated calls on host arrays, once made
         self.fast_path: Callable[..., Any] = not_known
-        self.metadata = self.metadata_type(self)
+        self.metadata = MetadataExchange(self)
         life.stop_calls = self._stop
         life.releases.append(self.calls.close)
 
@@ -113,6 +112,9 @@ class Core:
     def space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
         """Return the space of a call: the GPU for GPU arrays, else the host or, if chosen, the emulated device."""
         if any(on_gpu(array) for array in arrays):
+            own = self.link.gpu("cuda")
+            if own is not None:
+                return own.space(stream)
             if self.device is None:
                 raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process "
                                     f"({gpus.no_gpu()}); pass a copy on the host", code="GC-ARRAY")
@@ -125,7 +127,8 @@ class Core:
 
     def current(self, stream: Any, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:
         """Return the context for opening a call's arrays before its space exists: device and stream of GPU arrays."""
-        if not any(map(on_gpu, arrays)) or self.device is None:  # `device` searches for GPUs: ask last
+        # `device` searches for GPUs: ask last.
+        if not any(map(on_gpu, arrays)) or self.link.gpu("cuda") is not None or self.device is None:
             return NOWHERE
         stream = torch_stream(arrays)() if stream is None else stream
         from gpucoll.device.cuda import CurrentDevice, CurrentStream, as_stream
@@ -135,6 +138,9 @@ class Core:
 
     def gpu(self, name: str) -> Gpu:
         """Return the device "cuda" or "emulated" of this rank, made when first used."""
+        own = self.link.gpu(name)
+        if own is not None:
+            return own
         if name not in self.gpus:
             self.use_gpu(name, self._together(
                 lambda: make_gpu(name, self.link, self.waits, self.device, self.options.nccl or {}), FIRST,

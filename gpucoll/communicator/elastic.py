@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpucoll.communicator.links import Link, LocalLink, MpiLink, StoreLink
+from gpucoll.communicator.links import LocalLink, MpiLink, StoreLink
 from gpucoll.communicator.metadata import check_alike
+from gpucoll.communicator.transports import Transport
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, BackendError, GpucollError, RankFailedError, RevokedError, UsageError
 from gpucoll.health.guard import LEAVES
@@ -21,11 +22,11 @@ from gpucoll.transport.connections import StoreError
 if TYPE_CHECKING:
     from gpucoll.communicator.methods import Communicator
 
-AnyLink = TypeVar("AnyLink", bound=Link)
+AnyLink = TypeVar("AnyLink", bound=Transport)
 TIMEOUT = 60.0  # seconds for newcomers to come, by default
 
 
-def same_options(link: Link, wanted: bootstrap.Options) -> Link:
+def same_options(link: Transport, wanted: bootstrap.Options) -> Transport:
     """Return `link` if all ranks want the same options; otherwise free the link and raise UsageError."""
     try:
         bootstrap.meet(link.mpi, wanted.timeout, lambda: bootstrap.check_alike(link.mpi, wanted))
@@ -103,13 +104,13 @@ def _group_of_survivors(comm: Communicator) -> Communicator:
     return (_shrunk_by_mpi(comm, link) if isinstance(link, MpiLink) else None) or _regrouped(comm)
 
 
-def _inherits(link: AnyLink, before: Link) -> AnyLink:
+def _inherits(link: AnyLink, before: Transport) -> AnyLink:
     """Return `link` with the GPU of the link `before`."""
     link.gpu_index, link.device = before.gpu_index, before.device
     return link
 
 
-def _is_death(error: BaseException | None, link: Link | None) -> bool:
+def _is_death(error: BaseException | None, link: Transport | None) -> bool:
     """Return whether an error in making a group comes from the death of a rank, or of the store's host."""
     if isinstance(error, RankFailedError | RevokedError | StoreError) or isinstance(
             getattr(error, "__cause__", None), StoreError):
@@ -118,14 +119,15 @@ def _is_death(error: BaseException | None, link: Link | None) -> bool:
     return isinstance(error, BackendError) and link is not None and bool(link.processes.ended(LEAVES))
 
 
-def _lost(call: str, error: Exception, link: Link | None) -> RankFailedError:
+def _lost(call: str, error: Exception, link: Transport | None) -> RankFailedError:
     """Return the error of ranks that cannot regroup because of deaths."""
     return error if isinstance(error, RankFailedError) else RankFailedError(
         f"{call}: a rank has died while the ranks regroup ({error})", ranks=link.processes.ended() if link else ())
 
 
-def _made(place: regroup.Place, make: Callable[[Link, bootstrap.Options], Communicator], options: bootstrap.Options,
-          call: str, before: Link | None = None) -> tuple[Communicator | None, Link | None, GpucollError | None]:
+def _made(place: regroup.Place, make: Callable[[Transport, bootstrap.Options], Communicator],
+          options: bootstrap.Options, call: str, before: Transport | None = None
+          ) -> tuple[Communicator | None, Transport | None, GpucollError | None]:
     """Make the communicator of a new group; return it once all ranks have made it.
 
     After a death of a rank the communicator is given up: it is None, with the link, if there is one, and the error. A
@@ -288,7 +290,7 @@ def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call
     return made
 
 
-def joined(store: str, timeout: float, make: Callable[[Link, bootstrap.Options], Communicator]) -> Communicator:
+def joined(store: str, timeout: float, make: Callable[[Transport, bootstrap.Options], Communicator]) -> Communicator:
     """Return the communicator of a newcomer, by `make`; see `gpucoll.join`.
 
     If a rank dies before all have the communicator, the newcomer waits for a place again.

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from gpucoll.arrays import HOST, Array, Prepared, Space, Target, address, on_gpu
+from gpucoll.arrays.segments import Heap
 from gpucoll.arrays.space import divisor
 from gpucoll.communicator.backends import output_of
-from gpucoll.communicator.links import Link
+from gpucoll.communicator.transports import Transport
 from gpucoll.core.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.core.ops import LOGICAL, Op
-from gpucoll.device import Device, Event, Stream, Transport
+from gpucoll.device import Device, DeviceTransport, Event, Stream
 from gpucoll.device.sources import Scale
 from gpucoll.device.streams import Output, StreamOrder
 from gpucoll.errors import ArgumentError, CollectiveTimeout, GpucollError, UsageError
@@ -41,7 +42,7 @@ class Gpu:
     this executor is a collective call, so the first collective does it.
     """
 
-    def __init__(self, device: Device, transport: Transport, points: Transport) -> None:
+    def __init__(self, device: Device, transport: DeviceTransport, points: DeviceTransport) -> None:
         from gpucoll.executors.nccl import NcclExecutor
 
         self.device, self.points = device, points
@@ -51,7 +52,7 @@ class Gpu:
         self._transport = transport
         self.windows: Any = None  # symmetric memory for NCCL, if the program asks for it
         # Makes the GPU of a part of the ranks with the resources of this one, if the program asks for it: see `_split`.
-        self.split: Callable[[int | None, int, Link | None, Progress | None], Gpu | None] | None = None
+        self.split: Callable[[int | None, int, Transport | None, Progress | None], Gpu | None] | None = None
         self.make_peer: Callable[[], PeerExecutor] | None = None
         self._peer: PeerExecutor | None = None
         self._observers: Sequence[CallObserver] = ()
@@ -96,6 +97,13 @@ class Gpu:
 
     def space(self, stream: Any) -> DeviceSpace:
         return DeviceSpace(self, self.device.stream(stream))
+
+    def new_heap(self, ranks: int) -> Heap:
+        """Return symmetric memory out of reach of other ranks' kernels."""
+        from gpucoll.executors.peer.ipc import CudaSlab, array_on
+
+        device: Any = self.device
+        return Heap(ranks, functools.partial(CudaSlab, device), functools.partial(array_on, device))
 
     @functools.cached_property
     def side_stream(self) -> Stream:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpucoll.communicator.gpu import Gpu
-from gpucoll.communicator.links import Link
+from gpucoll.communicator.transports import Transport
 from gpucoll.device import Device, gpus
 from gpucoll.device.messages import MessageTransport
 from gpucoll.device.nccl_settings import WINDOWS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FIRST = "the first call on a GPU"  # in which all ranks meet
 
 
-def make_gpu(name: str, link: Link, waits: Progress, ordinal: int | None, settings: Mapping[str, Any]) -> Gpu:
+def make_gpu(name: str, link: Transport, waits: Progress, ordinal: int | None, settings: Mapping[str, Any]) -> Gpu:
     """Return the device of a communicator: "emulated", or "cuda" with its ordinal; `link` joins the ranks.
 
     `waits` are those of the communicator; `settings` are those of NCCL. A collective call on "cuda". Raises
@@ -40,7 +40,7 @@ def make_gpu(name: str, link: Link, waits: Progress, ordinal: int | None, settin
         _between_processes(link, waits, ordinal, settings)
 
 
-def _emulated(link: Link) -> Gpu:
+def _emulated(link: Transport) -> Gpu:
     from gpucoll.device.emulated import EmulatedDevice
 
     # Collectives do not buffer: a schedule that would hang on NCCL must hang here. Users' messages may be buffered.
@@ -54,7 +54,7 @@ def _emulated(link: Link) -> Gpu:
     return gpu
 
 
-def _same_ordinal(link: Link, ordinal: int) -> Operation:
+def _same_ordinal(link: Transport, ordinal: int) -> Operation:
     """Exchange the GPU ordinals of the threads; raise UsageError on all threads if they differ."""
     place = link.place
     ordinals = [row[0] for row in (yield from exchange(link.wire, place.rank, range(place.size), [ordinal]))]
@@ -66,7 +66,7 @@ def _same_ordinal(link: Link, ordinal: int) -> Operation:
         raise error
 
 
-def _between_threads(link: Link, waits: Progress, ordinal: int) -> Gpu:
+def _between_threads(link: Transport, waits: Progress, ordinal: int) -> Gpu:
     from gpucoll.device.cuda import CudaDevice
     from gpucoll.device.local import LocalTransport
 
@@ -76,7 +76,7 @@ def _between_threads(link: Link, waits: Progress, ordinal: int) -> Gpu:
     return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device))
 
 
-def _between_processes(link: Link, waits: Progress, ordinal: int, settings: Mapping[str, Any]) -> Gpu:
+def _between_processes(link: Transport, waits: Progress, ordinal: int, settings: Mapping[str, Any]) -> Gpu:
     # Before the meeting: a GPU that fails here fails on this rank alone.
     mine = gpus.describe_gpu(ordinal)
     # Messages get an NCCL communicator of their own: on one communicator a message would wait for collectives.
@@ -118,7 +118,7 @@ def _on_nccl(device: Device, transport: Nccl, points: Nccl, capability: int, set
 
 
 def _split(device: Device, transport: Nccl, capability: int, settings: Mapping[str, Any], color: int | None, key: int,
-           link: Link | None, waits: Progress | None) -> Gpu | None:
+           link: Transport | None, waits: Progress | None) -> Gpu | None:
     """Return the GPU of a part: the ranks of the same `color`, ordered by `key`, joined by `link`; None for both.
 
     `waits` are those of the part's communicator. A collective call of all ranks. The part's collectives share the

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpucoll.communicator.links import LocalLink
 from gpucoll.core.signature import LastCall, described
 from gpucoll.errors import (
     BackendError,
@@ -96,11 +95,9 @@ class Leaving:
 
     def tell(self, failure: GpucollError | None) -> None:
         """Say farewell to the living ranks after a failure, or at the end of the process; wait for nothing."""
-        link, farewell = self._life.link, self.farewell(failure)
-        if isinstance(link, LocalLink):
-            link.tell(farewell)
-        else:
-            Sent(link.wire, self._living(), farewell).abandon()
+        sent = self._life.link.tell(self._living(), self.farewell(failure))
+        if sent is not None:
+            sent.abandon()
 
     def _living(self) -> list[int]:
         """Return the other ranks, after a failure without the dead ones: MPI may crash in a send to a dead rank."""
@@ -142,11 +139,8 @@ class Leaving:
             closes = leaving.farewell(None, closes=True)
             farewell = closes._replace(why=Why.AWAY, words=closes.words.replace(
                 "has closed the communicator", f"has closed a communicator of which this one is a part ({place}),", 1))
-            if isinstance(link, LocalLink):
-                link.tell(farewell)
-            else:
-                with contextlib.suppress(GpucollError, *link.foreign):
-                    leaving._away = Sent(link.wire, leaving._living(), farewell)
+            with contextlib.suppress(GpucollError, *link.foreign):
+                leaving._away = link.tell(leaving._living(), farewell)
 
     def last_words(self) -> Farewell:
         """Return the farewell of a thread that closes, after it has told the parts."""
@@ -159,7 +153,7 @@ class Leaving:
         For a program that closes several communicators: the other ranks may be in a call of the last one.
         """
         life = self._life
-        if life.closed or life.is_forked or life.waits.failure is not None or isinstance(life.link, LocalLink) \
+        if life.closed or life.is_forked or life.waits.failure is not None or not life.link.meets_to_close \
                 or life.link.has_ended():
             return
         self.place = self.place or call_site()
@@ -172,7 +166,7 @@ class Leaving:
         if waits.has_messages:
             yield lambda: not waits.has_messages
         if self._sent is None:
-            self._sent = Sent(self._life.link.wire, self._living(), self.farewell(None, closes=True))
+            self._sent = self._life.link.tell(self._living(), self.farewell(None, closes=True))
             self.tell_parts(self.place)
 
     def _meeting(self) -> Operation:

@@ -15,8 +15,9 @@ from pathlib import Path
 from gpucoll.communicator.backends import HostBackend
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.leaving import Leaving
-from gpucoll.communicator.links import Link, LocalLink
+from gpucoll.communicator.links import LocalLink
 from gpucoll.communicator.process_end import end_process
+from gpucoll.communicator.transports import Transport
 from gpucoll.core.signature import LastCall, Signature
 from gpucoll.errors import (
     ArgumentError,
@@ -40,7 +41,6 @@ from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
 from gpucoll.progress.operations import kind_of
-from gpucoll.progress.waits import Progress
 
 REFUSALS = (ArgumentError, DtypeError, MemoryError)  # errors in a rank's own arguments
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
@@ -53,10 +53,10 @@ class Lifecycle:
     `stop_calls` is called first, and each of `releases` later, with whether a rank has failed.
     """
 
-    def __init__(self, link: Link, options: Options) -> None:
+    def __init__(self, link: Transport, options: Options) -> None:
         self.link, self.options = link, options
-        self.waits = self.new_waits()
-        self.host = self.new_host()
+        self.waits = link.new_waits(options.timeout)
+        self.host = HostBackend(link, options.timeout, options.executor, options.check)
         self.gpus: dict[str, Gpu] = {}
         self.clock = CallClock(self.host.engines, CallSums())
         self.waits.on_delay = self.clock.sums.delayed
@@ -84,9 +84,9 @@ class Lifecycle:
         self._exporters = exporters(os.environ, rank, lambda: 0 if threads else gpu_index(link.place))
         for exporter in self._exporters:
             exporter.add(self.clock.sums, rank, threads=threads)
-        compares = link.place.size > 1 and options.check != "off"
+        compares = link.place.size > 1 and options.check != "off" and link.executor is None
         preflight = Preflight(link, self.waits, self._elsewhere, self.clock) if compares else None
-        self.preflight = preflight if link.has_collectives else None
+        self.preflight = preflight if link.has_collectives or not link.shares_memory else None
         # The engine compares the calls of a single node in shared memory: no messages then.
         comparison = None if self.host.compares_calls or preflight is None else \
             Deferred(preflight) if options.check == "deferred" else preflight
@@ -126,15 +126,9 @@ class Lifecycle:
         name = f"{THREADS}{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
         return Flight(Path(folder), name, place.rank, place.size, align(self.link, self.waits.run))
 
-    def new_waits(self) -> Progress:
-        return Progress(self.options.timeout, foreign=self.link.foreign, threads=self.link.threads,
-                        crowded=self.link.place.local_size > (os.cpu_count() or 1), asks_store=self.link.asks_store)
-
-    def new_host(self) -> HostBackend:
-        return HostBackend(self.link, self.options.timeout, self.options.executor, self.options.check)
-
     def check_usable(self) -> None:
         """Raise UsageError in a fork's child, ClosedError after the end, and RevokedError after a failure."""
+        self.link.enter()
         if self.is_forked:
             raise UsageError("this communicator belongs to the parent process; a forked child cannot use it: "
                              "start ranks by mpiexec, or children by spawn, before making a communicator",
@@ -209,7 +203,7 @@ class Lifecycle:
 
     def of_devices(self) -> Comparison | None:
         """Return the comparison for calls on devices: the host's own with "full", else a deferred one by messages."""
-        if self.options.check == "full":
+        if self.link.executor is not None or self.options.check == "full":
             return self.host
         return None if self.preflight is None else Deferred(self.preflight)
 
@@ -271,7 +265,7 @@ class Lifecycle:
             watch.close()
         was_well, reported = self.waits.failure is None, self.waits.reported
         unreported, self.waits.unreported = self.waits.unreported, None
-        if isinstance(self.link, LocalLink):
+        if not self.link.meets_to_close:
             ended = self._has_ended()
             self.waits.close()
             farewell = self.leaving.last_words()

@@ -8,21 +8,21 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
 from gpucoll.communicator.thread_hub import ThreadHub
+from gpucoll.communicator.transports import Transport
 from gpucoll.core.dtypes import CODES
-from gpucoll.device.gpus import device_of
 from gpucoll.device.messages import Found, MatchedReceives, receiver
 from gpucoll.errors import ArgumentError, BackendError, UsageError, listed
 from gpucoll.health.processes import Processes, RankThreads, process_namespace, visible
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
-from gpucoll.launch.regroup import Lineage, Membership, Place, fingerprint, let_in, membership, offer, text_of
+from gpucoll.launch.regroup import Lineage, Place, fingerprint, let_in, membership, offer, text_of
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport import ucx
 from gpucoll.transport.farewell import Farewell, Why, by_mpi
@@ -42,86 +42,6 @@ T = TypeVar("T")
 FIRST = "world "  # begins the names of groups made by `gpucoll.init`
 # The links of all ranks made by this process, by token and address of the store: each needs its own keys there.
 _worlds: dict[tuple[str, Address | None], Iterator[int]] = collections.defaultdict(itertools.count)
-
-
-class Link:
-    """The services of the layer below for one communicator.
-
-    `wire` and `points` send and receive as mpi4py's communicators do. Executors use `wire`, and `points` carries the
-    user's messages, so that no message of a user can match one of the library. ``points.seen(source, tag)`` returns a
-    message ready to be received, or None; None in place of a number means any rank or tag. `mpi` gathers objects as
-    mpi4py's communicators do. It is an mpi4py communicator if `has_collectives` is set, and None between threads.
-    """
-
-    place: RankTopology
-    mpi: Any = None
-    wire: Any
-    points: Any
-    threads = True  # whether several threads may call the link at a time
-    asks_store = False  # whether a wait sends requests to a store
-    has_collectives = False  # whether `wire` has MPI's own collectives
-    foreign: tuple[type[Exception], ...] = ()  # exceptions of the layer below
-    processes: Processes  # of the ranks of this host, this rank included
-    table: Table  # tuning table for "auto", the same on every rank
-    carrier = "mpi"  # the name of the executor by messages of `wire`
-    members: Membership | None = None  # by which processes regroup; None if they cannot
-    gpu_index: int | None = None  # number for dealing out a host's GPUs; None: threads use the current GPU
-    device: int | None = None  # the CUDA ordinal, once `own_gpu` was called
-    parts: Any = None  # of a communicator of virtual ranks: replace Core, PointToPoint, VectorVariants, SymmetricHeaps
-    _ranks: StoreRanks  # gathers the colors of a split without MPI
-    _splits = 0
-
-    def own_gpu(self, ordinal: int | None) -> int | None:
-        """Return this rank's CUDA ordinal: `ordinal`, or by `gpu_index`, or the parent's; None without a GPU."""
-        if self.device is None:
-            self.device = device_of(self.gpu_index, ordinal)
-        return self.device
-
-    def split(self, color: int | None, key: int) -> Link | None:
-        """Return the link of the ranks of `color`, ordered by `key`; None if `color` is None. A collective call."""
-        # All ranks count alike: a part gets the same new name on each of its ranks.
-        self._splits += 1
-        everyone = self._ranks.allgather((color, key))
-        if color is None:
-            return None
-        ranks = [rank for _, rank in sorted((other, rank) for rank, (shade, other) in enumerate(everyone)
-                                            if shade == color)]
-        part = self._part(f"split {self._splits} {color}", ranks.index(self.place.rank), len(ranks))
-        part.gpu_index, part.device = self.gpu_index, self.device
-        return part
-
-    def _part(self, name: str, rank: int, size: int) -> Link:
-        """Return the link of this rank in a part of the ranks; `name` belongs to that part only."""
-        raise NotImplementedError
-
-    def farewells(self) -> Mapping[int, Farewell]:
-        """Return the ranks that have left the communicator, in the order in which this rank has learnt of it."""
-        return {}
-
-    def has_left(self, rank: int) -> bool:
-        """Return whether another rank takes part in no further call: it has ended, failed, or waits in `close`."""
-        farewell = self.farewells().get(rank)
-        return rank in self.processes.ended() or (farewell is not None and farewell.why != Why.AWAY)
-
-    def has_ended(self) -> bool:
-        """Return whether the layer below has ended, so that nothing can be sent."""
-        return False
-
-    def leave(self) -> None:
-        """Tell the ranks that regroup after a failure that this rank does not."""
-        if self.members is not None:
-            self.members.leave()
-
-    def forget(self) -> None:
-        """Forget how ranks regroup and who watches them: this link was given up, or closed by all ranks."""
-        if self.members is not None:
-            self.members.free()
-        if self.processes.watch is not None:
-            self.processes.watch.close()
-
-    def free(self) -> None:
-        """Release the resources of the link. A collective call."""
-        self.forget()
 
 
 class TypedMessages:
@@ -180,10 +100,10 @@ class TypedMessages:
         return ProbeResult(status.source, tag, status.count) if is_here else None
 
 
-class MpiLink(Link):
+class MpiLink(Transport):
     """The link of ranks that are processes joined by MPI; made of two duplicates of the given communicator."""
 
-    has_collectives = True
+    has_collectives = shares_memory = True
 
     def __init__(self, mpi: Any, timeout: float, table: Table | None = None, *, is_rest: bool = False) -> None:
         if not hasattr(mpi, "Is_inter") or not mpi or mpi.Is_inter():
@@ -206,7 +126,7 @@ class MpiLink(Link):
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.has_ended = MPI.Is_finalized  # type: ignore[method-assign]
         self.foreign = (MPI.Exception, OverflowError)
-        self._farewells: dict[int, Farewell] = {}
+        self._farewells = {}
 
     def _meet(self, mpi: MPI.Intracomm, table: Table | None) -> None:
         # Two duplicates: messages of users and of executors must never match.
@@ -261,14 +181,14 @@ def _made(make: Callable[[], T]) -> T:
                            "keeps the resources of communicators dropped without close()") from error
 
 
-class StoreLink(Link):
+class StoreLink(Transport):
     """The link of ranks that are processes joined by a key store; only its own keys begin with `name`.
 
     Between hosts UCX carries the messages, and with `by_ucx` also inside a host. If a rank has no UCX, the store
     carries them, or with `needs_ucx` every rank raises UsageError.
     """
 
-    asks_store = True
+    threads = asks_store = shares_memory = True
 
     def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float, *,
                  token: str = "", known: Address | None = None, named: bool = False, needs_ucx: bool = False,
@@ -303,7 +223,7 @@ class StoreLink(Link):
         if len(seen) < size:
             self.processes.watch = Watch(self.mpi, self.place.nodes)
         self.table = built_in()  # a machine's own is measured under its MPI
-        self._farewells: dict[int, Farewell] = {}
+        self._farewells = {}
         self.wire, self.points = self._carriers()
 
     def _carriers(self) -> tuple[StoreMessages, StoreMessages] | tuple[UcxMessages, UcxMessages]:
@@ -343,9 +263,9 @@ class StoreLink(Link):
                    token=place.token, known=place.known, named=place.named, needs_ucx=True, by_ucx=by_ucx,
                    lineage=place.lineage)
 
-    def _part(self, name: str, rank: int, size: int) -> StoreLink:
-        return StoreLink(self._store, f"{self._name}/{name}", rank, size, self._timeout, token=self._token,
-                         needs_ucx=self._needs_ucx, by_ucx=self._by_ucx)
+    def part(self, name: str, ranks: Sequence[int]) -> StoreLink:
+        return StoreLink(self._store, f"{self._name}/{name}", ranks.index(self.rank), len(ranks), self._timeout,
+                         token=self._token, needs_ucx=self._needs_ucx, by_ucx=self._by_ucx)
 
     def farewells(self) -> Mapping[int, Farewell]:
         # A rank that closes may fail afterwards, and says so.
@@ -354,16 +274,17 @@ class StoreLink(Link):
         return self._farewells
 
 
-class LocalLink(Link):
+class LocalLink(Transport):
     """The link of ranks that are threads of one process; a message is copied once, from array to array."""
 
+    threads = shares_memory = True
+    meets_to_close = False
+
     def __init__(self, rank: int, hub: ThreadHub, timeout: float) -> None:
-        self.place = RankTopology.of(rank, ["here"] * hub.size)
-        self.wire, self.points = (ThreadMessages(rank, mail) for mail in hub.mail)
-        self.processes = RankThreads(hub.used)
-        self.table = built_in()  # a machine's own is measured between processes
-        self._hub, self._ranks = hub, StoreRanks(hub.store, "splits", rank, hub.size, timeout)
-        self._timeout = timeout
+        ranks = StoreRanks(hub.store, "splits", rank, hub.size, timeout)
+        super().__init__(rank, ["here"] * hub.size, ranks, *(ThreadMessages(rank, mail) for mail in hub.mail))
+        self.mpi, self.processes = None, RankThreads(hub.used)
+        self._hub, self._timeout = hub, timeout
 
     @classmethod
     def all(cls, size: int, timeout: float) -> list[LocalLink]:
@@ -373,7 +294,10 @@ class LocalLink(Link):
     def farewells(self) -> Mapping[int, Farewell]:
         return self._hub.farewells
 
-    def _part(self, name: str, rank: int, size: int) -> LocalLink:
+    def part(self, name: str, ranks: Sequence[int]) -> LocalLink:
+        return self._in_part(name, ranks.index(self.rank), len(ranks))
+
+    def _in_part(self, name: str, rank: int, size: int) -> LocalLink:
         return LocalLink(rank, self._hub.part(name, rank, size), self._timeout)
 
     def stay(self) -> None:
@@ -389,17 +313,15 @@ class LocalLink(Link):
 
     def survivors(self, timeout: float) -> LocalLink:
         """Return the link of the ranks left, once each other rank has closed or has come here; a collective call."""
-        return self._part(*self._hub.survivors(self.place.rank, timeout, self.processes.ended))
+        return self._in_part(*self._hub.survivors(self.place.rank, timeout, self.processes.ended))
 
     def used_by(self, threads: Callable[[], set[int]]) -> None:
         """Set the function returning the system's numbers of the threads of this rank's last calls."""
         self._hub.used[self.place.rank] = threads
 
-    def tell(self, farewell: Farewell) -> None:
-        """Say farewell without leaving: after a failure."""
+    def tell(self, others: Collection[int], farewell: Farewell) -> None:
         self._hub.tell(self.place.rank, farewell)
 
     def close(self, release: Callable[[bool], None], farewell: Farewell, *, failed: bool) -> None:
-        """Leave without waiting. The last rank to leave calls each rank's `release` with whether any rank failed."""
         self._hub.used.pop(self.place.rank, None)
         self._hub.close(self.place.rank, release, farewell, failed)

@@ -43,6 +43,9 @@ class MetadataExchange:
 
     def broadcast(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
         """Return the root's metadata on every rank; with an error raise `mine` on the root, PeerError elsewhere."""
+        if self._core.link.exchange is not None:
+            everyone = self._exchanged(name, root, metadata, mine)
+            return checked([everyone[root]], name, mine, first=root)[0]
         size = self._core.size
         row = row_with(metadata, size, mine) if self._core.rank == root else numpy.empty(_row_bytes(size), numpy.uint8)
         row = self.exchange("broadcast", row, name, root)
@@ -53,7 +56,19 @@ class MetadataExchange:
 
         The error `mine` goes in place of the metadata: this rank raises the error, the other ranks raise PeerError.
         """
+        if self._core.link.exchange is not None:
+            return checked(self._exchanged(name, 0, metadata, mine), name, mine)
         return checked_rows(self.exchange("all_gather", row_with(metadata, self._core.size, mine), name), name, mine)
+
+    def _exchanged(self, name: str, root: int, metadata: Metadata, mine: Failure) -> list[Metadata]:
+        """Return all ranks' metadata, exchanged as objects by the transport."""
+        core, found = self._core, list[Any]()
+        assert core.link.exchange is not None
+        core.life.check_usable()
+        given = metadata if mine is None else {"error": str(mine)}
+        core.waits.run(core.link.exchange(name, root, given, found), name)
+        everyone: list[Metadata] = found[0]
+        return everyone
 
     def exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
         """Return the result of a collective on `row` at once, even inside a group of calls.

@@ -18,7 +18,7 @@ from gpucoll.communicator.calls import CallOptions
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.elastic import TIMEOUT, same_options
 from gpucoll.communicator.extrema import located
-from gpucoll.communicator.links import Link, MpiLink
+from gpucoll.communicator.links import MpiLink
 from gpucoll.communicator.overloads import (
     ExchangingBlocks,
     GatheringBlocks,
@@ -39,6 +39,7 @@ from gpucoll.communicator.points import PointToPoint
 from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.communicator.scatter import scatter
 from gpucoll.communicator.symmetric import SymmetricHeaps
+from gpucoll.communicator.transports import Transport
 from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, Status
 from gpucoll.errors import RankFailedError
 from gpucoll.health.shares import Stats
@@ -58,10 +59,9 @@ class Communicator:
     "tcp://host:port" for newcomers (`grow`), or None.
     """
 
-    def __init__(self, link: Link, options: bootstrap.Options) -> None:
-        core_type, points, blocks, heaps = link.parts or (Core, PointToPoint, VectorVariants, SymmetricHeaps)
+    def __init__(self, link: Transport, options: bootstrap.Options) -> None:
         try:
-            core: Core = core_type(link, options)
+            core = Core(link, options)
         except BaseException as error:
             # E.g. no memory left: the other ranks would wait for this rank until their deadlines.
             if link.mpi is not None:
@@ -74,22 +74,24 @@ class Communicator:
         self.options = core.options
         self.mpi: Any = link.mpi if link.has_collectives else None
         self.address = None if link.members is None else regroup.text_of(link.members.address)
-        self._core, self._memory = core, heaps(core)
-        self._points: PointToPoint = points(core)
-        self._blocks: VectorVariants = blocks(core)
+        self._core, self._memory = core, SymmetricHeaps(core)
+        self._points = PointToPoint(core)
+        self._blocks = VectorVariants(core)
         self._survivors: Communicator | None = None  # the survivors' communicator, once this one has been shrunk
-        self._heir: Link | None = None  # of the group that `grow` gave up: its other ranks may have completed it
+        self._heir: Transport | None = None  # of the group that `grow` gave up: its other ranks may have completed it
 
     @classmethod
     def from_mpi(cls, mpi: Any, **options: Unpack[bootstrap.GivenOptions]) -> Communicator:
         """Return a communicator of the ranks of an mpi4py intracommunicator, after duplicating `mpi`.
 
-        A collective call. Options as in `gpucoll.init`. Raises ArgumentError if `mpi` is not an intracommunicator,
+        A collective call. Options as in `gpucoll.init`. An object with a method ``__gpucoll_transport__()``, which
+        returns a `Transport`, counts as a communicator. Raises ArgumentError if `mpi` is not an intracommunicator,
         UsageError if the options differ between ranks, BackendError if MPI cannot make another communicator.
         """
         wanted = bootstrap.options(options)
-        if hasattr(mpi, "virtual"):  # of virtual ranks
-            return mpi.virtual(wanted)
+        # A communicator whose ranks reach each other in another way than by MPI.
+        if hasattr(mpi, "__gpucoll_transport__"):
+            return cls(mpi.__gpucoll_transport__(), wanted)
         return cls(same_options(MpiLink(mpi, wanted.timeout), wanted), wanted)
 
     rank = property(lambda self: self._core.link.place.rank, doc="This rank, 0 .. size - 1.")
@@ -103,7 +105,7 @@ class Communicator:
     executor = property(lambda self: self.options.executor, doc="The executor asked for, or None.")
     closed = property(lambda self: self._core.life.closed, doc="Whether this communicator was closed.")
 
-    def _over(self, link: Link) -> Communicator:
+    def _over(self, link: Transport) -> Communicator:
         """Return a communicator of the ranks joined by `link`, with the options of this communicator."""
         return type(self)(link, self.options)
 

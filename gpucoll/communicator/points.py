@@ -14,7 +14,7 @@ from gpucoll.communicator.backends import not_known
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.cycles import Cycles
 from gpucoll.communicator.gpu import DeviceSpace
-from gpucoll.communicator.links import Link
+from gpucoll.communicator.transports import Transport
 from gpucoll.communicator.wildcards import (
     ANY_SOURCE,
     ANY_TAG,
@@ -70,7 +70,8 @@ class PointToPoint:
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message ready to be received, or None; `source` and `tag` None mean any rank and any tag."""
-        return self.carrier.seen(source, tag)
+        found = self.carrier.seen(source, tag)
+        return None if found is None else ProbeResult(*found)
 
     def send(self, x: Any, dst: int, tag: int, *, async_op: bool = False) -> Any:
         if not async_op and self._is_plain(x, dst, tag):
@@ -286,7 +287,7 @@ class PointToPoint:
         self._core.life.check_usable()
         if self._core.group is not None:
             raise UsageError("a group is open already; groups do not nest", code="GC-GROUP")
-        self._core.group = []
+        self._core.group = self._core.waits.new_group()
         try:
             yield
             works, self._core.group = self._core.group, None
@@ -303,7 +304,7 @@ class PointToPoint:
         for work in (*points, *works):
             work.wait()
 
-    def split(self, color: int | None, key: int, over: Callable[[Link], Communicator]) -> Communicator | None:
+    def split(self, color: int | None, key: int, over: Callable[[Transport], Communicator]) -> Communicator | None:
         """Return the communicator `over` the link of the ranks of the same `color`; see `Communicator.split`."""
         core = self._core
         core.life.check_usable()
@@ -328,7 +329,7 @@ class PointToPoint:
                 part._core.use_gpu("cuda", shared)
         return part
 
-    def part(self, color: int | None, key: int) -> Link | None:
+    def part(self, color: int | None, key: int) -> Transport | None:
         """Return the link of the ranks of `color`; wait with a deadline, if threads may call the link."""
         part = functools.partial(self._core.link.split, color, key)
         return in_thread(self._core.waits.run, part, "split") if self._core.link.threads else part()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -310,6 +310,9 @@ class VectorVariants:
         """
         checked, mine = _attempt(check)
         lengths = () if mine else counts(checked)
+        if self._core.link.exchange is not None:
+            facts = {} if mine else _metadata_of(checked, lengths)
+            return checked, _counts_of(name, self._core.metadata.all_gather(facts, name, mine), alike), ""
         size = self._core.size
         mine_row = row_with({}, size, mine) if mine else _row_of(*_like(checked), lengths, size)
         if rows is None:
@@ -318,17 +321,22 @@ class VectorVariants:
         # The same messages were checked before: take the counts from there.
         found = self._agreed.get(key) if mine is None else None
         if found is None:
-            everyone = checked_rows(rows, name, mine)
-            for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), ("gpu", "GC-DEVICE"),
-                               *([("counts", "GC-COUNTS")] if alike else [])]:
-                check_alike(name, everyone, what, code)
+            agreed = _counts_of(name, checked_rows(rows, name, mine), alike)
             if len(self._agreed) >= KEPT or len(self._messages) >= KEPT:
                 self._agreed.clear()
                 self._messages.clear()
-            found = self._agreed[key] = tuple(tuple(one["counts"]) for one in everyone), _digest_of(key[1])
+            found = self._agreed[key] = agreed, _digest_of(key[1])
         if (place := _key_of(name, checked, lengths)):
             self._messages[place] = mine_row
         return checked, *found
+
+
+def _counts_of(name: str, everyone: Sequence[Metadata], alike: bool) -> tuple[Counts, ...]:
+    """Return all ranks' counts; raise MismatchError if the ranks' blocks differ in more, or with `alike` in counts."""
+    for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), ("gpu", "GC-DEVICE"),
+                       *([("counts", "GC-COUNTS")] if alike else [])]:
+        check_alike(name, everyone, what, code)
+    return tuple(tuple(one["counts"]) for one in everyone)
 
 
 def _arrays_of(x: Any, out: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from typing import Any
@@ -30,7 +29,7 @@ class SymmetricHeaps:
 
     def _release(self, failed: bool) -> None:
         for where, heap in self._own_heaps.items():
-            gpu = self._core.gpus[where]
+            gpu = self._core.gpu(where)
             if gpu.windows is not None and (failed or gpu.order.has_captured):
                 keep_for_ever(heap)  # NCCL may still use its windows
             else:
@@ -128,11 +127,7 @@ class SymmetricHeaps:
         """Return a heap out of reach of other ranks' kernels."""
         if where != "cuda":
             return self._core.host.heap
-        from gpucoll.executors.peer.ipc import CudaSlab, array_on
-
-        device: Any = self._core.gpu(where).device
-        heap = Heap(self._core.size, functools.partial(CudaSlab, device), functools.partial(array_on, device))
-        self._own_heaps[where] = heap
+        self._own_heaps[where] = heap = self._core.gpu(where).new_heap(self._core.size)
         return heap
 
 

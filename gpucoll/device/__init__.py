@@ -174,7 +174,7 @@ class Part(NamedTuple):
     tag: int = 0
 
 
-class Transport(Protocol):
+class DeviceTransport(Protocol):
     """The means of moving data between the ranks of a communicator: NCCL or a substitute for NCCL.
 
     The k-th part sent from rank a to rank b is the k-th part received by b from a.

@@ -13,15 +13,15 @@ from typing import Any
 import cupy
 import numpy
 
-from gpucoll.device import Part, Transport, Waiting
+from gpucoll.device import DeviceTransport, Part, Waiting
 from gpucoll.errors import BackendError
 
 WORDS = 3  # int64 words of a message: address, number of bytes, handle of the event
 EVENTS = 4096  # events kept alive: no rank is 2048 groups ahead of another rank
 
 
-class LocalTransport(Transport):
-    """Groups of copies. `wire` is the wire of a `gpucoll.communicator.links.Link` of threads; tags begin at `tag`."""
+class LocalTransport(DeviceTransport):
+    """Groups of copies. `wire` is the wire of a `gpucoll.Transport` of threads; tags begin at `tag`."""
 
     # The ranks exchange events on the host for every group, and a CUDA graph does not repeat calls on the host.
     capturable = False

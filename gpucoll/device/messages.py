@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import numpy
 
 from gpucoll.core.dtypes import CODES
-from gpucoll.device import Part, Transport, Waiting
+from gpucoll.device import DeviceTransport, Part, Waiting
 from gpucoll.errors import BackendError, MismatchError
 
 # A message of another dtype: the code of the dtype, and a function that begins the receive into a new buffer. The
@@ -24,8 +24,8 @@ LOOKS = 256
 NAMES = {code: name for name, code in CODES.items()}
 
 
-class MessageTransport(Transport):
-    """Groups of messages over `wire`, see `gpucoll.communicator.links.Link`; a part's tag is added to `tag`.
+class MessageTransport(DeviceTransport):
+    """Groups of messages over `wire`, see `gpucoll.Transport`; a part's tag is added to `tag`.
 
     A send is synchronous, as a large send of NCCL is: a schedule that deadlocks with NCCL also deadlocks here. With
     `buffered`, a send may complete before the receive is posted, as MPI's eager sends do.

@@ -13,12 +13,11 @@ from typing import Any
 import numpy
 
 from gpucoll import internal
-from gpucoll.communicator import Communicator, new_world
+from gpucoll.communicator import Communicator, Transport, new_world
 from gpucoll.core.dtypes import is_whole
 from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, member
 from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, nearest
 from gpucoll.launch import bootstrap
-from gpucoll.launch.places import VirtualPlace
 from gpucoll.transport.rendezvous import becomes
 from gpucoll.transport.tags import BYTES, TAGS
 
@@ -53,10 +52,10 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
     wanted = bootstrap.options({"timeout": seconds})
     job = bootstrap.job(wanted.timeout)
     _check_place(job.rank, job.size, {"rank": rank, "world_size": world_size}, "the call")
-    if not isinstance(job, VirtualPlace):  # a precheck sets these variables itself
+    if not isinstance(job, Transport):  # else the launcher's numbers are not those of the ranks
         given = {"rank": os.environ.get("RANK", -1), "world_size": os.environ.get("WORLD_SIZE", -1)}
         _check_place(job.rank, job.size, given, "the environment")
-    _init_from(new_world(wanted))
+    _init_from(new_world(wanted, job))
 
 
 def _init_from(communicator: Communicator) -> None:

@@ -186,6 +186,8 @@ class Executor:
     on_engine = False  # whether the communicator's engine runs the calls: compares, records and completes each call
     captures = True  # whether calls can become part of a CUDA graph
     minds_blocking = False  # whether calls on blocking streams are refused
+    chooses = False  # whether the executor itself chooses how to carry out a call, so that the call gets no schedule
+    binds = True  # whether a call on a device may be bound to the addresses of its arrays
 
     @property
     def shows_calls(self) -> Any:
@@ -210,6 +212,10 @@ class Executor:
     def launcher(self, call: Any, source: Any, target: Any) -> Launcher | None:
         """Return a function that enqueues a compiled call; see `Call.launcher`."""
         return None
+
+    def compare(self, description: str) -> Operation:
+        """Show a call without data, such as a refusal, to the other ranks; by default do nothing."""
+        return iter(())
 
     def awaited(self) -> set[int] | None:
         """Return the ranks awaited by the call under way; None if unknown, or if no call is under way."""

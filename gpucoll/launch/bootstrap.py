@@ -27,7 +27,7 @@ from gpucoll.device.nccl_settings import checked
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed, nearest
 from gpucoll.launch.descent import mark_rank, refuse_children, refuse_without_connection
 from gpucoll.launch.launchers import SLURM, SRUN, TORCHRUN, free_port, local_rank, started, vendor_of
-from gpucoll.launch.places import StorePlace, VirtualPlace, announced, store_place
+from gpucoll.launch.places import StorePlace, announced, store_place
 from gpucoll.launch.watchdog import starting
 from gpucoll.progress.operations import Operation, in_thread
 from gpucoll.progress.waits import Progress
@@ -151,6 +151,8 @@ class RankTopology(NamedTuple):
         RankTopology(rank=2, size=3, local_rank=1, local_size=2, nodes=(0, 1, 0))
         """
         order = {host: node for node, host in enumerate(dict.fromkeys(hosts))}
+        if len(order) == 1:  # also quick for thousands of ranks
+            return cls(rank, len(hosts), rank, len(hosts), (0,) * len(hosts))
         nodes = tuple(order[host] for host in hosts)
         return cls(rank, len(hosts), nodes[:rank].count(nodes[rank]), nodes.count(nodes[rank]), nodes)
 
@@ -186,20 +188,21 @@ def start_deadline(timeout: float) -> contextlib.AbstractContextManager[None]:
     return starting(timeout, process.launcher.rank, process.size, process.local_size)
 
 
-# Returns the place of the virtual rank that runs now; None outside of a precheck by `gpucoll.precheck`.
-virtual_place: Callable[[], VirtualPlace] | None = None
+# Returns the transport for the next world of the calling rank, see `gpucoll.internal.default_transport`; None: ranks
+# meet by MPI or a store.
+default_transport: Callable[[], Any] | None = None
 
 
 def job(timeout: float, given: StorePlace | None = None,
-        environment: Mapping[str, str] = os.environ) -> StorePlace | VirtualPlace | MPI.Intracomm:
-    """Return where the ranks of `gpucoll.init` meet: the `given` place, or a place in a store, or else COMM_WORLD.
+        environment: Mapping[str, str] = os.environ) -> Any:
+    """Return where the ranks of `gpucoll.init` meet; it has a `rank` and a `size`.
 
-    Inside a precheck it is the place of a virtual rank. A lone process without MPI gets its own store. MPI starts
-    within `timeout` seconds, or the process ends. Raises UsageError if several ranks were started and have no way to
-    meet, and in the child of a rank.
+    It is the transport of `default_transport`, the `given` place, a place in a store, or COMM_WORLD. A lone process
+    without MPI gets its own store. MPI starts within `timeout` seconds, or the process ends. Raises UsageError if
+    several ranks were started and have no way to meet, and in the child of a rank.
     """
-    if virtual_place is not None:
-        return virtual_place()
+    if default_transport is not None:
+        return default_transport()
     if given is None:
         refuse_children()
     place = given or store_place(environment)

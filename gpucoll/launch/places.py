@@ -7,8 +7,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import CollectiveTimeout, UsageError
@@ -28,18 +28,6 @@ class StorePlace(NamedTuple):
     size: int
     token: str
     address: tuple[str, int] | None = None
-
-
-class VirtualPlace(NamedTuple):
-    """The place of a virtual rank, see `gpucoll.precheck`; `world` makes the rank's communicator of all ranks.
-
-    `follow_torch` lets the ranks use torch.distributed.
-    """
-
-    rank: int
-    size: int
-    world: Callable[[Any], Any]
-    follow_torch: Callable[[], None]
 
 
 def follow(store: str) -> None:

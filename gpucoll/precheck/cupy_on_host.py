@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, Space, on_gpu
 from gpucoll.errors import ArgumentError, UsageError
+from gpucoll.internal import Array, Heap, Segment, Space, on_gpu, on_host
 
 PACKAGES = ("cupy", "cupyx")
 MEMORY = 80 << 30  # bytes of a device, for programs that ask
@@ -67,6 +67,8 @@ for _name in ("argmax", "argmin", "dot", "trace"):
 class DeviceMemory(Space):
     """The space of calls on these arrays."""
 
+    device = "cuda"
+
     def check(self, name: str, what: str, array: Array) -> None:
         if not on_gpu(array):
             raise ArgumentError(f"{name}: {what} is on the host, other arrays of the call are on a GPU; pass all "
@@ -79,12 +81,19 @@ class DeviceMemory(Space):
 class VirtualGpu:
     """The device of a virtual rank: memory alone."""
 
+    peer = windows = None
+
     def __init__(self, space: Space) -> None:
         self._space = space
 
     def space(self, stream: Any) -> Space:
         """Return the space of a call on `stream`."""
         return self._space
+
+    def new_heap(self, ranks: int) -> Heap:
+        """Return symmetric memory: host memory of this rank alone."""
+        return Heap(ranks, functools.partial(Segment, shared=False),
+                    lambda block, shape, dtype: on_device(on_host(block, shape, dtype)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

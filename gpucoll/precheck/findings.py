@@ -7,16 +7,15 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.core.signature import Signature, code_of_difference
 from gpucoll.errors import ClosedError, GpucollError, MismatchError, PeerError, RevokedError, listed, with_noun
-from gpucoll.executors import INSIDE
+from gpucoll.internal import INSIDE, Signature, code_of_difference
 from gpucoll.precheck.matching import CLOSE, REFUSED, MatchedCall, VirtualGroup
 from gpucoll.precheck.turns import Turns, VirtualRank
 
 Finding = dict[str, Any]
 # The kinds of findings for ranks that make different calls, by the code of the difference.
 KINDS = {"GC-COLLECTIVE": "collective", "GC-DTYPE": "dtype", "GC-SHAPE": "shape", "GC-OP": "op", "GC-ROOT": "root",
-         "GC-COUNTS": "counts", "GC-ALGO": "algorithm"}
+         "GC-COUNTS": "counts", "GC-DEVICE": "device", "GC-ALGO": "algorithm"}
 GROUPS = ("split", "cart")  # calls of all ranks of a communicator that make groups
 UNSUPPORTED = "unsupported"  # the kind of a finding about a program that cannot be checked
 OWN_GROUPS = ("init_process_group", "new_group")  # torch's calls that wait for the members of the group made
@@ -210,7 +209,7 @@ class Analysis:
     def _is_gone(self, group: VirtualGroup, number: int) -> bool:
         """Return whether a rank makes no further call in the group: its program has ended."""
         rank = self._turns.ranks[number]
-        here = [one for one in rank.communicators if one.link.group is group]
+        here = [one for one in rank.transports if one.group is group]
         return rank.has_ended or rank.failure is not None or all(one.closed for one in here)
 
     def _alone(self, group: VirtualGroup, mine: int, other: int, place: str, verb: str, tag: str,

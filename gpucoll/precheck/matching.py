@@ -6,10 +6,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.core.signature import Signature
+from gpucoll.internal import Mailbox, Operation, Signature
 from gpucoll.precheck.turns import Turns, VirtualRank
-from gpucoll.progress.operations import Operation
-from gpucoll.transport.mailbox import Mailbox, _Message
 
 CLOSE = Signature("close").encode()
 REFUSED = "refused"
@@ -97,9 +95,9 @@ class VirtualMail(Mailbox):
     def __init__(self, group: VirtualGroup) -> None:
         super().__init__()
         self._group = group
-        self.places: weakref.WeakKeyDictionary[_Message, str] = weakref.WeakKeyDictionary()  # lines of the calls
+        self.places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # lines of the calls
 
-    def post(self, mine: _Message) -> _Message:
+    def post(self, mine: Any) -> Any:
         """Match `mine` as a mailbox does, and wake both ranks."""
         group, (source, target, _) = self._group, mine.key
         group.turns.happened()

@@ -17,13 +17,12 @@ import numpy
 from mpi4py import MPI
 
 import gpucoll.mpi
-from gpucoll import internal
-from gpucoll.communicator import Communicator
+from gpucoll import Communicator, internal
 from gpucoll.errors import UsageError
-from gpucoll.launch.bootstrap import Options
+from gpucoll.internal import Options
 from gpucoll.mpi.buffers import row
 from gpucoll.precheck.matching import VirtualGroup
-from gpucoll.precheck.ranks import VirtualLink
+from gpucoll.precheck.ranks import VirtualTransport
 
 OWN = ("Free", "Get_attr", "Set_attr", "Get_name", "Set_name", "Is_inter", "Is_intra", "Get_rank", "Get_size")
 
@@ -50,15 +49,15 @@ class VirtualMpi(MPI.Intracomm):
         """The communicator of the rank whose turn it is."""
         number = self._group.turns.current.number
         if number not in self._comms:
-            self._comms[number] = Communicator(VirtualLink(self._group, number), Options())
+            self._comms[number] = Communicator(VirtualTransport(self._group, number), Options())
         return self._comms[number]
 
     rank = property(lambda self: self.comm.rank, doc="This rank.")
     size = property(lambda self: self._group.size, doc="The number of ranks.")
 
-    def virtual(self, options: Options) -> Communicator:
-        """Return a communicator of these ranks for `Communicator.from_mpi`. A collective call."""
-        return Communicator(self._part(0, self.rank), options)
+    def __gpucoll_transport__(self) -> VirtualTransport:
+        """Return a transport of these ranks for `Communicator.from_mpi`. A collective call."""
+        return self._part(0, self.rank)
 
     def _part(self, color: int | None, key: int) -> Any:
         return internal.link_of(self.comm).split(color, key)

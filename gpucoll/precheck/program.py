@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import threading
@@ -10,16 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+import gpucoll as gc
 from gpucoll import internal
-from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, UsageError
-from gpucoll.launch import bootstrap
-from gpucoll.launch.places import VirtualPlace
 from gpucoll.precheck import blas
 from gpucoll.precheck.cupy_on_host import in_place_of_cupy
 from gpucoll.precheck.findings import Analysis, Finding
+from gpucoll.precheck.imports import followed
 from gpucoll.precheck.matching import VirtualGroup
-from gpucoll.precheck.ranks import end, world_of
+from gpucoll.precheck.ranks import VirtualTransport, end
 from gpucoll.precheck.state import ProcessState
 from gpucoll.precheck.turns import Turns, Unwound, VirtualRank
 
@@ -31,25 +31,27 @@ HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT", "GPUCOLL_METRICS", "GPUCOLL_SUMMA
 class Precheck:
     """A program run once by `size` virtual ranks."""
 
+    is_running = False  # whether this process runs a precheck
+
     def __init__(self, size: int, *, is_program: bool) -> None:
-        if not is_whole(size) or not 1 <= size <= MOST_RANKS:
+        if not internal.is_whole(size) or not 1 <= size <= MOST_RANKS:
             raise ArgumentError(f"precheck: size={size!r} is not a number of ranks in 1..{MOST_RANKS}",
                                 code="GC-PRECHECK")
-        if bootstrap.virtual_place is not None:
+        if Precheck.is_running:
             raise UsageError("precheck: called inside another precheck, or at the same time by another thread",
                              code="GC-PRECHECK")
-        self._size, self._options = int(size), bootstrap.options({})
+        self._size = int(size)
         self._is_program = is_program
         self._groups: list[VirtualGroup] = []
         self._worlds: list[VirtualGroup] = []
         self._found: list[Finding] | None = None
         self._stack = contextlib.ExitStack()
 
-    def run(self, program: Callable[[VirtualRank, Callable[[], Any]], None]) -> list[Finding]:
-        """Return the findings of ``program(rank, world)``; ``world()`` makes the rank's next world."""
+    def run(self, program: Callable[[VirtualRank], object]) -> list[Finding]:
+        """Return the findings of ``program(rank)``."""
         def body(rank: VirtualRank) -> None:
             try:
-                program(rank, lambda: self._world(self._options))
+                program(rank)
             except Unwound:
                 raise
             except BaseException as error:
@@ -58,21 +60,21 @@ class Precheck:
             if not turns.is_over:
                 while rank.exits and rank.failure is None:
                     rank.exits[-1]()
-                end(rank.communicators, failed=rank.failure is not None)
+                end(rank.transports, failed=rank.failure is not None)
 
         self._turns = turns = Turns(self._size, body, self._stopped, self._switched)
         had_torch = "gpucoll.torch" in sys.modules
         before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
         self.state = ProcessState(self._size, is_program=self._is_program)
-        bootstrap.virtual_place = lambda: VirtualPlace(turns.current.number, self._size, self._world,
-                                                       self._follow_torch)
+        Precheck.is_running = True
         try:
-            with _own_process(turns), blas.one_thread(), self._mpi(), self._cupy(), self._stack:
+            with internal.default_transport(self._transport), followed(self._after_imports()), _own_process(turns), \
+                    blas.one_thread(), self._mpi(), self._cupy(), self._stack:
                 if had_torch:
                     self._follow_torch()
                 turns.run()
         finally:
-            bootstrap.virtual_place = None
+            Precheck.is_running = False
             self.state.switch(None, None)
             os.environ.update(before)
             # A first import by a virtual rank has left this out: it is for the rank of this process.
@@ -99,6 +101,17 @@ class Precheck:
         return in_place_of_cupy(self._size) if self._is_program or "cupy" not in sys.modules \
             else contextlib.nullcontext()
 
+    def _after_imports(self) -> dict[str, Callable[[], object]]:
+        """Return what follows the import of a module by a rank."""
+        def import_backend() -> None:
+            # Virtual ranks then use torch.distributed; real ranks of torch would wait for ever.
+            with contextlib.suppress(ImportError):
+                importlib.import_module("gpucoll.torch")
+
+        backend: dict[str, Callable[[], object]] = {"torch": import_backend} if self._is_program else {}
+        # torch's groups belong to the process: give each virtual rank its own before the program makes any.
+        return backend | {"gpucoll.torch": self._follow_torch}
+
     def _follow_torch(self) -> None:
         """Let torch.distributed make groups of virtual ranks until the end of the precheck."""
         from gpucoll.precheck.torch_world import as_world, c10d, fresh_variables
@@ -106,12 +119,14 @@ class Precheck:
         self._stack.enter_context(as_world(self._turns, self._groups))
         self.state.follow(c10d, fresh_variables)
 
-    def _world(self, wanted: bootstrap.Options) -> Any:
+    def _transport(self) -> VirtualTransport:
+        """Return the transport of the rank whose turn it is, for its next world."""
+        self._turns.check("init")
         rank = self._turns.current
         if rank.worlds == len(self._worlds):
             self._worlds.append(self._new_group())
         rank.worlds += 1
-        return world_of(self._worlds[rank.worlds - 1], rank.number, wanted)
+        return VirtualTransport(self._worlds[rank.worlds - 1], rank.number)
 
     def _stopped(self) -> None:
         self._found = Analysis(self._turns, self._groups).run()
@@ -122,12 +137,7 @@ class Precheck:
 
 def check_function(function: Callable[[Any], object], size: int) -> list[Finding]:
     """Return the findings for ``function(comm)``; see `gpucoll.precheck`."""
-    def program(rank: VirtualRank, world: Callable[[], Any]) -> None:
-        comm = world()
-        internal.set_world(comm)  # so that `gpucoll.init` returns the same
-        function(comm)
-
-    return Precheck(size, is_program=False).run(program)
+    return Precheck(size, is_program=False).run(lambda rank: function(gc.init()))
 
 
 @contextlib.contextmanager

@@ -1,44 +1,36 @@
-"""Communicators of virtual ranks: gpucoll's own checks of arguments, and calls that are matched instead of carried out.
-
-Transports, executors and waits are replaced, one by one; everything above them is the library itself.
-"""
+"""The transport of virtual ranks: calls are matched instead of carried out; everything above is the library itself."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from gpucoll.algorithms import find, schedule
-from gpucoll.arrays import Array, Prepared, Space, on_gpu
-from gpucoll.arrays.segments import Heap, Segment
-from gpucoll.communicator import Communicator
-from gpucoll.communicator.backends import HostBackend
-from gpucoll.communicator.calls import CallTable, Key
-from gpucoll.communicator.core import Core
-from gpucoll.communicator.leaving import Leaving
-from gpucoll.communicator.lifecycle import Lifecycle
-from gpucoll.communicator.links import Link
-from gpucoll.communicator.metadata import Failure, Metadata, MetadataExchange, check_alike, checked
-from gpucoll.communicator.points import PointToPoint
-from gpucoll.communicator.ragged import VectorVariants
-from gpucoll.communicator.symmetric import SymmetricHeaps
-from gpucoll.communicator.wildcards import PointMessage
-from gpucoll.core.signature import Signature
-from gpucoll.errors import GpucollError, UsageError
-from gpucoll.executors import Call, CallRequest, Executor, ReadyCall, Refusal, call_site
-from gpucoll.health.processes import RankThreads
-from gpucoll.launch.bootstrap import Options, RankTopology
+from gpucoll import Transport
+from gpucoll.errors import UsageError
+from gpucoll.internal import (
+    Call,
+    CallRequest,
+    End,
+    Executor,
+    Farewell,
+    Operation,
+    Pending,
+    ProbeResult,
+    Progress,
+    ReadyCall,
+    Signature,
+    ThreadMessages,
+    Work,
+    call_site,
+    find,
+    schedule,
+)
 from gpucoll.precheck import cupy_on_host
 from gpucoll.precheck.matching import CLOSE, REFUSED, VirtualGroup
+from gpucoll.precheck.turns import Turns
 from gpucoll.precheck.values import compute
-from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
-from gpucoll.progress.partners import End
-from gpucoll.progress.waits import Progress
-from gpucoll.transport.mailbox import ThreadMessages
-from gpucoll.tuner import built_in
 
 
 class VirtualWaits(Progress):
@@ -48,14 +40,13 @@ class VirtualWaits(Progress):
         super().__init__(math.inf, threads=False)
         self._turns, self._mine = group.turns, group.rank_of(rank)
 
+    def new_group(self) -> list[Work]:
+        return PlacedWorks(self._turns)
+
     def until(self, done: Pending, name: str, deadline: float, ends: Sequence[End] = ()) -> None:
         """Give up the turn until ``done()`` is true."""
         self.name = name
         self._turns.wait(done, name)
-
-    def until_work(self, work: Work) -> None:
-        """Wait for messages; the precheck itself finds the cycles."""
-        self.until(work.is_enqueued, work.name, math.inf)
 
     def soon(self, operation: Operation, name: str, result: Any) -> Work | None:
         """Start a message between two ranks."""
@@ -72,7 +63,7 @@ class VirtualWaits(Progress):
             self._advance_alone()
         else:
             super().advance()
-        if not (self._queue or self._alone):
+        if self.is_idle:
             self._mine.waits.discard(self)
 
     @property
@@ -96,268 +87,43 @@ class VirtualWaits(Progress):
             self._turns.place = before
 
 
-class VirtualExecutor(Executor):
+class PlacedWorks(list[Work]):
+    """The works of an open group; each notes the line of its call, because the group starts the works at its end."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self._turns = turns
+
+    def append(self, work: Work) -> None:
+        work.place = self._turns.site()  # type: ignore[attr-defined] # a mark of ours
+        super().append(work)
+
+
+class MatchingExecutor(Executor):
     """Matches calls; the last rank to come computes the results of all."""
 
     name = "mpi"
+    chooses, binds = True, False
 
     def __init__(self, group: VirtualGroup, rank: int) -> None:
         self._group, self._rank = group, rank
 
-    def compile(self, request: CallRequest) -> Call | Refusal:
-        return VirtualCall(self, request, "")
-
-    def matched(self, ready: ReadyCall, description: str) -> Operation:
-        call = self._group.arrive(self._rank, description, self._group.turns.site(), ready, compute)
-        if not call.is_complete:
-            yield lambda: call.is_complete
-
-
-class VirtualCall(Call):
-    """A request of a virtual rank; `description` is compared among the ranks."""
-
-    executor: VirtualExecutor
-
-    def __init__(self, executor: VirtualExecutor, request: CallRequest, where: str) -> None:
-        super().__init__(executor, request)
-        self.description = Signature.decode(request.description)._replace(where=where).encode() if where \
-            else request.description
-
-    def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
-        return self.executor.matched(ReadyCall(self, source, target), self.description)
-
-
-class VirtualBackend(HostBackend):
-    """The single executor of virtual ranks."""
-
-    def __init__(self, executor: Executor, size: int) -> None:
-        self.heap = Heap(size, functools.partial(Segment, shared=False))
-        self.executors = (executor,)
-        self._shared = self._walker = self._native = None
-        self._with_engine = []
-
-    def observe(self, *_: Any) -> None:
-        """Record and compare nothing: the calls are matched already."""
-
-
-class VirtualLink(Link):
-    """The place of rank `number` of the world in a group of virtual ranks."""
-
-    threads = False
-
-    def __init__(self, group: VirtualGroup, number: int) -> None:
-        self.group, self.number = group, number
-        rank = group.members.index(number)
-        self.place = RankTopology(rank, group.size, rank, group.size, (0,) * group.size)
-        self.points = ThreadMessages(rank, group.mail)
-        self.processes, self.table = RankThreads({}), built_in()
-        self.waits: VirtualWaits | None = None
-
-    def split(self, color: int | None, key: int) -> VirtualLink | None:
-        group, found = self.group, list[Any]()
-        assert self.waits is not None
-        self.waits.run(group.exchange(self.place.rank, Signature("split", header="split"), (color, key),
-                                      lambda everyone: group.parts(*zip(*everyone, strict=True)), found), "split")
-        return None if color is None else VirtualLink(found[0][color], self.number)
-
-    def own_gpu(self, ordinal: int | None) -> int | None:
-        return (self.number if ordinal is None else ordinal) if cupy_on_host.is_followed() else None
-
-
-class VirtualLeaving(Leaving):
-    """Tells other ranks nothing: the precheck sees which ranks leave, and where."""
-
-    def tell(self, failure: GpucollError | None) -> None: ...
-
-    def announce(self) -> None: ...
-
-    def tell_parts(self, place: str) -> None: ...
-
-
-class VirtualLifecycle(Lifecycle):
-    """The waits, the executor and the end of a virtual rank's communicator."""
-
-    link: VirtualLink
-
-    def __init__(self, link: VirtualLink, options: Options) -> None:
-        # No comparison by messages: the comparison belongs to real ranks.
-        super().__init__(link, options._replace(check="off"))
-        self.leaving = VirtualLeaving(self)
-        link.group.rank_of(link.place.rank).communicators.append(self)
-
-    def new_waits(self) -> Progress:
-        self.link.waits = VirtualWaits(self.link.group, self.link.place.rank)
-        return self.link.waits
-
-    def new_host(self) -> HostBackend:
-        self.executor = VirtualExecutor(self.link.group, self.link.place.rank)
-        return VirtualBackend(self.executor, self.link.place.size)
-
-    def check_usable(self) -> None:
-        turns = self.link.group.turns
-        turns.check("a call")
-        try:
-            super().check_usable()
-        except GpucollError:
-            turns.pause("a call after close or a failure")  # the program may repeat the call for ever
-            raise
-
-    def refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
-        if not hasattr(error, "is_reported"):
-            error.is_reported = True  # type: ignore[attr-defined] # a mark of ours
-            refused = Signature("", refusal=REFUSED).encode()
-            self.link.group.arrive(self.link.place.rank, refused, call_site(), str(error))
-
-    def close(self) -> None:
-        """Complete all operations under way; wait for the other ranks unless the communicator has failed."""
-        if not self.closed:
-            self.closed = True
-            self.end(waits=self.waits.failure is None)
-
-    def end(self, *, waits: bool, is_end: bool = False) -> None:
-        """Leave: complete all operations, and with `waits` wait for the other ranks to leave."""
-        self.closed = True
-        self.stop_calls()
-        turns, mine, group = self.link.group.turns, self.waits, self.link.group
-        if turns.is_over:
-            return
-        assert isinstance(mine, VirtualWaits)
-        if waits or is_end:
-            turns.wait(lambda: mine.is_idle, "close")
-        call = group.arrive(self.link.place.rank, CLOSE, "" if is_end else call_site(), is_end=is_end)
-        if waits:
-            turns.wait(lambda: call.is_complete, "close")
-        self.host.close()
-
-
-class VirtualMetadata(MetadataExchange):
-    """Host messages of a virtual rank: objects, not rows of bytes."""
-
-    _core: VirtualCore
-
-    def broadcast(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
-        everyone = self._exchanged(name, root, metadata, mine)
-        return checked([everyone[root]], name, mine, first=root)[0]
-
-    def all_gather(self, metadata: Metadata, name: str, mine: Failure = None) -> list[Metadata]:
-        return checked(self._exchanged(name, 0, metadata, mine), name, mine)
-
-    def _exchanged(self, name: str, root: int, metadata: Metadata, mine: Failure) -> list[Any]:
-        core = self._core
-        core.life.check_usable()
-        found = list[Any]()
-        call = Signature(name, root=root, header=name)
-        given = metadata if mine is None else {"error": str(mine)}
-        core.waits.run(core.link.group.exchange(core.rank, call, given, list, found), name)
-        return found[0]
-
-
-class VirtualCallTable(CallTable):
-    """The compiled calls of a virtual rank. Calls on GPU arrays are prepared each time, because results are arrays too.
-
-    Equal requests on both kinds of memory are different calls.
-    """
-
-    def compiled(self, request: CallRequest, allowed: str | None, space: Space) -> Call:
-        return super().compiled(request, _where(space) or allowed, space)
-
-    def keep(self, cache_key: Key, x: Any, out: Any, ready: ReadyCall, call: Prepared, seconds: Array | None) -> None:
-        if not _where(call.space):
-            super().keep(cache_key, x, out, ready, call, seconds)
-
-
-def _where(space: Space) -> str:
-    return "on devices" if isinstance(space, cupy_on_host.DeviceMemory) else ""
-
-
-class VirtualHeaps(SymmetricHeaps):
-    """The symmetric memory of a virtual rank: host memory for all devices."""
-
-    def empty(self, name: str, shape: Any, dtype: Any, device: str | None) -> Any:
-        array = super().empty(name, shape, dtype, device)
-        return cupy_on_host.on_device(array) if device == "cuda" else array
-
-    def _memory(self, where: str) -> tuple[Heap, Any]:
-        return self._heaps.setdefault(where, self._core.host.heap), None
-
-
-class VirtualCore(Core):
-    """The path of a virtual rank's calls."""
-
-    life_type = VirtualLifecycle
-    metadata_type = VirtualMetadata
-    life: VirtualLifecycle
-    link: VirtualLink
-
-    def __init__(self, link: VirtualLink, options: Options) -> None:
-        super().__init__(link, options._replace(device=options.ordinal))  # never the emulated device
-        self.calls = VirtualCallTable(self)
-
-    def space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
-        if any(map(on_gpu, arrays)):
-            return self.gpu("cuda").space(stream)
-        return super().space(name, *arrays, stream=stream)
-
-    def current(self, *_: Any) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
-
-    def gpu(self, name: str) -> Any:
-        if not cupy_on_host.is_followed():
-            raise UsageError("precheck: a GPU array of another library than CuPy, or of a CuPy imported before; let "
-                             "the function import CuPy itself, or use `gpucoll precheck`", code="GC-PRECHECK")
-        return cupy_on_host.GPU
-
-    def compile(self, request: CallRequest, allowed: str | None, space: Space) -> Call:
+    def compile(self, request: CallRequest) -> Call:
         if request.algorithm not in ("auto", "native"):
-            _check_algorithm(request.collective, request.algorithm, self.size, request.root)
-        return VirtualCall(self.life.executor, request, _where(space))
+            _check_algorithm(request.collective, request.algorithm, self._group.size, request.root)
+        return Call(self, request)
 
-    def start(self, name: str, *arguments: Any) -> Any:
-        return placed(super().start(name, *arguments), self.group)
+    def run(self, call: Call, source: Any, target: Any, stream: Any, *, repeated: bool) -> Operation:
+        ready = ReadyCall(call, source, target)
+        made = self._group.arrive(self._rank, call.request.description, self._group.turns.site(), ready, compute)
+        if not made.is_complete:
+            yield lambda: made.is_complete
 
-
-class VirtualBlocks(VectorVariants):
-    """The v-variants of a virtual rank: the lengths are exchanged as objects."""
-
-    def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], tuple[int, ...]], rows: Any = None, *,
-               alike: bool = False) -> tuple[Any, tuple[tuple[int, ...], ...], str]:
-        given, facts, mine = None, Metadata(), None
-        try:
-            given = check()
-            some = given[0] if isinstance(given, list) else given
-            facts = {"dtype": some.dtype.name, "tail": some.shape[1:], "counts": counts(given)}
-        except GpucollError as error:
-            mine = error
-        everyone = self._core.metadata.all_gather(facts, name, mine)
-        for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), *([("counts", "GC-COUNTS")] if alike else [])]:
-            check_alike(name, everyone, what, code)
-        return given, tuple(one["counts"] for one in everyone), ""
-
-
-class VirtualPoints(PointToPoint):
-    """The messages of a virtual rank."""
-
-    _core: VirtualCore
-
-    def in_group(self, message: PointMessage, group: list[Work]) -> Work:
-        return placed(super().in_group(message, group), group)
-
-    def found(self, source: int | None, tag: int | None, status: Any = None) -> Generator[Pending, None, ProbeResult]:
-        probes = self._core.link.group.probes
-        probes[self._core.rank] = source, tag
-        found = yield from super().found(source, tag, status)
-        probes.pop(self._core.rank, None)
-        return found
-
-
-def placed(result: Any, group: list[Work] | None) -> Any:
-    """Note the line of the last call of an open group, and return `result`: a group starts its calls at its end."""
-    if group:
-        group[-1].place = call_site()  # type: ignore[attr-defined] # a mark of ours
-    return result
-
-
-VirtualLink.parts = VirtualCore, VirtualPoints, VirtualBlocks, VirtualHeaps
+    def compare(self, description: str) -> Operation:
+        """Note that this rank refuses a call; wait for nobody."""
+        refused = Signature("", refusal=REFUSED).encode()
+        self._group.arrive(self._rank, refused, call_site(), Signature.decode(description).refusal)
+        return iter(())
 
 
 @functools.lru_cache(1024)
@@ -367,12 +133,93 @@ def _check_algorithm(collective: str, algorithm: str, size: int, root: int) -> N
     schedule(collective, algorithm, rank=0, size=size, root=root)
 
 
-def world_of(group: VirtualGroup, number: int, options: Options) -> Communicator:
-    return Communicator(VirtualLink(group, number), options)
+class VirtualMessages(ThreadMessages):
+    """The messages of a rank; a waiting rank notes which message it looks for, for the findings."""
+
+    def __init__(self, rank: int, group: VirtualGroup) -> None:
+        super().__init__(rank, group.mail)
+        self._group = group
+
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
+        found = super().seen(source, tag)
+        if found is not None:
+            self._group.probes.pop(self._rank, None)
+        elif self._group.turns.is_looking:
+            self._group.probes[self._rank] = source, tag
+        return found
 
 
-def end(communicators: list[Any], *, failed: bool) -> None:
+class VirtualTransport(Transport):
+    """The place of rank `number` of the world in a group of virtual ranks."""
+
+    meets_to_close = False
+    waits: VirtualWaits
+
+    def __init__(self, group: VirtualGroup, number: int) -> None:
+        rank = group.members.index(number)
+        super().__init__(rank, ("here",) * group.size, None, None, VirtualMessages(rank, group))
+        self.group, self.number, self.closed = group, number, False
+        self.executor = MatchingExecutor(group, rank)
+
+    def new_waits(self, timeout: float) -> Progress:
+        self.group.turns.ranks[self.number].transports.append(self)
+        self.waits = VirtualWaits(self.group, self.rank)
+        return self.waits
+
+    def enter(self) -> None:
+        """Give up the turn in calls that are refused: the program may repeat such a call for ever."""
+        self.group.turns.check("a call")
+        if self.closed or self.waits.failure is not None:
+            self.group.turns.pause("a call after close or a failure")
+
+    def split(self, color: int | None, key: int) -> VirtualTransport | None:
+        group, found = self.group, list[Any]()
+        self.waits.run(group.exchange(self.rank, Signature("split", header="split"), (color, key),
+                                      lambda everyone: group.parts(*zip(*everyone, strict=True)), found), "split")
+        return None if color is None else VirtualTransport(found[0][color], self.number)
+
+    def exchange(self, name: str, root: int, value: Any, found: list[Any]) -> Operation:
+        return self.group.exchange(self.rank, Signature(name, root=root, header=name), value, list, found)
+
+    def own_gpu(self, ordinal: int | None) -> int | None:
+        return (self.number if ordinal is None else ordinal) if cupy_on_host.is_followed() else None
+
+    def gpu(self, name: str) -> Any:
+        if not cupy_on_host.is_followed():
+            raise UsageError("precheck: a GPU array of another library than CuPy, or of a CuPy imported before; let "
+                             "the function import CuPy itself, or use `gpucoll precheck`", code="GC-PRECHECK")
+        return cupy_on_host.GPU
+
+    def tell(self, others: Collection[int], farewell: Farewell) -> None:
+        """Tell nothing: the precheck sees which ranks leave, and where."""
+
+    def has_ended(self) -> bool:
+        return self.closed
+
+    def farewells(self) -> Mapping[int, Farewell]:
+        return {}
+
+    def close(self, release: Callable[[bool], None], farewell: Farewell, *, failed: bool) -> None:
+        self.end(waits=not failed)
+        release(False)
+
+    def end(self, *, waits: bool, is_end: bool = False) -> None:
+        """Leave: complete all operations, unless failed, and with `waits` wait for the other ranks to leave.
+
+        `is_end` says that the program of the rank ends here.
+        """
+        turns, self.closed = self.group.turns, True
+        if turns.is_over:
+            return
+        if waits or is_end:
+            turns.wait(lambda: self.waits.is_idle, "close")
+        call = self.group.arrive(self.rank, CLOSE, "" if is_end else call_site(), is_end=is_end)
+        if waits:
+            turns.wait(lambda: call.is_complete, "close")
+
+
+def end(transports: Sequence[VirtualTransport], *, failed: bool) -> None:
     """Leave all communicators of a rank whose program has ended, or has `failed`."""
-    for one in communicators:
+    for one in transports:
         if not one.closed:
             one.end(waits=False, is_end=not failed)

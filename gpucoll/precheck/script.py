@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
+import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def check_script(path: str, arguments: Sequence[str], size: int) -> list[Finding
         raise ArgumentError(f"precheck: {path} cannot be run: {error}", code="GC-FILE") from None
     checked = Precheck(size, is_program=True)
 
-    def program(rank: VirtualRank, _: Any) -> None:
+    def program(rank: VirtualRank) -> None:
         module = checked.state.mains[rank.number]
         vars(module).update(__file__=path, __builtins__=__builtins__)
         exec(code, vars(module))
@@ -35,7 +35,7 @@ def check_script(path: str, arguments: Sequence[str], size: int) -> list[Finding
     sys.path.insert(0, str(Path(path).resolve().parent))
     try:
         # Output is dropped: each of a thousand ranks may print the same.
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), _compiled_once():
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             if b"mpi4py" in source or b"gpucoll.mpi" in source:
                 # Before the ranks run: COMM_WORLD is replaced for all modules that import it from here on.
                 with contextlib.suppress(ImportError, RuntimeError):
@@ -46,35 +46,6 @@ def check_script(path: str, arguments: Sequence[str], size: int) -> list[Finding
     finally:
         sys.argv = before
         sys.path.pop(0)
-
-
-@contextlib.contextmanager
-def _compiled_once() -> Iterator[None]:
-    """Compile, or read, a module once for all ranks: each rank imports the program's modules for itself.
-
-    The import of torch, by the program or by a library, also lets virtual ranks use torch.distributed: real ranks would
-    wait for ever.
-    """
-    loader: Any = importlib.machinery.SourceFileLoader
-    known: dict[tuple[str, str], Any] = {}
-
-    def get_code(self: Any, fullname: str) -> Any:
-        key = self.path, fullname
-        if key not in known:
-            known[key] = super(loader, self).get_code(fullname)
-        return known[key]
-
-    def exec_module(self: Any, module: Any) -> None:
-        super(loader, self).exec_module(module)
-        if module.__name__ == "torch":
-            with contextlib.suppress(ImportError):
-                importlib.import_module("gpucoll.torch")
-
-    loader.get_code, loader.exec_module = get_code, exec_module
-    try:
-        yield
-    finally:
-        del loader.get_code, loader.exec_module
 
 
 def main(options: Any) -> int:

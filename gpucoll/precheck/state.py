@@ -17,7 +17,7 @@ import numpy
 
 import gpucoll
 from gpucoll import internal
-from gpucoll.launch.launchers import torchrun_variables
+from gpucoll.internal import torchrun_variables
 
 PACKAGE = os.path.dirname(gpucoll.__file__) + os.sep
 MASTER = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}  # read by programs; nobody connects

@@ -17,14 +17,12 @@ import torch.multiprocessing
 from torch.distributed import Backend, Store, distributed_c10d, rpc
 from torch.distributed.device_mesh import DeviceMesh
 
-from gpucoll import internal
-from gpucoll.communicator import Communicator
-from gpucoll.core.signature import Signature
+from gpucoll import Communicator, internal
 from gpucoll.errors import UsageError
-from gpucoll.launch import bootstrap
+from gpucoll.internal import Signature, options
 from gpucoll.precheck import torch_cuda
 from gpucoll.precheck.matching import VirtualGroup
-from gpucoll.precheck.ranks import world_of
+from gpucoll.precheck.ranks import VirtualTransport
 from gpucoll.precheck.torch_threads import stand_ins
 from gpucoll.precheck.turns import Turns
 from gpucoll.torch import handles
@@ -166,7 +164,7 @@ class TorchWorld:
         if (name, members) not in self._made:
             self._made[name, members] = [VirtualGroup(self._turns, members, self._groups) for _ in NAMES]
         groups = self._made[name, members]
-        made = [world_of(group, number, bootstrap.options({})) for group in groups]
+        made = [Communicator(VirtualTransport(group, number), options({})) for group in groups]
         internal.waits_of(made[0]).run(groups[0].exchange(rank, Signature(call, header=call), None, bool, []), call)
         return made
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucoll.errors import UsageError
-from gpucoll.executors import call_site
+from gpucoll.internal import call_site
 
 STACK = 1 << 20  # bytes of stack of a rank's thread: the system provides only the pages used
 # Polls without any event in the whole program, over all ranks, before a polling rank counts as waiting.
@@ -45,7 +45,7 @@ class VirtualRank:
         self.is_ready = False  # whether the rank is in the queue of ranks to be looked at
         self.has_ended = False
         self.waits: set[Any] = set()  # the `VirtualWaits` with operations under way
-        self.communicators: list[Any] = []
+        self.transports: list[Any] = []  # the `VirtualTransport` of each communicator
         self.worlds = 0
         self.polls, self.seen = 0, 0  # polls in vain, and the count of events at the last poll
         self.unwindings = 0
@@ -77,7 +77,7 @@ class Turns:
         self._ready = collections.deque(self.ranks)
         for rank in self.ranks:
             rank.is_ready = True
-        self._is_looking = False
+        self.is_looking = False  # whether operations of a waiting rank are advanced
         self._finished = threading.Event()
 
     def run(self) -> None:
@@ -141,7 +141,7 @@ class Turns:
 
     def pause(self, call: str) -> None:
         """Let all ranks that can go on take a turn first; called by every poll."""
-        if self._is_looking:
+        if self.is_looking:
             return
         rank = self._own(call)
         if rank.seen != self.events:
@@ -176,7 +176,7 @@ class Turns:
 
     def _can_go_on(self, rank: VirtualRank) -> bool:
         """Advance the operations of a waiting rank; return whether the rank can go on."""
-        self._is_looking = True
+        self.is_looking = True
         try:
             for one in tuple(rank.waits):
                 one.poke()
@@ -185,7 +185,7 @@ class Turns:
             rank.error = error
             return True
         finally:
-            self._is_looking = False
+            self.is_looking = False
 
     def _switch(self, rank: VirtualRank) -> None:
         """Give the turn to a rank that can go on, and return with the turn."""

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import numpy
 
-from gpucoll.arrays import Array, combiner
-from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.executors import CallRequest, ReadyCall
+from gpucoll.internal import COLLECTIVES, Array, CallRequest, ReadyCall, combiner
 
 MOST_BYTES = 128 << 20  # bytes of a call over all ranks: larger calls are matched, and their results are not computed
 # Bytes of a result that is not computed and set to zero: the memory of a longer one may never be touched, so that

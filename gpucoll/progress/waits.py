@@ -85,6 +85,10 @@ class Progress:
         # Entered around operations, to restore thread state changed by an operation, such as the current GPU.
         self.context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
+    def new_group(self) -> list[Work]:
+        """Return the list for the works of a group of calls, in the order of the calls."""
+        return []
+
     def run(self, operation: Operation, name: str) -> None:
         """Drive `operation` to the end in this thread, after all submitted before; UsageError inside another call."""
         if self.blocks():

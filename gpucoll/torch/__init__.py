@@ -45,10 +45,7 @@ torch.distributed.Backend.register_backend("gpucoll", TorchProcessGroup, devices
 # backend, and gpucoll has a recorder already: add gpucoll to torch's set of backends recording by themselves.
 _recording: set[str] = getattr(torch.distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
 _recording.add("gpucoll")
-if bootstrap.virtual_place is None:
+if bootstrap.default_transport is None:  # else the launcher's numbers are not those of the ranks
     set_variables()
 # Call sites in messages are the innermost frame outside of the folders in `INSIDE`: skip torch's frames as well.
 INSIDE.append(os.path.dirname(torch.__file__) + os.sep)
-if bootstrap.virtual_place is not None:
-    # torch's groups belong to the process: give each virtual rank its own before the program makes any.
-    bootstrap.virtual_place().follow_torch()

@@ -6,11 +6,9 @@ import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from gpucoll import internal
-from gpucoll.arrays import Array
-from gpucoll.communicator import Communicator
-from gpucoll.core.dtypes import is_whole
+from gpucoll import Communicator, internal
 from gpucoll.errors import ArgumentError
+from gpucoll.internal import Array, is_whole
 from gpucoll.training.parameters import Like
 
 BUCKET_BYTES = 25 << 20

@@ -28,13 +28,9 @@ from typing import Any
 
 import numpy
 
-from gpucoll import internal
-from gpucoll.arrays import Array
-from gpucoll.communicator import Communicator
-from gpucoll.communicator.metadata import check_alike
-from gpucoll.core import parsing
-from gpucoll.core.dtypes import numpy_dtype, row_of
+from gpucoll import Communicator, internal
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.internal import Array, check_alike, numpy_dtype, parsing, row_of
 from gpucoll.training.optimizers import Optimizer
 from gpucoll.training.parameters import Like, Parameters, on_host, to_array
 from gpucoll.training.shards import owned

@@ -21,15 +21,21 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll import internal
-from gpucoll.arrays import Array, is_alike, module_of
+from gpucoll import Communicator, internal
 from gpucoll.block_scaled.conversion import keep_finite
 from gpucoll.block_scaled.steps import messages, two_steps
-from gpucoll.communicator import Communicator
-from gpucoll.core.dtypes import is_whole, numpy_dtype, row_of
-from gpucoll.core.formats import FORMATS, format_of
-from gpucoll.device.sources import SHORT
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, nearest
+from gpucoll.internal import (
+    FORMATS,
+    SHORT,
+    Array,
+    format_of,
+    is_alike,
+    is_whole,
+    module_of,
+    numpy_dtype,
+    row_of,
+)
 from gpucoll.training.buckets import Bucket, Phases
 from gpucoll.training.feedback import RIGHT, Compression
 from gpucoll.training.packing import shorten

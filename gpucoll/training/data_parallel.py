@@ -10,9 +10,8 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gpucoll import internal
-from gpucoll.arrays import address, same_memory
-from gpucoll.communicator import Communicator
+from gpucoll import Communicator, internal
+from gpucoll.internal import address, same_memory
 from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, can_overlap, cut
 from gpucoll.training.compression import (
     Compression,

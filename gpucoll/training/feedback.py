@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpucoll.arrays import Array, address, is_alike, module_of
-from gpucoll.communicator import Communicator
+from gpucoll import Communicator
+from gpucoll.internal import Array, address, is_alike, module_of
 from gpucoll.training.buckets import Bucket, Phases
 from gpucoll.training.parameters import Like, to_array
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpucoll.communicator import Communicator
+from gpucoll import Communicator
 from gpucoll.training.buckets import Pipeline
 from gpucoll.training.parameters import Like, Parameters
 from gpucoll.training.shards import Shards

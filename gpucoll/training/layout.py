@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from gpucoll.arrays import Array, as_array, on_gpu
 from gpucoll.errors import ArgumentError
+from gpucoll.internal import Array, as_array, on_gpu
 from gpucoll.training.mesh import Mesh, Spec
 from gpucoll.training.redistribution import Redistribution, made, planned
 

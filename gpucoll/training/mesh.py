@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll.communicator import Communicator
-from gpucoll.core.dtypes import are_whole
+from gpucoll import Communicator
 from gpucoll.errors import ArgumentError, nearest
+from gpucoll.internal import are_whole
 from gpucoll.training.shards import owned
 
 Spec: TypeAlias = tuple[tuple[str, ...], ...]  # for each axis of an array: the mesh axes dividing the axis

@@ -13,9 +13,8 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy
 
-from gpucoll.arrays import Array, as_array, module_of
-from gpucoll.device.sources import MOMENTS
 from gpucoll.errors import ArgumentError, DtypeError
+from gpucoll.internal import MOMENTS, Array, as_array, module_of
 from gpucoll.training.packing import pack_moment, unpack_moment
 
 Rate: TypeAlias = float | Callable[[int], float]

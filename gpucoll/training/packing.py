@@ -11,12 +11,8 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, address
 from gpucoll.block_scaled.conversion import keep_finite, total_of
-from gpucoll.core.dtypes import Dtype, row_of
-from gpucoll.core.formats import magnitudes, nearest_code
-from gpucoll.device.array_kernels import kernels_of
-from gpucoll.device.sources import MOMENTS
+from gpucoll.internal import MOMENTS, Array, Dtype, address, kernels_of, magnitudes, nearest_code, row_of
 
 
 def shorten(x: Array, before: Array, after: Array, out: Array) -> None:

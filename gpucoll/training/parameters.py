@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll import internal
-from gpucoll.arrays import Array, as_array, check_writable, on_gpu
-from gpucoll.communicator import Communicator
-from gpucoll.core.dtypes import row_of
+from gpucoll import Communicator, internal
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest, with_noun
+from gpucoll.internal import Array, as_array, check_writable, on_gpu, row_of
 from gpucoll.training.optimizers import gradient_of
 
 NAME = 300  # characters of a name in an exchange of metadata, of limited length

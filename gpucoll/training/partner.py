@@ -19,11 +19,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll import internal
-from gpucoll.arrays import Array, module_of, on_gpu
-from gpucoll.communicator import Communicator
-from gpucoll.communicator.metadata import Metadata, check_alike
+from gpucoll import Communicator, internal
 from gpucoll.errors import ArgumentError, BackendError, UsageError
+from gpucoll.internal import Array, Metadata, check_alike, module_of, on_gpu
 from gpucoll.training.compression import Compression, Memory, Policy, remembered, restore
 from gpucoll.training.optimizers import Optimizer
 from gpucoll.training.parameters import Like, Parameters

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.arrays import Array, module_of
+from gpucoll.internal import Array, module_of
 from gpucoll.training.mesh import Box, Mesh, Spec
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpucoll import internal
-from gpucoll.communicator import Communicator
-from gpucoll.communicator.metadata import check_alike
+from gpucoll import Communicator, internal
+from gpucoll.internal import check_alike
 from gpucoll.training.optimizers import Optimizer, check_optimizer
 from gpucoll.training.parameters import opened
 

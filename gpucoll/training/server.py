@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy
 
-from gpucoll import internal
-from gpucoll.arrays import Array
-from gpucoll.communicator import Communicator
-from gpucoll.core.dtypes import is_whole
+from gpucoll import Communicator, Work, internal
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
-from gpucoll.progress.operations import Work
+from gpucoll.internal import Array, is_whole
 from gpucoll.training.buckets import Bucket
 from gpucoll.training.optimizers import Optimizer, check_optimizer, gradient_of
 from gpucoll.training.parameters import Like, Parameters, on_host, opened, to_array

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 
-from gpucoll.arrays import Array
-from gpucoll.communicator import Communicator
+from gpucoll import Communicator
+from gpucoll.internal import Array
 from gpucoll.training.buckets import Phases
 from gpucoll.training.parameters import Like, Parameters
 

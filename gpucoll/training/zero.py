@@ -16,10 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpucoll import internal
-from gpucoll.arrays import Array
-from gpucoll.communicator import Communicator
+from gpucoll import Communicator, internal
 from gpucoll.errors import ArgumentError, nearest
+from gpucoll.internal import Array
 from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Phases, Pipeline, can_overlap, cut
 from gpucoll.training.checkpoint import PARAMETER, Checkpoint, Saving
 from gpucoll.training.compression import (

@@ -229,7 +229,8 @@ def communicators():
     """Return the open communicators. A failed communicator is left to the collector, with its progress thread."""
     lifecycle = sys.modules.get("gpucoll.communicator.lifecycle")
     alive = [*lifecycle._alive] if lifecycle else []
-    return {id(one): "not closed" for one in alive if not one.closed and one.waits.failure is None}
+    return {id(one): "not closed" for one in alive
+            if not (one.closed or one.link.has_ended()) and one.waits.failure is None}
 
 
 def threads():

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucoll.arrays import address
-from gpucoll.device import NO_CAPTURE, Device, Event, Part, Stream, Transport
+from gpucoll.device import NO_CAPTURE, Device, DeviceTransport, Event, Part, Stream
 from gpucoll.device.launch import MOST_SOURCES
 from gpucoll.device.sources import UNITS, instance, reducing
 from gpucoll.device.streams import StreamOrder, Workspace
@@ -66,7 +66,7 @@ class NcclExecutor(Executor):
 
     name = "nccl"
 
-    def __init__(self, device: Device, transport: Transport, order: StreamOrder) -> None:
+    def __init__(self, device: Device, transport: DeviceTransport, order: StreamOrder) -> None:
         self._device, self._transport, self._order = device, transport, order
         self.captures = transport.capturable
         self._workspace = Workspace(device)

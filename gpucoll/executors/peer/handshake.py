@@ -107,7 +107,7 @@ class Handshake:
     def _lost(self, slabs: Sequence[int]) -> Generator[Pending, None, list[bool]]:
         """Return for every rank whether data exchanged with this rank through the slabs are lost.
 
-        Another GPU's memory may open and then lose writes: behind an IOMMU, in a virtual machine, between switches of
+        Another GPU's memory may open and then lose writes: behind an IOMMU, under a hypervisor, between switches of
         PCIe. So each rank writes a pattern into every slab by a kernel, as calls do later. After a barrier the rank
         reads the patterns back, and reads the patterns written by the others into its own slab.
         """
