@@ -128,7 +128,7 @@ KNOWN = {
         """,
     "a split or a shrink, in a helper thread for which `Progress` waits": """
         communicator/elastic.py _rest_by_mpi.shrunk base.Shrink
-        communicator/links.py Link.split self._ranks.allgather
+        communicator/transports.py Transport.split self._ranks.allgather
         communicator/links.py MpiLink.split self.mpi.Split
         """,
     "survivors and newcomers: a deadline of the call, and a look for ended ranks every few milliseconds": """

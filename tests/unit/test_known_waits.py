@@ -53,7 +53,7 @@ def test_making_what_all_ranks_make_takes_the_waits_of_the_communicator():
            if (count := path.read_text().count(" Progress(") + path.read_text().count("(Progress("))}
     assert own == {
         "communicator/backends.py": 1, "communicator/elastic.py": 1, "launch/bootstrap.py": 1,  # before there are hooks
-        "communicator/lifecycle.py": 1,  # the communicator's
+        "communicator/transports.py": 1,  # the communicator's
         "executors/engine/__init__.py": 1,  # with the hooks given
         "device/nccl.py": 1}  # at the end, when other ranks may have ended
 

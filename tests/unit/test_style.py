@@ -13,7 +13,7 @@ import pytest
 
 import gpucoll
 from gpucoll.algorithms import registry
-from gpucoll.communicator.links import Link
+from gpucoll.communicator.transports import Transport
 from harness.sources import PACKAGE, ROOT, files, nodes_of, tree_of
 
 SOURCES = files("gpucoll", "bench", "kernels", "scripts")
@@ -58,7 +58,7 @@ def test_a_communicator_inherits_nothing():
     parts = vars(gpucoll.run_local(lambda comm: comm, 1)[0]).values()
     core = next(one for one in parts if hasattr(one, "life"))
     ours = [type(one) for one in [*parts, *vars(core).values()]
-            if type(one).__module__.startswith("gpucoll.communicator") and not isinstance(one, Link)]
+            if type(one).__module__.startswith("gpucoll.communicator") and not isinstance(one, Transport)]
     assert len(ours) >= 6
     assert {one.__bases__ for one in ours} == {(object,)}
 

@@ -71,13 +71,13 @@ class Channel:
 
 
 class Message:
-    came, length = 0, None
+    came, taken = 0, None
 
     def __init__(self, pipes, row, rank, key, dtype):
         self.pipes, self.row, self.rank, self.key, self.dtype = pipes, row, rank, key, dtype
 
     def Test(self, status=None):
-        if self.pipes is None or self.length is not None:
+        if self.pipes is None or self.taken is not None:
             return True
         self.pipes.look()
         there = self.pipes.inbox[self.key]
@@ -88,16 +88,20 @@ class Message:
                 row, data = self.row.reshape(-1).view(numpy.uint8), numpy.frombuffer(data, numpy.uint8)
                 if 0 in (self.came, self.dtype) or self.came == self.dtype:
                     row[:len(data)] = data[:len(row)]
-                self.length = len(data)
+                self.taken = len(data)
                 return True
         return False
 
+    @property
+    def length(self):
+        return self.taken if self.Test() else None
+
     def Cancel(self):
-        self.length = 0
+        self.taken = 0
 
 
 def started(rank, ends, call, results):
-    comm = gc.init(transport=Pipes(range(SIZE), rank, ends, collections.defaultdict(list)), timeout=60)
+    comm = gc.init(transport=Pipes(range(SIZE), rank, ends, collections.defaultdict(list)), timeout=20)
     assert gc.init() is comm and comm.mpi is None and (comm.rank, comm.size) == (rank, SIZE)
     try:
         results.put((rank, call(comm)))
