@@ -1,7 +1,68 @@
 """The one door for the rooms above the core: what they use of the core beside public names.
 
 The functions below work on a communicator; no room above uses a private name of one, and a test checks this. A room
-that imports only public names and this module finds the other names that it needs here too, passed on by `__all__ = [
+that imports only public names and this module finds the other names that it needs here too, passed on by `__all__`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from gpucoll import communicator
+from gpucoll.algorithms import algorithms, evaluate, find, names_of, registry, schedule, schedules
+from gpucoll.arrays import (
+    Array,
+    Space,
+    address,
+    as_array,
+    block_shape,
+    check_input,
+    check_output,
+    check_writable,
+    combiner,
+    is_alike,
+    module_of,
+    on_gpu,
+    same_memory,
+)
+from gpucoll.arrays.segments import Heap, Segment, on_host
+from gpucoll.communicator import Communicator, Transport, leaving
+from gpucoll.communicator.gpu import Gpu
+from gpucoll.communicator.metadata import Failure, Metadata, check_alike
+from gpucoll.communicator.points import PointMessage
+from gpucoll.core import parsing, toml
+from gpucoll.core.collectives import COLLECTIVES, Collective, collective
+from gpucoll.core.dtypes import Dtype, are_whole, is_whole, numpy_dtype, row_of
+from gpucoll.core.forest import Forest, SpanningTree, turned
+from gpucoll.core.formats import FORMATS, Format, Values, format_of, magnitudes, nearest_code
+from gpucoll.core.ops import op_of
+from gpucoll.core.schedule import Round, Rounds, Schedule, Send, Slice, ends
+from gpucoll.core.signature import Signature, code_of_difference
+from gpucoll.core.topology import factors, group, in_order_tree, members_of
+from gpucoll.core.transfers import Message, Transfers, backwards
+from gpucoll.device.array_kernels import kernels_of
+from gpucoll.device.launch import Quantised
+from gpucoll.device.sources import MOMENTS, SHORT
+from gpucoll.executors import INSIDE, Call, CallRequest, Executor, ReadyCall, call_site
+from gpucoll.launch import bootstrap
+from gpucoll.launch.bootstrap import Options, options
+from gpucoll.launch.launchers import torchrun_variables
+from gpucoll.msccl.files import is_file, loaded, named
+from gpucoll.msccl.write import xml
+from gpucoll.plan.proof import prove_plans
+from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
+from gpucoll.progress.partners import End
+from gpucoll.progress.waits import Progress
+from gpucoll.simulator import MANY, Prediction, Topology, load, replayed_seconds, simulate, simulate_sizes
+from gpucoll.simulator.routes import Flows
+from gpucoll.transport.farewell import Farewell
+from gpucoll.transport.mailbox import Mailbox, ThreadMessages
+from gpucoll.tuner import segments
+from gpucoll.verify.symbolic import Proof, SymbolicMemory, Turn, contributions, prove
+
+__all__ = [
     "COLLECTIVES", "FORMATS", "INSIDE", "MANY", "MOMENTS", "SHORT", "Array", "Call", "CallRequest", "Collective",
     "Dtype", "End", "Executor", "Farewell", "Flows", "Forest", "Format", "Heap", "Mailbox", "Message", "Metadata",
     "Operation", "Options", "Pending", "Prediction", "ProbeResult", "Progress", "Proof", "Quantised", "ReadyCall",

@@ -40,7 +40,8 @@ class Transport:
         ``Irecv([row, "B"], rank, tag, dtype)`` with a row of bytes, and a number `dtype` (0 if omitted) sent with the
         message, return a request. Its ``Test()`` advances and returns whether the message has ended, ``Cancel()``
         gives up a receive. A receive also has ``length``, the bytes of the message sent, or None before the end, which
-        reading advances as ``Test()`` does; and ``came``, the number sent with the message. A message with another number is received without its bytes, unless
+        reading advances as ``Test()`` does; and ``came``, the number sent with the message. A message with another
+        number is received without its bytes, unless
         one number is 0. The k-th send with a tag meets the k-th receive. ``seen(rank, tag)`` returns (rank, tag,
         bytes) of a message that a receive would take at once, or None; None in place of a number means any. The library
         uses `wire`, and `points` carries the program's messages: a message of one must never match one of the other.
