@@ -1,26 +1,23 @@
 """Positions of the nodes of a graph of links, and the lines of its links.
 
-A ring lies on a circle, a torus and a grid on a lattice. Other graphs are laid out by stress majorisation: the distance
-of two nodes on the paper approaches the length of the shortest path, where a narrow link is longer than a wide link
-(Gansner, Koren and North, "Graph drawing by stress majorization", 2004). So the ranks of a box gather around the switch
-of the box, and networks between boxes lie in the middle. No random number is drawn.
+networkx places the nodes: the distance of two nodes on the paper approaches the length of the shortest path, where a
+narrow link is longer than a wide link (Kamada and Kawai, 1989). So the ranks of a box gather around the switch of the
+box, and networks between boxes lie in the middle. No random number is drawn.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import NamedTuple
 
 import numpy
 
-from gpucoll.lab.draw.placement import LAYER, Point, Points, fitted
+from gpucoll.errors import UsageError
+from gpucoll.lab.draw.placement import Point, Points, fitted
 from gpucoll.lab.graphs.link_graph import LinkGraph
-from gpucoll.lab.graphs.named import LATTICES, SIDES
 
 SMALLER = 0.85  # of the largest discs, so that rings of progress around them do not touch
 LONGEST = 2.2  # length of the narrowest link, in lengths of the widest
-ITERATIONS = 400
 BENDS = (0.0, 0.1, -0.1, 0.2, -0.2, 0.32, -0.32, 0.45, -0.45)  # of a line, in its length: the first free bend is taken
 THIN, THICK = 1.2, 3.6  # width of a line: of no bandwidth, and added for the largest
 PARTS = (0.38, 0.3, 0.46, 0.22, 0.55, 0.7)  # of the way of a link: where a number may stand
@@ -83,56 +80,31 @@ class GraphPlaces(NamedTuple):
 
 
 def placed(graph: LinkGraph) -> GraphPlaces:
-    """Return the drawing of a graph.
+    """Return the drawing of a graph; raise UsageError without networkx.
 
     >>> from gpucoll.lab.graphs.link_graph import load_graph
-    >>> [round(x) for x, _ in placed(load_graph("grid(3)")).places]
-    [100, 320, 540]
+    >>> len(placed(load_graph("grid(3)")).places)
+    3
     """
-    lattice = _lattice(graph)
-    name, spots = ("links", _by_stress(graph)) if lattice is None else lattice
-    found = fitted(name, spots)
+    found = fitted("links", _by_paths(graph))
     radius = round(SMALLER * found.radius, 1)
     return GraphPlaces(graph, found.places, radius, tuple(_lanes(graph, found.places, radius)))
 
 
-def _lattice(graph: LinkGraph) -> tuple[str, Points] | None:
-    """Return the lattice of a ring, torus or grid by its name; None for other links than the name's."""
-    match = SIDES.fullmatch(graph.name)
-    if match is None or match[1] not in LATTICES or match[2] is None:
-        return None
-    sides = [int(side) for side in match[2].split("x")]
-    cells = [*itertools.product(*map(range, sides))]
-    if len(cells) != graph.size or len(sides) > 3:
-        return None
-    for src, dst in graph.edges:
-        steps = [min((one - other) % side, (other - one) % side)
-                 for one, other, side in zip(cells[src], cells[dst], sides, strict=True)]
-        if sorted(steps) != [0] * (len(sides) - 1) + [1]:
-            return None
-    if len(sides) == 1 and (0, graph.size - 1) in graph.edges:
-        turns = [2 * math.pi * rank / sides[0] for rank in range(sides[0])]
-        return "circle", {rank: (math.sin(turn), -math.cos(turn)) for rank, turn in enumerate(turns)}
-    padded = [(*[0] * (3 - len(cell)), *cell) for cell in cells]
-    return "grid", {rank: (x + LAYER[0] * layer, y + LAYER[1] * layer) for rank, (layer, y, x) in enumerate(padded)}
-
-
-def _by_stress(graph: LinkGraph) -> Points:
-    far = _distances(graph)
-    size, turns = graph.size, 2 * numpy.pi * numpy.arange(graph.ranks) / graph.ranks
-    spots = numpy.zeros((size, 2))
-    spots[:graph.ranks] = far.max() / 2 * numpy.stack((numpy.sin(turns), -numpy.cos(turns)), 1)
-    for switch in range(graph.ranks, size):  # begin in the middle of the nearest ranks
-        near = far[switch, :graph.ranks]
-        spots[switch] = spots[:graph.ranks][near <= near.min() + 1e-9].mean(0) + 1e-3 * (switch - graph.ranks + 1)
-    pull = numpy.where(far > 0, 1 / numpy.maximum(far, 1e-9) ** 2, 0.0)
-    for _ in range(ITERATIONS):
-        apart = spots[:, None] - spots[None]
-        length = numpy.maximum(numpy.sqrt((apart ** 2).sum(2)), 1e-9)
-        wanted = spots[None] + apart * (far / length)[:, :, None]
-        spots = (pull[:, :, None] * wanted).sum(1) / pull.sum(1)[:, None]
-    spots = _turned(spots)
-    return {node: (float(x), float(y)) for node, (x, y) in enumerate(spots)}
+def _by_paths(graph: LinkGraph) -> Points:
+    try:
+        import networkx
+        import scipy.optimize  # noqa: F401 (which the layout needs)
+    except ImportError as error:
+        raise UsageError(f"a drawing of a graph needs networkx ({error}): pip install gpucoll[plot]",
+                         code="GC-DRAW") from None
+    most, drawn = max(float(edge.GBps) for edge in graph.edges.values()), networkx.Graph()
+    drawn.add_nodes_from(range(graph.size))
+    for (src, dst), edge in graph.edges.items():
+        drawn.add_edge(src, dst, weight=min(LONGEST, 1 + math.log2(most / float(edge.GBps)) / 2))
+    spots = networkx.kamada_kawai_layout(drawn)
+    turned = _turned(numpy.array([spots[node] for node in range(graph.size)]))
+    return {node: (float(x), float(y)) for node, (x, y) in enumerate(turned)}
 
 
 def _turned(spots: numpy.ndarray) -> numpy.ndarray:
@@ -148,19 +120,6 @@ def _turned(spots: numpy.ndarray) -> numpy.ndarray:
     turn = numpy.array(((math.cos(angle), -math.sin(angle)), (math.sin(angle), math.cos(angle))))
     turned: numpy.ndarray = spots @ turn
     return turned
-
-
-def _distances(graph: LinkGraph) -> numpy.ndarray:
-    """Return the lengths of the shortest paths between all nodes, by Floyd and Warshall."""
-    most = max(float(edge.GBps) for edge in graph.edges.values())
-    far = numpy.full((graph.size, graph.size), numpy.inf)
-    numpy.fill_diagonal(far, 0.0)
-    for (src, dst), edge in graph.edges.items():
-        length = min(LONGEST, 1 + math.log2(most / float(edge.GBps)) / 2)
-        far[src, dst] = far[dst, src] = min(far[src, dst], length)
-    for node in range(graph.size):
-        far = numpy.minimum(far, far[:, node, None] + far[None, node])
-    return far
 
 
 def _lanes(graph: LinkGraph, places: tuple[Point, ...], radius: float) -> list[LinkLine]:

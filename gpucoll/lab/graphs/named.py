@@ -182,7 +182,6 @@ NETWORKS: dict[str, tuple[Callable[[list[int], float, float], _Made], int, int]]
     "fat_tree": (_fat_tree, 2, 3),
     "dragonfly": (_dragonfly, 3, 3),
 }
-LATTICES = ("ring", "torus", "grid")  # networks whose ranks are the cells of a lattice, the last side first
 SIDES = re.compile(r"(\w+)(?:\((\d{1,5}(?:x\d{1,5})*)((?:, *(?:GBps|us)=[\d.]{1,12})*)\))?")
 MOST_RANKS = 1024
 
