@@ -169,7 +169,7 @@ def export(wanted: str, rank: int, local_rank: int) -> Exporter:
     `wanted` is GPUCOLL_METRICS' value, or SUMMARY. `rank` becomes the label of the figures, `local_rank` chooses the
     file or the port.
 
-    Raises BackendError if the file cannot be written, the port is taken, or prometheus_client is not installed.
+    Raises BackendError if the file cannot be written, or the port is taken.
     """
     with _making:
         if (os.getpid(), wanted) not in _exporters:
@@ -183,9 +183,6 @@ def export(wanted: str, rank: int, local_rank: int) -> Exporter:
                     made.write_on(_path(place, local_rank))
                 else:
                     made.summarise()
-            except ImportError as error:
-                raise BackendError(f"GPUCOLL_METRICS={wanted}: {error}; pip install gpucoll[metrics]",
-                                   code="GC-OPTION") from error
             except (OSError, OverflowError) as error:
                 raise BackendError(f"GPUCOLL_METRICS={wanted}: rank {rank}: {error}", code="GC-OPTION") from error
             _exporters[os.getpid(), wanted] = made

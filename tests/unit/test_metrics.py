@@ -17,8 +17,6 @@ from gpucoll.health.summary import summary_of
 from harness.pace import seconds
 from harness.thread_ranks import all_on_threads
 
-pytest.importorskip("prometheus_client", reason="the metrics need prometheus_client: pip install gpucoll[metrics]")
-
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\["\\n])*)"')
 LINE = re.compile(r"([a-z_]+)\{(.*)\} ([0-9.e+-]+)")
 
@@ -156,13 +154,6 @@ def test_the_file_is_complete_at_the_end(tmp_path):
 
 def test_local_ranks_write_files_and_ports_of_their_own(tmp_path):
     assert [metrics._path(tmp_path / "F.prom", rank).name for rank in (0, 3)] == ["F.prom", "F-3.prom"]
-
-
-def test_the_package_may_be_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    monkeypatch.setenv("GPUCOLL_METRICS", "port:9400")
-    with pytest.raises(gc.BackendError, match=r"GC-OPTION.*pip install gpucoll\[metrics\]"):
-        gc.init_local(1)
 
 
 @pytest.mark.parametrize("wanted", ["on", "files:F.prom", "file:", "port:", "port:http", "port:0", "port:65536",
