@@ -32,7 +32,7 @@ from gpucoll.core.dtypes import code_of, is_whole
 from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, GpucollError, RevokedError, UsageError
-from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work, in_thread
+from gpucoll.progress.operations import Pending, ProbeResult, Work, in_thread
 from gpucoll.progress.partners import RECEIVE, SEND, End, State
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, MAX_MESSAGE, TAGS
@@ -244,13 +244,11 @@ class PointToPoint:
 
     def _host_work(self, message: PointMessage) -> Work:
         state: State = [(), ()]
-        return Work(self._core.waits, self._host_operation(message, state), message.name, message.result,
-                    ends=ends_of(state, message.given, message.to, message.taken, message.came_from, message.tag))
-
-    def _host_operation(self, message: PointMessage, state: State) -> Operation:
         sent = None if message.given is None else self._send(message.given, message.to, message.tag, state)
         received = None if message.taken is None else self._recv(message, message.taken, state)
-        return together(received, sent) if received and sent else received or sent or iter(())
+        operation = together(received, sent) if received and sent else received or sent or iter(())
+        return Work(self._core.waits, operation, message.name, message.result,
+                    ends=ends_of(state, message.given, message.to, message.taken, message.came_from, message.tag))
 
     def _send(self, x: Array, dst: int, tag: int | None, state: State) -> Generator[Pending, None, None]:
         row = flat(x, HOST)  # a copy if `x` is strided: keep it until the send has ended
