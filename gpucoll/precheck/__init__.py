@@ -10,7 +10,6 @@ All ranks are threads of one process.
     findings    causes and call sites, from the state in which no rank can continue
     torch_world torch.distributed for virtual ranks; torch_threads, torch_cuda: its threads, and tensors on GPUs
     cupy_on_host CuPy without a GPU
-    blas        the threads of NumPy's OpenBLAS
     program     a program run by all ranks; the check of a function
     script      the check of a script; the command
 """

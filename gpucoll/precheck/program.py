@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from threadpoolctl import threadpool_limits
+
 import gpucoll as gc
 from gpucoll import internal
 from gpucoll.errors import ArgumentError, UsageError
-from gpucoll.precheck import blas
 from gpucoll.precheck.cupy_on_host import in_place_of_cupy
 from gpucoll.precheck.findings import Analysis, Finding
 from gpucoll.precheck.imports import followed
@@ -68,8 +69,9 @@ class Precheck:
         self.state = ProcessState(self._size, is_program=self._is_program)
         Precheck.is_running = True
         try:
+            # One rank runs at a time; further threads of a product only spin while they wait for their parts.
             with internal.default_transport(self._transport), followed(self._after_imports()), _own_process(turns), \
-                    blas.one_thread(), self._mpi(), self._cupy(), self._stack:
+                    threadpool_limits(1, "blas"), self._mpi(), self._cupy(), self._stack:
                 if had_torch:
                     self._follow_torch()
                 turns.run()
