@@ -33,11 +33,10 @@ from gpucoll.transport.rendezvous import by_first_rank
 from gpucoll.tuner import segments
 from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.explanation import Explanation, on_topology
-from gpucoll.tuner.table import LinkCost, Shape, Table, as_toml, facts, read, table_path
+from gpucoll.tuner.table import LinkCost, Shape, Table, as_json, facts, read, table_path
 
 EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
 EXPLAINED_RANKS = 8  # default of --ranks
-HEADING = "What gpucoll's auto knows of this machine, written by gpucoll tune. Without it built-in defaults serve."
 
 
 def tune(options: Any) -> int:
@@ -138,7 +137,7 @@ def make_folder(folder: Path) -> None:
 
 def write_table(path: Path, table: Table) -> None:
     """Write the table atomically."""
-    write_file(path, as_toml(table, HEADING).encode())
+    write_file(path, as_json(table))
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Tuning tables: measurements of a machine, written by `gpucoll tune` as TOML and used by ``algorithm="auto"``.
+"""Tuning tables: measurements of a machine, written by `gpucoll tune` as JSON and used by ``algorithm="auto"``.
 
 A table has a shape for each measured number of ranks, number of nodes and device. A shape has the link constants of
 each executor, and curves: the seconds of an algorithm for given sizes. `gpucoll tune --topology` adds predictions for
@@ -14,17 +14,14 @@ import json
 import math
 import os
 import platform
-import re
 import socket
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll.core import toml
-from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.device.store import default_folder, read_trusted
 from gpucoll.errors import ArgumentError
 from gpucoll.launch.launchers import library_name
@@ -32,8 +29,7 @@ from gpucoll.version import __version__
 
 CODE = "GC-TABLE"
 BUILT_IN = "built-in"
-FORMAT = 1
-DEVICES = ("cpu", "cuda")
+FORMAT = 2
 ANY = "any"  # in place of an executor: a time predicted on a graph, where there are links only
 
 
@@ -154,90 +150,41 @@ class Table(NamedTuple):
 @functools.cache
 def built_in() -> Table:
     """Return the table for machines without a table of their own."""
-    return parse(BUILT_IN, Path(__file__).with_name("defaults.toml").read_bytes())
+    return parse(BUILT_IN, Path(__file__).with_name("defaults.json").read_bytes())
 
 
 def parse(source: str, content: bytes) -> Table:
-    """Return the table in the `content` of a file; raise ArgumentError, naming the error, for an invalid file."""
-    file = toml.TomlFile(f"tuning table {source}", CODE, "; `gpucoll tune` makes a new one")
-    document = file.read(content, ("format", "host", "shape", "graph"))
-    if document.get("format") != FORMAT:
-        raise file.error(f"format {document.get('format')!r}, not {FORMAT}")
-    host = document.get("host", {})
-    if not isinstance(host, dict):
-        raise file.error("host is no [host]")
-    return Table(source, host, tuple(_shape(file, where, shape) for where, shape in file.tables(document, "shape")),
-                 tuple(_graph(file, where, graph) for where, graph in file.tables(document, "graph")))
+    """Return the table in the `content` of a file; raise ArgumentError for a file not written by `as_json`."""
+    try:
+        document = json.loads(content)
+        if document.pop("format", None) != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        table: Table = _row(Table, {**document, "source": source})
+        return table
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"tuning table {source}: {error}; `gpucoll tune` makes a new one", code=CODE) from None
 
 
-SHAPE: dict[str, toml.Check] = {"ranks": toml.count, "nodes": toml.count, "device": toml.one_of(*DEVICES),
-                                "measured": toml.name}
-LINK: dict[str, toml.Check] = {"executor": toml.name, "name": toml.one_of("node", "network"),
-                               **dict.fromkeys(("alpha", "beta", "gamma", "gap"), toml.seconds)}
-CURVE: dict[str, toml.Check] = {"collective": toml.one_of(*COLLECTIVES), "executor": toml.name, "algorithm": toml.name,
-                                "bytes": toml.list_of(functools.partial(toml.count, least=0)),
-                                "seconds": toml.list_of(toml.seconds)}
+ROWS = {"shapes": Shape, "graphs": GraphTable, "links": LinkCost, "curves": Curve, "files": AlgorithmFile}
 
 
-GRAPH: dict[str, toml.Check] = {"graph": toml.name, "ranks": toml.count, "device": toml.one_of(*DEVICES),
-                                "predicted": toml.name, "digest": toml.name}
-FILE: dict[str, toml.Check] = {
-    # A file lies in the table's folder: a path to another folder is refused.
-    "name": lambda key, value: toml.name(key, value) or (
-        None if re.fullmatch(r"[\w.-]+\.py", value) else f"{key} {value!r} is no name.py"),
-    "collective": toml.one_of(*COLLECTIVES), "algorithms": toml.list_of(toml.name), "sha256": toml.name}
+def _row(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Return a named tuple made of JSON's values; the lists named in `ROWS` have named tuples."""
+    return kind(**{key: tuple(_row(ROWS[key], one) if key in ROWS else one for one in value)
+                   if isinstance(value, list) else value for key, value in values.items()})
 
 
-def _graph(file: toml.TomlFile, where: str, table: dict[str, Any]) -> GraphTable:
-    files = tuple(file.row(AlgorithmFile, one, FILE, place) for place, one in file.tables(table, "file", where))
-    curves = tuple(_curve(file, place, curve) for place, curve in file.tables(table, "curve", where))
-    own = {key: value for key, value in table.items() if key not in ("file", "curve")}
-    files = tuple(one._replace(algorithms=tuple(one.algorithms)) for one in files)
-    return file.row(functools.partial(GraphTable, files=files, curves=curves), own, GRAPH, where)
+def as_json(table: Table) -> bytes:
+    """Return the table as a file for `parse`; the content of files of algorithms stays in these files."""
+    return json.dumps({"format": FORMAT, **_plain(table._replace(source=""))}, indent=1).encode()
 
 
-def _shape(file: toml.TomlFile, where: str, table: dict[str, Any]) -> Shape:
-    links = tuple(file.row(LinkCost, link, LINK, place) for place, link in file.tables(table, "link", where))
-    curves = tuple(_curve(file, place, curve) for place, curve in file.tables(table, "curve", where))
-    own = {key: value for key, value in table.items() if key not in ("link", "curve")}
-    return file.row(functools.partial(Shape, links=links, curves=curves), own, SHAPE, where)
-
-
-def _curve(file: toml.TomlFile, where: str, table: dict[str, Any]) -> Curve:
-    curve = file.row(Curve, table, CURVE, where)
-    if not curve.bytes or len(curve.bytes) != len(curve.seconds) or list(curve.bytes) != sorted(set(curve.bytes)):
-        raise file.error("bytes and seconds are no curve", where)
-    return curve._replace(bytes=tuple(curve.bytes), seconds=tuple(curve.seconds))
-
-
-def as_toml(table: Table, heading: str = "") -> str:
-    """Return the table as text for `parse`, with `heading` as a comment in the first line."""
-    lines = [f"# {heading}"] * bool(heading) + [f"format = {FORMAT}", ""]
-    if table.host:
-        lines += ["[host]", *(f"{key} = {_toml(value)}" for key, value in table.host.items()), ""]
-    for shape in table.shapes:
-        lines += ["[[shape]]", *_keys(shape, ("ranks", "nodes", "device", "measured")), ""]
-        for link in shape.links:
-            lines += ["[[shape.link]]", *_keys(link, link._fields), ""]
-        for curve in shape.curves:
-            lines += ["[[shape.curve]]", *_keys(curve, curve._fields), ""]
-    for graph in table.graphs:
-        lines += ["[[graph]]", *_keys(graph, GRAPH), ""]
-        for file in graph.files:
-            lines += ["[[graph.file]]", *_keys(file, FILE), ""]
-        for curve in graph.curves:
-            lines += ["[[graph.curve]]", *_keys(curve, curve._fields), ""]
-    return "\n".join(lines)
-
-
-def _keys(row: Any, names: Iterable[str]) -> Iterator[str]:
-    return (f"{name} = {_toml(getattr(row, name))}" for name in names)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return {key: _plain(one) for key, one in value._asdict().items() if not isinstance(one, bytes)}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 PROCESSORS = Path("/proc/cpuinfo")
@@ -264,7 +211,7 @@ def processor() -> str:
 def table_path(host: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Path:
     """Return the path of a host's table: a file for each host name, processor, number of cores and MPI."""
     mark = repr([host[key] for key in ("name", "processor", "cores", "mpi")])
-    return default_folder(environment) / f"tune-{hashlib.sha256(mark.encode()).hexdigest()[:12]}.toml"
+    return default_folder(environment) / f"tune-{hashlib.sha256(mark.encode()).hexdigest()[:12]}.json"
 
 
 def read(path: Path, host: Mapping[str, Any]) -> Table | None:
@@ -288,7 +235,7 @@ def read(path: Path, host: Mapping[str, Any]) -> Table | None:
 
 def _with_content(path: Path, file: AlgorithmFile) -> AlgorithmFile:
     """Return a file of algorithms with the content; raise ArgumentError for a missing or changed file."""
-    place = path.with_name(file.name)
+    place = path.with_name(Path(file.name).name)  # in the table's folder, whatever the table says
     try:
         content = read_trusted(place)
         is_same = hashlib.sha256(content).hexdigest() == file.sha256

@@ -15,7 +15,7 @@ from gpucoll.calibration import measure, on_graph
 from gpucoll.cli import main
 from gpucoll.device.store import user_store
 from gpucoll.tuner import table as tables
-from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_toml, parse
+from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_json, parse
 from harness import leftovers
 from harness.pace import seconds
 
@@ -84,7 +84,7 @@ def planted(mpi, folder, best, old="", new=""):
         curves = tuple(Curve("all_reduce", *way, (8, 1 << 20), (taken, taken)) for way, taken in ways.items())
         link = LinkCost("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)
         shapes = tuple(Shape(size, 1, "cpu", "2026", (link,), curves) for size in (2, 3))
-        text = as_toml(Table("planted", tables.facts(), shapes))
+        text = as_json(Table("planted", tables.facts(), shapes)).decode()
         assert old in text
         tables.table_path(tables.facts(), at(folder)).write_bytes(text.replace(old, new).encode("latin-1"))
     mpi.Barrier()
@@ -125,8 +125,8 @@ def test_parts_of_a_communicator_go_by_its_table(ranks, tmp_path):
 
 
 @pytest.mark.parametrize(("old", "new", "reason"), [
-    ("1e-05", "\xff", "not TOML"),
-    (f'gpucoll = "{gc.__version__}"', 'gpucoll = "0.0.1"', f"gpucoll '0.0.1', but here it is '{gc.__version__}'")])
+    ("1e-05", "\xff", "can't decode"),
+    (f'"gpucoll": "{gc.__version__}"', '"gpucoll": "0.0.1"', f"gpucoll '0.0.1', but here it is '{gc.__version__}'")])
 def test_a_bad_old_or_foreign_table_is_refused_once_with_the_reason(ranks, tmp_path, old, new, reason):
     found = ranks(by_a_planted_table, 3, str(tmp_path), ("mpi", "star"), old, new, env=at(tmp_path))
     (warning,), *others = [heard for heard, *_ in found]
