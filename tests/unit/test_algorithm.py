@@ -8,12 +8,10 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll import Copy, Recv, RecvReduce, Reduce, Send, Slice
-from gpucoll.algorithms import Traits
+from gpucoll import Copy, Recv, Reduce, Send, Slice
 from gpucoll.lab.draw import draw
 from gpucoll.lab.verify import verify
 from gpucoll.tuner.choice import allowed, scheduled
-from gpucoll.verify.user import Claim, proved
 from harness.commands_of import run
 from harness.refusals import refused
 from harness.thread_ranks import on_threads
@@ -89,33 +87,6 @@ def test_a_mistake_is_named(mistake):
         on_threads(4, lambda comm: comm.all_reduce(numpy.ones(3), algorithm=name), executor="mpi")
 
 
-def test_the_error_says_how_data_are_cut_and_how_an_algorithm_is_for_some_sizes():
-    """Two common mistakes: whole data under the default `chunks`, and a butterfly (for powers of two) with 6 ranks."""
-    def line(rank, size):
-        yield (Copy(IN, OUT), RecvReduce(OUT, rank - 1)) if rank else (Copy(IN, OUT),)
-        yield (Send(OUT, rank + 1),) if rank < size - 1 else ()
-        yield (Recv(OUT, rank + 1),) if rank < size - 1 else ()
-        yield (Send(OUT, rank - 1),) if rank else ()
-
-    def butterfly(rank, size):
-        yield (Copy(IN, OUT),)
-        for bit in range(size.bit_length() - 1):
-            yield Send(OUT, rank ^ 1 << bit), RecvReduce(OUT, rank ^ 1 << bit)
-
-    gc.algorithm("all_reduce", "uncut")(line)
-    with pytest.raises(gc.ArgumentError, match=r"output chunk 1: at the end it holds nothing.* 4 chunks, as ch"):
-        gc.schedule("all_reduce", "uncut", rank=0, size=4)
-    gc.algorithm("all_reduce", "any_size", chunks=1)(butterfly)
-    with pytest.raises(gc.ArgumentError, match=r"(?s)GC-PROOF.*does not support 6 ranks, pass unfit="):
-        gc.schedule("all_reduce", "any_size", rank=0, size=6)
-    gc.algorithm("all_reduce", "even", chunks=1, unfit=lambda size, nodes: "it is odd" if size % 2 else None)(butterfly)
-    with pytest.raises(gc.ArgumentError, match="GC-PROOF") as caught:
-        gc.schedule("all_reduce", "even", rank=0, size=6)
-    assert "unfit" not in str(caught.value)
-    with pytest.raises(gc.ArgumentError, match=r"GC-ALGO.*it is odd"):
-        gc.schedule("all_reduce", "even", rank=0, size=7)
-
-
 def test_what_never_ends_or_changes_is_refused(monkeypatch):
     monkeypatch.setattr("gpucoll.verify.user.MOST_ROUNDS", 50)
 
@@ -152,29 +123,6 @@ def test_what_cannot_be_registered_is_refused(arguments, make, words):
         gc.algorithm(*arguments)(make)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"chunks": "P / 2"}, "not a whole number"), ({"chunks": 0}, "not a whole number"),
-    ({"chunks": "Q"}, "not a whole number"),
-    ({"chunks": 1 << 30}, "not a whole number"), ({"rounds": "1", "path": "N", "sent": "n"}, "has no value"),
-    ({"rounds": "P"}, "has no value"), ({"rounds": "'a'", "path": "N", "sent": "N"}, "not a number"),
-    ({"alike": "1"}, "omit alike"), ({"traits": Traits(kernel="steps")}, "omit traits")])
-def test_formulas_that_have_no_value_are_refused(options, words):
-    def used():
-        gc.algorithm("all_reduce", "formulas", **options)(ring)
-        gc.schedule("all_reduce", "formulas", rank=0, size=3)
-
-    with pytest.raises(gc.ArgumentError, match=words):
-        used()
-
-
-def test_chunks_must_be_blocks():
-    gc.algorithm("all_gather", "halves", chunks=3)(ring)
-    gc.algorithm("all_gather_v", "ragged", chunks="2 * P")(ring)
-    for collective, name in (("all_gather", "halves"), ("all_gather_v", "ragged")):
-        with pytest.raises(gc.ArgumentError, match=r"chunks are .* of 2 blocks"):
-            gc.schedule(collective, name, rank=0, size=2)
-
-
 def test_it_is_a_name_like_any_other():
     gc.algorithm("all_reduce", "mine", chunks=1, unfit=lambda size, nodes: "no" if size > 9 else None)(ring)
     assert "mine" in gc.algorithms("all_reduce", size=5)
@@ -203,19 +151,6 @@ def test_explain_lists_it_and_auto_does_not_choose_it():
     assert "free" in names
     assert "free" not in names[:names.index("free")]
     assert "free" not in explained.reason
-
-
-def test_the_digest_is_that_of_all_ranks():
-    """The digest covers all ranks: ranks with unlike generators under one name are detected before data move."""
-    def other(rank, size):
-        yield from ring(rank, size)
-        if rank == 2:
-            yield (Copy(OUT, HELD),)
-
-    digests = {proved(Claim("all_reduce", "x", make, 4, 1, 0, ()))[-1] for make in (ring, other)}
-    assert len(digests) == 2
-    gc.algorithm("all_reduce", "digested", chunks=1)(ring)
-    assert {gc.schedule("all_reduce", "digested", rank=rank, size=4).digest for rank in range(4)} <= digests
 
 
 # ---------------------------------------------------------------- files and commands

@@ -88,13 +88,6 @@ def test_wrong_arguments_are_one_line(capsys, tmp_path, monkeypatch):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_writes_the_file(capsys, tmp_path):
-    for path in (tmp_path / "x.html", tmp_path / "x.svg"):
-        assert main(["draw", "tree", "--collective", "reduce", "--root", "2", "--ranks", "5", "-o", str(path)]) == 0
-        assert capsys.readouterr().out == f"{path}: reduce by tree, 5 ranks\n"
-        assert path.read_text() == draw("tree", "reduce", size=5, root=2, form=path.suffix[1:])
-
-
 def test_a_notebook_shows_a_drawing_by_one_call(tmp_path):
     drawing = gc.draw("binomial", 5, collective="broadcast", root=2)
     picture = draw("binomial", "broadcast", size=5, root=2, form="svg")

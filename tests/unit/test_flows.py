@@ -5,10 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-import gpucoll as gc
 from gpucoll.algorithms import schedules
 from gpucoll.core.schedule import Recv, Schedule, Send, Slice
-from gpucoll.lab.graphs import flows
 from gpucoll.lab.graphs.flows import seconds_on
 from gpucoll.lab.graphs.link_graph import load_graph, parse_graph
 from gpucoll.simulator import simulate
@@ -60,19 +58,3 @@ def test_links_left_free_by_slow_flows_are_used_by_the_others():
 def test_an_algorithm_before_it_has_a_name_has_flows():
     everyone = schedules("broadcast", "binomial", size=4)
     assert seconds_on(HOSTS, everyone, N) == pytest.approx(3 * UNIT, rel=1e-4)
-
-
-def test_a_graph_without_sharing_or_of_many_ranks_has_waves():
-    assert simulate("broadcast", "binomial", 4, N, HOSTS._replace(sharing=None)).bandwidth == pytest.approx(2 * UNIT)
-    many = load_graph(f"crossbar({flows.MOST_RANKS + 1})")._replace(sharing=Fraction(1))
-    assert [flows.serves(graph) for graph in (HOSTS, HOSTS._replace(sharing=None), many)] == [True, False, False]
-
-
-@pytest.mark.parametrize(("value", "reason"), [("0", "sharing 0 is no share"), ("1.5", "is not a number, 0 to 1"),
-                                               ('"a"', "is not a number")])
-def test_a_wrong_share_is_refused(value, reason):
-    text = (f'kind = "graph"\nsharing = {value}\nranks = ["a", "b"]\n'
-            '[[links]]\nfrom = "a"\nto = "b"\nGBps = 1\nus = 1\nboth = true\n')
-    with pytest.raises(gc.ArgumentError, match=reason):
-        parse_graph("pair", text.encode())
-    assert parse_graph("pair", text.replace(value, "0.25", 1).encode()).sharing == Fraction(1, 4)

@@ -11,9 +11,7 @@ from collections import Counter
 import pytest
 
 import gpucoll as gc
-from gpucoll.algorithms import schedule
 from gpucoll.cli import main
-from gpucoll.core.schedule import Recv, RecvReduce
 from gpucoll.lab.draw import draw, view
 from gpucoll.lab.draw.graph_places import placed
 from gpucoll.lab.draw.placement import SIDE
@@ -57,22 +55,6 @@ def test_no_line_passes_behind_a_node_that_is_not_its_end(name):
         assert all(math.dist(lane.at(part / 20), place) > drawn.radius for part in range(21) for place in others)
 
 
-def test_places_follow_the_links():
-    ring = placed(load_graph("ring(8)")).places
-    steps = [math.dist(ring[rank], ring[(rank + 1) % 8]) for rank in range(8)]
-    assert max(steps) - min(steps) < 1
-    grid = placed(load_graph("grid(4)")).places
-    assert max(y for _, y in grid) - min(y for _, y in grid) < 5
-    assert [x for x, _ in grid] == sorted(x for x, _ in grid)
-    boxes = placed(load_graph("dgx_a100(2)"))  # the ranks of a box are around their switch, the network in the middle
-    switches = boxes.places[16:]
-    assert [min(range(3), key=lambda one, rank=rank: math.dist(boxes.places[rank], switches[one]))
-            for rank in range(16)] == [0] * 8 + [1] * 8
-    assert switches[0][0] < switches[2][0] < switches[1][0]
-    wide = {lane.width for lane in boxes.lanes if lane.GBps == 300}
-    assert min(wide) > max(lane.width for lane in boxes.lanes if lane.GBps == 25)
-
-
 def test_without_networkx_the_error_names_the_extra(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "networkx", None)
     words = ["draw", "ring", "--topology", "ring(8)", "-o", str(tmp_path / "x.svg")]
@@ -93,25 +75,6 @@ def test_loads_by_hand():
     slow = view("direct", "all_gather", size=16, graph=load_graph("dgx_a100(2)")).graph
     slowest = max(slow.loads[0].items(), key=lambda item: slow.share(*item))
     assert (slow.places.lanes[slowest[0]].GBps, slow.share(*slowest)) == (25, 1)  # 8 chunks over the network
-
-
-@pytest.mark.parametrize(("name", "graph"), [("ring", "dgx_a100(2)"), ("bruck", "fat_tree(4x4x2)"), ("direct", "ndv2")])
-def test_switches_forward_all_that_comes_and_every_chunk_arrives(name, graph):
-    graph = load_graph(graph)
-    drawn = view(name, "all_gather", size=16, graph=graph)
-    lanes, arrived = drawn.graph.places.lanes, Counter()
-    for loads in drawn.graph.loads:
-        kept = Counter()
-        for lane, load in loads.items():
-            kept[lanes[lane].dst] += load
-            kept[lanes[lane].src] -= load
-            arrived[lanes[lane].dst] += load * (lanes[lane].dst < 16)
-        assert all(abs(kept[switch]) < 0.05 for switch in range(16, graph.size))
-    received = Counter()
-    for rank in range(16):
-        for step in itertools.chain.from_iterable(schedule("all_gather", name, rank=rank, size=16)):
-            received[rank] += step.dst.count if isinstance(step, Recv | RecvReduce) else 0
-    assert {rank: round(count) for rank, count in arrived.items() if count} == dict(received)
 
 
 def test_the_page_has_the_loads_and_the_picture_every_round():

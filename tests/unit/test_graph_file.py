@@ -100,11 +100,6 @@ def test_a_graph_needs_two_ranks(tmp_path, gpus):
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_file_that_cannot_be_written(tmp_path):
-    with pytest.raises(gc.BackendError, match="No such file"):
-        write(tmp_path / "nowhere" / "here.toml", report([([0, 1], None)], lambda *_: (1.0, 1.0)), [None, None])
-
-
 def test_exchanges_of_all_ranks_make_bandwidth_and_share(tmp_path):
     """Three hosts of 0.1 GB/s shift 1e6 bytes in 10 ms and exchange 2 x 1e6 in 20 ms; longer times are measured."""
     found = report([([rank], None) for rank in range(3)], lambda one, other: (0.0, 100.0))

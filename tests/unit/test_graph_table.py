@@ -3,21 +3,14 @@
 import hashlib
 import json
 import os
-import re
-from unittest import mock
 
 import pytest
 
 from gpucoll.algorithms import algorithms, find, own_names, schedules
 from gpucoll.calibration import commands, on_graph
 from gpucoll.cli import main
-from gpucoll.core import forest
-from gpucoll.core.forest import Forest
 from gpucoll.errors import ArgumentError
 from gpucoll.lab.graphs.link_graph import load_graph
-from gpucoll.lab.graphs.synthesis import synthesis
-from gpucoll.lab.synthesize import as_python
-from gpucoll.msccl.files import registered
 from gpucoll.simulator import simulate
 from gpucoll.tuner import Tuner, rules, segments
 from gpucoll.tuner.table import (
@@ -89,45 +82,6 @@ def test_the_latest_tuning_counts():
     assert both.predicted(PLAIN._replace(graph="other")).graphs == (both.graphs[1], PLAIN._replace(graph="other"))
     assert both.merged(both.shapes[0]).graphs == (both.graphs[1],)
     assert both.merged(both.shapes[0]._replace(ranks=8)).graphs == both.graphs
-
-
-def test_predictions_for_other_collectives_are_of_the_same_links(tmp_path):
-    """The names of a graph and of its nodes say nothing of its links."""
-    graph = load_graph(str(uneven(tmp_path)))
-    (key, edge), *_ = graph.edges.items()
-    edited = graph._replace(edges=graph.edges | {key: edge._replace(us=edge.us + 1)})
-    assert graph.digest == graph._replace(edges=dict(reversed(graph.edges.items()))).digest != edited.digest
-    before, now = (PLAIN._replace(digest=one.digest) for one in (graph, edited))
-    now = now._replace(curves=(ON_GRAPH[0]._replace(collective="all_gather"),))
-    assert table(before).predicted(now).graphs == (now,)
-    assert len(table(now._replace(curves=ON_GRAPH)).predicted(now).graphs[0].curves) == 3
-
-
-def test_tuning_names_the_algorithms_that_cannot_be_predicted(tmp_path, monkeypatch, capsys):
-    predict = on_graph.sweep
-
-    def refusing(collective, names, *others):
-        if names[0] in ("ring", "tree"):
-            raise ArgumentError(f"{collective}:{names[0]} for 4 ranks: too many messages", code="GC-SIMULATE")
-        return predict(collective, names, *others)
-
-    monkeypatch.setattr(on_graph, "sweep", refusing)
-    tuned(tmp_path, monkeypatch, "--collective", "reduce_scatter,broadcast")
-    said = capsys.readouterr().err
-    assert re.search(r"^reduce_scatter .*\n +refused 1: ring: too many messages\nbroadcast ", said, re.MULTILINE)
-    assert "refused 1: tree: too many messages" in said
-
-
-def test_a_file_of_trees_is_registered_without_making_them(tmp_path, monkeypatch):
-    """A communicator registers the files of its table: the trees of many ranks take a second."""
-    graph, made = load_graph("torus(2x3)"), mock.Mock(side_effect=Forest)
-    text = as_python(synthesis(graph, "all_gather", 1 << 16), graph, "all_gather", {"not_yet": 2})
-    monkeypatch.setattr(forest, "Forest", made)
-    registered(str(tmp_path / "made.py"), text.encode())
-    assert made.call_count == 0
-    everyone = schedules("all_gather", "not_yet", size=6)
-    assert made.call_count == 1
-    assert everyone[0].chunks == Forest(*made.call_args.args).chunks
 
 
 def test_a_table_with_a_graph_is_read_as_it_was_written():

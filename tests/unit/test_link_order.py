@@ -85,23 +85,6 @@ def test_short_messages_take_the_least_steps_and_long_ones_the_least_rounds(grap
     assert (len(made.steps), sum(longest) / made.per_block) == (steps, Fraction(rounds, cut))
 
 
-def test_bandwidths_without_a_common_divisor_are_used_up():
-    """Links of 16 and 73 in a mesh: a round with whole numbers of pieces of the slow links loses one per cent."""
-    mesh = {"kind": "graph", "ranks": [f"r{rank}" for rank in range(12)], "links": [
-        {"from": f"r{rank}", "to": f"r{rank + step}", "GBps": speed, "us": 1.0, "both": True}
-        for step, speed in ((1, 16.0), (2, 73.0)) for rank in range(0, 12 - step, 1 + step % 2)]}
-    graph, nbytes = graph_of("mesh", mesh), 1 << 30
-    made = in_link_order(graph, "all_gather", nbytes)
-    assert nbytes / 1e9 / seconds(graph, "all_gather", nbytes, made) > 0.993 * float(bound(graph, "all_gather").algbw)
-
-
-@pytest.mark.parametrize(("graph", "name"), [("dgx_a100", "all_gather"), ("grid(5x5)", "broadcast"),
-                                             ("ring(300)", "all_gather")])
-def test_graphs_and_collectives_without_an_order_of_links(graph, name):
-    """Switches, a collective with a root, and too many messages."""
-    assert in_link_order(load_graph(graph), name, 1 << 20) is None
-
-
 @pytest.mark.parametrize("name", SERVED)
 def test_the_file_runs(tmp_path, name):
     graph, nbytes = load_graph("grid(2x3)"), 64 << 10

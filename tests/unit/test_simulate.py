@@ -19,11 +19,7 @@ TOPOLOGIES = {
     "bus": Topology("bus", (LINK._replace(medium="bus"),)),
     "shared NIC": Topology("nodes", (LINK._replace(ranks=4), NETWORK)),
     "two NICs": Topology("nodes", (LINK._replace(ranks=4), NETWORK._replace(links=2))),
-    "three levels": Topology("pcie", (LINK._replace(ranks=2), NETWORK._replace(ranks=4, alpha=2**-8),
-                                      NETWORK._replace(links=3, beta=2**-18))),
-    "two hosts": Topology("hosts", (LINK._replace(medium="bus", groups=2), NETWORK)),
     "torus": Topology("torus", (LINK._replace(medium="torus", dimensions=3, hop=2**-12),)),
-    "nodes in a ring": Topology("nodes", (LINK._replace(ranks=2), NETWORK._replace(medium="torus", dimensions=1))),
     "slow network": Topology("nodes", (LINK._replace(ranks=4), NETWORK._replace(gamma=2**-20))),
 }
 
@@ -81,12 +77,6 @@ def test_all_ranks_at_once_and_one_by_one(row, where, monkeypatch):
     assert seconds() == at_once
 
 
-@pytest.mark.parametrize("size", [1024, pytest.param(65536, marks=pytest.mark.nightly)])
-def test_many_ranks(size):
-    found = simulate("all_reduce", "ring", size, size * UNIT, TOPOLOGIES["switch"])
-    assert found[5:] == (2 * (size - 1) * A, 2 * (size - 1) * UNIT * B, (size - 1) * UNIT * G)
-
-
 LG = 20  # rounds to reach 1,000,000 ranks
 
 
@@ -113,7 +103,7 @@ def test_the_formulas_of_many_ranks_are_a_lower_bound_and_mostly_exact(size, mon
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (("all_reduce", "ring", 65536, N, TOPOLOGIES["torus"]), "more than 128 Mi messages"),
+    (("all_reduce", "ring", 65536, N, TOPOLOGIES["torus"]), "GC-SIMULATE.*more than 128 Mi messages"),
     (("all_reduce", "ring", MOST_RANKS + 1, N), "at most 1048576 ranks are simulated on switch"),
     (("all_reduce", "circulant", MOST_RANKS, N, TOPOLOGIES["mesh"]), "at most 131072 ranks are simulated on mesh"),
     (("all_reduce", "ring", 9, N, load("nvlink_node")), "nvlink_node joins at most 8 ranks, not 9"),

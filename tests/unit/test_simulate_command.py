@@ -6,8 +6,7 @@ import pytest
 
 from gpucoll.cli import main
 from gpucoll.errors import ArgumentError
-from gpucoll.lab.sweep import sweep
-from gpucoll.simulator import load, names, shipped, simulate, waves
+from gpucoll.simulator import load, names, shipped, simulate
 from harness.refusals import refused
 
 
@@ -38,20 +37,6 @@ def test_a_malformed_topology_is_refused(text, words, tmp_path):
     with pytest.raises(ArgumentError, match=words) as caught:
         load(str(file))
     assert (caught.value.code, "mine" in str(caught.value)) == ("GC-TOPOLOGY", True)
-
-
-def test_a_sweep_is_sorted_and_says_what_it_leaves_out(monkeypatch):
-    monkeypatch.setattr(waves, "ONE_BY_ONE", 1 << 11)
-    found = sweep("all_reduce", [], [64, 8], [1 << 26, 8], shipped("switch"),
-                  lambda collective, name, nbytes, size: 64 if name == "tree" and nbytes > 8 else 1)
-    assert [(one.ranks, one.nbytes) for one in found.rows] == sorted((one.ranks, one.nbytes) for one in found.rows)
-    small = [one for one in found.rows if (one.ranks, one.nbytes) == (8, 8)]
-    assert small == sorted(small, key=lambda one: one.seconds)
-    assert ("tree", 64) in {(left.algorithm, left.ranks) for left in found.left_out}
-    assert not [one for one in found.rows if (one.algorithm, one.ranks) == ("tree", 64)]
-    assert {one.segments for one in found.rows if one.algorithm == "tree"} == {1, 64}
-    with pytest.raises(ArgumentError, match="all_reduce:tree for 4096 ranks: more than"):  # not left out, as named
-        sweep("all_reduce", ["tree"], [8, 4096], [8], shipped("switch"), lambda *_: 64)
 
 
 def test_the_command_prints_a_table_and_an_object(capsys):
