@@ -1,6 +1,5 @@
 """scripts/gpu_check: on a stand-in for CuPy, without CuPy, and with parts hanging, failing or running out of time."""
 
-import functools
 import importlib.util
 import json
 import os
@@ -53,41 +52,6 @@ def test_facts_and_files_name_no_people_and_no_folders(tmp_path, monkeypatch):
 def test_a_part_that_hangs_is_stopped():
     assert "it did not end in its time" in gpu_check.run(["sleep", "600"], 1.0)[1]
     assert "exit code 3: " in gpu_check.run([sys.executable, "-c", "raise SystemExit(3)"], 600.0)[1]
-
-
-ENDS = {"passed": "ok ", "failed": "FAILED ", "missing": "missing "}
-
-
-def said(name, status):
-    """Return the output of a part's command, and the reason of a bad end."""
-    if name == "compile":
-        return json.dumps({"kernels": [{"kind": "copy"}] * 5}), "exit code 1: no" if status == "failed" else ""
-    if name == "training":
-        return "test accuracy 97.1 %" if status == "passed" else "", "exit code 1: no"
-    return json.dumps({"name": "one", "status": status, "reason": "because"}), ""
-
-
-@pytest.mark.parametrize("name", [name for name in PARTS if name not in ("benchmark", "collectives")])
-@pytest.mark.parametrize("status", ENDS)
-def test_every_part_ends_in_one_of_three_ways(name, status, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu_check, "run", lambda *_, **__: said(name, status))
-    monkeypatch.setattr(gpu_check, "_need", lambda gpus, *modules: _absent() if status == "missing" else None)
-    monkeypatch.setattr(gpu_check, "_mpiexec", lambda ranks: ["mpiexec"])
-    one = next(part for part in gpu_check.PARTS if part.name == name)
-    run = gpu_check.Check(gpu_check._options(["--output", str(tmp_path)]))
-    run.part(one, functools.partial(gpu_check._run_part, name, 2, run.options))
-    printed = capsys.readouterr().out
-    assert one.does in printed
-    assert (name, status) != ("compile", "passed") or run.parts[name]["findings"][0]["value"] == ["copy: 5"]
-    assert printed.splitlines()[-1].startswith(ENDS[status])
-    written = [path.read_text() for path in tmp_path.iterdir()]
-    assert len(written) == (status == "failed")
-    assert all(("because" in text or "no" in text) and name.replace(" ", "-") in path.name
-               for text, path in zip(written, tmp_path.iterdir(), strict=True))
-
-
-def _absent():
-    raise gpu_check.Absent("pip install what is needed")
 
 
 @pytest.mark.slow

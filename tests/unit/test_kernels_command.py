@@ -1,4 +1,4 @@
-"""`gpucoll kernels`: the list of kernels, the printed report, and compiled kernels found by a GPU's device."""
+"""`gpucoll kernels`: the printed report, failures, and compiled kernels found by a GPU's device."""
 
 import json
 import os
@@ -11,7 +11,6 @@ import pytest
 from gpucoll.cli import main
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.device import command, nvrtc, sources
-from gpucoll.device.command import CompileJob, compile_one, instances
 from gpucoll.device.store import Store
 from gpucoll.errors import BackendError
 from gpucoll.transport.rendezvous import becomes
@@ -20,8 +19,6 @@ from harness.pace import seconds
 from harness.refusals import refused
 
 ROOT = Path(__file__).parents[2]
-KINDS = ["steps", "fold_share", "fold_all", "reduce", "packets", "ll128", "multimem_share", "cast", "scale", "compress",
-         "multimem_gather", "pack", "unpack", "copy"]
 FEW = {"cast": [sources.instance("cast", DTYPES["float32"], DTYPES["float16"])],
        "copy": [sources.instance("copy", 1), sources.instance("copy", 16)]}
 
@@ -51,17 +48,6 @@ def printed(capsys, *words):
     return code, capsys.readouterr().out.splitlines()
 
 
-def test_without_all_it_is_what_training_uses():
-    found = instances(everything=False)
-    assert list(found) == KINDS
-    assert {one.entry for one in found["reduce"]} == {f"reduce_{name}_sum" for name in command.TRAINING}
-    assert {one.entry for one in found["scale"]} == {*(f"scale_divide_{name}" for name in command.TRAINING),
-                                                     "scale_multiply_float16"}
-    assert {one.entry for one in found["steps"]} == {*(f"steps_{width}" for width in sources.UNITS),
-                                                     *(f"steps_{name}_sum" for name in command.TRAINING)}
-    assert len(found["cast"]) == 6
-
-
 def test_what_is_compiled_is_cached_with_its_registers(capsys, release, store):
     code, lines = printed(capsys, "--arch", "sm_80,sm_90", "-j", "1")
     first = [line.split() for line in lines]
@@ -77,31 +63,6 @@ def test_what_is_compiled_is_cached_with_its_registers(capsys, release, store):
     assert [(row.split()[3], row.split()[-2:]) for row in lines[1:5]] == [
         (row[2], row[-2:]) for row in first[1:5]]
     assert "0 compiled, 6 cached, none failed" in lines[5]
-
-
-TWO = """
-import sys
-from gpucoll.cli import main
-from gpucoll.device import command, sources
-command.instances = lambda everything: {"copy": [sources.instance("copy", 1), sources.instance("copy", 2)]}
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_processes_share_the_work(tmp_path, monkeypatch):
-    """Processes share one cache, named by the environment."""
-    monkeypatch.setenv("GPUCOLL_CACHE", str(tmp_path / "shared"))
-    path = nvrtc._library(None)._name
-    words = ["kernels", "--arch", "sm_90", "--json", "-j", "2", "--nvrtc", path]
-    program = tmp_path / "program.py"
-    program.write_text(TWO)
-    job = subprocess.run([sys.executable, program, *words], capture_output=True, text=True,
-                         env={**os.environ, "PYTHONPATH": str(ROOT)})
-    record = json.loads(job.stdout)
-    assert (job.returncode, record["jobs"], record["failed"]) == (0, 2, 0)
-    assert [(one["kernel"], one["cached"]) for one in record["kernels"]] == [("copy_1", False), ("copy_2", False)]
-    assert len([*(tmp_path / "shared").rglob("*.cubin")]) == 2
 
 
 def test_a_failure_names_kernel_compiler_and_line(capsys, monkeypatch, release):
@@ -155,13 +116,6 @@ def test_a_device_finds_what_was_compiled_ahead(tmp_path):
     lines = job.stdout.splitlines()
     assert (job.returncode, lines[-1:]) == (0, ["found"]), job.stderr
     assert lines[1].split()[:4] == ["sm_90", "copy", "1", "0"]
-
-
-def test_a_cache_that_cannot_be_kept_is_a_failure(tmp_path, monkeypatch, capsys):
-    (tmp_path / "file").touch()
-    lost = Store(tmp_path / "file")
-    monkeypatch.setattr(command, "user_store", lambda: lost)
-    assert compile_one(CompileJob("copy", FEW["copy"][0], "sm_90")).error.startswith("kernels are not kept in ")
 
 
 def test_a_killed_command_leaves_no_process(tmp_path):

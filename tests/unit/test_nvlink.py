@@ -48,11 +48,6 @@ def refuse(*_):
     raise NVMLError
 
 
-def test_an_error_at_the_end_does_not_matter(library, monkeypatch):
-    monkeypatch.setattr(library, "nvmlShutdown", refuse)
-    assert nvlink.moves_rows(gpus(ONE, TWO))
-
-
 @pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetP2PStatus"])
 def test_without_an_answer_of_nvml_rows_are_not_used(library, monkeypatch, name):
     monkeypatch.setattr(library, name, refuse)
@@ -62,7 +57,3 @@ def test_without_an_answer_of_nvml_rows_are_not_used(library, monkeypatch, name)
 def test_without_pynvml_rows_are_not_used(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert not nvlink.moves_rows(gpus(ONE, TWO))
-
-
-def test_pci_ids_have_one_number():
-    assert {nvlink.numbered(text): text for text in PCI.values()} == PCI

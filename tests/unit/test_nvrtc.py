@@ -1,7 +1,6 @@
-"""The device layer's two compilers: the code made, and the errors for wrong sources."""
+"""The device layer's two compilers: the bits of the code, its recipes, and the errors for wrong sources."""
 
 import ctypes
-import importlib.machinery
 from unittest import mock
 
 import pytest
@@ -42,25 +41,6 @@ def library():
         pytest.skip(str(error))
 
 
-def test_places_in_their_order_and_what_a_missing_library_says(monkeypatch):
-    def refuse(path):
-        raise OSError(f"{path}: hidden")
-
-    spec = importlib.machinery.ModuleSpec("nvidia", None, is_package=True)
-    spec.submodule_search_locations = ["/site/nvidia"]
-    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: spec)
-    assert list(nvrtc._places((13, 12), {"CUDA_PATH": "/cuda"})) == [
-        "/cuda/lib64/libnvrtc.so.13", "/cuda/lib64/libnvrtc.so.12", "/site/nvidia/cu13/lib/libnvrtc.so.13",
-        "/site/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.12"]
-    monkeypatch.setattr(nvrtc.ctypes, "CDLL", refuse)
-    monkeypatch.setenv("CUDA_PATH", "/cuda")
-    monkeypatch.setattr(nvrtc, "_libraries", {})
-    with pytest.raises(BackendError) as caught:
-        nvrtc._library(None)
-    assert "/cuda/lib64/libnvrtc.so.13: hidden" in str(caught.value)
-    assert "pip install 'gpucoll[cuda13]'" in str(caught.value)
-
-
 def test_cubin_and_the_report_of_ptxas(library):
     assert {75, 80, 90} <= set(nvrtc.archs())
     assert nvrtc.version(library[0]) == library >= (12, 0)
@@ -77,30 +57,6 @@ def test_nvrtc_says_what_is_wrong(library):
     for arch in ("sm_999", "90"):
         with pytest.raises(BackendError, match=rf"NVRTC {library[0]}\.{library[1]} does not compile for {arch}, only"):
             nvrtc.compile_cubin("", arch)
-
-
-def test_what_is_too_old_for_the_kernels_is_refused(library):
-    """CUDA 12 also compiles for GPUs without instructions used by the kernels, like __nanosleep."""
-    with pytest.raises(BackendError) as caught:
-        nvrtc.compile_cubin(KERNEL, "sm_61")
-    assert str(caught.value) == ("[GC-BACKEND] the kernels need a GPU of compute capability 7.0 or newer, sm_70; "
-                                 "this is sm_61")
-
-
-@pytest.fixture
-def unchosen():
-    """Forget the libraries loaded by `use` after the test."""
-    yield
-    nvrtc._libraries.clear()
-    nvrtc.archs.cache_clear()
-
-
-@pytest.mark.parametrize("path", ["no/libnvrtc.so.13", __file__, "/proc/self/exe"])
-def test_what_is_no_nvrtc_is_not_loaded(path, unchosen):
-    before = dict(nvrtc._libraries)
-    with pytest.raises(BackendError, match="no NVRTC can be loaded from "):
-        nvrtc.use(path)
-    assert nvrtc._libraries == before
 
 
 def test_what_nvrtc_opens_by_name_is_loaded_from_beside_it(tmp_path, monkeypatch):

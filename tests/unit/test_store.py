@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import filelock
 import pytest
 
 from gpucoll.device import store
-from harness.pace import seconds
 
 ARTIFACT = b"artifact " * 1000
 
@@ -144,51 +142,6 @@ def test_without_a_folder_a_private_one_serves(tmp_path, monkeypatch):
 
 def no_room():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_failed_build_leaves_nothing(tmp_path):
-    opened = store.Store(tmp_path)
-    with pytest.raises(OSError, match="No space"):  # a failing build is no failure of the folder
-        opened.path("source", ".so", no_room)
-    assert opened.unavailable_reason == ""
-    ask(tmp_path, builds=True)
-
-
-def test_nothing_is_written_in_place(tmp_path):
-    """A process that has mapped a broken file keeps the old file."""
-    opened, path = ask(tmp_path)
-    assert opened.folder.stat().st_mode & 0o777 == 0o700
-    path.write_bytes(b"broken")
-    with path.open("rb") as mapped:
-        ask(tmp_path, builds=True)
-        assert os.fstat(mapped.fileno()).st_ino != path.stat().st_ino
-
-
-def test_threads_share_a_folder(tmp_path):
-    """All threads ask while the first still builds, in a store that has to retreat to a private folder."""
-    opened, come, building, found = store.Store(tmp_path), threading.Semaphore(0), [], []
-    opened.folder, lock = tmp_path / "lost", opened._missing
-
-    class Announced:
-        __enter__ = staticmethod(lambda: (come.release(), lock.acquire()))
-        __exit__ = staticmethod(lambda *_: lock.release())
-
-    def build():
-        building.append(all(come.acquire(timeout=seconds(5)) for _ in range(4)))
-        return ARTIFACT
-
-    def run():
-        with contextlib.suppress(OSError):  # a failed call is missing in `found`
-            found.append(opened.path("source", ".so", build))
-
-    opened._missing = Announced()
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert building == [True]
-    assert (len(set(found)), len(found)) == (1, 4)
 
 
 def test_what_killed_processes_have_left_is_swept(tmp_path, monkeypatch):
