@@ -1,18 +1,14 @@
-"""Applicants and ports: proofs, the hidden secret, ranks that have left, dead and silent processes."""
+"""Applicants and ports: proofs, the hidden secret, and ranks that have left."""
 
 import contextlib
-import socket
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
-from gpucoll.errors import CollectiveTimeout
 from gpucoll.transport.applicants import ANY, APPLICANTS, NEWCOMERS
 from gpucoll.transport.connections import StoreError
-from gpucoll.transport.join_ports import JoinPort, ask, ask_for_a_place
+from gpucoll.transport.join_ports import JoinPort, ask
 from gpucoll.transport.rendezvous import becomes
 from harness.pace import seconds
 
@@ -88,30 +84,3 @@ def test_applicants_learn_of_a_rank_that_has_left(port, before):
             APPLICANTS.leave(KEY)
     assert found[0].frame == {"left": True}
     APPLICANTS._left.discard((KEY, ANY))
-
-
-ENDS = """
-import sys
-from gpucoll.transport.join_ports import JoinPort
-port = JoinPort(("127.0.0.1", 0))
-print(port.address[1], flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_dead_process_is_told_from_a_silent_one():
-    """A process that does not serve its port is alive until its end, which ends the wait at once."""
-    with subprocess.Popen([sys.executable, "-c", ENDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        address = "127.0.0.1", int(process.stdout.readline())
-        with pytest.raises(CollectiveTimeout):
-            ask(address, KEY, TOKEN, time.monotonic() + 0.1)
-        threading.Timer(0.1, process.kill).start()
-        assert ask(address, KEY, TOKEN, late()) is None  # the connection ends with the process
-    assert ask(address, KEY, TOKEN, late()) is None  # and is refused from then on
-
-
-def test_a_newcomer_waits_where_nobody_listens():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()[:2]
-    with pytest.raises(CollectiveTimeout, match="no rank accepts newcomers"):
-        ask_for_a_place(address, TOKEN, time.monotonic() + 0.1)

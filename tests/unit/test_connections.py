@@ -226,17 +226,6 @@ def test_another_users_process_is_not_heard(monkeypatch):
         assert hub._unproved == {}
 
 
-def test_a_store_that_accepts_nobody_is_given_up():
-    """Strangers fill the queue of a stopped rank 0: the next rank fails at the deadline."""
-    token = secrets.token_hex(8)
-    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
-        listener.bind(kvstore.socket_name(token))
-        listener.listen(0)
-        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(kvstore.socket_name(token))
-        with pytest.raises(gc.CollectiveTimeout, match="for the store of rank 0"):
-            kvstore.StoreClient(1, 3, token, 0.05)
-
-
 # ---------------------------------------------------------------- fuzzing
 
 

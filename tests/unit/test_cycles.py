@@ -70,18 +70,6 @@ def test_only_what_is_still_under_way_is_named():
     assert Progress(1).late("sendrecv", ends).ranks == (2,)
 
 
-def test_the_partners_of_a_wait_are_known_during_the_wait():
-    waits, seen = Progress(PATIENCE), []
-    waits.hooks.append(lambda: seen.append(waits.message_wait.partners()))
-    for partner in (2, None):
-        seen.clear()
-        end = End("recv", partner, 0, 8, [(), None])
-        waits.start(Work(waits, iter([lambda: bool(seen)]), "recv", None, ends=[end])).wait()
-        assert seen[0] == (None if partner is None else {partner})
-        assert waits.message_wait.partners() is None
-    waits.close()
-
-
 # ---------------------------------------------------------------- cycles
 
 

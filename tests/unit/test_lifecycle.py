@@ -1,19 +1,15 @@
-"""Ranks that are threads close without waiting for each other; shared resources last until the last rank closes."""
+"""Threads as ranks and processes that end: comparisons joined, farewells, and the rank that an error names."""
 
-import gc as garbage
 import os
 import re
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.arrays.segments import SLAB
 from gpucoll.core.signature import LastCall
 from gpucoll.executors.engine import failures
 from gpucoll.executors.engine.tables import FAILURE
@@ -22,18 +18,9 @@ from gpucoll.health.processes import Processes
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.farewell import Farewell, Why
-from harness.pace import seconds
 from harness.thread_ranks import all_on_threads
 
 NEVER = 1e6  # seconds: a test waiting so long would be stopped
-
-
-def slabs():
-    """Return the number of slabs of symmetric memory mapped by this process."""
-    garbage.collect()
-    with open("/proc/self/maps") as file:
-        ends = [line.split()[0].split("-") for line in file if "memfd:gpucoll" in line]
-    return sum(int(end, 16) - int(start, 16) == SLAB for start, end in ends)
 
 
 def test_a_rank_that_has_come_to_a_call_is_not_awaited():
@@ -66,73 +53,6 @@ def test_a_comparison_is_joined_after_two_looks_in_one_call(monkeypatch, numbers
         assert not begun
         looking._look()
     assert begun == ["mine"] * joins
-
-
-@pytest.mark.parametrize("executor", [None, "shared"])
-def test_one_thread_closes_all_ranks_and_the_last_one_frees(executor):
-    comms, before = gc.init_local(4, timeout=NEVER, executor=executor), slabs()
-    found = all_on_threads(comms, lambda comm: comm.all_reduce(comm.zeros(8, "float64") + comm.rank))
-    assert (numpy.array(found) == 6).all()
-    for comm in comms:
-        assert slabs() - before == 4
-        comm.close()
-        comm.close()
-        with pytest.raises(gc.ClosedError, match="GC-CLOSED"):
-            comm.barrier()
-    assert slabs() == before
-
-
-@pytest.mark.emulated
-def test_kernels_that_read_other_ranks_memory_do_not_stop_it(monkeypatch, emulated_kernels):
-    monkeypatch.setenv("GPUCOLL_DEVICE", "emulated")
-    comms = gc.init_local(3, timeout=NEVER, executor="peer")
-    found = all_on_threads(comms, lambda comm: comm.all_reduce(numpy.full(99, comm.rank + 1.0), algorithm="ring"))
-    for comm in reversed(comms):
-        comm.close()
-    assert all((one == 6).all() for one in found)
-
-
-def test_what_is_under_way_is_completed_first():
-    comms, begun, total = gc.init_local(2, timeout=seconds(60)), threading.Event(), numpy.zeros(8)
-
-    def program(comm):
-        if comm.rank == 0:
-            comm.all_reduce(numpy.ones(8), total, async_op=True)
-            begun.set()
-        else:
-            assert begun.wait(seconds(60))
-            comm.all_reduce(numpy.ones(8))
-        comm.close()
-
-    all_on_threads(comms, program)
-    assert (total == 2).all()
-
-
-def test_a_rank_may_leave_what_others_are_still_in():
-    """The root of a short broadcast shows the data and closes; the other ranks read the data only afterwards."""
-    comms, left = gc.init_local(3, timeout=seconds(60), executor="shared", check="deferred"), threading.Event()
-
-    def program(comm):
-        comm.barrier()
-        x = numpy.full(8, comm.rank)
-        assert comm.rank == 0 or left.wait(seconds(60))
-        comm.broadcast(x, algorithm="linear")
-        comm.close()
-        left.set()
-        return x
-
-    assert not numpy.any(all_on_threads(comms, program))
-
-
-def test_several_threads_look_after_a_process_at_once():
-    """The progress thread and the caller both poll for ended processes; a `poll` object serves one thread at a time."""
-    with ThreadPoolExecutor() as threads, \
-            subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        watched = Processes({0: os.getpid(), 1: process.pid})
-        first = threads.submit(watched.ended, seconds(60))
-        while not watched.ended():
-            process.stdin.close()
-        assert first.result() == watched.ended() == (1,)
 
 
 def test_a_process_that_has_the_number_of_an_ended_one_is_alive(monkeypatch):
@@ -232,14 +152,6 @@ def test_a_rank_that_was_frozen_names_itself(monkeypatch):
 def test_what_a_rank_is_said_to_do(called, words):
     watching = guard.Guard(0, Processes({}), lambda: {1}, dict, dict, lambda: 0.0, last=lambda rank: called)
     assert re.fullmatch(f"rank 1 {words}", watching.describe(1))
-
-
-def test_a_dead_rank_is_said_to_have_ended_in_or_after_its_call():
-    def told(ended):
-        last = LastCall(3, has_ended=ended)
-        return guard.Guard(0, Ends(1), lambda: {1}, dict, dict, lambda: 0.0, last=lambda rank: last).describe(1)
-
-    assert [told(True), told(False)] == ["rank 1 has ended after its call 3", "rank 1 has ended in its call 3"]
 
 
 def test_a_failure_that_is_shown_waits_for_its_cause():

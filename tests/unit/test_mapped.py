@@ -5,8 +5,7 @@ import time
 import numpy
 import pytest
 
-from gpucoll.executors.engine.extension import built, library
-from gpucoll.health import mapped
+from gpucoll.executors.engine.extension import library
 from gpucoll.health.mapped import MappedDescriptions
 from gpucoll.health.preflight import MESSAGE_BYTES, MappedExchange
 from gpucoll.health.shares import NO_STAMPS
@@ -78,17 +77,6 @@ def test_the_next_call_is_published_once_all_ranks_agree():
         assert one.number == 4
 
 
-def test_descriptions_of_another_length_are_refused():
-    one = met(ranks(2))[0].published
-    for call in (one.publish, one.advance):
-        with pytest.raises(ValueError, match="has 8 bytes"):
-            call(0, bytes(9), NO_STAMPS)
-    module = built()
-    for segments, rank in (([numpy.zeros(143, numpy.uint8)], 0), ([b""], 0), ([numpy.zeros(144, numpy.uint8)], 1)):
-        with pytest.raises(ValueError, match=r"room for two|no rank 1"):
-            module.Descriptions(segments, rank, NBYTES)
-
-
 def test_a_segment_with_another_token_is_not_used():
     everyone = ranks()
     offers = numpy.array([one.offer for one in everyone])
@@ -96,13 +84,6 @@ def test_a_segment_with_another_token_is_not_used():
     everyone[0].accept(offers)
     assert not everyone[0].rows
     assert everyone[0].offer[3] == 0
-
-
-@pytest.mark.parametrize("nbytes", [0, 8, 12, 2 * mapped.PAGE])
-def test_a_file_of_another_size_is_not_used(monkeypatch, nbytes):
-    everyone = ranks()
-    monkeypatch.setattr(mapped, "attach", lambda process, key: numpy.zeros(nbytes, numpy.uint8))
-    assert not met(everyone)[0].rows
 
 
 def test_a_thread_with_an_earlier_call_judges_no_rows_of_later_calls():
@@ -120,21 +101,3 @@ def test_a_thread_with_an_earlier_call_judges_no_rows_of_later_calls():
     begun(1, 5, "three")
     assert stale.difference() is None
     assert begun(0, 5, "four").difference() is not None
-
-
-def test_a_rank_without_memory_is_not_used(monkeypatch):
-    def refused(nbytes):
-        raise OSError("no memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mapped, "Segment", refused)
-        poor = MappedDescriptions(1, (0, 0), NBYTES)
-    everyone = met([ranks(2)[0], poor])
-    assert [one.offer[3] for one in everyone] == [0, 0]
-
-
-def test_there_is_no_offer_on_several_nodes_or_without_the_module(monkeypatch):
-    assert all(one.offer.any() for one in ranks())
-    assert not any(one.offer.any() for one in ranks(nodes=(0, 0, 1)))
-    monkeypatch.setattr(mapped, "library", lambda: None)
-    assert not any(one.offer.any() for one in ranks())

@@ -58,14 +58,6 @@ def test_who_leaves_in_order_has_not_died(watches):
     assert [watch.gone() for watch in watches] == [[]] * 4
 
 
-def test_who_does_not_wait_is_told(watches):
-    for rank, number in ((0, 5), (2, 4), (3, 6)):
-        watches[rank].report(number)
-    assert grows_to({0: 5, 2: 4, 3: 6}, watches[0].heard)
-    assert [watches[rank].silent(5) for rank in (0, 2, 3)] == [{1, 2}, {1}, {1, 2}]
-    assert watches[1].silent(4) == set()
-
-
 def listening(size):
     """Return a hub knowing only the token, and the hub's port."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -131,22 +123,6 @@ def test_rank_0_listens_where_it_says_until_all_have_come(monkeypatch):
         assert [watch._watched for watch in watches] == [{0, 1, 2}] * 3
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(bound[0], seconds(20))
-
-
-def test_ranks_that_cannot_be_reached_at_one_address_come_to_the_next(monkeypatch):
-    monkeypatch.setattr(remote, "addresses", lambda: ["127.0.0.2", "127.0.0.3"])
-    monkeypatch.setattr(remote, "CONNECT", seconds(60))
-    connects = Watch._connects
-
-    def filtered(watch, address, *given):  # a network letting rank 2 through at one address only
-        return (watch._rank != 2 or address == "127.0.0.3") and connects(watch, address, *given)
-
-    monkeypatch.setattr(Watch, "_connects", filtered)
-    with made(Ranks(3), (0, 1, 2)) as watches:
-        assert [watch._watched for watch in watches] == [{0, 1, 2}] * 3
-        watches[1].drop()
-        for rank in (0, 2):
-            assert grows_to([1], watches[rank].gone)
 
 
 def test_a_rank_that_is_not_watched_is_neither_dead_nor_silent(monkeypatch, caplog):

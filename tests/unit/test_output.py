@@ -40,13 +40,6 @@ def test_who_speaks_waits_for_no_reader_for_ever():
     ends.set()
 
 
-def test_words_come_after_the_words_before_them(tmp_path):
-    with open(tmp_path / "words", "w") as stream:
-        stream.write("first\n")
-        assert output.say("second\n", stream)
-    assert (tmp_path / "words").read_text() == "first\nsecond\n"
-
-
 def test_an_output_without_room_gives_its_own_code():
     program = ("import errno, sys\nfrom gpucoll.core import output\nprint('words')\n"
                "assert output.settle() is False\nassert output.settle() is True\n"

@@ -58,24 +58,6 @@ def proven(token, rank, nonce):
     return {} if token is None else {"proof": proof(token, "rank", rank, (nonce, NONCE))}
 
 
-def test_ranks_see_what_others_have_set(server, token, monkeypatch):
-    monkeypatch.setattr(kvstore, "ANSWER", 60.0)  # a rank waiting longer for an answer takes the key for missing
-    first, second = (kvstore.StoreClient(rank, 3, token, 60.0) for rank in (1, 2))
-    first.set("key", b"\0bytes")
-    assert [one.get("key", 0.1) for one in (server, first, second)] == [b"\0bytes"] * 3
-    second.delete("key")
-    assert first.get("key") is None
-    first.drop()  # as if the rank's process had died
-    with server.hub._changed:
-        assert server.hub._changed.wait_for(lambda: server.gone(), 60)
-    assert second.get("key") is None
-    assert second.gone() == [1]
-    second.close()
-    assert server.hub.is_left(60.0)
-    server.hub.close()
-    assert server.gone() == (1,)
-
-
 @pytest.fixture
 def silent(token):
     """Return the client of a store that lets ranks in, and then answers nothing, as if its process were stopped."""
@@ -181,21 +163,6 @@ def test_what_ranks_tell_is_json_and_nothing_is_run():
                     b'{"bytes": "?"}', b'{"tuple": 1}', b'{"a": 1, "b": 2}', b'{"system": []}', b'{"dict": [[{}, 1]]}'):
         with pytest.raises(gc.BackendError, match="not written by gpucoll"):
             decode(garbage)
-
-
-def test_a_rank_that_does_not_come_is_named():
-    ranks = StoreRanks(kvstore.MemoryStore(), "x", 0, 3, 0.2)
-    with pytest.raises(gc.CollectiveTimeout, match="ranks 1, 2 of 3") as late:
-        ranks.allgather("here")
-    assert late.value.ranks == (1, 2)
-    lost = kvstore.MemoryStore()
-    lost.gone = lambda: {2}
-    lost.set("x/1/1", encode("here"))
-    with pytest.raises(gc.RankFailedError) as gone:
-        StoreRanks(lost, "x", 0, 3, 60.0).allgather("here")
-    assert gone.value.ranks == (2,)
-    with pytest.raises(gc.CollectiveTimeout, match="for the store of rank 0"):
-        kvstore.StoreClient(1, 2, secrets.token_hex(8), 0.05)
 
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "5"}

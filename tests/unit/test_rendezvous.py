@@ -1,4 +1,4 @@
-"""Meetings of ranks outside of collectives, and the absence of imports in calls of a finished communicator."""
+"""The absence of imports in calls of a finished communicator."""
 
 import os
 import subprocess
@@ -6,43 +6,7 @@ import sys
 
 import pytest
 
-from gpucoll.errors import BackendError
-from gpucoll.transport import rendezvous
 from harness.pace import seconds
-
-
-class Others:
-    """The used part of an mpi4py communicator; the other ranks arrive at the `polls`-th test."""
-
-    def __init__(self, rank=0, polls=0, news=None):
-        self.rank, self.left, self.news = rank, polls, news
-
-    def Ibarrier(self):
-        return self
-
-    def Test(self):
-        self.left -= 1
-        return self.left < 0
-
-    def bcast(self, value):
-        self.news = value if self.rank == 0 else self.news
-        return self.news
-
-
-def test_waiting_for_all_has_a_deadline_and_what_rank_0_does_is_everybodys():
-    assert rendezvous.wait_for_all(Others(polls=3), seconds(60))
-    assert not rendezvous.wait_for_all(Others(polls=sys.maxsize), 0.01)
-    first = Others()
-    assert rendezvous.by_first_rank(first, lambda: 3) == 3
-    assert rendezvous.by_first_rank(Others(1, news=first.news), lambda: pytest.fail("not rank 0")) == 3
-
-    def fail():
-        raise BackendError("no room")
-
-    for told in (lambda: first, lambda: Others(1, news=first.news)):
-        with pytest.raises(BackendError, match="no room"):
-            rendezvous.by_first_rank(told(), fail)
-
 
 CALLS = """
 import sys, threading

@@ -7,7 +7,6 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.communicator.links import LocalLink
 from harness.pace import seconds
 
 
@@ -49,11 +48,6 @@ def test_who_waits_is_told_what_the_late_one_has_called_last():
             assert told.wait(seconds(60))
 
     gc.run_local(one_stays_behind, 2, timeout=0.2)
-
-
-def test_threads_wait_for_a_split_until_the_deadline_of_their_own():
-    with pytest.raises(gc.CollectiveTimeout, match="for ranks 1 of 2"):
-        LocalLink.all(2, 0.1)[0].split(0, 0)
 
 
 class Stubborn:

@@ -1,15 +1,13 @@
 """The three shares of calls: own delay, waiting, moving; counted by the engine, by messages, on devices."""
 
-import contextlib
 import functools
-import threading
 import time
 
 import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.health.shares import HEADER, CallClock, CallShares, CallSums, stats_of, total_of
+from gpucoll.health.shares import HEADER, CallShares, stats_of, total_of
 from harness.pace import seconds
 from harness.thread_ranks import all_on_threads, on_threads
 
@@ -95,29 +93,6 @@ def test_a_late_rank_has_the_delay_and_the_other_the_wait(options):
         assert comm.stats()["barrier", 0]["calls"] >= 2  # outlives `close`
 
 
-def test_an_interrupt_while_a_delay_is_noted_reaches_the_program():
-    comms, x, busy = gc.init_local(2, executor="shared", timeout=seconds(60)), numpy.ones(3), []
-
-    def interrupted(nanoseconds):
-        busy.append(comms[1]._core.host_engine().is_busy())
-        raise KeyboardInterrupt
-
-    def late(comm):
-        with pytest.raises(KeyboardInterrupt) if comm.rank == 1 else contextlib.nullcontext():
-            comm.all_reduce(x)
-
-    for _ in range(3):
-        all_on_threads(comms, lambda comm: comm.all_reduce(x))
-    noting = comms[1]._core.waits.on_delay
-    comms[1]._core.waits.on_delay = interrupted
-    late_by(comms, late)
-    assert busy == [False]
-    comms[1]._core.waits.on_delay = noting
-    assert [one.tolist() for one in all_on_threads(comms, lambda comm: comm.all_reduce(x))] == [[2.0] * 3] * 2
-    for comm in comms:
-        comm.close()
-
-
 def test_a_delay_found_by_a_later_call_is_named_by_the_late_call():
     comms = gc.init_local(2, executor="mpi", check="deferred", timeout=seconds(60))
     delays = comms[1]._core.clock.sums.delays
@@ -158,16 +133,6 @@ def test_every_call_is_counted_once():
     assert on_threads(3, run) == [expected] * 3
 
 
-def test_a_refused_call_is_not_counted():
-    def run(comm):
-        comm.barrier()
-        with pytest.raises(gc.ArgumentError if comm.rank == 0 else gc.PeerError):
-            comm.all_reduce(numpy.ones(4) if comm.rank else numpy.ones(4).tolist())
-        return sum(figures["calls"] for figures in comm.stats().values())
-
-    assert on_threads(2, run) == [1, 1]
-
-
 def test_shares_stay_inside_the_call_and_the_time_before_it():
     sums = [0.0] * 5
     call = CallShares(sums, 64, began=1000, between=300, totals=(5, 7))
@@ -175,18 +140,6 @@ def test_shares_stay_inside_the_call_and_the_time_before_it():
     assert numpy.array(sums) == pytest.approx([1, 64, 300e-9, 60e-9, 40e-9])
     call.found(-10, 500)  # a comparison ends after the call: 40 ns of the call are left
     assert numpy.array(sums) == pytest.approx([1, 64, 300e-9, 100e-9, 0])
-
-
-def test_a_comparison_that_ends_first_adds_to_the_call_under_way():
-    clock = CallClock(list, CallSums())
-    call = clock.begin("all_reduce", 16)
-    call.found(0, 1)
-    clock.waited += 2
-    clock.end(call)
-    figures = clock.sums.stats()["all_reduce", 16]
-    assert (figures["calls"], figures["waiting_seconds"]) == (1, pytest.approx(3e-9))
-    assert clock.take() == (0, 2)
-    assert clock.take() == (0, 0)
 
 
 def test_headers_belong_to_the_calls_that_they_announce():
@@ -198,22 +151,3 @@ def test_headers_belong_to_the_calls_that_they_announce():
         ("gather_v", 16): {"calls": 3, "bytes": 60, "own_seconds": 3, "waiting_seconds": 6, "moving_seconds": 1},
         ("gather_v", 64): {"calls": 1, "bytes": 64, "own_seconds": 2, "waiting_seconds": 2, "moving_seconds": 2}}
     assert total_of([stats_of(rows[:1]), stats_of(rows[:2])])["gather_v", 16]["calls"] == 6
-
-
-def test_figures_are_read_while_calls_are_under_way():
-    comm, = gc.init_local(1)
-    ended = threading.Event()
-
-    def read():
-        while not ended.is_set():
-            comm.stats()
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for length in range(300):  # new kinds of calls meanwhile
-        comm.all_reduce(numpy.ones(1 << (length % 12)), algorithm="auto")
-        comm.all_gather(numpy.ones(1 << (length % 12)))
-    ended.set()
-    reader.join()
-    assert sum(figures["calls"] for figures in comm.stats().values()) == 600
-    comm.close()

@@ -1,4 +1,4 @@
-"""Signatures of calls: encoded and decoded, cut, described, and host messages; no rank reads the description."""
+"""Signatures of calls: encoded and decoded, cut, described, and host messages."""
 
 import numpy
 import pytest
@@ -7,7 +7,6 @@ import gpucoll as gc
 from gpucoll.communicator.metadata import checked_rows, row_with
 from gpucoll.core.signature import Signature, code_of_difference, described, is_refusal
 from gpucoll.executors import lack_lengths, shortened
-from harness.thread_ranks import on_threads
 
 CALLS = [Signature("all_reduce", 24, "float32", 0, "", "", "", (2, 3), "torus(4x2)", "sum"),
          Signature("broadcast", 1120, "uint8", 1, "", "scatter", "", (1120,), "linear"), Signature("barrier"),
@@ -35,11 +34,6 @@ def test_long_ones_are_cut_and_still_differ():
     assert shown.endswith("/folder/train.py:57")
 
 
-def test_words_that_are_no_signature_stand_for_themselves():
-    assert described("recv") == "recv"
-    assert not is_refusal("recv")
-
-
 @pytest.mark.parametrize(("unlike", "code"), [
     ({"collective": "reduce"}, "GC-COLLECTIVE"), ({"dtype": "int8"}, "GC-DTYPE"), ({"shape": (6,)}, "GC-SHAPE"),
     ({"op": "max"}, "GC-OP"), ({"root": 1}, "GC-ROOT"), ({"nbytes": 25}, "GC-COUNTS"),
@@ -47,24 +41,6 @@ def test_words_that_are_no_signature_stand_for_themselves():
     ({"root": 1, "algorithm": "ring"}, "GC-ROOT")])
 def test_the_first_unlike_field_has_the_code(unlike, code):
     assert code_of_difference([CALLS[0], CALLS[0]._replace(**unlike)]) == code
-
-
-def calls_that_differ(comm):
-    """Return the error codes of unlike calls, and the result of a scatter."""
-    found = []
-    for call in (lambda: comm.all_reduce(numpy.ones(3 + comm.rank)), lambda: comm.broadcast(numpy.ones(3), comm.rank),
-                 lambda: comm.reduce(numpy.ones(3), op=("sum", "max")[comm.rank])):
-        with pytest.raises(gc.MismatchError) as differ:
-            call()
-        found.append(differ.value.code)
-    return found, comm.scatter(numpy.arange(4).reshape(2, 2) if comm.rank == 0 else None).tolist()
-
-
-@pytest.mark.parametrize("executor", ["shared", "mpi"])
-def test_a_description_may_change(executor, monkeypatch):
-    monkeypatch.setattr(Signature, "describe", lambda self: "something else for everyone")
-    codes = ["GC-SHAPE", "GC-ROOT", "GC-OP"]
-    assert on_threads(2, calls_that_differ, executor=executor, check="full") == [(codes, [0, 1]), (codes, [2, 3])]
 
 
 def test_only_foretold_calls_lack_lengths():

@@ -56,13 +56,6 @@ def test_a_single_early_rank_makes_no_rank_late():
     assert (found["rank"], found["ranks"]) == (None, [])
 
 
-def test_ranks_alike_late_in_turn_do_not_stand_out():
-    found = straggler(stories(lambda number, rank: SECOND // 5 * (number % 4 == rank), calls=21))
-    # The first call of a kind has no delay: the other five of each rank count.
-    assert (found["rank"], found["since"], found["seconds"]) == (None, None, 0)
-    assert [row["share"] for row in found["ranks"]] == [0.25] * 4
-
-
 def test_the_clock_of_a_host_counts_for_the_calls_of_a_process():
     """Rank 1's record before has the host's own clock, a second behind: the delay is at most the time in between."""
     barrier = Signature("barrier")
@@ -83,12 +76,6 @@ def test_a_call_that_ended_late_is_no_delay_before_the_next():
         RecordedCall(4, START + 20 + 500 * rank, START + 600, 8, barrier))) for rank in range(2))
     # Rank 1 leaves the third call 500 ns later, and takes 10 ns until the second, as rank 0 does.
     assert [(one.rank, one.nanoseconds) for one in delays({"g": [first, second]}) if one.nanoseconds] == [(1, 10)]
-
-
-def test_calls_that_a_rank_has_not_recorded_do_not_count():
-    groups = stories(lambda number, rank: SECOND // 5 * rank)
-    groups["g"].pop()
-    assert delays(groups) == []
 
 
 def test_a_real_rank_is_named_with_the_line_of_its_call(tmp_path, monkeypatch, capsys):

@@ -1,10 +1,10 @@
-"""Progress: deadline, hooks, order, failures; without MPI."""
+"""Progress: order and failures; without MPI."""
 
 import threading
 
 import pytest
 
-from gpucoll.errors import BackendError, CollectiveTimeout, RankFailedError, RevokedError
+from gpucoll.errors import BackendError, RankFailedError, RevokedError
 from gpucoll.progress.operations import Work
 from gpucoll.progress.waits import Progress
 from harness.pace import seconds
@@ -17,26 +17,6 @@ def after(polls, done, value=None):
     left = iter(range(polls))
     yield lambda: next(left, None) is None
     done.append(value)
-
-
-def test_the_deadline_ends_a_wait_and_revokes():
-    waits = Progress(0.01)
-    with pytest.raises(CollectiveTimeout, match=r"test: waited 0\.01 s"):
-        waits.run(iter([lambda: False]), "test")
-    with pytest.raises(RevokedError):
-        waits.run(iter([]), "next")
-    with pytest.raises(RevokedError):
-        waits.submit(Work(waits, iter([]), "next", None))
-
-
-def test_hooks_are_called_between_polls_and_may_end_the_wait():
-    waits, calls = Progress(PATIENCE), []
-    waits.hooks.append(lambda: calls.append(1))
-    waits.run(after(3, []), "test")
-    assert len(calls) == 3
-    waits.hooks.append(failing(BackendError("the peer is gone")))
-    with pytest.raises(BackendError, match="gone"):
-        waits.run(iter([lambda: False]), "test")
 
 
 def test_an_error_of_the_transport_between_polls_has_a_cause():
