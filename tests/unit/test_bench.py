@@ -40,18 +40,6 @@ def test_factors_bytes_and_traffic_are_those_of_nccl_tests():
     assert {name: cases.least_traffic(name, 4) for name in TRAFFIC} == TRAFFIC
 
 
-def test_ragged_blocks_differ_and_every_rank_moves_as_much():
-    for name in (name for name, row in cases.TESTS.items() if row.ragged):
-        for ranks in (1, 2, 3, 8):
-            case = Case(name, "int8", "sum", 0, ranks)
-            assert len(set(case.lengths(100))) == ranks
-            assert abs(case.nbytes(100) - 100 * ranks) < ranks
-            if case.row.ragged == "pair":
-                sent = {sum(case.length(100, rank, peer) for peer in range(ranks)) for rank in range(ranks)}
-                got = {sum(case.length(100, peer, rank) for peer in range(ranks)) for rank in range(ranks)}
-                assert sent == got == {case.nbytes(100)}
-
-
 def test_defaults_are_those_of_nccl_tests():
     options = arguments.parse(["all_reduce"], {})
     flags = options.flags

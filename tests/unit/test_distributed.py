@@ -11,7 +11,7 @@ import pytest
 
 import gpucoll as gc
 import gpucoll.distributed as dist
-from gpucoll.distributed import shapes, start
+from gpucoll.distributed import start
 
 # The contract: names, order and defaults of positional parameters; `group` and `async_op` as in torch.
 SIGNATURES = {
@@ -94,8 +94,3 @@ def test_timeouts_and_backends():
     for wrong in ("", "ncc", "cpu:", "tpu:gloo", "cpu:gloo,", 3, "cpu:cuda:nccl"):
         with pytest.raises(gc.ArgumentError, match="backend"):
             start.check_backend("x", wrong)
-
-
-def test_an_array_without_axes_is_not_cut():
-    with pytest.raises(gc.ArgumentError, match=r"GC-SHAPE.*0-dimensional"):
-        shapes.splits_of("all_to_all_single", "input_split_sizes", None, numpy.array(1.0), 1)

@@ -94,16 +94,6 @@ def test_what_says_that_it_is_read_only_is_not_written():
     assert (out == 0).all()
 
 
-@pytest.mark.parametrize("array", [numpy.zeros(0), numpy.array(3.0), numpy.zeros((2, 0, 3), "f4"),
-                                   numpy.arange(12).reshape(3, 4)[::-1, ::2], numpy.ones((2, 3), "c8", order="F")])
-def test_shapes_and_strides_are_the_exporters(array):
-    opened = as_array("", "x", Unversioned(array))
-    assert opened.flags.writeable
-    assert (opened.dtype, opened.shape) == (array.dtype, array.shape)
-    assert opened.strides == array.strides or not array.size
-    assert (opened == array).all()
-
-
 def test_the_memory_lives_as_long_as_what_was_opened():
     array = numpy.arange(5)
     known = weakref.ref(array)

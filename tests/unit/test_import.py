@@ -1,6 +1,5 @@
 """What `import gpucoll` loads: the modules that every program needs, and what comes at the first use."""
 
-import inspect
 import json
 import subprocess
 import sys
@@ -28,13 +27,6 @@ def test_import_loads_what_every_program_needs_and_no_more():
     assert not wrong
     own = [name for name in loaded if name.partition(".")[0] == "gpucoll"]
     assert len(own) <= MOST, own
-
-
-@pytest.mark.parametrize("name", ["draw", "load"])
-def test_functions_come_at_the_first_use(name):
-    assert callable(getattr(gc, name))
-    assert {name, "all"} - {*dir(gc)} == {"all"}
-    assert inspect.isfunction(getattr(gc, name))
 
 
 @pytest.mark.parametrize("first", ["gc.precheck", "import gpucoll.precheck", "import gpucoll.precheck.turns",

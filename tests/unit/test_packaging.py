@@ -172,18 +172,3 @@ def test_an_environment_is_made_once_and_whatever_changes_is_noticed(place):
         assert not is_made()
     (folder / ".venv" / "gpucoll-stamp.json").write_text('{"root": ')  # left by an interrupted installation
     assert is_made()
-
-
-@pytest.mark.parametrize(("library", "vendor", "installed"), [
-    ("Open MPI v5.0", "openmpi", "train"), ("MPICH Version: 5", "mpich", "mpich,train"), ("", "mpich", "mpich,train")])
-def test_the_sites_mpi_is_used_where_mpi4py_loads_it(place, monkeypatch, library, vendor, installed):
-    folder, asked = place
-    real = environment.output_of
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/bin")
-    monkeypatch.setattr(environment, "output_of",
-                        lambda words, **more: library if "mpi4py" in words else real(words, **more))
-    python = environment.ensure({"train"})
-    assert environment.stamp_of(python)["vendor"] == vendor
-    assert asked[-1][-1] == f"{folder}[{installed}]"
-    where = "mpiexec" if vendor == "openmpi" else ".venv/bin/mpiexec"
-    assert environment.mpiexec(python, 1)[0] == str(folder / where)

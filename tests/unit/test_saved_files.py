@@ -4,9 +4,7 @@ import argparse
 import hashlib
 import io
 import json
-import os
 import zipfile
-from pathlib import Path
 
 import numpy
 import pytest
@@ -14,19 +12,12 @@ from hypothesis import strategies as st
 
 import gpucoll as gc
 from gpucoll import training
-from gpucoll.device.store import Store
 from gpucoll.health import report
 from gpucoll.health.flight import HEAD, MAGIC, Flight
-from gpucoll.simulator import simulate, topologies
 from gpucoll.training import checkpoint
 from gpucoll.tuner import Tuner, table
 from harness.hostile import DEEP, any_content, exchanged, holds
 
-pytest.importorskip("gpucoll.bench.records", reason="gpucoll runs from a checkout here and is not installed")
-
-from gpucoll.bench import report as page
-
-SAMPLES = Path(__file__).parents[1] / "samples"
 FEW, MANY = 25, 400
 
 
@@ -75,16 +66,6 @@ def test_tables(count):
                 tuner.choose(collective, "auto", 1 << 20, ("mpi", "native"))
 
     holds(any_toml({"format": 1, "shape": [SHAPE]}), body, 3 * count)
-
-
-def test_topologies(count):
-    def body(content):
-        simulate("all_reduce", "ring", 6, 1 << 20, topologies.parse("mine", content))
-
-    levels = [{"name": "inner", "alpha": 1e-6, "beta": 1e-9, "medium": "torus", "ranks": 2, "hop": 1e-9,
-               "dimensions": 2},
-              {"name": "outer", "alpha": 1e-6, "beta": 1e-9, "links": 2, "gap": 1e-9, "gamma": 1e-10}]
-    holds(any_toml({"level": levels}), body, 3 * count)
 
 
 def test_flight_records(tmp_path, count):
@@ -149,32 +130,6 @@ def zipped(files, method):
         for name, content in files.items():
             archive.writestr(name, content)
     return room.getvalue().replace(b"\x14\0\0\0\0\0", b"\x14\0\0\0" + bytes([method, 0]))
-
-
-@pytest.mark.parametrize("name", ["bench.json", "nccl_tests.json"])
-def test_benchmarks(tmp_path, count, name, monkeypatch):
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "var Plotly;")  # five megabytes in each page
-    path, whole = tmp_path / "bench.json", (SAMPLES / name).read_bytes()
-
-    def body(content):
-        path.write_bytes(content)
-        page.made([str(path)])
-
-    holds(st.one_of(any_content(whole), exchanged(lambda: json.loads(whole)).map(
-        lambda one: json.dumps(one).encode(errors="replace"))), body, count)
-
-
-def test_kernels(tmp_path, count):
-    """An incomplete artifact is built again."""
-    whole = b"code" * 100
-    place = Store(tmp_path).path("source", ".so", lambda: whole)
-
-    def body(content):
-        place.write_bytes(content)
-        os.chmod(place, 0o600)
-        assert Store(tmp_path).path("source", ".so", lambda: whole).read_bytes() == whole
-
-    holds(any_content(whole), body, count)
 
 
 def test_a_folder_without_records_is_told_in_one_line(tmp_path, capsys):

@@ -1,6 +1,5 @@
 """scripts/test: the meaning of the command line, and true totals however a run ends."""
 
-import itertools
 import os
 import pathlib
 import runpy
@@ -11,8 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 import environment
-from harness import budgets, pace
-from harness.grids import is_in_share
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -82,40 +79,3 @@ def test_totals_are_true_however_a_run_ends(tmp_path, variable, workers, line, c
     assert lines[-1] == f"nightly: {line}, 2 of 3 planted faults caught, 72 min", lines
     assert job.returncode == code
     assert lines[-2].startswith("stopped, with exit code 143, in test_it.py::test_last") == (variable == "WAIT")
-
-
-def test_the_shares_of_a_night_have_every_name_once():
-    names = [f"tests/test_it.py::test_that[{number}]" for number in range(3000)]
-    for shares in (1, 3, 7):
-        chosen = [[name for name in names if is_in_share(name, f"{number}/{shares}")]
-                  for number in range(1, shares + 1)]
-        assert sorted(itertools.chain(*chosen)) == sorted(names)
-        assert max(map(len, chosen)) < 1.2 * len(names) / shares
-
-
-class Report:
-    """A report of pytest, as far as the ledger reads reports."""
-
-    def __init__(self, nodeid, duration, cpu, *keywords):
-        self.nodeid, self.duration, self.keywords = nodeid, duration, dict.fromkeys(keywords, 1)
-        self.user_properties = [("cpu", 99.0), ("cpu", cpu)]  # the value of an earlier phase, then of this phase
-
-
-def test_folders_are_held_to_their_budgets(monkeypatch):
-    """Seconds are only shown; too many processor seconds fail a run under `HOLD`; slow tests count for neither."""
-    monkeypatch.setenv(pace.VARIABLE, "2.0")
-    monkeypatch.setattr(budgets, "BUDGETS", {"unit": (10, 4), "peer": (10, 4)})
-    ledger = budgets.Ledger()
-    for report in (Report("tests/unit/test_a.py::one", 3.0, 2.0), Report("tests/unit/test_a.py::one", 4.0, 1.0),
-                   Report("tests/unit/test_a.py::two", 99.0, 8.0), Report("tests/peer/test_b.py::slow", 99, 99, "slow"),
-                   Report("tests/peer/test_b.py::three", 1.0, 16.5), Report("test_it.py::four", 1.0, 99.0)):
-        ledger.add(report)
-    assert ledger.lines() == [
-        "  99.0 s  tests/unit/test_a.py::two", "   7.0 s  tests/unit/test_a.py::one",
-        "   1.0 s  tests/peer/test_b.py::three", "   1.0 s  test_it.py::four",
-        "tests/peer: 1 tests, 1 of 20 s, 16 of 8 processor seconds  <-- OVER BUDGET",
-        "tests/unit: 2 tests, 106 of 20 s, 11 of 8 processor seconds  <-- OVER BUDGET"]
-    monkeypatch.delenv(budgets.HOLD, raising=False)
-    assert ledger.far_over() == []
-    monkeypatch.setenv(budgets.HOLD, "1")
-    assert ledger.far_over() == ["peer"]  # above twice the budget
