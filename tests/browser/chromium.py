@@ -115,13 +115,6 @@ class Chromium:
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
                      text=" " if (kind, key) == ("keyDown", " ") else "")
 
-    def move(self, x, y):
-        self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-    def click(self, x, y):
-        for kind in ("mousePressed", "mouseReleased"):
-            self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
     def picture(self, path):
         data = self.ask("Page.captureScreenshot", format="png")["data"]
         with open(path, "wb") as file:

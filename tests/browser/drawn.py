@@ -10,8 +10,7 @@ COMPLETE = "nodes.map((node) => [Number(node.dataset.complete), Number(node.data
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
-def show(browser, path, width=1280, *, calm=True, **options):
-    """Load a page; `calm` readers see no motion, so that a step is done at once."""
-    browser.show(path, width, **options)
-    browser.ask("Emulation.setEmulatedMedia", features=[
-        {"name": "prefers-reduced-motion", "value": "reduce" if calm else "no-preference"}])
+def show(browser, path, width=1280):
+    """Load a page for a reader without motion, so that a step is done at once."""
+    browser.show(path, width)
+    browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])

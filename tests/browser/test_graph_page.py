@@ -86,24 +86,3 @@ def test_texts_keep_apart_and_inside(browser, tmp_path, graph, width):
     for (a, b, c, d), (e, f, g, h) in itertools.combinations(boxes, 2):
         assert min(c, g) - max(a, e) < 2 or min(d, h) - max(b, f) < 2
     assert browser.errors == []
-
-
-def test_links_tell_their_load_and_many_chunks_are_not_shown(browser, tmp_path):
-    show(browser, synthesised(tmp_path, "dgx_a100(2)", "1M"))
-    browser.press("ArrowRight")
-    browser.run("document.querySelector('details').open = true; listMessages()")
-    lines = browser.run("[...document.querySelectorAll('#messages li')].map((one) => one.textContent)")
-    assert sum("chunk" in line and "GB/s" in line for line in lines) == browser.run("data.graph.flows[0].length")
-    assert "longest r" in browser.run("find('said').textContent")
-    assert browser.run("document.querySelector('.cells').clientHeight") == 0
-    assert browser.errors == []
-
-
-def test_dots_move_along_the_links(browser, tmp_path):
-    show(browser, synthesised(tmp_path, "dgx1", "1K"), calm=False)
-    browser.press("ArrowRight")
-    assert browser.run("[document.documentElement.dataset.moving, document.querySelectorAll('.dot').length]") == [
-        "true", browser.run("data.graph.flows[0].length")]
-    browser.press("End")
-    assert browser.run("[...document.querySelectorAll('.dot')].every((one) => one.style.visibility === 'hidden')")
-    assert browser.errors == []

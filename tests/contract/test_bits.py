@@ -91,17 +91,6 @@ def test_float64_equals_fsum():
         assert found.tobytes() == wanted.tobytes()
 
 
-def test_many_contributions_are_rounded_once(emulated_kernels, monkeypatch):
-    """More contributions than the kernels combined at once before: a result in between would be rounded."""
-    monkeypatch.setenv("GPUCOLL_DEVICE", "emulated")
-    for which, (deterministic, oracle) in ORACLES.items():
-        rows = bits.columns("float16", 11, 2)
-        wanted = oracle("sum", rows)
-        for found in on_threads(11, lambda comm, rows=rows: comm.all_reduce(rows[comm.rank]), executor="nccl",
-                                deterministic=deterministic):
-            assert bits.same_bits(found, wanted), which
-
-
 def ties(name, size):
     """Return rows whose exact sum or mean lies just beside a tie of the dtype: a second rounding goes the wrong way."""
     part, random = bits.real(name), numpy.random.default_rng(size)

@@ -7,7 +7,6 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from harness.pace import seconds
 from harness.thread_ranks import on_threads
 from programs.collectives import program
 
@@ -131,14 +130,3 @@ def test_between_threads(size):
 @pytest.mark.parametrize("program", [apart, refused], ids=lambda program: program.__name__)
 def test_on_threads(program):
     on_threads(3, program)
-
-
-@pytest.mark.multirank
-def test_between_processes(ranks):
-    ranks(exchanged, 4, timeout=seconds(100))
-
-
-@pytest.mark.multirank
-@pytest.mark.parametrize("program", [apart, refused], ids=lambda program: program.__name__)
-def test_on_processes(ranks, program):
-    ranks(program, 3, timeout=seconds(60))

@@ -4,7 +4,6 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from harness.pace import seconds
 from oracles import oracle
 from programs.collectives import program
 
@@ -165,16 +164,3 @@ def test_on_threads(executor, program):
 @pytest.mark.parametrize(("program", "arguments"), REFUSALS)
 def test_refused_on_threads(executor, program, arguments):
     executor.run(3, program, *arguments)
-
-
-@pytest.mark.multirank
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_between_processes(ranks, program):
-    ranks(program, 4, timeout=seconds(60))
-
-
-@pytest.mark.multirank
-@pytest.mark.parametrize("executor", ["mpi", "shared"])
-@pytest.mark.parametrize(("program", "arguments"), REFUSALS)
-def test_refused_between_processes(ranks, program, arguments, executor):
-    ranks(program, 3, *arguments, env={"GPUCOLL_EXECUTOR": executor}, timeout=30)

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import numpy
 import pytest
 
 import gpucoll as gc
 import mixture
 from harness.grids import generator, sampled
-from oracles import oracle
 from programs.msccl_files import FILES, written
 
 NAMES = {"own_all": "all_reduce", "own_line": "all_reduce", "own_star": "broadcast", "own_turns": "all_to_all",
@@ -25,20 +23,6 @@ def test_a_users_algorithm(executor, name):
         calls = [(NAMES[name], name, *random.choice(executor.pairs), length, random.random())
                  for length in (0, 1, 5, 1000)]
         executor.run(size, mixture.called, calls)
-
-
-def again(comm, name):
-    """Repeat a call on the same arrays: as a cached call, and as a graph."""
-    for turn in range(6):
-        x = numpy.arange(100, dtype=numpy.float32) % 7 + comm.rank + turn
-        total = sum(numpy.arange(100, dtype=numpy.float32) % 7 + rank + turn for rank in range(comm.size))
-        out = numpy.empty_like(x)
-        for _ in range(2):
-            assert oracle.same_bits(comm.all_reduce(x, out=out, algorithm=name), total)
-
-
-def test_a_call_that_comes_again(executor):
-    executor.run(3, again, gc.load(f"{OWN}:own_line"))
 
 
 @pytest.mark.parametrize("kind", sampled(FILES, 4, 8, ("linear_gather",)))

@@ -71,22 +71,7 @@ def repeated(comm, name):
     assert all((found == wanted).all() for found, wanted in kept)  # no later call wrote into an earlier result
 
 
-@program
-def broadcast(comm):
-    """A broadcast writes into the given array, never into an earlier array at the same place."""
-    for turn in range(CALLS):
-        for root in range(comm.size):
-            x = given(comm.rank, turn + root, (2, 3))
-            assert comm.broadcast(x, root) is x
-            assert (x == given(root, turn + root, (2, 3))).all()
-
-
 @pytest.mark.parametrize("name", OPS)
 def test_calls_that_come_again(executor, name):
     for size in (1, 3):
         executor.run(size, repeated, name)
-
-
-def test_broadcasts_that_come_again(executor):
-    for size in (1, 3):
-        executor.run(size, broadcast)
