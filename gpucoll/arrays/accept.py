@@ -220,18 +220,21 @@ def carried_dtype(x: object) -> str | None:
     return name if name.startswith("float8") and on_gpu(x) else None
 
 
-def check_input(name: str, x: object) -> Array:
+def check_input(name: str, x: object, what: str = "x") -> Array:
     """Return `x` as an array of a supported dtype; raise ArgumentError or DtypeError."""
-    array = as_array(name, "x", x)
+    array = as_array(name, what, x)
     row_of(array.dtype)
     return array
 
 
 def check_output(name: str, out: object, shapes: Sequence[tuple[int, ...]], dtype: numpy.dtype,
                  x: Array | None, what: str = "out") -> Array:
-    """Return `out` as an array of one of `shapes`, writable by the call; raise ArgumentError or DtypeError."""
+    """Return `out` as an array of one of `shapes` (of any shape without them), writable by the call.
+
+    Raises ArgumentError or DtypeError.
+    """
     array = as_array(name, what, out)
-    if array.shape not in shapes:
+    if shapes and array.shape not in shapes:
         raise ArgumentError(f"{name}: {what} has shape {array.shape}, expected {' or '.join(map(str, shapes))}; "
                             "out=None allocates it", code="GC-SHAPE")
     if array.dtype != dtype:
@@ -243,7 +246,7 @@ def check_output(name: str, out: object, shapes: Sequence[tuple[int, ...]], dtyp
     return array
 
 
-def check_apart(name: str, given: Sequence[Array], outs: Sequence[Array]) -> bool:
+def check_apart(name: str, given: Sequence[Array], outs: Sequence[Array], what: str = "out") -> bool:
     """Return whether an array of `outs` is an array of `given`.
 
     Raises ArgumentError where an array of `outs` shares only a part of its elements with an array of `given`, or any
@@ -254,7 +257,7 @@ def check_apart(name: str, given: Sequence[Array], outs: Sequence[Array]) -> boo
         is_written = other >= len(given), one >= len(given)
         if any(is_written) and overlap(arrays[one], arrays[other]):
             if all(is_written):
-                raise ArgumentError(f"{name}: arrays of out overlap; each array needs separate memory",
+                raise ArgumentError(f"{name}: arrays of {what} overlap; each array needs separate memory",
                                     code="GC-OVERLAP")
             if not same_memory(arrays[one], arrays[other]):
                 raise ArgumentError(f"{name}: input and out overlap partly; pass the same array for in place, or a "

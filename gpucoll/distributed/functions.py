@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gpucoll import internal
-from gpucoll.arrays import Array, module_of
+from gpucoll.arrays import Array, check_input, check_output, module_of
 from gpucoll.core.ops import ReduceOp
 from gpucoll.distributed import shapes
 from gpucoll.distributed.groups import member
@@ -71,7 +71,7 @@ def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool 
     """
     if (pg := member(name := "all_gather", group, tensor)) is None:
         return None
-    x = shapes.view(name, "tensor", tensor)
+    x = check_input(name, tensor, "tensor")
     outs = shapes.outputs(name, "tensor_list", tensor_list, pg.size(), x.dtype)
     shapes.check_shape(name, f"tensor_list[{pg.rank()}]", outs[pg.rank()], "tensor", x.shape)
     gathering = pg.communicator.all_gather if shapes.alike(outs) else pg.communicator.all_gather_v
@@ -87,8 +87,8 @@ def all_gather_into_tensor(output: Any, input: Any, group: Any = None, async_op:
     """
     if (pg := member(name := "all_gather_into_tensor", group, input)) is None:
         return None
-    x = shapes.view(name, "input", input)
-    out = shapes.output_view(name, "output", output, x.dtype)
+    x = check_input(name, input, "input")
+    out = check_output(name, output, (), x.dtype, None, "output")
     shapes.check_blocks(name, "output", out, "an input", x, pg.size())
     return conclude(pg.communicator.all_gather(x, _blocks(out, pg.size(), x), async_op=async_op), [output], async_op)
 
@@ -107,7 +107,7 @@ def gather(tensor: Any, gather_list: Any = None, dst: int | None = 0, group: Any
     if (pg := member(name := "gather", group, tensor)) is None:
         return None
     root = pg.number_of(name, "dst", dst, group_dst)
-    x = shapes.view(name, "tensor", tensor)
+    x = check_input(name, tensor, "tensor")
     outs: list[Array] = []
     if pg.rank() == root:
         outs = shapes.outputs(name, "gather_list", gather_list, pg.size(), x.dtype)
@@ -134,7 +134,7 @@ def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: A
     if pg.rank() == root:
         with internal.refusing(pg.communicator):
             blocks = shapes.inputs(name, "scatter_list", scatter_list, pg.size())
-            out = shapes.output_view(name, "tensor", tensor, blocks[0].dtype)
+            out = check_output(name, tensor, (), blocks[0].dtype, None, "tensor")
             for index, block in enumerate(blocks):
                 shapes.check_shape(name, f"scatter_list[{index}]", block, "tensor", out.shape)
         x = module_of(blocks[0]).stack(blocks)
@@ -149,7 +149,7 @@ def reduce_scatter(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: 
     if (pg := member(name := "reduce_scatter", group, output)) is None:
         return None
     blocks = shapes.inputs(name, "input_list", input_list, pg.size())
-    out = shapes.output_view(name, "output", output, blocks[0].dtype)
+    out = check_output(name, output, (), blocks[0].dtype, None, "output")
     shapes.check_shape(name, "output", out, f"input_list[{pg.rank()}]", blocks[pg.rank()].shape)
     if shapes.alike(blocks):
         done = pg.communicator.reduce_scatter(module_of(out).stack(blocks), out, op, async_op=async_op)
@@ -167,8 +167,8 @@ def reduce_scatter_tensor(output: Any, input: Any, op: Any = ReduceOp.SUM, group
     """
     if (pg := member(name := "reduce_scatter_tensor", group, output)) is None:
         return None
-    x = shapes.view(name, "input", input)
-    out = shapes.output_view(name, "output", output, x.dtype)
+    x = check_input(name, input, "input")
+    out = check_output(name, output, (), x.dtype, None, "output")
     shapes.check_blocks(name, "input", x, "an output", out, pg.size())
     blocks = _blocks(shapes.apart(x, out), pg.size(), out)
     return conclude(pg.communicator.reduce_scatter(blocks, out, op, async_op=async_op), [output], async_op)
@@ -199,8 +199,8 @@ def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, i
     """
     if (pg := member(name := "all_to_all_single", group, input)) is None:
         return None
-    x = shapes.view(name, "input", input)
-    out = shapes.output_view(name, "output", output, x.dtype)
+    x = check_input(name, input, "input")
+    out = check_output(name, output, (), x.dtype, None, "output")
     given = shapes.splits_of(name, "input_split_sizes", input_split_sizes, x, pg.size())
     taken = shapes.splits_of(name, "output_split_sizes", output_split_sizes, out, pg.size())
     if input_split_sizes is None and output_split_sizes is None:

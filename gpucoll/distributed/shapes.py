@@ -11,26 +11,9 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, as_array, check_writable, overlap
-from gpucoll.arrays.accept import neighbours
-from gpucoll.core.dtypes import is_whole, row_of
+from gpucoll.arrays import Array, check_apart, check_input, check_output, overlap
+from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, DtypeError, MismatchError
-
-
-def view(name: str, what: str, x: Any) -> Array:
-    """Return an array on the memory of `x`; raise ArgumentError or DtypeError."""
-    array = as_array(name, what, x)
-    row_of(array.dtype)
-    return array
-
-
-def output_view(name: str, what: str, x: Any, dtype: numpy.dtype) -> Array:
-    """Return a writable array of dtype `dtype` on the memory of `x`; raise ArgumentError or DtypeError."""
-    array = view(name, what, x)
-    if array.dtype != dtype:
-        raise DtypeError(f"{name}: {what} has dtype {array.dtype}, but the data has {dtype}")
-    check_writable(name, what, array)
-    return array
 
 
 def list_of(name: str, what: str, xs: Any, size: int) -> Sequence[Any]:
@@ -61,7 +44,7 @@ def check_absent(name: str, what: str, root: str, given: Any) -> None:
 
 def inputs(name: str, what: str, xs: Any, size: int) -> list[Array]:
     """Return the `size` arrays of a list, all of one dtype; raise ArgumentError or DtypeError."""
-    arrays = [view(name, f"{what}[{index}]", x) for index, x in enumerate(list_of(name, what, xs, size))]
+    arrays = [check_input(name, x, f"{what}[{index}]") for index, x in enumerate(list_of(name, what, xs, size))]
     for index, array in enumerate(arrays):
         if array.dtype != arrays[0].dtype:
             raise DtypeError(f"{name}: {what}[{index}] has dtype {array.dtype}, {what}[0] has {arrays[0].dtype}")
@@ -69,18 +52,11 @@ def inputs(name: str, what: str, xs: Any, size: int) -> list[Array]:
 
 
 def outputs(name: str, what: str, xs: Any, size: int, dtype: numpy.dtype) -> list[Array]:
-    """Return the `size` arrays of a list, writable and without shared memory; raise as `output_view`."""
-    arrays = [output_view(name, f"{what}[{index}]", x, dtype) for index, x in enumerate(list_of(name, what, xs, size))]
-    check_apart(name, what, arrays)
+    """Return the `size` arrays of a list, writable and without shared memory; raise ArgumentError or DtypeError."""
+    arrays = [check_output(name, x, (), dtype, None, f"{what}[{index}]")
+              for index, x in enumerate(list_of(name, what, xs, size))]
+    check_apart(name, (), arrays, what)
     return arrays
-
-
-def check_apart(name: str, what: str, arrays: Sequence[Array]) -> None:
-    """Raise ArgumentError if two of the arrays share an element."""
-    for other, index in neighbours(arrays):
-        if overlap(arrays[other], arrays[index]):
-            raise ArgumentError(f"{name}: {what}[{other}] and {what}[{index}] share memory: results would overwrite "
-                                "each other; pass an array for each rank", code="GC-OVERLAP")
 
 
 def apart(x: Array, out: Array) -> Array:

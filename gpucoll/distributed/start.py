@@ -233,23 +233,16 @@ def _collect(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
 
 def _report(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
     """On other ranks: report the arrival to rank 0, return the verdict, or [0] if rank 0 does not answer."""
-    verdicts: list[list[int] | None] = []
+    messages: list[tuple[int, int, list[int]]] = []
 
-    def receive() -> None:
-        verdicts.extend(missing if word == VERDICT else None for _, word, missing in _messages(pg, number))
-
-    def rank_0_here() -> bool:
-        receive()
-        return bool(verdicts)
-
-    def verdict_here() -> bool:
-        receive()
-        return verdicts[-1] is not None
+    def heard(word: int) -> bool:
+        messages.extend(_messages(pg, number))
+        return any(said == word for _, said, _ in messages)
 
     _send(pg, 0, number, COME)
     # The deadline counts from rank 0's arrival: allow `seconds` for the arrival and as long again for the verdict.
-    if becomes(rank_0_here, seconds) and becomes(verdict_here, seconds + GRACE):
-        return verdicts[-1] or []
+    if becomes(lambda: heard(COME), seconds) and becomes(lambda: heard(VERDICT), seconds + GRACE):
+        return messages[-1][2]
     _send(pg, 0, number, GONE)  # withdraws COME: a late rank 0 must not count this rank as present
     return [0]
 
