@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import collections
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.errors import ClosedError, GpucollError, MismatchError, PeerError, RevokedError, listed, with_noun
 from gpucoll.internal import INSIDE, Signature, code_of_difference
-from gpucoll.precheck.matching import CLOSE, REFUSED, MatchedCall, VirtualGroup
-from gpucoll.precheck.turns import Turns, VirtualRank
+from gpucoll.precheck.matching import CLOSE, REFUSED, Arrival, MatchedCall, VirtualGroup
+from gpucoll.precheck.turns import Turns
 
 Finding = dict[str, Any]
 # The kinds of findings for ranks that make different calls, by the code of the difference.
 KINDS = {"GC-COLLECTIVE": "collective", "GC-DTYPE": "dtype", "GC-SHAPE": "shape", "GC-OP": "op", "GC-ROOT": "root",
          "GC-COUNTS": "counts", "GC-DEVICE": "device", "GC-ALGO": "algorithm"}
+LEAVES = Signature.decode(CLOSE)
 GROUPS = ("split", "cart")  # calls of all ranks of a communicator that make groups
 UNSUPPORTED = "unsupported"  # the kind of a finding about a program that cannot be checked
 OWN_GROUPS = ("init_process_group", "new_group")  # torch's calls that wait for the members of the group made
@@ -37,11 +38,14 @@ def finding(kind: str, ranks: Iterable[int], sides: Sequence[RanksAtLine], call:
     agreed = None if group is None else group.agreed
     last: list[str] = [] if agreed is None else [*dict.fromkeys(one.place for one in agreed.arrivals.values())]
     if agreed is not None and last:
-        message += f"; before, all ranks agreed in {_name(next(iter(agreed.arrivals.values())).signature)} at " \
-            f"{', '.join(last)}"
+        call_before = Signature.decode(next(iter(agreed.arrivals.values())).signature).collective
+        message += f"; before, all ranks agreed in {call_before} at {', '.join(last)}"
     return {"kind": kind, "ranks": culprits, "places": [*dict.fromkeys(side.place for side in ordered if side.place)],
-            "call": call, "message": message, "agreed": last,
-            "calls": [{"ranks": [*side.ranks], "place": side.place, "call": side.call} for side in ordered]}
+            "call": call, "message": message, "agreed": last, "calls": _listed(ordered)}
+
+
+def _listed(sides: Iterable[RanksAtLine]) -> list[dict[str, Any]]:
+    return [{"ranks": [*side.ranks], "place": side.place, "call": side.call} for side in sides]
 
 
 class Analysis:
@@ -70,26 +74,19 @@ class Analysis:
 
     def _failures(self) -> None:
         """Report uncaught exceptions; an error that only repeats another rank's is left out."""
-        groups: dict[tuple[str, str, str], list[VirtualRank]] = collections.defaultdict(list)
-        for rank in self._turns.ranks:
-            if rank.failure is not None:
-                groups[type(rank.failure).__name__, place_of(rank.failure) or rank.last,
-                       str(rank.failure)].append(rank)
-        echoes = (PeerError, RevokedError)
-        own = [key for key, ranks in groups.items() if not isinstance(ranks[0].failure, echoes)]
-        merged: dict[tuple[str, str], list[tuple[str, list[VirtualRank]]]] = collections.defaultdict(list)
-        for name, place, text in own or groups:
-            merged[name, place].append((text, groups[name, place, text]))
-        for (name, place), texts in merged.items():
-            text, (first, *_) = texts[0]
-            ranks = sorted(rank.number for _, some in texts for rank in some)
-            named = getattr(first.failure, "ranks", ()) or ranks
-            kind = _kind_of(first.failure)
-            call = _call_of(first.failure) if isinstance(first.failure, GpucollError) else first.call
-            where = [RanksAtLine(tuple(ranks), place, f"{name}: {text}")]
+        failed = [(rank, rank.failure) for rank in self._turns.ranks if rank.failure is not None]
+        own = [one for one in failed if not isinstance(one[1], PeerError | RevokedError)]
+        groups: dict[tuple[str, str], list[tuple[int, BaseException, str]]] = collections.defaultdict(list)
+        for rank, error in own or failed:
+            place, call = _raised(error)
+            groups[type(error).__name__, place or rank.last].append(
+                (rank.number, error, call if isinstance(error, GpucollError) else rank.call))
+        for (name, place), some in groups.items():
+            ranks, (_, error, call) = [number for number, _, _ in some], some[0]
             self._explained.update(ranks)
-            culprits = named if isinstance(first.failure, MismatchError) else ranks
-            self.findings.append(finding(kind, culprits, where, call, f"ranks {listed(ranks)} end by {name}: {text}"))
+            culprits = error.ranks or ranks if isinstance(error, MismatchError) else ranks
+            self.findings.append(finding(_kind_of(error), culprits, [RanksAtLine((*ranks,), place, f"{name}: {error}")],
+                                         call, f"ranks {listed(ranks)} end by {name}: {error}"))
 
     # ------------------------------------------------------------ calls of all ranks
 
@@ -97,77 +94,67 @@ class Analysis:
         world = group.members
         arrived = {world[rank] for rank in call.arrivals}
         missing = {*world} - arrived
+        sides: dict[tuple[Signature, str], list[int]] = collections.defaultdict(list)
+        for rank, one in sorted(call.arrivals.items()):
+            sides[Signature.decode(one.signature), self._place(one, world[rank])].append(world[rank])
+        shown = [RanksAtLine(tuple(ranks), place, self._words(signature, ranks[0]))
+                 for (signature, place), ranks in sides.items()]
+        calls: dict[Signature, list[int]] = collections.defaultdict(list)
+        for (signature, _), ranks in sides.items():
+            calls[signature] += ranks
         if not call.differs:
             # All have the same call so far. Ranks that left do not wait.
-            signature = next(iter(call.arrivals.values())).signature
-            if _name(signature) in OWN_GROUPS:
-                self._without(call, world, sorted(missing))
-            if signature != CLOSE or not all(one.is_end for one in call.arrivals.values()):
+            if next(iter(calls)).collective in OWN_GROUPS:
+                self._without(shown, arrived, sorted(missing))
+            if LEAVES not in calls or not all(one.is_end for one in call.arrivals.values()):
                 for rank, one in call.arrivals.items():
                     if not one.is_end:
                         self._waits_for[world[rank]] |= missing
             return
-        sides: dict[tuple[str, str], list[int]] = collections.defaultdict(list)
-        for rank, one in sorted(call.arrivals.items()):
-            sides[one.signature, self._place(one, world[rank])].append(world[rank])
-        calls: dict[str, list[int]] = collections.defaultdict(list)
-        for (signature, _), ranks in sides.items():
-            calls[signature] += ranks
         self._explained |= arrived
-        refused = [rank for one, ranks in calls.items() if _is_refusal(one) for rank in ranks]
-        failed = [rank for rank in (*calls.get(CLOSE, ()), *refused) if self._turns.ranks[rank].failure is not None]
-        shown = [RanksAtLine(tuple(ranks), place, self._words(signature, ranks[0]))
-                 for (signature, place), ranks in sides.items()]
+        refused = [rank for one, ranks in calls.items() if one.refusal for rank in ranks]
+        left = calls.pop(LEAVES, [])
+        failed = [rank for rank in (*left, *refused) if self._turns.ranks[rank].failure is not None]
         if failed:
             self._join(failed, shown, refused=bool(refused))
             return
-        signatures = [Signature.decode(one) for one in calls]
-        most = max((ranks for one, ranks in calls.items() if one != CLOSE), key=len)
-        left = calls.get(CLOSE, [])
         # As many ranks leave as go on, or fewer: the leaving ranks miss a call. Otherwise the others make one too many.
         gone = left if len(left) <= len(arrived) - len(left) else sorted(arrived - {*left})
+        most = max(calls.values(), key=len)
         culprits = refused or gone or sorted(arrived - {*most})
-        kind = "refused" if refused else self._kind(signatures)
-        ordered = sorted(calls, key=lambda one: -len(calls[one]) if one != CLOSE else 1)
-        names = ", ".join(dict.fromkeys(_name(one) for one in ordered if one != CLOSE and not _is_refusal(one)))
+        names = dict.fromkeys(one.collective for one in sorted(calls, key=lambda one: -len(calls[one]))
+                              if not one.refusal)
         message = "; ".join(f"{with_noun(side.ranks)}: {side.call}" + (f" ({side.place})" if side.place else "")
                             for side in shown)
-        self.findings.append(finding(kind, culprits, shown, names or REFUSED,
-                                     f"ranks make different calls: {message}", group))
+        self.findings.append(finding(REFUSED if refused else _kind_of_difference([*calls], left=bool(left)), culprits,
+                                     shown, ", ".join(names) or REFUSED, f"ranks make different calls: {message}",
+                                     group))
 
-    def _without(self, call: MatchedCall, world: Sequence[int], missing: Sequence[int]) -> None:
+    def _without(self, sides: Sequence[RanksAtLine], arrived: set[int], missing: Sequence[int]) -> None:
         """Report members of a new group, whose programs have ended without making the group."""
         ended = [rank for rank in missing if self._turns.ranks[rank].has_ended]
         failed = [rank for rank in ended if self._turns.ranks[rank].failure is not None]
-        lines = dict.fromkeys((one.signature, one.place) for one in call.arrivals.values())
-        shown = [RanksAtLine(tuple(world[rank] for rank, one in sorted(call.arrivals.items())
-                                   if (one.signature, one.place) == line), line[1], _words(line[0])) for line in lines]
         if failed:
-            self._join(failed, shown)
+            self._join(failed, sides)
         elif ended:
-            self._explained |= {world[rank] for rank in call.arrivals}
-            waiting = "; ".join(f"ranks {listed(side.ranks)} wait in {side.call} ({side.place})" for side in shown)
+            self._explained |= arrived
+            waiting = "; ".join(f"ranks {listed(side.ranks)} wait in {side.call} ({side.place})" for side in sides)
             self.findings.append(finding("group", ended, [
                 *(RanksAtLine((rank,), self._turns.ranks[rank].last, "the end of the program") for rank in ended),
-                *shown], shown[0].call, f"{waiting} for ranks {listed(ended)}, whose programs have ended"))
+                *sides], sides[0].call, f"{waiting} for ranks {listed(ended)}, whose programs have ended"))
 
-    def _kind(self, signatures: Sequence[Signature]) -> str:
-        others = [one for one in signatures if one.encode() != CLOSE]
-        if len(others) < len(signatures):
-            return "group" if any(one.collective in GROUPS for one in others) else "ended"
-        if any(one.collective in GROUPS for one in signatures):
-            return "group"
-        usual = "device" if len({one.where for one in signatures}) > 1 else "collective"
-        return KINDS.get(code_of_difference(signatures), usual)
-
-    def _place(self, arrival: Any, number: int) -> str:
+    def _place(self, arrival: Arrival, number: int) -> str:
         rank = self._turns.ranks[number]
-        return arrival.place or (place_of(rank.failure) if rank.failure else "") or rank.last
+        return arrival.place or (_raised(rank.failure)[0] if rank.failure else "") or rank.last
 
-    def _words(self, signature: str, number: int) -> str:
-        if signature != CLOSE:
-            return _words(signature)
-        return "the end of the program, after the last call" if self._turns.ranks[number].has_ended else "close"
+    def _words(self, call: Signature, number: int) -> str:
+        if call == LEAVES:
+            return "the end of the program, after the last call" if self._turns.ranks[number].has_ended else "close"
+        if call.refusal:
+            return "refused its arguments"
+        if call.header or not call.dtype:
+            return f"{call.collective}, root {call.root}" if call.root else call.collective
+        return call.describe()
 
     def _join(self, failed: Sequence[int], sides: Sequence[RanksAtLine], *, refused: bool = False) -> None:
         """Add the waiting ranks to the finding of the rank awaited in vain."""
@@ -176,7 +163,7 @@ class Analysis:
                 one["kind"] = REFUSED if refused and one["kind"] != UNSUPPORTED else one["kind"]
                 waiting = [side for side in sides if not {*side.ranks} & {*one["ranks"]}]
                 one["places"] = [*dict.fromkeys([*one["places"], *(side.place for side in waiting)])]
-                one["calls"] += [{"ranks": [*side.ranks], "place": side.place, "call": side.call} for side in waiting]
+                one["calls"] += _listed(waiting)
                 one["call"] = one["call"] or ", ".join(dict.fromkeys(side.call.split()[0] for side in waiting))
                 one["message"] += "".join(f"; ranks {listed(side.ranks)} wait in {side.call} ({side.place})"
                                           for side in waiting)
@@ -189,13 +176,12 @@ class Analysis:
             mine, other = world[source if sends else target], world[target if sends else source]
             if ranks[mine].failure is not None or (ranks[mine].has_ended and not sends):
                 continue
-            place = line or ranks[mine].last
-            if not self._is_gone(group, other):
-                # A message that nobody waits for keeps no rank from going on.
-                if not ranks[mine].place or ranks[mine].call in (_verb(sends), "sendrecv", "close"):
-                    self._waits_for[mine].add(other)
-                continue
-            self._alone(group, mine, other, place, _verb(sends), f"tag {tag}", nbytes)
+            verb = "send" if sends else "recv"
+            if self._is_gone(group, other):
+                self._alone(group, mine, other, line or ranks[mine].last, verb, f"tag {tag}, {nbytes} bytes")
+            # A message that nobody waits for keeps no rank from going on.
+            elif not ranks[mine].place or ranks[mine].call in (verb, "sendrecv", "close"):
+                self._waits_for[mine].add(other)
         for number, (origin, wanted) in group.probes.items():
             others = [*range(group.size)] if origin is None else [origin]
             mine = world[number]
@@ -204,7 +190,7 @@ class Analysis:
                 self._waits_for[mine] |= alive
             else:
                 self._alone(group, mine, world[others[0]] if origin is not None else -1, ranks[mine].place, "recv",
-                            "any tag" if wanted is None else f"tag {wanted}", 0)
+                            "any tag" if wanted is None else f"tag {wanted}")
 
     def _is_gone(self, group: VirtualGroup, number: int) -> bool:
         """Return whether a rank makes no further call in the group: its program has ended."""
@@ -212,8 +198,7 @@ class Analysis:
         here = [one for one in rank.transports if one.group is group]
         return rank.has_ended or rank.failure is not None or all(one.closed for one in here)
 
-    def _alone(self, group: VirtualGroup, mine: int, other: int, place: str, verb: str, tag: str,
-               nbytes: int) -> None:
+    def _alone(self, group: VirtualGroup, mine: int, other: int, place: str, verb: str, tag: str) -> None:
         self._explained.add(mine)
         there = self._turns.ranks[other] if other >= 0 else None
         if there is not None and there.failure is not None:
@@ -221,8 +206,7 @@ class Analysis:
             return
         whom = "any rank" if other < 0 else f"rank {other}"
         way = "to" if verb == "send" else "from"
-        size = f", {nbytes} bytes" if nbytes else ""
-        sides = [RanksAtLine((mine,), place, f"{verb} {way} {whom}, {tag}{size}")]
+        sides = [RanksAtLine((mine,), place, f"{verb} {way} {whom}, {tag}")]
         if there is not None and there.last:
             sides.append(RanksAtLine((other,), there.last, "its last call"))
         kind = f"unmatched {'send' if verb == 'send' else 'receive'}"
@@ -232,12 +216,12 @@ class Analysis:
     # ------------------------------------------------------------ cycles
 
     def _cycles(self) -> None:
-        """Report every set of ranks that wait for each other in a cycle."""
-        for members in _components(self._waits_for):
-            if len(members) > 1 or members[0] in self._waits_for[members[0]]:
-                if {*members} & self._explained:
-                    continue
-                ring = _ring(members, self._waits_for)
+        """Report every cycle of ranks that wait for each other, apart from those that wait for a cycle reported."""
+        waits = {rank: others - self._explained for rank, others in self._waits_for.items()
+                 if rank not in self._explained}
+        for start in sorted(waits):
+            ring = _ring(start, waits)
+            if ring:
                 threads = [self._turns.ranks[one].in_call for one in ring]
                 sides = [RanksAtLine((one.number,), one.place, one.call) for one in threads]
                 chain = ", ".join(f"rank {side.ranks[0]} waits in {side.call} ({side.place}) for rank {after}"
@@ -245,6 +229,11 @@ class Analysis:
                 names = ", ".join(dict.fromkeys(side.call for side in sides))
                 kind = "group" if any(side.call in OWN_GROUPS for side in sides) else "deadlock"
                 self.findings.append(finding(kind, ring, sides, names, f"a cycle of waiting ranks: {chain}"))
+            stuck = {*ring}
+            while stuck:  # the ranks of the cycle, and those that wait for them
+                for one in stuck:
+                    waits.pop(one, None)
+                stuck = {one for one, others in waits.items() if others & stuck}
 
     def _left(self) -> None:
         """Report ranks that wait for something else, such as a poll for a message that never comes."""
@@ -256,22 +245,18 @@ class Analysis:
                                              f"rank {side.ranks[0]} in {side.call} ({side.place})" for side in sides)))
 
 
-def _is_users(frame: traceback.FrameSummary) -> bool:
-    """Return whether a frame is the user's: neither of this library nor of an import statement."""
-    return not frame.filename.startswith((*INSIDE, "<frozen importlib"))
+def _raised(error: BaseException) -> tuple[str, str]:
+    """Return the line of the user's code that raised `error`, and the function called there; "" for unknown ones.
 
-
-def place_of(error: BaseException) -> str:
-    """Return the line of the user's code that raised `error`, or ""."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-
-
-def _call_of(error: BaseException) -> str:
-    """Return the name of the library's function, called by the user's code, that raised `error`."""
+    Frames of this library and of import statements are not the user's.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    users = [number for number, frame in enumerate(frames) if _is_users(frame)]
-    return frames[users[-1] + 1].name if users and users[-1] + 1 < len(frames) else ""
+    users = [number for number, frame in enumerate(frames)
+             if not frame.filename.startswith((*INSIDE, "<frozen importlib"))]
+    if not users:
+        return "", ""
+    at = users[-1]
+    return f"{frames[at].filename}:{frames[at].lineno}", frames[at + 1].name if at + 1 < len(frames) else ""
 
 
 def _kind_of(error: BaseException | None) -> str:
@@ -286,70 +271,23 @@ def _kind_of(error: BaseException | None) -> str:
     return "raised"
 
 
-def _verb(sends: bool) -> str:
-    return "send" if sends else "recv"
+def _kind_of_difference(calls: Sequence[Signature], *, left: bool) -> str:
+    if any(one.collective in GROUPS for one in calls):
+        return "group"
+    usual = "device" if len({one.where for one in calls}) > 1 else "collective"
+    return "ended" if left else KINDS.get(code_of_difference(calls), usual)
 
 
-def _is_refusal(signature: str) -> bool:
-    return bool(Signature.decode(signature).refusal)
-
-
-def _name(signature: str) -> str:
-    return Signature.decode(signature).collective
-
-
-def _words(signature: str) -> str:
-    call = Signature.decode(signature)
-    if call.refusal:
-        return "refused its arguments"
-    if call.header or not call.dtype:
-        return f"{call.collective}, root {call.root}" if call.root else call.collective
-    return call.describe()
-
-
-def _components(edges: dict[int, set[int]]) -> list[list[int]]:
-    """Return the strongly connected components of a graph. Source: R. Tarjan, 1972, without recursion."""
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    found: list[list[int]] = []
-    for start in [*edges]:
-        work = [(start, iter(sorted(edges[start])))] if start not in index else []
-        while work:
-            node, following = work[-1]
-            if node not in index:
-                index[node] = low[node] = len(index)
-                stack.append(node)
-            after = next(following, None)
-            if after is None:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    at = stack.index(node)
-                    found.append(stack[at:])
-                    del stack[at:]
-            elif after not in index:
-                work.append((after, iter(sorted(edges.get(after, ())))))
-            elif after in stack:
-                low[node] = min(low[node], index[after])
-    return found
-
-
-def _ring(members: Sequence[int], edges: dict[int, set[int]]) -> list[int]:
-    """Return a shortest cycle through the lowest of some ranks that wait for each other."""
-    first, inside = min(members), {*members}
-    before: dict[int, int] = {}
-    queue = collections.deque([first])
-    while queue:
-        node = queue.popleft()
-        for after in sorted(edges[node] & inside):
+def _ring(first: int, edges: Mapping[int, set[int]]) -> list[int]:
+    """Return a shortest cycle through `first`; an empty list if there is none."""
+    seen: set[int] = set()
+    paths = collections.deque([[first]])
+    while paths:
+        path = paths.popleft()
+        for after in sorted(edges.get(path[-1], ())):
             if after == first:
-                ring = [node]
-                while ring[-1] != first:
-                    ring.append(before[ring[-1]])
-                return ring[::-1]
-            if after not in before:
-                before[after] = node
-                queue.append(after)
-    return [first]
+                return path
+            if after not in seen:
+                seen.add(after)
+                paths.append([*path, after])
+    return []
