@@ -117,12 +117,9 @@ class VirtualTorchGroup(TorchProcessGroup):
         probes = link.group.probes
 
         def begin(array: Any) -> tuple[Any, int] | None:
-            probes[self._rank] = None, tag
+            probes[self._rank] = None, tag  # until a message is seen
             source = internal.sender_of(self._points, tag)
-            if source is None:
-                return None
-            del probes[self._rank]
-            return self._points.recv(array, source, tag, async_op=True), source
+            return None if source is None else (self._points.recv(array, source, tag, async_op=True), source)
 
         return self._message(tensors, begin)
 
