@@ -116,10 +116,8 @@ class ProcessState:
         self._marks[name] = generator.mark()
 
     def _saved(self) -> dict[str, Any]:
-        groups = sys.modules.get("gpucoll.distributed.groups")
-        start = sys.modules.get("gpucoll.distributed.start")
         return {"environment": _environment(), "world": internal.world(), "arguments": sys.argv,
-                "groups": [*groups.groups] if groups else [], "variables": [*start.variables] if start else [],
+                **{name: [*found] for name, found in _lists().items()},
                 **{module.__name__: {name: vars(module)[name] for name in self._before[module.__name__]}
                    for module, _ in self._followed}}
 
@@ -127,10 +125,8 @@ class ProcessState:
         # A change of the variables themselves would cost more than a change of turns.
         os.environ._data = os.environb._data = kept["environment"]  # type: ignore[attr-defined]
         internal.set_world(kept.get("world"))
-        for part, name in (("groups", "groups"), ("start", "variables")):
-            there = sys.modules.get(f"gpucoll.distributed.{part}")
-            if there is not None:
-                getattr(there, name)[:] = kept.get(name, ())
+        for name, there in _lists().items():
+            there[:] = kept.get(name, ())
         for module, fresh in self._followed:
             vars(module).update(kept.get(module.__name__) or fresh())
         sys.argv = kept.setdefault("arguments", [*self._arguments])
@@ -151,6 +147,12 @@ def is_of_program(file: str) -> bool:
     installed = {"site-packages", "dist-packages"} & {*file.split(os.sep)}  # a user's own packages among them
     return file.endswith(".py") and not installed and not file.startswith(
         (PACKAGE, sys.prefix + os.sep, sys.base_prefix + os.sep, "/usr/lib/python"))
+
+
+def _lists() -> dict[str, list[Any]]:
+    """Return the lists of `gpucoll.distributed` that each rank has for itself, by name."""
+    there = (("gpucoll.distributed.groups", "groups"), ("gpucoll.distributed.start", "variables"))
+    return {name: getattr(sys.modules[module], name) for module, name in there if module in sys.modules}
 
 
 def _environment() -> dict[Any, Any]:

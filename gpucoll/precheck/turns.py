@@ -200,21 +200,16 @@ class Turns:
         try:
             self._switched(old, rank)
             if rank.thread is None:
-                thread = threading.Thread(target=self._live, args=(rank,), name=f"rank {rank.number}", daemon=True)
-                rank.thread = thread
-                thread.start()
+                rank.thread = threading.Thread(target=self._live, args=(rank,), name=f"rank {rank.number}", daemon=True)
+                rank.thread.start()
                 return
         except Exception as error:
             self._fault(error)
-            if rank.thread is not None and rank.thread.ident is None:  # the system has no room for another thread
+            if rank.thread is None or rank.thread.ident is None:  # the system may have no room for another thread
                 rank.thread, rank.has_ended = None, True
                 self._pass_on()
                 return
-        if rank.thread is not None:
-            rank.turn.release()
-        else:
-            rank.has_ended = True
-            self._pass_on()
+        rank.turn.release()
 
     def _fault(self, error: BaseException) -> None:
         self.fault, self.is_over = self.fault or error, True

@@ -35,37 +35,32 @@ def compute(calls: Sequence[ReadyCall]) -> None:
 def _move(calls: Sequence[ReadyCall], *, blocks: bool, source: int | None) -> None:
     """Carry out a call that moves data, from rank `source` or from all ranks."""
     givers = calls if source is None else [calls[source]]
-    # A copy of the inputs, because input and result may be the same memory.
-    parts = [_blocks(call, len(calls)) if blocks else [call.source] for call in givers]
-    everything = None if blocks else numpy.concatenate([one for (one,) in parts])
-    copies = [[numpy.array(block) for block in one] for one in parts] if blocks else []
+    copies = [numpy.array(call.source) for call in givers]  # input and result may be the same memory
+    rows = [_blocks(call.request, row, len(calls)) for call, row in zip(givers, copies, strict=True)] if blocks else []
+    everything = None if blocks else numpy.concatenate(copies)
     for rank, call in enumerate(calls):
         if call.target is not None:
-            call.target[...] = numpy.concatenate([one[rank] for one in copies]) if everything is None else everything
+            call.target[...] = numpy.concatenate([one[rank] for one in rows]) if everything is None else everything
 
 
-def _blocks(call: ReadyCall, ranks: int) -> list[Array]:
-    row = call.source
-    if call.request.lengths is None:
-        return list(row.reshape(ranks, -1)) if len(row) else [row] * ranks
-    stops = numpy.cumsum(call.request.lengths[0])
-    return [row[stop - length:stop] for stop, length in zip(stops, call.request.lengths[0], strict=True)]
+def _blocks(request: CallRequest, row: Array, ranks: int) -> list[Array]:
+    """Return the blocks of a row for each rank, as views."""
+    return numpy.split(row, ranks if request.lengths is None else numpy.cumsum(request.lengths[0])[:-1])
 
 
 def _reduce(name: str, calls: Sequence[ReadyCall], *, blocks: bool) -> None:
     """Carry out a reduction: in rank order, as `combiner` rounds."""
-    inputs = [call.source for call in calls]
+    request, inputs, ranks = calls[0].request, [call.source for call in calls], len(calls)
+    results: Sequence[Array | None]
     if name in ("scan", "exscan"):
-        totals = [_total(calls[0].request, inputs[:rank + (name == "scan")]) for rank in range(len(calls))]
-        for call, total in zip(calls, totals, strict=True):
-            if total is not None:
-                call.target[...] = total
-        return
-    total = _total(calls[0].request, inputs)
-    assert total is not None
-    for rank, call in enumerate(calls):
-        if call.target is not None:
-            call.target[...] = _block(call.request, total, rank, len(calls)) if blocks else total
+        results = [_total(request, inputs[:rank + (name == "scan")]) for rank in range(ranks)]
+    else:
+        total = _total(request, inputs)
+        assert total is not None
+        results = _blocks(request, total, ranks) if blocks else [total] * ranks
+    for call, result in zip(calls, results, strict=True):
+        if call.target is not None and result is not None:
+            call.target[...] = result
 
 
 def _total(request: CallRequest, rows: Sequence[Array]) -> Array | None:
@@ -75,11 +70,3 @@ def _total(request: CallRequest, rows: Sequence[Array]) -> Array | None:
     total = numpy.array(rows[0])
     combiner(request.op, request.dtype)(total, rows[0], rows[1:])
     return total
-
-
-def _block(request: CallRequest, total: Array, rank: int, ranks: int) -> Array:
-    if request.lengths is None:
-        each = len(total) // ranks
-        return total[rank * each:(rank + 1) * each]
-    start = sum(request.lengths[0][:rank])
-    return total[start:start + request.lengths[0][rank]]
