@@ -216,7 +216,7 @@ class Analysis:
     # ------------------------------------------------------------ cycles
 
     def _cycles(self) -> None:
-        """Report every cycle of ranks that wait for each other, apart from those that wait for a cycle reported."""
+        """Report cycles of waiting ranks. A cycle waiting for another cycle is left out."""
         waits = {rank: others - self._explained for rank, others in self._waits_for.items()
                  if rank not in self._explained}
         for start in sorted(waits):
@@ -230,7 +230,7 @@ class Analysis:
                 kind = "group" if any(side.call in OWN_GROUPS for side in sides) else "deadlock"
                 self.findings.append(finding(kind, ring, sides, names, f"a cycle of waiting ranks: {chain}"))
             stuck = {*ring}
-            while stuck:  # the ranks of the cycle, and those that wait for them
+            while stuck:  # the cycle, and all ranks waiting for the cycle
                 for one in stuck:
                     waits.pop(one, None)
                 stuck = {one for one, others in waits.items() if others & stuck}
@@ -246,7 +246,7 @@ class Analysis:
 
 
 def _raised(error: BaseException) -> tuple[str, str]:
-    """Return the line of the user's code that raised `error`, and the function called there; "" for unknown ones.
+    """Return the line of the user's code that raised `error`, and the function called there; "" if unknown.
 
     Frames of this library and of import statements are not the user's.
     """
