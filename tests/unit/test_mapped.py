@@ -58,25 +58,6 @@ def test_the_description_of_a_call_stays_during_the_next_call():
     assert first.published.missing(3) == {1}
 
 
-def test_the_next_call_is_published_once_all_ranks_agree():
-    first, second, third = (one.published for one in met(ranks()))
-    for one in (third, first):
-        one.publish(3, row(1), (2, 20, 3, 30) if one is first else NO_STAMPS)
-    assert first.advance(3, row(2), NO_STAMPS) is None  # a rank is missing
-    second.publish(3, row(1), NO_STAMPS)
-    arrived, stamps = first.arrivals(3), [(2, 20, 3, 30), NO_STAMPS, NO_STAMPS]
-    assert third.advance(3, row(2), NO_STAMPS) == (0, arrived[1] - arrived[2], stamps)
-    assert first.advance(3, row(2), (1, 10, 0, 0)) == (arrived[0] - arrived[2], arrived[1] - arrived[0], stamps)
-    assert second.advance(3, row(9), NO_STAMPS) == (arrived[1] - arrived[2], 0, stamps)
-    assert second.stamps(4) == [(1, 10, 0, 0), NO_STAMPS, NO_STAMPS]
-    assert [one.number for one in (first, second, third)] == [4, 4, 4]
-    assert first.missing(4) == frozenset()
-    for one in (first, second, third):
-        assert one.advance(4, row(3), NO_STAMPS) is None  # the descriptions differ
-        assert one.advance(3, row(3), NO_STAMPS) is None  # not the last call
-        assert one.number == 4
-
-
 def test_a_segment_with_another_token_is_not_used():
     everyone = ranks()
     offers = numpy.array([one.offer for one in everyone])

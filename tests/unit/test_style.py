@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -63,11 +62,6 @@ def test_a_communicator_inherits_nothing():
     assert {one.__bases__ for one in ours} == {(object,)}
 
 
-def test_no_two_classes_have_one_name():
-    names = [node.name for path in files("gpucoll") for node in nodes_of(path) if isinstance(node, ast.ClassDef)]
-    assert [name for name in set(names) if names.count(name) > 1] == []
-
-
 def test_no_two_kernels_declare_one_type():
     """One text may hold any kernels, each with its headers."""
     names = [name for path in [*(ROOT / "kernels/device").glob("*.cu"), *(ROOT / "kernels/device").glob("*.h")]
@@ -92,11 +86,6 @@ def test_every_module_is_in_a_room_and_the_maps_are_alike():
     assert folders == {*ordered} - {"errors", "internal"}
     block = (ROOT / "CONTRIBUTING.md").read_text().partition("```text\n")[2].partition("```")[0]
     assert block == textwrap.dedent(gpucoll.__doc__.partition("line.\n\n")[2]) != ""
-
-
-def test_no_two_modules_have_one_name():
-    names = Counter(path.name for path in files("gpucoll") if not {"bench", "kernels"} & {*path.parts})
-    assert [name for name, count in names.items() if count > 1] == ["__init__.py"]
 
 
 def counts_by_hand(text):

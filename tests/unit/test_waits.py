@@ -1,4 +1,4 @@
-"""Progress: order and failures; without MPI."""
+"""Progress: failures; without MPI."""
 
 import threading
 
@@ -10,13 +10,6 @@ from gpucoll.progress.waits import Progress
 from harness.pace import seconds
 
 PATIENCE = seconds(60)
-
-
-def after(polls, done, value=None):
-    """Yield a condition true at the `polls`-th poll, then append `value` to `done`."""
-    left = iter(range(polls))
-    yield lambda: next(left, None) is None
-    done.append(value)
 
 
 def test_an_error_of_the_transport_between_polls_has_a_cause():
@@ -35,16 +28,6 @@ def failing(error):
         raise error
 
     return fail
-
-
-@pytest.mark.parametrize("threads", [True, False])
-def test_works_run_in_order_with_and_without_a_thread(threads):
-    waits, done = Progress(PATIENCE, threads=threads), []
-    works = [waits.submit(Work(waits, after(20, done, i), "test", i)) for i in range(5)]
-    waits.run(after(2, done, "blocking"), "test")
-    assert [work.wait() for work in works] == list(range(5))
-    assert done == [0, 1, 2, 3, 4, "blocking"]
-    waits.close()
 
 
 def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
