@@ -31,7 +31,7 @@ DEPENDS = {
     "test_guard.py": ["test_a_rank_that_exits_is_named", "test_an_exception_that_nobody_catches"],
     "test_elastic.py": ["test_under_survive"],
     "test_newcomers.py": ["test_a_training_under_mpiexec", "test_ranks_under_mpiexec"],
-    "test_pool.py": ["test_errors_show_where", "test_ranks_that_wait_in_vain"],
+    "test_pool.py": ["test_ranks_that_wait_in_vain"],
     # a program of each kind
     "test_seed_programs.py": [""],
     "test_distributed_groups.py": ["test_start_and_end", "test_program[in_groups-3]"],

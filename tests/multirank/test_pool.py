@@ -4,27 +4,13 @@ import ctypes
 import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 import warnings
-from multiprocessing.connection import wait
-from pathlib import Path
 
 import numpy
 import pytest
 
 from harness import leftovers
-from harness.jobs import JOB_MARK, JobTimeout, marked
-from harness.pace import seconds
 from harness.ranks import RankDied, RankError, RankPool, RanksHung
-
-
-class Picky(Exception):
-    """An exception that can be pickled, but not unpickled: the constructor needs two arguments."""
-
-    def __init__(self, first, second):
-        super().__init__(f"{first} and {second}")
 
 
 def who(comm, *args, **options):
@@ -36,10 +22,6 @@ def raise_on(comm, culprits, kind=ValueError, *args):
         print(f"printed {comm.rank}")
         raise kind(*(args or ("as asked",)))
     comm.isend("stale", dest=culprits[0], tag=3).Free()
-
-
-def exchange(comm):
-    return comm.sendrecv("fresh", dest=1 - comm.rank, sendtag=3, source=1 - comm.rank, recvtag=3)
 
 
 def wait_for(comm, culprit, action=None):
@@ -62,34 +44,26 @@ def register():
     gc.algorithm("all_reduce", "left_here", chunks=1)(lambda rank, size: iter(()))
 
 
-def wait_forever():
-    threading.Thread(target=FOREVER.wait, name="waits forever", daemon=True).start()
-
-
 def patch():
     from gpucoll.algorithms import Algorithm
 
     Algorithm.price = patch
 
 
-FOREVER = threading.Event()
 LEAVES = {
-    "an algorithm": register, "a variable": lambda: os.environ.update(LEFT_HERE="1"), "a thread": wait_forever,
-    "a descriptor": lambda: os.open("/dev/null", os.O_RDONLY), "a folder": lambda: os.chdir("/"), "a patch": patch,
+    "an algorithm": register, "a variable": lambda: os.environ.update(LEFT_HERE="1"),
+    "a folder": lambda: os.chdir("/"), "a patch": patch,
     "a handler": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
-    "a child": lambda: os.posix_spawn("/bin/true", ["true"], {}),
     "a filter": lambda: warnings.simplefilter("ignore", BytesWarning),
     "a setting": lambda: numpy.seterr(divide="ignore"),
 }
 NAMES = {
     "an algorithm": r"table gpucoll.algorithms._REGISTRY: new \('all_reduce', 'left_here'\)",
-    "a variable": "variable LEFT_HERE: new", "a thread": "thread .* waits forever",
-    "a descriptor": "descriptor .* /dev/null", "a folder": "state the current folder: .* has become '/'",
+    "a variable": "variable LEFT_HERE: new", "a folder": "state the current folder: .* has become '/'",
     "a patch": "attribute gpucoll.algorithms.Algorithm.price: replaced",
-    "a handler": "signal handler SIGTERM: .*SIG_DFL.* has become .*SIG_IGN", "a child": "child .* not waited for",
+    "a handler": "signal handler SIGTERM: .*SIG_DFL.* has become .*SIG_IGN",
     "a filter": "state the filters of warnings: ", "a setting": "state numpy.seterr: .* has become .*ignore",
 }
-LASTS = ("a thread", "a descriptor", "a child")  # the pool cannot undo these
 
 
 def works(ranks, *sizes):
@@ -116,21 +90,7 @@ def test_results_come_in_rank_order_from_lasting_processes(ranks):
         ranks(lambda comm: None, 1)
 
 
-def test_errors_show_where_and_what_was_printed_or_are_results(ranks):
-    with pytest.raises(RankError) as caught:
-        ranks(raise_on, 4, [1, 2])
-    assert caught.value.ranks == [1, 2]
-    for words in ("raised on ranks 1, 2 of 4", "--- rank 1 raised; rank 2 raised ---", "in raise_on",
-                  "--- printed by rank 1 ---\nprinted 1\n"):
-        assert words in str(caught.value)
-    assert ranks(exchange, 2) == ["fresh", "fresh"]  # not the stale message of the failed run
-    (state, error), _ = ranks(raise_on, 2, [0], allow_errors=True)
-    assert (state, type(error), error.args) == ("error", ValueError, ("as asked",))
-    (_, error), _ = ranks(raise_on, 2, [0], Picky, "this", "that", allow_errors=True)
-    assert (type(error), str(error)) == (RuntimeError, "Picky: this and that")
-
-
-@pytest.mark.parametrize("what", [what for what in LEAVES if what not in LASTS])
+@pytest.mark.parametrize("what", LEAVES)
 def test_what_a_test_leaves_in_this_process_is_named_and_put_back(what):
     before = leftovers.look()
     LEAVES[what]()
@@ -157,43 +117,3 @@ def test_ranks_that_wait_in_vain_show_their_stacks(three, action, kind, options)
             assert words in message
     assert ("Segmentation fault" in message) == (action == "crash")
     assert ("as asked" in message) == (action == "raise")
-
-
-PARENT = """
-import os, sys
-sys.path[:0] = {path!r}
-import test_pool
-from harness import ranks
-pool = ranks.RankPool(size=2)
-pool.run(test_pool.who, 2)
-assert "mpi4py.MPI" not in sys.modules
-print(pool.job.token, flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_ranks_end_with_their_pool_or_their_parent(launcher):
-    with RankPool(size=2) as pool:
-        pool.run(who, 2)
-        job = pool.job
-    assert (job.process.returncode, marked(JOB_MARK, job.token), job.folder.exists()) == (0, [], False)
-    script = PARENT.format(path=[str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    token = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    for member in marked(JOB_MARK, token):
-        assert wait([member], seconds(60)), "a process of the job outlived the parent"
-        os.close(member)
-
-
-@pytest.mark.slow
-def test_a_launched_job_returns_what_it_wrote_or_is_ended_with_all_its_children(mpiexec):
-    """A hanging job is ended with its child, although the child has left the process group."""
-    script = "import os; os.write(1, os.environ['ANSWER'].encode()); raise SystemExit(3)"
-    done = mpiexec(1, sys.executable, "-c", script, env={"ANSWER": "42"})
-    assert (done.returncode, done.stdout) == (3, "42")
-    script = ("import os, subprocess, sys\n"
-              "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=-1, start_new_session=True)\n"
-              f"print('of', os.environ['{JOB_MARK}'], flush=True)\nchild.wait()\n")
-    with pytest.raises(JobTimeout) as caught:
-        mpiexec(1, sys.executable, "-c", script, timeout=3)
-    assert marked(JOB_MARK, str(caught.value).rsplit("of ", 1)[1].split()[0]) == []
