@@ -1,4 +1,4 @@
-"""`gpucoll run`: torchrun's variables, the program run as by Python, exit codes, and wrong arguments."""
+"""`gpucoll run`: torchrun's variables, the program run as by Python, command lines, and wrong arguments."""
 
 import json
 import sys
@@ -53,17 +53,6 @@ def test_the_program_finds_what_torchrun_would_tell_it(launcher, script, options
         assert one["arguments"] == ["show.py", *given]
 
 
-@pytest.mark.parametrize(("text", "code"), [
-    ("import os, sys; sys.exit(4 if os.environ['RANK'] == '1' else 0)", 4),
-    ("import gpucoll.distributed as dist\ndist.init_process_group()\nassert dist.get_rank() == 0, 'not me'\n"
-     "dist.barrier()", 1),
-])
-def test_the_exit_code_is_the_jobs(launcher, script, text, code):
-    job = gpucoll_run("--nproc-per-node", 2, "show.py", cwd=script(text))
-    assert job.returncode == code, job.stderr
-    assert ("not me" in job.stderr) == ("not me" in text)
-
-
 def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(jobs, "gpu_count", lambda: 0)
@@ -102,18 +91,3 @@ def test_as_many_ranks_as_gpus_or_processors(monkeypatch, gpus, auto, tmp_path):
     counts = {word: jobs._parsed(["--nproc-per-node", word, str(tmp_path / "x.py")]).nproc_per_node
               for word in ("auto", "cpu", "7", *(["gpu"] if gpus else []))}
     assert counts == {"auto": auto, "cpu": 3, "7": 7, **({"gpu": gpus} if gpus else {})}
-
-
-def test_the_first_rank_of_other_hosts_and_launchers_that_say_nothing(monkeypatch, capsys, tmp_path):
-    assert jobs.master(THERE, {}) == "a:29500"
-    assert jobs.master(THERE, {"MASTER_PORT": "1"}) == "a:1"
-    assert jobs.master(HERE, {"MASTER_ADDR": "c", "MASTER_PORT": "2"}) == "c:2"
-    assert jobs.variables({}, "a:1") == {}
-    monkeypatch.setattr(jobs, "variables", lambda *_: {})
-    with pytest.raises(SystemExit) as left:
-        jobs.run_rank(["a:1", "x.py"])
-    assert left.value.code == 1
-    (tmp_path / "x.py").write_text("")
-    monkeypatch.setattr(jobs.launchers, "find_mpiexec", lambda: None)
-    assert jobs.main([str(tmp_path / "x.py")]) == 1
-    assert "pip install 'gpucoll[mpich]'" in capsys.readouterr().err

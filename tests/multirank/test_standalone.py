@@ -6,18 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import pytest
 
-from gpucoll import cli
 from gpucoll.launch import launchers
 from harness.commands import gpucoll_run, without_mpi4py
 from harness.jobs import JOB_MARK, kill_marked, marked, same_gpucoll
 from harness.pace import seconds
-from harness.refusals import refused
 
 COLLECTIVES = f"""
 import sys
@@ -142,37 +139,6 @@ def test_processes_that_have_been_in_unlike_numbers_of_worlds_meet(tmp_path):
     assert [(code, out) for code, out, _ in found] == [(0, "ok\n")] * 3, found
 
 
-CHILDREN = """
-import multiprocessing, os
-from gpucoll.launch.launchers import rank_variables
-
-def work(variables, results):
-    os.environ.update(variables)
-    import numpy, gpucoll as gc
-    with gc.init(timeout=200) as comm:
-        results.put((comm.rank, comm.all_reduce(numpy.arange(4) * (comm.rank + 1)).tolist()))
-
-if __name__ == "__main__":
-    for method in ("spawn", "fork"):
-        context = multiprocessing.get_context(method)
-        results = context.Queue()
-        ranks = [context.Process(target=work, args=(one, results)) for one in rank_variables(3)]
-        for rank in ranks:
-            rank.start()
-        assert sorted(results.get(timeout=200) for _ in ranks) == [(rank, [0, 6, 12, 18]) for rank in range(3)]
-        for rank in ranks:
-            rank.join()
-            assert rank.exitcode == 0
-"""
-
-
-def test_children_of_multiprocessing_meet(script):
-    folder = script(CHILDREN)
-    job = subprocess.run([sys.executable, "job.py"], cwd=folder, env={**os.environ, **without_mpi4py(folder)},
-                         capture_output=True, text=True, timeout=seconds(120), check=False)
-    assert job.returncode == 0, job.stderr
-
-
 def test_a_lone_process_and_one_clear_error_without_mpi4py(tmp_path):
     alone = "import numpy, gpucoll as gc; comm = gc.init(); print(comm.size, comm.mpi, comm.all_reduce(numpy.ones(2)))"
     assert by_hand(tmp_path, [{}], alone) == [(0, "1 None [1. 1.]\n", "")]
@@ -181,13 +147,6 @@ def test_a_lone_process_and_one_clear_error_without_mpi4py(tmp_path):
     assert "GC-LAUNCHER] MPICH's mpiexec started 4 ranks" in errors
     assert "pip install mpi4py" in errors
     assert "gpucoll run --standalone -n 4" in errors
-
-
-def test_what_works_by_mpi_says_so(tmp_path, capsys, monkeypatch):
-    for name, value in launchers.rank_variables(2)[0].items():
-        monkeypatch.setenv(name, value)
-    for words in (["bench", "all_reduce"], ["tune"], ["doctor"]):
-        assert "mpiexec -n 4 gpucoll" in refused(capsys, cli.main, words, f"gpucoll {words[0]}: this command needs MPI")
 
 
 # ---------------------------------------------------------------- the end of a job
@@ -282,38 +241,6 @@ def test_a_signal_ends_all(launcher, script, number, status):
         job.send_signal(number)
         job.communicate(timeout=seconds(15))
         assert job.returncode == status
-        assert marked(JOB_MARK, token) == []
-
-
-DEAF = """
-import os, signal
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda *_: os.write(1, b"no\\n"))
-os.write(1, b"here\\n")
-while True:
-    signal.pause()
-"""
-
-
-def test_a_second_signal_kills_who_does_not_end(launcher, script):
-    folder, token = script(DEAF), uuid.uuid4().hex
-    with started(folder, token) as job:
-        for word in ("here\n", "no\n"):
-            assert [job.stdout.readline() for _ in range(3)] == [word] * 3
-            job.send_signal(signal.SIGTERM)
-        began = time.monotonic()
-        job.communicate(timeout=seconds(100))
-        assert time.monotonic() - began < seconds(20)  # without the time allowed for saving
-        assert job.returncode == 143
-        assert marked(JOB_MARK, token) == []
-
-
-def test_where_the_launcher_is_killed_its_ranks_are(launcher, script):
-    folder, token = script("import os, signal\nos.write(1, b'here\\n')\nsignal.pause()"), uuid.uuid4().hex
-    with started(folder, token) as job:
-        assert [job.stdout.readline() for _ in range(3)] == ["here\n"] * 3
-        job.kill()
-        job.communicate(timeout=seconds(100))  # returns once no process has the pipes open
         assert marked(JOB_MARK, token) == []
 
 

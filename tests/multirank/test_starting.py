@@ -1,6 +1,5 @@
 """MPI's own start has a deadline: if a rank does not come, the other ranks name it and end."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -53,17 +52,6 @@ with gc.init() as comm:
     with open(f"/proc/self/task/{os.getpid()}/children") as children:
         sys.stdout.write(f"{comm.size} {children.read()!r}\\n")
 """
-
-
-def test_nothing_of_the_watch_is_left_once_mpi_has_started(mpiexec):
-    job = mpiexec(2, sys.executable, "-c", STARTS)
-    assert job.stdout == "2 ''\n2 ''\n", job
-
-
-def test_a_witness_ends_with_its_rank():
-    """The witness, a second process, must not keep the output of a rank open after the rank has ended."""
-    program = "import os; from gpucoll.launch import watchdog\nwith watchdog.starting(1e9, 'HOME', 2, 2): os._exit(3)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=seconds(60)).returncode == 3
 
 
 def test_every_row_of_what_depends_on_mpi_names_a_test():
