@@ -1,4 +1,4 @@
-"""Jobs of Slurm on two hosts: places, steps, arrays, signals, requeued jobs, failures; with MPI and without.
+"""Jobs of Slurm on two hosts: places, requeued jobs, failures; with MPI and without.
 
 Slurm's own daemons serve two network namespaces: see scripts/schedulers.py.
 """
@@ -19,22 +19,6 @@ from harness.thread_ranks import on_threads
 
 pytestmark = pytest.mark.nightly
 
-# Every rank saves the steps done at SIGTERM.
-SAVES = """
-import os, sys, time
-from pathlib import Path
-import numpy
-import gpucoll as gc
-
-folder, steps = Path(sys.argv[2]), 0
-with gc.init(timeout=float(sys.argv[1])) as comm:
-    gc.on_terminate(lambda: Path(folder, f"saved-{comm.rank}").write_text(str(steps)))
-    while True:
-        comm.all_reduce(numpy.ones(4))
-        steps += 1
-        if comm.rank == 0:
-            Path(folder, "began").touch()
-"""
 # A training by ZeRO, with a checkpoint at the end of each run. The first run of the job ends after three steps.
 LEARNS = """
 import numpy
@@ -119,35 +103,6 @@ def test_the_job_of_the_page_without_mpi(cluster):
         assert check_places((cluster.folder / f"{name}.txt").read_text(), 8) == [0] * 4 + [1] * 4
 
 
-def test_steps_side_by_side_in_one_allocation(cluster):
-    step = f"srun --exact {cluster.mpi} -N2 -n 2"
-    program = cluster.program(PLACE)
-    cluster.printed(f"salloc -N2 -n 4 sh -c '{step} --output=a.txt {program} & {step} --output=b.txt {program} && "
-                    "wait $!'")
-    for name in "ab":
-        assert check_places((cluster.folder / f"{name}.txt").read_text(), 2) == [0, 1]
-
-
-def test_an_array_of_jobs(cluster):
-    script = cluster.script(f"srun {cluster.mpi} {cluster.program(PLACE)}")
-    cluster.printed(f"sbatch --wait --array=0-2 -n 2 -N1 --output=%a.txt {script}", 120)
-    for number in range(3):
-        found = (cluster.folder / f"{number}.txt").read_text()
-        assert check_places(found, 2) == [0, 0]
-        assert json.loads(found.splitlines()[-1])[1] == str(number)
-
-
-def test_sigterm_before_the_time_limit(cluster):
-    """Slurm sends SIGTERM up to a minute earlier than asked for: here 30 to 90 s after the start."""
-    script = cluster.script(f"srun {cluster.mpi} {cluster.program(SAVES, cluster.folder)}")
-    job = cluster.run(f"sbatch --wait --time=2 --signal=TERM@30 -n 4 -N2 --output=said.txt {script}", 240)
-    assert job.returncode, job.stdout + job.stderr
-    said = (cluster.folder / "said.txt").read_text()
-    saved = sorted(path.name for path in cluster.folder.glob("saved-*"))
-    assert saved == [f"saved-{rank}" for rank in range(4)], said
-    assert (cluster.folder / "began").exists()
-
-
 def test_a_job_is_requeued_and_resumes(cluster):
     """The second run begins with the checkpoint of the first, and ends with the bits of an undisturbed training."""
     program = cluster.program(TRAINS, cluster.folder)
@@ -226,25 +181,3 @@ def test_a_wrong_pmi_is_told(cluster):
         assert job.returncode, said
         assert f"launch with srun {cluster.mpi}" in said
         assert "[GC-LAUNCHER] Slurm's srun started 4 ranks" in said
-
-
-def test_the_doctor_finds_nothing_wrong(cluster):
-    found = cluster.printed(f"srun {cluster.mpi} -N2 -n 4 --ntasks-per-node=2 gpucoll doctor", 120)
-    assert "Slurm's srun started 4" in found
-    assert "verdict     fine" in found
-    for line in ("node1: ranks 0, 1;", "node2: ranks 2, 3;"):
-        assert f"host        {line}" in found
-
-
-def test_mpiexec_in_an_allocation(cluster, launcher):
-    if launcher.vendor.mark != "HYDRA":
-        pytest.skip("the wheel of Open MPI has no support for Slurm's allocations")
-    found = cluster.printed(f"salloc -N2 --ntasks-per-node=2 mpiexec -n 4 {cluster.program(PLACE)}")
-    assert check_places(found, 4) == [0, 0, 1, 1]
-
-
-def test_gpucoll_run_on_each_host_of_a_step(cluster):
-    words = cluster.program(PLACE).removeprefix("python ")
-    found = cluster.printed("GPUCOLL_SECRET=secret srun --mpi=none -N2 -n 2 --ntasks-per-node=1 sh -c 'gpucoll run "
-                            f"--nnodes 2 --node-rank $SLURM_NODEID --rendezvous node1:29400 -n 2 {words}'")
-    assert check_places(found, 4) == [0, 0, 1, 1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hosts
-from harness.clusters import FAILS, PLACE, made_cluster
+from harness.clusters import PLACE, made_cluster
 from harness.pace import seconds
 from harness.ranks import run_job
 
@@ -42,13 +42,6 @@ def test_ranks_by_gpucoll_run(cluster):
     words = cluster.program(PLACE).removeprefix("python ")
     found = cluster.printed(f"gpucoll run --nproc-per-node 2 --hosts node1,node2 {words}", 90)
     assert json.loads(found.splitlines()[-1])[0] == EXPECTED
-
-
-def test_a_killed_rank_ends_the_job(cluster, launcher):
-    program = cluster.program(FAILS, 3, "kill", cluster.folder)
-    job = cluster.run(f"{mpiexec(launcher)} {program}", 90)
-    assert job.returncode, job.stdout + job.stderr
-    assert (cluster.folder / "failed").exists()
 
 
 def test_the_script_runs_a_command_with_its_quotes(cluster):

@@ -97,38 +97,3 @@ def test_tune_measures_both_classes_of_links_and_explain_goes_by_them(on_hosts, 
     assert found["basis"] == f"the table {path}: 4 ranks on 2 nodes, measured {shape.measured}"
     assert {(row["algorithm"], row["executor"]) for row in found["candidates"]} >= {
         ("hierarchical", "hybrid"), ("native", "native")}
-
-
-def test_a_training_step_is_held_against_its_parts(on_hosts):
-    head, *rows = on_hosts(1, "-m", "gpucoll.bench.training", "overlap", "--layers", "2", "--width", "64", "--batch",
-                           "3", "--bucket-bytes", "16K", "--repeats", "2").splitlines()
-    assert head == ("2 layers of 64, batch 3, 0.03125 MiB of gradients in buckets of 0.015625 MiB, 2 ranks on 2 nodes, "
-                    "2 repeats")
-    assert [row.split("  ")[0] for row in rows] == [
-        "forward", "compute", "communication", "step", "step / max(compute, communication)", "and at least"]
-
-
-FORMATTED = """
-import numpy
-import gpucoll as gc
-from gpucoll.block_scaled import FORMATS, BlockScaledCollectives
-from gpucoll import block_scaled
-
-with gc.init() as comm:
-    x = numpy.random.default_rng(comm.rank).standard_normal(block_scaled.SEGMENT + 5).astype("f4")
-    exact = comm.all_reduce(x.astype("f8"))
-    for name in FORMATS:
-        with BlockScaledCollectives(comm, name) as collectives:
-            total, bound = collectives.all_reduce(x)
-        assert abs(total - exact).max() <= bound, name
-        assert (comm.all_gather(total) == total).all(), name
-    if comm.rank == 0:
-        print(comm.size, comm.nodes)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("each", [1, 2])
-def test_block_scaled_sums_between_hosts(on_hosts, each):
-    """Segments overlap between hosts; with several ranks on a host, the host's sum travels."""
-    assert on_hosts(each, "-c", FORMATTED).split() == [str(2 * each), "2"]
