@@ -119,11 +119,6 @@ def parts(mpi, folder):
             return called(again)
 
 
-def test_parts_of_a_communicator_go_by_its_table(ranks, tmp_path):
-    for one, ran in ranks(parts, 4, str(tmp_path), env=at(tmp_path)):
-        assert (one["choice"], ran) == ("star", {("mpi", "star"): 1})
-
-
 @pytest.mark.parametrize(("old", "new", "reason"), [
     ("1e-05", "\xff", "can't decode"),
     (f'"gpucoll": "{gc.__version__}"', '"gpucoll": "0.0.1"', f"gpucoll '0.0.1', but here it is '{gc.__version__}'")])
