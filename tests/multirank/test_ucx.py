@@ -2,26 +2,22 @@
 
 import itertools
 import os
-import re
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy
 import pytest
 
 import gpucoll as gc
-import hosts
 from gpucoll.launch import launchers, places
 from gpucoll.transport import ucx
-from gpucoll.transport.farewell import Farewell, Sent, Why
 from gpucoll.transport.kvstore import MemoryStore
 from gpucoll.transport.mailbox import StoreRanks
 from gpucoll.transport.tags import TAGS
 from harness.pace import seconds
-from multirank.ucx_hosts import ENVIRONMENT, JOB, attacked_by_strangers, on_hosts
+from multirank.ucx_hosts import ENVIRONMENT, JOB, on_hosts
 
 MODULE, REASON = ucx.library()
 
@@ -36,14 +32,6 @@ pytestmark = pytest.mark.skipif(MODULE is None, reason=f"UCX is not installed: {
 def test_calls_and_messages(hosts, ranks, program):
     outputs, codes = on_hosts(ranks, *program, secrets=["s"] * hosts)
     assert codes == [0] * hosts, outputs
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(bool(hosts.lacking()), reason=hosts.lacking())
-def test_calls_are_right_over_a_link_that_loses_frames_and_delays_the_others():
-    with hosts.made(2, 0.05, 0.05) as (_, *nodes):
-        outputs, codes = on_hosts(2, "lossy", "0.05", variables=hosts.SOCKETS, nodes=nodes)
-    assert codes == [0, 0], outputs
 
 
 @pytest.mark.parametrize(("how", "error"), [
@@ -62,20 +50,6 @@ def test_a_rank_that_is_lost_is_named_on_both_hosts(how, error):
             job.kill()
             job.wait()
     assert [f"{error} (3,)" in output for output in outputs[:3]] == [True] * 3, outputs
-
-
-def test_a_launcher_names_its_rank_among_those_of_all_hosts():
-    outputs, codes = on_hosts(1, "fails")
-    assert codes == [1, 1]
-    assert re.search(r"gpucoll run: rank 1 \(process [1-9]\d*\) was ended by an exception", outputs[1]), outputs
-    assert "KeyError: 'planted'" in outputs[1]
-
-
-@pytest.mark.slow
-def test_strangers_at_the_ports_of_store_and_ucx_disturb_no_call(tmp_path):
-    outputs, codes, places = attacked_by_strangers(tmp_path)
-    assert codes == [0, 0], outputs
-    assert places >= 3  # the store's port, and UCX's of each rank
 
 
 def test_every_rank_names_the_rank_without_ucx():
@@ -119,16 +93,6 @@ def test_receives_take_messages_in_order_and_leave_other_tags(pair):
     assert [row.tolist() for row in rows] == [[2] * 4, [3] * 4, [1] * 4]
 
 
-@pytest.mark.parametrize("shape", [(4, 5), (), (0, 3)])
-def test_arrays_of_any_shape_are_received(pair, shape):
-    row = numpy.zeros(shape, numpy.uint8)
-    receive = pair[1].Irecv([row, "B"], 0, 5)
-    pair[0].Isend([numpy.full(shape, 7, numpy.uint8), "B"], 1, 5)
-    until(receive.Test, pair)
-    assert (row == 7).all()
-    assert receive.length == row.nbytes
-
-
 @pytest.mark.parametrize(("nbytes", "dtype"), [(8, 3), (4, 2)])
 def test_a_message_that_does_not_fit_is_received_and_not_written(pair, nbytes, dtype):
     row = numpy.full(4, 9, numpy.uint8)
@@ -137,25 +101,6 @@ def test_a_message_that_does_not_fit_is_received_and_not_written(pair, nbytes, d
     until(receive.Test, pair)
     assert (receive.length, receive.came, row.tolist()) == (nbytes, dtype, [9] * 4)
     assert pair[1].seen(0, 5) is None
-
-
-def test_a_message_is_not_lost_by_an_exception_nor_given_to_another_tag(pair, monkeypatch):
-    rows = [numpy.zeros(1, numpy.uint8) for _ in range(2)]
-    first, second = (pair[1].Irecv([row, "B"], 0, tag) for row, tag in zip(rows, (5, 6), strict=True))
-    sends = [pair[0].Isend([numpy.full(1, tag, numpy.uint8), "B"], 1, tag) for tag in (5, 6)]
-    monkeypatch.setattr(first, "take", lambda *_: {}["interrupted"])
-
-    def is_interrupted():
-        try:
-            return first.Test()
-        except KeyError:
-            return True
-
-    until(is_interrupted, pair)
-    until(second.Test, pair)
-    monkeypatch.undo()
-    until(lambda: all([one.Test() for one in (first, *sends)]), pair)
-    assert [row.tolist() for row in rows] == [[5], [6]]
 
 
 def test_a_probe_sees_the_message_that_no_receive_waits_for(pair):
@@ -182,15 +127,6 @@ def test_a_cancelled_receive_takes_no_message(pair):
     pair[0].Isend([numpy.ones(1, numpy.uint8), "B"], 1, 5)
     until(lambda: pair[1].seen(0, 5) is not None, pair)
     assert row.tolist() == [0]
-
-
-def test_farewells_come_whole(pair):
-    said = Farewell(Why.FAILED, (1, 3), 7, 2, 1, "has failed in its call 7")
-    Sent(pair[0], [1], said).abandon()
-    found = {}
-    until(lambda: found.update(pair[1].farewells({0})) or found, pair)
-    assert found == {0: said}
-    assert pair[1].farewells({0}) == {}
 
 
 @pytest.fixture
@@ -228,50 +164,6 @@ def test_communicators_made_by_threads_have_numbers_of_their_own(unconnected):
     assert found[1] == found[2]
     assert {found[0], found[1]} == {11, 12}
     assert [one.contexts for one in processes] == [13, 13]
-
-
-@pytest.mark.parametrize(("begun", "alone"), [("ba", "ab"), ("ab", "ba"), ("ab", "ab"), ("ba", "ba")])
-def test_a_rank_with_one_thread_makes_communicators_in_any_order(unconnected, begun, alone):
-    """Rank 0 has a thread for each communicator, and begins in a given order; rank 1 makes both in a single thread."""
-    processes, store, has_begun = [unconnected() for _ in range(2)], MemoryStore(), threading.Event()
-
-    def agreed(rank, name):
-        ranks = StoreRanks(store, name, rank, 2, seconds(20))
-
-        def everyone(mine):
-            if rank == 0:
-                has_begun.set()
-            return ranks.allgather(mine)
-
-        return processes[rank].context(name, everyone)
-
-    with ThreadPoolExecutor(3) as threads:
-        first = threads.submit(agreed, 0, begun[0])
-        assert has_begun.wait(seconds(60))
-        second = threads.submit(agreed, 0, begun[1])
-        there = dict(zip(alone, threads.submit(lambda: [agreed(1, name) for name in alone]).result(), strict=True))
-    assert {begun[0]: first.result(), begun[1]: second.result()} == there
-    assert {*there.values()} == {0, 1}
-
-
-def test_a_number_that_others_may_have_taken_is_not_used_again(unconnected):
-    here = unconnected()
-    here.contexts = 3
-    with pytest.raises(KeyError):
-        here.context("a", lambda mine: {-1: [-1, -1]}[mine])
-    assert here.context("b", lambda mine: [mine, 2]) == 4
-    assert here.context("c", lambda mine: [mine, 8]) == 8
-    assert here.context("d", lambda mine: [mine]) == 9
-
-
-def test_a_process_without_a_network_or_below_one_with_ucx_says_so(monkeypatch):
-    def fails():
-        raise RuntimeError("no network")
-
-    monkeypatch.setattr(ucx, "library", lambda: (SimpleNamespace(Worker=fails), ""))
-    assert (ucx.UcxProcess().address, ucx.UcxProcess().reason) == (b"", "no network")
-    monkeypatch.setattr(ucx, "_is_forked", True)
-    assert "by spawn" in ucx.UcxProcess().reason
 
 
 PLACE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}

@@ -21,21 +21,18 @@ JOB = os.path.join(ROOT, "multirank", "ucx_job.py")
 ENVIRONMENT = {**same_gpucoll(), "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "UCX_TLS": "tcp,self"}
 
 
-def on_hosts(ranks, *argv, secrets=("s", "s"), variables=None, nodes=()):
-    """Run a rank's program by one launcher for each host, `ranks` ranks on each; return the outputs and exit codes.
-
-    The hosts are launchers of this host, or the namespaces `nodes`.
-    """
+def on_hosts(ranks, *argv, secrets=("s", "s"), variables=None):
+    """Run a rank's program by one launcher for each host, `ranks` ranks on each; return the outputs and exit codes."""
     environment = {**ENVIRONMENT, **(variables or {})}
-    place = f"{nodes[0].address}:29400" if nodes else f"127.0.0.1:{launchers.free_port()}"
+    place = f"127.0.0.1:{launchers.free_port()}"
     commands = [[sys.executable, "-m", "gpucoll", "run", "--nnodes", str(len(secrets)), "--node-rank", str(node),
                  "--rendezvous", place, "-n", str(ranks), JOB, *argv] for node in range(len(secrets))]
-    *others, last = [node.apart(*words) for node, words in zip(nodes, commands, strict=True)] if nodes else commands
+    *others, last = commands
     jobs = [subprocess.Popen(command, env={**os.environ, **environment, "GPUCOLL_SECRET": secret}, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             for command, secret in zip(others, secrets, strict=False)]
     try:
-        ended = run_job(last, seconds(400 if nodes else 120), {**environment, "GPUCOLL_SECRET": secrets[-1]})
+        ended = run_job(last, seconds(120), {**environment, "GPUCOLL_SECRET": secrets[-1]})
         outputs = [job.communicate(timeout=seconds(60))[0] for job in jobs]
     finally:
         for job in jobs:
