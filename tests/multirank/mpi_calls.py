@@ -206,3 +206,36 @@ def others(mpi):
     gpucoll.mpi.Request.Waitall([request, ours.Ibarrier(), ours.Iallgatherv(x, numpy.empty(4 * ours.size))])
     assert request.test() == (True, None)
     ours.comm.close()
+
+
+def kept(mpi):
+    """One `Comm` for each communicator and options, until either is closed or freed."""
+    ours = gpucoll.mpi.Comm(mpi, timeout=seconds(60))
+    assert gpucoll.mpi.Comm(mpi, timeout=seconds(60)) is ours
+    exact = gpucoll.mpi.Comm(mpi, timeout=seconds(60), deterministic=True)
+    assert exact is not ours
+    assert exact.comm.options.deterministic
+
+    def works(comm):
+        y = numpy.zeros(3)
+        comm.Allreduce(numpy.full(3, comm.rank + 1.0), y)
+        assert (y == sum(range(1, comm.size + 1))).all()
+
+    twin = mpi.Dup()
+    copies = [gpucoll.mpi.Comm(twin, timeout=seconds(60), deterministic=bits) for bits in (False, True)]
+    assert ours not in copies
+    assert gpucoll.mpi.Comm(twin, timeout=seconds(60)) is copies[0]
+    for comm in (ours, exact, *copies):
+        works(comm)
+    twin.Free()
+    assert [comm.comm.closed for comm in (*copies, ours, exact)] == [True, True, False, False]
+    ours.comm.close()
+    again = gpucoll.mpi.Comm(mpi, timeout=seconds(60))
+    assert again is not ours
+    works(again)
+    works(exact)
+    copy = again.Dup()
+    works(copy)
+    copy.Free()
+    assert copy.comm.closed
+    MPI.Finalize()

@@ -134,26 +134,6 @@ def test_values(ranks, program, arguments, size):
     ranks(program, size, *arguments)
 
 
-@pytest.mark.emulated
-@pytest.mark.parametrize(("program", "arguments"), [
-    (reductions, ("float32", False)), (in_parts, (False,)),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in ((movements, ("int64", True)), (into_tensors, (True,))))])
-def test_on_the_emulated_device(ranks, emulated_kernels, program, arguments):
-    ranks(program, 3, *arguments, env={"GPUCOLL_DEVICE": "emulated"})
-
-
-def from_anybody_on_a_device(mpi):
-    with world(mpi):
-        for receive in (dist.recv, dist.irecv):
-            with pytest.raises(gc.UsageError, match=r"GC-WILDCARD.*NCCL has no tags"):
-                receive(numpy.zeros(3))
-
-
-@pytest.mark.emulated
-def test_on_a_device_nothing_is_received_from_anybody(ranks):
-    ranks(from_anybody_on_a_device, 2, env={"GPUCOLL_DEVICE": "emulated"})
-
-
 class Stubborn:
     def __reduce__(self):
         raise ValueError("not me")

@@ -60,11 +60,6 @@ def test_random_programs_with_right_values_have_no_finding():
     check_random(25, 0)
 
 
-@pytest.mark.nightly
-def test_a_thousand_random_programs_have_no_finding():
-    check_random(1000, 1000)
-
-
 def check_random(count, first):
     job = python(ROOT / "tests/multirank/torch_mixture.py", count, first)
     assert job.returncode == 0, job.stderr
@@ -96,44 +91,6 @@ def test_each_rank_has_stores_groups_and_random_numbers_of_its_own(tmp_path):
     program.write_text(OWN)
     (tmp_path / "uses.py").write_text("import own\n")  # the module of the program names torch, the script does not
     assert precheck(tmp_path / "uses.py", 4) == []
-
-
-def test_torch_behind_an_installed_library_is_followed(tmp_path):
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    (folder / "library.py").write_text(LIBRARY)
-    program = tmp_path / "uses.py"
-    program.write_text(f"import sys\nsys.path.append({str(folder)!r})\nimport library\nlibrary.run()\n")
-    assert [(one["kind"], one["ranks"]) for one in precheck(program, 3)] == [("root", [2])]
-
-
-LIBRARY = """import torch.distributed as dist
-from torch import ones
-
-
-def run():
-    dist.init_process_group("gloo")
-    dist.broadcast(ones(2), src=dist.get_rank() // 2)
-"""
-
-
-def test_a_first_import_by_virtual_ranks_serves_the_process_afterwards(tmp_path):
-    program = tmp_path / "first.py"
-    program.write_text(FIRST)
-    job = python(program)
-    assert (job.returncode, job.stdout) == (0, "1\n"), job.stderr
-
-
-FIRST = """import sys
-
-import gpucoll as gc
-from gpucoll.launch import launchers
-
-callers = []
-launchers.started = lambda *_: callers.append(sys._getframe(1).f_code.co_name)
-assert gc.precheck(lambda comm: __import__("gpucoll.torch"), 2) == []
-print(callers.count("set_variables"))
-"""
 
 
 OWN = """import os

@@ -17,7 +17,6 @@ pytestmark = [
 ]
 FOLDER = Path(__file__).parent
 METHODS, TRAINING = FOLDER / "torch_job.py", FOLDER / "torch_training_job.py"
-SCRIPT = FOLDER.parents[1] / "scripts" / "c10d.py"
 SECONDS = 240  # PyTorch's imports take long where ranks outnumber cores
 
 
@@ -72,17 +71,6 @@ def test_torchrun_starts_ranks_without_mpi():
     check(torchrun(3, METHODS, *names.split()), 3, names)
 
 
-@pytest.mark.slow
-def test_every_method_under_torchrun():
-    names = "collectives functional objects"
-    check(torchrun(3, METHODS, *names.split()), 3, names)
-
-
-@pytest.mark.slow
-def test_ddp_trains_under_torchrun():
-    check(torchrun(2, TRAINING, "ddp", "fsdp"), 2, "ddp fsdp")
-
-
 ELASTIC = """
 import os, sys
 import numpy
@@ -113,63 +101,3 @@ def test_torchruns_agents_meet_and_start_all_ranks_again(tmp_path):
             agent.wait()
     assert [agent.returncode for agent in agents] == [0, 0], output
     assert sorted(re.findall(r"rank \d of.*", output)) == [f"rank {rank} of 4: 46 after 1" for rank in range(4)], output
-
-
-CHECKOUT = """
-import unittest
-import torch
-import torch.distributed as c10d
-from torch.testing._internal.common_distributed import MultiProcessTestCase, create_device, skip_if_lt_x_gpu
-
-class ProcessGroupGlooTest(MultiProcessTestCase):
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def total(self):
-        options = c10d.ProcessGroupGloo._Options()
-        options._timeout, options._devices = 50.0, [create_device(interface="lo")]
-        store = c10d.FileStore(self.file_name, self.world_size)
-        group = c10d.ProcessGroupGloo(store, self.rank, self.world_size, options)
-        assert type(group).__mro__[1].__module__ == "gpucoll.torch.group"
-        return group.allreduce(torch.tensor([self.rank + 1])).get_future().wait()[0].item()
-
-    def test_right(self):
-        self.assertEqual(self.total(), 10)
-
-    def test_wrong(self):
-        self.assertEqual(self.total(), 11)
-
-    @skip_if_lt_x_gpu(8)
-    def test_gpus(self):
-        self.total()
-
-    def test_sparse_allreduce_basics(self):
-        raise AssertionError
-
-class Alone(unittest.TestCase):
-    def test_dies(self):
-        import os
-        os._exit(3)
-"""
-
-
-@pytest.mark.slow
-def test_pytorchs_own_tests_run_and_are_counted(tmp_path, monkeypatch):
-    pytest.importorskip("expecttest", reason="PyTorch's own tests need it: pip install expecttest")
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    import c10d
-
-    folder = tmp_path / "test" / "distributed"
-    folder.mkdir(parents=True)
-    for name in c10d.FILES:
-        (folder / f"{name}.py").write_text(CHECKOUT if name == c10d.FILES[0] else "")
-    job = subprocess.run([sys.executable, SCRIPT, tmp_path, "--failures"], capture_output=True, text=True,
-                         timeout=SECONDS, check=False)
-    lines = job.stdout.splitlines()
-    assert (job.returncode, lines[-1]) == (1, "1 passed, 2 failed, 2 not supported"), job.stdout + job.stderr
-    ends = {line.rpartition(".")[2]: line.split()[0] for line in lines if line.startswith(("passed ", "failed "))}
-    assert ends == {"test_right": "passed", "test_wrong": "failed", "test_dies": "failed"}
-    assert "not supported:    1  needs GPUs" in lines
-    assert any(line.startswith("not supported:    1  sparse") for line in lines)
-    assert "ended with 3" in job.stdout

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.grids import generator
-from harness.jobs import run_job, same_gpucoll
+from harness.jobs import same_gpucoll
 from harness.pace import Patience, seconds
 
 torchft_job = pytest.importorskip("multirank.torchft_job", reason="PyTorch is not installed", exc_type=ImportError)
@@ -29,21 +29,6 @@ server = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=30
                           heartbeat_timeout_ms=1000)
 print("http://127.0.0.1:" + server.address().rpartition(":")[2], flush=True)
 sys.stdin.read()
-"""
-
-# torchft's own tests of its process groups, with gpucoll's in the place of Gloo's.
-OWN = """
-import unittest
-import torchft, torchft.process_group
-from gpucoll.torch.torchft import ProcessGroupGpucoll
-torchft.ProcessGroupGloo = torchft.process_group.ProcessGroupGloo = ProcessGroupGpucoll
-from torchft import process_group_test as own
-suite = unittest.TestSuite()
-for case in (own.ProcessGroupTest, own.NormalGlooMultiPgTest):
-    names = unittest.TestLoader().getTestCaseNames(case)
-    suite.addTests(case(name) for name in names if not {"nccl", "baby", "dummy"} & {*name.split("_")})
-result = unittest.TextTestRunner(verbosity=0).run(suite)
-print(result.testsRun, len(result.errors), sorted(one.id().rpartition(".")[2] for one, _ in result.failures))
 """
 
 
@@ -142,11 +127,3 @@ def test_a_training_survives_kills(monkeypatch):
             ready = float((job.folder / f"{victim}-{job.processes[victim].pid}.ready").read_text())
             print(f"survivors {went_on - killed:.2f} s; newcomer {came_back - ready:.2f} s after its imports")
         print(check_bits([(replica, words) for replica in range(REPLICAS) for words in job.lines(replica)]), "steps")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("parameterized") is None, reason="parameterized is not installed")
-def test_the_own_tests_of_torchft():
-    """All pass but one, which expects Gloo's words for a timeout."""
-    job = run_job([sys.executable, "-c", OWN], seconds(300))
-    assert job.returncode == 0, job.stdout + job.stderr
-    assert job.stdout.splitlines()[-1] == "23 0 ['test_gloo_timeout']", job.stdout + job.stderr
