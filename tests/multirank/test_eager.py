@@ -83,34 +83,6 @@ def test_a_rank_that_only_gives_goes_on(ranks, call, givers):
     ranks(goes_on, 3, call, givers)
 
 
-@on_shared
-def long_inputs(comm):
-    """Inputs up to the size of a slot are eager, longer inputs are not; length and root change in between."""
-    for root, count, fits in ((0, 2048, True), (1, 2049, False), (2, 1, True), (2, 2, True)):
-        for turn in range(ALIKE + SLOTS):
-            x = values(root, turn, count) if comm.rank == root else numpy.zeros(count, numpy.int64)
-            assert (comm.broadcast(x, root, algorithm="linear") == values(root, turn, count)).all()
-        assert is_eager(comm) == fits, count
-
-
-def test_a_slot_holds_16_kib(ranks):
-    ranks(long_inputs, 3)
-
-
-@on_shared
-def other_shapes(comm):
-    """After eager calls a root may scatter another shape: ranks without `out` know no shape, and must be told."""
-    for turn in range(20):
-        for count in (3, 5):
-            for _ in range((ALIKE + 3) * (turn < 2) + 1):  # from turn 2 on, every call changes the shape
-                x = numpy.stack([values(other, turn, count) for other in range(comm.size)]) if comm.rank == 0 else None
-                assert (comm.scatter(x) == values(comm.rank, turn, count)).all()
-
-
-def test_a_root_of_eager_calls_may_scatter_another_shape(ranks):
-    ranks(other_shapes, 3)
-
-
 def differ_after(mpi, way, culprit):
     """If one rank makes another call after eager calls, all ranks raise, and the culprit's array is not overwritten."""
     with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(20)) as comm:
@@ -136,26 +108,6 @@ def test_a_rank_that_differs_after_eager_calls_is_told(ranks, way, culprit):
     ranks(differ_after, 3, way, culprit)
 
 
-def differ_behind(mpi):
-    """Rank 1 is named for a mismatch in a call left long ago by the root, although rank 2 has not made the call yet."""
-    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(20)) as comm:
-        for turn in range(ALIKE + 5):
-            broadcast(comm, turn)
-        if comm.rank:
-            mpi.Barrier()
-        call = functools.partial(comm.all_reduce, numpy.ones(COUNT)) if comm.rank == 1 else None
-        found = outcomes(comm, [call] if call else [functools.partial(broadcast, comm, 20 + turn)
-                                                   for turn in range(AHEAD - 10)])
-        if comm.rank == 0:
-            mpi.Barrier()
-        if comm.rank != 1:
-            found += outcomes(comm, [functools.partial(broadcast, comm, 200)] * SLOTS)
-        first = next(error for error in found if error)
-        assert isinstance(first, gc.MismatchError), found
-        assert first.ranks == (1,), (comm.rank, first)
-    mpi.Barrier()
-
-
 def differ_behind_once(mpi):
     """Rank 2 makes the call of the root, which has gone on: the call is the root's too, and rank 1 alone is named."""
     with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(20)) as comm:
@@ -171,25 +123,6 @@ def differ_behind_once(mpi):
         mpi.Barrier()
 
 
-@pytest.mark.parametrize("program", [differ_behind, differ_behind_once])
+@pytest.mark.parametrize("program", [differ_behind_once])
 def test_a_rank_that_differs_where_the_root_is_far_ahead_is_the_culprit(ranks, program):
     ranks(program, 3)
-
-
-def root_differs(mpi):
-    """If the root makes another call while the other ranks wait for the next eager call, all ranks name the root."""
-    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(20)) as comm:
-        for turn in range(ALIKE + 5):
-            broadcast(comm, turn)
-        with pytest.raises(gc.MismatchError) as told:
-            comm.all_reduce(numpy.ones(COUNT)) if comm.rank == 0 else comm.broadcast(numpy.zeros(COUNT, numpy.int64))
-        assert told.value.ranks == (0,)
-    mpi.Barrier()
-
-
-def test_a_root_that_differs_after_eager_calls_is_told(ranks):
-    ranks(root_differs, 3)
-
-
-def broadcasts_go_on(mpi):
-    goes_on(mpi, broadcast, (0,))

@@ -1,8 +1,6 @@
 """Edge cases: refused calls leave nothing behind, failures of one rank reach all ranks, closing frees everything."""
 
-import contextlib
 import ctypes
-import functools
 import os
 import threading
 import time
@@ -28,22 +26,6 @@ def refusal(call):
 
 
 @program
-def nothing_is_queued(comm):
-    """Kernels preparing a call run with the call: a refused call or a new plan enqueues no kernel."""
-    comm.all_reduce(numpy.ones(3))
-    (gpu,) = comm._core.gpus.values()
-    queue, strided = gpu.space(None).stream.queue, numpy.zeros(140, numpy.float32)[::2]
-    for wrong in ({"op": "nope"}, {"op": "band"}, {"algorithm": "rng"}, {"algorithm": "torus(7x7)"}):
-        refusal(functools.partial(comm.all_reduce, strided, **wrong))
-        assert not queue, wrong
-    plans = [comm.plan("all_reduce", strided), comm.plan("all_reduce", strided, op=gc.premul_sum(3.0))]
-    assert not queue
-    strided[...] = comm.rank + 1.0
-    for plan, factor in zip(plans, (1, 3), strict=True):
-        check(plan(), numpy.full(70, factor * sum(range(1, comm.size + 1)), numpy.float32))
-
-
-@program
 def odd_arrays(comm):
     """Inputs and outputs may begin at any byte address, and the array of a root may be read-only."""
     x, out = (numpy.frombuffer(bytearray(401), numpy.float32, 100, 1) for _ in range(2))
@@ -60,7 +42,6 @@ def odd_arrays(comm):
 
 @pytest.mark.emulated
 def test_calls_on_a_device(ranks, emulated_kernels):
-    ranks(nothing_is_queued, 2, env=EMULATED)
     ranks(odd_arrays, 3, env=EMULATED)
 
 
@@ -130,29 +111,6 @@ class Denied(neighbours.Segment):
 
 def test_what_one_rank_is_denied_all_are_told(ranks):
     ranks(told, 3)
-
-
-@program
-def left(comm, algorithm):
-    """A rank leaving the block by an error is named by the ranks waiting for it, and by ranks meeting these later."""
-    with contextlib.suppress(KeyError), comm.split(0) as part:
-        part.all_reduce(numpy.ones(2))
-        comm.barrier()  # no rank is in the all_reduce any more
-        if comm.rank == 2:
-            raise KeyError
-        if comm.rank == 1:
-            comm.barrier()  # rank 1 looks at rank 0 first: wait until rank 0 has raised
-        assert refusal(lambda: part.all_reduce(numpy.ones(2), algorithm=algorithm)) == (
-            "RankFailedError", "GC-RANK", (2,))
-        if comm.rank == 0:
-            comm.barrier()
-    if comm.rank == 2:
-        comm.barrier()
-
-
-def test_ranks_that_are_not_in_a_call_are_told_of(ranks):
-    for algorithm in ("auto", "ring"):
-        ranks(left, 3, algorithm)
 
 
 @pytest.mark.parametrize("name", ["__array_interface__", "__cuda_array_interface__", "__dlpack__", "__dlpack_device__"])

@@ -4,7 +4,6 @@ tests/contract covers everything else about executors, on threads.
 """
 
 import contextlib
-import itertools
 from unittest import mock
 
 import numpy
@@ -15,11 +14,10 @@ import mixture
 from gpucoll.arrays.segments import Copier
 from gpucoll.executors.engine import plans
 from gpucoll.tuner import model
-from harness.grids import generator, often
+from harness.grids import generator
 from harness.node_ranks import on_two_nodes
 from harness.pace import seconds
-from oracles import oracle
-from programs import blocks, collectives
+from programs import collectives
 from programs.collectives import MOVEMENTS, REDUCTIONS, program
 
 ALL = (*REDUCTIONS, *MOVEMENTS)
@@ -142,34 +140,3 @@ def test_a_rank_without_the_engine_meets_those_with_it(ranks, check):
 @pytest.mark.parametrize("size", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_several_nodes_send_messages_and_read_memory(ranks, size):
     ranks(several_nodes, size, timeout=seconds(100))
-
-
-@program
-def uneven(comm, big):
-    """Blocks have very different lengths, so that no rank can infer the common algorithm from its own blocks."""
-    last = comm.size - 1
-    whole = [[numpy.full(big if source == target == last else 1, 100 * source + target)
-              for target in range(comm.size)] for source in range(comm.size)]
-    mine, to_all = whole[comm.rank], [row[last] for row in whole]
-    for found, expected in ((comm.all_to_all_v(mine), [row[comm.rank] for row in whole]),
-                            ([comm.scatter_v(mine if comm.rank == last else None, last)], [whole[last][comm.rank]]),
-                            (comm.all_gather_v(mine[last]), to_all),
-                            (comm.gather_v(mine[last]), to_all if comm.rank == 0 else [])):
-        for one, wanted in zip(found or (), expected, strict=True):
-            assert oracle.same_bits(one, wanted)
-
-
-@pytest.mark.parametrize(("algorithms", "big"), often(
-    [*itertools.product(("", "^native"), (1 << 12, 1 << 21))], ("", 1 << 21), ("^native", 1 << 12)))
-def test_of_uneven_blocks_all_ranks_choose_alike(ranks, algorithms, big):
-    ranks(uneven, 4, big, env={"GPUCOLL_ALGO": algorithms})
-
-
-@pytest.mark.parametrize("name", [None, "native", "mpi"])
-def test_blocks(ranks, name):
-    """Blocks in both layouts, by MPI's own collectives and by reading the memory of other processes."""
-    algorithm = name if name == "native" else "auto"
-    for collective in ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"):
-        ranks(blocks.either_layout, 3, collective, algorithm, env={"GPUCOLL_EXECUTOR": name}, timeout=seconds(60))
-    for collective in ("all_gather", "gather"):
-        ranks(blocks.gathered_in_place, 3, collective, algorithm, env={"GPUCOLL_EXECUTOR": name}, timeout=seconds(60))

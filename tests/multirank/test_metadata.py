@@ -1,6 +1,5 @@
 """Calls with metadata exchanged before data move: scatter, and the v-variants."""
 
-import contextlib
 import math
 from unittest import mock
 
@@ -42,22 +41,6 @@ def scattered(comm):
         assert (comm.scatter(x if comm.rank == 0 else None) == x[comm.rank]).all()
 
 
-@on_shared
-def scattered_in_other_ways(comm):
-    """Roots in a group, or with arrays of many axes, announce the shape by a message, also to asynchronous callers."""
-    x = numpy.arange(comm.size * 6).reshape(comm.size, 6)
-    for turn in range(12):
-        late = {"async_op": True} if turn % 4 == comm.rank else {}
-        with comm.group() if turn % 3 == 2 else contextlib.nullcontext():
-            one = comm.scatter(x + turn if comm.rank == 0 else None, **late)
-            other = comm.scatter(x * turn if comm.rank == 1 else None, root=1, **late)
-        one, other = (found.wait() if late else found for found in (one, other))
-        assert (one == x[comm.rank] + turn).all(), turn
-        assert (other == x[comm.rank] * turn).all(), turn
-        many = x.reshape(comm.size, *[1] * 40, 6) if numpy.__version__ >= "2" else x
-        assert (comm.scatter(many if comm.rank == 2 else None, root=2).reshape(-1) == x[comm.rank]).all()
-
-
 def roots_of_scatter_that_differ(mpi):
     """Ranks that disagree about a scatter's root may all wait: nevertheless the error comes before the deadline."""
     for root in (lambda rank: (rank + 1) % 3, lambda rank: 1 - min(rank, 1), lambda rank: min(rank, 1)):
@@ -75,22 +58,6 @@ def roots_of_scatter_that_differ(mpi):
             with pytest.raises((gc.MismatchError, gc.PeerError), match="root"):
                 call()
         mpi.Barrier()
-
-
-@on_shared
-def refused_after_told(comm, collective):
-    """If one rank refuses a call announced by the root, all ranks raise, and the next call delivers no older data."""
-    def call(turn, **options):
-        blocks = numpy.full((comm.size, 4), turn) if comm.rank == 0 else None
-        if collective == "scatter":
-            return comm.scatter(blocks, **options)
-        return comm.scatter_v(None if blocks is None else list(blocks), **options)
-
-    for turn in range(20):
-        assert (call(turn) == turn).all()
-        last = comm.rank == comm.size - 1
-        with pytest.raises(gc.ArgumentError if last else gc.PeerError):
-            call(100, algorithm="nonsense" if last else "auto")
 
 
 @on_shared
@@ -121,30 +88,6 @@ def lengths_that_change(comm):
         getattr(comm, name)(x, *more)
         with mock.patch.object(core.Core, "resolve", side_effect=AssertionError(name)):
             getattr(comm, name)(x, *more)
-
-
-@on_shared
-def blocks_that_come_again(comm):
-    """Repeated v-variants are right, also if one rank calls asynchronously or in a group."""
-    def given(rank, turn):
-        return numpy.arange(6).reshape(3, 2) + 100 * rank + 1000 * turn
-
-    def check(found, factor, turn):
-        assert [one.tolist() for one in found] == [(given(rank, turn) + factor * comm.rank).tolist()
-                                                   for rank in range(comm.size)]
-
-    for turn in range(8):
-        mine, root = given(comm.rank, turn), turn % comm.size
-        late = {"async_op": True} if (turn, comm.rank) == (6, 1) else {}
-        with comm.group() if (turn, comm.rank) == (7, 1) else contextlib.nullcontext():
-            everywhere = comm.all_gather_v(mine, **late)
-        at_root = comm.gather_v(mine, root, **late)
-        exchanged = comm.all_to_all_v([mine + 10 * other for other in range(comm.size)], **late)
-        everywhere, at_root, exchanged = (one.wait() if late else one for one in (everywhere, at_root, exchanged))
-        check(everywhere, 0, turn)
-        check(exchanged, 10, turn)
-        assert (at_root is not None) == (comm.rank == root)
-        check(at_root or everywhere, 0, turn)
 
 
 @on_shared
@@ -186,10 +129,9 @@ def known_blocks_are_checked(comm):
     assert repr(calls["all_gather_v"]()) == repr([whole[:count] for count in counts])
 
 
-CASES = [(scattered, (), (3, 2)), (scattered_in_other_ways, (), (3,)), (roots_of_scatter_that_differ, (), (3,)),
-         (blocks_that_come_again, (), (3,)), (lengths_that_change, (), (2, 3)),
-         (known_blocks_are_checked, (), (2, 3)),
-         *((refused_after_told, (name,), (3,)) for name in ("scatter", "scatter_v"))]
+CASES = [(scattered, (), (3, 2)), (roots_of_scatter_that_differ, (), (3,)),
+         (lengths_that_change, (), (2, 3)),
+         (known_blocks_are_checked, (), (2, 3))]
 
 
 @pytest.mark.parametrize(("body", "arguments", "size"), [
