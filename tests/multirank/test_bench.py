@@ -1,22 +1,13 @@
-"""bench/ on ranks: the table and the files of each test, planted faults, the commands and their exit codes."""
+"""bench/ on ranks: the table and the files of each test, planted faults, and exit codes."""
 
 import contextlib
 import functools
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 import gpucoll as gc
-from harness.grids import sampled
-from harness.pace import seconds
-from harness.ranks import end_job, require_launcher, same_gpucoll, start_job
 
 pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
 
@@ -108,23 +99,6 @@ def test_what_is_too_slow_or_refused_is_so_on_every_rank(ranks, line, outcome):
     assert one[0] == other[0]
 
 
-@pytest.mark.slow
-@pytest.mark.emulated
-@pytest.mark.parametrize("line", sampled([
-    "all_reduce --against nccl,mpi,cupyx", "all_reduce --graph", "all_reduce -G 3 -d bfloat16", "all_gather -m 2 -z 3",
-    "all_to_all -C 1", "sendrecv --stream null --against nccl", "reduce_scatter -d f8e4m3 -o max -u 1"],
-    keep=2, seed=92))
-def test_gpu_arrays_on_a_stand_in_for_cupy(mpiexec, emulated_kernels, line):
-    stand_in = Path(__file__).parents[1] / "stand_in"
-    job = mpiexec(2, sys.executable, "-m", "gpucoll.bench", *f"{line} -b 1K -e 1K -n 2 --device cuda".split(),
-                  env={"PYTHONPATH": os.pathsep.join([str(stand_in), *same_gpucoll().values()]), "STAND_IN_GPUS": "2"},
-                  timeout=120)
-    assert job.returncode == 0, job.stdout + job.stderr
-    assert [(row["wrong"], row["in_wrong"]) for row in rows_of(job.stdout)] == [("0", "0")]
-    assert "device  1 [0000:0b:00]" in job.stdout
-    assert job.stdout.count("# against nccl") == ("nccl" in line)
-
-
 # Planted faults: the replaced method, and the replacement
 
 
@@ -149,27 +123,3 @@ def test_wrong_results_are_counted_in_lines_footer_record_and_exit_code(ranks):
     result = record["results"][0]
     assert (code, result["out_of_place"]["nwrong"]) == (1, 2 * 2 * 32 * (1 + BURST)), "a collective that does nothing"
     assert result["against"]["mpi"]["out_of_place"]["nwrong"] == 0
-
-
-def test_ctrl_c_ends_all_ranks_and_keeps_what_was_measured(launcher, tmp_path):
-    line = "all_reduce -b 8 -e 8 -n 2 -N 0"
-    command = require_launcher().command(3, [sys.executable, "-m", "gpucoll.bench", *line.split(), "-J",
-                                             str(tmp_path / "run.json")])
-    output = tmp_path / "output"
-    with output.open("wb") as stream:
-        process = start_job(command, "ctrl-c", stream, environment=same_gpucoll())
-        try:
-            deadline = time.monotonic() + seconds(60)
-            while not any(row[:1] == b" " for row in output.read_bytes().splitlines()):
-                assert time.monotonic() < deadline, output.read_text()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.05)
-                    pytest.fail(output.read_text())
-            os.kill(process.pid, signal.SIGINT)
-            process.wait(seconds(20))
-        finally:
-            end_job(process, "ctrl-c")
-    assert process.returncode != 0
-    record = json.loads((tmp_path / "run.json").read_text())
-    assert record["gpucoll"]["interrupted"]
-    assert len(record["results"]) >= 1

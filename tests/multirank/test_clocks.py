@@ -9,7 +9,6 @@ import numpy
 import pytest
 
 from gpucoll.health import clocks
-from gpucoll.health.flight import read
 from gpucoll.health.report import stories, summary
 from gpucoll.health.stragglers import delays, straggler
 from harness.node_ranks import on_two_nodes
@@ -102,16 +101,3 @@ def test_a_host_that_joins_later_lets_all_hosts_ask_again():
     with mock.patch.object(clocks, "_own", clocks.ClockOffset(6, 2)):
         assert clocks.align(SimpleNamespace(place=SimpleNamespace(rank=1, nodes=(0, 1, 2, 2)), mpi=Gathering,
                                             wire=None), None) == (6, 2)  # nothing is measured anew
-
-
-def test_one_host_has_one_clock(rank_pool, tmp_path):
-    rank_pool.run(one_host, 2, str(tmp_path))
-    assert {read(path).clock_error for path in tmp_path.glob("*.flight")} == {0}
-
-
-def one_host(mpi, folder):
-    import gpucoll as gc
-
-    with mock.patch.dict(os.environ, GPUCOLL_DUMP_DIR=folder), gc.Communicator.from_mpi(mpi) as comm:
-        comm.barrier()
-    assert clocks._own is None

@@ -1,8 +1,6 @@
 """Mismatches under the deferred check, where a call does not wait for the comparison: all raise by the next call."""
 
 import sys
-import threading
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy
@@ -10,9 +8,8 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.health import mapped
-from gpucoll.health.preflight import MessageExchange
 from harness.pace import seconds
-from multirank.deferred import TOLD, cells, check_cells, outcomes
+from multirank.deferred import TOLD, check_cells, outcomes
 
 STEP = 48  # the default tier runs one cell in STEP
 EXECUTORS = ["nccl", "peer"]
@@ -36,12 +33,6 @@ def test_all_are_told_in_the_call_or_in_the_next(ranks, executor):
 @pytest.mark.parametrize("start", range(1, STEP))
 def test_the_whole_grid(ranks, executor, start):
     ranks(check_cells, executor, start, STEP)
-
-
-def test_the_grid_has_all_that_can_differ():
-    found = [case for case, _, _ in cells()]
-    assert len(found) > 700
-    assert {case.way for case in found} > {"dtype", "length", "shape", "op", "root", "algorithm", "refusal", "order"}
 
 
 def scatter_or_broadcast(mpi, root, scatters):
@@ -93,28 +84,6 @@ def two_threads(mpi):
 
 def test_two_threads_compare_calls(ranks):
     ranks(two_threads)
-
-
-def test_one_thread_at_a_time_tests_the_requests_of_a_comparison():
-    inside, entered = [], []
-
-    def test():
-        entered.append(threading.get_ident())
-        assert len(inside) == 0
-        inside.append(True)
-        if len(entered) == 1:  # another thread polls while this thread is in MPI
-            other = threading.Thread(target=lambda: found.append(exchange.missing()))
-            other.start()
-            other.join()
-        inside.clear()
-        return True
-
-    request, found = SimpleNamespace(Test=test), []
-    wire = SimpleNamespace(Irecv=lambda buffer, source, tag: request, Isend=lambda buffer, dest, tag: request)
-    exchange = MessageExchange(wire, 0, 3, "a call", moves=True)
-    assert exchange.has_ended()
-    assert found == [{1, 2}]
-    assert len(set(entered)) == 1
 
 
 def unmapped(mpi):

@@ -5,13 +5,11 @@ import io
 import json
 import os
 import sys
-import time
-from types import SimpleNamespace
 from unittest import mock
 
 import gpucoll as gc
 from gpucoll import doctor
-from gpucoll.doctor import facts, probes
+from gpucoll.doctor import facts
 from gpucoll.lab.graphs.link_graph import load_graph
 from harness.pace import seconds
 from harness.ranks import run_job
@@ -41,18 +39,6 @@ def test_alone_it_is_one_json_object_that_says_nothing_of_the_user(launcher):
     assert all(found["missing"][name] for name, version in found["versions"].items() if version is None)
     for secret in ("annelore", "s3cr3t", "API_TOKEN", os.path.dirname(sys.executable)):
         assert secret not in job.stdout + job.stderr
-
-
-def measured(comm, pair, hosts):
-    """Delay messages between the two ranks of `pair`; return for each link whether the probes found the link slow."""
-    def send(buffer, peer, tag):
-        time.sleep(0.05 if {comm.rank, peer} == set(pair) else 0.0)  # the planted fault
-        return comm.Isend(buffer, peer, tag)
-
-    planted = SimpleNamespace(Isend=send, **{name: getattr(comm, name) for name in (
-        "rank", "size", "Irecv", "Ibarrier", "allgather")})
-    with mock.patch.multiple(probes, SHORT=(8, 3), PIECE=1024, RESTS=(0.0, 0.0)):
-        return {tuple(link["ranks"]): link["slow"] for link in probes.measure(planted, hosts, 60.0)["pairs"]}
 
 
 def examined(comm):

@@ -165,51 +165,6 @@ def test_wrong_growth_is_refused_on_every_rank(group):
         assert one["sum"] == [3]  # the communicator is as usable as before
 
 
-WAITS_IN_VAIN = """
-comm = world()
-if rank == 1:
-    die(comm)
-broken(comm)
-try:
-    comm.replace(0.2)
-except gc.CollectiveTimeout:
-    say(left=comm.shrink().all_gather(numpy.array([rank])).ravel().tolist())
-comm = comm.replace(timeout)
-shows(comm, rank)
-comm.close()
-"""
-
-
-@pytest.mark.slow
-def test_replace_may_wait_twice(group):
-    """Without newcomers the survivors still have a communicator, and a later `replace` succeeds."""
-    jobs = [group.start(WAITS_IN_VAIN, rank, 3) for rank in range(3)]
-    first = [json.loads(jobs[rank].stdout.readline()) for rank in (0, 2)]
-    assert first == [{"left": [0, 2]}] * 2
-    group.start(NEWCOMER)
-    assert {(one["rank"], tuple(one["all"])) for one in group.said()} == {(rank, (0, 1, 2)) for rank in range(3)}
-
-
-DIES_ON_ARRIVAL = """
-from gpucoll.communicator.links import StoreLink
-{at} = lambda *_, **more: (say(), os.kill(os.getpid(), signal.SIGKILL))
-gc.join(place, timeout)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at", ["StoreLink.regrouped", "gc.Communicator.__init__"])
-def test_a_newcomer_that_dies_on_arrival_is_replaced_too(group, at):
-    """The newcomer dies before the meeting at the new store, or after, while ranks make the communicator."""
-    first = group.start(DIES_ON_ARRIVAL.replace("{at}", at))
-    for rank in range(3):
-        group.start(REPLACES, rank, 3, "[1]")
-    assert json.loads(first.stdout.readline()) == {}
-    group.start(NEWCOMER)
-    said = group.said()
-    assert sorted((one["rank"], one["all"]) for one in said) == [(rank, [0, 1, 2]) for rank in range(3)]
-
-
 STRANGER = """
 try:
     gc.join(place, timeout)

@@ -5,7 +5,6 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.device.messages import Counted
 from harness.pace import seconds
 from programs.points import all_programs, wrong_dtypes
 
@@ -39,27 +38,6 @@ def grouped(comm, x, out, right, left):
 
 def test_nothing_goes_to_nobody(ranks_anywhere):
     ranks_anywhere(a_row_of_ranks, 3)
-
-
-class Ending:
-    """A message between threads that completes just after the first question for its length."""
-
-    answers = (None, None, 8, 8)
-
-    @property
-    def length(self):
-        now, *self.answers = self.answers
-        return now
-
-    def Test(self):
-        return True
-
-
-def test_a_message_that_ends_between_two_questions_has_a_length():
-    count = Counted(Ending())
-    assert not count()
-    assert count()
-    count.check(0, 8)
 
 
 def on_processes(mpi):

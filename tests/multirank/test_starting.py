@@ -45,15 +45,6 @@ def test_who_does_not_come_to_mpis_start_is_named(mpiexec, how, why):
     assert "start_mpi" in job.stderr  # the stack of the waiting rank
 
 
-STARTS = """
-import os, sys
-import gpucoll as gc
-with gc.init() as comm:
-    with open(f"/proc/self/task/{os.getpid()}/children") as children:
-        sys.stdout.write(f"{comm.size} {children.read()!r}\\n")
-"""
-
-
 def test_every_row_of_what_depends_on_mpi_names_a_test():
     for file, names in DEPENDS.items():
         text = Path(__file__).with_name(file).read_text()

@@ -107,18 +107,6 @@ def test_the_choice_is_what_then_runs(ranks, tmp_path, best, algo, runs):
         assert one["basis"].startswith(f"the table {tmp_path}")
 
 
-def parts(mpi, folder):
-    """Delete the table's file, split twice, and return the result of `called` on the part of a part."""
-    planted(mpi, folder, ("mpi", "star"))
-    with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
-        mpi.Barrier()
-        if mpi.rank == 0:
-            next(Path(folder).glob("tune-*")).unlink()
-        mpi.Barrier()
-        with comm.split(comm.rank % 2) as half, half.split(0, key=-half.rank) as again:
-            return called(again)
-
-
 @pytest.mark.parametrize(("old", "new", "reason"), [
     ("1e-05", "\xff", "can't decode"),
     (f'"gpucoll": "{gc.__version__}"', '"gpucoll": "0.0.1"', f"gpucoll '0.0.1', but here it is '{gc.__version__}'")])

@@ -56,11 +56,6 @@ def long_count(name):
 SHARES = 3
 
 
-def share_of(size):
-    """Return the third of the ops and dtypes tried with this number of ranks: other numbers try other thirds."""
-    return oracle.SIZES.index(size) % SHARES
-
-
 def check(found, expected, *context):
     assert isinstance(found, numpy.ndarray), context
     assert oracle.same_bits(found, expected), (context, found, expected)
