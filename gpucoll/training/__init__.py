@@ -1,5 +1,6 @@
 """Training on several ranks with NumPy and CuPy arrays and, by DLPack, PyTorch tensors. Parameters map names to arrays.
 
+    averaging        gradients averaged in buckets; common to data_parallel and zero
     data_parallel    gradients averaged over ranks
     zero             training state divided over ranks; uses shards, layers, checkpoint and partner
     partner          copies of ZeRO's shards, to continue after the loss of a rank

@@ -21,10 +21,10 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll import Communicator, internal
+from gpucoll import Communicator
 from gpucoll.block_scaled.conversion import keep_finite
 from gpucoll.block_scaled.steps import messages, two_steps
-from gpucoll.errors import ArgumentError, DtypeError, GpucollError, nearest
+from gpucoll.errors import ArgumentError, nearest
 from gpucoll.internal import (
     FORMATS,
     SHORT,
@@ -312,17 +312,8 @@ def check_kind(call: str, compression: object, kinds: Any = Compression | Policy
                             code="GC-COMPRESSION")
 
 
-def check_dtypes(call: str, parameters: Mapping[str, Like], compression: Compression | Policy) -> None:
-    """Raise DtypeError, on all ranks, for a parameter without a mean, or with a dtype unfit for its compression."""
-    for name, like in parameters.items():
-        kind = row_of(like.dtype).kind
-        if kind != "float" and not (kind == "complex" and isinstance(compression.of(name), Exact)):
-            raise DtypeError(f"{call}: {name} is {like.dtype}, and {compression.of(name)!r} cannot form its mean; "
-                             "use floating-point numbers, or complex numbers without compression")
-
-
 def remembered(compression: Compression | Policy) -> Memory:
-    """Return the state to restore after a failed step: see `tell_of_missing`."""
+    """Return the state to restore after a failed step: see `Averaging`."""
     return [(one, one.remember()) for one in compression.members]
 
 
@@ -331,21 +322,6 @@ def restore(before: Memory) -> None:
     for one, arrays in before:
         for name, found in arrays.items():
             setattr(one, name, dict(found))
-
-
-def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, before: Memory) -> None:
-    """Raise the `error` of this rank, if any, and PeerError on the other ranks, after restoring the residuals.
-
-    `error` reports gradients not given on this rank; `before` is the state at the start of the step. A collective call.
-    """
-    # An all-reduce of one byte is cheaper than an exchange of metadata, and all that a successful step needs.
-    if not comm.all_reduce(numpy.array([error is not None], "u1"), op="max")[0]:
-        return
-    try:
-        internal.all_gather_metadata(comm, {}, call, error)
-    except GpucollError:
-        restore(before)
-        raise
 
 
 def _padded(row: Array) -> int:

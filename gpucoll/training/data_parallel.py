@@ -12,20 +12,13 @@ from typing import Any
 
 from gpucoll import Communicator, internal
 from gpucoll.internal import address, same_memory
-from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, can_overlap, cut
-from gpucoll.training.compression import (
-    Compression,
-    Exact,
-    Policy,
-    check_dtypes,
-    check_kind,
-    remembered,
-    tell_of_missing,
-)
-from gpucoll.training.parameters import Like, like_parameter, missing_of, opened
+from gpucoll.training.averaging import Averaging
+from gpucoll.training.buckets import BUCKET_BYTES, Bucket
+from gpucoll.training.compression import Compression, Policy, check_kind
+from gpucoll.training.parameters import Like, like_parameter, opened
 
 
-class DataParallel:
+class DataParallel(Averaging):
     """Gradients averaged over all ranks of `comm`, in buckets, while the next gradients are computed.
 
     `parameters` maps names to arrays, the same on all ranks; rank 0's values are broadcast. An asynchronous
@@ -38,20 +31,11 @@ class DataParallel:
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, bucket_bytes: int = BUCKET_BYTES,
                  compression: Compression | Policy | None = None) -> None:
-        self._comm = comm
-        self._like: dict[str, Like] = {}
         arrays = opened("DataParallel", parameters, comm, lambda: check_kind("DataParallel", compression))
-        for name, array in arrays.items():
-            self._like[name] = Like.of(comm.broadcast(array, root=0))
-        self._compression = compression or Exact()
-        check_dtypes("DataParallel", self._like, self._compression)
-        names = cut(self._like, bucket_bytes, self._compression.of)
-        self._arrivals = Arrivals(names)
-        self._overlaps = can_overlap(comm, self._like.values())
-        self._pipeline = Pipeline(overlaps=self._overlaps)
+        like = {name: Like.of(comm.broadcast(array, root=0)) for name, array in arrays.items()}
+        super().__init__(like, comm, compression, bucket_bytes)
         self._is_synchronised = True
-        self._before = remembered(self._compression)
-        self._buckets = [self._bucket(some) for some in names]
+        self._buckets = [self._bucket(some) for some in self._names]
         self.gradients = {name: row for bucket in self._buckets for name, row in bucket.gradients.items()}
         self._addresses = {name: address(row) for name, row in self.gradients.items()}
 
@@ -93,14 +77,7 @@ class DataParallel:
 
         A collective call. Raises ArgumentError if gradients of this rank are missing, PeerError on the other ranks.
         """
-        error = missing_of("finish", self._arrivals.missing, self._comm)
-        with internal.current_stream(self._comm, self.gradients.values()):
-            # Start incomplete buckets too: other ranks are in these collectives and would wait for this rank.
-            self._start(self._arrivals.startable(all_of_them=True))
-            self._pipeline.finish()
-        self._arrivals.clear()
-        tell_of_missing("finish", error, self._comm, self._before)
-        self._before = remembered(self._compression)
+        self._reduce_all("finish", self.gradients.values())
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

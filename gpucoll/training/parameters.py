@@ -128,11 +128,3 @@ def to_array(array: Array, content: Array) -> None:
         array.set(content)  # type: ignore[attr-defined]
     else:
         array[...] = content
-
-
-def missing_of(call: str, names: Sequence[str], comm: Communicator) -> ArgumentError | None:
-    """Return the error reporting missing gradients of `names` on this rank; None if `names` is empty."""
-    if not names:
-        return None
-    return ArgumentError(f"{call}: the gradients of {', '.join(names[:5])}{' and others' * (len(names) > 5)} are "
-                         f"missing on rank {comm.rank}", code="GC-NAME")

@@ -19,20 +19,13 @@ from typing import Any
 from gpucoll import Communicator, internal
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.internal import Array
-from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Phases, Pipeline, can_overlap, cut
+from gpucoll.training.averaging import Averaging
+from gpucoll.training.buckets import BUCKET_BYTES, Bucket, Phases
 from gpucoll.training.checkpoint import PARAMETER, Checkpoint, Saving
-from gpucoll.training.compression import (
-    Compression,
-    Exact,
-    Policy,
-    check_dtypes,
-    check_kind,
-    remembered,
-    tell_of_missing,
-)
+from gpucoll.training.compression import Compression, Exact, Policy, check_kind, remembered
 from gpucoll.training.layers import Layers
 from gpucoll.training.optimizers import Optimizer, check_optimizer
-from gpucoll.training.parameters import Like, Parameters, like_parameter, missing_of, opened
+from gpucoll.training.parameters import Like, Parameters, like_parameter, opened
 from gpucoll.training.partner import Division, PartnerCopy, Portion
 from gpucoll.training.shards import Shards, owned
 
@@ -75,7 +68,7 @@ class _Compressed:
             found[name] = shard if self._stays else shard.copy()
 
 
-class ZeRO:
+class ZeRO(Averaging):
     """Training of `parameters` by `optimizer`, with the state of stage 1, 2 or 3 divided over the ranks of `comm`.
 
     `parameters` maps names to contiguous arrays, the same on all ranks; rank 0's values are broadcast. In stages 1 and
@@ -93,9 +86,9 @@ class ZeRO:
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int = 1,
                  compression: Compression | Policy | None = None, *, partner: PartnerCopy | None = None) -> None:
-        self._start(parameters, comm, optimizer, stage, compression, partner, resumes=True)
+        self._open_training(parameters, comm, optimizer, stage, compression, partner, resumes=True)
 
-    def _start(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int,
+    def _open_training(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int,
                compression: Compression | Policy | None, partner: PartnerCopy | None, *, resumes: bool) -> None:
         """Begin a training; without `resumes` the values of the parameters, and the state, are read afterwards."""
         def check() -> None:
@@ -106,13 +99,14 @@ class ZeRO:
             if partner is not None and not isinstance(partner, PartnerCopy):
                 raise ArgumentError(f"ZeRO: partner {partner!r} is not a PartnerCopy()", code="GC-PARTNER")
 
-        self._comm, self._stage = comm, stage
-        self.optimizer = optimizer
+        self._stage, self.optimizer, self._partner = stage, optimizer, partner
         arrays = opened("ZeRO", parameters, comm, check, contiguous=True)
-        self._like = {name: Like.of(array) for name, array in arrays.items()}
-        self._compression, self._partner = compression or Exact(), partner
+        like = {name: Like.of(array) for name, array in arrays.items()}
+        # From stage 2 on a bucket is freed once reduced. Buckets no longer than the longest parameter keep the memory
+        # of gradients under way small.
+        most = BUCKET_BYTES if stage == 1 else max(1, *(one.nbytes for one in like.values()))
+        super().__init__(like, comm, compression, min(BUCKET_BYTES, most))
         self._division: Division | None = None
-        check_dtypes("ZeRO", self._like, self._compression)
         if partner is not None and resumes:
             self._division = partner._resume(arrays, comm, optimizer, self._compression, copies=stage == 3)
             self._own = self._division.portions[comm.rank].parameters
@@ -124,20 +118,12 @@ class ZeRO:
                       for name, array in arrays.items()}
             self._own = {name: shard.copy() for name, shard in shards.items()} if stage == 3 else shards
         self.parameters: Parameters = {} if stage == 3 else arrays
-        # From stage 2 on a bucket is freed once reduced. Buckets no longer than the longest parameter keep the memory
-        # of gradients under way small.
-        most = BUCKET_BYTES if stage == 1 else max(1, *(one.nbytes for one in self._like.values()))
-        names = cut(self._like, min(BUCKET_BYTES, most), self._compression.of)
-        self._arrivals = Arrivals(names)
-        self._buckets = [Shards({name: self._like[name] for name in some}, comm.rank, comm.size) for some in names]
-        self._bucket_of = {name: number for number, some in enumerate(names) for name in some}
+        self._buckets = [Shards({name: like[name] for name in some}, comm.rank, comm.size) for some in self._names]
+        self._bucket_of = {name: number for number, some in enumerate(self._names) for name in some}
         self._open: dict[int, _Sharded | _Compressed] = {}  # the buckets with memory allocated, by number
         self._gradients: Parameters = {}
-        overlaps = can_overlap(comm, self._like.values())
-        self._pipeline = Pipeline(overlaps=overlaps)
-        self._layers = Layers(self._own, self._like, comm, overlaps=overlaps)
+        self._layers = Layers(self._own, like, comm, overlaps=self._overlaps)
         self._saving: Saving | None = None
-        self._before = remembered(self._compression)
 
     def ready(self, name: str, gradient: Any) -> None:
         """Give the gradient of a parameter: an array of the parameter's shape and dtype, reusable after the call.
@@ -150,7 +136,7 @@ class ZeRO:
         with internal.current_stream(self._comm, [gradient]):
             self._opened(number).put(name, array)
             self._arrivals.came(name)
-            self._send(self._arrivals.startable())
+            self._start(self._arrivals.startable())
 
     def _opened(self, number: int) -> _Sharded | _Compressed:
         if number not in self._open:
@@ -161,7 +147,7 @@ class ZeRO:
             self._open[number] = kind(shards, compression, stays=stays)
         return self._open[number]
 
-    def _send(self, numbers: Iterable[int]) -> None:
+    def _start(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             # From stage 2 on at most two buckets are under way, since each holds whole gradients.
             if self._stage > 1:
@@ -182,16 +168,7 @@ class ZeRO:
         """
         if self._partner is not None and self._division is not None:
             self._partner._check(self._division)
-        error = missing_of("step", self._arrivals.missing, self._comm)
-        with internal.current_stream(self._comm, self._own.values()):
-            # Start incomplete buckets too: other ranks are in these collectives and would wait for this rank.
-            self._send(self._arrivals.startable(all_of_them=True))
-            self._pipeline.finish()
-            if self._division is not None:
-                self._division.exchange(self._gradients, self._comm, self.optimizer)
-        self._arrivals.clear()
-        tell_of_missing("step", error, self._comm, self._before)
-        self._before = remembered(self._compression)
+        self._reduce_all("step", self._own.values(), self._exchange)
         with internal.current_stream(self._comm, self._own.values()):
             if self._partner is not None:
                 self._partner._step(self.optimizer)
@@ -201,6 +178,10 @@ class ZeRO:
         if self._stage < 3:
             self._spread()
         self._layers.restart()
+
+    def _exchange(self) -> None:
+        if self._division is not None:
+            self._division.exchange(self._gradients, self._comm, self.optimizer)
 
     def _spread(self) -> None:
         """Gather the parameters from all ranks' shards, in place, with at most two buckets under way."""
@@ -277,7 +258,7 @@ class ZeRO:
                                 code="GC-FILE")
         given = {name: one.new(one.shape) for name, one in found.like.items()} if parameters is None else parameters
         zero = cls.__new__(cls)
-        zero._start(given, comm, optimizer, stage, compression, partner, resumes=False)
+        zero._open_training(given, comm, optimizer, stage, compression, partner, resumes=False)
         saved, here = ({name: (one.shape, one.dtype) for name, one in like.items()}
                        for like in (found.like, zero._like))
         if saved != here:
