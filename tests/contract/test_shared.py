@@ -12,7 +12,6 @@ from gpucoll.executors.engine import plans
 from harness.grids import generator
 from harness.thread_ranks import on_threads
 from programs import blocks, collectives
-from programs.collectives import MOVEMENTS, REDUCTIONS
 
 WAYS = ("small", "copied", "mapped")
 
@@ -27,17 +26,6 @@ def way(name):
         if name == "mapped":
             stack.enter_context(mock.patch.object(Copier, "read", side_effect=PermissionError("not permitted")))
         yield
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_ways_into_memory(name):
-    random = generator(f"ways/{name}")
-    for collective in (*REDUCTIONS, *MOVEMENTS):
-        for algorithm in random.sample([one for one in collectives.algorithms(collective) if one != "native"], 2):
-            size, counts = random.choice((2, 3, 4, 5)), (random.choice((0, 1, 7)), random.choice((5000, 70001)))
-            with way(name):
-                on_threads(size, mixture.called, [(collective, algorithm, "sum", "float64", count, random.random())
-                                                  for count in counts], executor="shared")
 
 
 @pytest.mark.parametrize("name", WAYS)

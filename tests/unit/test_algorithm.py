@@ -142,17 +142,6 @@ def test_it_is_a_name_like_any_other():
         gc.schedule("all_to_all", "hierarchical(direct,mine_too)", rank=0, size=4)
 
 
-def test_explain_lists_it_and_auto_does_not_choose_it():
-    gc.algorithm("all_reduce", "free", chunks=1, rounds="0", path="0", sent="0")(ring)
-    with gc.init_local(1)[0] as comm:
-        explained = comm.explain("all_reduce", 1 << 16)
-    names = [row["algorithm"] for row in explained.candidates]
-    assert explained.choice != "free"
-    assert "free" in names
-    assert "free" not in names[:names.index("free")]
-    assert "free" not in explained.reason
-
-
 # ---------------------------------------------------------------- files and commands
 
 

@@ -1,7 +1,5 @@
-"""Recognition of the launcher of a process and of an MPI vendor by text, and the calls of each vendor's mpiexec."""
+"""Recognition of the launcher of a process and of an MPI vendor by text."""
 
-import json
-import os
 import subprocess
 import sys
 
@@ -38,19 +36,6 @@ def test_a_process_knows_who_started_it(environment, name, size_and_rank, local)
     ({"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_LOCALID": "0"}, None)])  # mpiexec's rank: srun started the daemon only
 def test_a_process_knows_its_number_on_its_host(environment, number):
     assert launchers.local_rank(environment) == number
-
-
-def test_torchruns_error_file_has_the_first_uncaught_exception(tmp_path):
-    path = tmp_path / "error.json"
-    for word in ("first", "second"):
-        job = subprocess.run([sys.executable, "-c", "from gpucoll.launch import bootstrap\n"
-                              f"bootstrap.end_together()\nraise ValueError('{word}')"], capture_output=True, text=True,
-                             env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)})
-        assert job.returncode == 1
-        assert job.stderr.endswith(f"ValueError: {word}\n")
-    found = json.loads(path.read_text())["message"]
-    assert found["message"] == "ValueError: first"
-    assert "Traceback" in found["extraInfo"]["py_callstack"]
 
 
 def test_vendors_are_known_by_what_they_say_and_the_file_alone_is_enough():

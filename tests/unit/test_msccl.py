@@ -83,6 +83,27 @@ def test_messages_that_leave_before_they_arrive_are_received_aside():
     assert verify(*read(file.text("leaving")), 2).messages == 3
 
 
+def test_a_reduction_whose_source_is_the_senders_is_understood():
+    """msccl-tools means a chunk of the sender, the runtime a chunk of the own GPU: the provable reading counts."""
+    file = File("allreduce", 2, 1, scratch=1)
+    for rank in range(2):
+        file.move(rank, ("i", 0), rank, ("s", 0))
+    for rank in range(2):
+        file.move(rank, ("i", 0), 1 - rank, ("s", 0), reduce=True)
+        file.gpus[1 - rank][rank, rank, 0][-1][1] = ("i", 0)
+    for rank in range(2):
+        file.move(rank, ("s", 0), rank, ("o", 0))
+    assert verify(*read(file.text()), 2).messages == 2
+    sender = File("allreduce", 2, 1, scratch=2)
+    for rank in range(2):
+        sender.move(rank, ("i", 0), rank, ("s", 1))
+        sender.move(rank, ("i", 0), rank, ("o", 0))
+    for rank in range(2):
+        sender.move(rank, ("s", 1), 1 - rank, ("o", 0), reduce=True)
+    text = sender.text().replace('type="rrc" srcbuf="o" srcoff="0"', 'type="rrc" srcbuf="s" srcoff="1"')
+    assert verify(*read(text), 2).messages == 2
+
+
 # ---------------------------------------------------------------- faults
 
 

@@ -1,13 +1,11 @@
 """`run_local`: results in rank order, the first error, no wait for failed ranks; objects."""
 
-import threading
 import time
 
 import numpy
 import pytest
 
 import gpucoll as gc
-from harness.pace import seconds
 
 
 def test_results_are_in_the_order_of_ranks():
@@ -33,21 +31,6 @@ def test_what_is_no_number_of_ranks_is_refused():
     with pytest.raises(gc.ArgumentError):
         gc.run_local(lambda comm: None, 0)
     assert gc.run_local(lambda comm: comm.size, numpy.int64(2)) == [2, 2]
-
-
-def test_who_waits_is_told_what_the_late_one_has_called_last():
-    told = threading.Event()
-
-    def one_stays_behind(comm):
-        comm.barrier()
-        if comm.rank == 0:
-            with pytest.raises(gc.CollectiveTimeout, match="computes since its call 1, barrier by"):
-                comm.barrier()
-            told.set()
-        else:
-            assert told.wait(seconds(60))
-
-    gc.run_local(one_stays_behind, 2, timeout=0.2)
 
 
 class Stubborn:
