@@ -31,6 +31,7 @@ from typing import Any, TypeVar, Unpack
 
 from gpucoll.communicator.cartesian import Cartesian
 from gpucoll.communicator.elastic import TIMEOUT, joined, same_options
+from gpucoll.communicator.lifecycle import tell_meeting
 from gpucoll.communicator.links import LocalLink, MpiLink, StoreLink
 from gpucoll.communicator.methods import Communicator
 from gpucoll.communicator.transports import Transport
@@ -57,6 +58,7 @@ def new_world(wanted: bootstrap.Options, job: Any = None) -> Communicator:
     if isinstance(job, Transport):
         return Communicator(job if job.mpi is None else same_options(job, wanted), wanted)
     if not isinstance(job, StorePlace):
+        tell_meeting(job)
         return Communicator(same_options(MpiLink(job, wanted.timeout), wanted), wanted)
     if wanted.executor == "native":
         raise ArgumentError("init: without MPI there is no native executor on the host; omit executor=, or "

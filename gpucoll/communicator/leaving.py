@@ -53,6 +53,8 @@ class Leaving:
         self._away: Sent | None = None  # told to this communicator while the rank closes one of which it is a part
         self._parts: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
         self._wholes: list[weakref.ref[Lifecycle]] = []  # the communicators of which this one is a part
+        self._meetings = 0  # calls of `from_mpi` that all ranks of this communicator make
+        life.guard.is_away = self._is_away
 
     @property
     def _rank(self) -> int:
@@ -117,10 +119,11 @@ class Leaving:
         part.leaving._wholes = [*self._wholes, weakref.ref(self._life)]
         for whole in part.leaving._living_wholes():
             whole.leaving._parts.add(part)
-        part.guard.is_inside = part.leaving._is_inside
 
-    def _is_inside(self) -> bool:
-        """Return whether this rank has yet to close all communicators of which this one is a part."""
+    def _is_away(self, farewell: Farewell) -> bool:
+        """Return whether the sender waits for this rank, in `from_mpi` or in `close` of a larger communicator."""
+        if farewell.meeting:
+            return self._meetings < farewell.meeting
         wholes = self._living_wholes()
         return bool(wholes) and not any(whole.closed for whole in wholes)
 
@@ -130,17 +133,26 @@ class Leaving:
     def tell_parts(self, place: str) -> None:
         """Tell the ranks of all open parts that this rank waits in `close`, at `place`, and makes no call there."""
         for part in [*self._parts]:
-            leaving, link = part.leaving, part.link
-            # Another thread of this process, or a queued call, may still make calls of the part.
-            *_, queued, _ = part.waits.gate()
-            is_ours = not queued and {part.waits.thread, part.host.thread()} <= {0, threading.get_native_id()}
-            if part.closed or part.is_forked or part.waits.failure is not None or link.has_ended() or not is_ours:
-                continue
-            closes = leaving.farewell(None, closes=True)
-            farewell = closes._replace(why=Why.AWAY, words=closes.words.replace(
-                "has closed the communicator", f"has closed a communicator of which this one is a part ({place}),", 1))
-            with contextlib.suppress(GpucollError, *link.foreign):
-                leaving._away = link.tell(leaving._living(), farewell)
+            part.leaving._tell_away(f"has closed a communicator of which this one is a part ({place}),")
+
+    def meet(self, place: str) -> None:
+        """Tell the other ranks that this rank waits for them in `from_mpi`, at `place`."""
+        self._meetings += 1
+        self._tell_away(f"waits in from_mpi ({place}),", self._meetings)
+
+    def _tell_away(self, does: str, meeting: int = 0) -> None:
+        """Tell the other ranks that this rank makes no call here until they have come elsewhere, where it waits."""
+        life, link = self._life, self._life.link
+        # Another thread of this process, or a queued call, may still make calls of this communicator.
+        *_, queued, _ = life.waits.gate()
+        is_ours = not queued and {life.waits.thread, life.host.thread()} <= {0, threading.get_native_id()}
+        if life.closed or life.is_forked or life.waits.failure is not None or link.has_ended() or not is_ours:
+            return
+        closes = self.farewell(None, closes=True)
+        farewell = closes._replace(why=Why.AWAY, meeting=meeting, words=closes.words.replace(
+            "has closed the communicator", does, 1))
+        with contextlib.suppress(GpucollError, *link.foreign):
+            self._away = link.tell(self._living(), farewell)
 
     def last_words(self) -> Farewell:
         """Return the farewell of a thread that closes, after it has told the parts."""

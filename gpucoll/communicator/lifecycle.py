@@ -15,7 +15,7 @@ from pathlib import Path
 from gpucoll.communicator.backends import HostBackend
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.leaving import Leaving
-from gpucoll.communicator.links import LocalLink
+from gpucoll.communicator.links import LocalLink, MpiLink
 from gpucoll.communicator.process_end import end_process
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.signature import LastCall, Signature
@@ -332,6 +332,25 @@ def _threads_of(reference: weakref.ref[Lifecycle]) -> set[int]:
 
 
 _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
+
+
+def tell_meeting(mpi: object) -> None:
+    """Tell the ranks of all open communicators within `mpi` that this rank is about to wait for them in `from_mpi`.
+
+    They may be in a call, and this rank makes none before they have come.
+    """
+    lives = [life for life in [*_alive] if isinstance(life.link, MpiLink) and not life.closed and not life.is_forked
+             and not life.link.has_ended()]
+    if not lives or not mpi or not hasattr(mpi, "Get_group"):  # nobody to tell, or an argument that is refused later
+        return
+    everyone, place = mpi.Get_group(), call_site()
+    for life in lives:
+        ranks = life.link.mpi.Get_group()
+        # All ranks of such a communicator make this call: they count their meetings alike.
+        if all(rank >= 0 for rank in ranks.Translate_ranks(None, everyone)):
+            life.leaving.meet(place)
+        ranks.Free()
+    everyone.Free()
 
 
 def _after_fork() -> None:

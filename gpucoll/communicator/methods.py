@@ -18,6 +18,7 @@ from gpucoll.communicator.calls import CallOptions
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.elastic import TIMEOUT, same_options
 from gpucoll.communicator.extrema import located
+from gpucoll.communicator.lifecycle import tell_meeting
 from gpucoll.communicator.links import MpiLink
 from gpucoll.communicator.overloads import (
     ExchangingBlocks,
@@ -92,6 +93,7 @@ class Communicator:
         # A communicator whose ranks reach each other in another way than by MPI.
         if hasattr(mpi, "__gpucoll_transport__"):
             return cls(mpi.__gpucoll_transport__(), wanted)
+        tell_meeting(mpi)
         return cls(same_options(MpiLink(mpi, wanted.timeout), wanted), wanted)
 
     rank = property(lambda self: self._core.link.place.rank, doc="This rank, 0 .. size - 1.")

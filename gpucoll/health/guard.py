@@ -52,10 +52,10 @@ class Guard:
         self._position, self._last, self._needs_all, self._messages = position, last, needs_all, messages
         self._shown = shown
         self.left: dict[int, Farewell] = {}  # the farewells heard so far
-        # Ranks that wait in `close` of a communicator of which this one is a part, until this rank closes it too;
-        # `is_inside` returns whether this rank has yet to close all such communicators.
+        # Ranks that wait elsewhere for this rank, in `close` of a larger communicator or in `from_mpi`; `is_away`
+        # returns whether this rank has yet to come there.
         self._away: dict[int, Farewell] = {}
-        self.is_inside: Callable[[], bool] = lambda: False
+        self.is_away: Callable[[Farewell], bool] = lambda farewell: False
         self._missed: dict[int, float] = {}  # ranks that have left or died and are awaited, and since when
         self._looked = self._began = self._warned = 0.0
         self._frozen = 0.0  # seconds for which this process was stopped in the current wait
@@ -86,9 +86,10 @@ class Guard:
             if found is None:
                 raise
             raise found from error
-        # A rank in `close` of a larger communicator, which this rank has yet to close, makes no call of this one.
-        away = [rank for rank, one in self._away.items() if rank not in self.left and self.lacks(one)]
-        if away and self.is_inside():
+        # A rank that waits elsewhere until this rank comes makes no call of this communicator.
+        away = [rank for rank, one in self._away.items()
+                if rank not in self.left and self.lacks(one) and self.is_away(one)]
+        if away:
             raise self._failed(away)
         if ended or self.left:
             self._judge(now, ended, {*ended, *self.left} if meets else self._awaited())
@@ -211,7 +212,7 @@ class Guard:
     def describe(self, rank: int) -> str:
         """Return a description of a rank for error messages: process, state and last call, as far as known."""
         farewell, process, last = self.left.get(rank), self._processes.numbers.get(rank), self._last(rank)
-        if farewell is None and rank in self._away and self.is_inside():
+        if farewell is None and rank in self._away and self.is_away(self._away[rank]):
             farewell = self._away[rank]
         name = f"rank {rank}" if process is None else f"rank {rank} (process {process})"
         if farewell is not None and farewell.words:

@@ -4,6 +4,7 @@ A rank leaves by `close`, at the end of its process, or after a failure. The far
 calls made, and words for the errors of the other ranks. A rank may fail in `close`, after its farewell, and then sends
 a second one; the last farewell counts. A rank that closes a communicator also sends a farewell to the parts made of it
 by `split`, because it makes no call of a part while it waits in `close`; these parts may go on once all have closed.
+The same holds for a rank that waits in `from_mpi`, until all ranks have come there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpucoll.transport.tags import BYTES, Tag
 
 NOBODY = -1  # in the place of a culprit
 CULPRITS = 8  # at most, in a farewell
-NUMBERS = 4 + CULPRITS
+NUMBERS = 5 + CULPRITS
 WORDS = 8 * NUMBERS  # where the words begin
 NBYTES = 512  # of a farewell: numbers of 8 bytes, then the words
 
@@ -27,7 +28,7 @@ NBYTES = 512  # of a farewell: numbers of 8 bytes, then the words
 class Why(enum.IntEnum):
     """The reason of a farewell."""
 
-    AWAY = -1  # the rank waits in `close` of a communicator of which this one is a part, and is here still
+    AWAY = -1  # the rank waits for the others in `close` of a larger communicator, or in `from_mpi`, and is here still
     CLOSES = 0  # the rank has called `close`, and waits there for the others
     ENDS = 1  # the process ends without `close`
     FAILED = 2  # a call has failed on this rank, or the program has left its `with` block by an exception
@@ -38,8 +39,9 @@ class Farewell(NamedTuple):
     """A farewell: the reason, the ranks to blame, the numbers of calls, and the sender's words.
 
     `calls` are the calls made on the host, `device_calls` those compared by messages or in mapped memory. The sender
-    has refused the last `refused` of these calls, so other ranks need not have made such calls. `words` follow the name
-    of the rank: "has closed the communicator after its call 3, ...".
+    has refused the last `refused` of these calls, so other ranks need not have made such calls. `meeting` is the number
+    of the call of `from_mpi` in which the sender waits, 0 outside. `words` follow the name of the rank: "has closed the
+    communicator after its call 3, ...".
     """
 
     why: Why
@@ -48,12 +50,14 @@ class Farewell(NamedTuple):
     device_calls: int = 0
     refused: int = 0
     words: str = ""
+    meeting: int = 0
 
     def encode(self) -> Any:
         """Return the message, a row of uint8; words that are too long lose their end."""
         row = numpy.zeros(NBYTES, numpy.uint8)
         culprits = [*self.culprits[:CULPRITS], *[NOBODY] * (CULPRITS - len(self.culprits))]
-        row[:WORDS].view(numpy.int64)[:] = self.why, self.calls, self.device_calls, self.refused, *culprits
+        row[:WORDS].view(numpy.int64)[:] = (
+            self.why, self.calls, self.device_calls, self.refused, self.meeting, *culprits)
         words = self.words.encode()[:NBYTES - WORDS]
         row[WORDS:WORDS + len(words)] = numpy.frombuffer(words, numpy.uint8)
         return row
@@ -63,12 +67,12 @@ class Farewell(NamedTuple):
         """Return the farewell in a message.
 
         >>> Farewell.decode(Farewell(Why.FAILED, (2,), 7, words="has failed").encode())
-        Farewell(why=<Why.FAILED: 2>, culprits=(2,), calls=7, device_calls=0, refused=0, words='has failed')
+        Farewell(why=<Why.FAILED: 2>, culprits=(2,), calls=7, device_calls=0, refused=0, words='has failed', meeting=0)
         """
-        why, calls, device_calls, refused, *culprits = row[:WORDS].view(numpy.int64).tolist()
+        why, calls, device_calls, refused, meeting, *culprits = row[:WORDS].view(numpy.int64).tolist()
         named = tuple(rank for rank in culprits if rank != NOBODY)
         words = row[WORDS:].tobytes().rstrip(b"\0").decode(errors="ignore")
-        return cls(Why(why), named, calls, device_calls, refused, words)
+        return cls(Why(why), named, calls, device_calls, refused, words, meeting)
 
     def has_made(self, other: Farewell) -> bool:
         """Return whether the sender has made all calls of another rank, but for those that the other rank refused.

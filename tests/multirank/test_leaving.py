@@ -358,3 +358,27 @@ def queued_calls_on_mpi(mpi):
 def test_a_rank_with_queued_calls_of_a_part_has_not_left_it(rank_pool):
     assert gc.run_local(closes_with_queued_calls, 3, timeout=seconds(60)) == [[0.0, 3.0, 6.0, 9.0]] * 3
     rank_pool.run(queued_calls_on_mpi, 3, timeout=seconds(60))
+
+
+def meets(mpi):
+    """Rank 0 waits in `from_mpi` while the others are in a call; once they have come there, nobody is blamed."""
+    comm = gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+    comm.all_reduce(numpy.ones(1))
+    if comm.rank:
+        began = time.monotonic()
+        with pytest.raises(gc.RankFailedError, match=r"rank 0 .*waits in from_mpi \(.*\), after its call 1;") as raised:
+            comm.all_reduce(numpy.ones(1))
+        assert raised.value.ranks == (0,)
+        assert time.monotonic() - began < seconds(10)
+    comm = gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+    more = gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+    assert [one.all_reduce(numpy.full(1, turn))[0] for one in (comm, more) for turn in range(3)] == 2 * [0, 3, 6]
+    guard = comm._core.life.guard
+    guard._looked = 0.0
+    guard.check()
+    more.close()
+    comm.close()
+
+
+def test_a_rank_that_waits_in_from_mpi_is_told_to_the_others(rank_pool):
+    rank_pool.run(meets, 3, timeout=seconds(120))
