@@ -158,8 +158,7 @@ TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", 
 PEER_GRAPHS = [("captured", name) for name in ("one_shot", "two_shot", "ring")] + [("planned",), ("many_calls", "ring"),
                                                                                   ("lifetimes", "one_shot", "ring")]
 ALONE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("split",), ("dlpack",), ("refusals",),
-         ("mirrored", "carriers", "tree"), ("current_device",), ("streams_refused",), ("asked_in_order",),
-         ("bytes_apart",)]
+         ("mirrored", "carriers", "tree"), ("current_device",), ("streams_refused",)]
 TOGETHER = [*ALONE, ("shares", "ring", "memory"), ("missed",), ("without_nccl",), ("float8_below_hopper",),
             ("mirrored", "every_op_and_dtype", "all_reduce", "ring"), ("mirrored", "every_count", "all_reduce", "tree"),
             ("mirrored", "copies", "all_to_all", "auto"),

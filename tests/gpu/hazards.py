@@ -1,6 +1,5 @@
 """Programs on CuPy arrays for cases of silent errors or endless waits in CUDA: all end, by a typed error."""
 
-import contextlib
 import os
 import signal
 import threading
@@ -10,12 +9,11 @@ import cupy
 import numpy
 
 import gpucoll as gc
-from gpu.helpers import PATIENCE, Foreign, held, ramp, ranges, refused, same
+from gpu.helpers import PATIENCE, ramp, ranges, refused, same
 from gpucoll.device.cuda import CurrentDevice
 from harness.pace import seconds
 
 RUNTIME = cupy.cuda.runtime
-COUNT = 300_000  # elements: more than fit into the slots of a rank not taking any out
 
 
 def current_device(comm):
@@ -92,37 +90,6 @@ def missing(comm, algorithm):
     same(comm.all_reduce(cupy.ones(3)), numpy.full(3, float(comm.size)))
 
 
-def missing_in_broadcast(comm):
-    """A receiver does not come: the root's data stay unchanged; the other receivers get the data, or NaN."""
-    last, stream = comm.size - 1, cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        other = gc.Communicator.from_mpi(comm.mpi, timeout=seconds(4))
-        x = ramp(comm, COUNT)
-        other.broadcast(x.copy(), 0)
-        stream.synchronize()
-        if comm.rank != last:
-            other.broadcast(x, 0)
-            found = x.get()
-            assert (found == ranges(comm, COUNT)[0]).all() or (comm.rank > 0 and numpy.isnan(found).all())
-    comm.barrier()
-    with contextlib.suppress(gc.GpucollError):
-        other.close()
-
-
-def refused_elsewhere(comm):
-    """A rank refuses its call, and goes on: the others, only copying their results, get an error at once."""
-    last = comm.size - 1
-    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
-        x = cupy.ones(1000, numpy.float32)
-        same(other.all_reduce(x), numpy.full(1000, comm.size, numpy.float32))
-        if comm.rank == last:
-            assert refused("GC-OVERLAP", other.all_reduce, x[1:], x[:-1])
-        else:
-            assert numpy.isnan(other.all_reduce(x).get()).all()
-            assert "refused" in refused("GC-PEER", other.all_reduce, x)
-    same(comm.all_reduce(cupy.ones(3)), numpy.full(3, float(comm.size)))
-
-
 def streams_refused(comm):
     """CUDA's per-thread stream, and the null stream while a blocking stream is captured, are refused at once."""
     x = cupy.ones(3)
@@ -134,38 +101,6 @@ def streams_refused(comm):
         assert refused("GC-STREAM", comm.all_reduce, x, stream=cupy.cuda.Stream.null)
         blocking.end_capture()
     same(comm.all_reduce(x), numpy.full(3, float(comm.size)))
-
-
-def asked_in_order(comm):
-    """Another library's array is requested in the order of the call's stream, wherever the array is opened."""
-    theirs, ours, current = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
-    total = sum(ranges(comm, 900, 3))
-    with theirs:
-        x = ramp(comm, 900, 3)
-    with current:
-        for call in (comm.all_reduce, comm.broadcast, comm.all_gather_v):
-            foreign = Foreign(x, theirs)
-            call(foreign, stream=ours)
-            assert set(foreign.asked) == {ours.ptr}, call
-    with held(theirs):
-        with theirs:
-            x = ramp(comm, 900, 3)
-        with current:
-            y = comm.all_reduce(Foreign(x, theirs), stream=ours)
-            assert not ours.done
-    with ours:
-        same(y, total)
-
-
-def bytes_apart(comm):
-    """Arrays not aligned to the size of their elements are reduced like any others."""
-    for name in ("float32", "float64", "complex64", "int16"):
-        room = cupy.zeros(100 * numpy.dtype(name).itemsize + 1, "uint8")
-        x = room[1:].view(name)
-        x.view("uint8")[:] = cupy.asarray(numpy.full(100, comm.rank, name).view("uint8"))  # CuPy's kernels would fault
-        expected = numpy.full(100, sum(range(comm.size)), name)
-        same(comm.all_reduce(x, algorithm="ring"), expected)
-        same(comm.all_reduce(x, x), expected)
 
 
 def float8_below_hopper(comm):

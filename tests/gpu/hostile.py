@@ -13,7 +13,6 @@ import numpy
 
 import gpucoll as gc
 from gpu.helpers import PATIENCE, held, ramp, ranges, refused, same
-from gpucoll.transport.rendezvous import becomes
 from harness.pace import seconds
 
 SOON = seconds(3)
@@ -122,55 +121,6 @@ def in_turn(comm):
         comm.barrier()
 
 
-def handed_out_again(comm, what):
-    """The memory used by a graph or a plan is not handed out again while the graph or plan exists."""
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        shape = comm.size, 500
-        x, all_of = ramp(comm, comm.size * 500).reshape(shape), ranges(comm, comm.size * 500)
-        if what == "plan":
-            out, expected = cupy.empty(shape, numpy.float32), sum(all_of).reshape(shape)
-            again = comm.plan("all_reduce", x, out, stream=stream)
-            del x
-        else:
-            out, expected = x, all_of[comm.rank].reshape(shape)
-            comm.all_to_all(x, x, algorithm="native")
-            stream.begin_capture()
-            comm.all_to_all(x, x, algorithm="native")  # back again
-            again = stream.end_capture().launch
-        theirs = [cupy.full(shape, 1000 + k, numpy.float32) for k in range(4)]
-        again()
-        for k, one in enumerate(theirs):
-            same(one, numpy.full(shape, 1000 + k, numpy.float32))
-        same(out, expected)
-
-
-def many_streams(comm, algorithm):
-    """More streams than a GPU has hardware queues; handles of closed streams are used again."""
-    for turn in range(3):
-        streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(20)]
-        found = []
-        for k, stream in enumerate(streams):
-            with stream:
-                found.append(comm.all_reduce(ramp(comm, 300, turn + k), algorithm=algorithm))
-        for k, (stream, one) in enumerate(zip(streams, found, strict=True)):
-            with stream:
-                same(one, sum(ranges(comm, 300, turn + k)))
-        del found, one, stream, streams
-
-
-def blocking(comm, algorithm):
-    """CuPy's streams block the null stream by default."""
-    stream = cupy.cuda.Stream()
-    with stream:
-        for k in range(3):
-            y = comm.all_reduce(ramp(comm, 3000, k), algorithm=algorithm)
-            with cupy.cuda.Stream.null:
-                same(y + 1, sum(ranges(comm, 3000, k)) + 1)
-                z = comm.all_reduce(ramp(comm, 3000, k), algorithm=algorithm)
-            same(z + y, 2 * sum(ranges(comm, 3000, k)))
-
-
 def faulted(comm):
     """After a fault on the GPU a wait ends with CUDA's error, not at the deadline."""
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -186,46 +136,6 @@ def faulted(comm):
     except gc.BackendError:
         return
     raise AssertionError("the fault was not told")
-
-
-def captured_beside(comm, algorithm):
-    """An asynchronous call in a capture: its stream joins, `wait` brings it back, asking for its end is an error."""
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        x = ramp(comm, 2000)
-        out = cupy.empty_like(x)
-        comm.all_reduce(x, out, algorithm=algorithm, async_op=True).wait()
-        stream.synchronize()
-        stream.begin_capture()
-        work = comm.all_reduce(x, out, algorithm=algorithm, async_op=True)
-        try:
-            becomes(work.is_completed, seconds(60))  # in a capture NCCL is called by a separate thread
-            told = False
-        except gc.UsageError:
-            told = True
-        work.wait()
-        out *= 2
-        graph = stream.end_capture()
-        graph.launch()
-        same(out, 2 * sum(ranges(comm, 2000)))
-    assert told, "the end of a call in a capture was asked for"
-
-
-def captured_globally(comm, algorithm):
-    """In a global capture allocating, loading and asking are forbidden: a planned call does nothing of the kind."""
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        x = ramp(comm, 2000)
-        out = cupy.empty_like(x)
-        plan = comm.plan("all_reduce", x, out, algorithm=algorithm, stream=stream)
-        for _ in range(2):
-            plan()
-        stream.synchronize()
-        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
-        plan()
-        graph = stream.end_capture()
-        graph.launch()
-        same(out, sum(ranges(comm, 2000)))
 
 
 def without_nccl(comm):

@@ -17,7 +17,6 @@ import gpucoll as gc
 from gpu import hazards, hostile, lifetimes, peer, splits, streams, tensors, training
 from gpu.helpers import PATIENCE, Foreign, called_before, held, raising, ramp, refused, same
 from gpu.mirrored import NATIVE, Mirrored
-from gpu.restless import restless
 from harness import thread_ranks
 from oracles import oracle
 from programs import collectives
@@ -35,12 +34,11 @@ def on_mpi(mpi, name, *arguments, **options):
     misuse, contexts = (hostile.reported, hostile.contexts) if hostile else ([], {})
     misuse.clear()
     contexts.clear()
-    with restless(gc.Communicator.from_mpi(mpi, timeout=PATIENCE)) as comm:
+    with gc.Communicator.from_mpi(mpi, timeout=PATIENCE) as comm:
         found = on_gpu(comm, name, *arguments, **options)
         own = comm.device
     assert not misuse, misuse
-    may_use_others = name in SEVERAL_GPUS or (hostile is not None and hostile.on("device_changes"))
-    assert contexts.keys() <= {own} or may_use_others, f"of these GPUs {own} is the rank's: {contexts}"
+    assert contexts.keys() <= {own} or name in SEVERAL_GPUS, f"of these GPUs {own} is the rank's: {contexts}"
     return found
 
 
@@ -48,7 +46,7 @@ def on_gpu(comm, name, *arguments, **options):
     """Run one of the programs below with this rank's GPU as current device."""
     cupy.cuda.Device(comm.device).use()
     program = next(vars(home)[name] for home in HOMES if name in vars(home))
-    return program(restless(comm), *arguments, **options)
+    return program(comm, *arguments, **options)
 
 
 def threads(size, name, *arguments):
@@ -157,24 +155,6 @@ def refusals(comm):
     assert (comm.all_reduce(host) == comm.size).all()  # the same communicator works on the host, too
 
 
-def torch_like():
-    """`gpucoll.distributed` on CuPy arrays, in place, as in torch.distributed."""
-    import gpucoll.distributed as dist
-
-    dist.init_process_group()
-    rank, size = dist.get_rank(), dist.get_world_size()
-    cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
-    x, parts = cupy.full(7, float(rank)), [cupy.empty(3) for _ in range(size)]
-    dist.all_reduce(x)
-    same(x, numpy.full(7, float(sum(range(size)))))
-    dist.all_gather(parts, cupy.full(3, float(rank)))
-    same(parts[size - 1], numpy.full(3, size - 1.0))
-    dist.broadcast(x, 0, async_op=True).wait()
-    backend = dist.get_backend()
-    dist.destroy_process_group()
-    return backend
-
-
 def aborted(comm):
     """A rank leaves: the waits of the others end at once, and closing does not wait for the rank."""
     with gc.Communicator.from_mpi(comm.mpi, timeout=2) as other:
@@ -234,28 +214,6 @@ def broken(comm):
     with patch.object(nccl, "get_unique_id", raising(nccl.NcclError(3))), \
             gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
         assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))
-
-
-def kept_from_the_collector(comm):
-    """The garbage collector never destroys NCCL's communicator, which would wait for other ranks; closing does."""
-    import gc as collector
-
-    from cupy.cuda import nccl
-
-    def begun():
-        other = gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE)
-        other.all_reduce(cupy.ones(3))
-        return other, other._core.gpus["cuda"]._transport._comm
-
-    before = nccl.NcclCommunicator._collected  # counted by the stand-in, not by CuPy
-    other, handle = begun()
-    del other
-    collector.collect()
-    assert nccl.NcclCommunicator._collected == before
-    assert handle.comm
-    other, handle = begun()
-    other.close()
-    assert not handle.comm
 
 
 def main(text):

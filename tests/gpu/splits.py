@@ -86,21 +86,6 @@ def failed_part(comm):
     assert error is not None
 
 
-def early_receive(comm):
-    """A split does not wait for messages: the receive begins before, and the send follows."""
-    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, nccl=SHARED) as parent:
-        same(parent.all_reduce(ramp(comm, 9)), sum(ranges(comm, 9)))
-        work = parent.recv(cupy.empty(5), 1, async_op=True) if comm.rank == 0 else None
-        part = parent.split(0)
-        if comm.rank == 1:
-            parent.send(cupy.ones(5), 0)
-        same(part.all_reduce(ramp(comm, 9)), sum(ranges(comm, 9)))
-        if work is not None:
-            work.synchronize()
-            same(work.result, numpy.ones(5))
-        part.close()
-
-
 def turns(comm):
     """Calls come to NCCL in order, also if the ranks connect at one call and not at the next."""
     from gpucoll.device.cuda import CudaDevice

@@ -36,8 +36,7 @@ RULES = {
     "capability": "an A100's compute capability and multiprocessors, unless variables say otherwise",
     # _memory.py and _ipc.py, after CuPy's memory.pyx and pinned_memory.pyx
     "memory": "freed memory is overwritten in its stream's order; pinned memory is a used one's, in steps of 512 bytes",
-    # tests/gpu/restless.py and tests/stand_in/torch_like.py
-    "device_changes": "another device is current at every call of a program, and must still be so after it",
+    # tests/stand_in/torch_like.py
     "torch": "tensors whose properties raise what PyTorch's raise, and that know which stream they were asked for",
 }
 
