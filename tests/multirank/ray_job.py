@@ -1,7 +1,6 @@
 """Programs of Ray's actors: ``ray_job.py PROGRAM SECONDS``; run by test_dask_and_ray.py."""
 
 import importlib.util
-import itertools
 import os
 import signal
 import sys
@@ -115,36 +114,6 @@ def results():
     found = ray.get([actor.call.remote(reduced, numpy.arange(4) + rank) for rank, actor in enumerate(members)])
     for x in found:
         same(x, SIZE * numpy.arange(4) + sum(range(SIZE)))
-
-
-def habits():
-    """Lists of NumPy's arrays and PyTorch's tensors, short dtypes, and errors that are Ray's: RuntimeError."""
-    members = actors(2)
-    join(members)
-    on(members, mixed_lists)
-    ray.get([actor.leave.remote() for actor in members])
-    with pytest.raises(RuntimeError):
-        on(members, totals, "default")
-    join(members)
-    assert on(members, totals, "default") == [3, 3]
-
-
-def mixed_lists():
-    rank, kinds = collective.get_rank(), [as_numpy, as_torch] if importlib.util.find_spec("torch") else [as_numpy] * 2
-    for dtype, first in itertools.product(("u1", "f2", "f4", "f8"), kinds):
-        of = [numpy.arange(8, dtype=dtype).reshape(2, 2, 2) * (other + 1) for other in range(2)]
-        targets = [make(numpy.zeros_like(of[0])) for make in kinds]
-        collective.allgather(targets, first(of[rank]))
-        for target, row in zip(targets, of, strict=True):
-            same(numpy.asarray(target), row)
-        target = first(numpy.zeros_like(of[0]))
-        collective.reducescatter(target, [make(of[rank] + number) for number, make in enumerate(kinds)])
-        same(numpy.asarray(target), of[0] + of[1] + numpy.array(2 * rank, dtype))
-    for shape in ((20,), (4, 5), ()):
-        with pytest.raises(RuntimeError):
-            collective.allgather([numpy.ones(shape)] * 2, numpy.ones(10))
-        with pytest.raises(RuntimeError):
-            collective.reducescatter(numpy.ones(shape), [numpy.ones(10)] * 2)
 
 
 def reduced(x):

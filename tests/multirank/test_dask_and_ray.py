@@ -9,7 +9,7 @@ import pytest
 from harness.jobs import run_job
 from harness.pace import seconds
 
-PROGRAMS = {"dask": ("results", "errors", "nested"), "ray": ("results", "habits", "groups", "errors", "late")}
+PROGRAMS = {"dask": ("results", "errors", "nested"), "ray": ("results", "groups", "errors", "late")}
 PACKAGES = {"dask": "distributed", "ray": "ray"}
 
 

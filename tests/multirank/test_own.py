@@ -1,6 +1,5 @@
 """A user's algorithm on processes: all ranks must register the same algorithm under one name."""
 
-from pathlib import Path
 
 import numpy
 import pytest
@@ -9,9 +8,6 @@ import gpucoll as gc
 from gpucoll import Copy, RecvReduce, Send, Slice
 from harness import leftovers
 from harness.pace import seconds
-from oracles import oracle
-
-OWN = str(Path(__file__).parents[1] / "programs" / "own.py")
 
 
 @leftovers.without_algorithms()
@@ -49,20 +45,6 @@ def wrong(mpi, name, executor):
         assert (comm.all_reduce(numpy.ones(3)) == comm.size).all()
 
 
-@leftovers.without_algorithms()
-def loaded(mpi, executor):
-    """Algorithms loaded from a file are right, on repeated arrays and by a plan."""
-    with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
-        for name in ("own_all", "own_line"):
-            assert gc.load(f"{OWN}:{name}") == name
-            for dtype in ("int32", "float32", "bfloat16"):
-                given = [oracle.values("sum", dtype, rank, 1001) for rank in range(comm.size)]
-                total, out = oracle.reduced("sum", dtype, given), numpy.empty(1001, oracle.kind(dtype))
-                for _ in range(3):
-                    assert oracle.same_bits(comm.all_reduce(given[comm.rank], out=out, algorithm=name), total)
-                assert oracle.same_bits(comm.plan("all_reduce", given[comm.rank], algorithm=name)(), total)
-
-
 @pytest.mark.parametrize("executor", ["shared", "mpi", None])
 def test_ranks_with_unlike_generators_are_told(ranks, executor):
     ranks(unlike, 3, f"unlike_{executor}", executor, "full", timeout=seconds(60))
@@ -78,8 +60,3 @@ def test_so_are_those_with_devices(emulated_kernels, rank_pool, executor):
 @pytest.mark.parametrize("executor", ["shared", "mpi"])
 def test_a_rank_whose_own_is_wrong_refuses(ranks, executor):
     ranks(wrong, 3, f"wrong_{executor}", executor, timeout=seconds(60))
-
-
-@pytest.mark.parametrize("executor", ["shared", "mpi", None])
-def test_a_file_on_processes(ranks, executor):
-    ranks(loaded, 4, executor, timeout=seconds(120))

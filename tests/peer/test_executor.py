@@ -39,17 +39,6 @@ def values(comm, count):
     return [numpy.arange(count, dtype=numpy.float32) % 1000 + rank for rank in range(comm.size)]
 
 
-def test_copies_of_complex_numbers_that_are_aligned_as_reals_only():
-    def program(comm):
-        x = (values(comm, 333)[comm.rank] * 1j).astype(numpy.complex64)
-        room = numpy.zeros(4 * x.size + 1, numpy.float32)
-        out = room[1:].view(numpy.complex64).reshape(2, -1)
-        assert comm.all_gather(x, out, algorithm="ring") is out
-        assert (out.imag == values(comm, 333)).all()
-
-    on_threads(2, program)
-
-
 def test_a_program_that_sticks_is_refused():
     """A deadlocking program is an error: all ranks get rank 0's part and wait for messages never sent."""
     def program(comm):
