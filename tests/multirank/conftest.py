@@ -27,7 +27,7 @@ DEPENDS = {
     "test_failures.py": [""],
     "test_catalogue.py": ["test_rows", "test_what_one_rank_is_denied[init]"],
     "test_deaths.py": ["test_a_killed_rank_is_named", "test_who_goes_on_after_a_death", "test_who_interrupts",
-                       "test_ranks_that_are_left_go_on", "test_who_does_not_come_to_init", "test_a_rank_that_crashes"],
+                       "test_who_does_not_come_to_init", "test_a_rank_that_crashes"],
     "test_guard.py": ["test_a_rank_that_exits_is_named", "test_an_exception_that_nobody_catches"],
     "test_elastic.py": ["test_under_survive"],
     "test_newcomers.py": ["test_a_training_under_mpiexec", "test_ranks_under_mpiexec"],

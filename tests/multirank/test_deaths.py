@@ -245,43 +245,6 @@ def test_who_does_not_come_to_init_is_named(mpiexec, tmp_path, how):
     assert said == {"0": "(1,) True", "2": "(1,) True"}, job
 
 
-SHRINKS = """
-import os, signal, sys, time, numpy, gpucoll as gc
-comm, folder, dies, began = gc.init(timeout=20), sys.argv[1], len(sys.argv) > 3, time.monotonic()
-comm.all_reduce(numpy.ones(3))
-if dies and comm.rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-try:
-    if dies:
-        comm.all_reduce(numpy.ones(3))
-except gc.RankFailedError as error:
-    assert error.ranks == (1,), error
-rest = comm.shrink()
-said = [comm.closed, rest.rank, rest.size, *rest.all_reduce(numpy.array([comm.rank])).tolist()]
-rest.close()
-with open(os.path.join(folder, f"draft {comm.rank}"), "w") as file:
-    file.write(str(said))
-os.rename(file.name, os.path.join(folder, str(comm.rank)))
-while sum(map(str.isdecimal, os.listdir(folder))) < int(sys.argv[2]) and time.monotonic() < began + 60:
-    time.sleep(0.01)  # MPICH's launcher ends all ranks when the first one ends like this
-os._exit(0)  # Open MPI's own end may wait for the dead
-"""
-
-
-@pytest.mark.parametrize("dies", [True, pytest.param(False, marks=SLOW)])
-def test_ranks_that_are_left_go_on(mpiexec, tmp_path, dies):
-    """Survivors go on after `shrink`: by MPI if MPI tolerates dead processes, otherwise without MPI."""
-    job, folder, left = tmp_path / "job.py", tmp_path / "found", [0, 2] if dies else [0, 1, 2]
-    job.write_text(SHRINKS)
-    folder.mkdir()
-    command, options = [job, folder, len(left), *(["dies"] if dies else [])], ("--with-ft", "ulfm")
-    if require_launcher().vendor.mark != "Open MPI":  # the launcher must not see the death
-        command, options = ["-S", "-c", KEEPER, len(left), *command], ()
-    ended = mpiexec(3, sys.executable, *map(str, command), timeout=seconds(60), options=options)
-    assert {path.name: path.read_text() for path in folder.iterdir()} == {
-        str(rank): f"[True, {place}, {len(left)}, {sum(left)}]" for place, rank in enumerate(left)}, ended.stderr
-
-
 STAYS_OUT = """
 import contextlib, os, sys, time, gpucoll as gc
 comm, folder = gc.init(timeout=60), sys.argv[1]

@@ -1,6 +1,5 @@
 """Mismatched calls raise on all ranks at once, with difference and call site; harmless differences pass."""
 
-import contextlib
 import itertools
 import time
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.executors import call_site
 from gpucoll.transport.tags import Tag
 from harness.grids import generator, sampled
 from harness.node_ranks import on_two_nodes
@@ -121,57 +119,6 @@ def test_a_call_by_messages_that_differs_is_over(ranks):
 def test_threads_that_differ_are_told_without_the_engine_too(executor, monkeypatch):
     monkeypatch.setattr("gpucoll.executors.engine.library", lambda: None)
     on_threads(3, drawn_ways, "mpi", PARTS[0], 0.1, executor=executor, timeout=seconds(9))
-
-
-def test_the_file_that_is_named_is_the_users_at_the_end_of_a_context_too():
-    class Context(contextlib.ContextDecorator):
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *raised):
-            return None
-
-    assert Context()(call_site)().startswith(f"{__file__}:")  # called by contextlib
-
-
-def test_threads_that_do_not_wait_are_told_later():
-    def differs(comm):
-        try:
-            for number in range(300):
-                comm.all_reduce(numpy.ones(5), op="max" if (comm.rank, number) == (1, 3) else "sum")
-        except gc.MismatchError as told:
-            return told.code, told.ranks
-
-    assert on_threads(2, differs, executor="mpi", check="deferred") == [("GC-OP", (1,))] * 2
-
-
-def told_later(mpi, executor):
-    """Under the deferred check a mismatch raises in the call or in a later call, and revokes the communicator."""
-    for way in ("op", "dtype", "refusal"):
-        with gc.Communicator.from_mpi(mpi, executor=executor, check="deferred", timeout=seconds(60)) as comm:
-            x = numpy.arange(4000.0)
-            comm.all_reduce(x, algorithm="ring")
-            mine = {"op": {"op": "max"}, "refusal": {"op": "nonsense"}}.get(way, {}) if comm.rank == CULPRIT else {}
-            given = x.astype("i8") if (way, comm.rank) == ("dtype", CULPRIT) else x
-            told = []
-            kinds = {"op": (gc.MismatchError, "GC-OP"), "dtype": (gc.MismatchError, "GC-DTYPE"),
-                     "refusal": (gc.PeerError, "GC-PEER")}
-            for options in (mine, *[{}] * 300):
-                try:
-                    comm.all_reduce(given, algorithm="ring", **options)
-                except (gc.MismatchError, gc.PeerError, gc.RevokedError, gc.ArgumentError) as error:
-                    told.append((type(error), error.code, error.ranks))
-                if told and told[-1][0] in (kinds[way][0], gc.RevokedError):
-                    break
-            assert (*kinds[way], (CULPRIT,)) in told, (way, told)
-            with pytest.raises(gc.RevokedError):
-                comm.barrier()
-        mpi.Barrier()
-
-
-@pytest.mark.parametrize(("executor", "device"), [("mpi", None), ("nccl", "emulated")])
-def test_who_does_not_wait_is_told_later(ranks, executor, device):
-    ranks(told_later, 2, executor, env={"GPUCOLL_DEVICE": device})
 
 
 def words_come_late(mpi):

@@ -1,7 +1,6 @@
 """No rank waits for ever: the error names the rank that died, left, stopped or made another call."""
 
 import json
-import subprocess
 import sys
 import time
 
@@ -9,7 +8,6 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.health.flight import CALLS, Flight
 from gpucoll.health.observed import Fault
 from gpucoll.health.report import stories, summary
 from harness.grids import often
@@ -79,34 +77,6 @@ def test_numerics_are_checked(ranks):
 
 
 # ---------------------------------------------------------------- the flight recorder
-
-
-def test_a_crash_leaves_a_report(tmp_path, capsys):
-    """The report of open records shows the last calls, their divergence, missing ranks and ranks without a file."""
-    flights = [Flight(tmp_path, "job", rank, 3) for rank in range(2)]
-    for _ in range(CALLS + 5):
-        for flight in flights:
-            flight.began("all_reduce by ring, 8 bytes of float32, op sum, root 0", 8)
-            flight.ended()
-    flights[0].began("all_reduce by ring, 8 bytes of float32, op max, root 0", 8)
-    flights[1].began("broadcast by tree, 8 bytes of float32, root 1", 8)
-    groups, damaged = stories(tmp_path)
-    assert damaged == []
-    found = summary("job", groups["job"])
-    assert found["unheard"] == [2]
-    assert found["calls"] == CALLS + 6
-    assert {rank: last["state"] for rank, last in found["last"].items()} == dict.fromkeys(range(2), "is under way")
-    assert found["divergence"]["call"] == CALLS + 6
-    assert sorted(found["divergence"]["who"].values()) == [[0], [1]]
-    assert [len(story.calls) for story in groups["job"]] == [CALLS] * 2
-    flights[0].ended()
-    flights[0].began("barrier by dissemination, 0 bytes of uint8, root 0")
-    assert summary("job", stories(tmp_path)[0]["job"])["missing"] == [1]
-    trace = tmp_path / "trace.json"
-    job = subprocess.run([sys.executable, "-m", "gpucoll", "report", tmp_path, "--trace", trace], capture_output=True,
-                         text=True, check=True)
-    assert "no file of rank 2" in job.stdout
-    assert len(json.loads(trace.read_text())["traceEvents"]) == 2 * CALLS + 2
 
 
 def recorded(mpi, folder):

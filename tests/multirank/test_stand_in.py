@@ -6,7 +6,6 @@ tests/contract covers every schedule, op and dtype on the emulated device; this 
 import json
 import os
 import sys
-from pathlib import Path
 
 import numpy
 import pytest
@@ -15,7 +14,6 @@ from gpu.stand_in import STAND_IN, environment
 from harness.pace import seconds
 from harness.ranks import RankPool, launch, run_job
 
-HERE = Path(__file__).parents[1]
 SIZE = 3
 PEER = {"GPUCOLL_EXECUTOR": "peer"}
 SHARE = {"GPUCOLL_SHARE_GPU": "1"}
