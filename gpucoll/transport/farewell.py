@@ -4,7 +4,7 @@ A rank leaves by `close`, at the end of its process, or after a failure. The far
 calls made, and words for the errors of the other ranks. A rank may fail in `close`, after its farewell, and then sends
 a second one; the last farewell counts. A rank that closes a communicator also sends a farewell to the parts made of it
 by `split`, because it makes no call of a part while it waits in `close`; these parts may go on once all have closed.
-The same holds for a rank that waits in `from_mpi`, until all ranks have come there.
+A rank that waits in `from_mpi` tells the open communicators in the same way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Farewell(NamedTuple):
 
     `calls` are the calls made on the host, `device_calls` those compared by messages or in mapped memory. The sender
     has refused the last `refused` of these calls, so other ranks need not have made such calls. `meeting` is the number
-    of the call of `from_mpi` in which the sender waits, 0 outside. `words` follow the name of the rank: "has closed the
+    of the sender's call of `from_mpi`, 0 outside. `words` follow the name of the rank: "has closed the
     communicator after its call 3, ...".
     """
 
