@@ -1,0 +1,113 @@
+"""The budgets of code lines in docs/budgets.md: no room grows beyond its budget, and no sum of rooms beyond its own."""
+
+import ast
+import io
+import os
+import re
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "docs" / "budgets.md"
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+FOLDERS = ("gpucoll", "tests", "bench", "scripts")
+BESIDE_THE_CORE = re.compile(r"gpucoll/(dask|distributed|mpi|ray|torch|block_scaled|lab|precheck|training|calibration|"
+                             r"cli|doctor)")
+ROOM = re.compile(r"^\| `([\w/]+)` \| ([\d,]+) \| ([^|]+) \|$", re.MULTILINE)
+SUM = re.compile(r"^\| ([\w ]+) \| ([\d,]+) \| ([\d,]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def docstring_lines(tree):
+    """Return the numbers of all lines that belong to docstrings."""
+    places = (node.body[0] for node in ast.walk(tree)
+              if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+              and ast.get_docstring(node, clean=False) is not None)
+    return {line for place in places for line in range(place.lineno, place.end_lineno + 1)}
+
+
+def code_lines(text):
+    """Return the number of lines with a token that is neither a comment nor part of a docstring."""
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstring_lines(ast.parse(text)))
+
+
+def is_command(path):
+    """Return whether a file without an ending is a program in Python."""
+    return not path.suffix and re.match(rb"#!.*python", path.read_bytes()[:60]) is not None
+
+
+def room_of(path):
+    """Return the room of a file: a package of gpucoll/, gpucoll/ itself, or another folder; each executor is a room."""
+    folder, *rest = path.relative_to(ROOT).parts
+    if not path.suffix:
+        return "commands"
+    deep = 2 if rest[0] == "executors" and len(rest) > 2 else 1
+    return "/".join((folder, *rest[:deep])) if folder == "gpucoll" and len(rest) > 1 else folder
+
+
+def spent():
+    """Return the code lines of each room."""
+    lines = Counter()
+    for folder in FOLDERS:
+        for place, below, names in os.walk(ROOT / folder):
+            below[:] = [name for name in below if name != "__pycache__" and not name.startswith(".")]
+            for path in (Path(place, name) for name in names):
+                if path.suffix == ".py" or is_command(path):
+                    lines[room_of(path)] += code_lines(path.read_text())
+    return lines
+
+
+def number(text):
+    return int(text.replace(",", ""))
+
+
+def budgets():
+    return {name: number(lines) for name, lines, _ in ROOM.findall(TABLE.read_text())}
+
+
+def test_code_lines_are_counted_by_tokens():
+    text = '''"""A docstring
+of two lines."""
+
+# A comment.
+x = """a string,
+not a docstring"""  # 2
+
+
+def f(a,
+      b):  # 4
+    """Return something."""
+
+    return (a +
+
+            b)  # 6: an empty line inside of parentheses has no token
+'''
+    assert code_lines(text) == 6
+
+
+def test_every_room_keeps_its_budget():
+    allowed, lines = budgets(), spent()
+    assert {*lines} == {*allowed}, "docs/budgets.md has a row for each room"
+    over = {name: (lines[name], allowed[name]) for name in lines if lines[name] > allowed[name]}
+    assert not over, f"code lines and budgets, docs/budgets.md: {over}"
+
+
+def test_the_rooms_of_a_sum_are_allowed_no_more():
+    allowed = budgets()
+    package = [name for name in allowed if name.startswith("gpucoll")]
+    rooms = {"all of gpucoll": package, "core": [name for name in package if not BESIDE_THE_CORE.fullmatch(name)],
+             "beside the core": [name for name in package if BESIDE_THE_CORE.fullmatch(name)]}
+    sums = {name: (number(lines), number(aim), text) for name, lines, aim, text in SUM.findall(TABLE.read_text())}
+    assert len(sums) == 9
+    for name, (lines, aim, text) in sums.items():
+        parts = rooms.get(name) or re.findall(r"`([\w/]+)`", text)
+        assert sum(allowed[part] for part in parts) <= lines, name
+        assert lines >= aim or name == "beside the package", f"{name}: the aim is reached; the sum can fall to it"
+
+
+def test_every_row_has_a_reason():
+    assert all(len(reason.split()) >= 3 for *_, reason in ROOM.findall(TABLE.read_text()))
