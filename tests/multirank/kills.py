@@ -1,29 +1,19 @@
 """A training of four ranks that loses a rank again and again, by SIGKILL at random moments, and gets newcomers.
 
-    python tests/multirank/kills.py --kills 100 [--seed 7] [--stage 2] [--hosts 2]
-
 Every second newcomer has been started before the kill, and waits in `gpucoll.join`. The losses of every step on every
-rank must have the bits of an undisturbed training by threads. Prints the seconds from a kill to the next step, taken by
-the survivors and the newcomer, and the number of deviations. Nothing may be left in shared memory or in the temporary
+rank must have the bits of an undisturbed training by threads. Nothing may be left in shared memory or in the temporary
 folder.
 """
 
-import argparse
 import contextlib
 import itertools
-import json
 import random
 import signal
-import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import gpucoll as gc
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the rooms of the tests
-
 from harness.pace import Patience, seconds
 from multirank.elastic_group import BEGIN, group_in
 
@@ -107,7 +97,7 @@ class Training:
         return None
 
     def wait(self, processes, after):
-        """Return the times of these processes' first steps after a moment; raise if a process ends, or is late."""
+        """Wait for these processes' first steps after a moment; raise if a process ends, or is late."""
         patience = Patience(30)  # less than `gpucoll.join` waits
         while None in (found := [self.first_step(process, after) for process in processes]):
             # A rank that has failed is the cause if another rank waits in vain.
@@ -117,7 +107,6 @@ class Training:
             if not patience.left():
                 raise RuntimeError(f"no step after a kill: {found}; {self.stacks()}")
             time.sleep(0.002)
-        return found
 
     def stacks(self):
         """Return the stacks of all ranks, and kill the ranks."""
@@ -131,8 +120,7 @@ class Training:
 
 
 def disturbed(training, kills, chances):
-    """Run the training with this many kills; return the seconds from each kill to the first step of all ranks."""
-    took = {"newcomer started before": [], "newcomer started after": []}
+    """Run the training with this many kills; after each of them all ranks take a step."""
     training.ranks = [training.start(rank) for rank in range(RANKS)]
     for number in range(kills):
         newcomer = training.start(-1) if number % 2 == 0 else None
@@ -141,12 +129,9 @@ def disturbed(training, kills, chances):
         victim = training.ranks.pop(chances.randrange(RANKS))
         moment = time.monotonic()
         victim.send_signal(signal.SIGKILL)
-        kind = "newcomer started before" if newcomer else "newcomer started after"
         training.ranks.append(newcomer or training.start(-1))
-        # The survivors take the step together with the newcomer.
-        took[kind].append(training.wait(training.ranks[-1:], moment)[0] - moment)
+        training.wait(training.ranks[-1:], moment)  # the survivors take the step together with the newcomer
     (training.folder / "stop").touch()
-    return took
 
 
 def undisturbed(steps, stage, ranks=RANKS):
@@ -164,36 +149,14 @@ def undisturbed(steps, stage, ranks=RANKS):
 
 
 def run(kills, seed, stage=0, hosts=1):
-    """Run the series on pretended hosts; return the seconds by kind, the number of steps, and the deviations."""
+    """Run the series on pretended hosts; return the number of losses told, and those that differ."""
     chances = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as lines, \
             group_in(Path(folder)) as group:
         training = Training(group, Path(lines), stage, hosts)
-        took = disturbed(training, kills, chances)
+        disturbed(training, kills, chances)
         steps = {one["last"] + 1 for one in group.said()}
         told = [line.split()[1:] for path in Path(lines).glob("*.steps") for line in path.read_text().splitlines()]
     assert len(steps) == 1, steps
     expected = undisturbed(*steps, stage)
-    wrong = [(step, loss) for step, loss in told if expected[int(step)] != loss]
-    return took, len(expected), len(told), wrong
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--stage", type=int, default=0, help="of ZeRO; 0: data parallel")
-    parser.add_argument("--hosts", type=int, default=1, help="pretended hosts, joined by UCX")
-    options = parser.parse_args()
-    took, steps, told, wrong = run(options.kills, options.seed, options.stage, options.hosts)
-    print("seconds to the next step  kills  median    95 %  longest")
-    for what, times in took.items():
-        times.sort()
-        print(f"{what:24}  {len(times):5}  {statistics.median(times):6.2f}  {times[int(0.95 * len(times))]:6.2f} "
-              f" {times[-1]:7.2f}")
-    print(json.dumps({"seed": options.seed, "steps": steps, "losses told": told, "losses unlike": len(wrong)}))
-    sys.exit(bool(wrong))
-
-
-if __name__ == "__main__":
-    main()
+    return len(told), [(step, loss) for step, loss in told if expected[int(step)] != loss]

@@ -93,18 +93,11 @@ def test_another_rank_is_lost_while_the_shards_are_collected(group, moment):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.skipif(
+    ucx.library()[0] is None, reason=f"UCX is not installed: {ucx.library()[1]}"))])
 @pytest.mark.parametrize("stage", range(4))
-def test_a_training_survives_many_kills(stage):
-    *_, told, wrong = kills.run(10, generator(f"kills {stage}").getrandbits(32), stage)
-    assert told
-    assert wrong == []
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(ucx.library()[0] is None, reason=f"UCX is not installed: {ucx.library()[1]}")
-@pytest.mark.parametrize("stage", range(4))
-def test_a_training_on_two_hosts_survives_kills(monkeypatch, stage):
+def test_a_training_survives_many_kills(monkeypatch, stage, hosts):
     monkeypatch.setenv("UCX_TLS", "tcp,self")  # UCX would detect that these hosts share memory
-    *_, told, wrong = kills.run(6, generator(f"kills on hosts {stage}").getrandbits(32), stage, hosts=2)
+    told, wrong = kills.run(10, generator(f"kills {stage} {hosts}").getrandbits(32), stage, hosts)
     assert told
     assert wrong == []
