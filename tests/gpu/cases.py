@@ -153,7 +153,7 @@ NATIVE = [*(("native", name) for name in ("all_reduce", "reduce", "reduce_scatte
 GRAPHS = [("launched", "ring"), ("launched", "native"), ("captured", "ring"), ("captured", "native"),
           ("replayed", "ring"), ("lifetimes", "native"),
           ("lifetimes", "ring", "tree"), ("many_calls", "ring"), ("kept_graph", "native"), ("kept_plan", "ring")]
-TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", "zero3")), ("served",), ("compressed",),
+TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", "zero3")), ("compressed",),
             ("packed",), ("block_scaled",), ("laid_out",)]
 PEER_GRAPHS = [("captured", name) for name in ("one_shot", "two_shot", "ring")] + [("planned",), ("many_calls", "ring"),
                                                                                   ("lifetimes", "one_shot", "ring")]

@@ -1,9 +1,9 @@
-"""Programs on tensors like PyTorch's, by the rule `torch` of the stand-in."""
+"""Programs on tensors like PyTorch's, of tests/stand_in/torch_like.py."""
 
 import cupy
 import numpy
 
-from gpu.helpers import called_before, held, ramp, same
+from gpu.helpers import held, same
 from harness.leftovers import modules_in_place
 from oracles import oracle
 
@@ -78,16 +78,3 @@ def _streams(comm, torch):
         with side:
             same(twice, 2 * expected)
     grid.close()
-
-
-def _orders(comm, torch):
-    """With `stream=` the producer is asked for the order of this stream, not of the current stream."""
-    theirs, ours, total = called_before(comm)
-    with held(theirs):
-        with theirs, torch.cuda.stream(theirs):
-            x = torch.Tensor(ramp(comm, 900, 3))
-        y = comm.all_reduce(x, stream=ours, algorithm="tree")
-        assert not ours.done
-    with ours:
-        same(y, total)
-    assert x.asked == [ours.ptr]

@@ -64,23 +64,6 @@ def trained(comm, strategy):
     assert learning.apart(found, learning.adamw(learning.parameters(0), STEPS, comm.size)) < CLOSE
 
 
-def served(comm):
-    """The same with servers in host memory, and workers with memory on a GPU."""
-    if comm.size == 1:
-        return
-    weights = on_device(learning.parameters(comm.rank))
-    place = training.ParameterServer(weights, comm, optimizer=training.Adam(0.01))
-    if place.is_server:
-        place.serve()
-        return
-    for step in range(STEPS):
-        place.pull()
-        place.push(on_device(learning.gradients(on_host(weights), *learning.samples(step, comm.rank))[1]))
-    place.pull()
-    place.done()
-    assert learning.apart(on_host(weights), learning.adamw(learning.parameters(0), STEPS, comm.size - 1)) < CLOSE
-
-
 def compressed(comm):
     """With every compression, the gradients passed on plus the remaining error equal all inputs."""
     for name, make in COMPRESSIONS.items():

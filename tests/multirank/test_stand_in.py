@@ -94,21 +94,20 @@ def test_programs_by_the_peer_executor(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env={**PEER, **machine})
 
 
-TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", "zero3")), ("served",), ("compressed",),
+TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", "zero3")), ("compressed",),
             ("packed",), ("block_scaled",), ("laid_out",)]
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
-    TRAINING, slow="trained-zero1 trained-zero2 served compressed laid_out", sample=[("trained", "zero3")]))
+    TRAINING, slow="trained-zero1 trained-zero2 compressed laid_out", sample=[("trained", "zero3")]))
 def test_training_programs(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
 
 
 # Programs for behaviour that only the hostile machine shows
-FOR_HOSTILE = [("streams_refused",), ("kept_graph", "ring"), ("kept_graph", "native"),
-               ("kept_plan", "ring"), ("missed",), ("captured_alone",), ("in_turn",),
-               ("without_nccl",), ("mirrored", "carriers", "auto"),
-               ("tensors", "weights"), ("tensors", "float8"), ("tensors", "orders")]
+FOR_HOSTILE = [("streams_refused",), ("kept_graph", "ring"), ("kept_graph", "native"), ("kept_plan", "ring"),
+               ("missed",), ("captured_alone",), ("in_turn",), ("without_nccl",), ("mirrored", "carriers", "auto"),
+               ("tensors", "weights"), ("tensors", "float8")]
 
 
 @pytest.mark.parametrize(("program", "machine"), named(

@@ -36,8 +36,6 @@ RULES = {
     "capability": "an A100's compute capability and multiprocessors, unless variables say otherwise",
     # _memory.py and _ipc.py, after CuPy's memory.pyx and pinned_memory.pyx
     "memory": "freed memory is overwritten in its stream's order; pinned memory is a used one's, in steps of 512 bytes",
-    # tests/stand_in/torch_like.py
-    "torch": "tensors whose properties raise what PyTorch's raise, and that know which stream they were asked for",
 }
 
 reported = []  # misuses that a real machine does not report and may not survive
