@@ -258,7 +258,6 @@ def main():
     parser.add_argument("--first", type=int, help="the rank that is dead before; -1 for none")
     parser.add_argument("--victim", type=int)
     parser.add_argument("--at", type=lambda text: text.split(","), default=[])
-    parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--soak", type=int, default=0)
     parser.add_argument("--seed", type=int, default=7)
     given = parser.parse_args()
@@ -270,7 +269,7 @@ def main():
     for first in [] if given.soak else firsts if given.first is None else [given.first]:
         victims = [one for one in range(given.ranks) if one != first] + [100] * (given.call != "shrink")
         for victim in victims if given.victim is None else [given.victim]:
-            for step in given.at or (f":{number}" for number in itertools.count(1, given.stride)):
+            for step in given.at or (f":{number}" for number in itertools.count(1)):
                 outcomes.append(found(given, first, victim, step))
                 if not outcomes[-1][1]:
                     break  # this rank has fewer steps

@@ -62,6 +62,16 @@ def test_random_moments(tmp_path, call):
     run(tmp_path, "--call", call, "--soak", 40)
 
 
+SHRINKS = """
+while True:
+    try:
+        while comm.size > 2:
+            comm.all_reduce(numpy.ones(3))
+        break
+    except (gc.RankFailedError, gc.RevokedError):
+        count = 0  # of the steps in the next meeting
+        comm = comm.shrink()
+"""
 LAUNCHED = """
 import os, signal, sys, threading
 import numpy
@@ -74,14 +84,7 @@ if rank == 3:
 if rank == 2:
     from gpucoll.launch import regroup
     regroup.reach_store = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
-while True:
-    try:
-        while comm.size > 2:
-            comm.all_reduce(numpy.ones(3))
-        break
-    except (gc.RankFailedError, gc.RevokedError):
-        comm = comm.shrink()
-sys.stdout.write(f"{comm.all_gather(numpy.array([rank])).ravel().tolist()}\\n")
+""" + SHRINKS + """sys.stdout.write(f"{comm.all_gather(numpy.array([rank])).ravel().tolist()}\\n")
 comm.close()
 """
 
@@ -147,15 +150,7 @@ def counted(*given, **more):
             os.kill(os.getpid(), signal.SIGKILL)
     return found
 setattr(owner, name, counted)
-while True:
-    try:
-        while comm.size > 2:
-            comm.all_reduce(numpy.ones(3))
-        break
-    except (gc.RankFailedError, gc.RevokedError):
-        count = 0
-        comm = comm.shrink()
-total = comm.all_reduce(numpy.array([rank]))[0]
+""" + SHRINKS + """total = comm.all_reduce(numpy.array([rank]))[0]
 with open(os.path.join(folder, str(rank)), "w") as file:
     file.write(f"{comm.all_gather(numpy.array([rank])).ravel().tolist()} {total}")
 comm.barrier()
