@@ -12,6 +12,7 @@ from gpucoll import Copy, Recv, Reduce, Send, Slice
 from gpucoll.lab.draw import draw
 from gpucoll.lab.verify import verify
 from gpucoll.tuner.choice import allowed, scheduled
+from gpucoll.verify.user import Claim, proved
 from harness.commands_of import run
 from harness.refusals import refused
 from harness.thread_ranks import on_threads
@@ -143,6 +144,19 @@ def test_it_is_a_name_like_any_other():
 
 
 # ---------------------------------------------------------------- files and commands
+
+
+def test_the_digest_is_that_of_all_ranks():
+    """The digest covers all ranks: ranks with unlike generators under one name are detected before data move."""
+    def other(rank, size):
+        yield from ring(rank, size)
+        if rank == 2:
+            yield (Copy(OUT, HELD),)
+
+    digests = {proved(Claim("all_reduce", "x", make, 4, 1, 0, ()))[-1] for make in (ring, other)}
+    assert len(digests) == 2
+    gc.algorithm("all_reduce", "digested", chunks=1)(ring)
+    assert {gc.schedule("all_reduce", "digested", rank=rank, size=4).digest for rank in range(4)} <= digests
 
 
 @pytest.mark.parametrize(("text", "words", "code"), [

@@ -128,6 +128,10 @@ def test_a_wait_is_at_most_as_long_as_the_call(host):
     assert found[0] == [0, 250, 100]
 
 
+def test_without_a_comparison_a_wait_counts_as_moving(host):
+    assert run(host, [[(0, 100)], [(200, 500)]]) == [[0, 0, 400]]
+
+
 def test_short_calls_are_only_counted(host):
     rank = Rank(host, 0, 1)
     for number in range(1, 6):
@@ -137,6 +141,27 @@ def test_short_calls_are_only_counted(host):
     assert rank.figures() == [0, 0, 2 * 4]
     assert rank.figures(("all_reduce", LARGE // 2)) == [0, 0, 0]
     assert rank.clock.sums.stats()["all_reduce", LARGE // 2]["calls"] == 3
+
+
+def test_a_delay_after_short_calls_is_at_most_the_time_since_the_timed_call_before(host):
+    ranks = [Rank(host, rank, 2) for rank in range(2)]
+    for number, times in enumerate([[(0, 100), (0, 800)], [(100, 110), (800, 810)], [(150, 1000), (850, 1000)]], 1):
+        for one, (began, ended) in zip(ranks, times, strict=True):
+            one.call(number, 10**18 + began, 10**18 + ended, LARGE if number != 2 else 8)
+        compared(ranks)
+    for number in (4, 5):
+        for one in ranks:
+            one.call(number, 10**18 + 1000, 10**18 + 1000)
+        compared(ranks)
+    assert [one.figures() for one in ranks] == [[0, 700, 100 + 150], [50, 0, 800 + 150]]
+
+
+def test_calls_in_a_capture_and_of_no_kind_are_not_timed(host):
+    rank = Rank(host, 0, 1)
+    rank.stream.captures = True
+    assert rank.call(1, 10**18, 10**18 + 5) is None
+    assert rank.shares.begin(2, LARGE, None, rank.stream) is None
+    assert rank.shares._left is None
 
 
 def test_stamps_that_a_rank_has_lost_leave_the_other_calls(host):
@@ -162,6 +187,19 @@ def test_a_gpu_that_never_ends_a_call_keeps_few_events(host):
         rank.shares._under_way[-1].ended.done = False
         assert times is not None
     assert len(rank.shares._under_way) == MOST
+
+
+def test_the_gpu_is_asked_again_and_the_quickest_answer_counts(host):
+    rank = Rank(host, 0, 2)
+    rank.call(1, 10**18 + 100, 10**18 + 200)
+    rank.call(2, 10**18 + 300, 10**18 + 300)
+    assert rank.shares.next_stamps() == (1, 10**18 + 100, 0, 0)
+    anchor = rank.shares._anchor
+    rank.call(3, 10**18 + 400, 10**18 + 400)
+    assert rank.shares._anchor is anchor
+    host.now += 2 * 10**9
+    rank.call(4, host.now, host.now)
+    assert rank.shares._anchor is not anchor
 
 
 def test_the_host_waits_a_moment_for_a_busy_gpu_and_not_longer(host):

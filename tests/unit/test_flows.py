@@ -7,6 +7,7 @@ import pytest
 
 from gpucoll.algorithms import schedules
 from gpucoll.core.schedule import Recv, Schedule, Send, Slice
+from gpucoll.lab.graphs import flows
 from gpucoll.lab.graphs.flows import seconds_on
 from gpucoll.lab.graphs.link_graph import load_graph, parse_graph
 from gpucoll.simulator import simulate
@@ -58,3 +59,9 @@ def test_links_left_free_by_slow_flows_are_used_by_the_others():
 def test_an_algorithm_before_it_has_a_name_has_flows():
     everyone = schedules("broadcast", "binomial", size=4)
     assert seconds_on(HOSTS, everyone, N) == pytest.approx(3 * UNIT, rel=1e-4)
+
+
+def test_a_graph_without_sharing_or_of_many_ranks_has_waves():
+    assert simulate("broadcast", "binomial", 4, N, HOSTS._replace(sharing=None)).bandwidth == pytest.approx(2 * UNIT)
+    many = load_graph(f"crossbar({flows.MOST_RANKS + 1})")._replace(sharing=Fraction(1))
+    assert [flows.serves(graph) for graph in (HOSTS, HOSTS._replace(sharing=None), many)] == [True, False, False]

@@ -186,6 +186,17 @@ def test_the_least_rounds_are_those_of_data_that_spread_over_all_links(graph, na
     assert bound(graph, name).rounds == rounds
 
 
+def test_bandwidths_without_a_common_divisor_are_rounded_down():
+    edges = {}
+    for rank, speed in enumerate((Fraction(1234567, 10000), Fraction(7654321, 100000), Fraction(3141592, 100000))):
+        edges[rank, (rank + 1) % 3] = edges[(rank + 1) % 3, rank] = Edge(speed, Fraction(1))
+    graph = LinkGraph("odd", ("a", "b", "c"), 3, edges)
+    found, best = trees_for(graph, "all_gather"), bound(graph, "all_gather").algbw
+    assert Fraction(98, 100) * best < found.algbw <= best
+    with pytest.raises(gc.ArgumentError, match="within the time limit"):
+        trees_for(graph, "all_gather", seconds=-1)
+
+
 @pytest.mark.parametrize(("name", "method"), [("all_reduce", "all_reduce"), ("all_reduce", "tree_all_reduce")])
 def test_results_are_exact_on_threads(tmp_path, monkeypatch, capsys, name, method):
     graph = "crossbar(4)" if method == "all_reduce" else "grid(4)"
