@@ -52,6 +52,7 @@ KNOWN = {
         torch/handles.py JoinedWork.__init__ work.result
         training/buckets.py Pipeline.start wait
         training/buckets.py Pipeline.finish wait
+        communicator/lifecycle.py tell_meeting ranks.Free
         health/preflight.py Preflight._use_offers mapped.accept
         """,
     "without blocking: what is not there at once is not taken": """
