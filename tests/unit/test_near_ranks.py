@@ -1,4 +1,4 @@
-"""Algorithms for near ranks: traffic between groups, published counts, rounds on rings; Gloo's reduce-scatter."""
+"""Algorithms for near ranks: published counts, rounds on rings; Gloo's reduce-scatter."""
 
 import itertools
 from fractions import Fraction
@@ -25,27 +25,6 @@ def messages(collective, name, size):
             for step in steps:
                 if isinstance(step, Send):
                     yield rank, step.peer, step.src.count / made.chunks, number
-
-
-def crossing(collective, name, size, group):
-    return sum(share for rank, peer, share, _ in messages(collective, name, size) if rank // group != peer // group)
-
-
-def rabenseifner(size, group):
-    """Count the bytes between groups of halving with the nearest ranks first, and doubling."""
-    return sum(2 / 2 ** (step + 1) for step in range(size.bit_length() - 1) for rank in range(size)
-               if rank // group != (rank ^ 1 << step) // group)
-
-
-@pytest.mark.parametrize(("size", "group"), [(32, 6), (64, 6), (64, 10)])
-def test_fewer_bytes_leave_a_group(size, group):
-    found = crossing("all_reduce", "bine", size, group)
-    assert found < rabenseifner(size, group) < crossing("all_reduce", "halving_doubling", size, group)
-    assert found > rabenseifner(size, group) * 2 / 3  # the paper's limit: a third less
-    for kind in ("scatter", "gather"):
-        assert crossing(kind, "bine", size, group) <= crossing(kind, "binomial", size, group)
-    for kind, other in (("reduce_scatter", "recursive_halving"), ("all_gather", "recursive_doubling")):
-        assert crossing(kind, "bine", size, group) < crossing(kind, other, size, group)
 
 
 def test_distances_are_those_of_the_paper():

@@ -15,7 +15,6 @@ from gpucoll import training
 from gpucoll.health import report
 from gpucoll.health.flight import HEAD, MAGIC, Flight
 from gpucoll.training import checkpoint
-from gpucoll.tuner import Tuner, table
 from harness.hostile import DEEP, any_content, exchanged, holds
 
 FEW, MANY = 25, 400
@@ -31,41 +30,6 @@ class Content(bytes):
 @pytest.fixture(params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def count(request):
     return request.param
-
-
-def toml_text(document):
-    """Return the text of a TOML file of the document, or nearly."""
-    lines = []
-    for name, value in document.items():
-        for one in value if isinstance(value, list) and value and isinstance(value[0], dict) else ():
-            inner = one if isinstance(one, dict) else {"x": one}
-            lines += [f"[[{name}]]", *(toml_text({f"{name}.{key}": below}) if isinstance(below, list) and below and
-                      isinstance(below[0], dict) else f"{key} = {json.dumps(below)}" for key, below in inner.items())]
-        if not lines or not isinstance(value, list) or not value or not isinstance(value[0], dict):
-            lines.append(f"{name} = {json.dumps(value)}")
-    return "\n".join(lines)
-
-
-def any_toml(document):
-    text = toml_text(document).encode()
-    return any_content(text) | exchanged(lambda: document).map(lambda one: toml_text(one).encode(errors="replace"))
-
-
-SHAPE = {"ranks": 4, "nodes": 1, "device": "cpu", "measured": "2026-01-01",
-         "link": [{"executor": "mpi", "name": "node", "alpha": 1e-5, "beta": 1e-9, "gamma": 1e-10, "gap": 1e-6}],
-         "curve": [{"collective": "all_reduce", "executor": "mpi", "algorithm": "ring", "bytes": [8, 4096],
-                    "seconds": [1e-5, 4e-5]}]}
-
-
-def test_tables(count):
-    def body(content):
-        found = table.parse("mine", content)
-        for nodes in ((0,) * 4, (0, 0, 1)):
-            tuner = Tuner(nodes, found)
-            for collective in ("all_reduce", "scan"):
-                tuner.choose(collective, "auto", 1 << 20, ("mpi", "native"))
-
-    holds(any_toml({"format": 1, "shape": [SHAPE]}), body, 3 * count)
 
 
 def test_flight_records(tmp_path, count):
