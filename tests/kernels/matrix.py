@@ -1,9 +1,6 @@
 """NVRTC of many versions: the place of the wheels, and a process compiling by one version alone.
 
-    python matrix.py LIBRARY KERNELS ARCH[,ARCH] [FAULT]       # prints ptxas's reports, by architecture
-
-The test of the matrix must notice a fault: "host" compiles generic lambdas for the host, "alone" does not preload the
-files opened by the library by name.
+    python matrix.py LIBRARY KERNELS ARCH[,ARCH]       # prints ptxas's reports, by architecture
 """
 
 import contextlib
@@ -88,25 +85,17 @@ def install(wheel, folder):
         os.utime(folder)
 
 
-def compiled(path, kinds, archs, fault=""):
+def compiled(path, kinds, archs):
     """Return the version of the NVRTC at `path` and the reports by architecture, from a process loading no other."""
     variables = {name: value for name, value in os.environ.items() if name not in ("LD_LIBRARY_PATH", "CUDA_PATH")}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    job = subprocess.run([sys.executable, Path(__file__), path, ",".join(kinds), ",".join(archs), fault],
+    job = subprocess.run([sys.executable, Path(__file__), path, ",".join(kinds), ",".join(archs)],
                          capture_output=True, text=True, env=variables)
     assert job.returncode == 0, job.stderr
     return json.loads(job.stdout)
 
 
-def plant(fault):
-    if fault == "host":
-        nvrtc.OPTIONS = tuple(option for option in nvrtc.OPTIONS if option != "-default-device")
-    elif fault == "alone":
-        nvrtc.glob.glob = lambda pattern: []
-
-
-def main(path, kinds, archs, fault=""):
-    plant(fault)
+def main(path, kinds, archs):
     nvrtc.use(path)
     chosen = [kernel for kind, kernel in kernels().items() if kind in kinds.split(",")]
     reports, errors = {}, {}

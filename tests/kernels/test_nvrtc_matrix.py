@@ -61,14 +61,3 @@ def test_every_kind_by_every_version(wheel):
     assert {"sm_75", "sm_80", "sm_90"} <= {*found["reports"]} <= {*matrix.ARCHS}
     assert {"sm_100", "sm_120"} <= {*found["reports"]} or found["version"] < [12, 8]
     check(found)
-
-
-@pytest.mark.nightly
-@pytest.mark.mutant
-@pytest.mark.parametrize(("wheel", "fault", "said"), [
-    ("nvidia-cuda-nvrtc-cu12==12.0.76", "host", "host functions are not allowed in JIT mode"),
-    ("nvidia-cuda-nvrtc==13.1.80", "host", "host functions are not allowed in JIT mode"),
-    ("nvidia-cuda-nvrtc==13.0.48", "alone", "BUILTIN_OPERATION_FAILURE")])
-def test_the_matrix_notices(wheel, fault, said):
-    found = matrix.compiled(library(wheel), ["copy"], ["sm_90"], fault)
-    assert said in found["errors"]["sm_90"]
