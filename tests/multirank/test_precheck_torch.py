@@ -70,7 +70,7 @@ def check_random(count, first):
     (METHODS, 4, "objects messages groups"),
     (TRAINING, 16, "ddp"),
     pytest.param(METHODS, 3, "collectives several checks functional", marks=pytest.mark.slow),
-    pytest.param(TRAINING, 4, "mesh_2d ddp_unused ddp_accumulated zero_redundancy sampler fsdp dtensor tensor_parallel "
+    pytest.param(TRAINING, 4, "mesh_2d ddp_unused ddp_accumulated zero_redundancy fsdp dtensor tensor_parallel "
                  "checkpoint", marks=pytest.mark.slow),
     pytest.param(TRAINING, 64, "ddp", marks=pytest.mark.slow),
 ])

@@ -40,7 +40,7 @@ def test_every_method_under_mpiexec(mpiexec, ranks):
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ddp_trains_as_over_gloo(mpiexec, ranks):
-    names = "ddp ddp_unused ddp_accumulated ddp_powersgd zero_redundancy sampler"
+    names = "ddp ddp_unused ddp_accumulated ddp_powersgd zero_redundancy"
     check(mpiexec(ranks, sys.executable, "-W", "ignore", TRAINING, *names.split(), timeout=SECONDS), ranks, names)
 
 

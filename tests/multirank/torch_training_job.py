@@ -94,17 +94,6 @@ def zero_redundancy():
     return train(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01))
 
 
-def sampler():
-    from torch.utils.data import DataLoader, TensorDataset
-    from torch.utils.data.distributed import DistributedSampler
-
-    rows = TensorDataset(torch.arange(10.0))
-    loader = DataLoader(rows, batch_size=2, sampler=DistributedSampler(rows, shuffle=True, seed=3))
-    total = torch.stack([x.sum() for (x,) in loader]).sum()
-    dist.all_reduce(total)
-    return [total.item()]
-
-
 def fsdp():
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
