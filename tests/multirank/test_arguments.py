@@ -133,28 +133,6 @@ def test_between_processes(ranks):
     ranks(between_processes, 2, timeout=seconds(60))
 
 
-def a_refusal_is_told(comm):
-    """A refusal travels in the host message sent before the data: the other ranks raise PeerError at once."""
-    good, bad = [numpy.ones(2)] * comm.size, [numpy.ones(2)]
-    for name, right, wrong in (("scatter", numpy.zeros(comm.size), numpy.zeros(7)), ("scatter_v", good, bad),
-                               ("all_to_all_v", good, bad), ("all_gather_v", numpy.ones(2), 3),
-                               ("gather_v", numpy.ones(2), numpy.array(1.0)),
-                               ("check_numerics", numpy.ones(2), [1.0])):
-        with naming(name), pytest.raises(gc.ArgumentError if comm.rank == 1 else gc.PeerError) as refused:
-            getattr(comm, name)(wrong if comm.rank == 1 else right, **{"root": 1} if name in ROOTED else {})
-        assert comm.rank == 1 or refused.value.ranks == (1,)
-    with pytest.raises(gc.MismatchError) as differ:
-        comm.all_gather_v(numpy.ones((2, 3 + (comm.rank == 2))))
-    assert differ.value.ranks == (2,)
-    with pytest.raises(gc.MismatchError, match="float32"):
-        comm.all_to_all_v([numpy.ones(2, "f4" if comm.rank == 1 else "f8")] * comm.size)
-    assert comm.all_reduce(numpy.array([1]))[0] == comm.size
-
-
-def test_a_refusal_is_told():
-    on_threads(3, a_refusal_is_told, timeout=seconds(60))
-
-
 def test_options(monkeypatch):
     monkeypatch.setenv("GPUCOLL_TIMEOUT", "7")
     one, = gc.init_local(1, deterministic=False, executor="mpi")
