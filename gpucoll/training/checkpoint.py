@@ -195,7 +195,7 @@ class Checkpoint:
             _check_kinds(found)
             self.like = {name: Like(tuple(one["shape"]), numpy_dtype(one["dtype"]), False)
                          for name, one in found["parameters"].items()}
-            self.steps, self.optimizer = found["steps"], (found["optimizer"], *found["state"])
+            self.steps, self.optimizer = found["steps"], [found["optimizer"], *found["state"]]
             self._files, self._kept = found["files"], found["kept"]
             missing = sum(one.size * one.dtype.itemsize for one in self.like.values())
             # Compare with the sizes of the files first: a wrong manifest must not make the reader allocate memory.

@@ -49,10 +49,6 @@ class Mesh:
         """Return the coordinates of a rank, by axis name."""
         return {name: int(here) for name, here in zip(self.names, numpy.unravel_index(rank, self.shape), strict=True)}
 
-    def rank(self, coordinates: dict[str, int]) -> int:
-        """Return the rank at `coordinates`."""
-        return int(numpy.ravel_multi_index([coordinates[name] for name in self.names], self.shape))
-
     def size(self, name: str) -> int:
         """Return the number of ranks along an axis."""
         self._check_name("size", name, "GC-SPEC")

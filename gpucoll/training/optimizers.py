@@ -43,6 +43,11 @@ class Optimizer:
                                 f"below {below:g}", code="GC-OPTIMIZER")
 
     @property
+    def kind(self) -> list[str]:
+        """The name of the class, and the names of the state's arrays: equal on all ranks."""
+        return [type(self).__name__, *self.state_names]
+
+    @property
     def rate(self) -> float:
         """The learning rate of the step under way."""
         return self.lr(self.steps) if callable(self.lr) else self.lr

@@ -58,7 +58,7 @@ class TrainingKind(NamedTuple):
     def of(cls, like: Mapping[str, Like], optimizer: Optimizer) -> TrainingKind:
         """Return the description of a training of these parameters."""
         rows = [[name, one.shape, one.dtype.name] for name, one in like.items()]
-        return cls(zlib.crc32(json.dumps(rows).encode()), [type(optimizer).__name__, *optimizer.state_names])
+        return cls(zlib.crc32(json.dumps(rows).encode()), optimizer.kind)
 
 
 class Division:

@@ -23,8 +23,7 @@ def resume(parameters: Mapping[str, Any], optimizer: Optimizer, comm: Communicat
     MismatchError if the parameters or the kinds of optimizers differ between ranks.
     """
     arrays = opened("resume", parameters, comm, lambda: check_optimizer("resume", optimizer))
-    everyone = internal.all_gather_metadata(
-        comm, {"steps": optimizer.steps, "optimizer": [type(optimizer).__name__, *optimizer.state_names]}, "resume")
+    everyone = internal.all_gather_metadata(comm, {"steps": optimizer.steps, "optimizer": optimizer.kind}, "resume")
     check_alike("resume", everyone, "optimizer", "GC-OPTIMIZER")
     steps = [one["steps"] for one in everyone]
     newest = max(steps)

@@ -252,10 +252,9 @@ class ZeRO(Averaging):
         """
         check_optimizer("load", optimizer)
         found = Checkpoint(folder, comm)
-        asked = type(optimizer).__name__, *optimizer.state_names
-        if found.optimizer != asked:
-            raise ArgumentError(f"load: {folder} was saved with {' '.join(found.optimizer)}, this is {' '.join(asked)}",
-                                code="GC-FILE")
+        if found.optimizer != optimizer.kind:
+            raise ArgumentError(f"load: {folder} was saved with {' '.join(found.optimizer)}, this is "
+                                f"{' '.join(optimizer.kind)}", code="GC-FILE")
         given = {name: one.new(one.shape) for name, one in found.like.items()} if parameters is None else parameters
         zero = cls.__new__(cls)
         zero._open_training(given, comm, optimizer, stage, compression, partner, resumes=False)
