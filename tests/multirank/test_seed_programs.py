@@ -12,6 +12,7 @@ from harness.grids import naming
 
 PROGRAMS = Path(__file__).parents[1] / "seed_programs"
 SIZE = 4
+ALL = "[0 1 2 3], [4 5 6 7], [8 9 10 11], [12 13 14 15]"
 
 
 def everywhere(text):
@@ -19,14 +20,34 @@ def everywhere(text):
     return [text.replace("{r}", str(rank)) for rank in range(SIZE)]
 
 
+def each(text, *results):
+    """Return `everywhere(text)` with each rank's result appended."""
+    return [f"{line} {result}" for line, result in zip(everywhere(text), results, strict=True)]
+
+
 # Brackets are ignored: tensors print as arrays here.
 PRINTED = {
+    "object_scatter": each("rank {r} data is", [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]),
+    "scatter": each("Rank {r} received data", "1.", "2.", "3.", "4."),
     # The document prints two ranks; this test has four.
     "send": [
         *everywhere("local rank {r} world size 4 world rank {r}"),
         *[line for rank in range(1, SIZE) for line in [
             f"worker_0 sent data to Rank {rank}", f"worker_{rank} has received data" + 10 * " 1.",
             *[" ".join(["1."] * 10)] * 8, 10 * " 1." + " from rank 0"]]],
+    # The document lacks the model: expect its last line, and the weights used to make the data.
+    "parameter_server": ["weights [ 1. -2.  3.]", *["Done Training"] * SIZE],
+    # The document prints nothing: expect the patterns described in the text.
+    "patterns": [
+        *everywhere("broadcast [{r}] [0 1 2 3]"), *everywhere("all_reduce [{r}] [24 28 32 36]"),
+        *everywhere("all_gather [{r}] " + ALL),
+        # Gloo leaves partial sums on all ranks but `dst`; gpucoll leaves these arrays unchanged.
+        *each("reduce [{r}]", "24 28 32 36", "4 5 6 7", "8 9 10 11", "12 13 14 15"),
+        *each("gather [{r}]", ALL, None, None, None),
+        *each("scatter [{r}]", "0 1 2 3", "4 5 6 7", "8 9 10 11", "12 13 14 15"),
+        *each("all_to_all [{r}]", *(" ".join(f"{number + rank / SIZE}".removesuffix("0") for number in range(16))
+                                    for rank in range(SIZE))),
+        "group [0] [8 10 12 14]", "group [2] [8 9 10 11]"],
     "process_group_spawn": [f"{'ProcessGroup' if rank < 2 else 'GroupMember.NON_GROUP_MEMBER'} - rank: {rank}"
                             for rank in range(SIZE)],
 }
