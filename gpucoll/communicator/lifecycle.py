@@ -128,7 +128,8 @@ class Lifecycle:
 
     def check_usable(self) -> None:
         """Raise UsageError in a fork's child, ClosedError after the end, and RevokedError after a failure."""
-        self.link.enter()
+        if self.link.enter is not None:
+            self.link.enter()
         if self.is_forked:
             raise UsageError("this communicator belongs to the parent process; a forked child cannot use it: "
                              "start ranks by mpiexec, or children by spawn, before making a communicator",

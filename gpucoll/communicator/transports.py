@@ -63,6 +63,7 @@ class Transport:
     # ``exchange(name, root, value, found)`` appends to `found` the list of all ranks' values, in a call `name` of the
     # transport's own; None: gpucoll exchanges small objects, such as shapes, by its schedules.
     exchange: Callable[[str, int, Any, list[Any]], Operation] | None = None
+    enter: Callable[[], None] | None = None  # called when the program begins a call, perhaps on a closed communicator
     _splits = 0
 
     def __init__(self, rank: int, hosts: Sequence[Hashable], ranks: Any, wire: Any, points: Any) -> None:
@@ -97,9 +98,6 @@ class Transport:
         """Return what drives the operations of a communicator and waits for them; by default by polls."""
         return Progress(timeout, foreign=self.foreign, threads=self.threads, asks_store=self.asks_store,
                         crowded=self.place.local_size > (os.cpu_count() or 1))
-
-    def enter(self) -> None:
-        """Note that the program begins a call, perhaps on a closed communicator; by default nothing."""
 
     def own_gpu(self, ordinal: int | None) -> int | None:
         """Return this rank's CUDA ordinal: `ordinal`, or by `gpu_index`, or the parent's; None without a GPU."""

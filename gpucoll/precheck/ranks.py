@@ -159,14 +159,14 @@ class VirtualTransport(Transport):
         rank = group.members.index(number)
         super().__init__(rank, ("here",) * group.size, None, None, VirtualMessages(rank, group))
         self.group, self.number, self.closed = group, number, False
-        self.executor = MatchingExecutor(group, rank)
+        self.executor, self.enter = MatchingExecutor(group, rank), self._begin_call
 
     def new_waits(self, timeout: float) -> Progress:
         self.group.turns.ranks[self.number].transports.append(self)
         self.waits = VirtualWaits(self.group, self.rank)
         return self.waits
 
-    def enter(self) -> None:
+    def _begin_call(self) -> None:
         """Give up the turn in calls that are refused: the program may repeat such a call for ever."""
         self.group.turns.check("a call")
         if self.closed or self.waits.failure is not None:
