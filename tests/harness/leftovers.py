@@ -16,15 +16,12 @@ import functools
 import gc
 import os
 import signal
-import socket
 import sys
 import threading
 import types
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import numpy
 
 from gpucoll.transport.rendezvous import becomes
 from harness.pace import Patience
@@ -114,12 +111,6 @@ INTERPRETER = {
                        lambda value: setattr(sys, "excepthook", value)),
     "threading.excepthook": (lambda: foreign(threading.excepthook, threading.__excepthook__),
                              lambda value: setattr(threading, "excepthook", value)),
-    "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
-    "the switch interval": (sys.getswitchinterval, sys.setswitchinterval),
-    "garbage collection": (gc.isenabled, lambda value: gc.enable() if value else gc.disable()),
-    "the timeout of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
-    "numpy.seterr": (numpy.geterr, lambda value: numpy.seterr(**value)),
-    "numpy.set_printoptions": (numpy.get_printoptions, lambda value: numpy.set_printoptions(**value)),
 }
 
 
@@ -148,46 +139,6 @@ def loaded():
     """Return the loaded modules of the library, by name."""
     return {name: module for name, module in [*sys.modules.items()]
             if name.partition(".")[0] == "gpucoll" and isinstance(module, types.ModuleType)}
-
-
-@functools.lru_cache(maxsize=1)
-def namespaces(count):
-    """Return the namespaces of the library's modules and classes; `count` of all modules is the key of the cache."""
-    found = {}
-    for name, module in loaded().items():
-        found[name] = vars(module)
-        found |= {f"{name}.{inner}": vars(value) for inner, value in [*vars(module).items()]
-                  if isinstance(value, type) and value.__module__ == name}
-    return found
-
-
-def attributes():
-    """Return all attributes of the library's modules and classes, to find functions or constants replaced by a test."""
-    return {name: space.copy() for name, space in namespaces(len(sys.modules)).items()}
-
-
-def put_attributes(before, now):
-    for name, attribute, value in replaced(before, now):
-        owner, _, last = name.rpartition(".")
-        module = sys.modules.get(name)
-        setattr(module if module is not None else getattr(sys.modules[owner], last), attribute, value)
-
-
-def replaced(before, now):
-    """Yield the attributes with another value than before. New attributes come from loading at first use."""
-    for name, space in before.items():
-        after = now.get(name, {})
-        if not same(space, after):
-            yield from ((name, attribute, value) for attribute, value in space.items()
-                        if after.get(attribute, value) is not value and f"{name}.{attribute}" not in CACHES)
-
-
-def same(one, other):
-    """Return whether two dicts hold the same values. Python compares identities first, which is fast."""
-    try:
-        return one == other
-    except ValueError:  # NumPy arrays with more than one element cannot be compared as a whole
-        return False
 
 
 @functools.lru_cache(maxsize=1)
@@ -241,7 +192,6 @@ KINDS = {
     "variable": Kind(variables, put_back(os.environ)),
     "state": Kind(interpreter, put_interpreter),
     "signal handler": Kind(handlers, put_handlers),
-    "attribute": Kind(attributes, put_attributes),
     "table": Kind(tables, put_tables),
     "module": Kind(files, put_back(sys.modules)),
     "communicator": Kind(communicators, None),
@@ -323,9 +273,7 @@ def new_ones(before, now, kind):
 
 def differences(kind, before, now):
     """Yield a description of each difference in one kind of state."""
-    if kind == "attribute":
-        yield from (f"{name}.{attribute}: replaced" for name, attribute, _ in replaced(before, now))
-    elif kind == "table":
+    if kind == "table":
         for name in before.keys() & now.keys():
             if before[name] != now[name]:
                 yield f"{name}: {change(before[name], now[name])}"

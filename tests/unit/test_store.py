@@ -1,9 +1,7 @@
 """The store of compiled kernels: built once, verified, owned by the user."""
 
-import contextlib
 import errno
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,32 +15,6 @@ from gpucoll.device import store
 ARTIFACT = b"artifact " * 1000
 
 # The program of the other processes, printing each action on a line.
-CHILD = """
-import logging, os, signal, sys
-from pathlib import Path
-from gpucoll.device import store
-folder, dies = sys.argv[1:]
-
-class Aloud(logging.Handler):
-    def emit(self, record):
-        if "waiting" in record.msg:
-            print("waits", flush=True)
-            logging.getLogger("filelock").removeHandler(self)
-
-logging.getLogger("filelock").setLevel(logging.DEBUG)
-logging.getLogger("filelock").addHandler(Aloud())
-
-def build():
-    print("builds", flush=True)
-    sys.stdin.readline()
-    return b"artifact " * 1000
-
-if dies:
-    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-sys.stdin.readline()
-path = store.Store(Path(folder)).path("source", ".so", build)
-print(path, path.read_bytes() == b"artifact " * 1000, flush=True)
-"""
 
 
 def ask(folder, content=ARTIFACT, source="source", builds=None):
@@ -172,31 +144,3 @@ os.kill(os.getpid(), signal.SIGKILL)
     remove()
     store._sweep()
     assert list(tmp_path.iterdir()) == []
-
-
-@contextlib.contextmanager
-def child(folder, dies=False):
-    command = [sys.executable, "-c", CHILD, str(folder), "dies" if dies else ""]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as job:
-        try:
-            yield job
-        finally:
-            job.kill()
-
-
-def test_processes_build_once(tmp_path):
-    """A killed builder leaves nothing; of three living processes one builds, and the others wait for the lock."""
-    with child(tmp_path, dies=True) as job:
-        job.communicate("go\nfinish\n")
-    assert job.returncode == -signal.SIGKILL
-    with contextlib.ExitStack() as stack:
-        jobs = [stack.enter_context(child(tmp_path)) for _ in range(3)]
-        for job in jobs:
-            job.stdin.write("go\n")
-        words = [job.stdout.readline().strip() for job in jobs]
-        for job in jobs:
-            with contextlib.suppress(BrokenPipeError):
-                job.stdin.write("finish\n")
-        ends = {job.stdout.readline().strip() for job in jobs}
-    assert sorted(words) == ["builds", "waits", "waits"]
-    assert [end.endswith(".so True") and end.startswith(str(tmp_path)) for end in ends] == [True]

@@ -81,13 +81,3 @@ def test_a_tree_is_turned_to_every_rank_by_adding_digits():
     assert trees[2:4] == [SpanningTree(1, 2, ((1, 2), (2, 5))), SpanningTree(1, 1, ((1, 4),))]
     assert trees[-2:] == [SpanningTree(5, 2, ((5, 3), (3, 0))), SpanningTree(5, 1, ((5, 2),))]
     assert [tree.root for tree in trees] == [rank for rank in range(6) for _ in range(2)]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("graph", ["dgx_a100(64)", "torus(8x8x8)"])
-@pytest.mark.parametrize("name", ["all_gather", "all_reduce"])
-def test_512_ranks(graph, name):
-    graph = load_graph(graph)
-    made = synthesis(graph, name, 1 << 28)
-    assert made.found.algbw >= Fraction(99, 100) * made.limit.algbw
-    proved(name, graph.ranks, made.forest.chunks, getattr(made.forest, made.found.method))
