@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from gpucoll.communicator.backends import HostBackend
 from gpucoll.communicator.gpu import Gpu
@@ -335,7 +336,7 @@ def _threads_of(reference: weakref.ref[Lifecycle]) -> set[int]:
 _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
-def tell_meeting(mpi: object) -> None:
+def tell_meeting(mpi: Any) -> None:
     """Tell the ranks of all open communicators within `mpi` that this rank is about to wait for them in `from_mpi`.
 
     They may be in a call, and this rank makes none before they have come.
@@ -345,11 +346,14 @@ def tell_meeting(mpi: object) -> None:
     if not lives or not mpi or not hasattr(mpi, "Get_group"):  # nobody to tell, or an argument that is refused later
         return
     everyone, place = mpi.Get_group(), call_site()
-    for life in lives:
+    # In MPICH, the group of a grid of some ranks has all ranks of the parent: then nobody is told.
+    for life in lives if everyone.Get_size() == mpi.Get_size() else ():
         ranks = life.link.mpi.Get_group()
+        inside = ranks.Intersection(ranks, everyone)
         # All ranks of such a communicator make this call: they count their meetings alike.
-        if all(rank >= 0 for rank in ranks.Translate_ranks(None, everyone)):
+        if inside.Get_size() == ranks.Get_size():
             life.leaving.meet(place)
+        inside.Free()
         ranks.Free()
     everyone.Free()
 
