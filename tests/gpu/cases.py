@@ -50,7 +50,7 @@ def gpu_count():
 
 @functools.cache
 def kernels():
-    import mirror
+    from gpu import mirror
 
     return mirror.use()
 

@@ -173,7 +173,7 @@ def test_no_link_carries_more_than_its_bandwidth(graph, name):
 
 
 @pytest.mark.parametrize("name", ["broadcast", "gather", "scatter", "all_gather"])
-@pytest.mark.parametrize("graph", ["ring(5)", "grid(2x3)", "dgx1", "ndv2", "torus(3x3)"])
+@pytest.mark.parametrize("graph", ["ring(5)", "grid(2x3)", "dgx1", "torus(3x3)"])
 def test_the_least_rounds_are_those_of_data_that_spread_over_all_links(graph, name):
     graph = load_graph(graph)
     near = {(src, dst) for src, dst in graph.edges if max(src, dst) < graph.ranks}
@@ -193,7 +193,7 @@ def test_bandwidths_without_a_common_divisor_are_rounded_down():
     graph = LinkGraph("odd", ("a", "b", "c"), 3, edges)
     found, best = trees_for(graph, "all_gather"), bound(graph, "all_gather").algbw
     assert Fraction(98, 100) * best < found.algbw <= best
-    with pytest.raises(gc.ArgumentError, match="within the time limit"):
+    with pytest.raises(gc.ArgumentError, match="GC-SYNTHESIS.*within the time limit"):
         trees_for(graph, "all_gather", seconds=-1)
 
 
@@ -277,7 +277,7 @@ def test_a_wrong_file_is_refused_in_a_sentence(tmp_path, capsys, text, said):
     (["bound", "torus(4x4, GBps=0)", "all_gather"], "GBps 0 is no bandwidth"),
     (["bound", "ring(4)", "gather", "--root", "4"], "root 4 is not in 0..3"),
     (["bound", "nothere.toml", "gather"], "cannot read graph nothere.toml"),
-    (["synthesize", "ring(4)", "scan"], "[GC-SYNTHESIS] no algorithm is synthesised for scan"),
+    (["synthesize", "ring(4)", "scan"], "no algorithm is synthesised for scan"),
     (["synthesize", "ring(4)", "all_gather", "-o", "x.txt"], "x.txt ends neither in .py nor in .xml"),
     (["synthesize", "ndv2(4)", "all_gather", "--time-limit", "0"], "no trees were found within the time limit"),
     (["simulate", "all_reduce", "1M", "--topology", "ring(4)", "--ranks", "8"], "has 4 ranks, not 8")])

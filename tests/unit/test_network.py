@@ -76,10 +76,14 @@ def connecting():
 def test_a_hub_that_does_not_know_the_token_is_no_hub():
     hub, port = listening(2)
     watch = connecting()
-    assert not watch._connects("127.0.0.1", port, 2, "another", seconds(60))
-    assert watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
-    assert not watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))  # rank 1 is connected already
-    watch._connection.socket.close()
+    watch._connects("127.0.0.1", port, 2, "another", seconds(60))
+    assert watch._connection is None
+    watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
+    connection = watch._connection
+    assert connection is not None
+    watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
+    assert watch._connection is connection  # rank 1 is connected already
+    connection.socket.close()
     hub.close()
 
 
@@ -96,7 +100,7 @@ def test_a_rank_whose_place_strangers_take_comes_again(monkeypatch):
 
     monkeypatch.setattr(Connection, "join", join)
     watch = connecting()
-    assert watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
+    watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
     assert len(tries) == 3
     watch._connection.socket.close()
     hub.close()
