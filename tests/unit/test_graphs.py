@@ -193,7 +193,7 @@ def test_bandwidths_without_a_common_divisor_are_rounded_down():
     graph = LinkGraph("odd", ("a", "b", "c"), 3, edges)
     found, best = trees_for(graph, "all_gather"), bound(graph, "all_gather").algbw
     assert Fraction(98, 100) * best < found.algbw <= best
-    with pytest.raises(gc.ArgumentError, match="GC-SYNTHESIS.*within the time limit"):
+    with pytest.raises(gc.ArgumentError, match=r"GC-SYNTHESIS.*within the time limit"):
         trees_for(graph, "all_gather", seconds=-1)
 
 
