@@ -50,7 +50,7 @@ class Leaving:
         self.place = ""
         self.awaited: Callable[[], set[int]] | None = None
         self._sent: Sent | None = None  # the farewell of a rank that closes
-        self._away: Sent | None = None  # told to this communicator while the rank closes one of which it is a part
+        self._away: Sent | None = None  # told here while the rank waits elsewhere, in `close` or `from_mpi`
         self._parts: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
         self._wholes: list[weakref.ref[Lifecycle]] = []  # the communicators of which this one is a part
         self._meetings = 0  # calls of `from_mpi` that all ranks of this communicator make

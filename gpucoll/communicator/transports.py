@@ -41,10 +41,10 @@ class Transport:
         message, return a request. Its ``Test()`` advances and returns whether the message has ended, ``Cancel()``
         gives up a receive. A receive also has ``length``, the bytes of the message sent, or None before the end, which
         reading advances as ``Test()`` does; and ``came``, the number sent with the message. A message with another
-        number is received without its bytes, unless
-        one number is 0. The k-th send with a tag meets the k-th receive. ``seen(rank, tag)`` returns (rank, tag,
-        bytes) of a message that a receive would take at once, or None; None in place of a number means any. The library
-        uses `wire`, and `points` carries the program's messages: a message of one must never match one of the other.
+        number is received without its bytes, unless one number is 0. The k-th send with a tag meets the k-th receive.
+        ``seen(rank, tag)`` returns (rank, tag, bytes) of a message that a receive would take at once, or None; None in
+        place of a number means any. The library uses `wire`, and `points` carries the program's messages: a message of
+        one must never match one of the other.
     """
 
     mpi: Any  # gathers objects as mpi4py's communicators do; None between threads
