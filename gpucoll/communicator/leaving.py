@@ -54,7 +54,7 @@ class Leaving:
         self._parts: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
         self._wholes: list[weakref.ref[Lifecycle]] = []  # the communicators of which this one is a part
         self._meetings = 0  # calls of `from_mpi` that all ranks of this communicator make
-        life.guard.is_away = self._is_away
+        life.guard.is_away, life.guard.is_closing = self._is_away, lambda: self.awaited is not None
 
     @property
     def _rank(self) -> int:

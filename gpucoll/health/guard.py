@@ -56,6 +56,7 @@ class Guard:
         # returns whether this rank has yet to come there.
         self._away: dict[int, Farewell] = {}
         self.is_away: Callable[[Farewell], bool] = lambda farewell: False
+        self.is_closing: Callable[[], bool] = lambda: False  # whether this rank waits in `close`
         self._missed: dict[int, float] = {}  # ranks that have left or died and are awaited, and since when
         self._looked = self._began = self._warned = 0.0
         self._frozen = 0.0  # seconds for which this process was stopped in the current wait
@@ -109,7 +110,8 @@ class Guard:
         for rank, farewell in self.left.items():
             if farewell.why >= Why.FAILED:  # the failure revokes the communicator for all
                 self._miss(rank, now)
-            elif self.lacks(farewell):
+            # In `close` unlike numbers of calls are judged once all ranks have come.
+            elif self.lacks(farewell) and not self.is_closing():
                 raise self._failed([one for one in self.left if self.lacks(self.left[one])])
         for rank in {*ended, *self.left}:
             # A rank that has closed, or ended in order, has made this call, and matters only where this rank awaits it,

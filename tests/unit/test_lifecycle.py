@@ -101,6 +101,11 @@ def test_a_rank_that_has_closed_is_named_in_the_calls_that_it_has_not_made(mine,
             as told:
         watching.check()
     assert told.value.ranks == (1,)
+    # Ranks that all close are judged when all have come.
+    closing = guard.Guard(0, Processes({}), lambda: None, dict, lambda: {1: farewell}, lambda: 0.0,
+                          position=lambda: mine)
+    closing.is_closing = lambda: True
+    closing.check()
 
 
 class Ends:
