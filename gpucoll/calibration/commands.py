@@ -136,15 +136,10 @@ def make_folder(folder: Path) -> None:
 
 
 def write_table(path: Path, table: Table) -> None:
-    """Write the table atomically."""
-    write_file(path, as_json(table))
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically, for this user alone whatever the umask (see `read_trusted`); raise BackendError."""
+    """Write the table atomically, for this user alone whatever the umask (see `read_trusted`); raise BackendError."""
     draft = path.with_suffix(f".{os.getpid()}")
     with _write_errors(path):
-        draft.write_bytes(content)
+        draft.write_bytes(as_json(table))
         draft.chmod(0o600)
         draft.replace(path)
 

@@ -171,10 +171,8 @@ def _add_times(verbs: Any) -> None:
     explain.add_argument("--topology", metavar="F", help="a TOML file or a name, as for simulate (switch)")
     explain.add_argument("--dtype", default="float32", help="under mpiexec: dtype of the elements (float32)")
     explain.add_argument("--device", help="under mpiexec: cpu, cuda or emulated")
-    tune = _add_verb(verbs, "tune", _tune,
-                     help="measure this machine for auto (under mpiexec), in seconds; or predict on a graph")
-    tune.add_argument("--topology", metavar="GRAPH", help="predict times for a graph of links, a TOML file or a "
-                      "name, with synthesised algorithms; without mpiexec")
+    tune = _add_verb(verbs, "tune", _from("gpucoll.calibration.commands", "tune"),
+                     help="measure this machine for auto (under mpiexec), in seconds")
     tune.add_argument("--sweep", action="store_true", help="also measure every algorithm at every size, in minutes")
     tune.add_argument("--collective", metavar="A,B", help="only these collectives")
     tune.add_argument("--max-bytes", default="64M", metavar="64M", help="the largest size of the sweep (64M)")
@@ -229,8 +227,3 @@ def _add_machines(verbs: Any) -> None:
 def _from(module: str, name: str = "main") -> Callable[[Any], int]:
     """Return a function running a verb: import `module`, then call the module's function `name`."""
     return lambda options: int(getattr(importlib.import_module(module), name)(options))
-
-
-def _tune(options: Any) -> int:
-    module, verb = ("calibration.commands", "tune") if options.topology is None else ("calibration.on_graph", "main")
-    return _from(f"gpucoll.{module}", verb)(options)

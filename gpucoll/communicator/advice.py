@@ -46,8 +46,7 @@ def explain(core: Core, collective: str, nbytes: int, dtype: Any, device: str | 
             found += core.tuner.candidates(row.name, nbytes, others, where, name)
     times = [_known(core, row.name, one.executor, one.algorithm, nbytes) for one in found]
     return explained(row.name, nbytes, core.size,
-                     f"the table {core.tuner.source(where, on_graph=bool(found[0].graph))}", found, times, considered,
-                     lambda name: core.tuner.file(row.name, name, where))
+                     f"the table {core.tuner.source(where)}", found, times, considered)
 
 
 def check_numerics(core: Core, x: Any, name: str) -> None:

@@ -154,8 +154,8 @@ class MpiLink(Transport):
         part = _made(lambda: self.mpi.Split(MPI.UNDEFINED if color is None else color, key))
         if color is None:
             return None
-        # `MpiLink` makes duplicates of its own: `part` itself is freed. A graph has the ranks of the whole, by number.
-        link = MpiLink(part, self._timeout, self.table._replace(graphs=()))
+        # `MpiLink` makes duplicates of its own: `part` itself is freed.
+        link = MpiLink(part, self._timeout, self.table)
         link.gpu_index = self.gpu_index
         part.Free()
         return link

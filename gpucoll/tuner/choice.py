@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from gpucoll.algorithms import algorithms, find, library_names, names_of, own_names, registry
+from gpucoll.algorithms import algorithms, find, library_names, names_of, own_names
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import Order
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.tuner.model import Candidate, Model, World, segments
-from gpucoll.tuner.table import BUILT_IN, GraphTable, Table
+from gpucoll.tuner.table import BUILT_IN, Table
 
 ALL = ""  # the key of the rule for collectives without a rule of their own
 NCCL_ONLY = ("collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")  # accepted in rules, but not available here
@@ -132,8 +130,7 @@ class Tuner:
 
     def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "") -> None:
         self._nodes, self._prefer = tuple(nodes), prefer
-        self.table = table._replace(graphs=tuple(
-            graph for graph in table.graphs if graph.ranks == len(self._nodes) and _is_registered(table, graph)))
+        self.table = table
         # The model for arrays on a device, made at the first call on this device
         self.model: Callable[[str], Model] = functools.cache(
             lambda device: Model(self.table, World(self._nodes, device)))
@@ -159,23 +156,15 @@ class Tuner:
         """Return the candidates for sizes with as many binary digits as `nbytes`, the choice first."""
         names: Iterable[str] = [algorithm]
         if algorithm == "auto":
-            names = self._names(collective, executors, order, device)
+            names = self._names(collective, executors, order)
         # The largest power of two up to `nbytes` (0 for 0), as choices are cached by the number of digits
         return self.model(device).candidates(collective, 1 << nbytes.bit_length() >> 1, executors, [*names])
 
-    def source(self, device: str, *, on_graph: bool = False) -> str:
-        """Return in words the table, and the shape or the graph used for choices on `device`."""
-        graph, shape = self.model(device).graph, self.model(device).shape
-        if on_graph and graph is not None:
-            return (f"{self.table.source}: predicted on the graph {graph.graph} of {graph.ranks} ranks, "
-                    f"{graph.predicted}")
+    def source(self, device: str) -> str:
+        """Return in words the table, and the shape used for choices on `device`."""
+        shape = self.model(device).shape
         return (f"{self.table.source}: {shape.ranks} ranks on {shape.nodes} node{'s' * (shape.nodes > 1)}, measured "
                 f"{shape.measured}")
-
-    def file(self, collective: str, algorithm: str, device: str) -> str | None:
-        """Return the file of a synthesised algorithm of the table; None for another algorithm."""
-        name = self.model(device).synthesised(collective).get(algorithm)
-        return None if name is None else str(Path(self.table.source).with_name(name))
 
     def has_measured(self, executor: str, device: str) -> bool:
         """Return whether a table measured on this machine, not the built-in table, has links of `executor`."""
@@ -192,14 +181,13 @@ class Tuner:
         if candidates:
             return candidates[0].executor, candidates[0].algorithm
         if algorithm == "auto":  # without any prediction: the first algorithm of the first executor
-            names = self._names(collective, able, order, device)
+            names = self._names(collective, able, order)
             algorithm = next(name for name in names if (name == NATIVE) == (able[0] == NATIVE))
         return able[0], algorithm
 
-    def _names(self, collective: str, executors: Sequence[str], order: Order, device: str) -> Sequence[str]:
+    def _names(self, collective: str, executors: Sequence[str], order: Order) -> Sequence[str]:
         """Return the names that "auto" may take; raise ArgumentError if none is left."""
-        schedules = list(scheduled(collective, len(self._nodes), len(set(self._nodes))))
-        schedules += [name for name in self.model(device).predicted(collective) if name not in schedules]
+        schedules = scheduled(collective, len(self._nodes), len(set(self._nodes)))
         names = [NATIVE] * (NATIVE in executors) + (schedules if set(executors) - {NATIVE} else [])
         if not names:
             raise ArgumentError(f"{collective}: no executor can run this call", code="GC-ALGO")
@@ -218,25 +206,6 @@ class Tuner:
                                 f"promised by the option deterministic; use auto, or one of {', '.join(others)}",
                                 code="GC-DETERMINISTIC")
         return left
-
-
-def _is_registered(table: Table, graph: GraphTable) -> bool:
-    """Register the synthesised algorithms of a table, from the files' content: other hosts may not have the files.
-
-    Return False, with a warning, for a file that cannot be registered: the predictions are then left out.
-    """
-    from gpucoll.msccl.files import registered
-
-    try:
-        for file in graph.files:
-            # A name ends with a digest of the algorithm: a known name is the same algorithm.
-            if not all((file.collective, name) in registry() for name in file.algorithms):
-                registered(str(Path(table.source).with_name(file.name)), file.content)
-    except ArgumentError as error:
-        warnings.warn(f"tuning table {table.source}: {error}; the predictions on the graph {graph.graph} are left out",
-                      stacklevel=2)
-        return False
-    return True
 
 
 def is_ordered(collective: str, name: str, order: Order) -> bool:

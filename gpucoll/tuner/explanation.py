@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gpucoll.simulator import Prediction, Topology
@@ -18,8 +18,8 @@ class Explanation(dict[str, Any]):
     ``choice`` is the algorithm, ``executor`` its executor, ``reason`` a sentence, ``basis`` the table or topology used.
     ``candidates`` lists the candidates, the choice first. Each has ``algorithm``, ``executor``, ``segments``, the
     predicted ``seconds``, and the parts ``latency``, ``bandwidth`` and ``reduction`` of the seconds (None if unknown).
-    ``tuned`` tells whether the seconds come from a measured curve, ``file`` is the file of a synthesised algorithm or
-    None. ``calls`` and ``measured`` are the number and the median seconds of calls made by the program.
+    ``tuned`` tells whether the seconds come from a measured curve. ``calls`` and ``measured`` are the number and the
+    median seconds of calls made by the program.
     """
 
     def __str__(self) -> str:
@@ -59,11 +59,9 @@ def _percent(part: float, whole: float) -> int:
 
 
 def explained(collective: str, nbytes: int, ranks: int, basis: str, candidates: Sequence[Candidate],
-              times: Sequence[tuple[int, float | None]] = (), considered: int | None = None,
-              file: Callable[[str], str | None] = lambda name: None) -> Explanation:
+              times: Sequence[tuple[int, float | None]] = (), considered: int | None = None) -> Explanation:
     """Return the explanation of `candidates`, the choice first; `times` has the calls and median seconds of each.
 
-    ``file(algorithm)`` is the file of a synthesised algorithm, None for other algorithms.
     Only the first `considered` candidates were open to the choice; user-defined algorithms follow.
     """
     rows = []
@@ -73,12 +71,9 @@ def explained(collective: str, nbytes: int, ranks: int, basis: str, candidates: 
         if not any(row[name] for name in PARTS):
             row |= dict.fromkeys(PARTS)
         rows.append({name: row[name] for name in ("algorithm", "executor", "segments", "seconds", *PARTS)}
-                    | {"tuned": candidate.measured, "file": file(candidate.algorithm), "calls": calls,
-                       "measured": measured})
-    why, origin = reason(candidates[:considered]), rows[0]["file"]
+                    | {"tuned": candidate.measured, "calls": calls, "measured": measured})
     return Explanation(collective=collective, bytes=nbytes, ranks=ranks, basis=basis, choice=candidates[0].algorithm,
-                       executor=candidates[0].executor, reason=f"{why}; from {origin}" if origin else why,
-                       candidates=rows)
+                       executor=candidates[0].executor, reason=reason(candidates[:considered]), candidates=rows)
 
 
 def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence[Prediction]) -> Explanation:
@@ -113,8 +108,6 @@ def _name(candidate: Candidate) -> str:
 
 def _most(candidate: Candidate) -> str:
     parts = {name: getattr(candidate, name) for name in PARTS}
-    if candidate.graph:
-        return f"by the links of the graph {candidate.graph}"
     if not any(parts.values()):
         return "a native collective, of which the whole time is known only"
     most = max(parts, key=parts.__getitem__)

@@ -64,7 +64,6 @@ class Candidate(NamedTuple):
     reduction: float
     measured: bool  # whether the seconds are from a curve; the parts stay the model's
     ways: float = 0.0  # see `Model.ways`; set for candidates that tie
-    graph: str = ""  # the graph of links on which the seconds were predicted; the parts are then unknown
 
 
 class Model:
@@ -78,36 +77,16 @@ class Model:
         self._shapes = [shape for source in (table, built_in())
                         if (shape := source.nearest(world.size, world.node_count, device)) is not None]
         self.shape = self._shapes[0]  # the shape most similar to this world
-        self.graph = table.graph(world.size, device)
-        self._curves = self.graph.curves if self.graph is not None else ()
         self._exact = self.shape[:2] == (world.size, world.node_count)  # whether the shape has these ranks and nodes
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str],
                    names: Sequence[str]) -> list[Candidate]:
-        """Return the candidates `names` on `executors`: measured before predicted ones, in the order of `ranked`.
-
-        Predictions on a graph of these ranks come before all others. A graph names no executor: the first able to serve
-        the call runs the algorithm.
-        """
-        first = next((executor for executor in executors if executor != "native"), "")
-        on_graph = [self._on_graph(curve, nbytes, first) for curve in self._curves
-                    if curve.collective == collective and curve.algorithm in names and first]
-        known = {candidate.algorithm for candidate in on_graph}
+        """Return the candidates `names` on `executors`: measured before predicted ones, in the order of `ranked`."""
         priced = [candidate for executor in executors for name in names
-                  if (name == "native") == (executor == "native") and name not in known
+                  if (name == "native") == (executor == "native")
                   for candidate in self._candidate(collective, nbytes, executor, name)]
         measured, others = ([one for one in priced if one.measured == kind] for kind in (True, False))
-        return [*sorted(on_graph, key=lambda row: row.seconds),  # without ties: the seconds are the links'
-                *(row for some in (measured, others) for row in ranked(some, functools.partial(self.ways, collective)))]
-
-    def predicted(self, collective: str) -> list[str]:
-        """Return the algorithms with predictions on the graph of these ranks."""
-        return [curve.algorithm for curve in self._curves if curve.collective == collective]
-
-    def synthesised(self, collective: str) -> dict[str, str]:
-        """Return the synthesised algorithms of the graph of these ranks: from name to file."""
-        files = self.graph.files if self.graph is not None else ()
-        return {name: file.name for file in files if file.collective == collective for name in file.algorithms}
+        return [row for some in (measured, others) for row in ranked(some, functools.partial(self.ways, collective))]
 
     def ways(self, collective: str, candidate: Candidate) -> float:
         """Return a candidate's load on links (the function `ways`): 0 if native or reading memory at the source."""
@@ -115,13 +94,6 @@ class Model:
         if name == "native" or (candidate.executor in IN_MEMORY and find(collective, name).traits.at_source):
             return 0
         return ways(collective, name, self.world.nodes)
-
-    def _on_graph(self, curve: Curve, nbytes: int, executor: str) -> Candidate:
-        """Return the candidate of a curve predicted on the graph; of its seconds the parts are unknown."""
-        assert self.graph is not None
-        pieces = segments(curve.collective, curve.algorithm, nbytes, self.world.size)
-        return Candidate(executor, curve.algorithm, pieces, curve.at(nbytes), 0.0, 0.0, 0.0, measured=False,
-                         graph=self.graph.graph)
 
     def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
         curve = next((one for one in self.shape.curves if one[:3] == (collective, executor, name)), None)

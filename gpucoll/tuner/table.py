@@ -1,9 +1,8 @@
 """Tuning tables: measurements of a machine, written by `gpucoll tune` as JSON and used by ``algorithm="auto"``.
 
 A table has a shape for each measured number of ranks, number of nodes and device. A shape has the link constants of
-each executor, and curves: the seconds of an algorithm for given sizes. `gpucoll tune --topology` adds predictions for
-the ranks of a graph of links, and files of synthesised algorithms in the same folder. The user's cache has a table for
-each host and MPI.
+each executor, and curves: the seconds of an algorithm for given sizes. The user's cache has a table for each host and
+MPI.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from gpucoll.version import __version__
 CODE = "GC-TABLE"
 BUILT_IN = "built-in"
 FORMAT = 2
-ANY = "any"  # in place of an executor: a time predicted on a graph, where there are links only
 
 
 class LinkCost(NamedTuple):
@@ -76,57 +74,12 @@ class Shape(NamedTuple):
     curves: tuple[Curve, ...]
 
 
-class AlgorithmFile(NamedTuple):
-    """A Python file of synthesised algorithms in the table's folder; the file is read with the table, for all ranks."""
-
-    name: str
-    collective: str
-    algorithms: tuple[str, ...]
-    sha256: str
-    content: bytes = b""
-
-
-class GraphTable(NamedTuple):
-    """Predictions on a graph of links, for a number of ranks and a device; rank i of the graph is rank i of the job."""
-
-    graph: str
-    ranks: int
-    device: str
-    predicted: str  # the date
-    files: tuple[AlgorithmFile, ...]
-    curves: tuple[Curve, ...]
-    digest: str  # of the graph's nodes and links: a changed graph may keep its name
-
-
 class Table(NamedTuple):
-    """The measurements of a machine. `source` is the file or BUILT_IN, `host` the `facts` of the machine.
-
-    Where `graphs` have the ranks and the device of a call, their predictions decide: the latest tuning counts.
-    """
+    """The measurements of a machine. `source` is the file or BUILT_IN, `host` the `facts` of the machine."""
 
     source: str
     host: dict[str, Any]
     shapes: tuple[Shape, ...]
-    graphs: tuple[GraphTable, ...] = ()
-
-    def graph(self, ranks: int, device: str) -> GraphTable | None:
-        """Return the predictions for the ranks of a graph; None without a graph of so many ranks."""
-        return next((one for one in self.graphs if one[1:3] == (ranks, device)), None)
-
-    def predicted(self, graph: GraphTable) -> Table:
-        """Return the table with `graph` in place of the old predictions for the same ranks and device.
-
-        Predictions for other collectives on the same graph are kept.
-        """
-        before = self.graph(graph.ranks, graph.device)
-        if before is not None and (before.graph, before.digest) == (graph.graph, graph.digest):
-            now = {curve.collective for curve in graph.curves}
-            graph = graph._replace(files=(*graph.files, *(one for one in before.files if one.collective not in now)),
-                                   curves=(*graph.curves, *(one for one in before.curves if one.collective not in now)))
-        return self._replace(graphs=(*self._other_graphs(graph.ranks, graph.device), graph))
-
-    def _other_graphs(self, ranks: int, device: str) -> tuple[GraphTable, ...]:
-        return tuple(one for one in self.graphs if one[1:3] != (ranks, device))
 
     def nearest(self, ranks: int, nodes: int, device: str) -> Shape | None:
         """Return the most similar shape of this device: first by one node or several, then by the number of ranks."""
@@ -137,14 +90,13 @@ class Table(NamedTuple):
     def merged(self, shape: Shape) -> Table:
         """Return the table with `shape` in place of the old shape with the same ranks, nodes and device.
 
-        Old curves without a new measurement are kept; predictions for the same ranks and device are not.
+        Old curves without a new measurement are kept.
         """
         before = next((other.curves for other in self.shapes if other[:3] == shape[:3]), ())
         now = {curve[:3] for curve in shape.curves}
         shape = shape._replace(curves=(*shape.curves, *(curve for curve in before if curve[:3] not in now)))
         others = tuple(other for other in self.shapes if other[:3] != shape[:3])
-        return self._replace(shapes=tuple(sorted((*others, shape), key=lambda one: one[:3])),
-                             graphs=self._other_graphs(shape.ranks, shape.device))
+        return self._replace(shapes=tuple(sorted((*others, shape), key=lambda one: one[:3])))
 
 
 @functools.cache
@@ -165,7 +117,7 @@ def parse(source: str, content: bytes) -> Table:
         raise ArgumentError(f"tuning table {source}: {error}; `gpucoll tune` makes a new one", code=CODE) from None
 
 
-ROWS = {"shapes": Shape, "graphs": GraphTable, "links": LinkCost, "curves": Curve, "files": AlgorithmFile}
+ROWS = {"shapes": Shape, "links": LinkCost, "curves": Curve}
 
 
 def _row(kind: Any, values: Mapping[str, Any]) -> Any:
@@ -175,13 +127,13 @@ def _row(kind: Any, values: Mapping[str, Any]) -> Any:
 
 
 def as_json(table: Table) -> bytes:
-    """Return the table as a file for `parse`; the content of files of algorithms stays in these files."""
+    """Return the table as a file for `parse`."""
     return json.dumps({"format": FORMAT, **_plain(table._replace(source=""))}, indent=1).encode()
 
 
 def _plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):
-        return {key: _plain(one) for key, one in value._asdict().items() if not isinstance(one, bytes)}
+        return {key: _plain(one) for key, one in value._asdict().items()}
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
@@ -215,10 +167,7 @@ def table_path(host: Mapping[str, Any], environment: Mapping[str, str] = os.envi
 
 
 def read(path: Path, host: Mapping[str, Any]) -> Table | None:
-    """Return the table at `path` with the content of its files of algorithms; None without a table.
-
-    Raises ArgumentError for a bad, old or another host's table, and for a missing or changed file of algorithms.
-    """
+    """Return the table at `path`, None without a table; raise ArgumentError for a bad, old or another host's table."""
     try:
         table = parse(str(path), read_trusted(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -229,23 +178,7 @@ def read(path: Path, host: Mapping[str, Any]) -> Table | None:
         if table.host.get(key) != value:
             raise ArgumentError(f"tuning table {path}: it was measured with {key} {table.host.get(key)!r}, but here it "
                                 f"is {value!r}; `gpucoll tune` makes a new one", code=CODE)
-    return table._replace(graphs=tuple(graph._replace(files=tuple(_with_content(path, file) for file in graph.files))
-                                       for graph in table.graphs))
-
-
-def _with_content(path: Path, file: AlgorithmFile) -> AlgorithmFile:
-    """Return a file of algorithms with the content; raise ArgumentError for a missing or changed file."""
-    place = path.with_name(Path(file.name).name)  # in the table's folder, whatever the table says
-    try:
-        content = read_trusted(place)
-        is_same = hashlib.sha256(content).hexdigest() == file.sha256
-        fault = None if is_same else "has changed since the table was written"
-    except OSError as error:
-        fault = f"cannot be read: {error.strerror or error}"
-    if fault is not None:
-        raise ArgumentError(f"tuning table {path}: the file {place} of {', '.join(file.algorithms)} {fault}; "
-                            "`gpucoll tune --topology` makes both again", code=CODE)
-    return file._replace(content=content)
+    return table
 
 
 def load() -> Table:

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import re
 import warnings
 from pathlib import Path
 
@@ -11,12 +10,11 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.calibration import measure, on_graph
+from gpucoll.calibration import measure
 from gpucoll.cli import main
 from gpucoll.device.store import user_store
 from gpucoll.tuner import table as tables
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_json, parse
-from harness import leftovers
 from harness.pace import seconds
 
 
@@ -119,59 +117,3 @@ def test_a_bad_old_or_foreign_table_is_refused_once_with_the_reason(ranks, tmp_p
     for _, one, ran in found:
         assert one["basis"].startswith("the table built-in: ")
         assert list(ran) == [(one["executor"], one["choice"])]
-
-
-UNEVEN = "".join(f'[[links]]\nfrom = "r{one}"\nto = "r{other}"\nGBps = {speed}\nus = 1.0\nboth = true\n'
-                 for one, other, speed in [(0, 2, 50), (2, 1, 50), (1, 3, 50), (3, 0, 50), (0, 1, 5), (2, 3, 5)])
-GRAPH = 'kind = "graph"\nname = "uneven"\nranks = ["r0", "r1", "r2", "r3"]\n' + UNEVEN
-
-
-def on_a_graph(mpi, folder, spoil):
-    """Tune on a graph, do `spoil` to the file of algorithms, and call; return warnings, `explain`, names and times."""
-    if mpi.rank == 0:
-        Path(folder, "uneven.toml").write_text(GRAPH)
-        with contextlib.redirect_stderr(io.StringIO()), leftovers.without_algorithms(), \
-                pytest.MonkeyPatch.context() as patch:
-            patch.setattr(on_graph, "launched", lambda: (1, 0))  # this rank has an mpiexec
-            main(["tune", "--topology", str(Path(folder, "uneven.toml")), "--collective", "all_gather"])
-        file, = Path(folder).glob("tune-*.py")
-        if spoil == "change":
-            file.write_text(f"{file.read_text()}# changed")
-        elif spoil == "remove":
-            file.unlink()
-    mpi.Barrier()
-    x = numpy.arange(1 << 16, dtype="f8") * (mpi.rank + 1)
-    with leftovers.without_algorithms(), warnings.catch_warnings(record=True, action="always") as heard, \
-            gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
-        for row, block in enumerate(comm.all_gather(x)):
-            assert block.tobytes() == (numpy.arange(1 << 16, dtype="f8") * (row + 1)).tobytes()
-        found, small = comm.explain("all_gather", 4 * x.nbytes), comm.explain("all_gather", 8)
-        with comm.split(0) as part:
-            again = part.explain("all_gather", 4 * x.nbytes)
-    calls = {row["algorithm"]: row["calls"] for row in found.candidates if row["calls"]}
-    times = {row["algorithm"]: row["seconds"] for row in found.candidates}
-    return [str(one.message) for one in heard if one.category is UserWarning], dict(found), calls, times, small, again
-
-
-@pytest.mark.parametrize("spoil", ["", "change", "remove"])
-def test_auto_runs_what_was_synthesised_for_a_graph(ranks, tmp_path, spoil):
-    """Large arrays, on links that make a ring slow; a file that is not the table's is refused; results stay exact."""
-    everyone = ranks(on_a_graph, 4, str(tmp_path), spoil, env=at(tmp_path))
-    for heard, found, calls, times, small, again in everyone:
-        assert found == everyone[0][1] | {"candidates": found["candidates"]}
-        assert calls == {found["choice"]: 1}
-        if spoil:
-            assert heard == [] or "GC-TABLE" in heard[0]
-            assert found["basis"].startswith("the table built-in")
-            continue
-        file, = tmp_path.glob("tune-*.py")
-        assert heard == []
-        assert re.fullmatch(r"uneven_all_gather_\d+(_rounds)?_\w{8}", found["choice"])
-        assert f"by the links of the graph uneven; from {file}" in found["reason"]
-        assert found["candidates"][0]["file"] == str(file)
-        assert "predicted on the graph uneven of 4 ranks" in found["basis"]
-        assert times[found["choice"]] == min(times.values()) < times["ring"] / 5
-        assert small.choice in gc.algorithms("all_gather")
-        assert "graph" not in again["basis"]
-        assert again.choice in gc.algorithms("all_gather")
-    assert sum(map(bool, [heard for heard, *_ in everyone])) == bool(spoil)

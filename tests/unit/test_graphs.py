@@ -11,6 +11,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.cli import main
+from gpucoll.errors import ArgumentError
 from gpucoll.lab.graphs.bounds import FORMULAS, bound
 from gpucoll.lab.graphs.link_graph import Edge, LinkGraph, load_graph, parse_graph
 from gpucoll.lab.graphs.synthesis import SCHEDULES, synthesis, trees_for
@@ -292,3 +293,12 @@ def test_messages_on_one_link_share_it_and_equal_ways_share_the_bytes():
     assert simulate("all_gather", "direct", 3, 3 * 10**6, crossbar).seconds == pytest.approx(2e-3 + 1e-6)
     # A link carries a block of its own ends, and half of the blocks of two ranks that face each other.
     assert simulate("all_gather", "direct", 4, 4 * 10**6, square).seconds == pytest.approx(2e-3 + 2e-6)
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\x01b"])
+def test_a_name_that_would_end_a_text_of_python_is_refused(tmp_path, name):
+    file = tmp_path / "graph.toml"
+    file.write_text(f'kind = "graph"\nranks = ["a", "b"]\nname = {json.dumps(name)}\n'
+                    '[[links]]\nfrom = "a"\nto = "b"\nGBps = 1.0\nus = 1.0\nboth = true\n')
+    with pytest.raises(ArgumentError, match=r"GC-TOPOLOGY.*a quote, a backslash or a control character"):
+        load_graph(str(file))
