@@ -39,8 +39,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gpucoll.algorithms import algorithm, algorithms, schedule
-from gpucoll.communicator import Cartesian, Communicator, Transport, init, init_local, join, run_local
-from gpucoll.communicator.cartesian import dims_create
+from gpucoll.communicator import Communicator, Transport, init, init_local, join, run_local
 from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
 from gpucoll.core.ops import ReduceOp, elementwise_op, premul_sum
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Send, Slice
@@ -67,10 +66,10 @@ if TYPE_CHECKING:
     from gpucoll.precheck import precheck
 
 __all__ = [
-    "ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ArgumentError", "BackendError", "Cartesian", "ClosedError",
+    "ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ArgumentError", "BackendError", "ClosedError",
     "CollectiveTimeout", "Communicator", "Copy", "DtypeError", "GpucollError", "MismatchError", "PeerError",
     "RankFailedError", "Recv", "RecvReduce", "Reduce", "ReduceOp", "RevokedError", "Send", "Slice", "Status",
-    "Transport", "UsageError", "Work", "algorithm", "algorithms", "dims_create", "draw", "elementwise_op", "init",
+    "Transport", "UsageError", "Work", "algorithm", "algorithms", "draw", "elementwise_op", "init",
     "init_local", "join", "load", "on_terminate", "precheck", "premul_sum", "run_local", "schedule",
 ]
 

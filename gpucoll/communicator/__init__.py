@@ -14,7 +14,6 @@
     objects        Python objects, pickled
     points         messages between two ranks, groups of calls, splits
     wildcards      any rank and any tag, the status of a message, messages between GPU arrays
-    cartesian      ranks on a grid, exchanges with neighbours
     persistent     calls planned once and made many times
     symmetric      memory mapped by all ranks of a node; windows: memory registered with NCCL
     advice         explanations of the choices of "auto"; a check for NaN and infinity
@@ -29,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
-from gpucoll.communicator.cartesian import Cartesian
 from gpucoll.communicator.elastic import TIMEOUT, joined, same_options
 from gpucoll.communicator.lifecycle import tell_meeting
 from gpucoll.communicator.links import LocalLink, MpiLink, StoreLink
@@ -40,7 +38,7 @@ from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.places import StorePlace, named_place
 
-__all__ = ["Cartesian", "Communicator", "Transport", "init", "init_local", "join", "new_world", "run_local"]
+__all__ = ["Communicator", "Transport", "init", "init_local", "join", "new_world", "run_local"]
 
 T = TypeVar("T")
 

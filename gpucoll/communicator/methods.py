@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from gpucoll.communicator import elastic, objects
 from gpucoll.communicator.advice import check_numerics, explain
@@ -47,9 +47,6 @@ from gpucoll.health.shares import Stats
 from gpucoll.launch import bootstrap, regroup
 from gpucoll.transport.farewell import Farewell, Sent, Why
 from gpucoll.tuner.explanation import Explanation
-
-if TYPE_CHECKING:
-    from gpucoll.communicator.cartesian import Cartesian
 
 
 class Communicator:
@@ -428,18 +425,6 @@ class Communicator:
         7.4.2.
         """
         return self._points.split(color, key, self._over)
-
-    def cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Cartesian | None:
-        """Return a communicator of the first ``prod(dims)`` ranks as a grid of lengths `dims`; None on other ranks.
-
-        A collective call; the options are inherited. `periods` is one bool for each dimension, or one for all: True
-        makes the dimension a ring. None means False. Ranks keep their order; `reorder` has no effect. Raises
-        ArgumentError for wrong arguments, PeerError on the other ranks, and MismatchError if ranks pass different
-        grids. MPI-5.0, 8.5.1.
-        """
-        from gpucoll.communicator.cartesian import made_grid
-
-        return made_grid(self, dims, periods)
 
     # ---------------------------------------------------------------------------------------- planned calls and memory
 

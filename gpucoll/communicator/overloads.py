@@ -187,15 +187,6 @@ class Probing(Protocol):
     def __call__(self, src: int, tag: int, status: O) -> O: ...
 
 
-class Neighbouring(Protocol):
-    """The type of neighbor_all_gather, neighbor_all_to_all."""
-
-    @overload
-    def __call__(self, x: A, out: None = None) -> A: ...
-    @overload
-    def __call__(self, x: Any, out: O) -> O: ...
-
-
 class _Method(Protocol[C]):
     def __get__(self, instance: Any, owner: Any = None) -> C: ...
 

@@ -17,7 +17,6 @@ Finding = dict[str, Any]
 KINDS = {"GC-COLLECTIVE": "collective", "GC-DTYPE": "dtype", "GC-SHAPE": "shape", "GC-OP": "op", "GC-ROOT": "root",
          "GC-COUNTS": "counts", "GC-DEVICE": "device", "GC-ALGO": "algorithm"}
 LEAVES = Signature.decode(CLOSE)
-GROUPS = ("split", "cart")  # calls of all ranks of a communicator that make groups
 UNSUPPORTED = "unsupported"  # the kind of a finding about a program that cannot be checked
 OWN_GROUPS = ("init_process_group", "new_group")  # torch's calls that wait for the members of the group made
 
@@ -272,7 +271,7 @@ def _kind_of(error: BaseException | None) -> str:
 
 
 def _kind_of_difference(calls: Sequence[Signature], *, left: bool) -> str:
-    if any(one.collective in GROUPS for one in calls):
+    if any(one.collective == "split" for one in calls):
         return "group"
     usual = "device" if len({one.where for one in calls}) > 1 else "collective"
     return "ended" if left else KINDS.get(code_of_difference(calls), usual)

@@ -14,9 +14,9 @@ from harness.refusals import refused
 NAMES = """ArgumentError BackendError ClosedError CollectiveTimeout Communicator DtypeError GpucollError MismatchError
 PeerError RankFailedError ReduceOp RevokedError UsageError Work algorithms elementwise_op init init_local on_terminate
 premul_sum run_local schedule algorithm load Copy Recv RecvReduce Reduce Send Slice ANY_SOURCE ANY_TAG PROC_NULL
-Cartesian join Status Transport dims_create draw precheck""".split()
+join Status Transport draw precheck""".split()
 METHODS = """all_gather all_gather_object all_gather_v all_reduce all_to_all all_to_all_v barrier broadcast
-broadcast_object cart check_numerics close empty explain exscan from_mpi gather gather_object gather_v group grow iprobe
+broadcast_object check_numerics close empty explain exscan from_mpi gather gather_object gather_v group grow iprobe
 maxloc minloc plan probe recv reduce reduce_scatter reduce_scatter_v replace scan scatter scatter_object scatter_v send
 sendrecv shrink split stats zeros""".split()
 ATTRIBUTES = """check closed device executor local_rank local_size mpi node nodes rank size

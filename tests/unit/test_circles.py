@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[2]
 INCLUDE = re.compile(r'^\s*#include "(.+)"', re.MULTILINE)
 COMMUNICATOR = "gpucoll.communicator"
 REASONS = {
-    frozenset({COMMUNICATOR, *(f"{COMMUNICATOR}.{name}" for name in ("cartesian", "elastic", "methods"))}):
-        "the one public class: a grid is a subclass that a method makes, and `init` and `shrink` make communicators",
+    frozenset({COMMUNICATOR, *(f"{COMMUNICATOR}.{name}" for name in ("elastic", "methods"))}):
+        "the one public class: `init` and `shrink` make communicators",
     frozenset(f"gpucoll.lab.graphs.{name}" for name in ("flows", "graph_routes", "link_graph")):
         "a graph is a topology of the simulator, which asks a topology for its routes",
 }

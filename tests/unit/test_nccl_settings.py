@@ -22,10 +22,10 @@ def test_wrong_settings_are_refused(given, words):
 
 def test_parts_inherit_the_settings():
     def settings(comm):
-        return [one._core.options.nccl for one in (comm, comm.split(0), comm.cart([2]))]
+        return [one._core.options.nccl for one in (comm, comm.split(0))]
 
     given = {"max_ctas": 8, "windows": True}
-    assert gc.run_local(settings, 2, nccl=given) == [[given] * 3] * 2
+    assert gc.run_local(settings, 2, nccl=given) == [[given] * 2] * 2
 
 
 class Old(bytes):

@@ -53,7 +53,7 @@ def test_files_are_short():
 
 def test_a_communicator_inherits_nothing():
     """Its methods delegate to parts, each with a class of its own."""
-    assert (gpucoll.Communicator.__bases__, gpucoll.Cartesian.__bases__) == ((object,), (gpucoll.Communicator,))
+    assert gpucoll.Communicator.__bases__ == (object,)
     parts = vars(gpucoll.run_local(lambda comm: comm, 1)[0]).values()
     core = next(one for one in parts if hasattr(one, "life"))
     ours = [type(one) for one in [*parts, *vars(core).values()]

@@ -34,10 +34,6 @@ assert_type(comm.recv(x, gc.ANY_SOURCE, gc.ANY_TAG, gc.Status()), NDArray[numpy.
 assert_type(comm.recv(x, 0, async_op=True), gc.Work)
 assert_type(comm.probe(), gc.Status)
 assert_type(comm.iprobe(0), gc.Status | None)
-grid = comm.cart([2, 2])
-assert grid is not None
-assert_type(grid.neighbor_all_gather(x), NDArray[numpy.float32])
-assert_type(grid.shift(0), tuple[int, int])
 """
 WRONG = """
 import numpy
