@@ -21,7 +21,7 @@ PROGRESS_BYTES = 128  # bytes of a progress record of two blocks, so that no two
 TILE_BYTES = 32 * 16  # data of the packets lying together (TILE in peer_packets.cu)
 # A group of the kernel `ll128` (peer_ll128.cu): two packets of 128 bytes carry 15 words, moved by a row of 8 threads.
 GROUP_WORDS, ROW, GROUP_BYTES = 15, 8, 256
-STATE = numpy.dtype([("epoch", "u8"), ("started", "u4"), ("ended", "u4")])
+STATE = numpy.dtype([("epoch", "u8"), ("started", "u4"), ("ended", "u4"), ("renewed", "u8", 2)])
 BOOK = numpy.dtype([("sent", "u8"), ("received", "u8")])
 CONTROL = numpy.dtype([(name, "u8") for name in ("aborted", "failures", "where", "peer", "wanted", "seen")])
 HEAP = numpy.dtype([("slabs", "u8", MOST_RANKS), ("control", "u8"), ("patience", "u8"),

@@ -29,10 +29,12 @@ struct Control {
     u64 aborted, failures, where, peer, wanted, seen;
 };
 
-// The beginning of a slab, used only by the kernels of the owner: the number of the last direct operation, and tickets.
+// The beginning of a slab, used only by the kernels of the owner: the number of the last direct operation, tickets, and
+// for either buffer of packets the operation that has renewed it last (peer_packets.cu).
 struct State {
     u64 epoch;
     u32 started, ended;
+    u64 renewed[2];
 };
 
 // The progress counters of a block, written by the same block of another rank. The record takes 128 bytes: two writers
@@ -50,6 +52,7 @@ struct Book {
     u64 sent, received;
 };
 
+constexpr u64 MEETINGS = 3;    // the most meetings of an operation, or of a section of it
 constexpr u64 GONE = ~u64(0);  // replaces `met` for ever once the writing block has given up
 
 // The awaited event, for the error message. The numbers are read by the host.
@@ -131,12 +134,14 @@ GC_DEV u32 take_channel(const Heap& heap) {
 GC_DEV u64 epoch_of(const Heap& heap) { return load_relaxed(address_of(&state_of(heap)->epoch)) + 1; }
 
 // Publish the number for the next operation, by the last block to end. The number is common to all blocks, also blocks
-// not launched this time. Relaxed: the end of the kernel orders the store before the next kernel.
-GC_DEV void end_epoch(const Heap& heap, u64 epoch) {
+// not launched this time. `renews`: the operation has renewed its buffer of packets. Relaxed: the end of the kernel orders
+// the stores before the next kernel.
+GC_DEV void end_epoch(const Heap& heap, u64 epoch, bool renews = false) {
     __syncthreads();
     if (threadIdx.x != 0) return;
-    if (gridDim.x == 1 || take_ticket(address_of(&state_of(heap)->ended), gridDim.x - 1) == gridDim.x - 1)
-        store_relaxed(address_of(&state_of(heap)->epoch), epoch);
+    if (gridDim.x > 1 && take_ticket(address_of(&state_of(heap)->ended), gridDim.x - 1) != gridDim.x - 1) return;
+    store_relaxed(address_of(&state_of(heap)->epoch), epoch);
+    if (renews) store_relaxed(address_of(&state_of(heap)->renewed[epoch % 2]), epoch);
 }
 
 // Meet the same block of all ranks: afterwards the writes of all these blocks before the meeting are visible to this

@@ -5,8 +5,11 @@
 //
 // The packets go into two buffers in turn. Before a rank writes into a buffer again, the rank has heard from every
 // other rank in some operation in between. The other ranks started this operation after reading the buffer, so no
-// unread packet is overwritten. The number has 32 bits: a packet from 2^32 operations ago, never overwritten since,
-// would be mistaken for a new packet.
+// unread packet is overwritten.
+//
+// The number in a packet has 32 bits, and a packet beyond the end of shorter messages stays for ever. So the first
+// operation in a buffer LIFETIME operations after the last renewal renews the buffer: each rank gives all packets of its
+// slab another number, and the ranks meet before they write. No packet is ever 2^32 operations old.
 #include "device/peer_fold.h"
 
 struct PacketsArguments {
@@ -55,6 +58,29 @@ GC_DEV u64 packets_of(const Heap& heap, u32 owner, u32 writer, u64 epoch, u64 in
     const u64 buffer = epoch % 2;
     const u64 room = heap.slabs[owner] + heap.packets + (buffer * heap.ranks + writer) * heap.packet_room;
     return room + (index / TILE * 2 * TILE + index % TILE) * sizeof(Word);
+}
+
+constexpr u64 LIFETIME = u64(1) << 31;  // operations between two renewals of a buffer
+
+// Return whether an operation is to renew its buffer. Both loads at once: neither waits for the epoch.
+GC_DEV bool is_worn(const Heap& heap, u64 epoch) {
+    const u64 even = load_relaxed(address_of(&state_of(heap)->renewed[0]));
+    const u64 odd = load_relaxed(address_of(&state_of(heap)->renewed[1]));
+    return epoch - (epoch % 2 == 0 ? even : odd) >= LIFETIME;
+}
+
+// Renew this block's packets in this slab: the number is of an operation in the other buffer. Return false if some rank
+// has not come. A block renews what the same block of the other ranks writes, so the meeting orders the stores.
+GC_DEV bool renew(const Heap& heap, u32 channel, u64 epoch, u64 first, u64 step) {
+    const u32 number = u32(epoch - 1);
+    for (u32 writer = 0; writer < heap.ranks; ++writer) {
+        for (u64 index = first; index < heap.packet_room / (2 * sizeof(Word)); index += step) {
+            const u64 here = packets_of(heap, heap.rank, writer, epoch, index);
+            store_packet(here, {0, number, 0, number});
+            store_packet(here + TILE * sizeof(Word), {0, number, 0, number});
+        }
+    }
+    return meet(heap, channel, MEETINGS * epoch);
 }
 
 // Write a word to all other ranks, as two packets.
@@ -128,11 +154,14 @@ template <class T, class Op> GC_DEV void packets(const PacketsArguments& a) {
     constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
     const u64 words = (a.count + PER_WORD - 1) / PER_WORD, step = gridDim.x * blockDim.x;
     // The number before the channel: the two loads overlap.
-    const u64 epoch = epoch_of(a.heap), first = take_channel(a.heap) * blockDim.x + threadIdx.x;
-    // Push everything before the first wait: two ranks waiting first would wait for ever.
-    for (u64 index = first; index < words; index += step) push(a.heap, epoch, index, gather<T>(a, index));
-    bool came = true;
+    const u64 epoch = epoch_of(a.heap);
+    const bool renews = is_worn(a.heap, epoch);
+    const u32 channel = take_channel(a.heap);
+    const u64 first = channel * blockDim.x + threadIdx.x;
+    bool came = !renews || renew(a.heap, channel, epoch, first, step);
+    // Push everything before the first wait for a packet: two ranks waiting first would wait for ever.
+    for (u64 index = first; came && index < words; index += step) push(a.heap, epoch, index, gather<T>(a, index));
     for (u64 index = first; came && index < words; index += step) came = reduce_word<T, Op>(a, epoch, index);
     if (!__syncthreads_and(came)) fill_with_nan(address_of(a.dst), a.nan_bytes);
-    end_epoch(a.heap, epoch);
+    end_epoch(a.heap, epoch, renews);
 }

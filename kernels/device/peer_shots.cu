@@ -19,8 +19,6 @@ struct ShotsArguments {
     u64 multicast;  // the staging areas of all ranks at once, see multimem.h; 0 without such memory
 };
 
-constexpr u64 MEETINGS = 3;  // the most meetings for a section
-
 // The elements handled by all ranks at a time, and whether inputs and results are accessed directly. The elements are
 // always divided as if there were `room` of them, even in a shorter last section. Then a block stages the next section
 // only over elements read by the same block of the other ranks.

@@ -75,10 +75,11 @@ def room_for(ranks, nbytes, channels, sections=1):
 
 
 def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCRIPT, misaligned=0, between=None,
-        sections=1, filled=None, **world):
+        sections=1, filled=None, epoch=0, **world):
     """Run `script` on all ranks, and `between(world, rank)` after each operation, and compare all arrays with NumPy.
 
-    `filled` has the value of all elements for some arrays; the other arrays have random values.
+    `filled` has the value of all elements for some arrays; the other arrays have random values. `epoch` operations
+    have gone before: then all packets have the numbers of operations that 2^32 others have followed.
 
     Raises AssertionError for a wrong bit, and Fault if the kernels do not end properly.
     """
@@ -89,6 +90,12 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
     held = [{key: placed(values, misaligned * (number % 3)) for number, (key, values) in enumerate(own.items())}
             for own in data]
     where = World(room_for(ranks, data[0]["a"].nbytes, blocks, sections), libraries, **world)
+    for slab in where.slabs if epoch else ():
+        slab[:8].view(numpy.uint64)[0] = epoch
+        packets = slab[where.room.offsets["packets"]:where.room.offsets["ll128"]].view(numpy.uint32)
+        for number, half in ((epoch + 1, (epoch + 1) % 2), (epoch + 2, epoch % 2)):
+            words = ranks * where.room.packet_room // 4
+            packets[half * words:(half + 1) * words] = number % 2**32
     kernels = {row[0] for row in script}
     entries = {kernel: instance.entry for kernel, instance in zip(kernels, instances(op, name, kernels), strict=True)}
     for kernel, src, dst, shared in script:
@@ -108,7 +115,7 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
     staged = -(-data[0]["a"].nbytes // where.room.staging)
     in_one = [kernel in sources.IN_PACKETS or (shared is True and (kernel, src) != ("fold_all", dst))
               for kernel, src, dst, shared in script]
-    epochs = sum(1 if one else staged for one in in_one)
+    epochs = epoch + sum(1 if one else staged for one in in_one)
     assert [int(slab[:8].view(numpy.uint64)[0]) for slab in where.slabs] == [epochs] * ranks
 
 

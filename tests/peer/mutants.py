@@ -104,6 +104,12 @@ def check_numbers(libraries, seed=0):
     direct.run(libraries, OP, NAME, ranks=3, count=300, seed=seed, script=script, filled={"a": 3})
 
 
+def check_numbers_again(libraries, seed=0):
+    """All-reduces around the number 2^32, where packets have come with the same 32 bits, or memory is unwritten."""
+    for epoch in (2**32 - 2, 2**33 + 4):
+        check_direct(libraries, seed, epoch=epoch, count=300, blocks=1 + seed % 3, script=IN_PACKETS)
+
+
 def check_switch(libraries, seed=0):
     """All-reduces by the switch among other all-reduces, in one or several sections."""
     run = functools.partial(direct.run, libraries, OP, NAME, seed=seed, script=direct.SWITCHED)
@@ -242,9 +248,16 @@ MUTANTS = {
         "(k * a.count + section.start + part.start)", "(k * a.count + part.start)", check_gather),
     "sums in another order on some ranks": Mutant(IN_ORDER, SWAPPED, check_order),
     "operations are not counted": Mutant(
-        "        store_relaxed(address_of(&state_of(heap)->epoch), epoch);", "        ;", check_direct),
+        "    store_relaxed(address_of(&state_of(heap)->epoch), epoch);", "    ;", check_direct),
     "the first block to end counts": Mutant(
-        "gridDim.x - 1) == gridDim.x - 1)", "gridDim.x - 1) == 0)", check_few_blocks),
+        "gridDim.x - 1) != gridDim.x - 1)", "gridDim.x - 1) != 0)", check_few_blocks),
+    "packets: a number comes again after 2^32 operations": Mutant(
+        "bool came = !renews || renew(", "bool came = true || renew(", check_numbers_again),
+    "packets: a renewal without a meeting": Mutant(
+        "    return meet(heap, channel, MEETINGS * epoch);", "    return true;", check_numbers_again),
+    "packets: a renewal by the number of the operation": Mutant("u32(epoch - 1)", "u32(epoch)", check_numbers_again),
+    "packets: the other buffer is looked at": Mutant("(epoch % 2 == 0 ? even : odd)", "(epoch % 2 == 0 ? odd : even)",
+                                                     check_numbers_again),
     "one-way operations are counted": Mutant(
         "GC_DEV void steps(const StepsArguments& a) {\n    const u32 channel = take_channel(a.heap);",
         "GC_DEV void steps(const StepsArguments& a) {\n    const u32 channel = take_channel(a.heap);\n"
@@ -294,7 +307,8 @@ MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.p
           ("credits.pml -DONE_WAY", True), ("credits.pml -DONE_WAY -DNO_CREDIT", False),
           ("credits.pml -DIN_ORDER", False), ("tickets.pml", True), ("tickets.pml -DBY_INDEX", False),
           ("tickets.pml -DSTALE", False)]
-NEEDED = {check_direct: DIRECT, check_tiles: DIRECT, check_numbers: DIRECT, check_late: DIRECT, check_sections: DIRECT,
+NEEDED = {check_direct: DIRECT, check_tiles: DIRECT, check_numbers: DIRECT,
+          check_numbers_again: DIRECT, check_late: DIRECT, check_sections: DIRECT,
           check_askew: DIRECT, check_groups: DIRECT, check_few_blocks: DIRECT, check_order: FLOATS,
           check_switch: SWITCH, check_gather: GATHER,
           check_between: (*DIRECT, *STEPS), check_steps: STEPS, check_one_way: STEPS, check_local: STEPS}
