@@ -79,6 +79,7 @@ class Launcher(NamedTuple):
     local_size: str
 
 
+SLURM = Launcher("Slurm's srun", None, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
 # The first launcher found counts. An outer launcher (srun) comes after those that it may have started (mpiexec).
 LAUNCHERS = (
     Launcher("Open MPI's mpiexec", "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -86,9 +87,8 @@ LAUNCHERS = (
     Launcher("MPICH's mpiexec", "MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     Launcher("MVAPICH's mpirun_rsh", "MPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
              "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-    Launcher("Slurm's srun", None, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    SLURM,
 )
-SLURM = LAUNCHERS[-1]
 # Variables for the local rank if the launcher of LAUNCHERS sets none: HPE's PALS, Flux and Cray's PMI set these and
 # MPICH's variables, and torchrun sets the last.
 LOCAL_RANKS = ("PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "PMI_LOCAL_RANK", "LOCAL_RANK")
