@@ -178,7 +178,7 @@ def _mpi(comm: Communicator, device: Device) -> Peer:
     def peer(case: Case) -> Call:
         in_bytes = DTYPES[case.dtype].mpi is None  # dtypes unknown to MPI, such as bfloat16
         _require("MPI itself", case, MPI_CALLS, reduces=case.op != "avg" and not in_bytes)
-        options: dict[str, Any] = {"op": getattr(MPI, op_of(case.op).mpi)} if case.row.reduces else {}
+        options: dict[str, Any] = {"op": getattr(MPI, op_of(case.op).mpi or "")} if case.row.reduces else {}
         if case.row.rooted:
             options["root"] = case.root
 

@@ -18,7 +18,7 @@ from gpucoll.errors import BackendError
 if TYPE_CHECKING:
     from gpucoll.communicator.methods import Communicator
 
-ENDS = {"send": ("x", "dst"), "recv": ("out", "src", "status"), "sendrecv": ("x", "out", "dst", "src")}
+MESSAGE_ENDS = {"send": ("x", "dst"), "recv": ("out", "src", "status"), "sendrecv": ("x", "out", "dst", "src")}
 WITH_METADATA = ("scatter",)  # collectives with an exchange of shapes in every call
 
 
@@ -61,10 +61,10 @@ def _planned_message(comm: Communicator, name: str, x: Any, out: Any, *, dst: An
                      status: Any = None) -> PersistentCall:
     """Return a message to send or receive repeatedly, after a check of its arguments."""
     given = {"x": x, "dst": dst, "out": out, "src": src, "status": status}
-    foreign = [what for what, value in given.items() if value is not None and what not in ENDS[name]]
+    foreign = [what for what, value in given.items() if value is not None and what not in MESSAGE_ENDS[name]]
     if foreign:
-        raise TypeError(f"plan: {name} has no {foreign[0]}, only {', '.join(ENDS[name])} and tag")
-    ends = {what: given[what] for what in ENDS[name] if what != "status"}
+        raise TypeError(f"plan: {name} has no {foreign[0]}, only {', '.join(MESSAGE_ENDS[name])} and tag")
+    ends = {what: given[what] for what in MESSAGE_ENDS[name] if what != "status"}
     comm._points.message(name, tag, **ends, wildcards=name == "recv")
     options = {} if status is None else {"status": status}
     return PersistentCall(functools.partial(getattr(comm, name), **ends, tag=tag, **options), None, None, None)

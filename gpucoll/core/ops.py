@@ -21,15 +21,16 @@ from gpucoll.errors import ArgumentError, nearest
 class Op(NamedTuple):
     """A row of the table; the op is defined for dtypes of the `kinds`.
 
-    `cuda` is a C++ expression in a and b of a type W, calling functions of ``kernels/device/functions.h``. Ops of the
-    user have a `factor` (see `premul_sum`) or an `expression` (see `elementwise_op`).
+    `cuda` is a C++ expression in a and b of a type W, calling functions of ``kernels/device/functions.h``. `nccl` and
+    `mpi` are None where NCCL or MPI has no such op: other executors, or NumPy within MPI, serve. Ops of the user have a
+    `factor` (see `premul_sum`) or an `expression` (see `elementwise_op`).
     """
 
     name: str
     numpy: str
     cuda: str
     nccl: str | None
-    mpi: str
+    mpi: str | None
     identity: Any
     kinds: tuple[str, ...]
     factor: Any = None
@@ -112,7 +113,7 @@ def op_of(op: object) -> Op:
     # The caller holds an mpi4py op, so mpi4py is imported already: this module must not import MPI itself.
     if type(op).__module__ == "mpi4py.MPI":
         mpi = sys.modules["mpi4py.MPI"]
-        name = next((row.name for row in OPS.values() if op == getattr(mpi, row.mpi)), op)
+        name = next((row.name for row in OPS.values() if row.mpi and op == getattr(mpi, row.mpi, None)), op)
     if isinstance(name, str) and name in OPS:
         return OPS[name]
     raise ArgumentError(f"no reduce op is named {op!r}{nearest(op, OPS)}", code="GC-OP")

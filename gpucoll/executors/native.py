@@ -246,9 +246,9 @@ def _op(request: CallRequest) -> MPI.Op:
     """Return MPI's op of the same meaning, or an op that calls NumPy."""
     assert request.op is not None
     op, dtype = request.op, request.dtype
-    if dtype.kind == "bool":
-        return getattr(MPI, ON_BOOL[op.name])
-    return getattr(MPI, op.mpi) if _means_the_same(op, dtype) else _numpy_op(op)
+    name = ON_BOOL.get(op.name) if dtype.kind == "bool" else op.mpi if _means_the_same(op, dtype) else None
+    known = getattr(MPI, name or "", None)
+    return _numpy_op(op) if known is None else known
 
 
 def _means_the_same(op: Op, dtype: Dtype) -> bool:

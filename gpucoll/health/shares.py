@@ -21,7 +21,7 @@ from gpucoll.progress.operations import Operation
 if TYPE_CHECKING:
     from gpucoll.health.device_shares import DeviceShares
 
-LATE = 100_000  # nanoseconds of an own delay from which the call site is noted; as in kernels/binding/calls.h
+LONG_DELAY = 100_000  # nanoseconds of an own delay from which the call site is noted; as in kernels/binding/calls.h
 SUMS = 5  # of a kind of calls: calls, bytes, then the seconds of the three shares; kernels/binding/calls.h adds alike
 TIMED = 32  # timings kept for each kind of call
 HEADER = "header of "  # begins the name of a host message that announces the call of the name's rest
@@ -110,7 +110,7 @@ class CallSums:
 
         The place is the user's line running now, unless given: a description of the call, or "" for unknown.
         """
-        if nanoseconds > LATE:
+        if nanoseconds > LONG_DELAY:
             self.delays[call_site() if place is None else place] += 1e-9 * nanoseconds
 
     def stats(self) -> Stats:
@@ -151,7 +151,7 @@ class CallClock:
     def found(self, call: CallShares, own: int, waited: int, description: str) -> None:
         """Add the shares of a call that its comparison has found only after the call."""
         counted = call.found(own, waited)
-        if counted > LATE:
+        if counted > LONG_DELAY:
             self.sums.delayed(counted, described(description))
 
     def measured(self, operation: Operation, name: str, nbytes: int, place: str | None = None) -> Operation:

@@ -25,7 +25,7 @@ static const size_t MOST_DROPPED = 64;
 static const uint64_t ASKED = 20000;
 // Nanoseconds of a rank's own delay from which the call site is noted: finding it takes a few microseconds. As in
 // gpucoll/health/shares.py.
-static const int64_t LATE = 100000;
+static const int64_t LONG_DELAY = 100000;
 
 // The engine of a rank and communicator, with all its state.
 struct Engine {
@@ -364,7 +364,7 @@ static Ref<> result_of(const Engine& self, const Entry* entry, PyObject* x, PyOb
     const Plan& plan = entry->known.plan->state.plan;
     if (plan.has(OVERWRITES)) {
         const bool given = out == Py_None || out == x;
-        const bool only_read = (plan.has(SMALL) || plan.by_calls) && plan.root == self.node.rank;
+        const bool only_read = (plan.has(OWN_IN_CONTROL) || plan.by_calls) && plan.root == self.node.rank;
         const bool ready = given && (only_read || PyArray_ISWRITEABLE(array_of(x)));
         return ready ? Ref<>::borrow(x) : not_implemented();
     }
@@ -428,7 +428,7 @@ static Ref<> do_call(Engine& self, const KnownCall& known, PyObject* name, PyObj
     int64_t own = 0;
     const Ref<> waits = self.waits;
     Ref<> done = do_gated_call(self, known, name, x, std::move(out), &own);
-    if (own > LATE) checked(PyObject_CallMethodObjArgs(waits.get(), on_delay_name, number(own).get(), nullptr));
+    if (own > LONG_DELAY) checked(PyObject_CallMethodObjArgs(waits.get(), on_delay_name, number(own).get(), nullptr));
     return done;
 }
 

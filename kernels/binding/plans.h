@@ -63,10 +63,10 @@ struct Reading {
         if (plan->by_calls) return true;  // works on the caller's arrays only
         const bool needs[] = {plan->has(COPIES_INPUT) || !node->copies, !node->copies, true};
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
-            const uint64_t most = std::max(plan->has(SMALL) ? node->workspace_bytes : 0, node->staging_bytes(buffer));
+            const uint64_t most = std::max(plan->has(OWN_IN_CONTROL) ? node->workspace_bytes : 0, node->staging_bytes(buffer));
             if (needs[buffer] && bytes_of(buffer) > most) return false;
             // Small buffers must fit a workspace. With `in_control` the peers do not even look at the descriptor.
-            const bool fits = plan->has(IN_CONTROL) || (plan->has(SMALL) && buffer != SCRATCH);
+            const bool fits = plan->has(IN_CONTROL) || (plan->has(OWN_IN_CONTROL) && buffer != SCRATCH);
             if (fits && bytes_of(buffer) > node->workspace_bytes) return false;
         }
         return true;
@@ -218,7 +218,7 @@ static PyObject* take_plan(Plan* plan, const Node& node, const std::vector<uint3
     plan->root = static_cast<uint32_t>(root);
     const uint64_t most = std::max({plan->given, plan->taken, plan->scratch});
     const bool is_like = itemsize > 0 && root < node.ranks && (!plan->has(ANNOUNCED) || node.heads[root] != nullptr) && (contributions == 0 || plan->finish != nullptr)
-        && (!plan->has(IN_CONTROL) || (plan->has(SMALL) && most <= node.workspace_bytes))
+        && (!plan->has(IN_CONTROL) || (plan->has(OWN_IN_CONTROL) && most <= node.workspace_bytes))
         && (PyTuple_GET_SIZE(starts) == 0 || PyTuple_GET_SIZE(starts) == 2 * (node.ranks + 1));
     whole(is_like);
     const Reading reading = {plan, &node, PyTuple_GET_SIZE(calls), partners};

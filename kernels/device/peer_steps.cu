@@ -59,7 +59,7 @@ struct Claim {
     Cursor at;
 };
 
-constexpr u32 ALL_DONE = ~0u, FAILED = ALL_DONE - 1, NONE_READY = ALL_DONE - 2;
+constexpr u32 ALL_DONE = ~0u, GIVEN_UP = ALL_DONE - 1, NONE_READY = ALL_DONE - 2;
 
 // Thread roles: the last `movers` threads of a block move data; the first thread of the warp before signals.
 GC_DEV bool signals() { return threadIdx.x == 0; }
@@ -176,7 +176,7 @@ GC_DEV Claim claim(const StepsArguments& a, u32 channel, const Round& round, Cur
             lane = ready_lane(a, channel, round, cursors, last, open, seen);
             return lane != NONE_READY;
         };
-        if (!wait(a.heap, A_PIECE, peer, cursors[open].number + 1, come)) lane = FAILED;
+        if (!wait(a.heap, A_PIECE, peer, cursors[open].number + 1, come)) lane = GIVEN_UP;
     }
     if (lane >= round.lanes) return {lane, {0, 0, 0}};
     const Cursor at = cursors[lane];

@@ -579,7 +579,7 @@ struct Walker {
         } else if (row != nullptr && !plan->read[buffer] && !(buffer == INPUT ? from == to || plan->has(COPIES_INPUT)
                                                                              : plan->has(KEEPS_OUTPUT))) {
             // only this rank uses the buffer: stay in the caller's array
-        } else if (plan->has(SMALL) && nbytes <= node.workspace_bytes) {
+        } else if (plan->has(OWN_IN_CONTROL) && nbytes <= node.workspace_bytes) {
             mine.start = eager && buffer == INPUT ? node.slot(node.rank, node.call_count)->data : node.workspace(node.rank, half, buffer);
             key = node.keys[node.rank];
             offset = static_cast<int64_t>(node.offset(node.rank, half, buffer));

@@ -37,7 +37,7 @@ def plan(**changes):
                               tuple(head.ctypes.data for head in heads), (1, 2), (os.getpid(), os.getpid() + 1))
     mine, theirs = (0, 1, 0), (1, 0, 0)
     given = {"text": "a copy", "signature": 5, "sizes": (8, 8, 0, 0, 8), "kinds": (4, -1, 0),
-             "flags": PlanFlag.IN_CONTROL | PlanFlag.SMALL, "root": 0, "peers": (1,), "readers": ((0, 1, 2),),
+             "flags": PlanFlag.IN_CONTROL | PlanFlag.OWN_IN_CONTROL, "root": 0, "peers": (1,), "readers": ((0, 1, 2),),
              "starts": (), "steps": ((WAIT, 1, 2, None, 0, (), ()), (REDUCE, 0, 0, mine, 8, (theirs,), ()),
                                      (PUBLISH, 0, 2, None, 0, (), ())), "calls": ()}
     assert set(changes) <= set(given)
@@ -70,7 +70,8 @@ def test_plans_that_are_not_whole_are_refused():
                     {"starts": (0, 1, 1, 0, 1, 2)}, {"starts": (0, -1, 1, 0, 1, 1)},
                     {"sizes": (8, 8, 0, 0, 0)}, {"sizes": (8, 1 << 20, 0, 0, 8)},
                     *({"sizes": (*sizes, 0, 8), "flags": flags}  # no memory for these sizes
-                      for sizes in ((8, 5000, 0), (5000, 8, 0), (8, 8, 5000)) for flags in (0, PlanFlag.SMALL))):
+                      for sizes in ((8, 5000, 0), (5000, 8, 0), (8, 8, 5000))
+                      for flags in (0, PlanFlag.OWN_IN_CONTROL))):
         with pytest.raises((ValueError, TypeError, SystemError)) as refusal:
             plan(**changes)
         assert refusal.type is not SystemError, changes

@@ -173,8 +173,8 @@ def test_a_rank_that_ended_after_a_failure_has_shown_the_culprit():
     """Rank 1 has ended without a farewell; the mark of rank 1 in shared memory names rank 2."""
     words = {0: numpy.zeros(8, "i8"), 1: numpy.zeros(8, "i8")}
     node = SimpleNamespace(rank=0, words=words)
-    for failure, culprit in ((failures.LATE_FOR - 2, 2), (failures.FAILED - 2, 2), (failures.FAILED - 1, None),
-                             (failures.FAILED, None), (failures.ASTRAY, None), (0, None)):
+    for failure, culprit in ((failures.EXPIRED_FOR - 2, 2), (failures.DOWN - 2, 2), (failures.DOWN - 1, None),
+                             (failures.DOWN, None), (failures.ASTRAY, None), (0, None)):
         words[1][FAILURE] = failure
         assert failures.culprit_of(node, 1) == culprit
     assert failures.culprit_of(node, 5) is None  # of another node

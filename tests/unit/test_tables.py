@@ -1,5 +1,8 @@
 """The tables: every dtype's row complete, refusals, and the rounding of ops."""
 
+import ast
+import sys
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -8,6 +11,7 @@ from gpucoll.arrays.space import HOST, check_op, combiner
 from gpucoll.core.dtypes import DTYPES, numpy_dtype, row_of
 from gpucoll.core.ops import OPS, ReduceOp, elementwise_op, op_of, premul_sum
 from gpucoll.errors import ArgumentError, DtypeError
+from harness.sources import files, tree_of
 from oracles import oracle
 
 
@@ -29,6 +33,17 @@ def test_other_dtypes_and_ops_are_refused():
             op_of(wrong)
     assert op_of(ReduceOp.MAX) is op_of("max") is OPS["max"]
     assert {member.value for member in ReduceOp} == set(OPS)
+
+
+@pytest.mark.parametrize("constant", [None, "HYPOT"])
+def test_mpis_ops_are_read_beside_an_op_that_mpi_lacks(monkeypatch, constant):
+    kind = type("Op", (), {"__module__": "mpi4py.MPI"})
+    constants = {row.mpi: kind() for row in OPS.values()}
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(**constants))
+    monkeypatch.setitem(OPS, "hypot", OPS["sum"]._replace(name="hypot", mpi=constant))
+    assert op_of(constants["LXOR"]) is OPS["lxor"]
+    with pytest.raises(ArgumentError, match="GC-OP"):
+        op_of(kind())
 
 
 def test_half_precision_is_rounded_once_per_reduction():
@@ -78,3 +93,17 @@ def test_an_expression_is_evaluated_and_refused_where_it_means_something_else_in
     with pytest.raises(DtypeError, match="does not give int64"):
         check_op("all_reduce", elementwise_op("a / b"), DTYPES["int64"])
     check_op("all_reduce", elementwise_op("sqrt(a * a + b * b)"), DTYPES["float16"])
+
+
+def test_a_word_of_an_enumeration_names_nothing_else():
+    """A reader who looks for a word finds one meaning. Constants beside their own enumeration spell its members."""
+    owners = {}
+    for path in files("gpucoll"):
+        for node in tree_of(path).body:
+            is_enum = isinstance(node, ast.ClassDef) and any("enum." in ast.unparse(base) for base in node.bases)
+            for one in node.body if is_enum else [node]:
+                for name in ast.walk(one) if isinstance(one, ast.Assign | ast.AnnAssign) else ():
+                    if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                        owners.setdefault(name.id, set()).add((path.name, node.name if is_enum else ""))
+    assert [(word, found) for word, found in owners.items()
+            if len({place for place, _ in found}) > 1 and any(owner for _, owner in found)] == []

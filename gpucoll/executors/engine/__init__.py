@@ -42,7 +42,7 @@ from gpucoll.errors import (
 from gpucoll.executors import INSIDE, Call, Called, CallRequest, Executor, Refusal, call_site, disagreement, shortened
 from gpucoll.executors.engine.between_nodes import Comparing, Messages, PostedMessage, WireRoles
 from gpucoll.executors.engine.extension import library
-from gpucoll.executors.engine.failures import ASTRAY, FAILED, LATE, LATE_FOR, culprit_of, last_call, show_failure
+from gpucoll.executors.engine.failures import ASTRAY, DOWN, EXPIRED, EXPIRED_FOR, culprit_of, last_call, show_failure
 from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
 from gpucoll.executors.engine.plans import EngineCall, Plans
 from gpucoll.executors.engine.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
@@ -191,11 +191,11 @@ class EngineExecutor(Executor):
 
     def _shown(self, failure: int) -> GpucollError:
         """Return the error for a failure shown by a rank that tells no cause."""
-        if failure != LATE and failure > LATE_FOR:
-            return RankFailedError(f"rank {FAILED - failure} has failed, or has left the communicator",
-                                   ranks=(FAILED - failure,))
+        if failure != EXPIRED and failure > EXPIRED_FOR:
+            return RankFailedError(f"rank {DOWN - failure} has failed, or has left the communicator",
+                                   ranks=(DOWN - failure,))
         # Without a name in the failure, blame the ranks that have not reached this call.
-        behind = (LATE_FOR - failure,) if failure != LATE else tuple(
+        behind = (EXPIRED_FOR - failure,) if failure != EXPIRED else tuple(
             rank for rank, last in self.progress().items() if last.number < self.engine.call_count)
         return CollectiveTimeout("another rank of this node has waited until its deadline in this call; is every rank "
                                  "in the same call, with the same shape, dtype and algorithm?", ranks=behind)

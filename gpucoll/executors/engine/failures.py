@@ -13,10 +13,10 @@ from gpucoll.errors import BackendError, CollectiveTimeout, MismatchError, PeerE
 from gpucoll.executors.engine.neighbours import NodeRanks
 from gpucoll.executors.engine.tables import ARRIVED, BEGUN, COUNTER, ENDED, FAILURE, LEFT, ROUNDS
 
-# Failures shown next to the counter, for ranks that wait for this rank. LATE: the deadline has passed. ASTRAY: calls
-# differ. FAILED - r: rank r has failed. LATE_FOR - r: the deadline has passed in a wait for rank r. The counter stays:
-# peers may still read data shown before the failure.
-LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
+# Failures shown next to the counter, for ranks that wait for this rank; farewells tell the reasons `Why`. EXPIRED: the
+# deadline has passed. ASTRAY: calls differ. DOWN - r: rank r has failed. EXPIRED_FOR - r: the deadline has passed in a
+# wait for rank r. The counter stays: peers may still read data shown before the failure.
+EXPIRED, ASTRAY, DOWN, EXPIRED_FOR = -1, -2, -3, -1 << 32
 
 
 def show_failure(node_ranks: NodeRanks, error: BaseException) -> None:
@@ -28,9 +28,9 @@ def show_failure(node_ranks: NodeRanks, error: BaseException) -> None:
     if isinstance(error, MismatchError | PeerError):
         failure = ASTRAY
     elif isinstance(error, CollectiveTimeout):
-        failure = LATE_FOR - named[0] if named else LATE
+        failure = EXPIRED_FOR - named[0] if named else EXPIRED
     else:
-        failure = FAILED - (*named, node_ranks.rank)[0]
+        failure = DOWN - (*named, node_ranks.rank)[0]
     node_ranks.words[node_ranks.rank][FAILURE] = failure
 
 
@@ -38,7 +38,7 @@ def culprit_of(node_ranks: NodeRanks, rank: int) -> int | None:
     """Return the other rank to which a rank of the node has shown its failure to be due; None without one."""
     words = node_ranks.words.get(rank)
     failure = 0 if words is None else words[FAILURE]
-    culprit = LATE_FOR - failure if failure <= LATE_FOR else FAILED - failure if failure <= FAILED else rank
+    culprit = EXPIRED_FOR - failure if failure <= EXPIRED_FOR else DOWN - failure if failure <= DOWN else rank
     return None if culprit in (rank, node_ranks.rank) else culprit
 
 

@@ -56,6 +56,7 @@ from gpucoll.executors.engine.tables import (
     SEND,
     TAKE,
     WAIT,
+    is_known,
 )
 from gpucoll.plan import HALVES, PEER, Message, Plan, Reduction, Span
 
@@ -223,7 +224,7 @@ class Writer:
             return
         if where[1] in CALLERS:
             yield from self._agree()
-        if op is None or not op.expression or len(sources) == 1:
+        if op is None or is_known(op) or len(sources) == 1:
             yield REDUCE, 0, 0, where, nbytes, sources, copies
             return
         here, used = [], self._kept

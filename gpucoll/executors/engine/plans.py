@@ -16,7 +16,7 @@ from gpucoll.executors import Call, Called, CallRequest, call_site, fingerprint,
 from gpucoll.executors.engine.between_nodes import Messages
 from gpucoll.executors.engine.instructions import Row, Writer
 from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
-from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, OP_NAMES, RESULT, TEXT, PlanFlag
+from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, OP_NAMES, RESULT, TEXT, PlanFlag, is_known
 from gpucoll.plan import Plan
 from gpucoll.progress.operations import Operation
 
@@ -71,9 +71,8 @@ class Plans:
         alias = request.in_place and not small and (is_block or not copies) and (node_ranks.copies or symmetric)
         by_node = Plan(plan.schedules(node_ranks.rank), plan.layouts, in_place=alias, schedules=plan.schedules,
                        same_node=node_ranks.all)
-        by_engine = request.op is None or not request.op.expression
         # The one-pass form of two_shot. The choice must be equal on all ranks, so it ignores the arrays' places.
-        one_pass = request.op is not None and by_engine and request.nbytes > SMALL \
+        one_pass = request.op is not None and is_known(request.op) and request.nbytes > SMALL \
             and find(request.collective, request.algorithm).traits.barriers == 2 \
             and len(node_ranks.all) == node_ranks.size > 1
         sizes = [*_bytes(request), by_node.workspace["scratch"] * request.dtype.itemsize]
@@ -95,7 +94,7 @@ class Plans:
         in_control = small and request.nbytes <= TINY and request.lengths is None \
             and len(node_ranks.all) == node_ranks.size and (header is None or header.ragged is None)
         flags = self._flags(request)
-        flags |= in_control * PlanFlag.IN_CONTROL | small * PlanFlag.SMALL | copies * PlanFlag.COPIES_INPUT
+        flags |= in_control * PlanFlag.IN_CONTROL | small * PlanFlag.OWN_IN_CONTROL | copies * PlanFlag.COPIES_INPUT
         if request.collective == "broadcast" and request.in_place:
             flags |= PlanFlag.KEEPS_OUTPUT
         return self._plan_of(request, (*sizes, writer.private_bytes), flags, instructions, (*writer.calls,),
@@ -138,7 +137,7 @@ class Plans:
     def _reduction(self, request: CallRequest) -> tuple[int, int, int]:
         """Return dtype and op by the engine's numbers, and the number of contributions for `_finish`."""
         op, place = request.op, NOTHING
-        if op is not None and not op.expression:
+        if op is not None and is_known(op):
             place = OP_NAMES.index("sum" if op.factor is not None and op.name not in EXACT_NAMES else op.name)
         return list(DTYPES).index(request.dtype.name), place, self._finish(request)
 
@@ -155,7 +154,7 @@ class Plans:
                 rows = ((AGREE, 0, 0, None, 0, (), ()),)
             refuses, by_engine = is_refusal(description), comparing is None and not by_wire
             # Buffers without bytes count as buffers in the control segments: no rank waits for memory.
-            flags = PlanFlag.IN_CONTROL | PlanFlag.SMALL | (by_engine and refuses) * PlanFlag.REFUSES \
+            flags = PlanFlag.IN_CONTROL | PlanFlag.OWN_IN_CONTROL | (by_engine and refuses) * PlanFlag.REFUSES \
                 | (not refuses) * PlanFlag.ONLY_COMPARES
             self._bare[description] = self._engine.plan(*shown(description), (0, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0,
                                                         (), (), (), rows, calls)

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping
 
 from gpucoll.core.dtypes import CODES, DTYPES, Dtype
-from gpucoll.core.ops import EXACT, OPS
+from gpucoll.core.ops import EXACT, OPS, Op
 from gpucoll.executors import IN_PLACE, WAITS
 
 OPCODES = ("WAIT", "PUBLISH", "REDUCE", "CALL", "SEND", "RECEIVE", "END", "OPEN", "TAKE", "AGREE")
@@ -42,13 +42,18 @@ class PlanFlag(enum.IntFlag):
     """Properties of a plan."""
 
     IN_CONTROL = enum.auto()  # the buffers of all ranks are in the control segments
-    SMALL = enum.auto()  # the buffers of this rank are in its control segment
+    OWN_IN_CONTROL = enum.auto()  # the buffers of this rank are in its control segment
     COPIES_INPUT = enum.auto()  # works on a copy of the input
     KEEPS_OUTPUT = enum.auto()  # the caller's array is the result already: root of a broadcast
     OVERWRITES = enum.auto()  # a broadcast: the caller's array is input and result at once
     REFUSES = enum.auto()  # tells the other ranks: this rank refuses the arguments of the call
     ANNOUNCED = enum.auto()  # the other ranks learn of the call from the root's descriptor
     ONLY_COMPARES = enum.auto()  # another executor moves the data and records the call
+
+
+def is_known(op: Op) -> bool:
+    """Return whether the engine itself combines by `op`; by all other ops it lets NumPy combine."""
+    return op.factor is not None or op.name in OP_NAMES
 
 
 _KINDS = "biufc"  # kinds of NumPy's own dtypes
