@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpucoll.algorithms import evaluate, find, library_names, schedule
 from gpucoll.core.schedule import Copy, Reduce, Send
+from gpucoll.core.topology import node_shape
 from gpucoll.errors import ArgumentError
 from gpucoll.simulator import Level, Topology, simulate
 from gpucoll.tuner.table import Curve, LinkCost, Table, built_in
@@ -34,6 +35,7 @@ ONE_PASS = "one_pass"  # the table's name for `shared` when every rank reads its
 IN_MEMORY = ("shared", "peer", ONE_PASS)
 # Schedules of more ranks, on several nodes, are not simulated: the cost formulas serve.
 SIMULATED = 32
+COUNTED = 1024  # of more ranks the bytes that leave a node are not counted: the count takes seconds
 
 
 class World(NamedTuple):
@@ -176,21 +178,38 @@ def _predicted(collective: str, name: str, nbytes: int, topology: Topology, worl
                barriers: int = 0) -> Candidate:
     """Return the prediction, by the simulator on few ranks of several nodes, else by the algorithm's cost formulas.
 
-    The formulas are exact on equal links, for algorithms with equal work on all ranks. With `barriers` > 0 each rank
-    reads its operands at the source, and the rounds are this number of barriers.
+    The formulas are exact on equal links, for algorithms with equal work on all ranks. On several nodes all rounds cost
+    what the network costs, except those inside a node of an algorithm that uses the nodes: their cost, the cost for the
+    ranks of one node, is the node's. With
+    `barriers` > 0 each rank reads its operands at the source, and the rounds are this number of barriers.
     """
-    pieces, level = segments(collective, name, nbytes, world.size), topology.levels[-1]
+    pieces = segments(collective, name, nbytes, world.size)
     if world.node_count > 1 and world.size <= SIMULATED and not barriers:
         row = simulate(collective, name, world.size, nbytes, topology, segments=pieces)
         return Candidate(topology.name, name, row.segments, row.seconds, *row[5:], False)
     entry = find(collective, name)
     pieces = 1 if barriers else entry.pieces(pieces)
     cost = entry.price(world.size, nbytes, pieces, world.nodes)
-    rounds, gaps, taken = cost["rounds"], cost["gaps"], moved(cost, topology.name)
     if barriers:
-        rounds, gaps, taken = barriers, barriers * max(0, world.size - 2), cost["received"]
-    parts = rounds * level.alpha + gaps * level.gap, taken * level.beta, cost["reduced"] * level.gamma
-    return Candidate(topology.name, name, pieces, sum(parts), *parts, False)
+        cost |= {"rounds": barriers, "gaps": barriers * max(0, world.size - 2), "path": 0, "sent": 0}
+    costs = []
+    if world.node_count > 1:
+        if "nodes" in entry.options and not entry.own:
+            group, _ = node_shape(world.size, world.nodes)
+            inside = entry.price(group, nbytes, 1, (0,) * group)
+            costs, cost = [(topology.levels[0], inside)], {key: cost[key] - inside[key] for key in cost}
+        if world.size <= COUNTED:  # the ranks of a node share its link
+            cost["path"] = max(cost["path"], nbytes * ways(collective, name, world.nodes))
+    costs.append((topology.levels[-1], cost))
+    times = [_seconds(some, level, topology.name) for level, some in costs]
+    latency, bandwidth, reduction = map(sum, zip(*times, strict=True))
+    return Candidate(topology.name, name, pieces, sum(map(sum, times)), latency, bandwidth, reduction, False)
+
+
+def _seconds(cost: Mapping[str, float], level: Level, executor: str) -> tuple[float, float, float]:
+    """Return latency, bandwidth and reduction of a cost on the links of one level."""
+    return (cost["rounds"] * level.alpha + cost["gaps"] * level.gap, moved(cost, executor) * level.beta,
+            cost["reduced"] * level.gamma)
 
 
 def moved(cost: Mapping[str, float], executor: str) -> float:

@@ -1,5 +1,6 @@
 """Choices of `auto` by tables in this file, by curves and by the built-in table; and the explanations."""
 
+import itertools
 import warnings
 
 import pytest
@@ -10,7 +11,7 @@ from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 from gpucoll.simulator import Level, Topology, simulate
-from gpucoll.tuner import Tuner, built_in, rules, segments
+from gpucoll.tuner import Tuner, built_in, model, rules, segments
 from gpucoll.tuner import table as tables
 from gpucoll.tuner.model import TIE, Candidate, ranked, ways
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_json, parse
@@ -54,6 +55,28 @@ def test_every_collective_has_a_choice_that_can_be_run(size):
     for nodes in ((0, 0, 1, 1), (0, 0, 0, 0)):  # the network between nodes is slow: hierarchical sends the least across
         names = [one.algorithm for one in Tuner(nodes, built_in()).candidates("all_reduce", 1 << 20, ("mpi",))]
         assert names.index("hierarchical") == 0 if any(nodes) else "hierarchical" not in names
+
+
+@pytest.mark.parametrize("per_node", [4, 8])
+def test_above_the_simulated_ranks_rounds_inside_nodes_cost_what_the_node_costs(per_node):
+    """Hierarchical sends the least between nodes, whether its time comes from the simulator or from the formulas."""
+    for count in (32 // per_node, 64 // per_node, 256 // per_node):
+        nodes = tuple(rank // per_node for rank in range(per_node * count))
+        for collective in ("all_reduce", "all_gather", "reduce_scatter"):
+            names = [one.algorithm for one in Tuner(nodes, built_in()).candidates(collective, 1 << 20, ("hybrid",))]
+            assert names[0] == "hierarchical", (collective, len(nodes), names[:3])
+
+
+def test_the_formulas_on_several_nodes_agree_with_the_simulator(monkeypatch):
+    nodes = tuple(rank // 4 for rank in range(16))
+    for collective, name, nbytes in itertools.product(
+            ("all_reduce", "all_gather", "reduce_scatter"), ("hierarchical", "ring", "circulant"), (8, 65536, 1 << 20)):
+        rows = []
+        for most in (model.SIMULATED, 0):
+            monkeypatch.setattr(model, "SIMULATED", most)
+            rows.append(Tuner(nodes, built_in()).candidates(collective, nbytes, ("mpi",), algorithm=name))
+        assert rows[0][0].seconds == pytest.approx(rows[1][0].seconds, rel=0.02), (collective, nbytes, name)
+        monkeypatch.undo()
 
 
 def test_curves_win_over_the_model():
@@ -169,10 +192,10 @@ def test_the_fit_finds_the_constants_of_a_simulated_network():
 @pytest.mark.parametrize(("arguments", "words"), [
     ("explain", "required: collective"), ("explain all_reduc", "did you mean all_reduce"),
     ("explain all_reduce 8X", "'8X' is not a number of bytes"),
-    ("explain all_reduce 8 --ranks 0", "0 is not a number of ranks"),
+    ("explain all_reduce 8 --ranks 0", "'0' is not a whole number of at least 1"),
     ("explain all_reduce 8 --topology swich", "did you mean switch"),
     ("explain all_reduce 8 --topology bad.toml", "alpha 'soon' is not"), ("tune --frob", "--frob"),
-    ("explain all_reduce 8 --ranks 10000000", "at most 1048576 ranks"), ("tune --device tpu", "'tpu'"),
+    ("explain all_reduce 8 --ranks 10000000", "at most 1048576"), ("tune --device tpu", "'tpu'"),
     ("tune --max-bytes 4", "below the smallest size")])
 def test_wrong_arguments_are_one_line_and_exit_code_2(capsys, arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
