@@ -16,7 +16,7 @@ from gpucoll import internal
 from gpucoll.communicator import Communicator, Transport, new_world
 from gpucoll.core.dtypes import is_whole
 from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, member
-from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, nearest
+from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, minority, nearest, with_noun
 from gpucoll.launch import bootstrap
 from gpucoll.transport.rendezvous import becomes
 from gpucoll.transport.tags import BYTES, TAGS
@@ -147,12 +147,11 @@ def _check_ranks(ranks: Any, size: int, sort: bool) -> list[int]:
 
 
 def _check_agreed(world: ProcessGroup, members: list[int]) -> None:
-    # `mark` is a checksum of the list. One maximum of (-mark, mark) gives the least and the largest checksum.
-    mark = zlib.crc32(repr(members).encode())
-    least, most = -world.communicator.all_reduce(numpy.array([-mark, mark]), op="max") * [1, -1]
-    if least != most:
-        raise MismatchError(f"new_group: this rank passed ranks {members}, but another rank passed other ranks; every "
-                            "rank of the world must pass the same ranks", code="GC-GROUP")
+    differ = minority(world.communicator.all_gather(numpy.array([zlib.crc32(repr(members).encode())])).ravel().tolist())
+    if differ:
+        raise MismatchError(f"new_group: {with_noun(differ)} passed other ranks than the other ranks, and this rank "
+                            f"{members}; every rank of the world must pass the same ranks", code="GC-GROUP",
+                            ranks=differ)
 
 
 def destroy_process_group(group: Any = None) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll import Communicator, internal
-from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest, with_noun
+from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, minority, nearest, with_noun
 from gpucoll.internal import Array, as_array, check_writable, on_gpu, row_of
 from gpucoll.training.optimizers import gradient_of
 
@@ -54,12 +54,12 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: 
     # Exchange a fingerprint, the number of parameters and a CRC-32: the full list may exceed a message of metadata.
     sign = [len(rows), zlib.crc32(json.dumps(rows).encode())]
     everyone = internal.all_gather_metadata(comm, {"sign": sign}, name, error)
-    if any(one["sign"] != everyone[0]["sign"] for one in everyone):
-        _refuse_first_difference(name, rows, comm)
+    if differ := minority([one["sign"] for one in everyone]):
+        _refuse_first_difference(name, rows, comm, differ)
     return found
 
 
-def _refuse_first_difference(name: str, rows: Sequence[Any], comm: Communicator) -> None:
+def _refuse_first_difference(name: str, rows: Sequence[Any], comm: Communicator, signs: tuple[int, ...]) -> None:
     """Raise the MismatchError, the same on all ranks, by comparing one parameter after another."""
     for index in range(1 + len(rows)):
         mine = [rows[index][0][:NAME], *rows[index][1:]] if index < len(rows) else None
@@ -69,7 +69,8 @@ def _refuse_first_difference(name: str, rows: Sequence[Any], comm: Communicator)
             raise MismatchError(f"{name}: parameter {index} is {_described(everyone[0])} on rank 0 and "
                                 f"{_described(everyone[differ[0]])} on {with_noun(differ)}; all ranks "
                                 "need the same parameters in the same order", code="GC-NAME", ranks=differ)
-    raise MismatchError(f"{name}: parameter names differ between ranks, beyond {NAME} characters", code="GC-NAME")
+    raise MismatchError(f"{name}: parameter names differ between ranks, beyond {NAME} characters", code="GC-NAME",
+                        ranks=signs)
 
 
 def _described(row: Any) -> str:

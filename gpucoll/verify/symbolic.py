@@ -265,7 +265,7 @@ class _Rank:
         for index, wanted in enumerate(self.wanted()):
             held = self.content["output"].get(index)
             if wanted[1] and held != wanted:
-                cut = f"; the data is cut into {self.chunks} chunks, as chunks= says" if held is None else ""
+                cut = f"; the data is cut into {self.chunks} chunks; chunks= sets their number" if held is None else ""
                 raise self.error(None, f"output chunk {index}: at the end it holds {_words(held, self.size)}, "
                                        f"not {_words(wanted, self.size)}{cut}")
 
