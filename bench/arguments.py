@@ -14,7 +14,7 @@ from gpucoll.core.dtypes import DTYPES, numpy_dtype
 from gpucoll.core.ops import NOT_IN, OPS, op_of
 from gpucoll.errors import ArgumentError, GpucollError, nearest
 from gpucoll.lab.sizes import byte_size
-from gpucoll.launch.arguments import Parser, refuse
+from gpucoll.launch.arguments import Parser, at_least, refuse
 from gpucoll.launch.bootstrap import options as communicator_options
 from gpucoll.msccl.files import named
 
@@ -138,20 +138,9 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return a parser of integers not below `least`."""
-
-    def number(text: str) -> int:
-        if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-
-    return number
-
-
 def positive(text: str, where: str = "") -> float:
     """Return a finite number not below 0; raise ArgumentTypeError, with the prefix `where`, for any other text."""
-    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text, re.ASCII):
+    if not re.fullmatch(r"\d{1,18}(\.\d{0,18})?|\.\d{1,18}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{where}{text!r} is no number such as 12.5")
     return float(text)
 

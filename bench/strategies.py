@@ -23,6 +23,7 @@ import numpy
 
 import gpucoll as gc
 from gpucoll.algorithms import find
+from gpucoll.launch.arguments import at_least
 from gpucoll.training import ParameterServer
 
 from . import steps
@@ -93,8 +94,8 @@ def rows(comm: gc.Communicator, weights: Any, x: Any, repeats: int) -> Iterator[
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.strategies", description=__doc__)
-    parser.add_argument("--width", type=int, default=128, help="of x, a multiple of the ranks: nothing is padded")
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--width", type=at_least(1), default=128, help="of x, a multiple of the ranks: no padding")
+    parser.add_argument("--steps", type=at_least(1), default=15)
     options = parser.parse_args()
     with gc.init() as comm:
         if comm.size < 2 or options.width % comm.size:

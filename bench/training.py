@@ -26,7 +26,7 @@ import numpy
 import gpucoll as gc
 from gpucoll.block_scaled import FORMATS, BlockScaledCollectives
 from gpucoll.lab.sizes import byte_size
-from gpucoll.launch.arguments import Parser, refuse
+from gpucoll.launch.arguments import Parser, at_least, refuse
 from gpucoll.training import DataParallel
 
 from .contestants import LeftOut
@@ -184,14 +184,14 @@ def main() -> None:
     add = parser.add_argument
     kinds = {"buckets": buckets, "overlap": overlap, "formats": formats}
     add("what", nargs="?", choices=(*kinds, "ddp", "backend", "servers"), default="buckets")
-    add("--gradients", type=int, default=1000, help="buckets: how many (1000)")
-    add("--elements", type=int, default=1000, help="buckets: of float32, in each gradient (1000)")
-    add("--layers", type=int, help="overlap, ddp, backend: of the network (16; 4; 6)")
-    add("--width", type=int, default=1024, help="overlap, ddp, backend: of each layer (1024)")
-    add("--batch", type=int, help="overlap, ddp, backend: of each rank (overlap chooses it; 128; 8)")
+    add("--gradients", type=at_least(1), default=1000, help="buckets: how many (1000)")
+    add("--elements", type=at_least(1), default=1000, help="buckets: of float32, in each gradient (1000)")
+    add("--layers", type=at_least(1), help="overlap, ddp, backend: of the network (16; 4; 6)")
+    add("--width", type=at_least(1), default=1024, help="overlap, ddp, backend: of each layer (1024)")
+    add("--batch", type=at_least(1), help="overlap, ddp, backend: of each rank (overlap chooses it; 128; 8)")
     add("--bucket-bytes", type=byte_size, help="overlap, ddp, backend: (4M; 25M, the default of both libraries)")
     add("--bytes", type=byte_size, default=16 * MIB, help="servers, formats: of the array (16M)")
-    add("--repeats", type=int, default=15, help="(15)")
+    add("--repeats", type=at_least(1), default=15, help="(15)")
     options = parser.parse_args()
     defaults = {"ddp": {"layers": 4, "batch": 128, "bucket_bytes": 25 * MIB},
                 "backend": {"layers": 6, "batch": 8, "bucket_bytes": 25 * MIB}}

@@ -171,8 +171,6 @@ def _elsewhere(options: Any) -> Explanation:
     """Return the simulator's ranking of the algorithms on a topology, by default one switch with equal links."""
     nbytes, ranks = byte_size(options.size), EXPLAINED_RANKS if options.ranks is None else options.ranks
     row, topology = collective_row(options.collective), load(options.topology or DEFAULT)
-    if ranks < 1:
-        raise ArgumentError(f"{ranks} is not a number of ranks", code="GC-SIZE")
     nodes = topology.nodes(ranks)
     names = scheduled(row.name, ranks, 1 if nodes is None else max(nodes) + 1)
     rows = simulated(row.name, [], [ranks], [nbytes], topology, segments).rows

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpucoll.core.output import open_closed
 from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError, nearest
-from gpucoll.launch.arguments import Parser, refuse, size_range
+from gpucoll.launch.arguments import Parser, at_least, refuse, size_range
 from gpucoll.launch.ctrl_c import ended_well
 from gpucoll.launch.launchers import launched
 from gpucoll.version import __version__
@@ -53,7 +53,8 @@ def _run(given: list[str]) -> int:
     try:
         return options.run(options)
     except (ArgumentError, DtypeError, UsageError, BackendError) as error:  # raised on every rank
-        refuse(f"gpucoll {options.verb}", str(error.args[0]))
+        # An error of a function names the function, often called like the verb.
+        refuse(f"gpucoll {options.verb}", str(error.args[0]).removeprefix(f"{options.verb}: "))
 
 
 def _check_launcher(verb: str = "", part: str = "") -> None:
@@ -139,9 +140,9 @@ def _add_schedules(verbs: Any) -> None:
     for verb in (draw, convert):
         verb.add_argument("algorithm", help="a name such as ring or hierarchical(ring,tree), file.py:name or a .xml")
         verb.add_argument("--collective", help="all_reduce, broadcast, ... (that of the file, or all_reduce)")
-        verb.add_argument("--ranks", type=int, metavar="N", help="number of ranks (that of the .xml file, or 8)")
-        verb.add_argument("--segments", type=int, default=1, help="number of segments (1)")
-    draw.add_argument("--root", type=int, default=0, help="root, for collectives with a root (0)")
+        verb.add_argument("--ranks", type=at_least(1), metavar="N", help="number of ranks (the .xml file's, or 8)")
+        verb.add_argument("--segments", type=at_least(1), default=1, help="number of segments (1)")
+    draw.add_argument("--root", type=at_least(0), default=0, help="root, for collectives with a root (0)")
     draw.add_argument("--topology", metavar="GRAPH", help="draw the loads of a graph's links: a TOML file or a name")
     draw.add_argument("-o", "--output", metavar="F.html", help="the file: an .html page with steps, or an .svg picture")
     convert.add_argument("-o", "--output", metavar="OUT.xml", help="the file")
@@ -160,14 +161,14 @@ def _add_times(verbs: Any) -> None:
     simulate.add_argument("--topology", default="switch", metavar="F", help="a TOML file, or a name such as fat_tree, "
                           "nvlink_node or torus_2d, or a graph of links such as dgx_a100(2) (switch: one switch of "
                           "equal links)")
-    simulate.add_argument("--root", type=int, default=0, help="root, for collectives with a root (0)")
-    simulate.add_argument("--segments", type=int, help="number of segments (as chosen by a call)")
+    simulate.add_argument("--root", type=at_least(0), default=0, help="root, for collectives with a root (0)")
+    simulate.add_argument("--segments", type=at_least(1), help="number of segments (as chosen by a call)")
     explain = _add_verb(verbs, "explain", _from("gpucoll.calibration.commands", "explain"),
                         help="show the choice of auto, and the reason (under mpiexec: for these ranks)")
     explain.add_argument("collective", help="all_reduce, broadcast, ...")
     explain.add_argument("size", nargs="?", default="1M", metavar="1M",
                          help="bytes of the larger of input and output (1M)")
-    explain.add_argument("--ranks", type=int, metavar="N", help="number of ranks, on a topology (8)")
+    explain.add_argument("--ranks", type=at_least(1), metavar="N", help="number of ranks, on a topology (8)")
     explain.add_argument("--topology", metavar="F", help="a TOML file or a name, as for simulate (switch)")
     explain.add_argument("--dtype", default="float32", help="under mpiexec: dtype of the elements (float32)")
     explain.add_argument("--device", help="under mpiexec: cpu, cuda or emulated")
@@ -187,10 +188,10 @@ def _add_graphs(verbs: Any) -> None:
     for verb in (bound, synthesize):
         verb.add_argument("graph", help="a TOML file, or a name such as dgx1, dgx_a100(2) or torus(4x4)")
         verb.add_argument("collective", help="all_gather, all_reduce, ...")
-    bound.add_argument("--root", type=int, default=0, help="root, for collectives with a root (0)")
+    bound.add_argument("--root", type=at_least(0), default=0, help="root, for collectives with a root (0)")
     bound.add_argument("-o", "--output", metavar="F.svg", help="the file: the graph with the limiting links")
     synthesize.add_argument("--size", default="256M", metavar="256M", help="bytes of the larger of input and output")
-    synthesize.add_argument("--time-limit", type=float, metavar="S", help="give up after S seconds")
+    synthesize.add_argument("--time-limit", type=at_least(0), metavar="S", help="give up after S seconds")
     synthesize.add_argument("-o", "--output", metavar="F.py", help="the .py file, or MSCCL's .xml (GRAPH_KIND.py)")
 
 
@@ -205,7 +206,7 @@ def _add_machines(verbs: Any) -> None:
                          "of CuPy's CUDA, or without CuPy the newest)")
     kernels.add_argument("--all", action="store_true", help="every op on every dtype: CPU minutes per architecture "
                          "(sums of float32, float16 and bfloat16, casts, copies)")
-    kernels.add_argument("-j", "--jobs", type=int, metavar="N", help="number of processes (one per core)")
+    kernels.add_argument("-j", "--jobs", type=at_least(1), metavar="N", help="number of processes (one per core)")
     report = _add_verb(verbs, "report", _from("gpucoll.health.report"),
                        help="show the last calls of each rank, from the files in GPUCOLL_DUMP_DIR")
     report.add_argument("folder", metavar="DIR", help="the folder of the flight recorder's files")
@@ -214,7 +215,7 @@ def _add_machines(verbs: Any) -> None:
     report.add_argument("--trace", metavar="F.json", help="write all calls as a timeline for Chrome and Perfetto")
     precheck = _add_verb(verbs, "precheck", _from("gpucoll.precheck.script"), json=False,
                          help="check before a run that the calls of all ranks of a program agree")
-    precheck.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="the number of ranks")
+    precheck.add_argument("-n", "--ranks", type=at_least(1), required=True, metavar="N", help="the number of ranks")
     precheck.add_argument("--json", action="store_true", help="print the findings as a JSON list")
     precheck.add_argument("script", help="a program for gpucoll, unchanged")
     precheck.add_argument("arguments", nargs="...", help="the program's own arguments")

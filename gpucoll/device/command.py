@@ -179,8 +179,6 @@ def usage(log: str) -> tuple[int | None, int | None]:
 
 def main(options: Any) -> int:
     """Compile the requested kernels and print a table or a JSON object; return 0, or 1 if a kernel failed."""
-    if options.jobs is not None and options.jobs < 1:
-        raise ArgumentError(f"-j {options.jobs}: give at least 1 process")
     jobs = options.jobs or len(os.sched_getaffinity(0))
     cupys_major, cupys_archs = (None, []) if options.nvrtc and options.arch else _cupys()
     major, library = (cupys_major, "") if options.nvrtc is None else _nvrtc(options.nvrtc)

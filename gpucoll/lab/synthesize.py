@@ -132,6 +132,8 @@ def main(options: Any) -> int:
     """Synthesise an algorithm, prove it, write its file, and print the prediction as text or JSON."""
     began = time.monotonic()
     graph, nbytes = load_graph(options.graph), byte_size(options.size)
+    if not nbytes:
+        raise ArgumentError("--size 0: without bytes there is no bandwidth", code="GC-SIZE")
     maker = Maker(graph, options.collective, nbytes)
     limit = math.inf if options.time_limit is None else options.time_limit
     found = synthesis(graph, maker.kind, nbytes, seconds=limit)

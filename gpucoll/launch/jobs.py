@@ -27,7 +27,7 @@ from gpucoll.core.output import say
 from gpucoll.device.gpus import gpu_count
 from gpucoll.errors import UsageError
 from gpucoll.launch import launchers, mpi_jobs, places, standalone
-from gpucoll.launch.arguments import Parser, refuse
+from gpucoll.launch.arguments import Parser, at_least, refuse
 from gpucoll.launch.places import named_place, text_of
 
 PROGRAM = "gpucoll run"
@@ -68,9 +68,9 @@ def parser() -> Parser:
     flags.add_argument("--survive", action="store_true",
                        help="without MPI: a failed rank does not end the others; the exit code is 0 if any rank "
                             "exits with 0")
-    flags.add_argument("--nnodes", type=_whole, metavar="N",
+    flags.add_argument("--nnodes", type=at_least(1), metavar="N",
                         help="N hosts without MPI: start this command on each host, with the same -n")
-    flags.add_argument("--node-rank", "--node_rank", type=_whole, metavar="K", help="number of this host, from 0")
+    flags.add_argument("--node-rank", "--node_rank", type=at_least(0), metavar="K", help="number of this host, from 0")
     flags.add_argument("--rendezvous", type=_place, metavar="HOST:PORT",
                         help="address and free port of host 0, where the ranks connect")
     flags.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
@@ -114,17 +114,7 @@ def _count(text: str) -> int:
     gpus = gpu_count() if text in ("gpu", "auto") else 0
     if text == "gpu" and not gpus:
         raise argparse.ArgumentTypeError("'gpu' starts a rank for each GPU, but CuPy finds no GPU here")
-    if text in ("gpu", "cpu", "auto"):
-        return gpus or len(os.sched_getaffinity(0))
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of ranks, nor auto, gpu or cpu")
-    return int(text)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
+    return gpus or len(os.sched_getaffinity(0)) if text in ("gpu", "cpu", "auto") else at_least(1)(text)
 
 
 def _place(text: str) -> tuple[str, int]:

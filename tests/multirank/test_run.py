@@ -57,10 +57,10 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(jobs, "gpu_count", lambda: 0)
     for arguments, words in (
-            ([], "required: script"), (["--nproc-per-node", "0", "x.py"], "'0' is not a positive number"),
+            ([], "required: script"), (["--nproc-per-node", "0", "x.py"], "'0' is not a whole number of at least 1"),
             (["."], "there is no file '.'"), (["--hosts", "a,a", "x.py"], "different host names"),
             (["--hosts", "a,,b", "x.py"], "'a,,b' is not a list"), (["--frob", "x.py"], "--frob"),
-            (["-n", "many", "x.py"], "'many' is not a positive number of ranks, nor auto"),
+            (["-n", "many", "x.py"], "'many' is not a whole number"),
             (["-n", "gpu", "x.py"], "CuPy finds no GPU here"), (["-m", "no_such.module"], "no module 'no_such.module'"),
             (["-m", ".x"], "no module '.x'"), (["--standalone", "--hosts", "a", "x.py"], "give only one option")):
         assert words in refused(capsys, jobs.main, arguments, "gpucoll run")

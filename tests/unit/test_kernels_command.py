@@ -87,7 +87,7 @@ def test_a_failure_names_kernel_compiler_and_line(capsys, monkeypatch, release):
     ("--arch sm_90,90", "does not compile for 90"),
     ("--arch sm_90 --nvrtc 11", "neither 12 nor 13 nor an existing library"),
     ("--arch sm_90 --nvrtc /etc/passwd", "no NVRTC can be loaded from /etc/passwd"),
-    ("--arch sm_90 -j 0", "-j 0: give at least 1 process"), ("--arch sm_90 -j x", "invalid int value: 'x'")])
+    ("--arch sm_90 -j 0", "'0' is not a whole number of at least 1"), ("--arch sm_90 -j x", "'x' is not a whole")])
 def test_wrong_arguments_are_refused_in_one_line(capsys, words, said):
     assert said in refused(capsys, main, ["kernels", *words.split()], "gpucoll kernels: ")
 
