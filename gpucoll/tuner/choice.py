@@ -163,8 +163,8 @@ class Tuner:
     def source(self, device: str) -> str:
         """Return in words the table, and the shape used for choices on `device`."""
         shape = self.model(device).shape
-        return (f"{self.table.source}: {shape.ranks} ranks on {shape.nodes} node{'s' * (shape.nodes > 1)}, measured "
-                f"{shape.measured}")
+        return (f"{self.table.source}: {shape.ranks} ranks on {shape.nodes} node{'s' * (shape.nodes > 1)}, "
+                f"{f'measured {shape.measured}' if shape.measured else 'estimated'}")
 
     def has_measured(self, executor: str, device: str) -> bool:
         """Return whether a table measured on this machine, not the built-in table, has links of `executor`."""

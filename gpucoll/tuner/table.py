@@ -40,6 +40,7 @@ class LinkCost(NamedTuple):
     beta: float  # seconds per byte
     gamma: float  # seconds per byte combined by the op
     gap: float  # seconds for each further message of a rank in the same round
+    basis: str = ""  # of an estimate: where it comes from; "" for measured constants
 
 
 class Curve(NamedTuple):
@@ -69,7 +70,7 @@ class Shape(NamedTuple):
     ranks: int
     nodes: int
     device: str
-    measured: str  # the date
+    measured: str  # the date; "" for estimates
     links: tuple[LinkCost, ...]
     curves: tuple[Curve, ...]
 

@@ -1,6 +1,7 @@
 """Choices of `auto` by tables in this file, by curves and by the built-in table; and the explanations."""
 
 import itertools
+import re
 import warnings
 
 import pytest
@@ -16,6 +17,7 @@ from gpucoll.tuner import table as tables
 from gpucoll.tuner.model import TIE, Candidate, ranked, ways
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_json, parse
 from harness.refusals import refused
+from harness.sources import ROOT
 
 BOTH = ("mpi", "native")
 MESSAGES = LinkCost("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)
@@ -44,6 +46,32 @@ def test_latency_bandwidth_and_executors_decide():
         assert choice(found, "all_reduce", nbytes, **options)[:2] == wanted
     assert choice(table(), "all_reduce", 1 << 26, size=1)[0] == "mpi"  # a lone rank sends nothing: NumPy copies
     assert choice(Table("mine", {}, ()), "scan", 8, ("unheard",)).executor == "unheard"  # no prediction exists
+
+
+def test_a_built_in_constant_is_an_estimate_with_a_source():
+    for shape in built_in().shapes:
+        assert shape.measured == "", "a measured shape needs a file of the measurement in bench/results"
+        assert Tuner((0,) * shape.ranks, built_in()).source(shape.device).endswith(" on 1 node, estimated")
+        for link in shape.links:
+            assert link.basis.startswith(("assumed: ", "docs/", "fits on 2 cores that no file has")), link
+            assert all((ROOT / path).is_file() for path in re.findall(r"(?:docs|bench)/[\w./-]*\w", link.basis)), link
+
+
+ESTIMATES = {("native", "native"): "`native`", ("peer", "one_shot"): "`peer`, `one_shot`",
+             ("peer", "two_shot"): "`peer`, `two_shot`, memory of `comm.empty`",
+             ("nccl", "ring"): "`ring`, NCCL's messages"}
+
+
+@pytest.mark.parametrize(("executor", "algorithm"), ESTIMATES)
+def test_the_constants_of_gpus_give_the_times_of_the_page(executor, algorithm):
+    row = next(line for line in (ROOT / "docs/eight-gpus.md").read_text().splitlines()
+               if line.startswith(f"| {ESTIMATES[executor, algorithm]} |"))
+    for nbytes, cell in zip((1 << 13, 1 << 18, 1 << 28), row.split("|")[2:5], strict=True):
+        if not (figures := [float(figure) for figure in re.findall(r"\d+", cell.partition(";")[0])]):
+            continue
+        (found,) = Tuner((0,) * 8, built_in()).candidates("all_reduce", nbytes, [executor], "cuda", algorithm)
+        value = 1e6 * found.seconds if "us" in cell else 1.75 * nbytes / found.seconds / 1e9  # busbw of 8 ranks
+        assert 0.9 * min(figures) <= value <= 1.1 * max(figures), (nbytes, cell, value)
 
 
 @pytest.mark.parametrize("size", [1, 13, 200])
