@@ -2,7 +2,7 @@
 
 Segments have no name, so nothing is left when the processes end. Every rank makes the same calls of its `Heap` in the
 same order. All ranks therefore choose the same place for a block, without communication. A block is reused after every
-rank has dropped its array.
+rank has dropped its array; on a GPU the new array then waits for the work on the old array.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ class Copier:
 
 
 Slab: TypeAlias = Any  # a Segment, or GPU memory with the same start, nbytes, key and close()
+Uses: TypeAlias = Any  # see `gpucoll.executors.peer.ipc.StreamUses`; None on the host
 
 
 class Extent(NamedTuple):
@@ -127,6 +128,10 @@ class Extent(NamedTuple):
     slab: int
     start: int
     nbytes: int
+
+    def meets(self, other: Extent) -> bool:
+        """Return whether two places have a common byte."""
+        return self.slab == other.slab and -other.nbytes < other.start - self.start < self.nbytes
 
 
 class Block:
@@ -148,12 +153,18 @@ def on_host(block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Array:
 class Heap:
     """The symmetric memory of a rank; `size` is the number of ranks.
 
-    `make` returns a slab of the given number of bytes, or raises OSError. `view` returns an array on a block.
+    `make` returns a slab of the given number of bytes, or raises OSError. `view` returns an array on a block. `uses`
+    knows this rank's work on arrays that continues after the last array has gone; None if there is no such work. The
+    work of other ranks needs no notes: other ranks touch an array in collectives alone, and no rank's own part of a
+    collective ends before the other ranks have finished with the rank's arrays.
     """
 
     def __init__(self, size: int, make: Callable[[int], Slab] = Segment,
-                 view: Callable[[Block, tuple[int, ...], numpy.dtype], Array] = on_host) -> None:
-        self._size, self._make, self._view = size, make, view
+                 view: Callable[[Block, tuple[int, ...], numpy.dtype], Array] = on_host,
+                 uses: Uses = None) -> None:
+        self._size, self._make, self._view, self._uses = size, make, view, uses
+        self._places: dict[int, list[Any]] = {}  # of the work on each block, by number
+        self._late: list[tuple[Extent, list[Any]]] = []  # free blocks, and the events at the end of their use
         self._slabs: list[Slab] = []
         self._free: list[Extent] = []
         self._used: dict[int, Extent] = {}  # by number of the block, equal on all ranks
@@ -177,7 +188,10 @@ class Heap:
             self._drops[block] += 1
             if self._drops[block] == self._size:
                 del self._drops[block]
-                self._give_back(self._used.pop(block))
+                self._give_back(self._used[block])
+                if self._uses is not None:
+                    self._late.append((self._used[block], self._uses.ends(self._places.pop(block))))
+                del self._used[block]
 
     def allocate(self, shape: tuple[int, ...], dtype: numpy.dtype) -> Array:
         """Return an array on a new block; raise OSError where the system has no memory."""
@@ -185,7 +199,11 @@ class Heap:
         number, self._made = self._made, self._made + 1
         self._used[number] = place
         block = Block(self._slabs[place.slab], place)
-        weakref.finalize(block, self._dropped.append, number).atexit = False
+        if self._uses is not None:
+            self._places[number] = [self._uses.here()]
+            self._late = [one for one in self._late if not all(event.done for event in one[1])]
+            self._uses.follow([event for late, events in self._late if late.meets(place) for event in events])
+        weakref.finalize(block, _drop, self._dropped, number, self._places.get(number), self._uses).atexit = False
         return self._view(block, shape, dtype)
 
     def grow(self, shape: tuple[int, ...], dtype: numpy.dtype) -> Slab:
@@ -242,6 +260,12 @@ class Heap:
             else:
                 joined.append(one)
         self._free = joined
+
+
+def _drop(dropped: collections.deque[int], number: int, places: list[Any] | None, uses: Uses) -> None:
+    if places is not None:
+        places.append(uses.here())
+    dropped.append(number)
 
 
 def _lines(shape: tuple[int, ...], dtype: numpy.dtype) -> int:

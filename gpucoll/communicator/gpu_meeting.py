@@ -111,7 +111,7 @@ def _on_nccl(device: Device, transport: Nccl, points: Nccl, capability: int, set
 
     gpu = Gpu(device, transport, points)
     gpu.made.append(NcclNative(device, transport, gpu.order, capability=capability))
-    gpu.windows = Windows.promised(device, transport) if settings.get(WINDOWS) else None
+    gpu.windows = Windows.promised(device, transport, gpu.order) if settings.get(WINDOWS) else None
     if settings.get("split_share"):
         gpu.split = functools.partial(_split, device, transport, capability, settings)
     return gpu

@@ -446,9 +446,9 @@ class Communicator:
         """Return an array in memory mapped by all ranks of this node; its elements are undefined. A collective call.
 
         `shape` and `dtype` are the same on all ranks; `device` is "cpu" or "cuda" (None: "cpu"). A later call reuses a
-        block once every rank has dropped its array. On a GPU, as with CuPy's pool, work on the new array must follow on
-        the stream of the old one. After `close` the memory is freed with the last array. Raises ArgumentError,
-        DtypeError, MismatchError (ranks differ), PeerError (another rank refuses), BackendError (no memory, no GPU).
+        block once every rank has dropped its array. On a GPU, the current stream of this call waits for what still runs
+        on the old array. After `close` the memory is freed with the last array. Raises ArgumentError, DtypeError,
+        MismatchError (ranks differ), PeerError (another rank refuses), BackendError (no memory, no GPU).
         """
         return self._memory.empty("empty", shape, dtype, device)
 

@@ -14,25 +14,26 @@ from typing import Any
 
 from gpucoll.arrays.segments import Heap, Slab
 from gpucoll.device.nccl import WINDOWS_SINCE, Nccl, allocate, free, version
+from gpucoll.device.streams import StreamOrder
 from gpucoll.errors import BackendError
-from gpucoll.executors.peer.ipc import CudaSlab, array_on
+from gpucoll.executors.peer.ipc import CudaSlab, StreamUses, array_on
 
 
 class Windows:
     """One rank's symmetric memory; each slab becomes a window of the communicator `nccl`."""
 
-    def __init__(self, device: Any, nccl: Nccl) -> None:
+    def __init__(self, device: Any, nccl: Nccl, order: StreamOrder) -> None:
         self._nccl = nccl
         self._slab: Slab = None  # the newest slab, not yet a window
         make = functools.partial(CudaSlab, device, malloc=allocate, free=free)
-        self.heap = Heap(nccl.size, make, functools.partial(array_on, device))
+        self.heap = Heap(nccl.size, make, functools.partial(array_on, device), StreamUses(device, order))
 
     @classmethod
-    def promised(cls, device: Any, nccl: Nccl) -> Windows:
+    def promised(cls, device: Any, nccl: Nccl, order: StreamOrder) -> Windows:
         """Return the memory, as the program promises equal use on all ranks; BackendError for an old NCCL."""
         if version() < WINDOWS_SINCE:
             raise BackendError(f"nccl: windows: NCCL {version()} has none, NCCL {WINDOWS_SINCE} has", code="GC-NCCL")
-        return cls(device, nccl)
+        return cls(device, nccl, order)
 
     def export(self, slab: Slab) -> list[int]:
         """Return the key of a new slab; `reach` makes the slab a window once every rank has one."""

@@ -54,7 +54,7 @@ class PeerExecutor(Executor):
         self._handshake = Handshake(device, link, waits)
         self.minds_blocking = self._handshake.on_one_gpu
         self.symmetric = None if self.unavailable_reason else \
-            SymmetricMemory(link.place.size, self._handshake.memory)
+            SymmetricMemory(link.place.size, self._handshake.memory, order)
         self._workspace = Workspace(device)
 
     @property

@@ -14,8 +14,9 @@ import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.arrays.segments import Block
-from gpucoll.device.cuda import CudaDevice
+from gpucoll.device.cuda import CudaDevice, CudaEvent
 from gpucoll.device.peer import CONTROL, Multicast, Room
+from gpucoll.device.streams import StreamOrder
 from gpucoll.errors import BackendError
 from gpucoll.executors.peer.memory import Exchange, PeerMemory
 from gpucoll.executors.peer.multicast import MulticastMemory
@@ -44,8 +45,42 @@ class CudaSlab:
         """Do nothing: the memory is freed with the last array on the slab."""
 
 
+class StreamUses:
+    """The work of a communicator's calls, and of the program, on arrays in blocks of a GPU's memory.
+
+    The program's own work is known on three streams: those current for the new and the dropped array, and that of the
+    last call.
+    """
+
+    def __init__(self, device: CudaDevice, order: StreamOrder) -> None:
+        self._device, self._order = device, order
+
+    def here(self) -> Any:
+        """Return the current stream; an event in place of a foreign stream, which may be destroyed at any time."""
+        stream = cupy.cuda.get_current_stream(self._device.ordinal)
+        if self._device.lasts(stream):
+            return stream
+        return None if stream.is_capturing() else self._device.mark(stream)
+
+    def ends(self, places: Sequence[Any]) -> list[Any]:
+        """Return events at the end of all calls so far, and of all present work at `places`, results of `here`."""
+        known = [one for one in places if isinstance(one, CudaEvent)]
+        with self._device.current:
+            return self._order.awaited() + known + [
+                self._device.mark(one) for one in places if not isinstance(one, CudaEvent | None)
+                and not one.is_capturing()]
+
+    def follow(self, events: Sequence[Any]) -> None:
+        """Let the current stream wait for the events."""
+        stream = cupy.cuda.get_current_stream(self._device.ordinal)
+        with self._device.current:
+            # The program is responsible for the order of a CUDA graph.
+            for event in () if stream.is_capturing() else events:
+                stream.wait_event(event)
+
+
 def array_on(device: CudaDevice, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
-    """Return a CuPy array on a block. Like memory of CuPy's pool, for streams behind the block's last use."""
+    """Return a CuPy array on a block."""
     memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, device.ordinal)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
@@ -76,6 +111,9 @@ class IpcMemory(PeerMemory):
 
     def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
         return array_on(self._device, block, shape, dtype)
+
+    def uses(self, order: StreamOrder) -> StreamUses:
+        return StreamUses(self._device, order)
 
     def _handle(self, slab: CudaSlab) -> Sequence[int]:
         with _as_os_error():

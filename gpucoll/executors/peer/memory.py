@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll.arrays import Array, address
-from gpucoll.arrays.segments import Block, Heap, Segment, Slab, attach, on_host
+from gpucoll.arrays.segments import Block, Heap, Segment, Slab, Uses, attach, on_host
 from gpucoll.device.peer import CONTROL, NOWHERE, Multicast, Places, Room
+from gpucoll.device.streams import StreamOrder
 from gpucoll.progress.operations import Pending
 
 # Exchange words: return the words of every rank, in rank order.
@@ -44,6 +45,10 @@ class PeerMemory:
 
     def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
         """Return an array on a block of a slab."""
+
+    def uses(self, order: StreamOrder) -> Uses:
+        """Return the work on arrays in slabs, with the calls in `order`; None if no work is left after a call."""
+        return None
 
     def upload(self, row: Array) -> Any:
         """Return a copy of the bytes in memory readable by kernels."""
@@ -139,11 +144,11 @@ class SymmetricMemory:
     ranks.
     """
 
-    def __init__(self, size: int, memory: PeerMemory) -> None:
+    def __init__(self, size: int, memory: PeerMemory, order: StreamOrder) -> None:
         self._memory = memory
         self._starts: dict[int, tuple[int, list[int]]] = {}  # by slab key: number, and the ranks' addresses
         self._slabs = 0
-        self.heap = Heap(size, memory.new_slab, memory.array)
+        self.heap = Heap(size, memory.new_slab, memory.array, memory.uses(order))
 
     def export(self, slab: Slab) -> list[int]:
         """Return the words that `reach` needs on the other ranks; no words if the system forbids access."""
