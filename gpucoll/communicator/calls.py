@@ -215,11 +215,12 @@ class CallTable:
             if known.output is not None and known.output.owner() is None:  # another array now uses this memory
                 known.output = output_of(request, result, ready.target)
             output, launch = known.output, known.launch
+        keep = None if stream is None or gpu.device.is_current(on) else (x, result)
         # The short way: enqueue at once, if the stream needs no preparation and no other call is queued.
         if launch is not None and gpu.device.is_open(on):
             shares = self._core.clock.begin(request.collective, request.nbytes)
             try:
-                is_made = self._core.waits.at_once(gpu.order.enqueue, request.collective, launch, on, output)
+                is_made = self._core.waits.at_once(gpu.order.enqueue, request.collective, launch, on, output, keep)
             except BaseException:
                 keep_for_ever((x, result))  # the kernel may have been enqueued
                 raise
@@ -227,7 +228,8 @@ class CallTable:
                 self._core.clock.end(shares, enqueued=True)
                 return result
         # A user's CUDA graph may replay the call: keep the arrays.
-        space, kept = DeviceSpace(gpu, on, output=output), NOTHING._replace(given=x, result=result)
+        space = DeviceSpace(gpu, on, output=output, borrows=keep is not None)
+        kept = NOTHING._replace(given=x, result=result)
         operation = self._core.operation(ready, space, kept, repeated=known.rows is not None)
         self._core.waits.run(self._core.measured(operation, request), request.collective)
         if known.rows is not None and known.launch is None and call.is_whole:

@@ -121,7 +121,7 @@ class Core:
             of_torch = torch_stream(arrays)
             space = self.gpu("cuda").space(of_torch() if stream is None else stream)
             space.current_stream = of_torch
-            space.borrows = any(map(is_borrowed, arrays))
+            space.borrows = space.borrows or any(map(is_borrowed, arrays))
             return space
         return self.gpu("emulated").space(stream) if self.options.emulated else HOST
 

@@ -96,14 +96,16 @@ class Gpu:
         return observed(call, self._observers, self._comparison, self._shares)
 
     def space(self, stream: Any) -> DeviceSpace:
-        return DeviceSpace(self, self.device.stream(stream))
+        on = self.device.stream(stream)
+        return DeviceSpace(self, on, borrows=stream is not None and not self.device.is_current(on))
 
     def new_heap(self, ranks: int) -> Heap:
         """Return symmetric memory out of reach of other ranks' kernels."""
-        from gpucoll.executors.peer.ipc import CudaSlab, array_on
+        from gpucoll.executors.peer.ipc import CudaSlab, StreamUses, array_on
 
         device: Any = self.device
-        return Heap(ranks, functools.partial(CudaSlab, device), functools.partial(array_on, device))
+        return Heap(ranks, functools.partial(CudaSlab, device), functools.partial(array_on, device),
+                    StreamUses(device, self.order))
 
     @functools.cached_property
     def side_stream(self) -> Stream:
@@ -188,10 +190,11 @@ class DeviceSpace(Space):
     """
 
     def __init__(self, gpu: Gpu, stream: Stream, preparations: list[Callable[[Stream], None]] | None = None,
-                 output: Output | None = None) -> None:
+                 output: Output | None = None, *, borrows: bool = False) -> None:
         self.gpu, self.stream = gpu, stream
         self.device = gpu.device.name
-        self.borrows = False  # whether another library may reuse the arrays' memory
+        # Whether the arrays' memory may be reused in the order of another stream, if the program drops an array.
+        self.borrows = borrows
         # Returns the stream to wait for an asynchronous call: the current one of the arrays' library (torch, CuPy).
         self.current_stream: Callable[[], Any] = lambda: None
         self._output = output  # result of a repeated call, known from the first one
@@ -240,9 +243,10 @@ class DeviceSpace(Space):
     def end(self, keep: Any) -> Operation:
         """End an operation: the next operation of the communicator follows it on the device.
 
-        `keep`, the compiled and the prepared call, lives until the end of an operation on the side stream, or on memory
-        not from CuPy. In a capture `keep` lives as long as the communicator, for the launches of the user's graph. Any
-        other operation needs no `keep`: CuPy's pool reuses freed memory later in the same stream only.
+        `keep`, the compiled and the prepared call, lives until the end of an operation on another stream than the
+        current one, or on memory not from CuPy. In a capture `keep` lives as long as the communicator, for the launches
+        of the user's graph. Any other operation needs no `keep`: CuPy's pool reuses freed memory later in the same
+        stream only.
         """
         # An event costs time: make one only if a `Work` or freed memory must wait for the end.
         event = None

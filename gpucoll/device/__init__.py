@@ -108,6 +108,11 @@ class Device(Protocol):
         """Return whether `stream` exists as long as the Python object; another library may destroy foreign streams."""
         return True
 
+    def is_current(self, stream: Any) -> bool:
+        """Return whether `stream` is the calling thread's current stream, so that freed memory is reused in its order.
+        """
+        return True
+
     def within(self, stream: Any) -> AbstractContextManager[object]:
         """Return a context with this device and `stream` as the current device and stream of the calling thread."""
         return self.current

@@ -92,6 +92,9 @@ class CudaDevice(Device):
                              f"the call would wait for the capture; capture on Stream(non_blocking=True) ({error})",
                              code="GC-STREAM") from error
 
+    def is_current(self, stream: Any) -> bool:
+        return bool(cupy.cuda.get_current_stream(self.ordinal) == stream)
+
     def within(self, stream: Any) -> CurrentStream:
         return CurrentStream(self.current, stream)
 

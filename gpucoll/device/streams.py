@@ -87,15 +87,19 @@ class StreamOrder:
             self._event = self._device.mark(self._last)
         stream.wait_event(self._event)
 
-    def enqueue(self, launch: Callable[[Stream], None], stream: Stream, output: Output | None = None) -> None:
-        """Enqueue an operation on `stream` by calling `launch`, after the previous operation; not during a capture."""
+    def enqueue(self, launch: Callable[[Stream], None], stream: Stream, output: Output | None = None,
+                keep: object = None) -> None:
+        """Enqueue an operation on `stream` by calling `launch`, after the previous operation; not during a capture.
+
+        `keep` lives until the end of the operation.
+        """
         # The conditions spare the common case, successive calls on one stream, two calls of Python functions.
         if stream is not self._last or self._event is not None:
             self.follow(stream)
         launch(stream)
         if stream is not self._last or self._event is not None or self._flying:
             self.passed(stream, None)
-        self.noted(stream, output)
+        self.noted(stream, output, None if keep is None else self.hold(stream, keep))
 
     def passed(self, stream: Stream, keep: object) -> None:
         """Record the operation just enqueued on `stream` as the last; in a capture only keep `keep` alive."""

@@ -1,12 +1,14 @@
 """Programs on CuPy arrays without other references: a call keeps its arrays until the device has finished."""
 
+import contextlib
+import functools
 import gc as collector
 
 import cupy
 import numpy
 
 import gpucoll as gc
-from gpu.helpers import held, refused, same
+from gpu.helpers import PATIENCE, held, ramp, ranges, refused, same
 from programs import collectives
 
 BLOCK = 600  # elements of a block; the arrays of a call have a block for each rank
@@ -143,3 +145,144 @@ def many_calls(comm, algorithm):
             graph.launch()
             same(captured, expected)
     assert all((one.get() == GARBAGE).all() for one in garbage)
+
+
+def elsewhere(comm, *algorithms):
+    """Arrays of the current stream are passed with ``stream=``, and dropped before that stream begins.
+
+    CuPy's pool hands the memory out again on the current stream, which waits for nothing.
+    """
+    ours, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+
+    def call(collective, options, *given):
+        other.wait_event(ours.record())
+        return getattr(comm, collective)(*given, **options, stream=other)
+
+    def made(how, collective, algorithm):
+        """Return the result of a call, with no other reference to its arrays."""
+        given, options = arguments(comm, collective)
+        options["algorithm"] = algorithm
+        if how == "plan":
+            plan = comm.plan(collective, *given, **options, stream=other)
+            del given
+            other.wait_event(ours.record())
+            return plan()
+        with comm.group() if how == "group" else contextlib.nullcontext():
+            return call(collective, options, *given)
+
+    for collective in [*collectives.REDUCTIONS, *collectives.MOVEMENTS]:
+        meets = collective.endswith("_v") or collective == "scatter"  # on the host in every call
+        for algorithm in algorithms:
+            if algorithm not in ("auto", *gc.algorithms(collective, size=comm.size)):
+                continue
+            for how in ("call", "call", *(() if meets else ("plan", "group"))):
+                with ours:
+                    made(how, collective, algorithm)  # loads and allocates
+                    other.synchronize()
+                    with held(other):
+                        found = made(how, collective, algorithm)
+                        garbage = noise(comm)
+                with other:
+                    check(found, wanted(comm, collective))
+                    assert all((one.get() == GARBAGE).all() for one in garbage), "somebody else's memory was written"
+
+
+def repeated_elsewhere(comm, algorithm):
+    """The same for calls known by the place of their arrays, and for messages."""
+    ours, other, places = *(cupy.cuda.Stream(non_blocking=True) for _ in range(2)), set()
+    with ours:
+        out = cupy.empty(BLOCK, numpy.float32)
+        comm.all_reduce(ramp(comm, BLOCK), out, stream=other, algorithm=algorithm)  # loads and allocates
+        other.synchronize()
+        for turn in range(16):
+            x = ramp(comm, BLOCK, turn)
+            places.add(x.data.ptr)
+            with held(other):
+                other.wait_event(ours.record())
+                comm.all_reduce(x, out, stream=other, algorithm=algorithm)
+                del x
+                garbage = [cupy.full(BLOCK, GARBAGE) for _ in range(3)]
+            other.synchronize()
+            same(out, sum(ranges(comm, BLOCK, turn)))
+            del garbage
+        assert len(places) < 8  # so most calls were known
+    messages_elsewhere(comm)
+
+
+def messages_elsewhere(comm):
+    """Messages on a stream of their own hold their arrays."""
+    ours, right, left = cupy.cuda.Stream(non_blocking=True), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    with ours:
+        for turn in range(5):
+            out = cupy.zeros(BLOCK, numpy.float32)
+            with held(ours):
+                work = comm.sendrecv(ramp(comm, BLOCK, turn), out, right, left, async_op=True)
+                garbage = [cupy.full(BLOCK, GARBAGE) for _ in range(3)]
+            work.wait()
+            same(out, ranges(comm, BLOCK, turn)[left])
+            assert all((one.get() == GARBAGE).all() for one in garbage)
+
+
+def reused(comm, *algorithms):
+    """A block of `comm.empty` goes to a new array on another stream while work on the old array is under way.
+
+    The work, held up on all ranks or on one rank alone: a call that reads or writes the old array; a kernel of the
+    program; an asynchronous call and a message, which hold the array until their end.
+    """
+    right, left, xs = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size, ranges(comm, BLOCK)
+
+    for algorithm in algorithms:
+        call = functools.partial(comm.all_reduce, algorithm=algorithm)
+        works = {
+            "reads": (call, sum(xs)),
+            "reads on a third stream": (call, sum(xs)),
+            "writes": (functools.partial(added_in_place, call), sum(xs) + 1),
+            "program": (lambda x, out: x + numpy.float32(1), xs[comm.rank] + 1),
+            "holds, asynchronous": (functools.partial(waited, call), sum(xs)),
+            "holds, message": (lambda x, out: comm.sendrecv(x, out, right, left), xs[left])}
+        for turn in range(comm.size + 1):
+            behind = range(comm.size) if turn == comm.size else (turn,)
+            for name, (work, expected) in works.items():
+                reuse(comm, behind, work, expected, holds=name.startswith("holds"), is_apart=name.endswith("stream"))
+
+
+def added_in_place(call, x, out):
+    return call(x, x) + numpy.float32(1)
+
+
+def waited(call, x, out):
+    return call(x, out, async_op=True).wait()
+
+
+def reuse(comm, behind, work, expected, *, holds, is_apart):
+    """Drop the array of `work`, and overwrite a new array in its block on another stream, before `work` has begun.
+
+    The streams of `work` on the ranks `behind` are held up. With `is_apart` the array is made and dropped while another
+    stream is current.
+    """
+    one, two, three = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+    where = three if is_apart else one
+    with one:
+        old, out = comm.empty(BLOCK, "float32", device="cuda"), cupy.zeros(BLOCK, numpy.float32)
+        old[...] = ramp(comm, BLOCK)
+        where.wait_event(one.record())
+        with held(where) if comm.rank in behind else contextlib.nullcontext():
+            with where:
+                found = work(old, out)
+            place = old.data.ptr
+            del old
+            collector.collect()
+            with two:
+                new = comm.empty(BLOCK, "float32", device="cuda")
+                new[...] = GARBAGE
+        assert holds or new.data.ptr == place
+    with where:
+        same(found, expected)
+    with two:
+        same(new, numpy.full(BLOCK, GARBAGE))
+
+
+def reused_windows(comm):
+    """The same for memory in NCCL's windows."""
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, nccl={"windows": True}) as other:
+        reused(other, "native")

@@ -158,7 +158,10 @@ def launched(comm, algorithm):
 
 
 def passes(comm, algorithm):
-    """Return the files and the lines of Python that a repeated call passes: with a given result, and with a new one."""
+    """Return the files and the lines of Python that a repeated call passes: with a given result, and with a new one.
+
+    The stream is the current one: a call on another stream records an event, too.
+    """
     stream, found = cupy.cuda.Stream(non_blocking=True), []
     with stream:
         x, out = ramp(comm, 500), cupy.zeros(500, numpy.float32)
@@ -166,7 +169,8 @@ def passes(comm, algorithm):
         counts = []
         for _ in range(9):
             comm.barrier()  # the comparison of the call before has ended
-            counts.append(passed(lambda given=given: comm.all_reduce(x, given, algorithm=algorithm, stream=stream)))
+            with stream:
+                counts.append(passed(lambda given=given: comm.all_reduce(x, given, algorithm=algorithm, stream=stream)))
         found.append(min(counts))
     return found
 
