@@ -29,7 +29,7 @@ from gpucoll.arrays import (
 )
 from gpucoll.arrays.segments import Heap, Segment, on_host
 from gpucoll.communicator import Communicator, Transport, leaving
-from gpucoll.communicator.gpu import Gpu
+from gpucoll.communicator.gpu import DeviceSpace, Gpu
 from gpucoll.communicator.metadata import Failure, Metadata, check_alike
 from gpucoll.communicator.points import PointMessage
 from gpucoll.core import parsing, toml
@@ -71,8 +71,8 @@ __all__ = [
     "are_whole", "as_array", "backwards", "block_shape", "broadcast_metadata", "call_site", "check_alike",
     "check_apart", "check_input", "check_output", "check_writable", "checked_message", "close_together",
     "code_of_difference", "collective", "combiner", "contributions", "current_stream", "default_transport", "ends",
-    "evaluate", "factors", "find", "format_of", "gpu_of", "group", "in_order_tree", "is_alike", "is_file", "is_whole",
-    "kernels_of", "link_of", "load", "loaded", "magnitudes", "members_of", "module_of", "named", "names_of",
+    "evaluate", "factors", "find", "finish", "format_of", "gpu_of", "group", "in_order_tree", "is_alike", "is_file",
+    "is_whole", "kernels_of", "link_of", "load", "loaded", "magnitudes", "members_of", "module_of", "named", "names_of",
     "nearest_code", "numpy_dtype", "on_gpu", "on_host", "op_of", "options", "parsing", "prove", "prove_plans",
     "refusing", "registry", "replayed_seconds", "row_of", "same_memory", "schedule", "schedules", "segments",
     "sender_of", "set_world", "simulate", "simulate_sizes", "start_together", "toml", "torchrun_variables", "turned",
@@ -165,6 +165,15 @@ def checked_message(comm: Communicator, name: str, tag: Any, **ends: Any) -> Poi
 def start_together(comm: Communicator, messages: Sequence[PointMessage]) -> list[Work]:
     """Start messages side by side, so that none waits for another; return their works."""
     return comm._points.start_together(messages)
+
+
+def finish(comm: Communicator, name: str, array: Any) -> None:
+    """Wait until the work on the stream of a GPU array, or None, has ended; not in a group or a capture."""
+    core = comm._core
+    space = core.space(name, array)
+    if core.group is None and isinstance(space, DeviceSpace) and not space.is_captured():
+        event = space.gpu.device.mark(space.stream)
+        core.waits.finish(lambda: event.done, name, core.waits.deadline())
 
 
 def gpu_of(comm: Communicator, name: str) -> Gpu:

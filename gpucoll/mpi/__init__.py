@@ -23,7 +23,7 @@ from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import GivenOptions
 from gpucoll.mpi.buffers import OPS as NAMES
-from gpucoll.mpi.buffers import NotOurs, blocks_of, fill, is_on_gpu, op_name, parts, plain, row
+from gpucoll.mpi.buffers import NotOurs, blocks_of, fill, gpu_array, op_name, parts, plain, row
 from gpucoll.progress.operations import Work
 
 __all__ = ["Comm", "Request"]
@@ -105,8 +105,10 @@ class Comm(metaclass=_Kept):
 
     The first `Comm` of a communicator is a collective call. A later `Comm(mpi)` with the same options returns the same
     object, until the object is closed or the communicator freed. `options` are those of `gpucoll.init`, equal on
-    all ranks. Errors are gpucoll's. Calls on CuPy arrays enqueue on the current stream. `Split`, `Dup`, `Create_cart`
-    and similar methods return a `Comm` too, or COMM_NULL as in mpi4py.
+    all ranks. Errors are gpucoll's. Calls on CuPy arrays run in the order of the current stream. A blocking call, and
+    `Wait`, return when the call has ended for every stream; inside ``comm.comm.group()`` and the capture of a CUDA
+    graph a call only enqueues. `Split`, `Dup`, `Create_cart` and similar methods return a `Comm` too, or COMM_NULL as
+    in mpi4py.
     """
 
     def __init__(self, mpi: MPI.Intracomm, **options: Unpack[GivenOptions]) -> None:
@@ -256,6 +258,15 @@ class Comm(metaclass=_Kept):
         done = call()
         if deliver is not None:
             deliver(done)
+        self._finish(name, *arguments)
+
+    def _deliver(self, name: str, deliver: Callable[[Any], Any], came: Any) -> None:
+        deliver(came)
+        self._finish(name, came)
+
+    def _finish(self, name: str, *buffers: Any) -> None:
+        """Wait until a call on GPU arrays has ended, so that every stream finds the result, as MPI promises."""
+        internal.finish(self.comm, name, gpu_array(*buffers))
 
     def _start(self, name: str, *given: Any, **named: Any) -> Any:
         """Begin a nonblocking call; return a `Request`, or mpi4py's request.
@@ -265,13 +276,13 @@ class Comm(metaclass=_Kept):
         bound = dict(zip(STARTED[name], given, strict=False)) | named
         asks = name.endswith("v") or name in ("Scatter", "Reduce_scatter")
         try:
-            if asks and not is_on_gpu(*bound.values()):
+            if asks and gpu_array(*bound.values()) is None:
                 raise NotOurs
             call, deliver = getattr(self, "_" + name.lower())(
                 *(bound.get(one, DEFAULTS.get(one)) for one in STARTED[name]))
         except NotOurs:
             return getattr(self.mpi, "I" + name.lower())(*given, **named)
-        return Request(call(async_op=True), deliver)
+        return Request(call(async_op=True), deliver and functools.partial(self._deliver, name, deliver))
 
     def _barrier(self) -> Call:
         return self.comm.barrier, None
@@ -374,37 +385,40 @@ class Comm(metaclass=_Kept):
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a buffer to rank `dest`."""
-        if is_on_gpu(buf):
+        if gpu_array(buf) is not None:
             self.comm.send(row(buf), dest, tag)
+            self._finish("Send", buf)
         else:
             self.mpi.Send(buf, dest, tag)
 
     def Recv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None) -> None:
         """Receive a buffer from rank `source`; for GPU arrays `source` must be given."""
-        if is_on_gpu(buf):
+        if gpu_array(buf) is not None:
             self._received(row(buf), source, tag, status)
+            self._finish("Recv", buf)
         else:
             self.mpi.Recv(buf, source, tag, status)
 
     def Sendrecv(self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None,
                  source: int = MPI.ANY_SOURCE, recvtag: int = MPI.ANY_TAG, status: Any = None) -> None:
         """Send a buffer while receiving another buffer."""
-        if is_on_gpu(sendbuf, recvbuf):
+        if gpu_array(sendbuf, recvbuf) is not None:
             with self.comm.group():
                 self.comm.send(row(sendbuf), dest, sendtag)
                 self._received(row(recvbuf), source, recvtag, status)
+            self._finish("Sendrecv", sendbuf, recvbuf)
         else:
             self.mpi.Sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag, status)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
         """Begin to send a buffer."""
-        if is_on_gpu(buf):
+        if gpu_array(buf) is not None:
             return Request(self.comm.send(row(buf), dest, tag, async_op=True), None)
         return self.mpi.Isend(buf, dest, tag)
 
     def Irecv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
         """Begin to receive a buffer."""
-        if is_on_gpu(buf):
+        if gpu_array(buf) is not None:
             return Request(self.comm.recv(row(buf), source, max(tag, 0), async_op=True), None)
         return self.mpi.Irecv(buf, source, tag)
 

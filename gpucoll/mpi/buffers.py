@@ -197,17 +197,17 @@ def _array(data: Any) -> Array:
     return as_array("", "a buffer", data)
 
 
-def is_on_gpu(*specs: Any) -> bool:
-    """Return whether the first GPU array among the buffers, if any, can be opened by CuPy."""
+def gpu_array(*specs: Any) -> Any:
+    """Return the first GPU array among the buffers; None without one, or if CuPy cannot open the array."""
     for spec in specs:
         data = spec[0] if isinstance(spec, list | tuple) and spec else spec
         if type(data) is not ndarray and type(data) not in BYTES and on_gpu(data):
             try:
                 as_array("", "a buffer", data)
             except ArgumentError:
-                return False
-            return True
-    return False
+                return None
+            return data
+    return None
 
 
 def blocks_of(x: Array, given: int, taken: int, size: int) -> Array:

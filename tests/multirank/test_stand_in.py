@@ -67,20 +67,25 @@ WITH_NCCL = [("missing", "native"), ("missing", "ring"),
              ("float8_below_hopper",), ("host_against_device", ""), ("host_against_device", "deferred"),
              ("host_against_device", "full"),
              ("streams", "native"), ("shares", "native", "memory"), ("asynchronous", "native"), ("captured", "ring"),
-             ("captured", "native"), ("captured", "auto"), ("aborted",), ("broken",),
+             ("captured", "native"), ("captured", "auto"), ("aborted",), ("broken",), ("blocking",),
+             ("elsewhere", "auto"), ("elsewhere", "ring", "tree"), ("repeated_elsewhere", "ring"), ("reused", "native"),
+             ("reused", "ring"), ("reused_windows",),
              *(("mirrored", "copies", name, "native") for name in ("broadcast", "gather", "scatter", "all_to_all"))]
 ON_PEER = [("shares", "two_shot", "memory"), ("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring"),
            ("current_device",), ("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"),
            ("captured", "ring"), ("captured", "one_shot"), ("captured", "two_shot"), ("dlpack",), ("symmetric",),
            ("planned",), ("blocks",), ("packets_of_128_bytes",), ("unreachable",), ("lossy",), ("many_calls", "ring"),
-           ("lifetimes", "ring", "one_shot", "two_shot"), ("fault",), ("mirrored", "every_count", "all_reduce", "ring")]
+           ("lifetimes", "ring", "one_shot", "two_shot"), ("fault",), ("mirrored", "every_count", "all_reduce", "ring"),
+           ("elsewhere", "two_shot", "ring"), ("repeated_elsewhere", "two_shot"), ("reused", "two_shot"),
+           ("reused", "one_shot", "ring")]
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
     [*ANYWHERE, *WITH_NCCL],
     slow="missing-ring lifetimes many_calls aborted asynchronous mirrored-copies "
          "captured-auto captured-ring host_against_device-deferred mirrored-segmented mirrored-special "
-         "mirrored-carriers shares-native broken finalized current_device mirrored-large",
+         "mirrored-carriers shares-native broken finalized current_device mirrored-large elsewhere-ring reused-ring "
+         "reused_windows",
     sample=[("streams", "ring"), ("shares", "native", "memory")]))
 def test_programs(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
@@ -88,7 +93,7 @@ def test_programs(gpus, program, machine):
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
     ON_PEER, slow="missing current_device blocks asynchronous points lifetimes "
-                  "many_calls symmetric fault captured-ring mirrored",
+                  "many_calls symmetric fault captured-ring mirrored elsewhere reused-one",
     sample=[("captured", "two_shot")]))
 def test_programs_by_the_peer_executor(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env={**PEER, **machine})
