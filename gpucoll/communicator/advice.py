@@ -76,6 +76,6 @@ def _known(core: Core, collective: str, executor: str, algorithm: str, nbytes: i
 
 def _able(core: Core, request: CallRequest, where: str) -> tuple[str, ...]:
     # Making the peer executor is a collective call, so its share is unknown until the first call has made it.
-    if where != "cpu" and (where not in core.gpus or core.gpus[where].make_peer is not None):
+    if where != "cpu" and (where not in core.gpus or not core.gpus[where].made or core.gpus[where].make_peer):
         return ON_A_GPU if where == "cuda" else ON_A_GPU[:1]
     return able(core.host if where == "cpu" else core.gpus[where], request, core.options.executor)

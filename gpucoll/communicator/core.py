@@ -109,8 +109,11 @@ class Core:
         if self.engine is not None:
             self.engine.close()
 
-    def space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
-        """Return the space of a call: the GPU for GPU arrays, else the host or, if chosen, the emulated device."""
+    def space(self, name: str, *arrays: Any, stream: Any = None, meets: bool = True) -> Space:
+        """Return the space of a call: the GPU for GPU arrays, else the host or, if chosen, the emulated device.
+
+        `meets` is False for a message between two ranks, in which the other ranks have no part.
+        """
         if any(on_gpu(array) for array in arrays):
             own = self.link.gpu("cuda")
             if own is not None:
@@ -119,7 +122,7 @@ class Core:
                 raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process "
                                     f"({gpus.no_gpu()}); pass a copy on the host", code="GC-ARRAY")
             of_torch = torch_stream(arrays)
-            space = self.gpu("cuda").space(of_torch() if stream is None else stream)
+            space = self.gpu("cuda", meets=meets).space(of_torch() if stream is None else stream)
             space.current_stream = of_torch
             space.borrows = space.borrows or any(map(is_borrowed, arrays))
             return space
@@ -136,16 +139,23 @@ class Core:
         device = CurrentDevice(self.device)
         return device if stream is None else CurrentStream(device, as_stream(stream))
 
-    def gpu(self, name: str) -> Gpu:
-        """Return the device "cuda" or "emulated" of this rank, made when first used."""
+    def gpu(self, name: str, *, meets: bool = True) -> Gpu:
+        """Return the device "cuda" or "emulated" of this rank, made when first used; with `meets` for collectives."""
         own = self.link.gpu(name)
         if own is not None:
             return own
-        if name not in self.gpus:
-            self.use_gpu(name, self._together(
-                lambda: make_gpu(name, self.link, self.waits, self.device, self.options.nccl or {}), FIRST,
-                meets=name != "emulated"))
+        known, meets = self.gpus.get(name), meets and name != "emulated"
+        if known is None or (meets and known.meet is not None):
+            self._together(functools.partial(self._make_gpu, name, meets=meets), FIRST, meets=meets)
         return self.gpus[name]
+
+    def _make_gpu(self, name: str, *, meets: bool) -> None:
+        if name not in self.gpus:
+            self.use_gpu(name, make_gpu(name, self.link, self.waits, self.device, self.options.nccl or {}))
+        gpu = self.gpus[name]
+        if meets and gpu.meet is not None:
+            gpu.meet(gpu)
+            gpu.meet = None
 
     def _together(self, make: Callable[[], T], what: str, *, meets: bool = True) -> T:
         """Return what `make` makes together with the other ranks, once all ranks are known to come to this meeting.

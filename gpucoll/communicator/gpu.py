@@ -38,18 +38,15 @@ if TYPE_CHECKING:
 class Gpu:
     """A device, its transports to the other ranks, and its executors.
 
-    `points` carries messages between two ranks. `make_peer` makes the executor working in the ranks' own memory. Making
-    this executor is a collective call, so the first collective does it.
+    `points` carries messages between two ranks. `meet` adds the executors: a collective call, so the first collective
+    does it, and messages do without. `make_peer` makes the executor working in the ranks' own memory, collectively too.
     """
 
-    def __init__(self, device: Device, transport: DeviceTransport, points: DeviceTransport) -> None:
-        from gpucoll.executors.nccl import NcclExecutor
-
-        self.device, self.points = device, points
+    def __init__(self, device: Device, points: DeviceTransport, meet: Callable[[Gpu], None] | None = None) -> None:
+        self.device, self.points, self.meet = device, points, meet
         self.order = StreamOrder(device)
-        self._scheduled = NcclExecutor(device, transport, self.order)
-        self.made: list[Executor] = [self._scheduled]
-        self._transport = transport
+        self.made: list[Executor] = []
+        self._transport: DeviceTransport | None = None
         self.windows: Any = None  # symmetric memory for NCCL, if the program asks for it
         # Makes the GPU of a part of the ranks with the resources of this one, if the program asks for it: see `_split`.
         self.split: Callable[[int | None, int, Transport | None, Progress | None], Gpu | None] | None = None
@@ -58,6 +55,18 @@ class Gpu:
         self._observers: Sequence[CallObserver] = ()
         self._comparison: Comparison | None = None
         self._shares: DeviceShares | None = None
+
+    def add(self, transport: DeviceTransport, *others: Executor) -> Gpu:
+        """Run collectives by `transport`, and by `others`; return the GPU."""
+        from gpucoll.executors.nccl import NcclExecutor
+
+        self._transport, self._scheduled = transport, NcclExecutor(self.device, transport, self.order)
+        self.made += [self._scheduled, *others]
+        return self
+
+    @property
+    def _transports(self) -> list[DeviceTransport]:
+        return [one for one in (self._transport, self.points) if one is not None]
 
     @property
     def call_count(self) -> int:
@@ -114,7 +123,7 @@ class Gpu:
 
     def check(self) -> None:
         """Raise BackendError if a transport has failed; called between the polls of every wait."""
-        for transport in (self._transport, self.points):
+        for transport in self._transports:
             transport.check()
         if self._peer is not None:
             self._peer.check()
@@ -153,8 +162,8 @@ class Gpu:
         finally:
             if self._peer is not None:
                 self._peer.abort()
-            self._transport.abort()
-            self.points.abort()
+            for transport in self._transports:
+                transport.abort()
 
     def unfinished(self, timeout: float) -> GpucollError | None:
         """Return the error of a call that is aborted or does not end within `timeout` seconds; None without one."""
@@ -178,7 +187,7 @@ class Gpu:
         else:
             for executor in self.made:
                 executor.close()
-            for transport in (self._transport, self.points):
+            for transport in self._transports:
                 transport.close(captured=self.order.has_captured)
 
 

@@ -1,10 +1,9 @@
-"""The meeting of all ranks that makes the GPU of each rank: at the first call on a GPU, or at a split."""
+"""The GPU of each rank, and the meeting of all ranks for collectives: at the first of them, or at a split."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpucoll.communicator.gpu import Gpu
@@ -21,23 +20,32 @@ from gpucoll.transport.tags import TAGS, Tag
 
 if TYPE_CHECKING:
     from gpucoll.device.nccl import Nccl
+    from gpucoll.device.pairs import Pairs
 
-FIRST = "the first call on a GPU"  # in which all ranks meet
+FIRST = "the first call on a GPU"  # in which all ranks meet, unless it is a message
 
 
 def make_gpu(name: str, link: Transport, waits: Progress, ordinal: int | None, settings: Mapping[str, Any]) -> Gpu:
     """Return the device of a communicator: "emulated", or "cuda" with its ordinal; `link` joins the ranks.
 
-    `waits` are those of the communicator; `settings` are those of NCCL. A collective call on "cuda". Raises
-    BackendError if a rank has no GPU. Raises UsageError if processes share a GPU (without GPUCOLL_SHARE_GPU=1), or if
-    threads use different GPUs.
+    `waits` are those of the communicator; `settings` are those of NCCL. Raises BackendError if the rank has no GPU. On
+    "cuda" all ranks meet in `Gpu.meet`. It raises BackendError if a rank has no GPU, and UsageError if processes share
+    a GPU (without GPUCOLL_SHARE_GPU=1), or if threads use different GPUs.
     """
     if name == "emulated":
         return _emulated(link)
     if ordinal is None:
         raise BackendError(f"CuPy finds no GPU in this process: {gpus.no_gpu()}", code="GC-NO-GPU")
-    return _between_threads(link, waits, ordinal) if link.mpi is None else \
-        _between_processes(link, waits, ordinal, settings)
+    from gpucoll.device.cuda import CudaDevice
+
+    device = CudaDevice(ordinal)
+    if link.mpi is None:
+        from gpucoll.device.local import LocalTransport
+
+        # Threads' tags have no limit. Tags above MPI's keep device messages apart from those of the host.
+        return Gpu(device, LocalTransport(link.points, TAGS, device), functools.partial(_threads_meet, link, waits))
+    return Gpu(device, _pairs(device, link, waits, settings),
+               functools.partial(_processes_meet, link, waits, settings))
 
 
 def _emulated(link: Transport) -> Gpu:
@@ -45,7 +53,7 @@ def _emulated(link: Transport) -> Gpu:
 
     # Collectives do not buffer: a schedule that would hang on NCCL must hang here. Users' messages may be buffered.
     transport, points = MessageTransport(link.wire, Tag.DEVICE), MessageTransport(link.points, 0, buffered=True)
-    gpu = Gpu(EmulatedDevice(), transport, points)
+    gpu = Gpu(EmulatedDevice(), points).add(transport)
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor
 
@@ -66,54 +74,53 @@ def _same_ordinal(link: Transport, ordinal: int) -> Operation:
         raise error
 
 
-def _between_threads(link: Transport, waits: Progress, ordinal: int) -> Gpu:
-    from gpucoll.device.cuda import CudaDevice
+def _threads_meet(link: Transport, waits: Progress, gpu: Gpu) -> None:
     from gpucoll.device.local import LocalTransport
 
-    waits.run(_same_ordinal(link, ordinal), FIRST)
-    device = CudaDevice(ordinal)
-    # Threads' tags have no limit. Tags above MPI's keep device messages apart from those of the host.
-    return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device))
+    device: Any = gpu.device
+    waits.run(_same_ordinal(link, device.ordinal), FIRST)
+    gpu.add(LocalTransport(link.wire, TAGS, device))
 
 
-def _between_processes(link: Transport, waits: Progress, ordinal: int, settings: Mapping[str, Any]) -> Gpu:
+def _processes_meet(link: Transport, waits: Progress, settings: Mapping[str, Any], gpu: Gpu) -> None:
+    device: Any = gpu.device
     # Before the meeting: a GPU that fails here fails on this rank alone.
-    mine = gpus.describe_gpu(ordinal)
-    # Messages get an NCCL communicator of their own: on one communicator a message would wait for collectives.
-    claimed, *ids = bootstrap.meet(link.mpi, waits.timeout, lambda: (
-        gpus.claim_gpu(link.mpi, mine), *(gpus.nccl_id(link.mpi) for _ in range(2))), waits)
-    # All ranks must choose alike: the oldest GPU decides on NCCL's float8.
-    lowest = min(gpu.capability for gpu in claimed)
-    from gpucoll.device.cuda import CudaDevice
+    mine = gpus.describe_gpu(device.ordinal)
+    claimed, one = bootstrap.meet(link.mpi, waits.timeout, lambda: (
+        gpus.claim_gpu(link.mpi, mine), gpus.nccl_id(link.mpi)), waits)
     from gpucoll.device.nccl import joined
 
-    device = CudaDevice(ordinal)
-    transport = joined(link.place.rank, link.place.size, ids[0], device, waits, settings)
-    with _aborting(transport):
-        points = joined(link.place.rank, link.place.size, ids[1], device, waits, settings, shares=False)
-        return _on_nccl(device, transport, points, lowest, settings)
+    transport = joined(link.place.rank, link.place.size, one, device, waits, settings)
+    # All ranks must choose alike: the oldest GPU decides on NCCL's float8.
+    _on_nccl(gpu, transport, min(one.capability for one in claimed), settings)
 
 
-@contextlib.contextmanager
-def _aborting(transport: Nccl) -> Iterator[None]:
-    """Abort a transport made before if the rest of its GPU cannot be made: no GPU closes it later."""
-    try:
-        yield
-    except BaseException:
-        transport.abort()
-        raise
+def _pairs(device: Any, link: Transport, waits: Progress, settings: Mapping[str, Any]) -> Pairs:
+    """Return the carrier of messages: on the communicator of collectives, a message would wait for collectives."""
+    from gpucoll.device.pairs import Pairs
+
+    rank = link.place.rank
+
+    def join(peer: int) -> Nccl:
+        gpus.check_nccl()
+        from gpucoll.device.nccl import joined
+
+        both = sorted({rank, peer})
+        return joined(both.index(rank), len(both), lambda: gpus.pair_id(rank, peer, lambda words: exchange(
+            link.wire, rank, both, words, Tag.PAIR)), device, waits, settings)
+
+    return Pairs(rank, device, join)
 
 
-def _on_nccl(device: Device, transport: Nccl, points: Nccl, capability: int, settings: Mapping[str, Any]) -> Gpu:
-    """Return the GPU of a rank; `capability` is the lowest compute capability of all ranks."""
+def _on_nccl(gpu: Gpu, transport: Nccl, capability: int, settings: Mapping[str, Any]) -> Gpu:
+    """Let a GPU run collectives by NCCL; `capability` is the lowest compute capability of all ranks."""
     from gpucoll.communicator.windows import Windows
     from gpucoll.executors.nccl.nccl_collectives import NcclNative
 
-    gpu = Gpu(device, transport, points)
-    gpu.made.append(NcclNative(device, transport, gpu.order, capability=capability))
-    gpu.windows = Windows.promised(device, transport, gpu.order) if settings.get(WINDOWS) else None
+    gpu.add(transport, NcclNative(gpu.device, transport, gpu.order, capability=capability))
+    gpu.windows = Windows.promised(gpu.device, transport, gpu.order) if settings.get(WINDOWS) else None
     if settings.get("split_share"):
-        gpu.split = functools.partial(_split, device, transport, capability, settings)
+        gpu.split = functools.partial(_split, gpu.device, transport, capability, settings)
     return gpu
 
 
@@ -125,12 +132,7 @@ def _split(device: Device, transport: Nccl, capability: int, settings: Mapping[s
     resources of `transport`. Messages do not: a message that waits for its receiver would hold up the collectives of
     the parent.
     """
-    from gpucoll.device.nccl import joined
-
     part = transport.split(color, key, 0 if link is None else link.place.size, waits)
     if part is None or link is None or waits is None:
         return None
-    with _aborting(part):
-        one = bootstrap.meet(link.mpi, waits.timeout, lambda: gpus.nccl_id(link.mpi), waits)
-        points = joined(link.place.rank, link.place.size, one, device, waits, settings, shares=False)
-        return _on_nccl(device, part, points, capability, settings)
+    return _on_nccl(Gpu(device, _pairs(device, link, waits, settings)), part, capability, settings)

@@ -26,13 +26,12 @@ from gpucoll.communicator.wildcards import (
     ends,
     fill_status,
     pieces_of,
-    together,
 )
 from gpucoll.core.dtypes import code_of, is_whole
 from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, GpucollError, RevokedError, UsageError
-from gpucoll.progress.operations import Pending, ProbeResult, Work, in_thread
+from gpucoll.progress.operations import Pending, ProbeResult, Work, in_thread, together
 from gpucoll.progress.partners import RECEIVE, SEND, End, State
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, MAX_MESSAGE, TAGS
@@ -175,7 +174,7 @@ class PointToPoint:
                  src: Any = None, *, wildcards: bool = False) -> PointMessage:
         """Return a checked message to send or receive; `wildcards` allows any rank and any tag."""
         self._core.life.check_usable()
-        space = self._core.space(name, x if name == "send" else out)
+        space = self._core.space(name, x if name == "send" else out, meets=False)
         with space.current:
             given = None if name == "recv" else check_input(name, x)
             taken = None if name == "send" else check_input(name, out)

@@ -158,17 +158,3 @@ def end_of(work: Work) -> Operation:
     yield work.is_enqueued
     if work.error is not None:
         raise work.error
-
-
-def together(*operations: Generator[Pending, None, None]) -> Operation:
-    """Run operations side by side: all begin before the first wait."""
-    # All begin first: two ranks that send to each other would otherwise wait for ever.
-    pending = [(operation, next(operation, None)) for operation in operations]
-    try:
-        for operation, done in pending:
-            while done is not None:
-                yield done
-                done = next(operation, None)
-    finally:
-        for operation in operations:
-            operation.close()

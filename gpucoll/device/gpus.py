@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
 
 from gpucoll.errors import ArgumentError, BackendError, GpucollError, UsageError, listed
 
@@ -158,3 +160,23 @@ def nccl_id(comm: MPI.Intracomm) -> Any:
         refused.settled = True  # raised by all ranks in the same exchange
         raise refused
     return found
+
+
+def check_nccl() -> None:
+    """Raise BackendError if CuPy lacks NCCL's library."""
+    from cupy.cuda import nccl
+
+    if not nccl.available:
+        raise BackendError("CuPy finds no library of NCCL", code="GC-NCCL")
+
+
+def pair_id(rank: int, peer: int, exchange: Callable[[list[int]], Generator[Any, None, list[list[int]]]]) -> \
+        Generator[Any, None, Any]:
+    """Return a new NCCL id, in CuPy's form: of the lower rank, which tells the higher rank by `exchange`."""
+    from cupy.cuda import nccl
+
+    made = nccl.get_unique_id() if rank <= peer else b""
+    if rank == peer:
+        return made
+    told, _ = yield from exchange(numpy.frombuffer(made, numpy.int64).tolist())
+    return numpy.array(told).tobytes()

@@ -14,9 +14,9 @@ import cupy
 import numpy
 
 from gpucoll.device import DeviceTransport, Part, Waiting
-from gpucoll.errors import BackendError
+from gpucoll.errors import BackendError, UsageError
 
-WORDS = 3  # int64 words of a message: address, number of bytes, handle of the event
+WORDS = 4  # int64 words of a message: address, number of bytes, handle of the event, number of the GPU
 EVENTS = 4096  # events kept alive: no rank is 2048 groups ahead of another rank
 
 
@@ -36,7 +36,8 @@ class LocalTransport(DeviceTransport):
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
         ready = self._device.mark(stream)
         # Send all offers and post all receives before the first wait: otherwise two ranks may wait for each other.
-        offers = [self._send(part.peer, [part.address, part.nbytes, ready.ptr], self._offers + 2 * part.tag)
+        ordinal = self._device.ordinal
+        offers = [self._send(part.peer, [part.address, part.nbytes, ready.ptr, ordinal], self._offers + 2 * part.tag)
                   for part in sends]
         posted = [self._await(part.peer, self._answers + 2 * part.tag) for part in sends]
         awaited = [(part, *self._await(part.peer, self._offers + 2 * part.tag)) for part in receives]
@@ -44,7 +45,7 @@ class LocalTransport(DeviceTransport):
             yield request.Test
             self._copy(part, words, stream)
         done = self._device.mark(stream)
-        answers = [self._send(part.peer, [0, 0, done.ptr], self._answers + 2 * part.tag) for part in receives]
+        answers = [self._send(part.peer, [0, 0, done.ptr, 0], self._answers + 2 * part.tag) for part in receives]
         for answer, request in posted:
             yield request.Test
             cupy.cuda.runtime.streamWaitEvent(stream.ptr, int(answer[2]))
@@ -60,7 +61,10 @@ class LocalTransport(DeviceTransport):
         return words, self._wire.Irecv([words.view(numpy.uint8), "B"], peer, tag)
 
     def _copy(self, part: Part, words: Any, stream: Any) -> None:
-        address, nbytes, ready = (int(word) for word in words)
+        address, nbytes, ready, ordinal = (int(word) for word in words)
+        if ordinal != self._device.ordinal:
+            raise UsageError(f"rank {part.peer} is on GPU {ordinal}, this rank on GPU {self._device.ordinal}; ranks "
+                             "that are threads can only share one GPU", code="GC-DEVICE")
         cupy.cuda.runtime.streamWaitEvent(stream.ptr, ready)
         # A copy of a wrong length would write past the end of the receive buffer.
         if nbytes != part.nbytes:

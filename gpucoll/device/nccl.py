@@ -13,7 +13,7 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cupy
@@ -22,7 +22,7 @@ from cupy.cuda import nccl
 from gpucoll.device import Part, Waiting
 from gpucoll.device.nccl_settings import WINDOWS, written
 from gpucoll.errors import BackendError, CollectiveTimeout
-from gpucoll.progress.operations import Operation, keep_for_ever
+from gpucoll.progress.operations import Operation, Pending, keep_for_ever
 from gpucoll.progress.waits import Progress
 
 # Enumerations of nccl.h, under the names in the tables of `gpucoll.core`.
@@ -48,6 +48,7 @@ NOTHING: Waiting = iter(())  # an operation already complete
 # Fabric Manager cannot set up multicast; newer versions of NCCL name the variable themselves. Without cuMem, NCCL does
 # not pass file descriptors between the processes.
 CURES = [
+    ("GPUCOLL_SHARE_GPU", "two ranks are on one GPU: start at most as many ranks as GPUs", ("duplicate gpu",)),
     ("NCCL_NVLS_ENABLE", "the multicast of NVLink switches has failed, often for a sick Fabric Manager: "
      "NCCL_NVLS_ENABLE=0 goes on without",
      ("nvls", "multicast", "failure 401", "failure 802", "error 401", "error 802")),
@@ -85,8 +86,9 @@ class Family:
 class Nccl:
     """The NCCL communicator of one rank: calls on addresses and streams.
 
-    `make` returns the communicator of CuPy's binding; all ranks make it together, and `waits` waits for them. A
-    communicator made by `split` belongs to the `family` of its parent.
+    `make` returns the communicator of CuPy's binding; all ranks make it together, by the id that the operation
+    ``agree()`` returns, at the first call or in `open`. `waits` waits for them. A communicator made by `split` belongs
+    to the `family` of its parent.
 
     NCCL connects two ranks at the first message in each direction, and all ranks at the first collective with a new
     algorithm. Connecting blocks the calling thread inside NCCL until the other ranks make the same call. Therefore a
@@ -95,17 +97,33 @@ class Nccl:
 
     capturable = True
 
-    def __init__(self, make: Callable[[], Any], size: int, device: Any, waits: Progress, family: Family) -> None:
+    def __init__(self, make: Callable[[Any], Any], size: int, device: Any, waits: Progress, family: Family,
+                 agree: Callable[[], Generator[Pending, None, Any]] | None = None) -> None:
         self._waits, self._device, self.size, self._family = waits, device, size, family
+        self._make, self._agree = make, agree
+        self._comm: Any = None
         self.registers = os.environ.get("NCCL_LEGACY_CUDA_REGISTER", "0") != "0"
         self._connected: set[Hashable] = set()
         # Only the first `abort` may call NCCL, and the watchdog's thread may abort at the same time as the caller.
         self._aborting, self._is_aborted = threading.Lock(), False
         self._windows: list[tuple[int, range]] = []  # handle and addresses of each window
-        self._comm = self._within("init", make)
+
+    def open(self) -> Nccl:
+        """Make the communicator now, and wait for the other ranks."""
+        self._waited("init", self._opened())
+        return self
+
+    def _opened(self) -> Operation:
+        came: list[Any] = []
+        unique_id = None if self._agree is None else (yield from self._agree())
+        yield from self._made("init", lambda: self._make(unique_id), came)
         # Never run CuPy's destructor: the garbage collector would call the destructor at an arbitrary time, and the
         # destructor waits for the other ranks.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
+        keep_for_ever(came[0])
+        with self._aborting:
+            self._comm, is_late = came[0], self._is_aborted
+        if is_late:
+            self._begin("abort", came[0].abort)
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
         def enqueue() -> None:
@@ -174,7 +192,7 @@ class Nccl:
         """
         self._check_family()
         color = NO_COLOR if color is None else color
-        part = Nccl(lambda: self._comm.commSplit(color, key), size, self._device, self._waits, self._family)
+        part = Nccl(lambda _: self._comm.commSplit(color, key), size, self._device, self._waits, self._family).open()
         part._waits = waits or part._waits  # from here on the part waits for its own ranks alone
         return None if part._comm is None else part
 
@@ -196,6 +214,9 @@ class Nccl:
                 yield lambda: turns[0] is turn
             self._check_family()
             with _reported(what):
+                if self._comm is None:
+                    yield from self._opened()
+                    self._check_family()
                 if by_helper or not self._connected.issuperset(needed):
                     begun = self._begin(what, enqueue)
                     yield begun.done
@@ -217,13 +238,13 @@ class Nccl:
         def call() -> None:
             _check("ncclCommWindowRegister", self._comm.comm, start, nbytes, ctypes.byref(window), SYMMETRIC)
 
-        self._within("window", call)
+        self._waited("window", self._made("window", call, []))
         if window.value:
             self._windows.append((window.value, range(start, start + nbytes)))
 
     def check(self) -> None:
         # After an abort the memory of NCCL's communicator may be freed.
-        if not self._is_aborted:
+        if self._comm is not None and not self._is_aborted:
             self._check_family()
             with _reported("communicator"):
                 self._comm.check_async_error()
@@ -240,6 +261,8 @@ class Nccl:
         NCCL waits until all graphs with `captured` calls are destroyed. In this case return at once; a communicator of
         a family then stays, since the wait would be in NCCL beside the family's other calls.
         """
+        if self._comm is None:  # no message has come
+            return
         if captured:
             if not self._family.shared:
                 self._begin("close", self._destroy)
@@ -264,17 +287,15 @@ class Nccl:
         with self._aborting:
             is_first, self._is_aborted = not self._is_aborted, True
             self._family.is_aborted = True
-        if is_first:
+        if is_first and self._comm is not None:
             self._begin("abort", self._comm.abort)
 
-    def _within(self, what: str, call: Callable[[], Any]) -> Any:
-        """Return `call()`, in which all ranks meet, run in a helper thread; a failure revokes the communicator."""
-        came: list[Any] = []
+    def _waited(self, what: str, operation: Operation) -> None:
+        """Run an operation in which all ranks meet inside of NCCL; a failure revokes the communicator."""
         try:
-            self._waits.run(self._made(what, call, came), f"NCCL {what}")
+            self._waits.run(operation, f"NCCL {what}")
         except CollectiveTimeout as late:
             raise CollectiveTimeout(f"{late.args[0]}; {HANGS}", ranks=late.ranks) from late
-        return came[0]
 
     def _made(self, what: str, call: Callable[[], Any], came: list[Any]) -> Operation:
         """Append the result of `call`, run in a helper thread, to `came`; abort a communicator that comes too late."""
@@ -314,20 +335,23 @@ class Nccl:
         return outcome
 
 
-def joined(rank: int, size: int, unique_id: Any, device: Any, waits: Progress, settings: Mapping[str, Any], *,
-           shares: bool = True) -> Nccl:
+def joined(rank: int, size: int, unique_id: Any, device: Any, waits: Progress, settings: Mapping[str, Any]) -> Nccl:
     """Return the communicator of `size` ranks with the same `unique_id` and these `settings` of NCCL.
 
-    A collective call. Parts share its resources if the settings say so; none does without `shares`.
+    A collective call, unless `unique_id` is the operation in which the ranks agree on the id, at their first call. Such
+    a communicator has no parts. The parts of others share the resources if the settings say so.
     """
+    agree = unique_id if callable(unique_id) else None
     own = {name: value for name, value in settings.items()
-           if name != WINDOWS and (shares or name not in ("split_share", "shrink_share"))}
+           if name != WINDOWS and (agree is None or name not in ("split_share", "shrink_share"))}
     if own.get("split_share") and version() < SPLIT_SINCE:
         raise BackendError(f"nccl: split_share: NCCL {version()} has no ncclCommSplit, which needs {SPLIT_SINCE}",
                            code="GC-NCCL")
     config = written(nccl.NcclConfig(), own) if own else None
-    return Nccl(lambda: nccl.NcclCommunicator(size, unique_id, rank, config), size, device, waits,
-                Family(shared=bool(own.get("split_share"))))
+    family = Family(shared=bool(own.get("split_share")))
+    if agree is not None:
+        return Nccl(lambda one: nccl.NcclCommunicator(size, one, rank, config), size, device, waits, family, agree)
+    return Nccl(lambda _: nccl.NcclCommunicator(size, unique_id, rank, config), size, device, waits, family).open()
 
 
 def version() -> int:

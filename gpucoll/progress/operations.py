@@ -35,6 +35,25 @@ def throw(operation: Operation, error: BaseException) -> None:
             operation.throw(error)
 
 
+def together(*operations: Operation) -> Operation:
+    """Run operations side by side: all begin before the first wait, and none waits for another."""
+    waiting = {one: next(one, None) for one in operations}
+    ready: list[Operation] = []
+
+    def some_go_on() -> bool:
+        ready[:] = [one for one, pending in waiting.items() if pending is not None and pending()]
+        return bool(ready)
+
+    try:
+        while any(waiting.values()):
+            yield some_go_on
+            waiting.update((one, next(one, None)) for one in ready)
+    finally:
+        for one in operations:
+            if isinstance(one, Generator):
+                one.close()
+
+
 def in_thread(run: Callable[[Operation, str], None], call: Callable[[], T], name: str) -> T:
     """Return the result of `call`, a blocking call without a deadline, made in a helper thread.
 

@@ -12,11 +12,11 @@ import numpy
 from gpucoll.progress.operations import Pending, keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
 
-NUMBERS = 16  # of an exchange: enough for a CUDA handle, or for a number on each of the ranks of a node
+NUMBERS = 16  # of an exchange: enough for an id of NCCL, or for a number on each of the ranks of a node
 
 
 def exchange(comm: Any, rank: int, ranks: Sequence[int],
-             numbers: Sequence[int]) -> Generator[Pending, None, list[list[int]]]:
+             numbers: Sequence[int], tag: int = Tag.HANDSHAKE) -> Generator[Pending, None, list[list[int]]]:
     """Return the numbers of each of `ranks`, in this order; `rank` is this rank, and missing numbers are 0.
 
     Before the first call, ranks agree in this way on memory, devices and ways to reach them.
@@ -25,8 +25,8 @@ def exchange(comm: Any, rank: int, ranks: Sequence[int],
     mine = rows[ranks.index(rank)]
     mine[:len(numbers)] = numbers
     others = [(other, row) for other, row in zip(ranks, rows, strict=True) if other != rank]
-    requests = [comm.Irecv([row.view(numpy.uint8), BYTES], other, Tag.HANDSHAKE) for other, row in others]
-    requests += [comm.Isend([mine.view(numpy.uint8), BYTES], other, Tag.HANDSHAKE) for other, _ in others]
+    requests = [comm.Irecv([row.view(numpy.uint8), BYTES], other, tag) for other, row in others]
+    requests += [comm.Isend([mine.view(numpy.uint8), BYTES], other, tag) for other, _ in others]
     try:
         for request in requests:
             while not request.Test():

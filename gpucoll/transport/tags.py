@@ -23,13 +23,14 @@ class Tag(enum.IntEnum):
     DEVICE = 1  # the transport of an emulated device
     HANDSHAKE = 2  # ranks agree on memory, devices, and ways to reach each other's memory
     COMPARISON = 3  # ranks compare their calls before data is sent
-    FIRST_CALL = 4
+    PAIR = 4  # the first GPU message of two ranks
+    FIRST_CALL = 5
 
 
 def tag_of_call(number: int) -> int:
     """Return the tag of a communicator's call `number`; tags repeat after TAGS - FIRST_CALL calls.
 
-    >>> tag_of_call(0), tag_of_call(TAGS - 4)
-    (4, 4)
+    >>> tag_of_call(0), tag_of_call(TAGS - 5)
+    (5, 5)
     """
     return Tag.FIRST_CALL + number % (TAGS - Tag.FIRST_CALL)

@@ -15,7 +15,7 @@ import numpy
 
 import gpucoll as gc
 from gpu import blocking, hazards, hostile, lifetimes, peer, splits, streams, tensors, training
-from gpu.helpers import PATIENCE, Foreign, called_before, held, raising, ramp, refused, same
+from gpu.helpers import PATIENCE, Foreign, called_before, held, raising, ramp, ranges, refused, same
 from gpu.mirrored import NATIVE, Mirrored
 from harness import thread_ranks
 from oracles import oracle
@@ -109,6 +109,27 @@ def points(comm):
     for k, out in enumerate(outs):
         same(out, numpy.full(3 + k, left + k / 4))
     same(total, numpy.array([sum(range(comm.size))]))
+
+
+def first_messages(comm):
+    """The first messages of two ranks need no other rank, neither before nor after the first collective."""
+    mine, left = ramp(comm, 30), (comm.rank - 1) % comm.size
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        for meets in (False, True):
+            for first in range(comm.size - 1):
+                out = cupy.empty_like(mine)
+                if comm.rank == first:
+                    other.send(mine, first + 1)
+                elif comm.rank == first + 1:
+                    same(other.recv(out, first), ranges(comm, 30)[first])
+                if first == 0:
+                    comm.barrier()  # in which the other ranks are already
+            if not meets:
+                assert other._core.gpus["cuda"].made == []
+                same(other.all_reduce(mine), sum(ranges(comm, 30)))
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        # In a ring all pairs begin together.
+        same(other.sendrecv(mine, cupy.empty_like(mine), (comm.rank + 1) % comm.size, left), ranges(comm, 30)[left])
 
 
 def dlpack(comm):

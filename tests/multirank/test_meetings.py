@@ -56,11 +56,10 @@ def check(rows, error, mine, text=""):
 
 
 def test_a_rank_that_fails_alone_is_named_at_once(told):
-    """The failure is in making NCCL's communicators, the first or the second one, or on this rank's GPU."""
+    """The failure is in making NCCL's communicator of all ranks, or of a pair, or on this rank's GPU."""
     found = told("init", "points", "gpu", "multicast", "bound", "exchange")
     check(found["init"], "RankFailedError", "BackendError", "NCCL_DEBUG=INFO")
     check(found["points"], "RankFailedError", "BackendError", "GC-NCCL")
-    assert all(row["aborted"] for row in found["points"].values())  # the first one
     check(found["gpu"], "RankFailedError", "CUDARuntimeError", "802")
     check(found["multicast"], "RankFailedError", "BackendError", "NCCL_NVLS_ENABLE=0")
     check(found["exchange"], "RankFailedError", "BackendError", "NCCL_CUMEM_ENABLE=0")

@@ -297,6 +297,10 @@ def test_commands_with_four_gpus(mpiexec, emulated_kernels, tmp_path, words, sai
     assert (result.returncode, said in printed) == (0, True), printed
 
 
+def test_the_first_message_of_two_ranks(gpus):
+    gpus("first_messages", SIZE, env=HOSTILE)
+
+
 # Ranks that are threads do not compare calls on devices, so they exchange no times.
 THREADS = [*(program for program in ANYWHERE if program[0] != "shares"), ("split",), ("of_threads",)]
 PEER_THREADS = [("asynchronous", "one_shot"), ("dlpack",), ("symmetric",), ("planned",), ("captured", "ring"),
