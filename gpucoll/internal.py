@@ -75,8 +75,8 @@ __all__ = [
     "is_whole", "kernels_of", "link_of", "load", "loaded", "magnitudes", "members_of", "module_of", "named", "names_of",
     "nearest_code", "numpy_dtype", "on_gpu", "on_host", "op_of", "options", "parsing", "prove", "prove_plans",
     "refusing", "registry", "replayed_seconds", "row_of", "same_memory", "schedule", "schedules", "segments",
-    "sender_of", "set_world", "simulate", "simulate_sizes", "start_together", "toml", "torchrun_variables", "turned",
-    "waits_of", "world", "xml",
+    "sender_of", "set_device", "set_world", "simulate", "simulate_sizes", "start_together", "toml",
+    "torchrun_variables", "turned", "waits_of", "world", "xml",
 ]
 
 
@@ -101,6 +101,11 @@ def default_transport(make: Callable[[], Transport]) -> Iterator[None]:
         yield
     finally:
         bootstrap.default_transport = before
+
+
+def set_device(comm: Communicator, index: int | None) -> None:
+    """Let the arrays of `comm` be on GPU number `index` of the process; only before the first call on a GPU."""
+    comm._core.device = index
 
 
 def current_stream(comm: Communicator, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:

@@ -16,7 +16,7 @@ from gpucoll import internal
 from gpucoll.torch import checks, handles, membership
 from gpucoll.torch.handles import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
 from gpucoll.torch.names import Names
-from gpucoll.torch.tensors import apart, combined, deliver, fill, moved, op_of, reduced, room, row
+from gpucoll.torch.tensors import apart, combined, cut, deliver, fill, moved, op_of, reduced, room, row
 
 Tensor: TypeAlias = torch.Tensor
 Tensors: TypeAlias = Sequence[Tensor]
@@ -60,11 +60,7 @@ class TorchProcessGroup(Names):
     def _enqueue(self, call: Call, tensors: Tensors) -> Any:
         """Enqueue a call on the group's side stream, after the work in the current stream; return the side stream."""
         device = tensors[0].device
-        stream = self._streams.get(device)
-        if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)
-            for comm in (self._comm, self._points):
-                vars(comm)["device"] = device.index
+        stream = self._side_stream(device)
         # The tensors may still be written by the current stream.
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream), as_torch_raises():
@@ -73,6 +69,20 @@ class TorchProcessGroup(Names):
         for tensor in tensors:
             tensor.record_stream(stream)
         return stream
+
+    def _side_stream(self, device: torch.device) -> Any:
+        """Return the group's side stream on a GPU; the first GPU becomes that of the communicators."""
+        if not self._streams:
+            for comm in (self._comm, self._points):
+                internal.set_device(comm, device.index)
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+    def synchronize(self) -> None:
+        """Wait for all work enqueued on the GPUs of the group's tensors, and for no other GPU."""
+        for device in self._streams:
+            torch.cuda.synchronize(device)
 
     # ------------------------------------------------------------ in place
 
@@ -138,8 +148,7 @@ class TorchProcessGroup(Names):
         limit = getattr(opts, "timeout", None)
 
         def call() -> None:
-            if self._streams:
-                torch.cuda.synchronize()
+            self.synchronize()
             with self._limited(limit):
                 self._comm.barrier()
 
@@ -295,8 +304,8 @@ class TorchProcessGroup(Names):
         """Write part j of rank i into part i of rank j, cut along the first axis; without sizes parts are equal."""
         if output_split_sizes or input_split_sizes:
             target = room(output).view(output.shape)
-            ends = _parts(target, output_split_sizes, self._size)
-            parts = [moved(row(one)) for one in _parts(input, input_split_sizes, self._size)]
+            ends = cut(target, output_split_sizes, self._size)
+            parts = [moved(row(one)) for one in cut(input, input_split_sizes, self._size)]
 
             def uneven() -> None:
                 fill(ends, self._comm.all_to_all_v(parts))
@@ -344,10 +353,10 @@ class TorchProcessGroup(Names):
         self._count += 1
         array = moved(tensors[0])
         if tensors[0].is_cuda:
-            if self._together is None:
-                return StreamWork(tensors, self._enqueue(lambda: begin(array), tensors))
-            self._messages.append((handles.DeferredWork(tensors), lambda: begin(array)))
-            return self._messages[-1][0]
+            self._side_stream(tensors[0].device)  # a message has a stream of its own, after the current stream
+            if self._together is not None:
+                self._messages.append((handles.DeferredWork(tensors), lambda: begin(array)))
+                return self._messages[-1][0]
         with as_torch_raises():
             work = MessageWork(tensors, lambda: begin(array), self._points.timeout)
         if self._together is not None:
@@ -421,7 +430,3 @@ def _listed(tensors: Any) -> list[Tensor]:
 def _lists(lists: Any) -> list[Tensors]:
     """Return a list of lists of tensors: a single list becomes a list of one list, an empty list stays empty."""
     return [lists] if lists and isinstance(lists[0], torch.Tensor) else list(lists)
-
-
-def _parts(tensor: Tensor, sizes: Sequence[int], size: int) -> Tensors:
-    return tensor.split(list(sizes) or [len(tensor) // size] * size)

@@ -20,6 +20,7 @@ from gpucoll.errors import ArgumentError, CollectiveTimeout, DtypeError, Gpucoll
 from gpucoll.transport.rendezvous import becomes
 
 Call = Callable[[], None]
+NOWHERE = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -164,7 +165,7 @@ class QueuedWork(TorchWork):
 
 
 class MessageWork(TorchWork):
-    """A message between two ranks.
+    """A message between two ranks; on GPU tensors `wait` makes the current stream wait, not the host.
 
     `begin` returns the communicator's work and the other rank; None while no message is there (receive from any rank).
     Without a message within `timeout` seconds the receive fails.
@@ -172,7 +173,11 @@ class MessageWork(TorchWork):
 
     def __init__(self, outputs: Sequence[Any], begin: Callable[[], tuple[Any, int] | None], timeout: float) -> None:
         super().__init__(outputs)
+        self._device = outputs[0].device if outputs[0].is_cuda else None
         self._begin, self._begun, self._late = begin, begin(), time.monotonic() + timeout
+
+    def _new_future(self) -> Any:
+        return torch.futures.Future(devices=[] if self._device is None else [self._device])
 
     def _has_ended(self) -> bool:
         # A receive from any rank begins when a message is seen; until then look again.
@@ -199,8 +204,10 @@ class MessageWork(TorchWork):
     def _when_ended(self, do: Callable[[], None]) -> None:
         # Nothing completes a message in the background, so the future needs a thread waiting for the message.
         def later() -> None:
-            self._ends(math.inf)
-            do()
+            # At completion torch records an event of the current stream: take a stream that waits for the message only.
+            with NOWHERE if self._device is None else torch.cuda.stream(torch.cuda.Stream(self._device)):
+                self._ends(math.inf)
+                do()
 
         threading.Thread(target=later, name="gpucoll future", daemon=True).start()
 
@@ -276,7 +283,7 @@ class JoinedWork(TorchWork):
         self.error = next((work.error for work in self._works if work.error is not None), None)
         return True
 
-    _when_ended = MessageWork._when_ended
+    _device, _when_ended = None, MessageWork._when_ended
 
 
 class Caller:

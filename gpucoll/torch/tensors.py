@@ -97,11 +97,18 @@ def room(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
 
 
+def cut(tensor: torch.Tensor, sizes: Sequence[int], size: int) -> Sequence[torch.Tensor]:
+    """Return the parts of a tensor, of these `sizes` along the first axis, or `size` equal parts."""
+    return tensor.split(list(sizes) or [len(tensor) // size] * size)
+
+
 def deliver(target: torch.Tensor, result: torch.Tensor) -> None:
     """Copy `result` into `target`, unless both start at one address and the result is already there."""
     if result.data_ptr() != target.data_ptr() and target.numel():
         if target.is_cuda:
             target.detach().copy_(result.detach().reshape(target.shape))
+            # The result may be memory of the caller's stream, and is dropped before this stream has read it.
+            result.record_stream(torch.cuda.current_stream(result.device))
         else:  # NumPy: in the group's thread torch refuses to write tensors made in inference mode
             numpy.copyto(moved(target), moved(result.reshape(target.shape)))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-import torch
 from torch.distributed import DistBackendError, Store
 from torch.distributed import Work as Handle  # type: ignore[attr-defined, unused-ignore]
 from torchft.process_group import ProcessGroupWrapper
@@ -35,8 +34,7 @@ class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ign
         """Return the first error since the last configuration, or None; on a GPU, wait for the calls before."""
         group = self._pg  # torchft configures and asks in two threads
         if self._error is None and group is not None:
-            if group._streams:
-                torch.cuda.synchronize()
+            group.synchronize()
             for comm in (group._comm, group._points):
                 if (failure := internal.waits_of(comm).failure) is not None:
                     self._note(failure, group)

@@ -156,8 +156,9 @@ KNOWN = {
         executors/peer/ipc.py CudaSlab.__init__ cupy.cuda.runtime.deviceSynchronize
         executors/peer/ipc.py IpcMemory.upload self._uploads.synchronize
         executors/peer/ipc.py IpcMemory.download row.get
-        torch/group.py TorchProcessGroup.barrier.call torch.cuda.synchronize
-        torch/torchft.py ProcessGroupGpucoll.errored torch.cuda.synchronize
+        torch/group.py TorchProcessGroup.barrier.call self.synchronize
+        torch/group.py TorchProcessGroup.synchronize torch.cuda.synchronize
+        torch/torchft.py ProcessGroupGpucoll.errored group.synchronize
         training/parameters.py on_host array.get
         training/partner.py _wait sys.modules['cupy'].cuda.get_current_stream().synchronize
         """,

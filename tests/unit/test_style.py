@@ -175,3 +175,36 @@ def test_a_communicator_has_no_private_name_outside_of_its_room():
     assert {str(path): names for path in places if (names := private_uses(nodes_of(path)))} == {}
     text = "comm._waits, pg.communicator._link, self._comm.size"
     assert private_uses(ast.walk(ast.parse(text))) == {"_waits", "_link"}
+
+
+def variables_of(node):
+    """Return the object whose variables an expression gives, `vars(x)` or `x.__dict__`; None for other expressions."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "vars" and node.args:
+        return node.args[0]
+    return node.value if isinstance(node, ast.Attribute) and node.attr == "__dict__" else None
+
+
+CHANGES = {"update", "setdefault", "pop", "popitem", "clear", "__setitem__", "__delitem__", "__ior__"}
+
+
+def written_variables(nodes):
+    """Return the objects, other than `self` and modules, whose variables are written behind their properties."""
+    targets = [node.value for node in nodes if isinstance(node, ast.Subscript)
+               and isinstance(node.ctx, ast.Store | ast.Del)]
+    targets += [node.target for node in nodes if isinstance(node, ast.AugAssign)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    targets += [call.func.value for call in calls if call.func.attr in CHANGES]
+    found = [variables_of(target) for target in targets]
+    found += [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr == "__dict__"
+              and not isinstance(node.ctx, ast.Load)]
+    found += [call.args[0] for call in calls if call.func.attr in ("__setattr__", "__delattr__") and call.args
+              and isinstance(call.func.value, ast.Name) and call.func.value.id in ("object", "type")]
+    return [name for one in found if one is not None and (name := ast.unparse(one)) not in ("self", "module")]
+
+
+def test_no_object_is_changed_behind_its_properties():
+    """A property hides an entry of its name in `__dict__`: the write would be in vain."""
+    assert {path.name: found for path in files("gpucoll") if (found := written_variables(nodes_of(path)))} == {}
+    text = """vars(a)["x"] = 1; b.__dict__["x"] = 1; c.__dict__.update(x=1); object.__setattr__(d, "x", 1)
+e.__dict__ |= {}; del vars(f)["x"]; g.__dict__ = {}; vars(self)["x"] = vars(h)["x"]; vars(module).update(x=1)"""
+    assert {*written_variables([*ast.walk(ast.parse(text))])} == {*"abcdefg"}
