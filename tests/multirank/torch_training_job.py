@@ -116,6 +116,26 @@ def fsdp1():
     return train(model, torch.optim.SGD(model.parameters(), 0.1))
 
 
+def pipeline():
+    """Stages of a model on the ranks, by two schedules; the last stage has the losses."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    rank, size, losses = dist.get_rank(), dist.get_world_size(), []
+    for schedule in (ScheduleGPipe, Schedule1F1B):
+        torch.manual_seed(7 + rank)
+        layer = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        steps = schedule(PipelineStage(layer, rank, size, torch.device("cpu")), 2 * size,
+                         loss_fn=lambda out, wanted: (out - wanted).square().mean())
+        for x in batches(0):
+            optimizer.zero_grad()
+            x, found = x[:1].repeat(2 * size, 1) + torch.arange(2 * size)[:, None], []
+            steps.step(*([x] if rank == 0 else []), target=x.flip(0), losses=found)
+            optimizer.step()
+            losses += [loss.item() for loss in found] + [sum(one.sum() for one in layer.parameters()).item()]
+    return losses
+
+
 def dtensor():
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 

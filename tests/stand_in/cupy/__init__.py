@@ -6,6 +6,7 @@ NCCL's messages travel by MPI. A misuse raises the error of CUDA or NCCL, with t
     STAND_IN_GPUS   number of GPUs seen by this process (1); 0 is a host without GPUs
     STAND_IN_BUS    PCI bus of the first GPU (10)
     STAND_IN_SEED   seed of the order of progress among streams, where events leave the order open
+    STAND_IN_FOLDER a folder for the messages of NCCL, in place of MPI
     GPUCOLL_STAND_IN, STAND_IN_NCCL, STAND_IN_CAPABILITY, STAND_IN_PROCESSORS   see hostile.py
 
 The "cubins" are shared objects for the CPU: importing the stand-in makes gpucoll compile GPU code by g++.

@@ -7,6 +7,7 @@ device is cudaErrorIllegalAddress.
 
 import bisect
 import collections
+import ctypes
 import threading
 
 import numpy
@@ -21,6 +22,7 @@ GARBAGE = 0xC5
 # Reentrant: a finalizer may free memory on a thread holding the lock.
 _lock = threading.RLock()
 _starts, _chunks = [], []  # sorted by address, for bisection
+foreign = []  # not empty: all other memory of the process is memory of each GPU, see torch_streams.py
 _free = collections.defaultdict(list)  # free chunks by (device, stream, size)
 
 
@@ -142,6 +144,8 @@ def view(address, nbytes, device):
     if nbytes == 0:
         return numpy.empty(0, numpy.uint8)
     chunk = chunk_at(address)
+    if chunk is None and foreign:
+        return numpy.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
     check(chunk is not None and chunk.live, 700, f"no memory at {address:#x}")
     check(chunk.device == device, 700, f"{address:#x} is memory of GPU {chunk.device}, not {device}")
     first = address - chunk.start

@@ -1,0 +1,92 @@
+"""The wire without MPI: messages of processes as files in the folder STAND_IN_FOLDER, as far as `_wire` needs MPI."""
+
+import collections
+import os
+import pickle
+import time
+from pathlib import Path
+
+
+class FileComm:
+    """A communicator; `name` is its own among all communicators of the folder."""
+
+    def __init__(self, name, rank, size):
+        self.rank, self.size, self._name = rank, size, name
+        self._numbers = collections.Counter()  # messages so far, by way, other rank and tag; and the splits
+
+    def _next(self, sends, peer, tag):
+        """Return the place of the next message."""
+        number = self._numbers[sends, peer, tag]
+        self._numbers[sends, peer, tag] += 1
+        return self._place(sends, peer, tag, number)
+
+    def _place(self, sends, peer, tag, number):
+        way = (self.rank, peer) if sends else (peer, self.rank)
+        return Path(os.environ["STAND_IN_FOLDER"], f"{self._name} {way[0]} to {way[1]}, {tag}, {number}")
+
+    def Isend(self, buffer, peer, tag=0):
+        _write(self._next(True, peer, tag), bytes(buffer[0]))
+        return _Ended()
+
+    def Irecv(self, buffer, peer, tag=0):
+        return _Receive(self._next(False, peer, tag), buffer[0])
+
+    def isend(self, value, peer, tag=0):
+        _write(self._next(True, peer, tag), pickle.dumps(value))
+        return _Ended()
+
+    def iprobe(self, source, tag):
+        return self._place(False, source, tag, self._numbers[False, source, tag]).exists()
+
+    def recv(self, source, tag):
+        return pickle.loads(_read(self._next(False, source, tag)))
+
+    def Split(self, color, key):
+        self._numbers["splits"] += 1
+        name = f"{self._name}, part {self._numbers['splits']}"
+        everyone = met(name, self.rank, self.size, (color, key, self.rank))
+        mine = sorted(one[1:] for one in everyone if one[0] == color)
+        return None if color is None else FileComm(f"{name}.{color}", mine.index((key, self.rank)), len(mine))
+
+    def Free(self):
+        return
+
+
+class _Ended:
+    def Test(self):
+        return True
+
+    def test(self):
+        return True, None
+
+
+class _Receive:
+    def __init__(self, place, room):
+        self._place, self._room = place, room
+
+    def Test(self):
+        if self._place is not None and self._place.exists():
+            self._room[:] = memoryview(_read(self._place))
+            self._place = None
+        return self._place is None
+
+
+def _write(place, data):
+    unfinished = place.with_name(f"{place.name}.tmp")
+    unfinished.write_bytes(data)
+    unfinished.rename(place)
+
+
+def _read(place):
+    data = place.read_bytes()
+    place.unlink()
+    return data
+
+
+def met(name, rank, size, value):
+    """Return the values of all ranks, in rank order."""
+    places = [Path(os.environ["STAND_IN_FOLDER"], f"{name}, meeting {one}") for one in range(size)]
+    _write(places[rank], pickle.dumps(value))
+    while not all(place.exists() for place in places):
+        time.sleep(1e-3)
+    return [pickle.loads(place.read_bytes()) for place in places]
