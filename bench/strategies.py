@@ -1,19 +1,19 @@
-"""Bytes sent and kept by a rank with each strategy of training, beside the formulas; and the time of a step.
+"""Bytes sent and kept by a rank with each strategy of training, beside the formulas.
 
     OMP_NUM_THREADS=1 mpiexec -n 4 python -m bench.strategies [--width 128] [--steps 15]
 
-The model is x @ up @ down in float32, by Adam. Each collective of a step counts as the bytes sent by its ring
-schedule; the few bytes for reporting errors do not count. Memory means parameters, gradients and Adam's state at the
-optimizer's step; for a parameter server without gradients, for a worker with the gradients sent. Prints a table in
-Markdown. Exits with 1 if a count differs from the formula.
+The model is x @ up @ down in float32, by Adam. The formulas are those of rings, and the program sets
+`GPUCOLL_ALGO=ring`. The bytes of rank 0's messages are counted in the schedule of the algorithm taken for each
+collective of a step; the few bytes for reporting errors do not count. Memory means parameters, gradients and Adam's
+state at the optimizer's step; for a parameter server without gradients, for a worker with the gradients sent. Prints a
+table in Markdown. Exits with 1 if a count differs from the formula.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
-import time
+import os
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -22,7 +22,8 @@ from unittest import mock
 import numpy
 
 import gpucoll as gc
-from gpucoll.algorithms import find
+from gpucoll.algorithms import schedule
+from gpucoll.core.schedule import Send
 from gpucoll.launch.arguments import at_least
 from gpucoll.training import ParameterServer
 
@@ -40,6 +41,14 @@ FORMULAS = {
     "ParameterServer, the server": ("(P - 1) * b", "b + k")}
 
 
+def bytes_sent(comm: gc.Communicator, name: str, nbytes: int) -> Fraction:
+    """Return the bytes of this rank's messages in the schedule that `auto` takes for a call."""
+    chosen = comm.explain(name, nbytes).candidates[0]
+    rounds = schedule(name, chosen["algorithm"], rank=comm.rank, size=comm.size, segments=chosen["segments"])
+    chunks = sum(step.src.count for steps in rounds for step in steps if isinstance(step, Send))
+    return Fraction(chunks * nbytes, rounds.chunks)
+
+
 @contextlib.contextmanager
 def counting() -> Iterator[list[Fraction]]:
     """Append to the list the bytes sent by this rank's collectives, also on sub-communicators."""
@@ -49,9 +58,8 @@ def counting() -> Iterator[list[Fraction]]:
         call = getattr(gc.Communicator, name)
 
         def method(self: gc.Communicator, x: Any, *arguments: Any, **options: Any) -> Any:
-            whole = x.nbytes * (self.size if name == "all_gather" else 1)
             if x.nbytes > 1:  # a single byte reports errors
-                sent.append(Fraction(find(name, "ring").price(self.size, Fraction(whole))["sent"]))
+                sent.append(bytes_sent(self, name, x.nbytes * (self.size if name == "all_gather" else 1)))
             return call(self, x, *arguments, **options)
 
         return method
@@ -62,34 +70,31 @@ def counting() -> Iterator[list[Fraction]]:
         yield sent
 
 
-def measure(step: steps.Step, repeats: int) -> tuple[Fraction, float]:
-    """Return the bytes sent by a step, and the median seconds; a first step is not counted."""
+def measure(step: steps.Step, repeats: int) -> Fraction:
+    """Return the bytes sent by a step; a first step is not counted."""
     step()
-    seconds = []
     with counting() as sent:
         for _ in range(repeats):
-            began = time.perf_counter()
             step()
-            seconds.append(time.perf_counter() - began)
-    return sum(sent, Fraction()) / repeats, statistics.median(seconds)
+    return sum(sent, Fraction()) / repeats
 
 
-def rows(comm: gc.Communicator, weights: Any, x: Any, repeats: int) -> Iterator[tuple[Fraction, int, float]]:
-    """Yield bytes sent, bytes kept and seconds of rank 0, in the order of FORMULAS. A collective call."""
+def rows(comm: gc.Communicator, weights: Any, x: Any, repeats: int) -> Iterator[tuple[Fraction, int]]:
+    """Yield bytes sent and bytes kept of rank 0, in the order of FORMULAS. A collective call."""
     for way in (steps.data_parallel, *map(steps.zero, (1, 2, 3)), steps.linear):
         adam = steps.Watched()
-        sent, seconds = measure(way(comm, {name: weight.copy() for name, weight in weights.items()}, adam, x), repeats)
-        yield sent, adam.kept, seconds
+        sent = measure(way(comm, {name: weight.copy() for name, weight in weights.items()}, adam, x), repeats)
+        yield sent, adam.kept
     adam = steps.Watched()
     place = ParameterServer(weights, comm, 1, adam)
     if place.is_server:
-        kept, seconds = steps.nbytes(place.serve()) + adam.nbytes, 0.0
+        kept = steps.nbytes(place.serve()) + adam.nbytes
     else:
-        _, seconds = measure(steps.worker(place, x), repeats)
+        measure(steps.worker(place, x), repeats)
         kept = steps.nbytes(place.parameters) + sum(bucket.row.nbytes for bucket in place._whole)
         place.done()
     for rank in (0, comm.size - 1):
-        yield comm.mpi.bcast((Fraction(place.traffic["out"], repeats + 1), kept, seconds), root=rank)
+        yield comm.mpi.bcast((Fraction(place.traffic["out"], repeats + 1), kept), root=rank)
 
 
 def main() -> int:
@@ -97,6 +102,7 @@ def main() -> int:
     parser.add_argument("--width", type=at_least(1), default=128, help="of x, a multiple of the ranks: no padding")
     parser.add_argument("--steps", type=at_least(1), default=15)
     options = parser.parse_args()
+    os.environ["GPUCOLL_ALGO"] = "ring"
     with gc.init() as comm:
         if comm.size < 2 or options.width % comm.size:
             raise SystemExit(f"bench.strategies: a width of {options.width} is not divided by {comm.size} ranks, or 1")
@@ -107,12 +113,11 @@ def main() -> int:
         found, b = [*rows(comm, weights, x, options.steps)], steps.nbytes(weights)
     names, wrong = {"P": comm.size, "a": x.nbytes, "b": b, "k": 2 * b}, 0
     lines = [f"| P = {comm.size}, b = {b:,}, k = {2 * b:,}, a = {x.nbytes:,} | bytes sent | formula | bytes kept "
-             "| formula | ms |", "|---|---|---|---|---|---|"]
-    for (name, formulas), (sent, kept, seconds) in zip(FORMULAS.items(), found, strict=True):
+             "| formula |", "|---|---|---|---|---|"]
+    for (name, formulas), (sent, kept) in zip(FORMULAS.items(), found, strict=True):
         wrong += [eval(formula, names) for formula in formulas] != [sent, kept]
         sends, keeps = (formula.replace(" *", "") for formula in formulas)
-        time_ = f"{1e3 * seconds:.1f}" if seconds else ""
-        lines.append(f"| {name} | {float(sent):,.0f} | {sends} | {kept:,} | {keeps} | {time_} |")
+        lines.append(f"| {name} | {float(sent):,.0f} | {sends} | {kept:,} | {keeps} |")
     if comm.rank == 0:
         print("\n".join(lines), flush=True)
     return int(wrong > 0)

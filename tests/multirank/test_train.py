@@ -130,3 +130,15 @@ def test_training_without_mpi(tmp_path):
     found = gpucoll_run("--standalone", "-n", 2, program, "--epochs=1", "--progress=off", "--device=cpu",
                         f"--save={tmp_path / 'saved.npz'}")
     assert (found.returncode, "test accuracy" in found.stdout) == (0, True), found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_the_bytes_of_the_pages_are_those_of_a_run(mpiexec, ranks):
+    """The program counts messages in the schedules that run; it ends with 1 if a count differs from the formula."""
+    job = mpiexec(ranks, sys.executable, "-m", "gpucoll.bench.strategies", "--steps", "1", env={"OMP_NUM_THREADS": "1"})
+    assert job.returncode == 0, job.stdout + job.stderr
+    head, _, *printed = job.stdout.splitlines()
+    pages = "\n".join(page.read_text() for page in (SCRIPTS.parent / "docs/training").glob("*.md"))
+    quoted = [line for table in pages.split(f"{head}\n")[1:] for line in table.partition("\n\n")[0].splitlines()[1:]]
+    assert len(quoted) >= 3
+    assert {*quoted} <= {*printed}
