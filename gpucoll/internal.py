@@ -34,7 +34,7 @@ from gpucoll.communicator.metadata import Failure, Metadata, check_alike
 from gpucoll.communicator.points import PointMessage
 from gpucoll.core import parsing, toml
 from gpucoll.core.collectives import COLLECTIVES, Collective, collective
-from gpucoll.core.dtypes import Dtype, are_whole, is_whole, numpy_dtype, row_of
+from gpucoll.core.dtypes import Dtype, are_whole, code_of, is_whole, numpy_dtype, row_of
 from gpucoll.core.forest import Forest, SpanningTree, turned
 from gpucoll.core.formats import FORMATS, Format, Values, format_of, magnitudes, nearest_code
 from gpucoll.core.ops import op_of
@@ -69,7 +69,7 @@ __all__ = [
     "Round", "Rounds", "Schedule", "Segment", "Send", "Signature", "Slice", "Space", "SpanningTree", "SymbolicMemory",
     "ThreadMessages", "Topology", "Transfers", "Turn", "Values", "address", "algorithms", "all_gather_metadata",
     "are_whole", "as_array", "backwards", "block_shape", "broadcast_metadata", "call_site", "check_alike",
-    "check_apart", "check_input", "check_output", "check_writable", "checked_message", "close_together",
+    "check_apart", "check_input", "check_output", "check_writable", "checked_message", "close_together", "code_of",
     "code_of_difference", "collective", "combiner", "contributions", "current_stream", "default_transport", "ends",
     "evaluate", "factors", "find", "finish", "format_of", "gpu_of", "group", "in_order_tree", "is_alike", "is_file",
     "is_whole", "kernels_of", "link_of", "load", "loaded", "magnitudes", "members_of", "module_of", "named", "names_of",

@@ -23,6 +23,7 @@ import numpy
 
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.internal import Array, Heap, Segment, Space, on_gpu, on_host
+from gpucoll.precheck.turns import refusal
 
 PACKAGES = ("cupy", "cupyx")
 MEMORY = 80 << 30  # bytes of a device, for programs that ask
@@ -302,8 +303,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _unknown(name: str) -> UsageError:
-    return UsageError(f"precheck: {name} is not followed on virtual ranks; the limits are on the page of precheck",
-                      code="GC-PRECHECK")
+    return refusal(f"precheck: {name} is not followed on virtual ranks; the limits are on the page of precheck")
 
 
 def _fuse(*functions: Any, **_: Any) -> Any:

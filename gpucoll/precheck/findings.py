@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 from gpucoll.errors import ClosedError, GpucollError, MismatchError, PeerError, RevokedError, listed, with_noun
 from gpucoll.internal import INSIDE, Signature, code_of_difference
 from gpucoll.precheck.matching import CLOSE, REFUSED, Arrival, MatchedCall, VirtualGroup
-from gpucoll.precheck.turns import Turns
+from gpucoll.precheck.turns import Turns, refusals
 
 Finding = dict[str, Any]
 # The kinds of findings for ranks that make different calls, by the code of the difference.
 KINDS = {"GC-COLLECTIVE": "collective", "GC-DTYPE": "dtype", "GC-SHAPE": "shape", "GC-OP": "op", "GC-ROOT": "root",
          "GC-COUNTS": "counts", "GC-DEVICE": "device", "GC-ALGO": "algorithm"}
 LEAVES = Signature.decode(CLOSE)
-UNSUPPORTED = "unsupported"  # the kind of a finding about a program that cannot be checked
+# The kinds of findings about programs that cannot be checked, or differ between two runs.
+UNKNOWN = UNSUPPORTED, PROCESS = "unsupported", "process"
 OWN_GROUPS = ("init_process_group", "new_group")  # torch's calls that wait for the members of the group made
 
 
@@ -45,6 +46,31 @@ def finding(kind: str, ranks: Iterable[int], sides: Sequence[RanksAtLine], call:
 
 def _listed(sides: Iterable[RanksAtLine]) -> list[dict[str, Any]]:
     return [{"ranks": [*side.ranks], "place": side.place, "call": side.call} for side in sides]
+
+
+def unsupported(message: str, place: str = "") -> Finding:
+    """Return the finding about a program that cannot be checked, and whose ranks are not known."""
+    return finding(UNSUPPORTED, [], [RanksAtLine((), place, message)], "", message)
+
+
+def with_refusals(found: list[Finding]) -> list[Finding]:
+    """Return the findings, and one more if the program does not show that the precheck has refused something."""
+    told = [unsupported(*one) for one in refusals[:1] if UNSUPPORTED not in (other["kind"] for other in found)]
+    refusals.clear()
+    return found + told
+
+
+def of_process(differences: Sequence[tuple[int, list[str], list[str]]]) -> list[Finding]:
+    """Return the finding for the first calls that differ between two runs; the ranks agree in each run."""
+    if not differences:
+        return []
+    _, *calls = differences[0]
+    ranks = [rank for rank, *others in differences if others == calls]
+    sides = [RanksAtLine((*ranks,), place, call) for call, place in calls]
+    one, other = (f"{side.call} ({side.place})" for side in sides)
+    return [finding(PROCESS, ranks, sides, sides[0].call, f"{with_noun(ranks)}: {one} in one run, {other} in another; "
+                    "ranks differ in the same way by the order of a set, hash() and the number of a process, unless "
+                    "one rank tells the others; let two runs be the same")]
 
 
 class Analysis:

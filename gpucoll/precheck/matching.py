@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.internal import Mailbox, Operation, Signature
+from gpucoll.internal import Mailbox, Operation, Signature, code_of
+from gpucoll.precheck.records import BYTES
 from gpucoll.precheck.turns import Turns, VirtualRank
 
 CLOSE = Signature("close").encode()
@@ -62,8 +63,9 @@ class VirtualGroup:
         """Note the next call of `rank`. The last rank to come calls ``combine`` with what all ranks give."""
         number, turns = self._counts[rank], self.turns
         self._counts[rank] += 1
-        turns.happened()
+        turns.events += 1
         self.rank_of(rank).last = place or self.rank_of(rank).last
+        turns.records.note(self.rank_of(rank), self, place, signature)
         call = self.calls.setdefault(number, MatchedCall())
         call.arrivals[rank] = Arrival(signature, place, given, is_end)
         first = next(iter(call.arrivals.values())).signature
@@ -99,9 +101,13 @@ class VirtualMail(Mailbox):
 
     def post(self, mine: Any) -> Any:
         """Match `mine` as a mailbox does, and wake both ranks."""
-        group, (source, target, _) = self._group, mine.key
-        group.turns.happened()
-        group.rank_of(source if mine.sends else target).last = place = group.turns.site()
+        group, (source, target, tag) = self._group, mine.key
+        group.turns.events += 1
+        rank = group.rank_of(source if mine.sends else target)
+        rank.last = place = group.turns.site()
+        nbytes = "" if mine.dtype == code_of(BYTES) else f", {mine.nbytes} bytes"
+        call = f"{'send' if mine.sends else 'recv'} from rank {source} to rank {target}, tag {tag}{nbytes}"
+        group.turns.records.note(rank, group, place, call)
         self.places[mine] = place
         super().post(mine)
         for rank in (source, target):

@@ -18,11 +18,11 @@ from mpi4py import MPI
 
 import gpucoll.mpi
 from gpucoll import Communicator, internal
-from gpucoll.errors import UsageError
 from gpucoll.internal import Options
 from gpucoll.mpi.buffers import row
 from gpucoll.precheck.matching import VirtualGroup
 from gpucoll.precheck.ranks import VirtualTransport
+from gpucoll.precheck.turns import refusal
 
 OWN = ("Free", "Get_attr", "Set_attr", "Get_name", "Set_name", "Is_inter", "Is_intra", "Get_rank", "Get_size")
 
@@ -182,7 +182,7 @@ def _by_gpucoll(name: str) -> Callable[..., Any]:
 
 def _left_out(name: str) -> Callable[..., Any]:
     def method(self: VirtualMpi, *given: Any, **named: Any) -> Any:
-        raise UsageError(f"{name}: precheck does not support this method of mpi4py", code="GC-PRECHECK")
+        raise refusal(f"{name}: precheck does not support this method of mpi4py")
 
     return method
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import importlib
 import os
+import random
 import sys
 import threading
 import time
@@ -17,14 +20,15 @@ import gpucoll as gc
 from gpucoll import internal
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.precheck.cupy_on_host import in_place_of_cupy
-from gpucoll.precheck.findings import Analysis, Finding
+from gpucoll.precheck.findings import Analysis, Finding, with_refusals
 from gpucoll.precheck.imports import followed
 from gpucoll.precheck.matching import VirtualGroup
 from gpucoll.precheck.ranks import VirtualTransport, end
-from gpucoll.precheck.state import ProcessState
-from gpucoll.precheck.turns import Turns, Unwound, VirtualRank
+from gpucoll.precheck.state import SEED, ProcessState, is_of_program
+from gpucoll.precheck.turns import Turns, Unwound, VirtualRank, refusal, refusals
 
 MOST_RANKS = 4096  # threads of one process
+BLOCKS = 128  # of memory, of each size
 # Variables that concern real ranks only.
 HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT", "GPUCOLL_METRICS", "GPUCOLL_SUMMARY")
 
@@ -60,10 +64,12 @@ class Precheck:
                     rank.failure = error
             if not turns.is_over:
                 while rank.exits and rank.failure is None:
-                    rank.exits[-1]()
+                    rank.exits.pop()()
                 end(rank.transports, failed=rank.failure is not None)
 
-        self._turns = turns = Turns(self._size, body, self._stopped, self._switched)
+        self.turns = turns = Turns(self._size, body, self._stopped, self._switched)
+        refusals.clear()
+        self._holes = _holes()
         had_torch = "gpucoll.torch" in sys.modules
         before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
         self.state = ProcessState(self._size, is_program=self._is_program)
@@ -84,11 +90,11 @@ class Precheck:
                 sys.modules["gpucoll.torch"].set_variables()
         if self._found is None:
             self._stopped()
-        return self._found or []
+        return with_refusals(self._found or [])
 
     def _new_group(self) -> VirtualGroup:
         """Return a new group of all ranks."""
-        return VirtualGroup(self._turns, range(self._size), self._groups)
+        return VirtualGroup(self.turns, range(self._size), self._groups)
 
     def _mpi(self) -> contextlib.AbstractContextManager[None]:
         """Return the context with a COMM_WORLD of virtual ranks for mpi4py, if the program imports mpi4py."""
@@ -106,6 +112,7 @@ class Precheck:
     def _after_imports(self) -> dict[str, Callable[[], object]]:
         """Return what follows the import of a module by a rank."""
         def import_backend() -> None:
+            sys.modules["torch"].manual_seed(SEED)  # the same in each run
             # Virtual ranks then use torch.distributed; real ranks of torch would wait for ever.
             with contextlib.suppress(ImportError):
                 importlib.import_module("gpucoll.torch")
@@ -118,20 +125,19 @@ class Precheck:
         """Let torch.distributed make groups of virtual ranks until the end of the precheck."""
         from gpucoll.precheck.torch_world import as_world, c10d, fresh_variables
 
-        self._stack.enter_context(as_world(self._turns, self._groups))
+        self._stack.enter_context(as_world(self.turns, self._groups))
         self.state.follow(c10d, fresh_variables)
 
     def _transport(self) -> VirtualTransport:
         """Return the transport of the rank whose turn it is, for its next world."""
-        self._turns.check("init")
-        rank = self._turns.current
+        rank = self.turns.own("init")
         if rank.worlds == len(self._worlds):
             self._worlds.append(self._new_group())
         rank.worlds += 1
         return VirtualTransport(self._worlds[rank.worlds - 1], rank.number)
 
     def _stopped(self) -> None:
-        self._found = Analysis(self._turns, self._groups).run()
+        self._found = Analysis(self.turns, self._groups).run()
 
     def _switched(self, old: VirtualRank, new: VirtualRank) -> None:
         self.state.switch(old.number if old.thread is not None else None, new.number)
@@ -142,10 +148,24 @@ def check_function(function: Callable[[Any], object], size: int) -> list[Finding
     return Precheck(size, is_program=False).run(lambda rank: function(gc.init()))
 
 
+def _holes() -> list[bytes]:
+    """Leave holes in memory, in random order: objects of two ranks then have addresses in different orders."""
+    blocks = [bytes(nbytes) for nbytes in range(0, 480, 16) for _ in range(BLOCKS)]
+    random.Random(1).shuffle(blocks)
+    return blocks[::2]
+
+
 @contextlib.contextmanager
 def _own_process(turns: Turns) -> Iterator[None]:
-    """Let ranks that sleep give up their turn, since they may poll for another rank; `os._exit` ends only the rank."""
-    sleeps, exits, process = time.sleep, os._exit, os.getpid()
+    """Let each rank be as a process of its own.
+
+    Ranks that sleep give up their turn, since they may poll for another rank. `os._exit` ends only the rank, whose
+    functions for the exit are called at its end.
+    """
+    process, before = os.getpid(), [(owner, name, getattr(owner, name)) for owner, name in (
+        (time, "sleep"), (os, "_exit"), (atexit, "register"), (atexit, "unregister"), (os, "execv"), (os, "execve"))]
+    sleeps, exits, registers, unregisters, *replaced = (value for _, _, value in before)
+    replaces = dict(zip((2, 3), replaced, strict=True))  # by the number of arguments
 
     def is_rank() -> bool:
         # A process forked by a rank, as for loading data, has no other ranks.
@@ -159,11 +179,31 @@ def _own_process(turns: Turns) -> Iterator[None]:
 
     def leave(status: int) -> NoReturn:
         if is_rank():
+            turns.current.exits.clear()
             raise SystemExit(status)
-        exits(status)
+        raise exits(status)  # does not return
 
-    time.sleep, os._exit = sleep, leave
+    def register(function: Any, /, *given: Any, **named: Any) -> Any:
+        # Libraries are shared by all ranks, and end with the process.
+        if not (is_rank() and is_of_program(sys._getframe(1).f_code.co_filename)):
+            return registers(function, *given, **named)
+        turns.current.exits.append(functools.partial(function, *given, **named))
+        return function
+
+    def unregister(function: Any) -> None:
+        unregisters(function)
+        if is_rank():
+            turns.current.exits[:] = [one for one in turns.current.exits if getattr(one, "func", one) != function]
+
+    def replace(*given: Any) -> NoReturn:
+        if is_rank():
+            raise refusal("exec: precheck cannot follow a program that replaces its process by another")
+        raise replaces[len(given)](*given)
+
+    for (owner, name, _), value in zip(before, (sleep, leave, register, unregister, replace, replace), strict=True):
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        time.sleep, os._exit = sleeps, exits
+        for owner, name, value in before:
+            setattr(owner, name, value)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from gpucoll import Transport
-from gpucoll.errors import UsageError
 from gpucoll.internal import (
     Call,
     CallRequest,
@@ -29,7 +28,7 @@ from gpucoll.internal import (
 )
 from gpucoll.precheck import cupy_on_host
 from gpucoll.precheck.matching import CLOSE, REFUSED, VirtualGroup
-from gpucoll.precheck.turns import Turns
+from gpucoll.precheck.turns import Turns, refusal
 from gpucoll.precheck.values import compute
 
 
@@ -159,6 +158,8 @@ class VirtualTransport(Transport):
         rank = group.members.index(number)
         super().__init__(rank, ("here",) * group.size, None, None, VirtualMessages(rank, group))
         self.group, self.number, self.closed = group, number, False
+        groups = group.turns.ranks[number].groups
+        groups.setdefault(group, len(groups))
         self.executor, self.enter = MatchingExecutor(group, rank), self._begin_call
 
     def new_waits(self, timeout: float) -> Progress:
@@ -168,7 +169,7 @@ class VirtualTransport(Transport):
 
     def _begin_call(self) -> None:
         """Give up the turn in calls that are refused: the program may repeat such a call for ever."""
-        self.group.turns.check("a call")
+        self.group.turns.own("a call")
         if self.closed or self.waits.failure is not None:
             self.group.turns.pause("a call after close or a failure")
 
@@ -186,8 +187,8 @@ class VirtualTransport(Transport):
 
     def gpu(self, name: str) -> Any:
         if not cupy_on_host.is_followed():
-            raise UsageError("precheck: a GPU array of another library than CuPy, or of a CuPy imported before; let "
-                             "the function import CuPy itself, or use `gpucoll precheck`", code="GC-PRECHECK")
+            raise refusal("precheck: a GPU array of another library than CuPy, or of a CuPy imported before; let the "
+                          "function import CuPy itself, or use `gpucoll precheck`")
         return cupy_on_host.GPU
 
     def tell(self, others: Collection[int], farewell: Farewell) -> None:

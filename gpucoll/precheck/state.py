@@ -21,6 +21,7 @@ from gpucoll.internal import torchrun_variables
 
 PACKAGE = os.path.dirname(gpucoll.__file__) + os.sep
 MASTER = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}  # read by programs; nobody connects
+SEED, NOBODY = 1 << 31, -1  # no seed of a program; the owner of a generator of the process
 WORDS = 624  # of the state of MT19937, Python's and NumPy's
 
 
@@ -48,8 +49,8 @@ class ProcessState:
         self._before = {**self._saved(), "main": sys.modules["__main__"], "numpy": numpy.random.get_state(),
                         "python": random.getstate(), "locks": _bootstrap._module_locks}
         # Of each generator: the rank whose numbers it draws (None: nobody has drawn), and its mark at the turn's begin.
-        self._generators = {**GENERATORS}
-        self._owners: dict[str, int | None] = dict.fromkeys(GENERATORS)
+        self._generators, self._seeds = {**GENERATORS}, itertools.count(SEED)
+        self._owners: dict[str, int | None] = dict.fromkeys(GENERATORS, NOBODY)
         self._marks = {name: one.mark() for name, one in GENERATORS.items()}
         self._follow_generator_of_torch()
 
@@ -64,9 +65,10 @@ class ProcessState:
         generator = getattr(torch, "default_generator", None)
         if generator is not None and "torch" not in self._generators:
             self._generators["torch"] = GlobalGenerator(lambda: generator.get_state().numpy().tobytes(),
-                                                        generator.get_state, generator.set_state, generator.seed)
+                                                        generator.get_state, generator.set_state,
+                                                        generator.manual_seed)
             self._before["torch"] = generator.get_state()
-            self._owners["torch"], self._marks["torch"] = None, object()  # the present rank may have drawn
+            self._owners["torch"], self._marks["torch"] = NOBODY, object()  # the present rank may have drawn
 
     def switch(self, old: int | None, new: int | None) -> None:
         """Save the state of rank `old` and restore the state of rank `new`; None is the process itself."""
@@ -111,7 +113,8 @@ class ProcessState:
                 generator.set(kept[name])
                 self._owners[name] = new
             else:
-                generator.seed()  # no number drawn yet: processes begin with states of their own
+                # No number drawn yet: processes begin with states of their own, the same in each run of a program.
+                generator.seed(next(self._seeds))
                 self._owners[name] = None
         self._marks[name] = generator.mark()
 
@@ -139,7 +142,7 @@ class GlobalGenerator(NamedTuple):
     mark: Callable[[], object]
     get: Callable[[], Any]
     set: Callable[[Any], None]
-    seed: Callable[[], None]
+    seed: Callable[[int], object]
 
 
 def is_of_program(file: str) -> bool:

@@ -94,12 +94,14 @@ class TurnQueue:
 
 def stand_ins(turns: Turns) -> dict[str, Any]:
     """Return what takes the place of the modules `threading`, `queue` and `atexit` in `gpucoll.torch.handles`."""
-    def exits() -> list[Callable[[], None]]:
+    def exits() -> list[Callable[[], object]]:
         return turns.ranks[turns.current.number].exits
+
+    def unregister(call: Callable[[], object]) -> None:
+        exits()[:] = [one for one in exits() if one != call]
 
     return {"threading": SimpleNamespace(Thread=functools.partial(TurnThread, turns),
                                          Event=functools.partial(TurnEvent, turns),
                                          Lock=functools.partial(TurnLock, turns), get_ident=lambda: turns.current),
             "queue": SimpleNamespace(SimpleQueue=functools.partial(TurnQueue, turns)),
-            "atexit": SimpleNamespace(register=lambda call: exits().append(call),
-                                      unregister=lambda call: exits().remove(call))}
+            "atexit": SimpleNamespace(register=lambda call: exits().append(call), unregister=unregister)}

@@ -18,13 +18,12 @@ from torch.distributed import Backend, Store, distributed_c10d, rpc
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpucoll import Communicator, internal
-from gpucoll.errors import UsageError
 from gpucoll.internal import Signature, options
 from gpucoll.precheck import torch_cuda
 from gpucoll.precheck.matching import VirtualGroup
 from gpucoll.precheck.ranks import VirtualTransport
 from gpucoll.precheck.torch_threads import stand_ins
-from gpucoll.precheck.turns import Turns
+from gpucoll.precheck.turns import Turns, refusal
 from gpucoll.torch import handles
 from gpucoll.torch.group import TorchProcessGroup
 from gpucoll.torch.membership import NAMES
@@ -50,7 +49,7 @@ class VirtualStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
-        self._turns.happened()
+        self._turns.events += 1
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -124,8 +123,8 @@ class VirtualTorchGroup(TorchProcessGroup):
         return self._message(tensors, begin)
 
     def _enqueue(self, call: Callable[[], object], tensors: Any) -> NoReturn:
-        raise UsageError("a tensor of a call is on a GPU; precheck supports host tensors only, so let the program "
-                         "use the CPU there", code="GC-PRECHECK")
+        raise refusal("a tensor of a call is on a GPU; precheck supports host tensors only, so let the program use the "
+                      "CPU there")
 
 
 class TorchWorld:
@@ -154,9 +153,9 @@ class TorchWorld:
         """Return a communicator for collectives and one for messages; wait for all members."""
         number, call = self._turns.current.number, "new_group" if members else "init_process_group"
         if not members and (rank, size) != (number, self._size):
-            raise UsageError(f"{call}: rank {rank} of {size} is rank {number} of {self._size} here; precheck supports "
-                             "only a default group of all ranks in their order, so pass RANK and WORLD_SIZE of the "
-                             "environment", code="GC-PRECHECK")
+            raise refusal(f"{call}: rank {rank} of {size} is rank {number} of {self._size} here; precheck supports "
+                          "only a default group of all ranks in their order, so pass RANK and WORLD_SIZE of the "
+                          "environment")
         members = members or (*range(self._size),)
         if (name, members) not in self._made:
             self._made[name, members] = [VirtualGroup(self._turns, members, self._groups) for _ in NAMES]
@@ -168,7 +167,7 @@ class TorchWorld:
 
 def _refused(text: str) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise UsageError(text, code="GC-PRECHECK")
+        raise refusal(text)
 
     return refuse
 

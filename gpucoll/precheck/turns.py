@@ -13,11 +13,21 @@ from typing import Any
 
 from gpucoll.errors import UsageError
 from gpucoll.internal import call_site
+from gpucoll.precheck.records import Records
 
 STACK = 1 << 20  # bytes of stack of a rank's thread: the system provides only the pages used
 # Polls without any event in the whole program, over all ranks, before a polling rank counts as waiting.
 IDLE = 20_000
 UNWINDINGS = 1000  # refused waits after the end of a precheck, before a rank that catches every exception is left
+
+
+refusals: list[tuple[str, str]] = []  # of this precheck: what was refused, and the line
+
+
+def refusal(text: str) -> UsageError:
+    """Return the error for what a precheck does not support, and note it: the program may drop the error."""
+    refusals.append((text, call_site()))
+    return UsageError(text, code="GC-PRECHECK")
 
 
 class Unwound(BaseException):
@@ -32,9 +42,10 @@ class VirtualRank:
 
     def __init__(self, number: int, body: Callable[[VirtualRank], None]) -> None:
         self.number, self.body = number, body
+        self.groups: dict[Any, int] = {}  # the groups of its communicators, numbered in the order of their making
         self.helpers: list[VirtualRank] = []
         self.line = ""  # of a helper at work: the line of the rank's own thread that asked for the work
-        self.exits: list[Callable[[], None]] = []  # called at the end of the rank's program, the last first
+        self.exits: list[Callable[[], object]] = []  # called at the end of the rank's program, the last first
         self.turn = threading.Lock()  # released when the rank gets its turn
         self.turn.acquire()
         self.thread: threading.Thread | None = None
@@ -68,7 +79,8 @@ class Turns:
         self.ranks = [VirtualRank(number, body) for number in range(size)]
         self._threads = [*self.ranks]  # with the helpers
         self.current = self.ranks[0]
-        self.events = 0  # calls, messages and ends of ranks so far
+        self.records = Records(size)
+        self.events = 0  # calls, messages and ends of ranks so far: polling ranks look again after one
         self.fault: BaseException | None = None  # an error of the precheck itself
         self.is_over = False  # whether the ranks are only unwound
         self.place = ""  # the line of the operation now advanced for a rank, "" if the rank itself runs
@@ -109,10 +121,6 @@ class Turns:
         """Return the line of the call under way."""
         return self.place or self.current.line or call_site()
 
-    def happened(self) -> None:
-        """Count an event, so that polling ranks look again."""
-        self.events += 1
-
     def wake(self, rank: VirtualRank) -> None:
         """Note that a waiting rank may be able to go on."""
         for one in (rank, *rank.helpers):
@@ -122,7 +130,7 @@ class Turns:
 
     def wait(self, done: Callable[[], bool], call: str) -> None:
         """Give up the turn until ``done()`` is true; raise Unwound if that never happens."""
-        rank = self._own(call)
+        rank = self.own(call)
         rank.done = done
         if not self._can_go_on(rank):
             rank.call, rank.place = call, self.site() or rank.last
@@ -143,7 +151,7 @@ class Turns:
         """Let all ranks that can go on take a turn first; called by every poll."""
         if self.is_looking:
             return
-        rank = self._own(call)
+        rank = self.own(call)
         if rank.seen != self.events:
             rank.seen, rank.polls = self.events, 0
         rank.polls += 1
@@ -156,16 +164,15 @@ class Turns:
             self._switch(rank)
             rank.done = None
 
-    def check(self, call: str) -> None:
-        """Raise Unwound if the ranks are only unwound, UsageError in a thread that is not the rank's own."""
-        self._own(call)
+    def own(self, call: str) -> VirtualRank:
+        """Return the rank of this thread.
 
-    def _own(self, call: str) -> VirtualRank:
-        """Return the rank of this thread."""
+        Raises Unwound if the ranks are only unwound, and UsageError in a thread that is not the rank's own.
+        """
         rank = self.current
         if rank.thread is not threading.current_thread():
-            raise UsageError(f"{call}: precheck supports only the main thread of each rank; this call is made by "
-                             "another thread", code="GC-PRECHECK")
+            raise refusal(f"{call}: precheck supports only the main thread of each rank, before its end; this call is "
+                          "made by another thread, or by a function called at the exit of the process")
         if self.is_over:
             rank.unwindings += 1
             if rank.unwindings >= UNWINDINGS:
@@ -246,6 +253,8 @@ class Turns:
                 self.is_over = True
 
     def _live(self, rank: VirtualRank) -> None:
+        # The rank may be left behind, but the process waits for the rank's threads, as for those of a main thread.
+        rank.thread._daemonic = False  # type: ignore[union-attr]
         try:
             rank.body(rank)
         except Unwound:
@@ -257,7 +266,7 @@ class Turns:
 
     def _end(self, rank: VirtualRank) -> None:
         rank.has_ended = True
-        self.happened()
+        self.events += 1
         owner = self.ranks[rank.number]
         if rank is not owner:
             owner.helpers.remove(rank)

@@ -74,7 +74,7 @@ def found(tmp_path):
         path = tmp_path / "program.py"
         path.write_text(BEGIN + text)
         before = {name for name in sys.modules if name.startswith("cupy")}
-        found = check_script(str(path), [], RANKS)
+        found = check_script(str(path), [], RANKS)[0]
         assert {name for name in sys.modules if name.startswith("cupy")} == before
         return found
 
