@@ -41,8 +41,27 @@ def killed_after():
         yield ask
 
 
+# Files of a user, some with names like those of a checkpoint.
+OWN = {"rank-0.log": "a log", "rank-table.csv": "1,2", "rank-0-0123456789ab.npz": "mine", "manifest.json.new": "mine",
+       "rank-0-0123456789AB.npz.new": "mine", "rank-0-0123456789ab.npz.new.old": "mine", "rank-notes/day": "mine",
+       "rank-1-0123456789ab.npz.new/day": "mine"}
+
+
+def own_files(folder):
+    """Write the user's files, and return a function that checks their content."""
+    for name, text in OWN.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+    def check():
+        assert {name: (folder / name).read_text() for name in OWN} == OWN
+
+    return check
+
+
 def swept(killed_after, tmp_path, count, functions=()):
     """Interrupt a save at the first line, the last line and random lines; the folder must stay complete."""
+    check, others = own_files(tmp_path), len(list(tmp_path.iterdir()))
     on_threads(RANKS, saved, tmp_path, 1.0)
     least, most = 0, 1
     while not killed_after(most, tmp_path, functions):
@@ -56,17 +75,94 @@ def swept(killed_after, tmp_path, count, functions=()):
         has_ended = killed_after(lines, tmp_path, functions)
         for size in (1, RANKS):
             (values,) = {frozenset(values) for values in on_threads(size, loaded, tmp_path)}
+            check()
             assert values == {2.0} if has_ended else values in ({1.0}, {2.0}), f"seed {SEED}, {lines} lines"
         found |= values
     assert found == {1.0, 2.0}
     on_threads(RANKS, saved, tmp_path, 1.0)
-    assert len(list(tmp_path.iterdir())) == RANKS + 1  # files left behind have been removed
+    check()
+    assert len(list(tmp_path.iterdir())) == others + RANKS + 1  # files left behind have been removed
+
+
+def test_what_cannot_be_removed_is_no_failed_save(tmp_path, caplog):
+    check = own_files(tmp_path)
+    for value in (1.0, 2.0):
+        on_threads(RANKS, saved, tmp_path, value)
+        assert on_threads(RANKS, loaded, tmp_path) == [{value}] * RANKS
+    check()
+    assert "a file of an older checkpoint is left" in caplog.text
+
+
+def refused_to_save(comm, folder, words):
+    with pytest.raises((gc.BackendError, gc.PeerError), match=words) as found:
+        saved(comm, folder, 2.0)
+    return found.value.code
+
+
+def test_a_manifest_of_the_user_is_not_overwritten(tmp_path):
+    own, ours = tmp_path / "own", tmp_path / "ours"
+    own.mkdir()
+    (own / "manifest.json").write_text('{"name": "app"}')
+    assert "GC-FILE" in on_threads(RANKS, refused_to_save, own, r"manifest\.json: is not of a checkpoint")
+    assert [path.read_text() for path in own.iterdir()] == ['{"name": "app"}']
+    on_threads(RANKS, saved, ours, 1.0)
+    manifest = ours / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-5])  # damaged: nothing to lose
+    on_threads(RANKS, saved, ours, 2.0)
+    assert on_threads(RANKS, loaded, ours) == [{2.0}] * RANKS
+
+
+def forged(folder, change):
+    """Write the manifest with a change and a fitting checksum."""
+    manifest = folder / checkpoint.MANIFEST
+    found = json.loads(manifest.read_text())
+    del found["sha256"]
+    change(found)
+    text = json.dumps(found, indent=1)
+    manifest.write_text(f"{text[:-2]},\n {checkpoint._digest_of(text)}\n}}")
+
+
+def elements(*parts):
+    def change(found):
+        for file, part in zip(found["files"], parts, strict=True):
+            file["elements"]["w"] = part
+    return change
+
+
+# The files have the elements 0 to 105 and 105 to 210 of w.
+@pytest.mark.parametrize("change", [
+    elements([0, 105], [0, 105]), elements([0, 105], [104, 209]), elements([0, 105], [106, 210]),
+    elements([105, 210], [210, 315]), elements([0, 105], [105, 209]), elements([0, 210], [105, 105]),
+    elements([0, 105], [210, 105]), elements([0, 105], [105.0, 210]), elements([False, 105], [105, 210]),
+    elements([0, 105], [105, 10 ** 400]), elements([0, 105], [105]), elements([0, 105], None),
+    lambda found: found.update(steps=True), lambda found: found.update(steps=10 ** 400),
+    lambda found: found.update(steps=-1), lambda found: found.update(steps=1.0), lambda found: found.update(steps="1"),
+    lambda found: found.update(kept={"lost/w": {"shape": [True], "dtype": "float64"}}),
+    lambda found: found["files"][1].update(name=found["files"][0]["name"]),
+    lambda found: found["files"][1].update(name="rank-1.log"), lambda found: found["files"].pop(),
+    lambda found: found["parameters"]["w"].update(shape=[1, True, 210])])
+def test_a_forged_manifest_is_refused(tmp_path, change):
+    on_threads(RANKS, saved, tmp_path, 1.0)
+    forged(tmp_path, change)
+    on_threads(RANKS, refused, tmp_path, r"manifest\.json|rank-\d-")
+
+
+def test_a_forged_manifest_takes_no_file_of_the_user(tmp_path):
+    check = own_files(tmp_path)
+    for change in (lambda found: found.update(replaced=["rank-0.log", "../x", "rank-notes", 3]),
+                   lambda found: found.update(replaced=3, files=[3, {"name": "rank-table.csv"}]),
+                   lambda found: found.update(files=3, replaced={"rank-0.log": 1})):
+        on_threads(RANKS, saved, tmp_path, 1.0)
+        forged(tmp_path, change)
+        on_threads(RANKS, saved, tmp_path, 2.0)
+        check()
+        assert on_threads(RANKS, loaded, tmp_path) == [{2.0}] * RANKS
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_an_interrupted_checkpoint(killed_after, tmp_path, count):
     """A save interrupted in the functions changing the folder is harmless; `--nightly` tries every line."""
-    swept(killed_after, tmp_path, count, ("_count", "_write_through"))
+    swept(killed_after, tmp_path, count, ("_count", "_write_through", "_tidy"))
 
 
 @pytest.mark.nightly
@@ -137,7 +233,7 @@ def test_a_manifest_that_cannot_be_written_leaves_the_old_checkpoint(tmp_path, m
     write = checkpoint._write_through
 
     def refusing(path, content):
-        if path.name == checkpoint.MANIFEST:
+        if path.name.startswith("manifest-"):
             raise OSError(28, "No space left on device")
         write(path, content)
 
