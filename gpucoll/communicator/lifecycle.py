@@ -15,13 +15,14 @@ from typing import Any
 
 from gpucoll.communicator.backends import HostBackend
 from gpucoll.communicator.gpu import Gpu
-from gpucoll.communicator.leaving import Leaving
+from gpucoll.communicator.leaving import Leaving, log
 from gpucoll.communicator.links import LocalLink, MpiLink
 from gpucoll.communicator.process_end import end_process
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.signature import LastCall, Signature
 from gpucoll.errors import (
     ArgumentError,
+    BackendError,
     ClosedError,
     CollectiveTimeout,
     DtypeError,
@@ -80,6 +81,8 @@ class Lifecycle:
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
         self.preflight: Preflight | None = None  # read by the guard in every wait
         self._flight = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
+        # On all ranks alike: also true on a rank that can write no file.
+        self.records_calls = bool(os.environ.get("GPUCOLL_DUMP_DIR"))
         rank, threads = link.place.rank, isinstance(link, LocalLink)
         self._observers = observers_of(rank, os.environ)
         self._exporters = exporters(os.environ, rank, lambda: 0 if threads else gpu_index(link.place))
@@ -125,7 +128,12 @@ class Lifecycle:
         place, mpi = self.link.place, self.link.mpi
         # The files of all ranks of a communicator need one group name.
         name = f"{THREADS}{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
-        return Flight(Path(folder), name, place.rank, place.size, align(self.link, self.waits.run))
+        clock = align(self.link, self.waits.run)
+        try:
+            return Flight(Path(folder), name, place.rank, place.size, clock)
+        except BackendError as error:  # evidence for a failure must not be the failure; the other ranks record
+            log.warning("rank %d goes on without a record of its calls: %s", place.rank, error)
+            return None
 
     def check_usable(self) -> None:
         """Raise UsageError in a fork's child, ClosedError after the end, and RevokedError after a failure."""
@@ -321,10 +329,6 @@ class Lifecycle:
         finally:
             if not failed:
                 self.link.free()
-
-    @property
-    def records_calls(self) -> bool:
-        return self._flight is not None
 
 
 def _threads_of(reference: weakref.ref[Lifecycle]) -> set[int]:

@@ -6,6 +6,7 @@ of CALLS records, 384 bytes each, follows. The engine writes records in the same
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 import os
@@ -44,13 +45,15 @@ class Flight:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = folder / f"{group}-rank{rank}-{os.getpid()}.flight"
-            # The folder may be shared with other users: never open an existing file, nor follow a link planted there.
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            try:
-                os.truncate(file, HEAD + CALLS * RECORD.itemsize)
-                self._map = mmap.mmap(file, 0)
-            finally:
-                os.close(file)
+            # The folder may be shared with other users: mode x opens no existing file, and follows no planted link.
+            with open(path, "x+b", opener=functools.partial(os.open, mode=0o600)) as file:
+                try:
+                    # Not `truncate`: on a full disk a write into a hole of the file would end the rank by SIGBUS.
+                    os.posix_fallocate(file.fileno(), 0, HEAD + CALLS * RECORD.itemsize)
+                    self._map = mmap.mmap(file.fileno(), 0)
+                except OSError:
+                    path.unlink()
+                    raise
         except OSError as error:
             raise BackendError(f"GPUCOLL_DUMP_DIR={folder}: {error}", code="GC-FILE") from error
         text = json.dumps(facts).encode()
