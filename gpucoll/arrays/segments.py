@@ -16,13 +16,16 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
 
 from gpucoll.arrays.accept import Array, address
 
-SLAB = 1 << 26  # least bytes of a slab: untouched pages cost nothing
+# Bytes of the first slab, and of later slabs at least: slabs of growing size bound what is reserved and never used.
+FIRST_SLAB, SLAB = 1 << 22, 1 << 26
+AT_ONCE = 1 << 26  # bytes reserved by one call of the system: a signal lets a call begin anew
 CACHE_LINE = 64  # bytes of a cache line: blocks begin on a line, so two blocks never share a line
 AT_A_TIME = 32  # dropped blocks announced per call: bounds the exchanged message
 _SERIALS = itertools.count(1)
@@ -43,7 +46,7 @@ class Segment:
     """
 
     def __init__(self, nbytes: int, *, shared: bool = True) -> None:
-        self.key = 0
+        self.key, self._held = 0, 0  # the bytes reserved from the start
         # Without memfd_create the memory is private: `attach` by another process raises OSError.
         self._file = os.memfd_create("gpucoll") if shared and hasattr(os, "memfd_create") else -1
         # A segment dropped without `close` must not leak its file descriptor. No run at exit: the system closes files.
@@ -64,12 +67,38 @@ class Segment:
         self.start, self.nbytes = address(self.row), nbytes
         _OWN[self.key] = self
 
+    def reserve(self, start: int, stop: int) -> None:
+        """Let the system give memory to these bytes now; raise OSError if it refuses.
+
+        A refusal at the first touch would end the process by SIGBUS (see `is_strict`). A memory cgroup refuses nothing:
+        it kills, here or at the first touch.
+        """
+        for here in range(max(start, self._held), stop, AT_ONCE) if self._file >= 0 else ():
+            os.posix_fallocate(self._file, here, min(AT_ONCE, stop - here))
+        if start <= self._held < stop:
+            self._held = stop
+
     def close(self) -> None:
         """Stop further mapping by other processes; the memory lives until the last array on the segment is gone."""
         _OWN.pop(self.key, None)
         if self._file >= 0:
             self._finalize()
             self._file = -1
+
+
+def reserved(nbytes: int, *, shared: bool = True) -> Segment:
+    """Return a segment with all its memory; raise OSError if the system refuses."""
+    segment = Segment(nbytes, shared=shared)
+    segment.reserve(0, nbytes)
+    return segment
+
+
+def is_strict() -> bool:
+    """Return whether the system refuses memory beyond a limit even at a touch (vm.overcommit_memory=2)."""
+    try:
+        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+    except OSError:
+        return False
 
 
 def attach(process: int, key: int) -> Array:
@@ -159,7 +188,7 @@ class Heap:
     collective ends before the other ranks have finished with the rank's arrays.
     """
 
-    def __init__(self, size: int, make: Callable[[int], Slab] = Segment,
+    def __init__(self, size: int, make: Callable[[int], Slab] = reserved,
                  view: Callable[[Block, tuple[int, ...], numpy.dtype], Array] = on_host,
                  uses: Uses = None) -> None:
         self._size, self._make, self._view, self._uses = size, make, view, uses
@@ -208,7 +237,8 @@ class Heap:
 
     def grow(self, shape: tuple[int, ...], dtype: numpy.dtype) -> Slab:
         """Make room for an array of this shape and return the new slab; raise OSError for lack of memory."""
-        nbytes = max(SLAB, _lines(shape, dtype))
+        held = sum(slab.nbytes for slab in self._slabs)
+        nbytes = max(FIRST_SLAB, min(3 * held, SLAB), _lines(shape, dtype))
         self._slabs.append(self._make(nbytes))
         self._give_back(Extent(len(self._slabs) - 1, 0, nbytes))
         return self._slabs[-1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpucoll.algorithms import schedule
 from gpucoll.arrays import Array, address
-from gpucoll.arrays.segments import Heap, Segment, Slab
+from gpucoll.arrays.segments import Heap, Slab, reserved
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Schedule
@@ -131,7 +131,7 @@ class HostBackend:
 
     def __init__(self, link: Transport, timeout: float, asked: str | None, check: str | None) -> None:
         self._own = link.executor  # of a transport that carries out all calls itself
-        self.heap = Heap(link.place.size, functools.partial(Segment, shared=self._own is None))
+        self.heap = Heap(link.place.size, functools.partial(reserved, shared=self._own is None))
         shared, messages, native = (None, None, None) if self._own else _made(link, timeout, asked, check)
         self._native = native
         there = (self._own, shared, messages, self._native)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array
-from gpucoll.arrays.segments import Segment, attach
+from gpucoll.arrays.segments import attach, reserved
 from gpucoll.executors.engine.extension import library
 
 PAGE = 4096
@@ -36,7 +36,7 @@ class MappedDescriptions:
         self.offer = numpy.zeros(OFFER, numpy.int64)
         if len(set(nodes)) == 1 and self._module is not None:
             try:
-                self._own = Segment(PAGE)
+                self._own = reserved(PAGE)
             except OSError:  # the ranks go on by messages
                 return
             token = secrets.randbits(62)

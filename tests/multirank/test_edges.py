@@ -1,10 +1,13 @@
 """Edge cases: refused calls leave nothing behind, failures of one rank reach all ranks, closing frees everything."""
 
+import contextlib
 import ctypes
+import errno
 import os
 import threading
 import time
 from gc import collect
+from unittest import mock
 
 import numpy
 import pytest
@@ -111,6 +114,40 @@ class Denied(neighbours.Segment):
 
 def test_what_one_rank_is_denied_all_are_told(ranks):
     ranks(told, 3)
+
+
+@contextlib.contextmanager
+def full_on(is_full):
+    """Refuse all memory that would be reserved."""
+    with mock.patch("os.posix_fallocate", side_effect=OSError(errno.ENOSPC, "No space left on device")) \
+            if is_full else contextlib.nullcontext():
+        yield
+
+
+@program
+def filled(comm):
+    """Memory that the system refuses to rank 1 is an error of all ranks; after `empty` the communicator stays usable.
+
+    The memory of an array in `empty`, of a workspace and of a staging buffer is reserved before its first use.
+    """
+    assert comm.all_reduce(comm.empty((8,), "f8")).size == 8
+    with full_on(comm.rank == 1):
+        told = refusal(lambda: comm.empty((1 << 20,), "f8"))
+    assert told == (("BackendError", "GC-MEMORY", ()) if comm.rank == 1 else ("PeerError", "GC-PEER", (1,)))
+    for lengths in ((1000,), (1000, 1 << 20)):
+        part = comm.split(0)
+        for length in lengths[:-1]:
+            part.all_gather(numpy.ones(length))
+        with full_on(comm.rank == 1), pytest.raises(gc.GpucollError, match=r"GC-MEMORY.*No space left on device"):
+            part.all_gather(numpy.ones(lengths[-1]))
+        part.close()
+    x = comm.empty((1 << 20,), "f8")
+    x[:] = comm.rank
+    assert comm.all_reduce(x)[-1] == sum(range(comm.size))
+
+
+def test_memory_that_is_refused_is_an_error_of_all_ranks(ranks):
+    ranks(filled, 3)
 
 
 @pytest.mark.parametrize("name", ["__array_interface__", "__cuda_array_interface__", "__dlpack__", "__dlpack_device__"])

@@ -310,7 +310,7 @@ class EngineExecutor(Executor):
         raise error
 
     def _unreachable(self, why: object) -> GpucollError:
-        return self.cause() or BackendError(f"another rank's memory cannot be accessed: {why}", code="GC-MEMORY")
+        return self.cause() or BackendError(f"no memory, or no access to another rank's: {why}", code="GC-MEMORY")
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Register a new slab of symmetric memory; `keys` identify the slabs of all ranks."""

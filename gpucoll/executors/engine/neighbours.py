@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array, address
-from gpucoll.arrays.segments import Copier, Segment, attach
+from gpucoll.arrays.segments import Copier, Segment, attach, is_strict
 from gpucoll.errors import BackendError
 from gpucoll.executors import LengthsDiffer, lack_lengths
 from gpucoll.executors.engine.tables import CACHE_LINE, COUNTER, HEAD, PAGE, ROUNDS, SLOT_BYTES, SLOTS, TOKEN
@@ -53,9 +53,14 @@ class NodeRanks:
         self._refused = 0  # the error number if the system gives this rank no memory
         try:
             self._segment = Segment(self.boxes + self.size * box, shared=len(self.all) > 1)
+            # Elsewhere no touch is refused, and most mailboxes and slots of many ranks are never used.
+            if is_strict():
+                self._segment.reserve(0, self.first)
+                self._segment.reserve(self.boxes, self._segment.nbytes)
         # Do not raise here, while the other ranks wait for this rank: `meet` raises on all ranks.
         except OSError as error:
             self._segment, self._refused = Segment(self.first, shared=False), error.errno or errno.ENOMEM
+        self._held = [0] * len(BUFFERS)  # the reserved bytes of the workspaces
         self.keys = {self.rank: self._segment.key}
         self.controls = {self.rank: self._segment.row}
         self.words = {self.rank: _words(self._segment.row)}
@@ -64,6 +69,15 @@ class NodeRanks:
         self._copier = Copier()
         self.maps = self.copies = False  # whether all pairs can map, and copy, memory
         self.all_able = False
+
+    def reserve(self, buffer: int, nbytes: int) -> None:
+        """Reserve memory for `nbytes` in both workspaces of a buffer; raise OSError if the system has none."""
+        nbytes = -(-nbytes // PAGE) * PAGE
+        if nbytes > self._held[buffer]:
+            for which in (buffer, len(BUFFERS) + buffer):
+                start = self.first + which * (SMALL + PAGE)
+                self._segment.reserve(start, start + PAGE + nbytes)
+            self._held[buffer] = nbytes
 
     def check_lengths(self, engine: Any, number: int) -> None:
         """Cancel call `number` and raise LengthsDiffer if it is a v-variant with the lengths of different calls.

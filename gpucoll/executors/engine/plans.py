@@ -78,6 +78,8 @@ class Plans:
         sizes = [*_bytes(request), by_node.workspace["scratch"] * request.dtype.itemsize]
         # Scratch always needs staging memory; input and output need it if peers cannot read the arrays in place.
         for buffer, wanted in enumerate((copies or not node_ranks.copies, not node_ranks.copies, True)):
+            if small:
+                node_ranks.reserve(buffer, min(sizes[buffer], SMALL))
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._stage(buffer, sizes[buffer])
         writer = Writer(request, node_ranks.rank, by_node, self._messages, self._comparing(), apart=small)
@@ -173,13 +175,13 @@ class Plans:
     def _stage(self, buffer: int, nbytes: int) -> None:
         """Provide staging memory, kept from call to call, for a buffer not readable in place by peers."""
         staging = self._staging.get(buffer)
-        if staging is not None and staging.nbytes >= nbytes:
-            return
-        if staging is not None:
-            self._outgrown.append(staging)
-        rounded = 1 << (nbytes - 1).bit_length() if nbytes < MOST_ROUNDED else nbytes
-        staging = self._staging[buffer] = Segment(max(LEAST, rounded))
-        self._engine.staging(buffer, staging.key, staging.start, staging.nbytes)
+        if staging is None or staging.nbytes < nbytes:
+            if staging is not None:
+                self._outgrown.append(staging)
+            rounded = 1 << (nbytes - 1).bit_length() if nbytes < MOST_ROUNDED else nbytes
+            staging = self._staging[buffer] = Segment(max(LEAST, rounded))
+            self._engine.staging(buffer, staging.key, staging.start, staging.nbytes)
+        staging.reserve(0, nbytes)
 
     def close(self) -> None:
         """Release the staging memory and all plans."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll.arrays import Array, address
-from gpucoll.arrays.segments import Block, Heap, Segment, Slab, Uses, attach, on_host
+from gpucoll.arrays.segments import Block, Heap, Segment, Slab, Uses, attach, on_host, reserved
 from gpucoll.device.peer import CONTROL, NOWHERE, Multicast, Places, Room
 from gpucoll.device.streams import StreamOrder
 from gpucoll.progress.operations import Pending
@@ -109,7 +109,7 @@ class HostMemory(PeerMemory):
         self._attached: list[Array] = []
 
     def new_slab(self, nbytes: int) -> Segment:
-        return Segment(nbytes)
+        return reserved(nbytes)
 
     def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Array:
         return on_host(block, shape, dtype)
