@@ -185,7 +185,8 @@ class Core:
             from gpucoll.executors.peer import PeerExecutor
 
             gpu.make_peer = lambda: self._together(
-                lambda: PeerExecutor(gpu.device, gpu.order, self.link, self.waits), "the first call by peer memory")
+                lambda: PeerExecutor(gpu.device, gpu.order, self.link, self.waits,
+                                     required=self.options.executor == "peer"), "the first call by peer memory")
         self.gpus[name] = gpu
         # A failed transport must end every wait.
         self.waits.hooks.append(gpu.check)

@@ -83,7 +83,11 @@ class Gpu:
         if self.make_peer is not None:
             # Cleared first: the other ranks would not join a second attempt.
             make, self.make_peer = self.make_peer, None
-            self._peer = make()
+            try:
+                self._peer = make()
+            except UsageError:  # of all ranks: another communicator uses the GPU until it closes
+                self.make_peer = make
+                raise
             self.made.insert(0, self._peer)
 
     @property

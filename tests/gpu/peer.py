@@ -1,5 +1,6 @@
 """Programs on CuPy arrays in memory shared by the ranks, and planned calls: for any executor, mostly `peer`."""
 
+import functools
 import gc as collector
 import importlib
 import itertools
@@ -13,6 +14,7 @@ import gpucoll as gc
 from gpu.helpers import PATIENCE, raising, ramp, ranges, refused, same
 from gpucoll.device.launch import Kernels
 from gpucoll.executors.peer import multicast
+from gpucoll.tuner import Tuner
 
 LARGE = 1_100_000  # elements of four bytes: more than the peer executor's staging area
 
@@ -212,3 +214,55 @@ def unreachable(comm):
             gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
         said = refused("GC-ALGO", other.all_reduce, cupy.ones(3), algorithm="ring")
         assert f"{'this rank' if comm.rank == 1 else 'rank 1'} cannot reach" in said, said
+
+
+def refused_call(comm):
+    """Return the words of a refused call, whose arrays are unchanged; "" for a right result."""
+    with cupy.cuda.Stream(non_blocking=True):
+        out = cupy.full(1000, -7, numpy.float32)
+        said = refused("GC-SHARED-GPU", comm.all_reduce, ramp(comm, 1000), out, algorithm="one_shot")
+        same(out, numpy.full(1000, -7, numpy.float32) if said else sum(ranges(comm, 1000)))
+    return said
+
+
+def one_at_a_time(comm):
+    """Ranks that share a GPU use peer memory in one communicator: others are refused on every rank, until it closes.
+
+    With "auto" the others go another way, and say why.
+    """
+    make = functools.partial(gc.Communicator.from_mpi, comm.mpi, timeout=PATIENCE)
+    first = make(executor="peer")
+    assert not refused_call(first)
+    part, other = first.split(0), make(executor="peer")
+    for one in (part, other, part, other):
+        assert "close the other one first" in refused_call(one)
+    if comm.rank == 0:
+        found = gc.run_local(refused_call, 2, timeout=PATIENCE, executor="peer")
+        assert all("close the other one first" in one for one in found), found
+    comm.barrier()
+    with patch.object(Tuner, "has_measured", return_value=True), make() as free:
+        same(free.all_reduce(ramp(comm, 1000)), sum(ranges(comm, 1000)))
+        assert "close the other one first" in free.explain("all_reduce", 4000, device="cuda").reason
+    first.close()
+    assert not refused_call(part)
+    assert refused_call(other)
+    part._core.gpus["cuda"].end()  # as after a failure
+    comm.barrier()
+    assert not refused_call(other)
+    other.close()
+    if comm.rank == 0:
+        assert gc.run_local(refused_call, 2, timeout=PATIENCE, executor="peer") == ["", ""]
+
+
+def one_part_at_a_time(comm):
+    """Of two parts with ranks on one GPU, one has peer memory; one with a GPU for each rank counts, too."""
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, executor="peer") as whole:
+        shared = cupy.cuda.runtime.getDeviceCount() == 1
+        part = whole.split(comm.rank // 2)
+        said = [bool(one) for one in comm.mpi.allgather(refused_call(part))]
+        # Two parts with a GPU for each of their ranks fit together, but not with all ranks.
+        assert said in ([[False, False, True, True], [True, True, False, False]] if shared else [[False] * 4]), said
+        assert "close the other one first" in refused_call(whole)
+        part.close()
+        comm.barrier()
+        assert not refused_call(whole)

@@ -234,6 +234,15 @@ def test_two_ranks_on_one_gpu_have_no_switch(mpiexec, emulated_kernels):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.parametrize(("ranks", "gpus", "program"), [
+    (2, "1", "one_at_a_time"), (4, "1", "one_part_at_a_time"),
+    pytest.param(4, "2", "one_part_at_a_time", marks=SLOW)])
+def test_a_shared_gpu_has_the_peer_kernels_of_one_communicator(mpiexec, emulated_kernels, ranks, gpus, program):
+    result = launch(ranks, sys.executable, "-m", "gpu.programs", json.dumps([[program]]), timeout=seconds(120),
+                    env=environment(**SHARE, STAND_IN_GPUS=gpus, NCCL_MULTI_RANK_GPU_ENABLE="1"))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 ON_OWN_GPU = """
 import cupy, gpucoll as gc
 with gc.init(timeout=60) as comm:

@@ -2,6 +2,7 @@
 
     binding      a call as kernel launches on memory
     step_tables  a plan as tables for the step kernel, which runs any schedule; and a check against deadlock
+    sharing      one communicator at a time on a GPU that ranks share
     handshake    how the ranks get access to each other's slabs (a slab is a rank's piece of shared memory)
     memory, ipc  slabs of the emulated device and of GPUs; arrays in symmetric memory
     multicast    GPU memory that the NVLink switch reduces and writes; descriptors: how the ranks get access to it
@@ -44,14 +45,15 @@ class PeerExecutor(Executor):
 
     `link` joins the ranks, `waits` are those of their communicator; `order` is the order of the communicator's
     operations over all streams. Arrays in `symmetric` memory are read in place; `symmetric` is None if the ranks cannot
-    share memory.
+    share memory. If ranks share a GPU with the peer executor of another communicator, all ranks raise UsageError, or
+    without `required` have no peer memory.
     """
 
     name = "peer"
 
-    def __init__(self, device: Device, order: StreamOrder, link: Any, waits: Progress) -> None:
+    def __init__(self, device: Device, order: StreamOrder, link: Any, waits: Progress, *, required: bool) -> None:
         self._device, self._order, self._timeout = device, order, waits.timeout
-        self._handshake = Handshake(device, link, waits)
+        self._handshake = Handshake(device, link, waits, required=required)
         self.minds_blocking = self._handshake.on_one_gpu
         self.symmetric = None if self.unavailable_reason else \
             SymmetricMemory(link.place.size, self._handshake.memory, order)
@@ -128,6 +130,7 @@ class PeerExecutor(Executor):
     def abort(self) -> None:
         """End every wait of this rank's kernels, without the other ranks."""
         self._handshake.memory.control["aborted"] = 1
+        self._handshake.leave()
 
     def close(self) -> None:
         """Release all memory; idempotent. A collective call."""

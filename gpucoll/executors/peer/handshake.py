@@ -14,10 +14,15 @@ from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Event
 from gpucoll.device.peer import MOST_RANKS, Multicast, PeerHeap, Room
 from gpucoll.device.sources import reducing
+from gpucoll.errors import UsageError
 from gpucoll.executors.peer.memory import HostMemory, PeerMemory
+from gpucoll.executors.peer.sharing import Place, place_of
 from gpucoll.progress.operations import Pending
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import exchange
+
+BUSY = ("another communicator uses the GPU of rank {} by peer memory, and ranks share this GPU: the kernels of both "
+        "need all its blocks, and would wait for each other; close the other one first")
 
 
 class Handshake:
@@ -25,11 +30,13 @@ class Handshake:
 
     heap: PeerHeap
 
-    def __init__(self, device: Device, link: Any, waits: Progress) -> None:
+    def __init__(self, device: Device, link: Any, waits: Progress, *, required: bool) -> None:
         self._device, self._waits = device, waits
         self._place = link.place
         self._exchange = functools.partial(exchange, link.wire, link.place.rank, range(link.place.size))
         self._open, self._between_processes = False, link.mpi is not None
+        self._seat: Place | None = None  # of this communicator on the GPU
+        self._is_busy = False  # whether another communicator has a place that this one needs
         self.memory = PeerMemory()
         self.room = Room(link.place.size)
         self.moves_rows = False  # whether the ranks may use packets of 128 bytes
@@ -42,6 +49,10 @@ class Handshake:
         if self.unavailable_reason is None:
             with device.current:
                 self._waits.run(self._meet(), "peer memory")
+            if self._is_busy and required:
+                error = UsageError(f"executor peer: {self.unavailable_reason}", code="GC-SHARED-GPU")
+                error.settled = True  # raised by all ranks in the same exchange
+                raise error
 
     @property
     def on_one_gpu(self) -> bool:
@@ -61,11 +72,25 @@ class Handshake:
                 # CUDA memory must not be freed while mapped elsewhere: wait until all ranks have unmapped the slabs.
                 self._waits.run(self._exchange([]), "peer memory")
             self.memory.free()
+            self.leave()
+
+    def leave(self) -> None:
+        """Let another communicator use the GPU: this one enqueues no more kernels."""
+        if self._seat is not None:
+            self._seat.leave()
 
     def _meet(self) -> Iterator[Pending]:
         # All ranks must cut their slabs in the same way: use the smallest number of channels proposed.
         proposed = yield from self._exchange([self._device.channels(self._place.size), *self._device.linked_gpu])
         self.room = Room(self._place.size, min(row[0] for row in proposed), staging=self._device.staging)
+        if self._device.asynchronous:
+            self._seat, is_free = place_of(self._place.rank, [row[1] for row in proposed])
+            everybody = yield from self._exchange([is_free])
+            busy = [rank for rank, row in enumerate(everybody) if not row[0]]
+            if busy:
+                self.leave()
+                self._is_busy, self.unavailable_reason = True, BUSY.format(busy[0])
+                return
         # After a failure the exchanges still follow: the other ranks wait for this rank, and all must agree on the
         # outcome.
         exported: list[int] = []
