@@ -202,6 +202,8 @@ if __name__ == "__main__":
     seeds, *sys.argv = sys.argv[1:]
     for seed in range(int(seeds)):
         MACHINE.order = random.Random(100 * seed + int(os.environ["RANK"]))
+        if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # a rank could still meet the store of the last time
+            os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
         runpy.run_path(sys.argv[0], run_name="__main__")
     assert cupy.hostile.contexts.keys() == {GPU.index}, cupy.hostile.contexts
     assert not cupy.hostile.reported, cupy.hostile.reported
