@@ -24,6 +24,7 @@ from cupy._machine import MACHINE
 
 import gpucoll.torch
 from gpucoll.device.cuda import CurrentDevice
+from gpucoll.launch import launchers
 from gpucoll.torch import group, handles
 
 METHODS = """broadcast allreduce allreduce_coalesced reduce all_gather_single all_gather_single_coalesced allgather
@@ -87,6 +88,7 @@ def in_stream(stream):
 def synchronize(device=None):
     """Wait for a GPU, as PyTorch the thread's current one by default, and make a context there."""
     with CurrentDevice(cupy.cuda.runtime.getDevice() if device is None else device.index):
+        MACHINE.use()
         cupy.cuda.runtime.deviceSynchronize()
 
 
@@ -203,7 +205,9 @@ if __name__ == "__main__":
     for seed in range(int(seeds)):
         MACHINE.order = random.Random(100 * seed + int(os.environ["RANK"]))
         if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # a rank could still meet the store of the last time
-            os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+            from mpi4py import MPI
+
+            os.environ["MASTER_PORT"] = str(MPI.COMM_WORLD.bcast(launchers.free_port()))
         runpy.run_path(sys.argv[0], run_name="__main__")
     assert cupy.hostile.contexts.keys() == {GPU.index}, cupy.hostile.contexts
     assert not cupy.hostile.reported, cupy.hostile.reported
