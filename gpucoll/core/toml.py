@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +13,10 @@ from gpucoll.errors import ArgumentError, nearest
 
 # Upper bound of a time in a file, in seconds: sums of times stay finite.
 LONGEST = 1e9
+# A string, a comment or a word, and a dot that makes it a part of a key; and the most parts of a key: Python's parser
+# takes time and memory by their square.
+PART = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|\#[^\n]*|(?<![\w-])[\w-]+)[ \t]*(\.[ \t]*)?""")
+MOST_PARTS = 64
 T = TypeVar("T")
 # A check takes a key and a value, and returns the fault as a text, None for a good value.
 Check = Callable[[str, Any], str | None]
@@ -57,7 +62,13 @@ class TomlFile(NamedTuple):
         import tomllib
 
         try:
-            document = tomllib.loads(content.decode())
+            text = content.decode()
+            end = parts = 0
+            for part in PART.finditer(text):
+                parts, end = (parts + 1 if part.start() == end else 1) if part[1] else 0, part.end()
+                if parts == MOST_PARTS:
+                    raise ValueError(f"a key has more than {MOST_PARTS} parts")
+            document = tomllib.loads(text)
         # ValueError: malformed, not UTF-8, or a number too long. RecursionError: nested too deeply.
         except (ValueError, RecursionError) as error:
             raise self.error(f"not TOML: {error}") from None

@@ -11,6 +11,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.cli import main
+from gpucoll.core import toml
 from gpucoll.errors import ArgumentError
 from gpucoll.lab.graphs.bounds import FORMULAS, bound
 from gpucoll.lab.graphs.link_graph import Edge, LinkGraph, load_graph, parse_graph
@@ -302,3 +303,16 @@ def test_a_name_that_would_end_a_text_of_python_is_refused(tmp_path, name):
                     '[[links]]\nfrom = "a"\nto = "b"\nGBps = 1.0\nus = 1.0\nboth = true\n')
     with pytest.raises(ArgumentError, match=r"GC-TOPOLOGY.*a quote, a backslash or a control character"):
         load_graph(str(file))
+
+
+@pytest.mark.parametrize("text", ["a." * 20000 + "a = 1", "[" + "a." * 20000 + "a]", '"=" . ' * 20000 + "a = 1",
+                                  "'=' . " * 20000 + "a = 1", "x = {" + "a." * 20000 + "a = 1}"])
+def test_a_key_of_many_parts_is_refused_unread(text, monkeypatch):
+    monkeypatch.setattr("tomllib.loads", lambda text: pytest.fail("parsed"))
+    with pytest.raises(gc.ArgumentError, match="a key has more than 64 parts"):
+        toml.TomlFile("graph", "GC-TOPOLOGY").read(text.encode(), None)
+
+
+def test_dots_elsewhere_are_no_key():
+    text = f'a.b.c = [{"0.5, " * 999}]\nwords = "{"one. " * 999}"\n# {"a." * 999}\nescaped = "{chr(92)}"{"a." * 999}"\n'
+    assert [*toml.TomlFile("graph", "GC-TOPOLOGY").read(text.encode(), None)] == ["a", "words", "escaped"]
