@@ -15,6 +15,7 @@ import re
 import runpy
 import shutil
 import sys
+import tomllib
 import types
 from typing import Any
 
@@ -23,6 +24,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 (an older one has to get as far as
 
 from processes import ROOT, followed, output_of, say
 
+LOWEST = ".venv-lowest"  # the environment with the lowest versions
 OUR_MPIS = {"mpich", "openmpi"}  # extras of the same names
 # The places searched by mpi4py for a site's MPI, in mpi4py's order, without the environment, possibly with our MPI.
 SITE_LIBRARIES = os.pathsep.join([f"{sys.base_exec_prefix}/lib", "libmpi.so", "libmpi.so.12", "libmpi.so.40"])
@@ -133,9 +135,20 @@ def update(python: str, extras: "set[str]") -> None:
         json.dump(stamp, file, indent=1)
 
 
+def lowest(extras: "set[str]") -> "list[str]":
+    """Return the lowest versions that pyproject.toml accepts for the dependencies and these extras, as constraints."""
+    project = tomllib.loads(pathlib.Path(ROOT, "pyproject.toml").read_text())["project"]
+    rows = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in sorted(extras))]
+    wanted = [one for row in rows for one in row]
+    return [re.sub(r">=([\w.]+).*", r"==\1", one) for one in dict.fromkeys(wanted)]
+
+
 def install(python: str, extras: "set[str]", uv: bool) -> None:
     package = f"[{','.join(sorted(extras))}]"
     pip = ["uv", "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install"]
+    if LOWEST in python:
+        pip += ["--constraint", os.path.join(os.path.dirname(os.path.dirname(python)), "lowest.txt")]
+        pathlib.Path(pip[-1]).write_text("\n".join(lowest(extras)))
     followed(f"installing gpucoll{package} in {os.path.relpath(python, ROOT).split(os.sep)[0]}, once",
              *pip, "--editable", ROOT + package)
 

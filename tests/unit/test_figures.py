@@ -42,7 +42,8 @@ def test_a_table_of_figures_has_its_source(page):
         path = ROOT / source.replace("gpucoll.bench.", "bench/").replace("bench/readme", "bench/readme.py")
         assert path.is_file(), f"{page.name}: {source} is not there"
         if kind == "measured":
-            found = {round(number + 1e-9, digits) for digits in (0, 1) for number in numbers(json.loads(path.read_text()))}
+            there = [*numbers(json.loads(path.read_text()))]
+            found = {round(number + 1e-9, digits) for digits in (0, 1) for number in there}
             figures = {float(figure.replace(",", "")) for row in rows for cell in row
                        for figure in re.findall(r"\d[\d,]*(?:\.\d+)?", cell)}
             assert figures <= found, f"{page.name}: {source} has no {figures - found}"

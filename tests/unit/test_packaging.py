@@ -3,6 +3,7 @@
 import ast
 import functools
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -25,6 +26,28 @@ def test_packages_are_the_folders():
     found = [".".join([package, *marker.parent.relative_to(ROOT / folder).parts])
              for package, folder in listed["package-dir"].items() for marker in (ROOT / folder).rglob("__init__.py")]
     assert sorted(listed["packages"]) == sorted(found)
+
+
+def test_every_dependency_has_a_lowest_version():
+    """`scripts/test --lowest`, a part of CI, installs exactly these."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    rows = [*project["dependencies"], *(one for row in extras.values() for one in row if one != "gpucoll[test]")]
+    assert [one for one in rows if not re.match(r"[\w-]+>=\d[\w.]*(,<\d+)?$", one)] == []
+    lowest = environment.lowest({"test", "train", "ucx"})
+    assert "numpy==2.3" in lowest
+    assert len({one.partition("==")[0] for one in lowest}) == len(lowest), "one dependency has two bounds"
+    assert "scripts/test --lowest" in (ROOT / ".ci/run").read_text()
+
+
+def test_the_lowest_versions_are_constraints_of_their_environment_alone(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(environment, "followed", lambda step, *words: asked.append(words))
+    for name in (".venv", environment.LOWEST):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        environment.install(str(tmp_path / name / "bin" / "python"), {"dtypes"}, uv=False)
+    assert ["--constraint" in words for words in asked] == [False, True]
+    assert (tmp_path / environment.LOWEST / "lowest.txt").read_text().splitlines() == environment.lowest({"dtypes"})
 
 
 def test_only_the_command_imports_the_benchmarks():
