@@ -71,4 +71,4 @@ def _row(name: str, obj: Any) -> Array:
 
 
 def _unpickled(row: Array) -> Any:
-    return pickle.loads(row.tobytes())
+    return pickle.loads(memoryview(row))  # type: ignore[arg-type] # an array is a buffer
