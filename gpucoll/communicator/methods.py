@@ -277,7 +277,7 @@ class Communicator:
         """Return the list of all ranks' `x` (shape (n_i, \\*s)) on every rank; views of one array. MPI-5.0, 6.7.
 
         `out` receives the result and is returned. It is one array (sum(n_i), \\*s), and `x` may be this rank's block in
-        it; or it is a list of arrays (n_i, \\*s), at the cost of a copy.
+        it; or it is a list of arrays (n_i, \\*s), at the same speed.
         """
         if stream is None and not async_op and self._core.group is None and (
                 result := self._blocks.repeat("all_gather_v", "", 0, algorithm, x, out)) is not NotImplemented:

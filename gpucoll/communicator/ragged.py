@@ -70,6 +70,8 @@ class VectorVariants:
         self._messages: dict[Key, Array] = {}
         # The counts of all ranks in earlier calls, and a digest, by call and by the bytes of the ranks' host messages.
         self._agreed: dict[tuple[str, bytes], tuple[tuple[Counts, ...], str]] = {}
+        # Calls whose plans form the result in one array, and not in the arrays of a list.
+        self._joined: set[Key] = set()
         # By name: the number of exchanges still to come before lengths are foretold, and that number after a change.
         # All ranks exchange, and find changes, in the same calls: the numbers are equal on all ranks.
         self._exchanges: dict[str, int] = {}
@@ -261,7 +263,8 @@ class VectorVariants:
         formed, result = form_blocks(row, blocks.taken, blocks.tail, blocks.dtype, kind, space, room)
         target = None if formed is None else formed.row
         # The engine works on the caller's arrays, if it can, else on the flat rows made here.
-        theirs = _arrays_of(x, out) and (isinstance(x, list | tuple) or not is_apart)
+        is_joined = room is not None and room.is_list and (room.is_input or blocks.cache_key in self._joined)
+        theirs = _arrays_of(x, out) and (isinstance(x, list | tuple) or not is_apart) and not is_joined
         ends = (x, out) if theirs else (source, target)
         if blocks.cache_key and not theirs and core.fast_path(*blocks.cache_key, *ends) is not NotImplemented:
             if formed is not None:
@@ -284,12 +287,14 @@ class VectorVariants:
             return False
         is_list = out is None and COLLECTIVES[blocks.name].output.blocks and result is not None
         if result is not None and out is not result:
-            result = result.view(blocks.dtype).reshape(sum(blocks.taken), *blocks.tail)
+            result = out if isinstance(out, list | tuple) else \
+                result.view(blocks.dtype).reshape(sum(blocks.taken), *blocks.tail)
         request = ready.request
         foretold = replace(request, cut=request.cut._replace(digest=blocks.digest)).description
-        core.engine.cache_call(*cache_key, x, result, out, plan, core.seconds_of(ready.call), request.nbytes,
-                               blocks.taken if is_list else None, *shown(foretold))
-        return True
+        if not core.engine.cache_call(*cache_key, x, result, out, plan, core.seconds_of(ready.call), request.nbytes,
+                                      blocks.taken if is_list else None, *shown(foretold)):
+            self._joined.add(cache_key)
+        return cache_key not in self._joined
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
         whole = are_whole(counts) and all(one >= 0 for one in counts)
@@ -325,6 +330,7 @@ class VectorVariants:
             if len(self._agreed) >= KEPT or len(self._messages) >= KEPT:
                 self._agreed.clear()
                 self._messages.clear()
+                self._joined.clear()
             found = self._agreed[key] = agreed, _digest_of(key[1])
         if (place := _key_of(name, checked, lengths)):
             self._messages[place] = mine_row
@@ -340,8 +346,8 @@ def _counts_of(name: str, everyone: Sequence[Metadata], alike: bool) -> tuple[Co
 
 
 def _arrays_of(x: Any, out: Any) -> bool:
-    """Return whether the engine can work on these arguments: contiguous arrays of NumPy, or a list of input blocks."""
-    arrays = [*(x if isinstance(x, list | tuple) else [x]), out]
+    """Return whether the engine can work on these arguments: contiguous arrays of NumPy, or lists of these."""
+    arrays = [one for side in (x, out) for one in (side if isinstance(side, list | tuple) else [side])]
     return all(one is None or (type(one) is numpy.ndarray and one.flags.c_contiguous) for one in arrays)
 
 

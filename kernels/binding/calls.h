@@ -73,10 +73,10 @@ struct Engine {
 static PyObject *failure_name, *owner_name, *slow_wait_name, *broken_name, *check_failures_name, *attach_name, *differ_name,
     *out_of_reach_name, *disconnected_name, *cancel_name, *exchange_name, *on_delay_name;
 
-// Return whether all arrays of a call are in symmetric memory; False for a list, since its blocks are joined first.
+// Return whether all arrays of a call are in symmetric memory; False for a list, since its blocks lie apart.
 static bool is_symmetric(const Engine& self, PyObject* x, PyObject* out) {
     const Segments& known = self.node.symmetric;
-    bool symmetric = !known.empty() && !is_blocks(x);
+    bool symmetric = !known.empty() && !is_blocks(x) && !is_blocks(out);
     Segment found;
     for (PyObject* array : {x, out})
         symmetric = symmetric && (!is_array(array) || known.holding(data_of(array), static_cast<uint64_t>(PyArray_NBYTES(array_of(array))), &found));
@@ -287,7 +287,16 @@ static void note_site(Engine& self) {
 // Begin the next call. Throws without memory; then nothing has begun.
 static void begin(Engine& self, const Ref<PlanObject>& planned, PyObject* x, PyObject* out, bool listens) {
     if (self.node.flight.records != nullptr) note_site(self);
-    self.walker.begin(self.node, &planned->state.plan, data_of(x), data_of(out), listens);
+    std::vector<Piece>& pieces = self.walker.pieces;
+    pieces.clear();
+    if (is_blocks(out)) {
+        uint64_t offset = 0;
+        for_each_array(out, [&](PyObject* one) {
+            pieces.push_back({offset, nbytes_of(one), data_of(one)});
+            offset += nbytes_of(one);
+        });
+    }
+    self.walker.begin(self.node, &planned->state.plan, data_of(x), pieces.empty() ? data_of(out) : pieces[0].start, listens);
     self.current = planned;
 }
 
@@ -307,9 +316,16 @@ static void perform(Engine& self, PyObject* name, const Ref<PlanObject>& planned
 
 // Return whether the call may write to `out`. Arrays overlapping differently than planned are left to Python.
 static bool may_write(const Entry* entry, PyObject* x, PyObject* out) {
-    if (!entry->out.matches(out) || !PyArray_ISWRITEABLE(array_of(out))) return false;
-    bool is_apart = true;
-    for_each_array(x, [&](PyObject* one) { is_apart &= !is_overlap(one, out); });
+    if (!entry->out.matches(out)) return false;
+    bool is_writable = true, is_apart = true;
+    size_t count = 0;
+    for_each_array(out, [&](PyObject* array) {
+        is_writable &= PyArray_ISWRITEABLE(array_of(array)) != 0;
+        for_each_array(x, [&](PyObject* one) { is_apart &= !is_overlap(one, array); });
+        for (size_t i = 0; i < count; i++) is_apart &= !is_overlap(PySequence_Fast_GET_ITEM(out, static_cast<Py_ssize_t>(i)), array);
+        count++;
+    });
+    if (!is_writable) return false;
     return is_apart || (entry->inside >= 0 && data_of(x) - data_of(out) == entry->inside);
 }
 
@@ -360,7 +376,7 @@ static Ref<> blocks_of(const Ref<>& out, const Ref<>& lengths) {
 // Return the array for the result, given or new; None if this rank has no result; NotImplemented if the call is left to
 // Python.
 static Ref<> result_of(const Engine& self, const Entry* entry, PyObject* x, PyObject* out) {
-    if (!entry->out.dtype) return out == Py_None ? none() : not_implemented();
+    if (entry->out.is_none()) return out == Py_None ? none() : not_implemented();
     const Plan& plan = entry->known.plan->state.plan;
     if (plan.has(OVERWRITES)) {
         const bool given = out == Py_None || out == x;
@@ -369,10 +385,13 @@ static Ref<> result_of(const Engine& self, const Entry* entry, PyObject* x, PyOb
         return ready ? Ref<>::borrow(x) : not_implemented();
     }
     if (out == Py_None) {
-        Ref<PyArray_Descr> dtype = entry->out.dtype;  // NumPy takes over the reference
-        return left_if_null(PyArray_Empty(entry->out.axes, entry->out.shape, dtype.release(), 0));
+        const ArraySignature& array = entry->out.array;
+        Ref<PyArray_Descr> dtype = array.dtype;  // NumPy takes over the reference
+        return left_if_null(PyArray_Empty(array.axes, array.shape, dtype.release(), 0));
     }
-    return may_write(entry, x, out) ? Ref<>::borrow(out) : not_implemented();
+    if (!may_write(entry, x, out)) return not_implemented();
+    // A tuple keeps the arrays of a list alive: Python code may change the list during the call.
+    return is_blocks(out) ? left_if_null(PySequence_Tuple(out)) : Ref<>::borrow(out);
 }
 
 // Return whether a call may run Python functions, and so a signal handler.
@@ -502,7 +521,8 @@ static Ref<> call(Engine& self, PyObject* const* given, size_t count, PyObject* 
     Ref<> out = result_of(self, entry, x, given[OPTIONS + 1]);
     if (out.get() == Py_NotImplemented) return out;
     // Memory is taken before the call: afterwards a rank without memory would have received, and lost, its result.
-    const Ref<> source = joined(x), blocks = lengths ? blocks_of(out, lengths) : nullptr;
+    const Ref<> source = joined(x);
+    const Ref<> blocks = is_blocks(given[OPTIONS + 1]) ? Ref<>::borrow(given[OPTIONS + 1]) : lengths ? blocks_of(out, lengths) : nullptr;
     if (source.get() == Py_NotImplemented || blocks.get() == Py_NotImplemented) return not_implemented();
     if (!fits(known.plan->state.plan, source.get(), out.get())) return not_implemented();
     const Ref<> result = do_call(self, known, given[0], source.get(), std::move(out));
@@ -514,8 +534,8 @@ static PyObject* call_engine(PyObject* object, PyObject* const* given, size_t co
 }
 
 // cache_call(name, op, root or counts, algorithm, x, result, the caller's out, plan, seconds, nbytes, lengths, text,
-// signature): do similar calls here from now on. With `lengths`, a tuple, the result is the list of the blocks of a new
-// array. `text` and `signature` describe the call under another name (`cache_renamed`).
+// signature): do similar calls here from now on; return whether they can be done here. With `lengths`, a tuple, the result
+// is the list of the blocks of a new array. `text` and `signature` describe the call under another name (`cache_renamed`).
 static Ref<> cache_call(Engine& self, PyObject* given) {
     PyObject *options[OPTIONS], *x, *out, *callers, *planned, *seconds, *lengths = Py_None;
     const char* text = "";
@@ -524,14 +544,15 @@ static Ref<> cache_call(Engine& self, PyObject* given) {
     check(PyArg_ParseTuple(given, "OOOOOOOO!O!d|OsL", options, options + 1, options + 2, options + 3, &x, &out, &callers,
                            &type_of<PlanState>, &planned, &PyArray_Type, &seconds, &nbytes, &lengths, &text, &signature));
     if (lengths != Py_None && !PyTuple_CheckExact(lengths)) raise(PyExc_TypeError, "lengths are a tuple");
-    if (!InputSignature::describes(x) || !ArraySignature::describes(out)) return none();
+    if (!SideSignature::describes(x) || !SideSignature::describes(out)) return truth(false);
+    if (is_blocks(out) && !reinterpret_cast<PlanObject*>(planned)->state.plan.may_split(self.node.rank)) return truth(false);
     const CallKey key = key_of(self, options, x, callers);
-    Entry made = {{}, InputSignature::of(x), ArraySignature::of(out), callers == Py_None, inside_of(x, callers), key.symmetric,
+    Entry made = {{}, SideSignature::of(x), SideSignature::of(out), callers == Py_None, inside_of(x, callers), key.symmetric,
                   lengths == Py_None ? nullptr : Ref<>::borrow(lengths), text, signature,
                   {Ref<PlanObject>::borrow(planned), Ref<PyArrayObject>::borrow(seconds), nbytes}};
     check_fit(made.known.plan, x, out, seconds);
     self.table.add(key, std::move(made));
-    return none();
+    return truth(true);
 }
 
 // cache_renamed(known name, name, op, root or counts, algorithm, x, the caller's out): do a known call under another name,

@@ -77,8 +77,8 @@ struct ArraySignature {
     }
 };
 
-// The signature of an input: an array, None, or a list or tuple of arrays.
-struct InputSignature {
+// The signature of an input or a result: an array, None, or a list or tuple of arrays.
+struct SideSignature {
     ArraySignature array;
     std::vector<ArraySignature> blocks;
     bool is_list = false;
@@ -89,13 +89,15 @@ struct InputSignature {
         return all;
     }
 
-    static InputSignature of(PyObject* x) {
-        InputSignature made;
+    static SideSignature of(PyObject* x) {
+        SideSignature made;
         made.is_list = is_blocks(x);
         if (!made.is_list) made.array = ArraySignature::of(x);
         else for_each_array(x, [&](PyObject* one) { made.blocks.push_back(ArraySignature::of(one)); });
         return made;
     }
+
+    bool is_none() const { return !is_list && !array.dtype; }
 
     bool matches(PyObject* x) const {
         if (is_blocks(x) != is_list) return false;
@@ -151,8 +153,7 @@ struct CallKey {
 // An entry of the table: the key, and the call. Without a plan the entry is unused.
 struct Entry {
     Ref<> options[OPTIONS];
-    InputSignature x;
-    ArraySignature out;
+    SideSignature x, out;
     bool allocates = false;   // the call was made without `out`
     npy_intp inside = APART;  // offset of `x` in the result (a call in place), or APART
     bool symmetric = false;
@@ -164,7 +165,7 @@ struct Entry {
     template <class Each> void references(Each each) {
         for (Ref<>& option : options) each(option);
         x.references(each);
-        each(out.dtype);
+        out.references(each);
         each(lengths);
         known.references(each);
     }
@@ -255,7 +256,7 @@ class KnownCalls {
     // Return whether an entry fits the `out` of a call. An allocated result has a fixed shape; a given `out` may have
     // another shape of the same size.
     static bool accepts(const Entry& entry, PyObject* out) {
-        if (!entry.out.dtype || entry.known.plan->state.plan.has(OVERWRITES)) return true;
+        if (entry.out.is_none() || entry.known.plan->state.plan.has(OVERWRITES)) return true;
         return out == Py_None ? entry.allocates : entry.out.matches(out);
     }
 

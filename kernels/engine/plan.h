@@ -84,6 +84,23 @@ struct Plan {
                && !read[SCRATCH] && peers.size() < others;
     }
 
+    // Return whether a part of rank `own` lies in the caller's array for the result.
+    bool is_result(const Part& part, uint32_t own) const {
+        return part.buffer == RESULT || (part.buffer == OUTPUT && part.rank == own && !read[OUTPUT]);
+    }
+
+    // Return whether the result may be a list of arrays: only copies write to it, and nothing reads it.
+    bool may_split(uint32_t own) const {
+        const auto is_like = [&](const Instruction& one) {
+            const auto* first = parts.data() + one.first;
+            const bool copies_one = one.opcode == Instruction::REDUCE && one.count == 1 && one.copies == 0;
+            return (copies_one || !is_result(one.to, own))
+                && std::none_of(first, first + one.count + one.copies, [&](const Part& part) { return is_result(part, own); });
+        };
+        return !by_calls && finish == nullptr && !has(OVERWRITES) && (!read[OUTPUT] || has(OWN_IN_CONTROL))
+            && std::all_of(instructions.begin(), instructions.end(), is_like);
+    }
+
     // Append an instruction. The parts of `one` are already at the end of `parts`.
     void add(const Instruction& one) {
         lead += one.opcode == Instruction::REDUCE && one.to.buffer == INPUT && lead == instructions.size();

@@ -78,6 +78,12 @@ struct Base {
     int32_t process;
 };
 
+// An array of a result that is a list: where it begins among the bytes of the result.
+struct Piece {
+    uint64_t offset, nbytes;
+    char* start;
+};
+
 // The call under way, resumable: `go_on` returns at a wait or for work of Python, and continues at `stage` and `at`.
 // Outcomes: WAITING for another rank; DIFFERS, a mismatch; UNKNOWN, a segment to be mapped; CALLING, a Python
 // function to be called; BROKEN, a system error; CUT, a failed message. Stages, in order: LISTENING, only for announced
@@ -90,7 +96,8 @@ struct Walker {
 
     const Plan* plan = nullptr;  // null while no call is under way
     const char* from;
-    char* to;
+    char* to;                   // of a list of arrays, `pieces`, the first
+    std::vector<Piece> pieces;  // empty: the result is one array
     char *staged, *result;  // staging buffer of the input, memory of the result: null if the caller's array serves
     int64_t base, half;     // `base` is the call number shifted by ROUNDS bits, `half` the parity of the number
     int64_t signature;      // of this call: a hash of plan, number and earlier calls
@@ -241,7 +248,7 @@ struct Walker {
                     last = std::max(last, base + one.counter);
                 }
         }
-        if (result != nullptr) (plan->taken >= STREAMED ? stream : copy)(to, result, plan->taken);
+        if (result != nullptr) place_result({result, 0}, 0, plan->taken);
         if (plan->finish != nullptr) plan->finish(to, plan->taken, plan->contributions);
         end(node);
         return DONE;
@@ -700,13 +707,31 @@ struct Walker {
         const Base source = place(node, sources[0]);
         if (to_row == nullptr || source.start == nullptr) return EFAULT;
         if (one.count == 1 && one.copies == 0) {
-            if (source.process != 0) return transfer(process_vm_readv, source.process, to_row, source.start, one.nbytes);
-            // Bytes read again, by peers or by this plan, should stay in the caches.
-            const bool is_last = one.to.buffer == RESULT || (one.to.buffer == OUTPUT && !plan->read[OUTPUT]);
-            (is_last && plan->taken >= STREAMED ? stream : copy)(to_row, source.start, one.nbytes);
-            return 0;
+            const bool is_last = plan->is_result(one.to, node.rank);
+            if (is_last && !pieces.empty()) return place_result(source, one.to.offset, one.nbytes);
+            return fetch(to_row, source, one.nbytes, is_last);
         }
         return combine_all(node, one, to_row, sources);
+    }
+
+    // Copy bytes, of this process or another. Bytes read again, by peers or by this plan, should stay in the caches: not
+    // so the last copy, to the result. Return 0, or the system's error.
+    int fetch(char* to_row, const Base& source, uint64_t nbytes, bool is_last) const {
+        if (source.process != 0) return transfer(process_vm_readv, source.process, to_row, source.start, nbytes);
+        (is_last && plan->taken >= STREAMED ? stream : copy)(to_row, source.start, nbytes);
+        return 0;
+    }
+
+    // Copy bytes to the result from `offset` on, to one array or to the arrays of a list.
+    int place_result(const Base& source, uint64_t offset, uint64_t nbytes) const {
+        if (pieces.empty()) return fetch(to + offset, source, nbytes, true);
+        for (const Piece& one : pieces) {
+            const uint64_t start = std::max(offset, one.offset), stop = std::min(offset + nbytes, one.offset + one.nbytes);
+            if (start >= stop) continue;
+            const Base there = {source.start + (start - offset), source.process};
+            if (const int failed = fetch(one.start + (start - one.offset), there, stop - start, true)) return failed;
+        }
+        return 0;
     }
 
     // Combine the sources of a REDUCE. Sources in other processes are fetched piece by piece, and copies are written

@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.communicator.ragged import VectorVariants
 from harness.grids import generator, often
 from harness.node_ranks import on_shared, on_two_nodes
 
@@ -103,6 +104,58 @@ def rare_attempts(comm):
         call(comm, "all_gather_v", [*[[3]] * (comm.size - 1), [turn]], turn)
     # Two calls of the engine in each, and one more where the call was given up.
     assert comm._core.host_engine().call_count - before <= 2 * turns + 12
+
+
+def into_list(comm, name, lengths, turn, **options):
+    """Make a call into the arrays of a list; return the list, the result, and what is to stand there on this rank."""
+    rank, everyone = comm.rank, range(comm.size)
+    if name == "all_to_all_v":
+        out = [numpy.full((lengths[rank], 2), -1.0) for _ in everyone]
+        found = comm.all_to_all_v([block(rank, one, lengths[one], turn) for one in everyone], out=out)
+        return out, found, [block(one, rank, lengths[rank], turn) for one in everyone]
+    is_here = name == "all_gather_v" or rank == 0
+    out = [numpy.full((length, 2), -1.0) for length in lengths] if is_here else None
+    found = getattr(comm, name)(block(rank, 0, lengths[rank], turn), out=out, **options)
+    return out, found, [block(one, 0, lengths[one], turn) for one in everyone if is_here]
+
+
+@on_shared
+def into_lists(comm):
+    """A result in separate arrays is one call of the engine, as a result in one array: every length, short rings."""
+    for unit in (0, 1, 400, 60_000):
+        lengths = [unit * (1 + one % 3) + one % 2 for one in range(comm.size)]
+        for name, options in (("all_gather_v", {}), ("gather_v", {}), ("all_to_all_v", {}),
+                              ("all_gather_v", {"algorithm": "ring"})):
+            for turn in range(4):
+                is_python = turn < 3 or (options and unit > 400)
+                with contextlib.nullcontext() if is_python else mock.patch.object(
+                        VectorVariants, "_run_blocks", side_effect=AssertionError((name, unit))):
+                    out, found, expected = into_list(comm, name, lengths, turn, **options)
+                assert found is out
+                assert [one.tolist() for one in found or ()] == [one.tolist() for one in expected], (name, unit, turn)
+
+
+@on_shared
+def refused_lists(comm):
+    """Lists that Python refuses are refused after a right one, too, and nothing is written."""
+    mine, row = numpy.arange(3.0), numpy.full(3 * comm.size + 3, -1.0)
+    right = [row[3 * one:3 * one + 3] for one in range(comm.size)]
+    frozen = right[0].view()
+    frozen.flags.writeable = False
+    for _ in range(3):
+        assert comm.all_gather_v(mine, out=right) is right
+        assert row[:3 * comm.size].tolist() == mine.tolist() * comm.size
+        row[:] = -1.0
+        for code, outs in (("GC-COUNTS", right[1:]), ("GC-SHAPE", [row[-4:], *right[1:]]),
+                           ("GC-DTYPE", [numpy.zeros(3, "f4"), *right[1:]]), ("GC-OVERLAP", [row[2:5], *right[1:]]),
+                           ("GC-OVERLAP", [right[0]] * comm.size), ("GC-READONLY", [frozen, *right[1:]])):
+            with pytest.raises(gc.GpucollError, match=code):
+                comm.all_gather_v(mine, out=outs)
+            assert (row == -1).all(), code
+        right[comm.rank][:] = mine
+        comm.all_gather_v(right[comm.rank], out=right)  # in place
+        assert row[:3 * comm.size].tolist() == mine.tolist() * comm.size
+        comm.all_gather_v(mine, out=[numpy.zeros(6)[::2] for _ in right])
 
 
 @on_shared
@@ -227,6 +280,7 @@ def disagreements(comm):
 
 
 CASES = [(steady_lengths, 2, 1, 3), (exchanges_in_a_row, 2, 3), (rare_attempts, 2, 3), (outs, 2, 1, 3),
+         (into_lists, 2, 1, 3), (refused_lists, 2, 3),
          (lists, 2, 3), (changing_lengths, 2, 4), (known_tables_mixed, 2, 3),
          (wrong_roots, 2, 3), (disagreements, 3, 2)]  # numbers of ranks, after the first at night
 
