@@ -106,14 +106,16 @@ OTHERS_ALONE = ("cuMemImportFromShareableHandle", "reach")
 
 
 def on_one_gpu(comm):
-    """Ranks sharing a GPU do not use the switch."""
-    _without_switch(comm)
+    """Ranks sharing a GPU do not use the switch, and meet before they launch; processes have a context each."""
+    peer = _without_switch(comm)
+    assert (peer._handshake.on_one_gpu, peer.minds_blocking) == (True, False)
 
 
 def _without_switch(comm, has_switch=False):
     with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
         same(other.all_reduce(ramp(comm, 1000), algorithm="two_shot"), sum(ranges(comm, 1000)))
         assert other._core.gpus["cuda"].peer.links["reductions_by_switch"] is has_switch
+        return other._core.gpus["cuda"].peer
 
 
 def blocks(comm):

@@ -54,7 +54,7 @@ class PeerExecutor(Executor):
     def __init__(self, device: Device, order: StreamOrder, link: Any, waits: Progress, *, required: bool) -> None:
         self._device, self._order, self._timeout = device, order, waits.timeout
         self._handshake = Handshake(device, link, waits, required=required)
-        self.minds_blocking = self._handshake.on_one_gpu
+        self.minds_blocking = self._handshake.shares_context
         self.symmetric = None if self.unavailable_reason else \
             SymmetricMemory(link.place.size, self._handshake.memory, order)
         self._workspace = Workspace(device)
@@ -92,7 +92,7 @@ class PeerExecutor(Executor):
         and meet before the first kernel is enqueued.
         """
         self.check()
-        if self._handshake.on_one_gpu and self._device.is_blocking(stream):
+        if self.minds_blocking and self._device.is_blocking(stream):
             raise UsageError(f"{call.request.collective}: {BLOCKING}", code="GC-STREAM")
         self._order.follow(stream)
         launches = call.binding.launches(source, target, stream)

@@ -39,6 +39,7 @@ class Handshake:
         self._is_busy = False  # whether another communicator has a place that this one needs
         self.memory = PeerMemory()
         self.room = Room(link.place.size)
+        self.on_one_gpu = False  # whether ranks, threads or processes, share a GPU: kernels of one wait for the other's
         self.moves_rows = False  # whether the ranks may use packets of 128 bytes
         self.multicast: Multicast | None = None  # memory of all ranks at one address, if a switch can reduce there
         self.unavailable_reason: str | None = None
@@ -55,9 +56,9 @@ class Handshake:
                 raise error
 
     @property
-    def on_one_gpu(self) -> bool:
-        """Whether ranks, threads of this process, share a GPU, so that its kernels wait for each other."""
-        return not self._between_processes and self._place.size > 1 and self._device.asynchronous
+    def shares_context(self) -> bool:
+        """Whether ranks that share a GPU are threads: then a blocking stream of one waits for kernels of another."""
+        return self.on_one_gpu and not self._between_processes
 
     def meet(self) -> Iterator[Pending]:
         """Wait for every rank."""
@@ -83,6 +84,8 @@ class Handshake:
         # All ranks must cut their slabs in the same way: use the smallest number of channels proposed.
         proposed = yield from self._exchange([self._device.channels(self._place.size), *self._device.linked_gpu])
         self.room = Room(self._place.size, min(row[0] for row in proposed), staging=self._device.staging)
+        # The emulated device has no GPU to share.
+        self.on_one_gpu = self._device.asynchronous and len({row[1] for row in proposed}) < self._place.size
         if self._device.asynchronous:
             self._seat, is_free = place_of(self._place.rank, [row[1] for row in proposed])
             everybody = yield from self._exchange([is_free])
@@ -123,9 +126,8 @@ class Handshake:
                 self.unavailable_reason = (
                     f"data that ranks {lost[0][0]} and {lost[0][1]} exchange in each other's memory do not arrive, "
                     "although it opens; an IOMMU or ACS between their GPUs is the usual reason")
-        # Ranks sharing a GPU have no common multicast memory; the emulated device has no such limit.
-        apart = len({row[1] for row in proposed}) == self._place.size or not self._device.asynchronous
-        if self.unavailable_reason is None and self._place.size > 1 and apart:
+        # Ranks sharing a GPU have no common multicast memory.
+        if self.unavailable_reason is None and self._place.size > 1 and not self.on_one_gpu:
             self.multicast = yield from self._switch(slabs)
         self._open = True
 
