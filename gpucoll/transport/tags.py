@@ -9,7 +9,7 @@ MAX_MESSAGE = 1 << 30  # bytes: MPI counts elements with 31 bits, so longer arra
 TAGS = 1 << 15  # the number of tags that every MPI has: 0 to 32767
 # Over UCX: the first tag of messages sent by an engine without Python, and the number of tags of each engine. The
 # number of a call is added; see `Walker::tag`.
-ENGINE_TAGS, ENGINE_CALLS = 1 << 20, 1 << 18
+ENGINE_TAGS, ENGINE_CALLS = TAGS, 1 << 14
 
 
 class Tag(enum.IntEnum):

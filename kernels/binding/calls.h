@@ -71,7 +71,7 @@ struct Engine {
 };
 
 static PyObject *failure_name, *owner_name, *slow_wait_name, *broken_name, *check_failures_name, *attach_name, *differ_name,
-    *out_of_reach_name, *disconnected_name, *cancel_name, *exchange_name, *on_delay_name;
+    *out_of_reach_name, *disconnected_name, *cancel_name, *exchange_name, *on_delay_name, *spent_name;
 
 // Return whether all arrays of a call are in symmetric memory; False for a list, since its blocks lie apart.
 static bool is_symmetric(const Engine& self, PyObject* x, PyObject* out) {
@@ -284,8 +284,9 @@ static void note_site(Engine& self) {
     }
 }
 
-// Begin the next call. Throws without memory; then nothing has begun.
+// Begin the next call. Throws without memory, and after the last number of a call; then nothing has begun.
 static void begin(Engine& self, const Ref<PlanObject>& planned, PyObject* x, PyObject* out, bool listens) {
+    if (self.node.call_count >= MOST_CALLS) ask(self, spent_name);
     if (self.node.flight.records != nullptr) note_site(self);
     std::vector<Piece>& pieces = self.walker.pieces;
     pieces.clear();

@@ -344,7 +344,7 @@ static Ref<> make_module() {
     const std::pair<PyObject**, const char*> names[] = {
         {&failure_name, "failure"}, {&owner_name, "_owner"}, {&slow_wait_name, "slow_wait"}, {&broken_name, "broken"},
         {&check_failures_name, "check_failures"}, {&attach_name, "attach"}, {&differ_name, "differ"},
-        {&out_of_reach_name, "out_of_reach"}, {&disconnected_name, "disconnected"}, {&cancel_name, "cancel"}, {&exchange_name, "sendrecv"},
+        {&out_of_reach_name, "out_of_reach"}, {&disconnected_name, "disconnected"}, {&spent_name, "spent"}, {&cancel_name, "cancel"}, {&exchange_name, "sendrecv"},
         {&on_delay_name, "on_delay"}};
     for (const auto& [place, text] : names) *place = checked(PyUnicode_InternFromString(text)).release();
     type_of<Engine>.tp_new = new_engine;

@@ -37,7 +37,7 @@ namespace gpucoll::ucx {
 
 // The fields of a tag, from the highest bits on: the communicator, whether the message is a user's, the dtype's code,
 // the sending rank, and the tag of the sender. A receive compares the fields chosen by a mask.
-constexpr int CONTEXT_BITS = 16, USER_BITS = 1, DTYPE_BITS = 6, SOURCE_BITS = 20, TAG_BITS = 21;
+constexpr int CONTEXT_BITS = 24, USER_BITS = 1, DTYPE_BITS = 5, SOURCE_BITS = 18, TAG_BITS = 16;
 constexpr int SOURCE_SHIFT = TAG_BITS, DTYPE_SHIFT = SOURCE_SHIFT + SOURCE_BITS, USER_SHIFT = DTYPE_SHIFT + DTYPE_BITS,
               CONTEXT_SHIFT = USER_SHIFT + USER_BITS;
 static_assert(CONTEXT_SHIFT + CONTEXT_BITS == 64, "the fields fill a tag");

@@ -60,6 +60,8 @@ namespace gpucoll {
 // Copied results from this size on bypass the caches: reading the lines before overwriting would cost bandwidth.
 static const uint64_t STREAMED = 1 << 22;
 static const int64_t SETTLED = (1 << ROUNDS) - 1;  // position of a cancelled call in the progress counter
+// The last number of a call that leaves room for a position in the progress counter, and for a look at the next call.
+static const uint64_t MOST_CALLS = (uint64_t{1} << (63 - ROUNDS)) - 2;
 // After this many repetitions a call is eager: rare calls gain nothing from running ahead.
 static const uint32_t ALIKE = 4;
 // Nanoseconds between two calls from which a rank that meets no other rank looks for ranks waiting for its data: below,
@@ -70,7 +72,7 @@ static const long FIRST_NAP = 20000, LONGEST_NAP = 160000;
 static const uint32_t LOOKS = 64;  // looks at messages before the clock is read
 static const uint64_t LONGEST_LOOK = 10000000;  // nanoseconds of a wait for messages, after which Python has its turn
 static const int DEAR_YIELDS = 8;  // in a wait for messages, before naps: one alone may be chance
-static const uint64_t WIRE_CALLS = (1 << 18) - 1;  // the bits of a tag for the number of a call: old tags come again
+static const uint64_t WIRE_CALLS = (1 << 14) - 1;  // the bits of a tag for the number of a call: old tags come again
 
 // The address of a rank's buffer. `process` is 0 for mapped memory, else the process to be read by process_vm_readv.
 struct Base {

@@ -122,7 +122,7 @@ def into_list(comm, name, lengths, turn, **options):
 @on_shared
 def into_lists(comm):
     """A result in separate arrays is one call of the engine, as a result in one array: every length, short rings."""
-    for unit in (0, 1, 400, 60_000):
+    for unit in (0, 1, 400, 100_000):
         lengths = [unit * (1 + one % 3) + one % 2 for one in range(comm.size)]
         for name, options in (("all_gather_v", {}), ("gather_v", {}), ("all_to_all_v", {}),
                               ("all_gather_v", {"algorithm": "ring"})):
@@ -132,7 +132,7 @@ def into_lists(comm):
                         VectorVariants, "_run_blocks", side_effect=AssertionError((name, unit))):
                     out, found, expected = into_list(comm, name, lengths, turn, **options)
                 assert found is out
-                assert [one.tolist() for one in found or ()] == [one.tolist() for one in expected], (name, unit, turn)
+                assert all(map(numpy.array_equal, found or (), expected)), (name, unit, turn)
 
 
 @on_shared

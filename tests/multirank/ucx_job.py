@@ -21,8 +21,10 @@ import mixture
 from gpucoll.communicator import links
 from gpucoll.health import processes
 from gpucoll.transport import ucx
+from gpucoll.transport.tags import ENGINE_CALLS
 from harness import extension
 from harness.grids import generator
+from harness.numbers import stand_at
 from harness.pace import seconds
 from programs import points as point_to_point
 from programs import wildcards
@@ -44,6 +46,7 @@ def calls(executor=None):
             sys.exit(0)  # the connections belong to the parent, also at the end of this child
         if executor is None:
             os.wait()
+        stand_at(comm, ENGINE_CALLS - 2)  # the tags of the engine's messages come again
         for count in (1, 1 << 16, (1 << 20) + 3):  # eager messages, and by rendezvous
             x = numpy.arange(count) % 1009 + comm.rank
             expected = comm.size * (numpy.arange(count) % 1009) + sum(range(comm.size))

@@ -309,6 +309,11 @@ class EngineExecutor(Executor):
         error.ranks = (rank,)
         raise error
 
+    def spent(self) -> None:
+        """Raise the error of a call after the last number that the progress counters hold."""
+        raise BackendError(f"this communicator has made all of its {self.engine.call_count} calls; close it and make "
+                           "another one")
+
     def _unreachable(self, why: object) -> GpucollError:
         return self.cause() or BackendError(f"no memory, or no access to another rank's: {why}", code="GC-MEMORY")
 
