@@ -31,14 +31,7 @@ from gpucoll.arrays import address
 from gpucoll.arrays.segments import Slab, at
 from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.device.messages import receiver
-from gpucoll.errors import (
-    BackendError,
-    CollectiveTimeout,
-    GpucollError,
-    MismatchError,
-    RankFailedError,
-    is_settled,
-)
+from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RankFailedError, is_settled
 from gpucoll.executors import INSIDE, Call, Called, CallRequest, Executor, Refusal, call_site, disagreement, shortened
 from gpucoll.executors.engine.between_nodes import Comparing, Messages, PostedMessage, WireRoles
 from gpucoll.executors.engine.extension import library
