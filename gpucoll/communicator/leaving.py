@@ -16,14 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpucoll.core.signature import LastCall, described
-from gpucoll.errors import (
-    BackendError,
-    CollectiveTimeout,
-    GpucollError,
-    MismatchError,
-    RankFailedError,
-    UsageError,
-)
+from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RankFailedError, UsageError
 from gpucoll.executors import call_site, inner_site
 from gpucoll.progress.operations import Operation
 from gpucoll.transport.farewell import Farewell, Sent, Why, named

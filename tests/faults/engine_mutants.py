@@ -56,7 +56,7 @@ RACES = {
 # AddressSanitizer finds these in the same driver.
 BEYOND = {
     "half of the private memory": Mutant((("resize(walked->private_bytes)", "resize(walked->private_bytes / 2)"),)),
-    "a result of a byte too many": Mutant((("(to, result, plan->taken);", "(to, result, plan->taken + 1);"),)),
+    "a result of a byte too many": Mutant((("0}, 0, plan->taken);", "0}, 0, plan->taken + 1);"),)),
 }
 CALLS = {
     "other calls are not told": Mutant((("is_alike &= agrees(node, met(node, i));", ";"),),

@@ -6,16 +6,7 @@ import pytest
 
 from engine import written
 from gpucoll.algorithms import registry
-from gpucoll.executors.engine.tables import (
-    AGREE,
-    OPEN,
-    OUTPUT,
-    PUBLISH,
-    REDUCE,
-    RESULT,
-    TAKE,
-    WAIT,
-)
+from gpucoll.executors.engine.tables import AGREE, OPEN, OUTPUT, PUBLISH, REDUCE, RESULT, TAKE, WAIT
 
 NODES = [(0, 1), (0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 1), (0, 1, 0, 1)]
 EARLY = (WAIT, PUBLISH, REDUCE, OPEN, TAKE)  # what may stand before AGREE
