@@ -6,6 +6,7 @@ Each package below is a room. A room imports only from rooms below its own line.
     doctor        checks of a machine and of a job
     calibration   measured times of algorithms, for the tuner
     precheck      the calls of a program, matched before a run
+    emulation     GPUs on the host: what `import cupy` finds where there is no GPU
     distributed   the interface of torch.distributed
     dask          ranks on the workers of a Dask cluster
     ray           a backend of Ray's collective groups

@@ -14,6 +14,7 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 FOLDERS = ("gpucoll", "tests", "bench", "scripts")
 BESIDE_THE_CORE = re.compile(r"gpucoll/(dask|distributed|mpi|ray|torch|block_scaled|lab|precheck|training|calibration|"
                              r"cli|doctor)")
+EMULATION = "gpucoll/emulation"  # has a sum of its own
 ROOM = re.compile(r"^\| `([\w/]+)` \| ([\d,]+) \| ([^|]+) \|$", re.MULTILINE)
 SUM = re.compile(r"^\| ([\w ]+) \| ([\d,]+) \| ([\d,]+) \| ([^|]+) \|$", re.MULTILINE)
 
@@ -98,11 +99,11 @@ def test_every_room_keeps_its_budget():
 
 def test_the_rooms_of_a_sum_are_allowed_no_more():
     allowed = budgets()
-    package = [name for name in allowed if name.startswith("gpucoll")]
+    package = [name for name in allowed if name.startswith("gpucoll") and name != EMULATION]
     rooms = {"all of gpucoll": package, "core": [name for name in package if not BESIDE_THE_CORE.fullmatch(name)],
              "beside the core": [name for name in package if BESIDE_THE_CORE.fullmatch(name)]}
     sums = {name: (number(lines), number(aim), text) for name, lines, aim, text in SUM.findall(TABLE.read_text())}
-    assert len(sums) == 9
+    assert len(sums) == 10
     for name, (lines, aim, text) in sums.items():
         parts = rooms.get(name) or re.findall(r"`([\w/]+)`", text)
         assert sum(allowed[part] for part in parts) <= lines, name

@@ -29,20 +29,22 @@ constexpr size_t ARENA = 48 << 10;          // shared memory granted to a block 
 constexpr u32 ARRAYS = 32;                  // most declarations of shared memory in a source
 constexpr int UNWRITTEN = 0xCB;             // fills shared memory: reading before writing gives a wrong result
 
-// WAITING: at the barrier.
-enum State { NEW, RUNNABLE, WAITING, DONE };
+// WAITING: at the barrier. TOGETHER: at a barrier of a warp.
+enum State { NEW, RUNNABLE, WAITING, TOGETHER, DONE };
 
 struct Fiber {
     Context context;
     char* stack;
     Dim index;
     State state;
+    u32 mask;  // of the lanes awaited at a barrier of the warp
 };
 
-// The running block: fibers arrived at the barrier, their votes, and the shared arrays by declaration.
+// The running block: fibers that have not ended, fibers arrived at the barrier, their votes, and the shared arrays by
+// declaration.
 struct Block {
     Dim index;
-    u32 threads, arrived;
+    u32 threads, left, arrived, agreed;
     bool unanimous, verdict;
     void* arrays[ARRAYS];
     size_t used;
@@ -98,10 +100,18 @@ static void give_back(Machine* taken) {
 // Switch from the running fiber to the scheduler.
 static void leave() { exchange(machine->current->context, machine->scheduler); }
 
+#if defined(GC_USER)
+static void ended_early();
+#endif
+
 // The body of every fiber. Never returns: the fiber is not resumed after DONE.
 static void run_fiber() {
     machine->body(machine->arguments);
     machine->current->state = DONE;
+    --machine->block.left;
+#if defined(GC_USER)
+    ended_early();
+#endif
     leave();
 }
 
@@ -143,11 +153,12 @@ static bool ended() {
     return true;
 }
 
-static void run_block(u32 index, u32 threads) {
+static void run_block(Dim index, u32 threads) {
     Machine& m = *machine;
-    m.block = {{index, 0, 0}, threads, 0, true, true, {}, 0};
+    m.block = {index, threads, threads, 0, 0, true, true, {}, 0};
     blockIdx = m.block.index;
-    for (u32 i = 0; i < threads; ++i) m.fibers[i] = {{}, nullptr, {i, 0, 0}, NEW};
+    for (u32 i = 0; i < threads; ++i)
+        m.fibers[i] = {{}, nullptr, {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y}, NEW, 0};
     // No fiber can continue: either all have ended, or the rest waits at a barrier for ever.
     while (turn()) {}
     if (!ended()) fault("a barrier that not all threads of the block come to", 0);
@@ -171,18 +182,25 @@ static const char* text_of(const Fault& fault) {
 }
 
 // Run a grid. Return null, or the text of the first fault, valid until the thread's next launch.
-static const char* launch(Body body, const void* arguments, u32 blocks, u32 threads) {
+static const char* launch(Body body, const void* arguments, Dim grid, Dim block) {
+    u32 threads = block.x * block.y * block.z;
     machine = take_machine();
     make_room(*machine, threads);
     machine->body = body;
     machine->arguments = arguments;
     machine->fault = {};
-    blockDim = {threads, 1, 1};
-    gridDim = {blocks, 1, 1};
-    for (u32 index = 0; index < blocks; ++index) run_block(index, threads);
+    blockDim = block;
+    gridDim = grid;
+    for (u32 z = 0; z < grid.z; ++z)
+        for (u32 y = 0; y < grid.y; ++y)
+            for (u32 x = 0; x < grid.x; ++x) run_block({x, y, z}, threads);
     const char* text = text_of(machine->fault);
     give_back(machine);
     return text;
+}
+
+static const char* launch(Body body, const void* arguments, u32 blocks, u32 threads) {
+    return launch(body, arguments, Dim{blocks, 1, 1}, Dim{threads, 1, 1});
 }
 
 // Open the barrier: publish the vote, and reset the barrier for the next use.

@@ -1,4 +1,4 @@
-"""Programs on tensors like PyTorch's, of tests/stand_in/torch_like.py."""
+"""Programs on tensors like PyTorch's, of torch_like.py."""
 
 import cupy
 import numpy
@@ -10,7 +10,7 @@ from oracles import oracle
 
 def tensors(comm, what):
     """The most common calls of data-parallel training on tensors."""
-    import torch_like
+    from gpu import torch_like
 
     with modules_in_place(torch=torch_like):
         globals()[f"_{what}"](comm, torch_like)

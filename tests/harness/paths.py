@@ -14,7 +14,8 @@ def passed(call):
     lines = []
 
     def trace(frame, event, _):
-        if "gpucoll" in frame.f_code.co_filename.split(os.sep):
+        parts = frame.f_code.co_filename.split(os.sep)
+        if "gpucoll" in parts and "emulation" not in parts:
             lines.extend([frame.f_code.co_filename] * (event == "line"))
             return trace
         return None

@@ -23,7 +23,7 @@ TORCHRUN = "torch.distributed.run", "--standalone", "--nproc-per-node"
 
 
 def check(launcher, ranks, seeds, program, names, folder, limit=120):
-    words = ["-m", "torch_streams", str(seeds), str(program), *names.split()]
+    words = ["-m", "gpu.torch_streams", str(seeds), str(program), *names.split()]
     if launcher == "mpiexec":
         job = launch(ranks, sys.executable, "-W", "ignore", *words, timeout=seconds(limit), env=environment())
     else:

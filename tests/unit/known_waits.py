@@ -1,7 +1,8 @@
 """The calls outside of gpucoll/progress that may wait and are known: for each reason the rows of `wait_places`.
 
 A reason says what bounds the wait, and who ends it if a rank that is awaited dies. Rows of the room `precheck` are not
-here: its ranks are virtual and take turns in one process, which waits for no other one.
+here: its ranks are virtual and take turns in one process, which waits for no other one. Nor are those of `emulation`,
+which waits as CUDA and NCCL do.
 """
 
 KNOWN = {

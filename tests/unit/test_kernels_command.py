@@ -110,7 +110,7 @@ print("found")
 
 @pytest.mark.kernel
 def test_a_device_finds_what_was_compiled_ahead(tmp_path):
-    places = [str(ROOT / "tests" / "stand_in"), str(ROOT)]
+    places = [str(ROOT / "gpucoll" / "emulation" / "faces"), str(ROOT)]
     job = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={
         **os.environ, "GPUCOLL_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(places), "STAND_IN_GPUS": "1"})
     lines = job.stdout.splitlines()

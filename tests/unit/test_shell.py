@@ -15,7 +15,8 @@ from gpucoll.launch.bootstrap import CHOICES
 from harness.refusals import refused
 from harness.sources import ROOT, files, nodes_of
 
-VERBS = "run bench tune explain simulate draw verify convert kernels doctor report bound synthesize precheck".split()
+VERBS = ("run bench tune explain simulate draw verify convert kernels doctor report bound synthesize precheck "
+         "emulate").split()
 BY_NAME = {"EngineExecutor", "MpiExecutor"}  # their constructors take the name
 
 

@@ -16,7 +16,7 @@ import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STAND_IN = ROOT / "tests" / "stand_in"
+STAND_IN = ROOT / "gpucoll" / "emulation" / "faces"
 USERS = ("gpucoll/**/*.py", "scripts/*.py", "bench/*.py", "tests/gpu/*.py")
 
 

@@ -23,6 +23,11 @@ from ..hostile import capability, nccl_version, on, report
 from . import runtime
 
 available = True
+NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
+NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, \
+    NCCL_BFLOAT16 = range(10)
+NCCL_CHAR, NCCL_INT, NCCL_HALF = NCCL_INT8, NCCL_INT32, NCCL_FLOAT16
+NCCL_FLOAT, NCCL_DOUBLE = NCCL_FLOAT32, NCCL_FLOAT64
 _FLOAT8 = 10  # the first float8 dtype
 
 _last_error = ""
@@ -51,6 +56,10 @@ def _refuse(status, words):
 
 
 def get_version():
+    return nccl_version()
+
+
+def get_build_version():
     return nccl_version()
 
 
@@ -267,6 +276,10 @@ class NcclCommunicator:
         self._usable()
         return self._device
 
+    def size(self):
+        self._usable()
+        return self.wire.size
+
     def rank_id(self):
         self._usable()
         return self.wire.rank
@@ -327,6 +340,9 @@ class NcclCommunicator:
         source = sendbuff if self.rank_id() == root else recvbuff
         self._collective("broadcast", source, recvbuff, count, count, datatype, stream, lambda rooms: rooms[root],
                          root=root)
+
+    def bcast(self, buff, count, datatype, root, stream):
+        self.broadcast(buff, buff, count, datatype, root, stream)
 
     def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
         self._collective("reduceScatter", sendbuf, recvbuf, recvcount * self.wire.size, recvcount, datatype, stream,

@@ -10,8 +10,9 @@ import warnings
 
 import numpy
 
-from . import _memory
+from . import _dlpack, _memory
 from ._machine import MACHINE, check, on_device
+from ._order import span, touched
 from .cuda import runtime
 from .cuda.stream import _BaseStream, get_current_stream
 
@@ -46,8 +47,25 @@ class ndarray:
     flags = property(lambda self: self._host.flags)
     device = property(lambda self: self.data.device)
     T = property(lambda self: self._window(self._host.T))
-    __array_ufunc__ = None  # makes NumPy refuse to compute with these arrays
+    real = property(lambda self: self._window(self._host.real) if self.dtype.kind == "c" else self)
+    imag = property(lambda self: self._window(self._host.imag) if self.dtype.kind == "c" else call(numpy.imag, self))
+    base = property(lambda self: None)
+    __array_priority__ = 100
     __hash__ = None
+
+    def __array_ufunc__(self, function, method, *operands, **options):
+        """Serve NumPy's ufuncs on arrays of the GPU, as CuPy does; NumPy's arrays among the operands are refused."""
+        from . import _generic
+        for one in (*operands, *options.get("out", ())):
+            if isinstance(one, numpy.ndarray) and one.ndim:
+                raise TypeError(f"Unsupported type {type(one)}")
+        served = _generic.Ufunc(function)
+        return (served if method == "__call__" else getattr(served, method))(*operands, **options)
+
+    def __array_function__(self, function, types, args, kwargs):
+        import cupy
+        part = next((one for one in ("linalg", "fft", "testing") if f".{one}" in function.__module__), None)
+        return getattr(getattr(cupy, part) if part else cupy, function.__name__)(*args, **kwargs)
 
     def _window(self, host):
         """Return an array of the same memory for `host`, another view of `_host`."""
@@ -75,19 +93,30 @@ class ndarray:
         consumer = runtime.streamLegacy if stream is None else stream
         assert consumer == -1 or consumer > 0, "the protocol has no such stream"
         current = get_current_stream()
-        if consumer != -1 and consumer != (current.ptr or runtime.streamLegacy):
+        if consumer == -1:
+            # The consumer copies the memory itself, as MPI does by cudaMemcpy, which follows the null stream.
+            with on_device(self.data.device_id):
+                runtime.streamSynchronize(0)
+        elif consumer != (current.ptr or runtime.streamLegacy):
             _BaseStream(consumer, -1).wait_event(current.record())
-        return self._window(self._host)  # in place of a DLPack capsule
+        return _dlpack.capsule(self, max_version)
 
     # To the host and back
 
-    def get(self, stream=None, order="C"):
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        if out is not None:
+            if (out.dtype, out.shape) != (self.dtype, self.shape):
+                raise ValueError(f"out is {out.dtype} of shape {out.shape}, the array {self.dtype} of {self.shape}")
+            out[...] = self.get(stream, order)
+            return out
         stream = get_current_stream() if stream is None else stream
         with on_device(self.data.device_id):
             queue = MACHINE.queue(stream.ptr)
             check(queue.capture is None, 900, "a copy to the host in a capture")
+            order = ("F" if self.flags.fnc else "C") if order in "AK" else order
             found, host = numpy.empty(self.shape, self.dtype, order), self._host
             MACHINE.submit(queue, lambda: lambda: numpy.copyto(found, host) is None)
+            touched(queue, [span(self)], [])
             with MACHINE.copying(queue):
                 stream.synchronize()
         return found
@@ -99,6 +128,7 @@ class ndarray:
         queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
         check(queue.capture is None, 900, "a copy from the host in a capture")
         MACHINE.submit(queue, lambda: lambda: numpy.copyto(host, staged) is None)
+        touched(queue, [], [span(self)])
 
     def __bool__(self):
         return bool(self.get())
@@ -109,38 +139,99 @@ class ndarray:
     def __float__(self):
         return float(self.get())
 
+    def __complex__(self):
+        return complex(self.get())
+
+    def __index__(self):
+        return self.get().__index__()
+
+    def __repr__(self):
+        return repr(self.get())
+
+    def __str__(self):
+        return str(self.get())
+
+    def __format__(self, given):
+        return format(self.get(), given)
+
+    def __reduce__(self):
+        from ._creation import array
+        return array, (self.get(),)
+
+    def item(self, *index):
+        return self.get().item(*index)
+
+    def tolist(self):
+        return self.get().tolist()
+
+    def tobytes(self, order="C"):
+        return self.get().tobytes(order)
+
+    def dump(self, file):
+        self.get().dump(file)
+
+    def toDlpack(self):
+        return self.__dlpack__()
+
     # Views and copies
 
     def __len__(self):
         return len(self._host)
 
+    def __iter__(self):
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d array")
+        return (self[index] for index in range(len(self)))
+
     def __getitem__(self, index):
-        parts = index if isinstance(index, tuple) else (index,)
+        parts = indices(index)
+        if any(isinstance(part, ndarray) and part.dtype == bool for part in parts):
+            from ._generic import at_once
+            return at_once(lambda host, chosen: host[tuple(chosen)], (self, list(parts)), {})
         if any(isinstance(part, ndarray) for part in parts):
-            return call(lambda host, *chosen: host[tuple(chosen)], self, *parts)
-        return self._window(self._host[(*parts, ...)] if Ellipsis not in parts else self._host[index])
+            return call(lambda host, *chosen: host[inside(host, chosen)], self, *parts)
+        return self._window(self._host[(*parts, ...)] if not any(part is ... for part in parts) else self._host[parts])
 
     def __setitem__(self, index, value):
-        parts = index if isinstance(index, tuple) else (index,)
+        parts = indices(index)
         if any(isinstance(part, ndarray) for part in parts):
-            write(self, lambda host, given, *chosen: host.__setitem__(tuple(chosen), given), value, *parts)
+            write(self, lambda host, given, *chosen: host.__setitem__(inside(host, chosen), given), value, *parts)
             return
+        if (isinstance(value, numpy.ndarray) and value.ndim == 0) or isinstance(value, numpy.generic):
+            value = value.item()
         write(self[index], lambda host, given: host.__setitem__(..., given), value)
 
     def view(self, dtype=None, array_class=None):
         return self._window(self._host if dtype is None else self._host.view(numpy.dtype(dtype)))
 
     def reshape(self, *shape, order="C"):
-        found = self._host.view()
-        found.shape = shape[0] if len(shape) == 1 else shape  # AttributeError if no view has this shape
-        return self._window(found)
+        shape = shape[0] if len(shape) == 1 else shape
+        found = self._host.reshape(shape, order=order)
+        if not self.size or numpy.may_share_memory(found, self._host):
+            return self._window(found)
+        return call(lambda host: host.reshape(shape, order=order), self)
 
-    def astype(self, dtype, copy=True):
+    def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
         dtype = supported(dtype)
-        return call(lambda host: host.astype(dtype), self) if copy or dtype != self.dtype else self
+        return call(lambda host: host.astype(dtype, order), self) if copy or dtype != self.dtype else self
 
-    def copy(self):
-        return call(numpy.copy, self)
+    def copy(self, order="C"):
+        return call(lambda host: numpy.copy(host, order), self)
+
+    def transpose(self, *axes):
+        return self._window(self._host.transpose(*axes))
+
+    def squeeze(self, axis=None):
+        return self._window(self._host.squeeze(axis))
+
+    def swapaxes(self, axis1, axis2):
+        return self._window(self._host.swapaxes(axis1, axis2))
+
+    def diagonal(self, offset=0, axis1=0, axis2=1):
+        return self._window(self._host.diagonal(offset, axis1, axis2))
+
+    def ravel(self, order="C"):
+        return self.reshape(-1, order=order)
 
     def fill(self, value):
         write(self, lambda host, given: host.fill(given), numpy.asarray(value, dtype=self.dtype)[()])
@@ -154,8 +245,23 @@ class ndarray:
     def __matmul__(self, other):
         return call(numpy.matmul, self, other)
 
+    def __rmatmul__(self, other):
+        return call(numpy.matmul, other, self)
+
+    def __divmod__(self, other):
+        return self // other, self % other
+
     def __neg__(self):
         return call(numpy.negative, self)
+
+    def __pos__(self):
+        return self.copy()
+
+    def __abs__(self):
+        return call(numpy.abs, self)
+
+    def __invert__(self):
+        return call(numpy.invert, self)
 
 
 def supported(dtype):
@@ -163,6 +269,29 @@ def supported(dtype):
     if dtype.name.startswith("float8") or (dtype.kind not in "biufc" and dtype.name != "bfloat16"):
         raise ValueError(f"Unsupported dtype {dtype}")
     return dtype
+
+
+def indices(index):
+    """Return an index as a tuple, with lists as arrays of the GPU; raise TypeError for arrays of NumPy."""
+    from ._creation import array
+    parts = index if isinstance(index, tuple) else (index,)
+    for part in parts:
+        if isinstance(part, numpy.ndarray) and part.ndim:
+            raise TypeError(f"Unsupported type {type(part)}")
+    return tuple(array(part) if isinstance(part, list) else part for part in parts)
+
+
+def inside(host, chosen):
+    """Return an index with whole numbers wrapped: CuPy's index arrays out of bounds begin again at 0."""
+    found, axis = [], 0
+    for part in chosen:
+        if part is ...:
+            return tuple(chosen)  # NumPy's own check of bounds serves
+        if isinstance(part, numpy.ndarray) and part.dtype != bool:
+            part = part.astype(numpy.intp) % max(1, host.shape[axis])
+        found.append(part)
+        axis += 0 if part is None else part.ndim if isinstance(part, numpy.ndarray) and part.dtype == bool else 1
+    return tuple(found)
 
 
 def check_elements(array):
@@ -176,7 +305,7 @@ def check_elements(array):
 def hosts(operands):
     """Return the operands for NumPy; raise TypeError for NumPy arrays, as CuPy does."""
     for x in operands:
-        if isinstance(x, numpy.ndarray):
+        if isinstance(x, numpy.ndarray) and x.ndim:
             raise TypeError(f"Unsupported type {type(x)}")
         if isinstance(x, ndarray):
             check_elements(x)
@@ -192,27 +321,29 @@ def call(function, *operands):
     given = hosts(operands)
     with FILTERS, warnings.catch_warnings(), numpy.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        probe = numpy.asarray(function(*(numpy.zeros(x.shape, x.dtype) if isinstance(x, numpy.ndarray) else x
-                                         for x in given)))
-    found = ndarray(probe.shape, probe.dtype)
+        probe = numpy.asarray(function(*(numpy.broadcast_to(numpy.zeros((), x.dtype), x.shape)
+                                         if isinstance(x, numpy.ndarray) else x for x in given)))
+    found = ndarray(probe.shape, probe.dtype, order="F" if probe.flags.fnc else "C")
     host = found._host
-    enqueue(lambda: numpy.copyto(host, function(*given)), found)
+    enqueue(lambda: numpy.copyto(host, function(*given)), found, operands)
     return found
 
 
 def write(target, function, *operands):
     given = hosts((target, *operands))
-    enqueue(lambda: function(*given), target)
+    enqueue(lambda: function(*given), target, operands)
 
 
-def enqueue(work, target):
+def enqueue(work, target, operands=()):
     def act():
         with numpy.errstate(all="ignore"):
             work()
         return True
 
     if target.size:
-        MACHINE.submit(MACHINE.queue(get_current_stream().ptr), lambda: act)
+        queue = MACHINE.queue(get_current_stream().ptr)
+        MACHINE.submit(queue, lambda: act)
+        touched(queue, [span(one) for one in operands if isinstance(one, ndarray)], [span(target)])
 
 
 def operators(name, function):
@@ -230,118 +361,3 @@ for _name, _function in {"add": numpy.add, "sub": numpy.subtract, "mul": numpy.m
                          "pow": numpy.power, "and": numpy.bitwise_and, "eq": numpy.equal,
                          "ne": numpy.not_equal, "lt": numpy.less, "gt": numpy.greater}.items():
     operators(_name, _function)
-
-
-def array(obj, dtype=None, copy=True):
-    if isinstance(obj, ndarray):
-        check_elements(obj)
-        return obj.astype(obj.dtype if dtype is None else dtype, copy)
-    if hasattr(obj, "__cuda_array_interface__"):
-        return from_interface(obj.__cuda_array_interface__, obj)
-    host = numpy.array(obj, dtype=dtype)
-    order = "F" if host.flags.fnc else "C"
-    found = ndarray(host.shape, host.dtype, order=order)
-    found.set(numpy.asarray(host, order=order))
-    return found
-
-
-def asarray(a, dtype=None):
-    return array(a, dtype, copy=False)
-
-
-def from_interface(described, owner):
-    """Import an array from `__cuda_array_interface__`; as in CuPy, the host first waits for the producer's stream."""
-    if described.get("stream") is not None:
-        runtime.streamSynchronize(described["stream"])
-    return unowned(described["shape"], described["typestr"], described["data"][0], owner, described["strides"])
-
-
-def unowned(shape, dtype, address, owner, strides):
-    """Return an array in memory of another library; the array keeps `owner` alive."""
-    chunk = _memory.chunk_at(address)
-    memory = _memory.UnownedMemory(address, 0, owner, chunk.device if chunk else MACHINE.device())
-    return ndarray(shape, dtype, _memory.MemoryPointer(memory, 0), strides)
-
-
-def from_dlpack(x):
-    kind, ordinal = x.__dlpack_device__()
-    if kind != CUDA:
-        raise TypeError("CPU arrays cannot be directly imported to CuPy")
-    with on_device(ordinal):
-        given = x.__dlpack__(stream=get_current_stream().ptr or runtime.streamLegacy, max_version=(1, 0))
-    return unowned(given.shape, given.dtype, given.data.ptr, given, given.strides)
-
-
-def empty(shape, dtype=float, order="C"):
-    return ndarray(shape, dtype, order=order)
-
-
-def full(shape, fill_value, dtype=None, order="C"):
-    found = ndarray(shape, numpy.asarray(fill_value).dtype if dtype is None else dtype, order=order)
-    found.fill(fill_value)
-    return found
-
-
-def zeros(shape, dtype=float, order="C"):
-    return full(shape, 0, dtype, order)
-
-
-def ones(shape, dtype=float, order="C"):
-    return full(shape, 1, dtype, order)
-
-
-def empty_like(prototype, dtype=None):
-    return ndarray(prototype.shape, prototype.dtype if dtype is None else dtype)
-
-
-def zeros_like(a, dtype=None):
-    return zeros(a.shape, a.dtype if dtype is None else dtype)
-
-
-def arange(start, stop=None, step=1, dtype=None):
-    """Return evenly spaced values, written by a kernel instead of a copy from the host."""
-    values = numpy.arange(start, stop, step, dtype) if stop is not None else numpy.arange(0, start, step, dtype)
-    return call(lambda: values)
-
-
-def asnumpy(a):
-    return a.get()
-
-
-def copyto(dst, src):
-    write(dst, lambda host, given: numpy.copyto(host, given, casting="same_kind"), src)
-
-
-def asfortranarray(a):
-    return call(numpy.asfortranarray, a)
-
-
-def ufunc(name):
-    return lambda *operands: call(getattr(numpy, name), *operands)
-
-
-abs, exp, isfinite, log, rint, sqrt, tanh, where, ascontiguousarray = map(
-    ufunc, ("abs", "exp", "isfinite", "log", "rint", "sqrt", "tanh", "where", "ascontiguousarray"))
-
-
-def add(x1, x2, out):
-    write(out, lambda host, one, other: numpy.add(one, other, out=host), x1, x2)
-
-
-def clip(a, a_min, a_max, out):
-    write(out, lambda host, given: numpy.clip(given, a_min, a_max, out=host), a)
-
-
-def joined(name):
-    return lambda arrays, axis=0: call(lambda *hosts: getattr(numpy, name)(hosts, axis), *arrays)
-
-
-concatenate, stack = map(joined, ("concatenate", "stack"))
-
-
-def split(ary, indices_or_sections, axis=0):
-    return [ary._window(part) for part in numpy.split(ary._host, indices_or_sections, axis)]
-
-
-def argpartition(a, kth, axis=-1):
-    return call(lambda host: numpy.argpartition(host, kth, axis), a)

@@ -19,6 +19,7 @@ from .hostile import connections, contexts, on
 
 VERSION = "14.2.0"  # of the imitated CuPy
 LAG = 3e-4  # seconds between a submission and the start of the work, unless the host waits
+QUICK = os.environ.get("STAND_IN_TEMPER") == "quick"
 NAP = 5e-5  # seconds between polls of actions waiting for another process
 
 
@@ -42,6 +43,7 @@ class Queue:
         self.work = collections.deque()  # triples (dependencies, action, is a kernel)
         self.issued = self.ended = 0
         self.capture = None
+        self.clocks = {}  # by number of an action: the actions known to be before it, see _order.py
 
     def ready(self, dependencies):
         return all(queue.ended >= count for queue, count in dependencies)
@@ -63,6 +65,29 @@ class Queue:
         first = work[0] if work else None
         return first is not None and any(kernel for _, _, kernel in work) and self.ready(first[0]) and (
             not getattr(first[1], "on_host", False))
+
+
+CLOCKS = 4096  # actions of a queue whose clocks are kept
+_host = threading.local()
+
+
+def host_clock():
+    """Return the actions that this thread knows to have ended."""
+    if not hasattr(_host, "clock"):
+        _host.clock = {}
+    return _host.clock
+
+
+def clock_of(queue, count=None):
+    """Return the actions known to be before an action of a queue, by default the last one."""
+    count = queue.issued if count is None else count
+    return queue.clocks.get(count) or {queue: count}
+
+
+def join(clock, known):
+    for queue, count in known.items():
+        if clock.get(queue, 0) < count:
+            clock[queue] = count
 
 
 class Mark:
@@ -96,6 +121,7 @@ class Machine:
         self.copies = []  # streams of the threads copying to ordinary host memory
         self.claims = {}  # by device: a socket with a name unique among processes
         self.thread = None
+        self.work_lock = threading.Lock()
 
     # Handles
 
@@ -177,12 +203,27 @@ class Machine:
         # A single lock: the counts taken as dependencies must still hold when the action is appended.
         with self.news:
             self.put(queue, begin(), [*after, *self.implied(queue), *self.ahead(queue)], kernel)
+        if QUICK:
+            self.at_once(queue)
+
+    def at_once(self, queue):
+        """Do the work of a stream in the calling thread, as far as it waits for nobody."""
+        with self.work_lock:
+            while not self.runs_here() and queue.work and self.round():
+                pass
 
     def put(self, queue, action, after=(), kernel=False):
         """Append an action to a queue, even to a capturing queue."""
         with self.news:
             queue.work.append((after, action, kernel))
             queue.issued += 1
+            clock = {queue: queue.issued}
+            befores = [clock_of(other, count) for other, count in [(queue, queue.issued - 1), *after]]
+            for known in (host_clock(), *befores):
+                join(clock, known)
+            queue.clocks[queue.issued] = clock
+            if len(queue.clocks) > CLOCKS:
+                del queue.clocks[next(iter(queue.clocks))]
             self.wake()
 
     def implied(self, queue):
@@ -223,7 +264,9 @@ class Machine:
             # Let the host run ahead, so that a missing wait shows as old data.
             if not self.hurry:
                 time.sleep(LAG)
-            if not self.round():
+            with self.work_lock:
+                done = self.round()
+            if not done:
                 time.sleep(NAP)
 
     def round(self):
@@ -255,6 +298,12 @@ class Machine:
                 queue.ended = queue.issued
             self.news.notify_all()
 
+    def fault_at_the_end(self):
+        """Return the fault of device code that no call has raised, once all work has ended; None without one."""
+        with contextlib.suppress(CUDARuntimeError):
+            self.finish([(queue, queue.issued) for queue in self.queues])
+        return self.fault
+
     def check(self):
         check(self.fault is None, 719, repr(self.fault))
 
@@ -268,6 +317,8 @@ class Machine:
                 self.hurry = True
                 self.news.notify_all()
                 self.news.wait(0.1)
+        for queue, count in points:
+            join(host_clock(), clock_of(queue, count))
         self.check()
 
     @contextlib.contextmanager
@@ -300,6 +351,8 @@ class Machine:
         """Return whether `count` actions of the queue have ended; a polling host counts as waiting."""
         self.check()
         self.hurry = self.hurry or queue.ended < count
+        if queue.ended >= count:
+            join(host_clock(), clock_of(queue, count))
         return queue.ended >= count
 
 

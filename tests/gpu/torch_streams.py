@@ -1,6 +1,6 @@
 """PyTorch for CPUs on the stand-in: the backend "gpucoll" takes all tensors for tensors on a GPU, and follows streams.
 
-    python -m torch_streams SEEDS program arguments ...     # SEEDS times; each time the streams go on in another order
+    python -m gpu.torch_streams SEEDS program arguments ...     # SEEDS times; each time the streams go on in another order
 
 A program of PyTorch runs unchanged, on the CPU. Its own operations are launches for which the host waits, as with
 CUDA_LAUNCH_BLOCKING=1, and so is its wait for another stream. All work of the backend is enqueued on streams of the
@@ -19,7 +19,7 @@ import types
 import cupy
 import numpy
 import torch
-from cupy import _memory
+from cupy import _dlpack, _memory
 from cupy._machine import MACHINE
 
 import gpucoll.torch
@@ -114,8 +114,8 @@ class Tensor(torch.Tensor):
             with ON_GPU:
                 cupy.cuda.runtime.streamWaitEvent(stream, current_stream().record_event()._event.ptr)
         dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
-        return cupy._array.unowned(tuple(self.shape), dtype, self.data_ptr(), self,
-                                   tuple(step * dtype.itemsize for step in self.stride()))
+        return _dlpack.capsule(cupy._creation.unowned(tuple(self.shape), dtype, self.data_ptr(), self,
+                                                      tuple(step * dtype.itemsize for step in self.stride())))
 
 
 def on_gpu(value):

@@ -32,6 +32,8 @@ RULES = {
     # cuda/runtime.py and _capture.py, after CuPy's runtime.pyx and CUDA's cudaStreamBeginCapture
     "codes": "eventQuery and streamQuery return CUDA's code, whatever it is: 600, 700 after a fault, 907 in a capture",
     "capture_modes": "a capture forbids what may synchronise: to all threads, to its own, or to none",
+    # _order.py
+    "order": "two streams that use the same bytes, one of them writing, have an order: an event, or a wait of the host",
     # cuda/__init__.py
     "capability": "an A100's compute capability and multiprocessors, unless variables say otherwise",
     # _memory.py and _ipc.py, after CuPy's memory.pyx and pinned_memory.pyx

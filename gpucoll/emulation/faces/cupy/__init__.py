@@ -12,14 +12,14 @@ NCCL's messages travel by MPI. A misuse raises the error of CUDA or NCCL, with t
 The "cubins" are shared objects for the CPU: importing the stand-in makes gpucoll compile GPU code by g++.
 """
 
+import numpy
+
 from gpucoll.device import driver, gxx, nvlink, nvrtc
 
-from . import _capture, _machine, cuda
-from ._array import (
-    abs,
-    add,
+from . import _capture, _generic, _machine, cuda, fft, linalg, random, testing
+from ._array import ndarray
+from ._creation import (
     arange,
-    argpartition,
     array,
     asarray,
     ascontiguousarray,
@@ -30,29 +30,55 @@ from ._array import (
     copyto,
     empty,
     empty_like,
-    exp,
     from_dlpack,
     full,
-    isfinite,
-    log,
-    ndarray,
+    full_like,
     ones,
-    rint,
+    ones_like,
     split,
-    sqrt,
     stack,
-    tanh,
     where,
     zeros,
     zeros_like,
 )
+from ._kernels import ElementwiseKernel, ReductionKernel, fuse
+from ._memory import get_default_memory_pool, get_default_pinned_memory_pool
 from ._raw import RawKernel, RawModule
 
 __version__ = _machine.VERSION
-__all__ = ["RawKernel", "RawModule", "abs", "add", "arange", "argpartition", "array", "asarray", "ascontiguousarray",
-           "asfortranarray", "asnumpy", "clip", "concatenate", "copyto", "cuda", "empty", "empty_like", "exp",
-           "from_dlpack", "full", "isfinite", "log", "ndarray", "ones", "rint", "split", "sqrt", "stack", "tanh",
-           "where", "zeros", "zeros_like"]
+__all__ = ["ElementwiseKernel", "RawKernel", "RawModule", "ReductionKernel", "arange", "array", "asarray",
+           "ascontiguousarray", "asfortranarray", "asnumpy", "clip", "concatenate", "copyto", "cuda", "empty",
+           "empty_like", "fft", "from_dlpack", "full", "full_like", "fuse", "get_default_memory_pool",
+           "get_default_pinned_memory_pool", "linalg", "ndarray", "ones", "ones_like", "random", "split", "stack",
+           "testing", "where", "zeros", "zeros_like"]
+fromDlpack = from_dlpack
+
+
+def __getattr__(name):
+    """Return a function, dtype or constant of NumPy under its name: see `_generic`."""
+    return _generic.found_in(numpy, name)
+
+
+def get_array_module(*args):
+    """Return this module if an argument is an array of the GPU, else NumPy."""
+    import sys
+
+    return sys.modules[__name__] if any(isinstance(one, ndarray) for one in args) else numpy
+
+
+def is_available():
+    return _machine.MACHINE.devices > 0
+
+
+def show_config(*, _full=False):
+    print(f"CuPy {__version__}, emulated by gpucoll on the host")
+
+
+def memoize(for_each_device=False):
+    import functools
+
+    return functools.cache
+
 
 driver.exchange_capture_mode = _capture.exchange
 nvlink.joined = lambda numbers: True  # no NVML here; all GPUs of the stand-in are joined

@@ -18,6 +18,8 @@ from .hostile import on
 
 UNIT = 512
 GARBAGE = 0xC5
+CONSTANT = 1 << 16  # the most bytes of a module's variable that are looked for
+variables = set()  # addresses of `__constant__` and `__device__` variables of modules
 
 # Reentrant: a finalizer may free memory on a thread holding the lock.
 _lock = threading.RLock()
@@ -37,6 +39,7 @@ class Chunk:
         self.bytes, self.nbytes, self.device = room[first:first + nbytes], nbytes, device
         self.live = given is not None
         self.spoiler = None  # the stream that overwrites the freed memory
+        self.reads, self.writes = [], []  # the last accesses, see _order.py
         with _lock:
             place = bisect.bisect(_starts, self.start)
             _starts.insert(place, self.start)
@@ -54,7 +57,10 @@ class Memory:
     """An allocation; the pool gets the memory back after the end of the last array in the memory."""
 
     def __init__(self, nbytes):
-        self.device_id = MACHINE.use()
+        self.device_id, self.size = MACHINE.use(), nbytes
+        limit = _pool.get_limit()
+        if limit and _pool.used_bytes() + nbytes > limit:
+            raise OutOfMemoryError(f"Out of memory allocating {nbytes:,} bytes (limit set to: {limit:,} bytes).")
         self.chunk, self.ptr = None, 0
         if nbytes:
             from .cuda import get_current_stream
@@ -122,6 +128,52 @@ class MemoryPointer:
         self.mem, self.device_id = mem, mem.device_id
         self.ptr = mem.ptr + offset if mem.ptr else 0
 
+    def __int__(self):
+        return self.ptr
+
+    def _copied(self, size, stream, other, to_host):
+        """Copy between this memory and an address of the host or of a GPU, in the order of a stream."""
+        from .cuda import get_current_stream
+        host = chunk_at(other) is None
+        here = view(self.ptr, size, self.device_id)
+        there = numpy.frombuffer((ctypes.c_char * size).from_address(other), numpy.uint8) if host \
+            else view(other, size, chunk_at(other).device)
+        dst, src = (there, here) if to_host else (here, there)
+        MACHINE.submit(MACHINE.queue((get_current_stream() if stream is None else stream).ptr),
+                       lambda: lambda: numpy.copyto(dst, src) is None)
+
+    def copy_from_device_async(self, src, size, stream=None):
+        self._copied(size, stream, int(src.ptr), to_host=False)
+
+    def copy_from_host_async(self, mem, size, stream=None):
+        self._copied(size, stream, _address(mem), to_host=False)
+
+    def copy_to_host_async(self, mem, size, stream=None):
+        self._copied(size, stream, _address(mem), to_host=True)
+
+    def copy_from_async(self, mem, size, stream=None):
+        self._copied(size, stream, _address(mem), to_host=False)
+
+    def _then_wait(name):
+        def call(self, mem, size):
+            from .cuda import get_current_stream
+            getattr(self, f"{name}_async")(mem, size)
+            get_current_stream().synchronize()
+
+        return call
+
+    copy_from_device, copy_from_host, copy_to_host, copy_from = map(
+        _then_wait, ("copy_from_device", "copy_from_host", "copy_to_host", "copy_from"))
+    del _then_wait
+
+    def memset_async(self, value, size, stream=None):
+        from .cuda import get_current_stream
+        row = view(self.ptr, size, self.device_id)
+        MACHINE.submit(MACHINE.queue((get_current_stream() if stream is None else stream).ptr),
+                       lambda: lambda: row.fill(value) is None)
+
+    memset = memset_async
+
     @property
     def device(self):
         from .cuda import Device
@@ -129,6 +181,11 @@ class MemoryPointer:
 
     def __add__(self, offset):
         return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
+
+
+def _address(mem):
+    """Return the address of memory: an object of ctypes or of CuPy, or a number."""
+    return int(getattr(mem, "ptr", None) or getattr(mem, "value", None) or mem)
 
 
 def chunk_at(address):
@@ -146,8 +203,92 @@ def view(address, nbytes, device):
     chunk = chunk_at(address)
     if chunk is None and foreign:
         return numpy.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
+    if chunk is None and any(start <= address < start + CONSTANT for start in variables):
+        return numpy.frombuffer((ctypes.c_char * nbytes).from_address(address), numpy.uint8)
     check(chunk is not None and chunk.live, 700, f"no memory at {address:#x}")
     check(chunk.device == device, 700, f"{address:#x} is memory of GPU {chunk.device}, not {device}")
     first = address - chunk.start
     check(first + nbytes <= chunk.nbytes, 700, f"{nbytes} bytes at {address:#x} are more than were allocated")
     return chunk.bytes[first:first + nbytes]
+
+
+class OutOfMemoryError(MemoryError):
+    """The limit of a pool."""
+
+
+class MemoryPool:
+    """The figures of CuPy's pool; all memory of a process comes from a single one."""
+
+    def __init__(self, allocator=None):
+        self._limit = 0
+
+    def malloc(self, size):
+        return alloc(size)
+
+    def used_bytes(self):
+        MACHINE.settle()
+        with _lock:
+            return sum(chunk.nbytes for chunk in _chunks if chunk.live)
+
+    def total_bytes(self):
+        with _lock:
+            return sum(chunk.nbytes for chunk in _chunks)
+
+    def free_bytes(self):
+        return self.total_bytes() - self.used_bytes()
+
+    def n_free_blocks(self):
+        MACHINE.settle()
+        with _lock:
+            return sum(map(len, _free.values()))
+
+    def free_all_blocks(self, stream=None):
+        MACHINE.settle()
+        with _lock:
+            for chunks in _free.values():
+                for chunk in chunks:
+                    chunk.forget()
+                chunks.clear()
+
+    def set_limit(self, size=None, fraction=None):
+        self._limit = size or int((fraction or 0) * (1 << 30))
+
+    def get_limit(self):
+        return self._limit
+
+
+class PinnedMemoryPool:
+    def __init__(self, allocator=None):
+        pass
+
+    def malloc(self, size):
+        from ._ipc import alloc_pinned_memory
+        return alloc_pinned_memory(size)
+
+    def n_free_blocks(self):
+        return 0
+
+    def free_all_blocks(self):
+        pass
+
+
+_pool, _pinned_pool = MemoryPool(), PinnedMemoryPool()
+
+
+def alloc(size):
+    return MemoryPointer(Memory(size), 0)
+
+
+malloc_managed = alloc
+
+
+def set_allocator(allocator=None):
+    """Accept an allocator: all memory comes from the one pool."""
+
+
+def get_default_memory_pool():
+    return _pool
+
+
+def get_default_pinned_memory_pool():
+    return _pinned_pool

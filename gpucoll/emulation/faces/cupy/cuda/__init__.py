@@ -8,12 +8,40 @@ import types
 
 from .. import hostile
 from .._ipc import alloc_pinned_memory
-from .._memory import MemoryPointer, UnownedMemory
-from . import driver, runtime
+from .._memory import (
+    Memory,
+    MemoryPointer,
+    MemoryPool,
+    OutOfMemoryError,
+    PinnedMemoryPool,
+    UnownedMemory,
+    alloc,
+    malloc_managed,
+    set_allocator,
+)
+from . import compiler, device, driver, memory, nvtx, profiler, runtime, stream
 from .stream import Event, ExternalStream, Graph, Stream, get_current_stream, get_elapsed_time
 
-__all__ = ["Device", "Event", "ExternalStream", "Graph", "MemoryPointer", "Stream", "UnownedMemory",
-           "alloc_pinned_memory", "driver", "get_current_stream", "get_elapsed_time", "runtime"]
+__all__ = ["Device", "Event", "ExternalStream", "Graph", "Memory", "MemoryPointer", "MemoryPool", "OutOfMemoryError",
+           "PinnedMemoryPool", "Stream", "UnownedMemory", "alloc", "alloc_pinned_memory", "compiler", "device",
+           "driver", "get_current_stream", "get_elapsed_time", "malloc_managed", "memory", "nvtx", "profiler",
+           "runtime", "set_allocator", "set_pinned_memory_allocator", "stream"]
+
+
+def set_pinned_memory_allocator(allocator=None):
+    """Accept a pool for pinned memory, which is ordinary memory here."""
+
+
+def get_device_id():
+    return runtime.getDevice()
+
+
+def is_available():
+    return runtime.MACHINE.devices > 0
+
+
+def get_cuda_path():
+    return None
 
 
 class Device:
@@ -31,6 +59,22 @@ class Device:
     def use(self):
         runtime.setDevice(self.id)
         return self
+
+    def __int__(self):
+        return self.id
+
+    def __eq__(self, other):
+        return isinstance(other, Device) and self.id == other.id
+
+    def __hash__(self):
+        return self.id
+
+    def __repr__(self):
+        return f"<CUDA Device {self.id}>"
+
+    @property
+    def pci_bus_id(self):
+        return runtime.deviceGetPCIBusId(self.id)
 
     def synchronize(self):
         with self:

@@ -26,6 +26,8 @@ def get_current_stream(device_id=-1):
 
 
 def get_elapsed_time(start_event, end_event):
+    """Return milliseconds; many programs ask an event that a real GPU has passed by then, so this waits for the end."""
+    end_event.synchronize()
     return runtime.eventElapsedTime(start_event.ptr, end_event.ptr)
 
 
@@ -69,6 +71,11 @@ class _BaseStream:
 
     def __exit__(self, *_):
         _stacks()[_local.entered.pop()].pop()
+
+    def use(self):
+        """Make the stream current in this thread, for good."""
+        _stacks()[runtime.getDevice()][-1] = self
+        return self
 
     done = property(lambda self: runtime.streamQuery(self.ptr) == 0)
 

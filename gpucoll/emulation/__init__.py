@@ -1,0 +1,65 @@
+"""GPUs on the host: programs for CuPy, with kernels of their own and NCCL, run where there is no GPU.
+
+    faces/cupy   what `import cupy` finds: arrays in host memory, streams, events, pools, NCCL, kernels by g++
+    faces/cupyx  the parts of cupyx that programs use
+    faces/cuda   CUDA's driver, as the package cuda-bindings has it
+    command      `gpucoll emulate`
+    plugin       pytest's option `--emulate-gpus`
+
+Times mean nothing here. What has no counterpart on the host raises UsageError (GC-EMULATION) that names it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from gpucoll.errors import ArgumentError, UsageError
+
+FACES = Path(__file__).parent / "faces"
+TEMPERS = ("strict", "quick")
+MOST_GPUS = 64
+
+
+def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:
+    """Make `import cupy` find emulated GPUs, in this process and in its children. Call it before the import.
+
+    Parameters
+    ----------
+    gpus
+        The number of GPUs that every process sees.
+    temper
+        "strict" does the work of streams late and in a random order, reuses memory as soon as a GPU might, and raises
+        an error where two streams use the same memory without order. "quick" does all work at once.
+    seed
+        Of the random order.
+
+    Raises
+    ------
+    ArgumentError
+        For another temper or number (GC-EMULATION).
+    UsageError
+        If this process has imported another CuPy (GC-EMULATION).
+
+    Examples
+    --------
+    >>> install(gpus=0)
+    Traceback (most recent call last):
+    gpucoll.errors.ArgumentError: [GC-EMULATION] gpus=0 is not a number of GPUs in 1..64
+    """
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MOST_GPUS:
+        raise ArgumentError(f"gpus={gpus!r} is not a number of GPUs in 1..{MOST_GPUS}", code="GC-EMULATION")
+    if temper not in TEMPERS:
+        raise ArgumentError(f"temper={temper!r} is not one of {', '.join(TEMPERS)}", code="GC-EMULATION")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ArgumentError(f"seed={seed!r} is not a whole number", code="GC-EMULATION")
+    before = sys.modules.get("cupy")
+    if before is not None and not str(getattr(before, "__file__", "")).startswith(str(FACES)):
+        raise UsageError("this process has imported another CuPy; call gpucoll.emulation.install before `import cupy`",
+                         code="GC-EMULATION")
+    places = [str(FACES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ |= {"STAND_IN_GPUS": str(gpus), "STAND_IN_SEED": str(seed), "STAND_IN_TEMPER": temper,
+                   "GPUCOLL_STAND_IN": "hostile" if temper == "strict" else "", "PYTHONPATH": os.pathsep.join(places)}
+    if str(FACES) not in sys.path:
+        sys.path.insert(0, str(FACES))

@@ -1,0 +1,206 @@
+"""`cupy.RawModule` and `RawKernel`: source is compiled by g++; gpucoll's "cubins" are shared objects of their source.
+
+Rules of CUDA: a kernel is launched only on the device of its module, loading and unloading may synchronise, and the
+addresses in the arguments are living memory of the device.
+"""
+
+import ctypes
+import sys
+import types
+
+import numpy
+
+from gpucoll.errors import UsageError
+
+from . import _memory
+from ._array import ndarray
+from ._capture import synchronising
+from ._machine import MACHINE
+from ._order import span, touched
+from ._source import HostFunction, kernels_of, library, split_options, three
+from .cuda.driver import CUDADriverError
+
+_loaded = {}  # modules by device and path
+
+
+class RawModule:
+    """A module of CUDA source, or gpucoll's own shared object by `path`."""
+
+    def __init__(self, *, code=None, path=None, options=(), backend="nvrtc", translate_cucomplex=False,
+                 enable_cooperative_groups=False, name_expressions=None, jitify=False):
+        if (code is None) == (path is None):
+            raise TypeError("Exactly one of `code` and `path` keyword arguments must be given.")
+        if path is not None and not _is_shared_object(path):
+            raise UsageError(f"{path}: a compiled GPU binary cannot run on the host; pass the source as code=",
+                             code="GC-EMULATION")
+        if enable_cooperative_groups or jitify:
+            raise UsageError("cooperative groups and jitify have no counterpart on the host", code="GC-EMULATION")
+        if backend not in ("nvrtc", "nvcc"):
+            raise ValueError("backend must be either nvrtc or nvcc")
+        self.code, self.file_path, self.backend, self.name_expressions = code, path, backend, name_expressions
+        self.options, self.enable_cooperative_groups = split_options(options), enable_cooperative_groups
+        self._names = None if code is None else (*dict.fromkeys([*kernels_of(code), *(name_expressions or ())]),)
+
+    def get_function(self, name):
+        device = MACHINE.use()
+        if self.code is not None:
+            return UserKernel(self, name)
+        # CuPy's cache of modules has no lock: the second of two threads unloads its own module again.
+        if (device, self.file_path) not in _loaded:
+            _loaded.setdefault((device, self.file_path), _Module(self.file_path, device))
+        return types.SimpleNamespace(kernel=Function(self.file_path, name, device))
+
+    def compile(self, log_stream=None):
+        self.library()
+
+    def library(self):
+        """Return the shared object of the source; raise CompileException."""
+        return library(self.code, self._names, self.options)
+
+    def entry(self, name):
+        """Return the entry of a kernel; raise CUDADriverError for an unknown name, as CUDA does."""
+        if name not in self._names:
+            raise CUDADriverError("CUDA_ERROR_NOT_FOUND", f"named symbol not found: {name}")
+        return HostFunction(self.library(), self._names.index(name), name)
+
+    def get_global(self, name):
+        """Return the memory of a `__constant__` or `__device__` variable."""
+        place = ctypes.addressof(ctypes.c_char.in_dll(self.library(), name))
+        _memory.variables.add(place)
+        return _memory.MemoryPointer(_memory.UnownedMemory(place, 0, self, MACHINE.device()), 0)
+
+
+EM_CUDA = 190  # the machine in the head of an ELF file
+
+
+def _is_shared_object(path):
+    with open(path, "rb") as file:
+        head = file.read(20)
+    return head[:4] == b"\x7fELF" and int.from_bytes(head[18:20], "little") != EM_CUDA
+
+
+class _Module:
+    """A module loaded by cuModuleLoad and unloaded by cuModuleUnload; both may synchronise."""
+
+    def __init__(self, path, device):
+        synchronising("cuModuleLoad", device)
+        self.path, self._device = path, device
+
+    def __del__(self, is_shutting_down=sys.is_finalizing):
+        if not is_shutting_down() and not MACHINE.runs_here() and _loaded.get((self._device, self.path)) is not self:
+            synchronising("cuModuleUnload", self._device)
+
+
+class UserKernel:
+    """A kernel of a program: a launch takes grid, block and arguments, as CuPy's functions do."""
+
+    def __init__(self, module, name):
+        self._module, self.name, self.max_dynamic_shared_size_bytes = module, name, 48 << 10
+        self._entry = module.entry(name)
+
+    kernel = property(lambda self: self)
+    max_threads_per_block = property(lambda self: 1024)
+
+    def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
+        from .cuda import get_current_stream
+        entry, grid, block = self._entry, three(grid, "grid"), three(block, "block")
+        if max(block) < 1 or max(grid) < 1 or block[0] * block[1] * block[2] > 1024:
+            raise CUDADriverError("CUDA_ERROR_INVALID_VALUE", "invalid argument: grid or block")
+        queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
+        if queue.device != MACHINE.device():
+            raise CUDADriverError("CUDA_ERROR_INVALID_HANDLE", f"the stream is of GPU {queue.device}")
+        given = [*map(argument, args)]
+        for row in given:
+            if len(row) == 8:
+                check_addresses(self.name, numpy.frombuffer(row, numpy.uint64), queue.device)
+
+        def run():
+            entry.run(grid, block, given, shared_mem)
+            return True
+
+        MACHINE.submit(queue, lambda: run, kernel=True)
+        constants = entry.constants()
+        spans = [span(one) if isinstance(one, ndarray) else (0, 0) for one in args]
+        touched(queue, [one for one, is_read in zip(spans, constants, strict=False) if is_read],
+                [one for one, is_read in zip(spans, constants, strict=False) if not is_read])
+
+
+class RawKernel(UserKernel):
+    def __init__(self, code, name, options=(), backend="nvrtc", translate_cucomplex=False, *,
+                 enable_cooperative_groups=False, jitify=False):
+        self.name, self.code = name, code
+        expressions = (name,) if name not in kernels_of(code) else None
+        self._module = RawModule(code=code, options=options, backend=backend, name_expressions=expressions,
+                                 enable_cooperative_groups=enable_cooperative_groups, jitify=jitify)
+        self.max_dynamic_shared_size_bytes, self._compiled = 48 << 10, None
+
+    @property
+    def _entry(self):
+        if self._compiled is None:
+            self._compiled = self._module.entry(self.name)
+        return self._compiled
+
+    def compile(self, log_stream=None):
+        self._module.compile()
+
+
+def argument(value):
+    """Return the bytes of a kernel's argument, as CuPy passes them: arrays by address, Python's numbers in full."""
+    if hasattr(value, "ptr") and hasattr(value, "mem"):
+        return int(value.ptr).to_bytes(8, "little")
+    if isinstance(value, bool):
+        return bytes([value])
+    if isinstance(value, int):
+        return (value & (1 << 64) - 1).to_bytes(8, "little")
+    if isinstance(value, float | complex):
+        return numpy.asarray(value).tobytes()
+    if isinstance(value, numpy.generic) or (isinstance(value, numpy.ndarray) and value.dtype.kind == "V"):
+        return value.tobytes()
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if interface is None:
+        raise TypeError(f"Unsupported type {type(value)}")
+    return int(interface["data"][0]).to_bytes(8, "little")
+
+
+class Function:
+    """A kernel of the current device, to be launched only on streams of this device."""
+
+    def __init__(self, path, name, device):
+        try:
+            self._library = ctypes.CDLL(path)
+            self._call = getattr(self._library, name)
+        except (OSError, AttributeError) as error:
+            raise CUDADriverError(200, f"invalid kernel image: {error}") from error
+        self._call.restype, self._name, self._device = ctypes.c_char_p, name, device
+
+    def __call__(self, grid, block, args, shared_mem=0, stream=None):
+        from .cuda import get_current_stream
+        queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
+        if not self._device == MACHINE.device() == queue.device:
+            raise CUDADriverError(400, f"{self._name} was loaded on GPU {self._device}, not {queue.device}")
+        (given,) = args  # a single structure, passed by value
+        check_addresses(self._name, given, self._device)
+        argument = given.copy()
+        MACHINE.submit(queue, lambda: self._begin(grid[0], block[0], argument), kernel=True)
+
+    def _begin(self, blocks, threads, argument):
+        """Return the action of a kernel; a kernel waiting for other ranks runs in pieces, as on the emulated device."""
+        if hasattr(self._library, "gc_world"):
+            from gpucoll.device.emulated import RunningKernel
+            return RunningKernel(self._library, self._name, blocks, threads, argument)
+        return lambda: self._run(blocks, threads, argument)
+
+    def _run(self, blocks, threads, argument):
+        fault = self._call(blocks, threads, ctypes.c_void_p(argument.ctypes.data))
+        if fault is not None:
+            raise RuntimeError(f"{self._name}: {fault.decode()}")
+        return True
+
+
+def check_addresses(name, argument, device):
+    """Raise RuntimeError if a word of the argument is an address of freed memory or of another GPU's memory."""
+    for word in argument.view(numpy.uint64) if argument.nbytes % 8 == 0 else ():
+        chunk = _memory.chunk_at(int(word))
+        if chunk is not None and not (chunk.live and chunk.device == device):
+            state = f"memory of GPU {chunk.device}" if chunk.live else "memory that was freed"
+            raise RuntimeError(f"{name} is given {int(word):#x}, {state}")

@@ -1,0 +1,15 @@
+"""`cupy.cuda.memory`."""
+
+from .._memory import (
+    Memory,
+    MemoryPointer,
+    MemoryPool,
+    OutOfMemoryError,
+    UnownedMemory,
+    alloc,
+    malloc_managed,
+    set_allocator,
+)
+
+__all__ = ["Memory", "MemoryPointer", "MemoryPool", "OutOfMemoryError", "UnownedMemory", "alloc", "malloc_managed",
+           "set_allocator"]

@@ -1,0 +1,244 @@
+"""CuPy programs on emulated GPUs: results equal to NumPy's, refusals, and the errors that name a missing order."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import gpucoll as gc
+from gpucoll import emulation
+from harness.pace import seconds
+
+pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
+
+HEAD = """
+import numpy, cupy
+def same(x, expected):
+    assert isinstance(x, cupy.ndarray), type(x)
+    numpy.testing.assert_array_equal(x.get(), expected)
+    assert x.dtype == numpy.asarray(expected).dtype, (x.dtype, numpy.asarray(expected).dtype)
+"""
+
+
+@pytest.fixture
+def emulate(tmp_path, emulated_kernels):
+    """Yield `emulate(text, *options)`, which runs a program by `gpucoll emulate`."""
+    def run(text, *options):
+        program = tmp_path / "program.py"
+        program.write_text(HEAD + text)
+        return subprocess.run([sys.executable, "-m", "gpucoll", "emulate", *options, str(program)], text=True,
+                              capture_output=True, timeout=seconds(120), cwd=tmp_path)
+
+    return run
+
+
+PROGRAMS = {
+    "arrays": """
+x, h = cupy.arange(24, dtype=numpy.float32).reshape(2, 3, 4), numpy.arange(24, dtype=numpy.float32).reshape(2, 3, 4)
+same(x.sum(axis=1) * 2 - 1, h.sum(axis=1) * 2 - 1)
+same(cupy.einsum("ijk,ljk->il", x, x), numpy.einsum("ijk,ljk->il", h, h))
+same(x[:, ::-1, 1:3].T, h[:, ::-1, 1:3].T)
+same(x[x > 7], h[h > 7])
+same(cupy.nonzero(x > 7)[0], numpy.nonzero(h > 7)[0])
+same(cupy.where(x > 3, x, 0), numpy.where(h > 3, h, numpy.float32(0)))
+same(cupy.linalg.norm(x), numpy.linalg.norm(h))
+same(cupy.fft.fft(x), numpy.fft.fft(h))
+same(cupy.concatenate([x, x], axis=2), numpy.concatenate([h, h], axis=2))
+same(numpy.sqrt(x), numpy.sqrt(h))
+same(numpy.sum(x), numpy.sum(h))
+same(x.astype(numpy.int32) // 5 % 3, h.astype(numpy.int32) // 5 % 3)
+same(cupy.arange(5)[cupy.array([0, 6, -1])], numpy.array([0, 1, 4]))
+view = x[0]
+view += 100
+assert x[0, 0, 0].item() == 100 and float(x.max()) == 111
+""",
+    "random": """
+cupy.random.seed(3)
+one = cupy.random.normal(size=(3, 4)).get()
+cupy.random.seed(3)
+same(cupy.random.normal(size=(3, 4)), one)
+assert cupy.random.random(5, dtype=numpy.float32).dtype == numpy.float32
+""",
+    "raw kernels": '''
+total = cupy.RawKernel(r"""
+extern "C" __global__ void total(const double* x, double* out, int n) {
+    extern __shared__ double part[];
+    int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+    part[t] = i < n ? x[i] : 0;
+    __syncthreads();
+    for (int half = blockDim.x / 2; half > 0; half >>= 1) {
+        if (t < half) part[t] += part[t + half];
+        __syncthreads();
+    }
+    if (t == 0) atomicAdd(out, part[0]);
+}""", "total")
+out = cupy.zeros(1)
+total((8,), (128,), (cupy.arange(1000.0), out, 1000), shared_mem=1024)
+same(out, numpy.array([499500.0]))
+module = cupy.RawModule(code=r"""
+__constant__ float factors[2];
+template <class T, int N> __global__ void by_warp(const T* x, T* y) {
+    T sum = x[threadIdx.x] * N * factors[1];
+    for (int d = 16; d > 0; d /= 2) sum += __shfl_down_sync(0xffffffffu, sum, d);
+    if (threadIdx.x % 32 == 0) y[threadIdx.x / 32] = sum;
+    unsigned odd = __ballot_sync(0xffffffffu, threadIdx.x % 2);
+    if (threadIdx.x == 5) y[2] = odd == 0xaaaaaaaau;
+}
+extern "C" __global__ void early(int* y) {
+    if (threadIdx.x > 3) return;
+    __syncthreads();
+    atomicAdd(y, threadIdx.z * 100 + threadIdx.y * 10 + blockIdx.y);
+}""", name_expressions=("by_warp<float, 3>",), options=("-std=c++14",))
+cupy.ndarray((2,), numpy.float32, module.get_global("factors")).set(numpy.array([1, 2], numpy.float32))
+y = cupy.zeros(3, numpy.float32)
+module.get_function("by_warp<float, 3>")((1,), (64,), (cupy.arange(64, dtype=numpy.float32), y))
+same(y, numpy.array([6 * sum(range(32)), 6 * sum(range(32, 64)), 1], numpy.float32))
+z = cupy.zeros(1, numpy.int32)
+module.get_function("early")((1, 2), (6, 2, 2), (z,))
+same(z, numpy.array([sum(100 * c + 10 * b + a for a in (0, 1) for c in (0, 1) for b in (0, 1)) * 4], numpy.int32))
+''',
+    "element-wise and reduction kernels": """
+x, y = cupy.arange(10, dtype=numpy.float32).reshape(2, 5), cupy.arange(5, dtype=numpy.float32)
+difference = cupy.ElementwiseKernel("T x, T y", "T z", "z = (x - y) * (x - y)", "difference")
+same(difference(x, y), (x.get() - y.get()) ** 2)
+same(difference(x.T, 3), (x.get().T - numpy.float32(3)) ** 2)
+turned = cupy.ElementwiseKernel("T x, raw T y", "T z", "if (i == 2) return; z = x + y[_ind.size() - i - 1]", "turned")
+out = cupy.full(5, 7, numpy.float32)
+turned(y, y, out)
+same(out, numpy.array([4, 4, 7, 4, 4], numpy.float32))
+norm = cupy.ReductionKernel("T x", "T y", "x * x", "a + b", "y = sqrt(a)", "0", "norm")
+same(norm(x, axis=1), numpy.sqrt((x.get() ** 2).sum(axis=1)))
+same(norm(x, axis=0, keepdims=True), numpy.sqrt((x.get() ** 2).sum(axis=0, keepdims=True)))
+largest = cupy.ReductionKernel("T x", "T y", "x", "max(a, b)", "y = a", None, "largest")
+same(largest(-x), numpy.float32(0))
+""",
+    "two GPUs, streams and pools": """
+import cupyx
+with cupy.cuda.Device(1):
+    x = cupy.arange(5)
+    assert x.device.id == 1
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        begin = stream.record()
+        y = cupy.arange(1000.0) * 2
+        end = stream.record()
+    stream.synchronize()
+    assert cupy.cuda.get_elapsed_time(begin, end) >= 0
+    same(y, numpy.arange(1000.0) * 2)
+pool = cupy.get_default_memory_pool()
+before = pool.used_bytes()
+z = cupy.empty(1000, numpy.uint8)
+assert pool.used_bytes() - before == 1024
+del z
+assert pool.used_bytes() == before
+pinned = cupyx.zeros_pinned((3, 4))
+cupy.ones((3, 4)).get(out=pinned)
+assert (pinned == 1).all()
+a = cupy.zeros(3)
+cupyx.scatter_add(a, cupy.array([1, 1, 2]), 1.0)
+same(a, numpy.array([0.0, 2.0, 1.0]))
+""",
+}
+
+
+@pytest.mark.parametrize("temper", emulation.TEMPERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_has_numpys_results(emulate, name, temper):
+    job = emulate(PROGRAMS[name], "--gpus", "2", "--temper", temper)
+    assert (job.returncode, job.stderr) == (0, "")
+
+
+REFUSED = {
+    "numpy.asarray(cupy.ones(3))": "TypeError: Implicit conversion to a NumPy array is not allowed",
+    "cupy.ones(3) + numpy.ones(3)": "TypeError: Unsupported type <class 'numpy.ndarray'>",
+    "cupy.no_such_function": "AttributeError: module 'cupy' has no attribute 'no_such_function'",
+    "cupy.RawKernel('extern \"C\" __global__ void f() { lacking(); }', 'f')((1,), (1,), ())": "CompileException",
+    "cupy.RawKernel('extern \"C\" __global__ void f() { asm(\"trap;\"); }', 'f')((1,), (1,), ())": "GC-EMULATION.*PTX",
+    "cupy.RawKernel('#include <cub/cub.cuh>\\n__global__ void f() {}', 'f')((1,), (1,), ())": "GC-EMULATION.*CUB",
+    "cupy.RawModule(path=__file__)": "GC-EMULATION.*compiled GPU binary",
+    "cupy.RawKernel('extern \"C\" __global__ void f(int x) {}', 'f')((1,), (1,), (1, 2)); cupy.ones(1).get()":
+        "another number of parameters",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_cupy_refuses_and_what_has_no_counterpart(emulate, line):
+    job = emulate(line)
+    assert job.returncode == 1
+    assert re.search(REFUSED[line], job.stderr), job.stderr
+
+
+STREAMS = '''
+twice = cupy.RawKernel("""extern "C" __global__ void twice(const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = 2 * x[i];
+}""", "twice")
+a, b = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+with a:
+    x, y = cupy.arange(100, dtype=numpy.float32), cupy.empty(100, numpy.float32)
+    twice((1,), (128,), (x, y, 100))  # writes
+'''
+ORDERS = {  # the rest of a program, and the line that the error names; None for a right program
+    "an event": ("b.wait_event(a.record())\nwith b:\n    z = y + 1\n", None),
+    "a wait": ("a.synchronize()\nwith b:\n    z = y + 1\n", None),
+    "both read": ("a.synchronize()\nwith a:\n    z = y + 1\nwith b:\n    w = y + 1\n", None),
+    "no event": ("with b:\n    z = y + 1  # fails\n", "reads memory that .* writes"),
+    "an event too early": ("event = a.record()\nwith a:\n    y *= 2\nb.wait_event(event)\nwith b:\n"
+                           "    z = y + 1  # fails\n", "reads memory that .* writes"),
+    "a kernel without order": ("with b:\n    twice((1,), (128,), (y, x, 100))  # fails\n",
+                               "reads memory that .* writes"),
+    "a temporary that is dropped": ("b.wait_event(a.record())\nwith b:\n    z = y * 3\nwith a:\n    del y\n"
+                                    "    w = cupy.full(100, 7, numpy.float32)  # fails\n",
+                                    "writes memory that .* reads"),
+    "the host reads too early": ("y.get()  # fails\n", "reads memory that .* writes"),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_access_without_order_is_named(emulate, name, seed):
+    """Whatever order the streams come in: the error does not depend on the seed."""
+    rest, error = ORDERS[name]
+    job = emulate(STREAMS + rest, "--seed", str(seed))
+    if error is None:
+        assert (job.returncode, job.stderr) == (0, "")
+        return
+    lines = (HEAD + STREAMS + rest).splitlines()
+    number = next(number for number, line in enumerate(lines, 1) if line.endswith("# fails"))
+    assert job.returncode == 1
+    assert re.search(rf"\[GC-EMULATION\] program.py:{number} {error}", job.stderr), job.stderr
+
+
+def test_processes_of_mpi_have_cupys_nccl(mpiexec, emulated_kernels, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+import cupy, numpy
+from cupy.cuda import nccl
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+cupy.cuda.Device(comm.rank).use()
+name = comm.bcast(nccl.get_unique_id() if comm.rank == 0 else None)
+group = nccl.NcclCommunicator(comm.size, name, comm.rank)
+x, stream = cupy.arange(10, dtype=cupy.float32) + comm.rank, cupy.cuda.Stream.null
+group.allReduce(x.data.ptr, x.data.ptr, x.size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
+numpy.testing.assert_array_equal(x.get(), 3 * numpy.arange(10, dtype=numpy.float32) + 3)
+""")
+    job = mpiexec(3, sys.executable, "-m", "gpucoll", "emulate", "--gpus", "3", program, timeout=seconds(120))
+    assert job.returncode == 0, job
+
+
+@pytest.mark.parametrize("wrong", [{"gpus": 0}, {"gpus": True}, {"gpus": 65}, {"temper": "lax"}, {"seed": 0.5}])
+def test_wrong_options_are_refused(wrong):
+    with pytest.raises(gc.ArgumentError) as refused:
+        emulation.install(**wrong)
+    assert refused.value.code == "GC-EMULATION"
+
+
+def test_pytest_has_an_option(tmp_path, emulated_kernels):
+    (tmp_path / "test_program.py").write_text("import cupy\n\ndef test_sum():\n    assert cupy.ones(3).sum() == 3\n"
+                                              "    assert cupy.cuda.runtime.getDeviceCount() == 4\n")
+    job = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "gpucoll.emulation.plugin", "--emulate-gpus",
+                          "4", "test_program.py"],
+                         cwd=tmp_path, text=True, capture_output=True, timeout=seconds(120))
+    assert job.returncode == 0, job
