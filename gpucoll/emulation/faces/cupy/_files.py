@@ -1,4 +1,4 @@
-"""The wire without MPI: messages of processes as files in the folder STAND_IN_FOLDER, as far as `_wire` needs MPI."""
+"""The wire without MPI: messages of processes as files in the folder EMULATED_FOLDER, as far as `_wire` needs MPI."""
 
 import collections
 import os
@@ -22,7 +22,7 @@ class FileComm:
 
     def _place(self, sends, peer, tag, number):
         way = (self.rank, peer) if sends else (peer, self.rank)
-        return Path(os.environ["STAND_IN_FOLDER"], f"{self._name} {way[0]} to {way[1]}, {tag}, {number}")
+        return Path(os.environ["EMULATED_FOLDER"], f"{self._name} {way[0]} to {way[1]}, {tag}, {number}")
 
     def Isend(self, buffer, peer, tag=0):
         _write(self._next(True, peer, tag), bytes(buffer[0]))
@@ -85,8 +85,15 @@ def _read(place):
 
 def met(name, rank, size, value):
     """Return the values of all ranks, in rank order."""
-    places = [Path(os.environ["STAND_IN_FOLDER"], f"{name}, meeting {one}") for one in range(size)]
+    places = [Path(os.environ["EMULATED_FOLDER"], f"{name}, meeting {one}") for one in range(size)]
     _write(places[rank], pickle.dumps(value))
     while not all(place.exists() for place in places):
         time.sleep(1e-3)
-    return [pickle.loads(place.read_bytes()) for place in places]
+    found = [pickle.loads(place.read_bytes()) for place in places]
+    # The last rank to have read everything removes the files of the meeting.
+    _write(places[rank].with_name(f"{places[rank].name}, read"), b"")
+    done = [place.with_name(f"{place.name}, read") for place in places]
+    if all(place.exists() for place in done):
+        for place in [*places, *done]:
+            place.unlink(missing_ok=True)
+    return found
