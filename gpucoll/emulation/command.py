@@ -48,7 +48,7 @@ def _meet_without_mpi() -> None:
         os.mkdir(folder, 0o700)
     if os.stat(folder).st_uid != os.getuid():
         raise UsageError(f"{folder} belongs to another user", code="GC-EMULATION")
-    os.environ["EMULATED_FOLDER"] = folder
+    os.environ["STAND_IN_FOLDER"] = folder
     atexit.register(_leave, folder)
 
 

@@ -28,7 +28,7 @@ def check(launcher, ranks, seeds, program, names, folder, limit=120):
         job = launch(ranks, sys.executable, "-W", "ignore", *words, timeout=seconds(limit), env=environment())
     else:
         job = run_job([sys.executable, "-m", *TORCHRUN, str(ranks), *words], seconds(limit),
-                      environment(EMULATED_FOLDER=str(folder)))
+                      environment(STAND_IN_FOLDER=str(folder)))
     assert job.returncode == 0, job.stdout + job.stderr
     for name in names.split():
         for rank in range(ranks):

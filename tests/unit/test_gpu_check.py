@@ -14,7 +14,7 @@ from harness.pace import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS, STAND_IN = ROOT / "scripts", ROOT / "gpucoll" / "emulation" / "faces"
-ON_STAND_IN = {"PYTHONPATH": str(STAND_IN), "EMULATED_GPUS": "1"}
+ON_STAND_IN = {"PYTHONPATH": str(STAND_IN), "STAND_IN_GPUS": "1"}
 PARTS = [part.name for part in gpu_check.PARTS]
 
 

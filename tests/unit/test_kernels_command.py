@@ -112,7 +112,7 @@ print("found")
 def test_a_device_finds_what_was_compiled_ahead(tmp_path):
     places = [str(ROOT / "gpucoll" / "emulation" / "faces"), str(ROOT)]
     job = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={
-        **os.environ, "GPUCOLL_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(places), "EMULATED_GPUS": "1"})
+        **os.environ, "GPUCOLL_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(places), "STAND_IN_GPUS": "1"})
     lines = job.stdout.splitlines()
     assert (job.returncode, lines[-1:]) == (0, ["found"]), job.stderr
     assert lines[1].split()[:4] == ["sm_90", "copy", "1", "0"]

@@ -3,11 +3,11 @@
 The modules imitate CuPy 14.2, CUDA's runtime and driver, and NCCL. Device memory is host memory, streams are queues,
 NCCL's messages travel by MPI. A misuse raises the error of CUDA or NCCL, with the real number.
 
-    EMULATED_GPUS   number of GPUs seen by this process (1); 0 is a host without GPUs
-    EMULATED_BUS    PCI bus of the first GPU (10)
-    EMULATED_SEED   seed of the order of progress among streams, where events leave the order open
-    EMULATED_FOLDER a folder for the messages of NCCL, in place of MPI
-    EMULATED_RULES, EMULATED_NCCL, EMULATED_CAPABILITY, EMULATED_PROCESSORS   see hostile.py
+    STAND_IN_GPUS   number of GPUs seen by this process (1); 0 is a host without GPUs
+    STAND_IN_BUS    PCI bus of the first GPU (10)
+    STAND_IN_SEED   seed of the order of progress among streams, where events leave the order open
+    STAND_IN_FOLDER a folder for the messages of NCCL, in place of MPI
+    STAND_IN_RULES, STAND_IN_NCCL, STAND_IN_CAPABILITY, STAND_IN_PROCESSORS   see hostile.py
 
 The "cubins" are shared objects for the CPU: importing the stand-in makes gpucoll compile GPU code by g++.
 """

@@ -1,4 +1,4 @@
-"""The wire without MPI: messages of processes as files in the folder EMULATED_FOLDER, as far as `_wire` needs MPI."""
+"""The wire without MPI: messages of processes as files in the folder STAND_IN_FOLDER, as far as `_wire` needs MPI."""
 
 import collections
 import os
@@ -22,7 +22,7 @@ class FileComm:
 
     def _place(self, sends, peer, tag, number):
         way = (self.rank, peer) if sends else (peer, self.rank)
-        return Path(os.environ["EMULATED_FOLDER"], f"{self._name} {way[0]} to {way[1]}, {tag}, {number}")
+        return Path(os.environ["STAND_IN_FOLDER"], f"{self._name} {way[0]} to {way[1]}, {tag}, {number}")
 
     def Isend(self, buffer, peer, tag=0):
         _write(self._next(True, peer, tag), bytes(buffer[0]))
@@ -85,7 +85,7 @@ def _read(place):
 
 def met(name, rank, size, value):
     """Return the values of all ranks, in rank order."""
-    places = [Path(os.environ["EMULATED_FOLDER"], f"{name}, meeting {one}") for one in range(size)]
+    places = [Path(os.environ["STAND_IN_FOLDER"], f"{name}, meeting {one}") for one in range(size)]
     _write(places[rank], pickle.dumps(value))
     while not all(place.exists() for place in places):
         time.sleep(1e-3)

@@ -1,4 +1,4 @@
-"""The transport of NCCL's messages in the stand-in: MPI between processes, or files in the folder EMULATED_FOLDER.
+"""The transport of NCCL's messages in the stand-in: MPI between processes, or files in the folder STAND_IN_FOLDER.
 
 Messages of two ranks arrive in the order of sending. Each message carries its length and dtype, and a receive of
 another length or dtype fails.
@@ -90,7 +90,7 @@ def meet(size, unique_id, rank, bus):
     here = (socket.gethostname(), bus)
     if size == 1:
         return None, [here]
-    if "EMULATED_FOLDER" in os.environ:
+    if "STAND_IN_FOLDER" in os.environ:
         name = unique_id[:8].hex()
         return _files.FileComm(name, rank, size), _files.met(name, rank, size, here)
     from mpi4py import MPI
@@ -113,7 +113,7 @@ def meet(size, unique_id, rank, bus):
 
 def undefined():
     """Return the color of ranks without a part."""
-    if "EMULATED_FOLDER" in os.environ:
+    if "STAND_IN_FOLDER" in os.environ:
         return None
     from mpi4py import MPI
 
@@ -135,7 +135,7 @@ def wait(request):
 
 
 def make_id():
-    if "EMULATED_FOLDER" in os.environ:
+    if "STAND_IN_FOLDER" in os.environ:
         return os.urandom(8).ljust(128, b"\1")
     from mpi4py import MPI
 

@@ -4,7 +4,7 @@ Rules of CUDA: all GPUs join an object before memory is bound, sizes are multipl
 addresses are mapped. A further rule of this stand-in: an object is mapped after all memory has been bound. At a mapped
 object's address lies the table of kernels/device/multimem.h.
 
-    EMULATED_SWITCH   1: the GPUs have multicast memory; "lossy": every load reduces the memory of one GPU
+    STAND_IN_SWITCH   1: the GPUs have multicast memory; "lossy": every load reduces the memory of one GPU
 """
 
 import ctypes
@@ -114,7 +114,7 @@ def cuDeviceGet(ordinal):
 
 def cuDeviceGetAttribute(attrib, dev):
     assert attrib == CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
-    return OK, int("EMULATED_SWITCH" in os.environ)
+    return OK, int("STAND_IN_SWITCH" in os.environ)
 
 
 def cuMulticastGetGranularity(prop, option):
@@ -193,7 +193,7 @@ def cuMemMap(ptr, size, offset, handle, flags):
             there = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
             places.append(_libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, there, 0))
             os.close(there)
-        if os.environ["EMULATED_SWITCH"] == "lossy":
+        if os.environ["STAND_IN_SWITCH"] == "lossy":
             places = places[:1] * gpus
         ctypes.memmove(ptr, struct.pack(f"{1 + gpus}Q", gpus, *places), 8 * (1 + gpus))
     else:

@@ -43,7 +43,7 @@ driverGetVersion = runtimeGetVersion
 
 def deviceGetPCIBusId(device):
     check(0 <= device < MACHINE.devices, 101)
-    return f"0000:{int(os.environ.get('EMULATED_BUS', '10')) + device:02X}:00.0"
+    return f"0000:{int(os.environ.get('STAND_IN_BUS', '10')) + device:02X}:00.0"
 
 
 def getDeviceProperties(device):
@@ -51,7 +51,7 @@ def getDeviceProperties(device):
     major, minor = map(int, hostile.capability())
     return {"name": b"stand-in", "totalGlobalMem": 1 << 30, "major": major, "minor": minor,
             "multiProcessorCount": hostile.processors(),
-            "uuid": int(os.environ.get("EMULATED_BUS", "10")).to_bytes(8) + device.to_bytes(8)}
+            "uuid": int(os.environ.get("STAND_IN_BUS", "10")).to_bytes(8) + device.to_bytes(8)}
 
 
 def deviceSynchronize():
