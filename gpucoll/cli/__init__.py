@@ -221,11 +221,11 @@ def _add_machines(verbs: Any) -> None:
     precheck.add_argument("arguments", nargs="...", help="the program's own arguments")
     emulate = _add_verb(verbs, "emulate", _from("gpucoll.emulation.command"), json=False,
                         help="run a CuPy program on GPUs emulated on this host, also under mpiexec and torchrun")
-    emulate.add_argument("--gpus", type=int, default=1, metavar="N", help="number of GPUs of this host (1)")
+    emulate.add_argument("--gpus", type=at_least(1), default=1, metavar="N", help="number of GPUs of this host (1)")
     emulate.add_argument("--temper", choices=("strict", "quick"), default="strict",
                          help="strict: late, in a random order, an error for accesses without order; quick: at once "
                          "(strict)")
-    emulate.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random order (0)")
+    emulate.add_argument("--seed", type=at_least(0), default=0, metavar="S", help="seed of the random order (0)")
     emulate.add_argument("script", help="a program for CuPy, unchanged")
     emulate.add_argument("arguments", nargs="...", help="the program's own arguments")
     doctor = _add_verb(verbs, "doctor", _from("gpucoll.doctor"),
