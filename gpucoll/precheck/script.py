@@ -27,6 +27,7 @@ from gpucoll.precheck.program import Precheck
 from gpucoll.precheck.records import unlike
 from gpucoll.precheck.turns import VirtualRank
 
+INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
 PDEATHSIG = 1  # prctl's number of PR_SET_PDEATHSIG
 MOST_RUNS, SECONDS = 8, 4  # runs of a program: two, and more while all but the first take less than so many seconds
 
@@ -122,5 +123,7 @@ def run_here() -> None:
     atexit.register(write)
     try:
         found, calls = check_script(path, arguments, int(size))
+    except KeyboardInterrupt:  # the command says so
+        os._exit(INTERRUPTED)
     except (ArgumentError, UsageError) as failure:
         error = str(failure.args[0])

@@ -56,6 +56,9 @@ class Rank:
             messages.wire = WireRoles.of(rank, nodes, compares=True)
         self.plans = plans.Plans(self, self.engine, messages)
 
+    def reserve(self, buffer, nbytes):
+        """Do nothing: the memory is that of this process."""
+
     def plan(self, request):
         with mock.patch.multiple(plans, **LIMITS):
             return self.plans.made(request)

@@ -21,7 +21,7 @@ def out_of_reach(mpi):
     """If the system refuses access to a peer's memory and a rank has ended, the error names the ended rank."""
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
         shared, gone = comm._core.host._shared, [7]
-        with pytest.raises(gc.BackendError, match="cannot be accessed"):
+        with pytest.raises(gc.BackendError, match="no access to another rank"):
             shared.out_of_reach(3)
         comm._core.life.guard._processes = type("Processes", (), {
             "ended": lambda self, patience=0.0: gone, "numbers": {}, "state": lambda self, rank: "dead"})()

@@ -238,7 +238,6 @@ def test_wrong_options_are_refused(wrong):
 def test_pytest_has_an_option(tmp_path, emulated_kernels):
     (tmp_path / "test_program.py").write_text("import cupy\n\ndef test_sum():\n    assert cupy.ones(3).sum() == 3\n"
                                               "    assert cupy.cuda.runtime.getDeviceCount() == 4\n")
-    job = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "gpucoll.emulation.plugin", "--emulate-gpus",
-                          "4", "test_program.py"],
+    job = subprocess.run([sys.executable, "-m", "pytest", "-q", "--emulate-gpus", "4", "test_program.py"],
                          cwd=tmp_path, text=True, capture_output=True, timeout=seconds(120))
     assert job.returncode == 0, job
