@@ -199,15 +199,24 @@ def checkpoint():
     return losses
 
 
+def begin(backend):
+    """Make a group in a store of its own: torch's Gloo waits for ever at addresses of the group before."""
+    if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        dist.init_process_group(backend)
+        return
+    number = os.environ["GROUPS_MADE"] = str(int(os.environ.get("GROUPS_MADE", 0)) + 1)
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    dist.init_process_group(backend, store=dist.PrefixStore(number, store), rank=int(os.environ["RANK"]),
+                            world_size=int(os.environ["WORLD_SIZE"]))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for name in sys.argv[1:]:
         results = []
         for backend in ("gloo", "gpucoll"):
-            # A new port, because a rank could still meet the store of the previous backend.
-            if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
-                os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-            dist.init_process_group(backend)
+            begin(backend)
             results.append(globals()[name]())
             rank = dist.get_rank()
             dist.destroy_process_group()
