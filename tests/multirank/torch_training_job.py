@@ -200,15 +200,14 @@ def checkpoint():
 
 
 def begin(backend):
-    """Make a group in a store of its own: torch's Gloo waits for ever at addresses of the group before."""
-    if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-        dist.init_process_group(backend)
-        return
+    """Make a group in a part of its own of one store: torch's Gloo waits for ever at addresses of the group before."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if not hasattr(dist, "store_of_the_job"):  # kept where the next run of this file finds it
+        dist.store_of_the_job = dist.TCPStore(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), wait_for_workers=False,
+            is_master=rank == 0 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ)
     number = os.environ["GROUPS_MADE"] = str(int(os.environ.get("GROUPS_MADE", 0)) + 1)
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    dist.init_process_group(backend, store=dist.PrefixStore(number, store), rank=int(os.environ["RANK"]),
-                            world_size=int(os.environ["WORLD_SIZE"]))
+    dist.init_process_group(backend, store=dist.PrefixStore(number, dist.store_of_the_job), rank=rank, world_size=size)
 
 
 if __name__ == "__main__":
