@@ -49,6 +49,7 @@ same(numpy.sqrt(x), numpy.sqrt(h))
 same(numpy.sum(x), numpy.sum(h))
 same(x.astype(numpy.int32) // 5 % 3, h.astype(numpy.int32) // 5 % 3)
 same(cupy.arange(5)[cupy.array([0, 6, -1])], numpy.array([0, 1, 4]))
+assert cupy.std(h) == numpy.std(h)
 view = x[0]
 view += 100
 assert x[0, 0, 0].item() == 100 and float(x.max()) == 111

@@ -20,6 +20,10 @@ OF_DTYPES = ("can_cast", "promote_types", "result_type", "min_scalar_type", "fin
              "s_", "format_float_positional", "iscomplexobj", "isrealobj", "ndim", "shape", "size", "broadcast")
 
 
+# CuPy calls the method of the argument, so these serve arrays of NumPy as well.
+OF_ITS_ARGUMENT = ("all", "any", "argmax", "argmin", "max", "mean", "min", "prod", "std", "sum", "var")
+
+
 def unwrapped(value):
     """Return a value for NumPy; raise TypeError for a NumPy array, as CuPy does."""
     if isinstance(value, _array.ndarray):
@@ -90,6 +94,8 @@ def generic(function):
     @functools.wraps(function, updated=())
     def call(*args, **kwargs):
         kwargs.pop("blocking", None)
+        if args and isinstance(args[0], numpy.ndarray) and function.__name__ in OF_ITS_ARGUMENT:
+            return function(*args, **kwargs)
         return at_once(function, args, kwargs)
 
     return call
