@@ -38,10 +38,12 @@ class Flight:
     """The recorder of one rank; `group` is the name of the communicator, the same on all ranks."""
 
     def __init__(self, folder: Path, group: str, rank: int, size: int, clock: ClockOffset = ONE_CLOCK) -> None:
-        # Records hold monotonic times, reports compare ranks by the time of rank 0's host: "wall" is the difference.
+        # Records hold monotonic times, reports compare ranks by the time of rank 0's host: "wall" is the difference. A
+        # process may lose its core between two readings: of several the shortest counts.
+        readings = [(time.monotonic_ns(), now(), time.monotonic_ns()) for _ in range(9)]
+        wall = clock.nanoseconds + min((after - before, here - after) for before, here, after in readings)[1]
         facts = {"group": group, "rank": rank, "size": size, "process": os.getpid(), "host": socket.gethostname(),
-                 "wall": now() + clock.nanoseconds - time.monotonic_ns(), "clock_offset": clock.nanoseconds,
-                 "clock_error": clock.error}
+                 "wall": wall, "clock_offset": clock.nanoseconds, "clock_error": clock.error}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = folder / f"{group}-rank{rank}-{os.getpid()}.flight"
@@ -57,8 +59,7 @@ class Flight:
         except OSError as error:
             raise BackendError(f"GPUCOLL_DUMP_DIR={folder}: {error}", code="GC-FILE") from error
         text = json.dumps(facts).encode()
-        self._map[:len(MAGIC)] = MAGIC
-        self._map[FACTS:FACTS + len(text)] = text
+        self._map[:FACTS + len(text)] = MAGIC.ljust(FACTS, b"\0") + text
         self.memory = numpy.frombuffer(self._map, numpy.uint8)
         self._last = self.memory[LAST:LAST + 8].view("<u8")
         self._records = self.memory[HEAD:].view(RECORD)

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import zipfile
+from unittest import mock
 
 import numpy
 import pytest
@@ -30,6 +31,17 @@ class Content(bytes):
 @pytest.fixture(params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def count(request):
     return request.param
+
+
+def test_a_clock_is_read_between_two_readings_of_the_other(tmp_path):
+    """The process loses its core between the first two readings, for ten seconds of the clocks."""
+    ticks = iter([0, 10**10, *range(10**10 + 1, 10**10 + 100)])
+    with mock.patch("gpucoll.health.flight.time.monotonic_ns", side_effect=ticks), \
+            mock.patch("gpucoll.health.flight.now", return_value=10**18):
+        Flight(tmp_path, "job", 0, 2)
+    path, = tmp_path.glob("*.flight")
+    facts = json.loads(path.read_bytes()[24:HEAD].partition(b"\0")[0])
+    assert 10**18 - 10**10 - 100 < facts["wall"] < 10**18 - 10**10
 
 
 def test_flight_records(tmp_path, count):
