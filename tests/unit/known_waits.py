@@ -61,8 +61,8 @@ KNOWN = {
         launch/mpi_jobs.py MpiexecJob._hear keeper.recv
         device/store.py private_folder fcntl.flock
         device/store.py _sweep fcntl.flock
-        executors/peer/sharing.py Place.take fcntl.flock
-        executors/peer/sharing.py Place.leave fcntl.flock
+        executors/peer/sharing.py GpuSeat.take fcntl.flock
+        executors/peer/sharing.py GpuSeat.leave fcntl.flock
         executors/peer/descriptors.py DescriptorOffer.give self._listener.accept
         """,
     "a constant of at most a few seconds": """

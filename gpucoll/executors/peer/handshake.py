@@ -16,7 +16,7 @@ from gpucoll.device.peer import MOST_RANKS, Multicast, PeerHeap, Room
 from gpucoll.device.sources import reducing
 from gpucoll.errors import UsageError
 from gpucoll.executors.peer.memory import HostMemory, PeerMemory
-from gpucoll.executors.peer.sharing import Place, place_of
+from gpucoll.executors.peer.sharing import GpuSeat, place_of
 from gpucoll.progress.operations import Pending
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import exchange
@@ -35,7 +35,7 @@ class Handshake:
         self._place = link.place
         self._exchange = functools.partial(exchange, link.wire, link.place.rank, range(link.place.size))
         self._open, self._between_processes = False, link.mpi is not None
-        self._seat: Place | None = None  # of this communicator on the GPU
+        self._seat: GpuSeat | None = None  # of this communicator on the GPU
         self._is_busy = False  # whether another communicator has a place that this one needs
         self.memory = PeerMemory()
         self.room = Room(link.place.size)

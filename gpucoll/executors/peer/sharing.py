@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 
 
-class Place:
+class GpuSeat:
     """The place of a communicator on the GPU with a PCI number, taken by one rank for all its ranks on this GPU."""
 
     def __init__(self, gpu: int) -> None:
@@ -42,12 +42,12 @@ class Place:
             os.close(held)
 
 
-def place_of(rank: int, gpus: Sequence[int]) -> tuple[Place | None, bool]:
+def place_of(rank: int, gpus: Sequence[int]) -> tuple[GpuSeat | None, bool]:
     """Return the place to be taken by `rank`, or None, and whether it is free, and so taken now.
 
     `gpus` are the GPUs of all ranks. The first rank on a GPU takes the place for the others.
     """
     if len(gpus) == 1 or gpus.index(gpus[rank]) != rank:
         return None, True
-    place = Place(gpus[rank])
+    place = GpuSeat(gpus[rank])
     return place, place.take(alone=gpus.count(gpus[rank]) > 1)

@@ -74,7 +74,7 @@ class Connections:
                 lambda peer, tag: take(peer, 3 * tag + channel))
 
 
-class Family:
+class SharedResources:
     """Communicators with common resources: a stream of their own orders their groups, and one abort ends them all."""
 
     def __init__(self):

@@ -66,7 +66,7 @@ def letters(params, args):
     return types
 
 
-class Place:
+class KernelArgument:
     """An argument in memory: address, lengths and steps in bytes; a number has memory of the host."""
 
     def __init__(self, value, dtype, shape=None):
@@ -168,9 +168,9 @@ class ElementwiseKernel:
             if isinstance(one, ndarray) and one.dtype != kind:
                 one = one.astype(kind)
             is_whole = param.is_raw or (size is not None and isinstance(one, ndarray))
-            places.append(Place(one, kind, None if is_whole else shape))
+            places.append(KernelArgument(one, kind, None if is_whole else shape))
         indexer = numpy.zeros(shape, bool) if 0 not in shape else numpy.zeros(1, bool)
-        places.append(Place(indexer.flat[0], numpy.dtype(bool), shape))
+        places.append(KernelArgument(indexer.flat[0], numpy.dtype(bool), shape))
         code = self._code(kinds, tuple(types_of(self.params, kinds).items()))
         launched(self.name, code, places, (), sum(isinstance(one, ndarray) for one in ins), self.options)
 
@@ -242,12 +242,12 @@ class ReductionKernel:
         for param, one in zip(self.in_params, args, strict=True):
             wanted = param.resolved(types)
             one = one.astype(wanted) if isinstance(one, ndarray) and one.dtype != wanted else one
-            place = Place(one, wanted, None if param.is_raw else shape)
+            place = KernelArgument(one, wanted, None if param.is_raw else shape)
             if not param.is_raw:
                 place.strides, place.shape = tuple(place.strides[number] for number in order), turned
             places.append(place)
         target = out.reshape(tuple(lengths)) if keepdims else out
-        places.append(Place(target, kind))
+        places.append(KernelArgument(target, kind))
         inner = int(numpy.prod([shape[one] for one in axes], dtype=WORDS))
         kinds = tuple(param.resolved(types) for param in (*self.in_params, self.out_params[0]))
         if out.size:

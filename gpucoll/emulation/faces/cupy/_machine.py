@@ -356,7 +356,7 @@ class Machine:
         return queue.ended >= count
 
 
-class Event:
+class EventState:
     """The object of an event's handle: the mark of a queue or of a capture, None before the first record."""
 
     def __init__(self, device, timed):

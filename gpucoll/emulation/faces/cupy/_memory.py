@@ -12,6 +12,8 @@ import threading
 
 import numpy
 
+from gpucoll.errors import UsageError
+
 from ._capture import synchronising
 from ._machine import MACHINE, Queue, check
 from .hostile import on
@@ -219,8 +221,10 @@ class OutOfMemoryError(MemoryError):
 class MemoryPool:
     """The figures of CuPy's pool; all memory of a process comes from a single one."""
 
+    _limit = 0  # of all pools, as these are one
+
     def __init__(self, allocator=None):
-        self._limit = 0
+        pass
 
     def malloc(self, size):
         return alloc(size)
@@ -251,7 +255,7 @@ class MemoryPool:
                 chunks.clear()
 
     def set_limit(self, size=None, fraction=None):
-        self._limit = size or int((fraction or 0) * (1 << 30))
+        MemoryPool._limit = size or int((fraction or 0) * (1 << 30))
 
     def get_limit(self):
         return self._limit
@@ -283,7 +287,10 @@ malloc_managed = alloc
 
 
 def set_allocator(allocator=None):
-    """Accept an allocator: all memory comes from the one pool."""
+    """Accept a pool's allocator, as all memory comes from the one pool; refuse a function of the program."""
+    if allocator not in (None, alloc) and not isinstance(getattr(allocator, "__self__", None), MemoryPool):
+        raise UsageError("an allocator of the program has no counterpart on the host; pass a MemoryPool's malloc",
+                         code="GC-EMULATION")
 
 
 def get_default_memory_pool():

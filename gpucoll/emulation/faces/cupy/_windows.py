@@ -12,7 +12,7 @@ _allocated = {}  # bytes by address, of ncclMemAlloc
 INVALID_ARGUMENT = 4
 
 
-class Windows:
+class WindowTable:
     """A communicator's windows: address and bytes by number. `count` counts collectives with all arrays in windows."""
 
     def __init__(self):

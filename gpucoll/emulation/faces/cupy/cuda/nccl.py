@@ -16,7 +16,7 @@ import numpy
 
 from .. import _memory, _windows, _wire
 from .._config import NcclConfig
-from .._connect import Connections, Family, Truncated
+from .._connect import Connections, SharedResources, Truncated
 from .._machine import MACHINE, CUDARuntimeError
 from .._reductions import KINDS, PAIRS, reduced
 from ..hostile import capability, nccl_version, on, report
@@ -180,13 +180,13 @@ class NcclCommunicator:
         mpi, spots = _wire.meet(ndev, bytes(commId), rank, runtime.deviceGetPCIBusId(self._device))
         if len(set(spots)) < len(spots) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
             _refuse(5, "Duplicate GPU detected : two ranks on one CUDA device")
-        self._begin(mpi, rank, ndev, config or NcclConfig(), Family())
+        self._begin(mpi, rank, ndev, config or NcclConfig(), SharedResources())
 
     def _begin(self, mpi, rank, size, config, family):
         self.mpi, self.wire, self.config, self.family = mpi, _wire.Wire(rank, size, mpi), config, family
         self.fields = config.fields()
         self.graphs, self.destroying = 0, False
-        self.windows = _windows.Windows()
+        self.windows = _windows.WindowTable()
         self._connections = Connections(rank, size)
         self.comm = next(MACHINE.handles)
         _communicators[self.comm] = self
@@ -202,7 +202,7 @@ class NcclCommunicator:
             return None
         part = NcclCommunicator.__new__(NcclCommunicator)
         part._device = self._device
-        family = self.family if self.fields.get("splitShare") else Family()
+        family = self.family if self.fields.get("splitShare") else SharedResources()
         part._begin(mpi, 0 if alone else mpi.rank, 1 if alone else mpi.size, config or self.config, family)
         return part
 

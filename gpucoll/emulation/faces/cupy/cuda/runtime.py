@@ -11,7 +11,7 @@ import numpy
 from .. import _memory, hostile
 from .._capture import GLOBAL, RELAXED, THREAD_LOCAL, Capture, CapturedMark, forbidden, unsafe
 from .._ipc import free, ipcCloseMemHandle, ipcGetMemHandle, ipcOpenMemHandle, malloc, memset, memsetAsync
-from .._machine import MACHINE, CUDARuntimeError, Event, Mark, Queue, check
+from .._machine import MACHINE, CUDARuntimeError, EventState, Mark, Queue, check
 
 __all__ = ["CUDARuntimeError", "free", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle", "malloc", "memset",
            "memsetAsync"]
@@ -110,7 +110,7 @@ def _asked(queue, count):
 
 def streamWaitEvent(stream, event):
     """Make all later work of the stream follow the event."""
-    queue, mark = MACHINE.queue(stream), MACHINE.find(event, Event).mark
+    queue, mark = MACHINE.queue(stream), MACHINE.find(event, EventState).mark
     if isinstance(mark, CapturedMark):
         mark.capture.wait(queue, mark)
     elif mark is not None:
@@ -139,7 +139,7 @@ def streamIsCapturing(stream):
 
 def eventCreateWithFlags(flags):
     MACHINE.until_copied()
-    return MACHINE.keep(Event(MACHINE.use(), timed=not flags & eventDisableTiming))
+    return MACHINE.keep(EventState(MACHINE.use(), timed=not flags & eventDisableTiming))
 
 
 def eventDestroy(event):
@@ -148,7 +148,7 @@ def eventDestroy(event):
 
 def eventRecord(event, stream):
     """Make the event stand for all work given to the stream so far."""
-    event, queue = MACHINE.find(event, Event), MACHINE.queue(stream)
+    event, queue = MACHINE.find(event, EventState), MACHINE.queue(stream)
     MACHINE.until_copied(queue)
     check(event.device == queue.device, 400, "event and stream are of different devices")
     if queue.capture is not None:
@@ -161,7 +161,7 @@ def eventRecord(event, stream):
 
 
 def eventQuery(event):
-    mark = MACHINE.find(event, Event).mark
+    mark = MACHINE.find(event, EventState).mark
     if isinstance(mark, CapturedMark):
         check(hostile.on("codes"), 907, "the event was recorded in a capture")
         return 907
@@ -169,14 +169,14 @@ def eventQuery(event):
 
 
 def eventSynchronize(event):
-    mark = MACHINE.find(event, Event).mark
+    mark = MACHINE.find(event, EventState).mark
     check(not isinstance(mark, CapturedMark), 907, "the event was recorded in a capture")
     unsafe("cudaEventSynchronize")
     MACHINE.finish([] if mark is None else [(mark.queue, mark.count)])
 
 
 def eventElapsedTime(start, end):
-    events = [MACHINE.find(handle, Event) for handle in (start, end)]
+    events = [MACHINE.find(handle, EventState) for handle in (start, end)]
     check(all(event.timed and event.mark is not None for event in events), 400, "an event without a time")
     check(all(event.mark.time is not None for event in events), 600)
     return ctypes.c_float(1e3 * (events[1].mark.time - events[0].mark.time)).value
