@@ -226,13 +226,14 @@ class Guard:
     def blame(self) -> tuple[str, tuple[int, ...]]:
         """Return the ranks to blame for a late wait: a sentence, and the numbers of the ranks.
 
-        These are the ranks that have made fewer calls than this rank, or else the awaited ranks. Stopped processes are
-        always blamed. For ranks on several hosts, ranks that report no wait to rank 0 count as behind.
+        These are the ranks that have made fewer calls than this rank, or else the awaited ranks. Ranks that wait in an
+        earlier call are not blamed beside ranks that wait in none. Stopped processes are always blamed. For ranks on
+        several hosts, ranks that report no wait to rank 0 count as behind.
         """
         mine, watch = self._mine(), self._processes.watch
-        behind = None if watch is None else watch.silent(mine)
-        if behind is None:
-            behind = {rank for rank, last in self._progress().items() if last.number < mine}
+        silent = None if watch is None else watch.silent(mine)
+        fewer = {rank: last.has_ended is False for rank, last in self._progress().items() if last.number < mine}
+        behind = {rank for rank, waits in fewer.items() if not waits} or {*fewer} if silent is None else silent
         here = {rank for rank, last in self._progress().items() if mine and last.number >= mine} | {self._rank}
         awaited = set(self._awaited() or ())
         ranks = behind or awaited - here or awaited - {self._rank}

@@ -218,17 +218,18 @@ class Watch:
                 self._connection.send(head)
 
     def silent(self, number: int) -> set[int] | None:
-        """Return the other ranks that report no wait in call `number` or a later call; None without a connection.
+        """Return the other ranks that report no wait, or else a wait in a call before `number`; None if not connected.
 
-        If rank 0 does not answer, blame rank 0; if rank 0's host acknowledges no data, blame all ranks of that host.
-        Waits up to ANSWER seconds.
+        A rank that waits in an earlier call waits for a rank that reports no wait, if there is one. If rank 0 does not
+        answer, blame rank 0; if rank 0's host acknowledges no data, blame all ranks of that host. Waits up to ANSWER
+        seconds.
         """
         everyone = self._watched - {self._rank}
         if self._hub is None and self._connection is None:
             return None
         heard = self.heard() if self._hub is not None else self._ask()
         if heard is not None:
-            return everyone - {rank for rank, its in heard.items() if its >= number}
+            return everyone - heard.keys() or {rank for rank in everyone if heard[rank] < number}
         if self._connection is not None and _unacknowledged(self._connection.socket):
             return {rank for rank in everyone if self._nodes[rank] == self._nodes[0]}
         return {0}

@@ -148,6 +148,15 @@ def test_a_rank_that_was_frozen_names_itself(monkeypatch):
     assert failed.value.ranks == (2,)
 
 
+@pytest.mark.parametrize(("calls", "named"), [
+    ({1: LastCall(2, has_ended=False), 2: LastCall(1, has_ended=True)}, (2,)),  # rank 1 waits for rank 2, as rank 0
+    ({1: LastCall(2, has_ended=False), 2: LastCall(1, has_ended=False)}, (1, 2)), ({1: LastCall(2)}, (1,))])
+def test_who_waits_in_an_earlier_call_is_not_blamed_beside_who_waits_in_none(calls, named):
+    calls = {0: LastCall(3, has_ended=False), **calls}
+    watching = guard.Guard(0, Processes({}), lambda: {1, 2}, lambda: calls, dict, lambda: 0.0)
+    assert watching.blame()[1] == named
+
+
 @pytest.mark.parametrize(("called", "words"), [
     (LastCall(3, has_ended=False), "is in its call 3"), (LastCall(3, has_ended=True), "computes since its call 3"),
     (LastCall(3), "has made no call since its call 3"), (LastCall(), "has made no call"), (None, "is silent"),

@@ -50,6 +50,16 @@ def test_a_connection_that_breaks_off_is_a_death(watches):
         assert watches[rank].silent(1) is None
 
 
+def test_who_waits_in_an_earlier_call_is_silent_only_if_all_wait(watches):
+    for rank in (1, 2, 3):
+        watches[rank].report(5 if rank < 3 else 4)
+    assert grows_to({1: 5, 2: 5, 3: 4}, watches[0].heard)
+    assert [watches[rank].silent(5) for rank in (0, 1, 2)] == [{3}, {0}, {0}]
+    watches[0].report(5)
+    assert grows_to({0: 5, 1: 5, 2: 5, 3: 4}, watches[0].heard)
+    assert [watches[rank].silent(5) for rank in (0, 1, 2)] == [{3}] * 3
+
+
 def test_who_leaves_in_order_has_not_died(watches):
     watches[1].close()
     assert becomes(lambda: 1 not in watches[0]._hub._here)
