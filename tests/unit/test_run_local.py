@@ -1,11 +1,14 @@
 """`run_local`: results in rank order, the first error, no wait for failed ranks; objects."""
 
+import pickle
 import time
+import tracemalloc
 
 import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.communicator.objects import LONG
 
 
 def test_results_are_in_the_order_of_ranks():
@@ -64,3 +67,79 @@ def objects(comm):
 @pytest.mark.parametrize("size", [1, 3])
 def test_objects(size):
     gc.run_local(objects, size, timeout=60.0)
+
+
+def long_object(rank):
+    """Return an object with buffers at both sides of the limit, the short one of a length that shifts later ranks'."""
+    some = numpy.random.default_rng(rank).integers(0, 256, (4, LONG // 2 + 48 * rank), numpy.uint8)
+    fixed = some[1].view(numpy.int16).copy()
+    fixed.flags.writeable = False
+    return {"longest element": some.reshape(-1).view(numpy.clongdouble), "nested": [{"fixed": fixed, "again": fixed}],
+            "Fortran": numpy.asfortranarray(some), "strided": some[::2, 1::3], "short": some[0, :LONG - 1 - rank],
+            "exact": some.reshape(-1)[:LONG], "odd": some.reshape(-1)[3:LONG + 4 + rank], "none": some[:0],
+            "bytes": some.tobytes(), "row": bytearray(some[2]),
+            "record": some.reshape(-1).view([("a", "<f4"), ("b", "<i4")])}
+
+
+def same(found, expected):
+    for key, value in expected.items():
+        if key == "nested":
+            assert found[key][0]["fixed"] is found[key][0]["again"]
+            assert not found[key][0]["fixed"].flags.writeable
+            assert found[key][0]["fixed"].tobytes() == value[0]["fixed"].tobytes()
+        elif isinstance(value, numpy.ndarray):
+            assert (found[key].dtype, found[key].shape) == (value.dtype, value.shape)
+            assert found[key].flags.f_contiguous or key != "Fortran"
+            assert found[key].flags.aligned
+            assert found[key].tobytes() == value.tobytes()
+            found[key].view(numpy.uint8)[...] = 0  # writable, and no other object's memory
+        else:
+            assert found[key] == value
+            assert type(found[key]) is type(value)
+
+
+def long_objects(comm):
+    """Objects with long buffers on some ranks or on all arrive unchanged, in memory of their own."""
+    for with_buffers in (range(comm.size), [comm.size - 1], [0]):
+        everyone = [long_object(rank) if rank in with_buffers else {"rank": "x" * rank} for rank in range(comm.size)]
+        mine, root = long_object(comm.rank) if comm.rank in with_buffers else everyone[comm.rank], comm.size - 1
+        before = pickle.dumps(mine)
+        for found in (comm.all_gather_object(mine), comm.gather_object(mine, root)):
+            for one, expected in zip(found or [], everyone, strict=found is not None):
+                same(one, expected)
+        found = comm.broadcast_object(mine if comm.rank == root else None, root)
+        if comm.rank == root:
+            assert found is mine
+        else:
+            same(found, everyone[root])
+        same(comm.scatter_object(everyone if comm.rank == root else None, root), everyone[comm.rank])
+        assert pickle.dumps(mine) == before
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_objects_with_long_buffers(size):
+    gc.run_local(long_objects, size, timeout=60.0)
+
+
+@pytest.mark.parametrize(("call", "memory"), [("broadcast", 2), ("all_gather", 9), ("gather", 6), ("scatter", 9)])
+def test_long_buffers_take_no_memory_beside_the_new_objects(call, memory):
+    """Three ranks: `memory` is that of new objects, and of the rows sent; scatter_v joins its rows first."""
+    array = numpy.arange(1 << 20)  # all ranks' threads share one array
+
+    def run(comm):
+        given = [array] * comm.size if call == "scatter" else array
+        begin = getattr(comm, f"{call}_object")
+        comm.barrier()
+        if comm.rank == 0:
+            tracemalloc.reset_peak()
+        comm.barrier()
+        kept = begin(given)
+        comm.barrier()
+        return tracemalloc.get_traced_memory()[1], kept is None
+
+    tracemalloc.start()
+    try:
+        peaks = gc.run_local(run, 3, timeout=60.0)
+    finally:
+        tracemalloc.stop()
+    assert peaks[0][0] < (memory + 0.5) * array.nbytes
