@@ -182,6 +182,7 @@ def elsewhere(comm, *algorithms):
                     with held(other):
                         found = made(how, collective, algorithm)
                         garbage = noise(comm)
+                ours.synchronize()  # the stream of `noise`
                 with other:
                     check(found, wanted(comm, collective))
                     assert all((one.get() == GARBAGE).all() for one in garbage), "somebody else's memory was written"

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -172,45 +173,14 @@ def test_what_cupy_refuses_and_what_has_no_counterpart(emulate, line):
     assert re.search(REFUSED[line], job.stderr), job.stderr
 
 
-STREAMS = '''
-twice = cupy.RawKernel("""extern "C" __global__ void twice(const float* x, float* y, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = 2 * x[i];
-}""", "twice")
-a, b = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
-with a:
-    x, y = cupy.arange(100, dtype=numpy.float32), cupy.empty(100, numpy.float32)
-    twice((1,), (128,), (x, y, 100))  # writes
-'''
-ORDERS = {  # the rest of a program, and the line that the error names; None for a right program
-    "an event": ("b.wait_event(a.record())\nwith b:\n    z = y + 1\n", None),
-    "a wait": ("a.synchronize()\nwith b:\n    z = y + 1\n", None),
-    "both read": ("a.synchronize()\nwith a:\n    z = y + 1\nwith b:\n    w = y + 1\n", None),
-    "no event": ("with b:\n    z = y + 1  # fails\n", "reads memory that .* writes"),
-    "an event too early": ("event = a.record()\nwith a:\n    y *= 2\nb.wait_event(event)\nwith b:\n"
-                           "    z = y + 1  # fails\n", "reads memory that .* writes"),
-    "a kernel without order": ("with b:\n    twice((1,), (128,), (y, x, 100))  # fails\n",
-                               "reads memory that .* writes"),
-    "a temporary that is dropped": ("b.wait_event(a.record())\nwith b:\n    z = y * 3\nwith a:\n    del y\n"
-                                    "    w = cupy.full(100, 7, numpy.float32)  # fails\n",
-                                    "writes memory that .* reads"),
-    "the host reads too early": ("y.get()  # fails\n", "reads memory that .* writes"),
-}
-
-
-@pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_an_access_without_order_is_named(emulate, name, seed):
-    """Whatever order the streams come in: the error does not depend on the seed."""
-    rest, error = ORDERS[name]
-    job = emulate(STREAMS + rest, "--seed", str(seed))
-    if error is None:
-        assert (job.returncode, job.stderr) == (0, "")
-        return
-    lines = (HEAD + STREAMS + rest).splitlines()
-    number = next(number for number, line in enumerate(lines, 1) if line.endswith("# fails"))
-    assert job.returncode == 1
-    assert re.search(rf"\[GC-EMULATION\] program.py:{number} {error}", job.stderr), job.stderr
+@pytest.mark.parametrize("last", [1, pytest.param(199, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])])
+def test_errors_of_streams_and_memory_are_found_and_right_programs_have_none(emulated_kernels, last):
+    """Whatever order the streams come in, so for every seed."""
+    programs = Path(__file__).parents[1] / "programs" / "stream_errors.py"
+    job = subprocess.run([sys.executable, "-m", "gpucoll", "emulate", "--gpus", "2", programs, "0", str(last)],
+                         text=True, capture_output=True, timeout=seconds(60 + 20 * last), check=False)
+    count = 18 * (last + 1)
+    assert job.stdout == f"{count} errors found, {count} right programs without one\n", (job.stdout, job.stderr)
 
 
 def test_processes_of_mpi_have_cupys_nccl(mpiexec, emulated_kernels, tmp_path):

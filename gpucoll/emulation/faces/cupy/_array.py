@@ -12,7 +12,7 @@ import numpy
 
 from . import _dlpack, _memory
 from ._machine import MACHINE, check, on_device
-from ._order import span, touched
+from ._order import span, touched, written
 from .cuda import runtime
 from .cuda.stream import _BaseStream, get_current_stream
 
@@ -107,6 +107,11 @@ class ndarray:
         if out is not None:
             if (out.dtype, out.shape) != (self.dtype, self.shape):
                 raise ValueError(f"out is {out.dtype} of shape {out.shape}, the array {self.dtype} of {self.shape}")
+            if out.flags.forc == self.flags.forc and _memory.is_pinned(out.ctypes.data):
+                self.data.copy_to_host_async(out.ctypes.data, self.nbytes, stream)
+                if blocking:
+                    (get_current_stream() if stream is None else stream).synchronize()
+                return out
             out[...] = self.get(stream, order)
             return out
         stream = get_current_stream() if stream is None else stream
@@ -124,6 +129,8 @@ class ndarray:
     def set(self, arr, stream=None):
         if not isinstance(arr, numpy.ndarray) or (arr.dtype, arr.shape) != (self.dtype, self.shape):
             raise TypeError(f"only an array of {self.dtype} and shape {self.shape} can be set")
+        if self.flags.c_contiguous and arr.flags.c_contiguous and _memory.is_pinned(arr.ctypes.data):
+            return self.data.copy_from_host_async(arr.ctypes.data, self.nbytes, stream)
         staged, host = arr.copy(), self._host
         queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
         check(queue.capture is None, 900, "a copy from the host in a capture")
@@ -325,17 +332,22 @@ def call(function, *operands):
                                          if isinstance(x, numpy.ndarray) else x for x in given)))
     found = ndarray(probe.shape, probe.dtype, order="F" if probe.flags.fnc else "C")
     host = found._host
-    enqueue(lambda: numpy.copyto(host, function(*given)), found, operands)
+    enqueue(lambda: numpy.copyto(host, function(*given)), found, operands,
+            used=operands if isinstance(function, numpy.ufunc) else ())
     return found
 
 
-def write(target, function, *operands):
+def write(target, function, *operands, used=()):
     given = hosts((target, *operands))
-    enqueue(lambda: function(*given), target, operands)
+    enqueue(lambda: function(*given), target, operands, used)
 
 
-def enqueue(work, target, operands=()):
+def enqueue(work, target, operands=(), used=()):
+    """Enqueue work that reads `operands` and writes `target`; it computes with the values of `used`."""
+    check_written = written([one for one in used if isinstance(one, ndarray)])
+
     def act():
+        check_written()
         with numpy.errstate(all="ignore"):
             work()
         return True
@@ -349,7 +361,7 @@ def enqueue(work, target, operands=()):
 def operators(name, function):
     """Add an operator to `ndarray`, for both sides and in place; `call` refuses NumPy arrays, as CuPy does."""
     def in_place(self, other):
-        write(self, lambda host, given: function(host, given, out=host, casting="same_kind"), other)
+        write(self, lambda host, given: function(host, given, out=host, casting="same_kind"), other, used=(self, other))
         return self
 
     setattr(ndarray, f"__{name}__", lambda self, other: call(function, self, other))

@@ -11,7 +11,7 @@ import numpy
 
 from . import _array
 from ._machine import MACHINE, check, on_device
-from ._order import span, touched
+from ._order import span, touched, written
 from .cuda.stream import get_current_stream
 
 # Functions of NumPy that return facts on arrays and dtypes, or the host's objects.
@@ -82,6 +82,8 @@ def at_once(function, args, kwargs):
     given, named = unwrapped(list(args)), unwrapped(kwargs)
     queue = MACHINE.queue(get_current_stream().ptr)
     settled()
+    if function.__name__ in OF_ITS_ARGUMENT:
+        written(sources)()
     out = kwargs.get("out")
     touched(queue, [span(one) for one in sources], [span(out)] if isinstance(out, _array.ndarray) else [])
     with _array.FILTERS, numpy.errstate(all="ignore"):
@@ -144,7 +146,7 @@ class Ufunc:
         else:
             _array.check_elements(out)
         host, function, options = out._host, self.numpy, {} if dtype is None else {"dtype": numpy.dtype(dtype)}
-        _array.enqueue(lambda: function(*given, out=host, casting=casting, **options), out, operands)
+        _array.enqueue(lambda: function(*given, out=host, casting=casting, **options), out, operands, operands)
         return out
 
     def __getattr__(self, name):

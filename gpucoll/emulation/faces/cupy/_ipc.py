@@ -3,6 +3,7 @@
 Rules of CUDA: a handle opens only in another process, a freed or exported pointer is the start of an allocation.
 """
 
+import bisect
 import collections
 import ctypes
 import mmap
@@ -13,7 +14,7 @@ import numpy
 
 from ._capture import synchronising
 from ._machine import MACHINE, check
-from ._memory import GARBAGE, Chunk, chunk_at, view
+from ._memory import GARBAGE, Chunk, chunk_at, pinned, view
 from .hostile import on
 
 HANDLE = struct.Struct("=3q40x")  # process, file, bytes: 64 bytes like CUDA's handle
@@ -90,8 +91,14 @@ def alloc_pinned_memory(size):
         synchronising("cudaHostAlloc", MACHINE.use())
         _pinned[rounded].append(bytearray([GARBAGE]) * rounded)
     room = _pinned[rounded].pop()
-    kind = type("Pinned", (ctypes.c_char * rounded,), {"__del__": lambda self: _pinned[rounded].append(room)})
-    return kind.from_buffer(room)
+    place = ctypes.addressof(ctypes.c_char.from_buffer(room)), rounded
+    bisect.insort(pinned, place)
+
+    def given_back(_):
+        pinned.remove(place)
+        _pinned[rounded].append(room)
+
+    return type("Pinned", (ctypes.c_char * rounded,), {"__del__": given_back}).from_buffer(room)
 
 
 def _mapped(file, nbytes):

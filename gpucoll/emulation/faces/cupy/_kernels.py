@@ -12,7 +12,8 @@ import numpy
 from . import _array
 from ._array import ndarray
 from ._machine import MACHINE
-from ._order import span, touched
+from ._memory import bounded
+from ._order import span, touched, written
 from ._raw import check_addresses
 from ._source import HostFunction, library, split_options
 from .cuda.stream import get_current_stream
@@ -97,12 +98,17 @@ def launched(name, code, places, words, reads, options=()):
     check_addresses(name, numpy.array(addresses, numpy.uint64), queue.device)
     numbers = [place.held for place in places if not isinstance(place.held, ndarray)]
 
+    arrays = [place.held for place in places if isinstance(place.held, ndarray)]
+    check_written = written(arrays[:reads])
+
     def run(_kept=(stack, numbers)):
-        function.run((1, 1, 1), (1, 1, 1), given, 0)
+        check_written()
+        with bounded(name, addresses):
+            function.run((1, 1, 1), (1, 1, 1), given, 0)
         return True
 
     MACHINE.submit(queue, lambda: run, kernel=True)
-    spans = [span(place.held) for place in places if isinstance(place.held, ndarray)]
+    spans = [*map(span, arrays)]
     touched(queue, spans[:reads], spans[reads:])
 
 

@@ -15,6 +15,8 @@ import threading
 import time
 import traceback
 
+from gpucoll.errors import UsageError
+
 from .hostile import connections, contexts, on
 
 VERSION = "14.2.0"  # of the imitated CuPy
@@ -305,6 +307,8 @@ class Machine:
         return self.fault
 
     def check(self):
+        if isinstance(self.fault, UsageError):  # a program's missing order, with its line
+            raise self.fault
         check(self.fault is None, 719, repr(self.fault))
 
     # Waiting

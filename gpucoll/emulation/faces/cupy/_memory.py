@@ -7,8 +7,10 @@ device is cudaErrorIllegalAddress.
 
 import bisect
 import collections
+import contextlib
 import ctypes
 import threading
+import time
 
 import numpy
 
@@ -20,12 +22,14 @@ from .hostile import on
 
 UNIT = 512
 GARBAGE = 0xC5
+IDLE = 0.25  # seconds, after which a copy to pinned memory is done although no thread waits
 CONSTANT = 1 << 16  # the most bytes of a module's variable that are looked for
 variables = set()  # addresses of `__constant__` and `__device__` variables of modules
 
 # Reentrant: a finalizer may free memory on a thread holding the lock.
 _lock = threading.RLock()
 _starts, _chunks = [], []  # sorted by address, for bisection
+pinned = []  # pinned memory of the host in use: pairs of address and bytes, sorted
 foreign = []  # not empty: all other memory of the process is memory of each GPU, see torch_streams.py
 _free = collections.defaultdict(list)  # free chunks by (device, stream, size)
 
@@ -34,18 +38,30 @@ class Chunk:
     """A range of device memory. `live`: used by an array, or, for memory `given` by malloc, not yet freed."""
 
     def __init__(self, nbytes, device, given=None):
-        # UNIT spare bytes make room for CuPy's alignment to UNIT.
-        room = numpy.full(nbytes + UNIT, GARBAGE, numpy.uint8) if given is None else given
-        self.start = -(-room.ctypes.data // UNIT) * UNIT
+        # UNIT spare bytes make room for CuPy's alignment to UNIT, and UNIT bytes lie on both sides as guards.
+        room = numpy.full(nbytes + 3 * UNIT, GARBAGE, numpy.uint8) if given is None else given
+        self.start = -(-room.ctypes.data // UNIT) * UNIT + UNIT * (given is None)
         first = self.start - room.ctypes.data
         self.bytes, self.nbytes, self.device = room[first:first + nbytes], nbytes, device
+        last = first + nbytes
+        self.guards = [] if given is not None else [room[first - UNIT:first], room[last:last + UNIT]]
         self.live = given is not None
         self.spoiler = None  # the stream that overwrites the freed memory
         self.reads, self.writes = [], []  # the last accesses, see _order.py
+        self.size, self.made = nbytes, ""  # bytes and line of the allocation
+        self.is_written = given is not None
         with _lock:
             place = bisect.bisect(_starts, self.start)
             _starts.insert(place, self.start)
             _chunks.insert(place, self)
+
+    def owned(self, size):
+        """Give the memory to a new allocation."""
+        self.size, self.made, self.is_written, self.live = size, _line(), False, True
+
+    def clean(self):
+        """Return whether each guard, and the rest behind the allocation, has the bytes of fresh memory."""
+        return [bool((one == GARBAGE).all()) for one in (*self.guards, self.bytes[self.size:])]
 
     def forget(self):
         """Remove the chunk, so that addresses in the chunk become invalid."""
@@ -74,7 +90,7 @@ class Memory:
             if self.chunk is None:
                 synchronising("cudaMalloc", self.device_id)
                 self.chunk = Chunk(self._key[2], self.device_id)
-            self.chunk.live = True
+            self.chunk.owned(nbytes)
             # A destroyed stream leaves memory to the stream with its handle: that stream's work is the next to write.
             if self.chunk.spoiler is not _queue(self._key):
                 self.chunk.spoiler = None
@@ -89,6 +105,22 @@ class Memory:
             else:
                 with _lock:
                     _free[self._key].append(self.chunk)
+
+
+def _line():
+    from ._order import line
+    return line() if on("order") else ""
+
+
+@contextlib.contextmanager
+def bounded(name, addresses):
+    """Raise UsageError if a kernel that gets these addresses writes beside the memory of one."""
+    chunks = {chunk: chunk.clean() for chunk in map(chunk_at, addresses) if chunk is not None} if on("memory") else {}
+    yield
+    for chunk, before in chunks.items():
+        if chunk.clean() != before:
+            raise UsageError(f"kernel {name} writes out of bounds: beside the {chunk.size} bytes that were allocated "
+                             f"at {chunk.made}", code="GC-EMULATION")
 
 
 def _spoil(key, chunk):
@@ -136,13 +168,9 @@ class MemoryPointer:
     def _copied(self, size, stream, other, to_host):
         """Copy between this memory and an address of the host or of a GPU, in the order of a stream."""
         from .cuda import get_current_stream
-        host = chunk_at(other) is None
-        here = view(self.ptr, size, self.device_id)
-        there = numpy.frombuffer((ctypes.c_char * size).from_address(other), numpy.uint8) if host \
-            else view(other, size, chunk_at(other).device)
-        dst, src = (there, here) if to_host else (here, there)
-        MACHINE.submit(MACHINE.queue((get_current_stream() if stream is None else stream).ptr),
-                       lambda: lambda: numpy.copyto(dst, src) is None)
+        queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
+        view(self.ptr, size, self.device_id)
+        copied(queue, *((other, self.ptr) if to_host else (self.ptr, other)), size)
 
     def copy_from_device_async(self, src, size, stream=None):
         self._copied(size, stream, int(src.ptr), to_host=False)
@@ -171,8 +199,9 @@ class MemoryPointer:
     def memset_async(self, value, size, stream=None):
         from .cuda import get_current_stream
         row = view(self.ptr, size, self.device_id)
-        MACHINE.submit(MACHINE.queue((get_current_stream() if stream is None else stream).ptr),
-                       lambda: lambda: row.fill(value) is None)
+        queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
+        MACHINE.submit(queue, lambda: lambda: row.fill(value) is None)
+        _touched(queue, [], [(self.ptr, self.ptr + size)])
 
     memset = memset_async
 
@@ -183,6 +212,50 @@ class MemoryPointer:
 
     def __add__(self, offset):
         return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
+
+
+def _touched(queue, reads, writes):
+    from ._order import touched
+    touched(queue, reads, writes)
+
+
+def copied(queue, dst, src, size):
+    """Copy between addresses of GPUs and of the host in the order of a stream, as cudaMemcpyAsync does.
+
+    Only pinned memory of the host is copied late, and to the host when a thread waits or after IDLE seconds. The host
+    may not read or change the memory before the end: the bytes to read are overwritten first, a change is an error.
+    """
+    chunks = [chunk_at(address) for address in (dst, src)]
+    to, begun = (numpy.frombuffer((ctypes.c_char * size).from_address(address), numpy.uint8) if chunk is None
+                 else view(address, size, chunk.device) for address, chunk in zip((dst, src), chunks, strict=True))
+    is_late = [chunk is not None or is_pinned(address) for address, chunk in zip((dst, src), chunks, strict=True)]
+    staged = begun.copy() if chunks[1] is None else begun
+    to_pinned = chunks[0] is None and is_late[0]
+    if to_pinned:
+        to[:] = GARBAGE
+    from ._order import line
+    place, begun_at = line() if is_late[1] and chunks[1] is None else "", time.monotonic()
+
+    def copy():
+        if to_pinned and not MACHINE.hurry and time.monotonic() < begun_at + IDLE:
+            return False
+        if place and not numpy.array_equal(staged, begun):
+            raise UsageError(f"the host has changed pinned memory before the copy of {place} has ended; wait for the "
+                             "stream first", code="GC-EMULATION")
+        numpy.copyto(to, staged)
+        return True
+
+    MACHINE.submit(queue, lambda: copy)
+    _touched(queue, *([(address, address + size)] if chunk is not None else []
+                      for address, chunk in zip((src, dst), reversed(chunks), strict=True)))
+    if not is_late[0]:
+        MACHINE.finish([(queue, queue.issued)])
+
+
+def is_pinned(address):
+    """Return whether the address is of pinned memory of the host, by the rule `memory`."""
+    place = bisect.bisect(pinned, (address, float("inf"))) - 1
+    return place >= 0 and address < sum(pinned[place])
 
 
 def _address(mem):

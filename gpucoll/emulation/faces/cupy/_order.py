@@ -3,13 +3,15 @@
 Every action has a clock: for each stream, the number of the actions known to be before it. Events, waits of the host,
 and the null stream join clocks. So an access without order is found whatever order the streams have come in,
 and the error names the lines of both. Accesses of kernels are known by their arguments: a pointer to const is only
-read.
+read. A graph uses the memory of its capture at every launch, so this memory must still belong to an array.
 """
 
 import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy
 
 from gpucoll.errors import UsageError
 
@@ -19,6 +21,8 @@ from .hostile import on
 
 INSIDE = (str(Path(__file__).parents[1]), str(Path(__file__).parents[3]))
 KEPT = 32  # accesses of a chunk, of each kind
+FRESH = bytes([_memory.GARBAGE])
+UNWRITTEN = 4  # fewer bytes may have the value of unwritten memory by chance
 
 
 class Access(NamedTuple):
@@ -29,6 +33,15 @@ class Access(NamedTuple):
     queue: object
     count: int
     line: str
+
+
+class Captured(NamedTuple):
+    """An access in a capture."""
+
+    chunk: object
+    low: int
+    high: int
+    is_write: bool
 
 
 def span(array):
@@ -51,14 +64,51 @@ def line():
 
 def touched(queue, reads, writes):
     """Note what the last action of a queue reads and writes, as pairs of addresses; raise UsageError without order."""
-    if not on("order") or queue.capture is not None:
+    if not on("order"):
         return
-    place, clock = line(), clock_of(queue)
     for spans, is_write in ((reads, False), (writes, True)):
         for low, high in spans:
             chunk = _memory.chunk_at(low) if high > low else None
-            if chunk is not None:
-                _compare(chunk, Access(low, high, queue, queue.issued, place), clock, is_write)
+            if chunk is None:
+                continue
+            chunk.is_written |= is_write
+            if queue.capture is not None:
+                queue.capture.uses.append(Captured(chunk, low, high, is_write))
+            else:
+                _compare(chunk, Access(low, high, queue, queue.issued, line()), clock_of(queue), is_write)
+
+
+def launches(queue, uses):
+    """Note what a graph's launch, the last action of a queue, uses; raise UsageError if it reads memory that was freed.
+
+    Memory that is freed after the capture may serve the graph's own intermediate results: they are written first.
+    """
+    written = set()
+    for chunk, low, high, is_write in uses:
+        if not (chunk.live or is_write or chunk in written):
+            raise UsageError(f"{line()} launches a graph that reads memory of an array that was dropped after the "
+                             "capture; keep the array as long as the graph", code="GC-EMULATION")
+        written |= {chunk} if is_write else set()
+        _compare(chunk, Access(low, high, queue, queue.issued, line()), clock_of(queue), is_write)
+
+
+def written(arrays):
+    """Return a check, for the begin of the work: UsageError if none of the bytes of an array was ever written."""
+    if not on("order"):
+        return lambda: None
+    # The bytes and not the array: the check keeps no memory from the pool.
+    found = [(array._host, _memory.chunk_at(array.data.ptr)) for array in arrays if array.nbytes >= UNWRITTEN]
+    found = [(host, chunk) for host, chunk in found if chunk is not None and not chunk.is_written]
+    place = line() if found else ""
+
+    def check():
+        for host, chunk in found:
+            # Not all writes are known, so the bytes count: all are those of fresh memory.
+            if not chunk.is_written and chunk.live and not numpy.ascontiguousarray(host).tobytes().strip(FRESH):
+                raise UsageError(f"{place} reads memory that nothing has written since its allocation at {chunk.made}",
+                                 code="GC-EMULATION")
+
+    return check
 
 
 def _compare(chunk, mine, clock, is_write):

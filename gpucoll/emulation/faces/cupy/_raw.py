@@ -16,7 +16,7 @@ from . import _memory
 from ._array import ndarray
 from ._capture import synchronising
 from ._machine import MACHINE
-from ._order import span, touched
+from ._order import span, touched, written
 from ._source import HostFunction, kernels_of, library, split_options, three
 from .cuda.driver import CUDADriverError
 
@@ -114,12 +114,17 @@ class UserKernel:
             if len(row) == 8:
                 check_addresses(self.name, numpy.frombuffer(row, numpy.uint64), queue.device)
 
+        constants = entry.constants()
+        check_written = written([one for one, is_read in zip(args, constants, strict=False)
+                                 if is_read and isinstance(one, ndarray)])
+
         def run():
-            entry.run(grid, block, given, shared_mem)
+            check_written()
+            with _memory.bounded(self.name, [int.from_bytes(row, "little") for row in given if len(row) == 8]):
+                entry.run(grid, block, given, shared_mem)
             return True
 
         MACHINE.submit(queue, lambda: run, kernel=True)
-        constants = entry.constants()
         spans = [span(one) if isinstance(one, ndarray) else (0, 0) for one in args]
         touched(queue, [one for one, is_read in zip(spans, constants, strict=False) if is_read],
                 [one for one, is_read in zip(spans, constants, strict=False) if not is_read])

@@ -18,6 +18,7 @@ from .. import _memory, _windows, _wire
 from .._config import NcclConfig
 from .._connect import Connections, SharedResources, Truncated
 from .._machine import MACHINE, CUDARuntimeError
+from .._order import touched
 from .._reductions import KINDS, PAIRS, reduced
 from ..hostile import capability, nccl_version, on, report
 from . import runtime
@@ -102,6 +103,9 @@ def _enqueue(comm, calls):
     if queue.device != comm.device_id():
         _refuse(4, f"a stream of GPU {queue.device} for a communicator on GPU {comm.device_id()}")
     MACHINE.submit(queue, _Launch(comm, calls), kernel=True)
+    spans = [[(place.ctypes.data, place.ctypes.data + place.nbytes) for call in calls
+              if (place := getattr(call, use)) is not None] for use in ("source", "target")]
+    touched(queue, *spans)
 
 
 class _Launch:
@@ -137,11 +141,13 @@ class _Group:
 class _Message:
     def __init__(self, comm, sends, address, nbytes, kind, peer, stream):
         self.comm, self.sends, self.peer, self.kind, self.stream = comm, sends, peer, kind, stream
-        self.place = comm._place(address, nbytes)
+        place = comm._place(address, nbytes)
+        self.source, self.target = (place, None) if sends else (None, place)
 
     def begin(self):
-        go = self.comm.wire.send if self.sends else self.comm.wire.receive
-        return [go(self.place, self.kind, self.peer)]
+        if self.sends:
+            return [self.comm.wire.send(self.source, self.kind, self.peer)]
+        return [self.comm.wire.receive(self.target, self.kind, self.peer)]
 
 
 class _Collective:

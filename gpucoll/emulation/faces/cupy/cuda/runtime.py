@@ -6,12 +6,11 @@ Rules of CUDA: valid handles, event and stream on a common device, no wait for a
 import ctypes
 import os
 
-import numpy
-
 from .. import _memory, hostile
 from .._capture import GLOBAL, RELAXED, THREAD_LOCAL, Capture, CapturedMark, forbidden, unsafe
 from .._ipc import free, ipcCloseMemHandle, ipcGetMemHandle, ipcOpenMemHandle, malloc, memset, memsetAsync
 from .._machine import MACHINE, CUDARuntimeError, EventState, Mark, Queue, check
+from .._order import launches
 
 __all__ = ["CUDARuntimeError", "free", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle", "malloc", "memset",
            "memsetAsync"]
@@ -62,10 +61,7 @@ def deviceSynchronize():
 
 
 def memcpyAsync(dst, src, size, kind, stream):
-    check(kind == memcpyDeviceToDevice, 1, "the stand-in copies inside a device only")
-    queue = MACHINE.queue(stream)
-    to, begun = (_memory.view(address, size, queue.device) for address in (dst, src))
-    MACHINE.submit(queue, lambda: lambda: numpy.copyto(to, begun) is None)
+    _memory.copied(MACHINE.queue(stream), dst, src, size)
 
 
 def streamCreateWithFlags(flags):
@@ -127,7 +123,7 @@ def streamBeginCapture(stream, mode=streamCaptureModeRelaxed):
 def streamEndCapture(stream):
     queue = MACHINE.find(stream, Queue)
     check(queue.capture is not None and queue.capture.origin is queue, 900)
-    return MACHINE.keep(_Graph(queue.capture.end()))
+    return MACHINE.keep(_Graph(queue.capture))
 
 
 def streamIsCapturing(stream):
@@ -188,9 +184,9 @@ def eventElapsedTime(start, end):
 class _Graph:
     """The object of a graph's handle; a launch waits for the previous launch."""
 
-    def __init__(self, nodes):
-        self.nodes, self.last = nodes, ()
-        self.users = [begin.comm for begin, _ in nodes if hasattr(begin, "comm")]  # NCCL counts graphs
+    def __init__(self, capture):
+        self.nodes, self.uses, self.last = capture.end(), capture.uses, ()
+        self.users = [begin.comm for begin, _ in self.nodes if hasattr(begin, "comm")]  # NCCL counts graphs
         for comm in self.users:
             comm.graphs += 1
 
@@ -200,6 +196,7 @@ class _Graph:
         for begin, kernel in self.nodes:
             MACHINE.submit(queue, begin, kernel=kernel)
         self.last = [(queue, queue.issued)]
+        launches(queue, self.uses)
 
 
 def _nothing():
