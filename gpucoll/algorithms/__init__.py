@@ -15,6 +15,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
@@ -57,8 +58,12 @@ def evaluate(formula: str, **values: Any) -> Any:
     >>> evaluate("lg(2 * P - 1)", P=5), evaluate("(two(P), rest(P), ones(P), hops(P))", P=6)
     (3, (4, 2, 7, 3))
     """
-    code = parsing.code_of(formula, "<formula>", "eval")
-    return eval(code, {"__builtins__": {}, **FUNCTIONS}, values)
+    return eval(_compiled(formula), {"__builtins__": {}, **FUNCTIONS}, values)
+
+
+@functools.cache  # threads as ranks ask for the same costs
+def _compiled(formula: str) -> CodeType:
+    return parsing.code_of(formula, "<formula>", "eval")
 
 
 class Cost(NamedTuple):

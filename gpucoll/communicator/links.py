@@ -18,7 +18,7 @@ from gpucoll.communicator.transports import Transport
 from gpucoll.core.dtypes import CODES
 from gpucoll.device.messages import Found, MatchedReceives, receiver
 from gpucoll.errors import ArgumentError, BackendError, UsageError, listed
-from gpucoll.health.processes import Processes, RankThreads, process_namespace, visible
+from gpucoll.health.processes import Processes, process_namespace, visible
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
@@ -283,7 +283,7 @@ class LocalLink(Transport):
     def __init__(self, rank: int, hub: ThreadHub, timeout: float) -> None:
         ranks = StoreRanks(hub.store, "splits", rank, hub.size, timeout)
         super().__init__(rank, ["here"] * hub.size, ranks, *(ThreadMessages(rank, mail) for mail in hub.mail))
-        self.mpi, self.processes = None, RankThreads(hub.used)
+        self.mpi, self.processes = None, hub.processes
         self._hub, self._timeout = hub, timeout
 
     @classmethod

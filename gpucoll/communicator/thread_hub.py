@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Collection
 
 from gpucoll.errors import CollectiveTimeout, listed
+from gpucoll.health.processes import RankThreads
 from gpucoll.transport.farewell import Farewell, Why
 from gpucoll.transport.kvstore import MemoryStore
 from gpucoll.transport.mailbox import Mailbox
@@ -23,6 +24,7 @@ class ThreadHub:
         self.mail = (Mailbox(), Mailbox())
         self.store = MemoryStore()
         self.used: dict[int, Callable[[], set[int]]] = {}  # by rank, see `LocalLink.used_by`
+        self.processes = RankThreads(self.used)
         self._changed = threading.Condition()  # guards the fields below; notified when a rank leaves or survives
         self._parts: dict[str, tuple[ThreadHub, set[int]]] = {}  # by name, with the ranks still to come
         self._complete = weakref.WeakValueDictionary[str, ThreadHub]()  # the parts to which all ranks have come

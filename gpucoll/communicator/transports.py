@@ -97,7 +97,7 @@ class Transport:
     def new_waits(self, timeout: float) -> Progress:
         """Return what drives the operations of a communicator and waits for them; by default by polls."""
         return Progress(timeout, foreign=self.foreign, threads=self.threads, asks_store=self.asks_store,
-                        crowded=self.place.local_size > (os.cpu_count() or 1))
+                        crowd=self.place.local_size / (os.cpu_count() or 1))
 
     def own_gpu(self, ordinal: int | None) -> int | None:
         """Return this rank's CUDA ordinal: `ordinal`, or by `gpu_index`, or the parent's; None without a GPU."""

@@ -19,8 +19,8 @@ from gpucoll.arrays import Array
 from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
-from gpucoll.health.guard import LOOK
 from gpucoll.health.mapped import OFFER, MappedDescriptions
+from gpucoll.health.processes import LOOK
 from gpucoll.health.shares import NO_STAMPS, CallClock, CallShares, Stamps
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL

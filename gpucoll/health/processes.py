@@ -7,6 +7,7 @@ shared by all communicators. Without the system call, or between separate proces
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import select
@@ -20,6 +21,8 @@ WAITS = "waiting for a device"  # not a reason for blame: the state passes by it
 # States of /proc/PID/stat that explain a missing rank.
 STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": WAITS, "Z": "dead", "X": "dead"}
 THREADS = "/proc/self/task"
+# Seconds between two looks in a wait: a look polls processes or threads and receives farewells, too dear for each poll.
+LOOK = 0.05
 # Seconds before a rank whose thread has ended counts as dead: a program may hand a rank from one thread to the next.
 THREAD_GRACE = 10.0
 NEWS = 0.02  # seconds between two looks for news of other hosts, in a wait for the first death
@@ -27,18 +30,12 @@ NEWS = 0.02  # seconds between two looks for news of other hosts, in a wait for 
 _descriptors: dict[int, int] = {}
 
 
+@functools.cache
 def process_namespace() -> str:
     """Return the identity of the namespace (host boot and container) of valid process numbers, "" if unknown."""
-    try:
-        return _namespace()
-    except OSError:
-        return ""
-
-
-@functools.cache
-def _namespace() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return ""
 
 
 def visible(everyone: Iterable[tuple[int, str]]) -> dict[int, int]:
@@ -109,34 +106,38 @@ class RankThreads(Processes):
     """Ranks that are threads of this process.
 
     `used` returns, by rank, the system's numbers of the threads that made the rank's last calls. A rank counts as dead
-    if all these threads have ended and no other thread has made a call for the rank within THREAD_GRACE seconds.
+    if all these threads have ended and no other thread has made a call for the rank within THREAD_GRACE seconds. The
+    ranks share the object: all wait and ask, so the answer is kept for LOOK seconds.
     """
 
     def __init__(self, used: Mapping[int, Callable[[], set[int]]]) -> None:
         super().__init__({})
         self._used = used
         self._since: dict[int, tuple[set[int], float]] = {}  # ranks without a thread: the old numbers, and since when
+        self._looked, self._found = 0.0, tuple[int, ...]()
 
     def ended(self, patience: float = 0.0) -> tuple[int, ...]:
-        now, found = time.monotonic(), list[int]()
-        # Copy first: a rank's thread removes its entry when it closes the communicator.
-        for rank, used in list(self._used.items()):
-            numbers = used()
-            if not numbers or any(map(_is_running, numbers)):
-                self._since.pop(rank, None)
-            else:
-                before, since = self._since.setdefault(rank, (numbers, now))
-                # Other threads have made calls, and ended, since: begin the wait again.
-                if before != numbers:
-                    self._since[rank] = numbers, now
-                elif now > since + THREAD_GRACE:
-                    found.append(rank)
-        return tuple(found)
+        now = time.monotonic()
+        if now >= self._looked + LOOK:
+            self._looked, running = now, _running()
+            # Copy first: a rank's thread removes its entry when it closes the communicator.
+            self._found = tuple(rank for rank, used in list(self._used.items())
+                                if self._has_ended(rank, used(), running, now))
+        return self._found
+
+    def _has_ended(self, rank: int, numbers: set[int], running: set[int] | None, now: float) -> bool:
+        if not numbers or running is None or not numbers.isdisjoint(running):
+            self._since.pop(rank, None)
+            return False
+        before, since = self._since.get(rank, (numbers, now))
+        # Where other threads have made calls, and ended, since: begin the wait again.
+        self._since[rank] = numbers, since if before == numbers else now
+        return now > self._since[rank][1] + THREAD_GRACE
 
 
-def _is_running(thread: int) -> bool:
-    """Return whether a thread of this process is running; True if the system does not tell."""
-    return not os.path.isdir(THREADS) or os.path.exists(f"{THREADS}/{thread}")
+def _running() -> set[int] | None:
+    """Return the numbers of this process's threads; None if the system does not tell."""
+    return {*map(int, os.listdir(THREADS))} if os.path.isdir(THREADS) else None
 
 
 def _is_readable(descriptor: int) -> bool:

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from gpucoll.errors import GpucollError
 from gpucoll.progress.partners import End
@@ -78,11 +78,14 @@ def in_thread(run: Callable[[Operation, str], None], call: Callable[[], T], name
     return cast("T", found)
 
 
-class Lasting(Protocol):
-    """A call under way outside `Progress`, such as the engine's."""
+class Lasting:
+    """Whether the call under way of `engine` has ended; `patient` waits a short time, for a thread that waits alone."""
 
-    def ends(self) -> bool:
-        """Poll for a short time; return whether the call has ended."""
+    def __init__(self, engine: Any) -> None:
+        self._look, self.patient = engine.go_on, engine.ends
+
+    def __call__(self) -> bool:
+        return bool(self._look())
 
 
 class ProbeResult(NamedTuple):

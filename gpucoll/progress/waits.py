@@ -17,7 +17,6 @@ from typing import Any
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RevokedError, UsageError, is_known, is_settled
 from gpucoll.progress.deadlines import limited
 from gpucoll.progress.operations import (
-    Lasting,
     Operation,
     Pending,
     Work,
@@ -44,22 +43,21 @@ class Progress:
 
     `timeout` is in seconds, for each operation from its start. `hooks` are called between polls; a hook ends the wait
     by raising. `foreign` are the exceptions of the transport, reported as BackendError. `threads` says whether several
-    threads may call the transport, `crowded` whether the host has fewer cores than ranks, `asks_store` whether waits
-    send requests to a store.
+    threads may call the transport, `crowd` the ranks per core, `asks_store` whether waits send requests to a store.
 
     Invariant: only the holder of `_stepping` advances operations. Queued operations run in the order of submission;
     messages between two ranks (`_alone`) run in no order. After a failure, every call raises.
     """
 
     def __init__(self, timeout: float, *, foreign: tuple[type[Exception], ...] = (), threads: bool = True,
-                 crowded: bool = False, asks_store: bool = True) -> None:
+                 crowd: float = 1.0, asks_store: bool = True) -> None:
         self.timeout, self._foreign, self._threads, self._asks_store = timeout, foreign, threads, asks_store
         self.hooks: list[Callable[[], object]] = []
         self.failure: GpucollError | None = None
         self.unreported: GpucollError | None = None  # the failure, until a call or a wait has raised it
         self.reported: object = None  # the kind (`kind_of`) of the last error raised by a call or a wait
         self._owner: int | None = None  # the thread inside a blocking call; None while the progress thread steps
-        self._spin = CROWDED_SPIN if crowded else SPIN
+        self._spin, self._crowd = CROWDED_SPIN if crowd > 1 else SPIN, crowd
         self._queue: collections.deque[Work] = collections.deque()  # collectives, in order
         self._alone: list[Work] = []  # messages between two ranks, in no order
         # Held by the one thread that advances operations: a generator cannot run in two threads, and a single-threaded
@@ -150,7 +148,7 @@ class Progress:
             with self.context:
                 for done in operation:
                     deadline = deadline or time.monotonic() + self.timeout
-                    self.until(done, name, deadline)
+                    self.until(getattr(done, "patient", done), name, deadline)
             self.reported = None
         except BaseException as error:
             self.note_reported(error)
@@ -167,9 +165,9 @@ class Progress:
         """
         return self._stepping.acquire, self._stepping.release, self._queue, self._alone
 
-    def slow_wait(self, call: Lasting, name: str) -> None:
+    def slow_wait(self, engine: Any, name: str) -> None:
         """Wait for a call that bypassed `run` (see `gate`) and takes long; raise CollectiveTimeout at the deadline."""
-        self.until(call.ends, name, time.monotonic() + self.timeout)
+        self.until(engine.ends, name, time.monotonic() + self.timeout)
 
     def broken(self, error: BaseException, name: str) -> None:
         """Record the failure of a call that bypassed `run`, unless a failure is recorded already."""
@@ -205,7 +203,7 @@ class Progress:
             # After `patience`, or as soon as a yield turns out to give the core to a computing process, sleep. The time
             # since the last progress of any operation sets the length: a busy communicator polls often.
             if now >= patience:
-                time.sleep(nap_after(now - max(began, self.went_on)))
+                time.sleep(nap_after(now - max(began, self.went_on), self._crowd))
             elif not yields_at_once():
                 patience = now
 
@@ -409,7 +407,7 @@ class Progress:
         # Sleeping releases the interpreter's lock: the user's thread computes meanwhile.
         while (self._queue or self._alone) and self._thread is not None:
             self.advance()
-            time.sleep(nap_after(time.monotonic() - self.went_on))
+            time.sleep(nap_after(time.monotonic() - self.went_on, self._crowd))
         return self._thread is not None
 
     @property

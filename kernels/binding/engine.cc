@@ -248,20 +248,20 @@ static Ref<> call_count(Engine& self) { return number(static_cast<long long>(sel
 
 static Ref<> thread(Engine& self) { return number(self.thread); }
 
-// Engine(executor, errors, rank, check, process, spins, copies, first, workspace_bytes, boxes, heads, keys,
+// Engine(executor, errors, rank, check, process, spins, crowd, copies, first, workspace_bytes, boxes, heads, keys,
 // processes). `check` says with which ranks calls are compared. `first` and `boxes` are the offsets of workspaces and
 // mailboxes in a control segment. `heads`, `keys` and `processes` are by rank: addresses of control segments (0 for
 // remote ranks), keys of these segments, process numbers.
 static Ref<> make_engine(PyObject* given, PyObject* named) {
-    static const char* names[] = {"executor", "errors", "rank", "check", "process", "spins", "copies", "first",
+    static const char* names[] = {"executor", "errors", "rank", "check", "process", "spins", "crowd", "copies", "first",
                                   "workspace_bytes", "boxes", "heads", "keys", "processes", nullptr};
     PyObject *executor, *errors, *heads, *keys, *processes;
     unsigned long rank;
-    int process, spins, copies;
+    int process, spins, crowd, copies;
     unsigned int check_level;
     unsigned long long first, workspace_bytes, boxes;
-    check(PyArg_ParseTupleAndKeywords(given, named, "OOkIippKKKO!O!O!", const_cast<char**>(names), &executor, &errors,
-                                      &rank, &check_level, &process, &spins, &copies, &first, &workspace_bytes, &boxes,
+    check(PyArg_ParseTupleAndKeywords(given, named, "OOkIipipKKKO!O!O!", const_cast<char**>(names), &executor, &errors,
+                                      &rank, &check_level, &process, &spins, &crowd, &copies, &first, &workspace_bytes, &boxes,
                                       &PyTuple_Type, &heads, &PyTuple_Type, &keys, &PyTuple_Type, &processes));
     const auto made = make_object<Engine>(executor, errors);
     made->vectorcall = call_engine;
@@ -272,6 +272,7 @@ static Ref<> make_engine(PyObject* given, PyObject* named) {
     node.ranks = static_cast<uint32_t>(PyTuple_GET_SIZE(heads));
     node.check = static_cast<Check>(std::min(check_level, static_cast<unsigned int>(ALL)));
     node.process = process;
+    node.crowd = static_cast<uint32_t>(crowd);
     node.spins = spins != 0;
     node.copies = copies != 0;
     node.first = first;

@@ -128,6 +128,7 @@ struct Shares {
 struct Node {
     uint32_t rank, ranks;
     Check check;
+    uint32_t crowd;                // ranks that are threads of this process, per core
     bool spins;                    // every rank has a core: a waiting rank may spin
     uint32_t to_sleep = 0;         // remaining waits that sleep without a yield: see `Backoff`
     uint32_t sleeps = 0;           // waits put to sleep by the last dear yield; each cheap yield halves the number

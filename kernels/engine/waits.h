@@ -5,6 +5,7 @@
 // word and then load another (counter and `sleepers`; `listens` of both), only seq_cst forbids that both miss the
 // store.
 #pragma once
+#include <cerrno>
 #include <climits>
 #include <ctime>
 #include <linux/futex.h>
@@ -16,14 +17,18 @@
 
 namespace gpucoll {
 
-// A sleep ends after this many nanoseconds: Python must check deadline, signals and dead ranks now and then.
-static const uint64_t MAX_WAIT = 300000;
+// A sleep ends after this many nanoseconds: Python must check deadline, signals and dead ranks now and then. Among many
+// threads of a process, which share Python's lock, the looks must be rarer: times the threads per core, or THRONG_WAIT.
+static const uint64_t MAX_WAIT = 300000, THRONG_WAIT = 50000000;
 // Nanoseconds for which a waiting rank spins, then yields: a sleep and its wake-up cost 10 to 50 us, more than a short
 // wait. A yield longer than DEAR has handed the core to a process outside the job.
 static const uint64_t SPIN = 100000, YIELD = 300000, DEAR = 500000;
 // After dear yields at most this many waits sleep without a yield. Then a yield is tried again: the load may have
 // gone.
 static const uint32_t SLEEPS = 64;
+// With more threads of this process per core, a waiting rank sleeps at once: yields of so many threads keep the cores
+// from the awaited rank and from the holder of Python's lock.
+static const uint32_t THRONG = 16;
 static const int RELAXES = 8;              // looks before the clock is read, then pauses per look: the clock costs more
 
 static long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const timespec* patience) {
@@ -125,18 +130,20 @@ static bool has_shown(Node& node, Head* head, int64_t counter, bool patient, boo
         if (head->counter.load(std::memory_order_acquire) >= counter) return true;
     }
     Backoff backoff = {node, head};
+    sleeps |= node.crowd > THRONG;
     while (!sleeps && backoff.pause())
         if (head->counter.load(std::memory_order_acquire) >= counter) {
             if (backoff.yields && node.to_sleep == 0) node.sleeps /= 2;
             return true;
         }
     note_wait(node);
-    const timespec nap = {0, static_cast<long>(MAX_WAIT)};
+    const timespec nap = {0, static_cast<long>(node.crowd > THRONG ? THRONG_WAIT : MAX_WAIT * node.crowd)};
     // seq_cst on both: the counterpart of `show`. The futex itself returns at once if the counter has changed since
-    // `seen`.
+    // `seen`. A rank woken by another value of the counter sleeps on: a look by Python would cost much more.
     head->sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const int64_t seen = head->counter.load(std::memory_order_seq_cst);
-    if (seen < counter) futex(low(&head->counter), FUTEX_WAIT, static_cast<uint32_t>(seen), &nap);
+    int64_t seen = head->counter.load(std::memory_order_seq_cst);
+    while (seen < counter && (futex(low(&head->counter), FUTEX_WAIT, static_cast<uint32_t>(seen), &nap) == 0 || errno == EAGAIN))
+        seen = head->counter.load(std::memory_order_seq_cst);
     head->sleepers.fetch_sub(1, std::memory_order_seq_cst);
     return head->counter.load(std::memory_order_acquire) >= counter;
 }

@@ -137,6 +137,7 @@ struct World {
             Node& node = nodes.emplace_back();
             node.rank = rank;
             node.ranks = ranks;
+            node.crowd = 1;
             node.spins = true;
             node.copies = copies;
             node.process = far ? -1 : getpid();

@@ -107,23 +107,26 @@ def test_a_thread_that_ends_between_calls_is_named(monkeypatch, executor):
 def test_another_thread_may_go_on_for_a_rank(monkeypatch):
     """A rank has ended once its calling threads have, and no other thread has made a call for THREAD_GRACE seconds."""
     now, running, used = [100.0], {1, 2}, {0: {1}, 1: {2}}
-    monkeypatch.setattr(processes, "_is_running", lambda thread: thread in running)
+    monkeypatch.setattr(processes, "_running", lambda: running)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     threads = RankThreads({rank: lambda rank=rank: used[rank] for rank in used})
-    assert threads.ended() == ()
+
+    def ended_after(seconds):
+        now[0] += seconds
+        return threads.ended()
+
+    assert ended_after(0) == ()
     running.discard(2)
-    assert threads.ended() == ()
-    now[0] += 9
-    assert threads.ended() == ()
+    assert ended_after(1) == ()
+    assert ended_after(9) == ()
     used[1] = {3}  # thread 3 has made a call, and has ended as well
-    assert threads.ended() == ()
-    now[0] += 9
-    assert threads.ended() == ()
-    now[0] += 2
-    assert threads.ended() == (1,)
+    assert ended_after(0.9) == ()
+    assert ended_after(9) == ()
+    assert ended_after(2) == (1,)
     used[1] = {4, 3}
     running.add(4)
-    assert threads.ended() == ()
+    assert ended_after(0.01) == (1,)  # the ranks share each look
+    assert ended_after(1) == ()
 
 
 def test_a_communicator_that_no_thread_has_used_has_not_ended():

@@ -1,6 +1,9 @@
 """`run_local`: results in rank order, the first error, no wait for failed ranks; objects."""
 
+import itertools
+import os
 import pickle
+import threading
 import time
 import tracemalloc
 
@@ -28,6 +31,25 @@ def test_the_first_error_is_raised_and_ends_the_others_waits(executor):
         gc.run_local(one_fails, 3, timeout=600.0, executor=executor)
     assert error.value.__notes__ == ["on rank 1 of 3"]
     assert time.monotonic() - began < 300
+
+
+def test_many_threads_on_a_core_leave_it_to_the_late_one(monkeypatch):
+    """Waiting threads sleep; looks of Python in between are rare, as all share Python's lock. Load only delays them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    looks, cleared = [[] for _ in range(20)], threading.Barrier(20)
+
+    def program(comm):
+        mine = looks[comm.rank]
+        comm._core.waits.hooks.append(lambda: mine.append(time.monotonic()))
+        for _ in range(2):  # the first call is made by Python, the other by the engine alone
+            mine.clear()
+            cleared.wait()
+            while comm.rank == 0 and min(map(len, looks[1:])) < 3:
+                time.sleep(0.01)
+            comm.barrier()
+            assert all(later - look > 0.03 for look, later in itertools.pairwise(mine)), mine
+
+    gc.run_local(program, len(looks), timeout=600.0)
 
 
 def test_what_is_no_number_of_ranks_is_refused():

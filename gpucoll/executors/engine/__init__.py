@@ -39,7 +39,7 @@ from gpucoll.executors.engine.failures import ASTRAY, DOWN, EXPIRED, EXPIRED_FOR
 from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
 from gpucoll.executors.engine.plans import EngineCall, Plans
 from gpucoll.executors.engine.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
-from gpucoll.progress.operations import Operation, ProbeResult, keep_for_ever
+from gpucoll.progress.operations import Lasting, Operation, ProbeResult, keep_for_ever
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, ENGINE_CALLS, ENGINE_TAGS, MAX_MESSAGE, tag_of_call
@@ -129,15 +129,16 @@ class EngineExecutor(Executor):
         self._has_met = True
         if node_ranks.maps and node_ranks.all_able:
             # A waiting rank may spin only if no other rank needs its core.
-            has_core = self._link.place.local_size <= len(os.sched_getaffinity(0))
+            cores, threads = len(os.sched_getaffinity(0)), [*node_ranks.processes.values()].count(os.getpid())
+            has_core = self._link.place.local_size <= cores
             heads, keys, processes = (
                 tuple(of(rank) if rank in node_ranks.all else 0 for rank in range(self._size))
                 for of in (lambda rank: address(node_ranks.controls[rank]), node_ranks.keys.get,
                            node_ranks.processes.get))
             self.engine = library().Engine(
                 executor=self, errors=GpucollError, rank=node_ranks.rank, check=self._check, process=os.getpid(),
-                spins=has_core, copies=node_ranks.copies, first=node_ranks.first, workspace_bytes=SMALL,
-                boxes=node_ranks.boxes, heads=heads, keys=keys, processes=processes)
+                spins=has_core, crowd=-(-threads // cores), copies=node_ranks.copies, first=node_ranks.first,
+                workspace_bytes=SMALL, boxes=node_ranks.boxes, heads=heads, keys=keys, processes=processes)
             self._record()
             self._messages = Messages(self._begin, self._has_come, self._go_on)
             self._plans = Plans(node_ranks, self.engine, self._messages, self._comparing)
@@ -370,7 +371,7 @@ class EngineExecutor(Executor):
             made = plan()
             self.engine.begin(made, x, out)
             if not self.engine.go_on():
-                yield self.engine.go_on
+                yield Lasting(self.engine)
         except BaseException as error:
             if is_settled(error):
                 raise
