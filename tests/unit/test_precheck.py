@@ -302,7 +302,7 @@ def test_a_check_without_room_for_a_thread_has_failed(monkeypatch):
         gc.precheck(lambda comm: comm.barrier(), 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_thousand_ranks_of_a_training_agree():
     code, text = command(TRAIN, 1024, options=["--epochs", "1", "--progress", "off"])
     assert (code, text) == (0, f"{TRAIN}: the calls of 1024 ranks agree\n")
