@@ -16,6 +16,7 @@ typedef unsigned long long u64;
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <complex>
 #include <type_traits>
@@ -127,7 +128,7 @@ template <class T> T taken(const UserCall& call, size_t index) {
 }
 template <auto function> struct Kernel;
 template <class... P, void (*function)(P...)> struct Kernel<function> {
-    static constexpr u64 parameters = sizeof...(P);
+    static constexpr int parameters = sizeof...(P);
     // Bit i: parameter i is a pointer to const, so the kernel only reads there.
     static u64 constants() {
         u64 found = 0, bit = 1;
@@ -141,8 +142,7 @@ template <class... P, void (*function)(P...)> struct Kernel<function> {
     static void body(const void* given) {
         call(*static_cast<const UserCall*>(given), std::make_index_sequence<sizeof...(P)>());
     }
-    static const char* run(const Dim* grid, u64 shared, void** arguments, const u64* sizes, u64 count) {
-        if (count != parameters) return "the kernel has another number of parameters";
+    static const char* run(const Dim* grid, u64 shared, void** arguments, const u64* sizes) {
         if (u64(grid[1].x) * grid[1].y * grid[1].z > 1024) return "a block has at most 1024 threads";
         dynamic_memory = static_cast<char*>(memset(realloc(dynamic_memory, shared + 64), UNWRITTEN, shared + 64));
         UserCall call = {arguments, sizes};
@@ -153,9 +153,10 @@ template <class... P, void (*function)(P...)> struct Kernel<function> {
 }  // namespace host
 
 #define GC_USER_ENTRY(number, ...)                                                                              \
-    extern "C" const char* gc_user_##number(const Dim* grid, u64 shared, void** a, const u64* sizes, u64 count) { \
-        return host::Kernel<__VA_ARGS__>::run(grid, shared, a, sizes, count);                                    \
+    extern "C" const char* gc_user_##number(const Dim* grid, u64 shared, void** a, const u64* sizes) { \
+        return host::Kernel<__VA_ARGS__>::run(grid, shared, a, sizes);                                   \
     }                                                                                                            \
+    extern "C" int gc_parameters_##number() { return host::Kernel<__VA_ARGS__>::parameters; }                    \
     extern "C" u64 gc_constants_##number() { return host::Kernel<__VA_ARGS__>::constants(); }
 #define GC_DYNAMIC(T, name) T* name = reinterpret_cast<T*>((u64(host::dynamic_memory) + 15) / 16 * 16)
 
@@ -208,6 +209,94 @@ template <class T, class U, class V> T atomicCAS(T* place, U compared, V value) 
     return old;
 }
 
+#define atomicAdd_block atomicAdd
+#define atomicAdd_system atomicAdd
+#define atomicCAS_block atomicCAS
+#define GC_WARP_SUM(name, expression)                                                                    \
+    template <class T> T name(u32 mask, T value) {                                                       \
+        T all[32], found = T();                                                                          \
+        u32 there = 0;                                                                                   \
+        for (int i = 0; i < 32; ++i) all[i] = host::shuffled(mask, value, i, mask >> i & 1);             \
+        for (int i = 0; i < 32; ++i)                                                                     \
+            if (mask >> i & 1) found = there++ == 0 ? all[i] : T(expression);                            \
+        return found;                                                                                    \
+    }
+GC_WARP_SUM(__reduce_add_sync, found + all[i])
+GC_WARP_SUM(__reduce_min_sync, all[i] < found ? all[i] : found)
+GC_WARP_SUM(__reduce_max_sync, found < all[i] ? all[i] : found)
+template <class T> u32 __match_any_sync(u32 mask, T value) {
+    u32 found = 0;
+    for (int i = 0; i < 32; ++i) found |= u32(host::shuffled(mask, value, i, true) == value && mask >> i & 1) << i;
+    return found;
+}
+
+namespace cuda {
+namespace std = ::std;
+enum thread_scope { thread_scope_system, thread_scope_device, thread_scope_block, thread_scope_thread };
+template <class T, thread_scope scope = thread_scope_system> struct atomic_ref {
+    T& at;
+    explicit atomic_ref(T& place) : at(place) {}
+    T load(::std::memory_order = ::std::memory_order_seq_cst) const { return at; }
+    void store(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { at = value; }
+    T exchange(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { return atomicExch(&at, value); }
+    T fetch_add(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { return atomicAdd(&at, value); }
+    T fetch_sub(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { return atomicSub(&at, value); }
+    T fetch_min(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { return atomicMin(&at, value); }
+    T fetch_max(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { return atomicMax(&at, value); }
+    bool compare_exchange_strong(T& expected, T value, ::std::memory_order = ::std::memory_order_seq_cst,
+                                 ::std::memory_order = ::std::memory_order_seq_cst) const {
+        T old = atomicCAS(&at, expected, value);
+        bool same = old == expected;
+        expected = old;
+        return same;
+    }
+    template <class... M> bool compare_exchange_weak(T& expected, T value, M... order) const {
+        return compare_exchange_strong(expected, value, order...);
+    }
+};
+}  // namespace cuda
+
+// Cooperative groups of a block: the block itself, and tiles of a warp. `this_grid` is not here, as blocks run one
+// after another.
+namespace cooperative_groups {
+struct thread_block {
+    static void sync() { __syncthreads(); }
+    static u32 thread_rank() { return u32(host::machine->current - host::machine->fibers); }
+    static u32 size() { return host::machine->block.threads; }
+    static u32 num_threads() { return size(); }
+    static dim3 group_index() { return blockIdx; }
+    static dim3 thread_index() { return threadIdx; }
+    static dim3 group_dim() { return blockDim; }
+};
+inline thread_block this_thread_block() { return {}; }
+template <u32 N, class = thread_block> struct thread_block_tile {
+    static_assert(N <= 32 && (N & (N - 1)) == 0, "a tile is a part of a warp");
+    static u32 thread_rank() { return host::lane() % N; }
+    static constexpr u32 size() { return N; }
+    static constexpr u32 num_threads() { return N; }
+    static u32 meta_group_rank() { return thread_block::thread_rank() / N; }
+    static u32 meta_group_size() { return (thread_block::size() + N - 1) / N; }
+    static u32 mask() { return (N == 32 ? ~0u : (1u << N % 32) - 1) << host::lane() / N * N; }
+    static void sync() { __syncwarp(mask()); }
+    template <class T> static T shfl(T value, int source) { return __shfl_sync(mask(), value, source, N); }
+    template <class T> static T shfl_up(T value, u32 delta) { return __shfl_up_sync(mask(), value, delta, N); }
+    template <class T> static T shfl_down(T value, u32 delta) { return __shfl_down_sync(mask(), value, delta, N); }
+    template <class T> static T shfl_xor(T value, int other) { return __shfl_xor_sync(mask(), value, other, N); }
+    static int any(int vote) { return __any_sync(mask(), vote); }
+    static int all(int vote) { return __all_sync(mask(), vote); }
+    static u32 ballot(int vote) { return __ballot_sync(mask(), vote) >> host::lane() / N * N; }
+};
+template <u32 N, class G> thread_block_tile<N> tiled_partition(const G&) { return {}; }
+template <class G> void sync(const G& group) { group.sync(); }
+template <class T> struct plus { T operator()(T a, T b) const { return a + b; } };
+template <class T> struct less { T operator()(T a, T b) const { return b < a ? b : a; } };
+template <class T> struct greater { T operator()(T a, T b) const { return a < b ? b : a; } };
+template <class G, class T, class Op> T reduce(const G& tile, T value, Op op) {
+    for (int other = G::size() / 2; other > 0; other /= 2) value = op(value, tile.shfl_xor(value, other));
+    return value;
+}
+}  // namespace cooperative_groups
+
 // ---------------------------------------------------------------- numbers and vectors
 
 template <class To, class From> To gc_bits(From value) {
@@ -215,13 +304,32 @@ template <class To, class From> To gc_bits(From value) {
     memcpy(&found, &value, sizeof(To));
     return found;
 }
-inline int __float_as_int(float x) { return gc_bits<int>(x); }
-inline u32 __float_as_uint(float x) { return gc_bits<u32>(x); }
-inline float __int_as_float(int x) { return gc_bits<float>(x); }
-inline float __uint_as_float(u32 x) { return gc_bits<float>(x); }
-inline long long __double_as_longlong(double x) { return gc_bits<long long>(x); }
-inline double __longlong_as_double(long long x) { return gc_bits<double>(x); }
+#define GC_UNARY(name, To, From, expression) inline To name(From x) { return expression; }
+GC_UNARY(__float_as_int, int, float, gc_bits<int>(x)) GC_UNARY(__float_as_uint, u32, float, gc_bits<u32>(x))
+GC_UNARY(__int_as_float, float, int, gc_bits<float>(x)) GC_UNARY(__uint_as_float, float, u32, gc_bits<float>(x))
+GC_UNARY(__double_as_longlong, long long, double, gc_bits<long long>(x))
+GC_UNARY(__longlong_as_double, double, long long, gc_bits<double>(x))
+GC_UNARY(__float2int_rn, int, float, int(rintf(x))) GC_UNARY(__float2int_rz, int, float, int(x))
+GC_UNARY(__float2int_rd, int, float, int(floorf(x))) GC_UNARY(__float2int_ru, int, float, int(ceilf(x)))
+GC_UNARY(__double2int_rn, int, double, int(rint(x))) GC_UNARY(__int2float_rn, float, int, float(x))
+GC_UNARY(__fsqrt_rn, float, float, sqrtf(x)) GC_UNARY(__frcp_rn, float, float, 1 / x)
+GC_UNARY(sinpi, double, double, sin(M_PI * x)) GC_UNARY(cospi, double, double, cos(M_PI * x))
+GC_UNARY(sinpif, float, float, float(sinpi(x))) GC_UNARY(cospif, float, float, float(cospi(x)))
+#define GC_BINARY(name, T, expression) inline T name(T x, T y) { return expression; }
+GC_BINARY(__fadd_rn, float, x + y) GC_BINARY(__fmul_rn, float, x * y) GC_BINARY(__fdiv_rn, float, x / y)
+GC_BINARY(__dadd_rn, double, x + y) GC_BINARY(__dmul_rn, double, x * y) GC_BINARY(__fsub_rn, float, x - y)
+GC_BINARY(__umulhi, u32, u32(u64(x) * y >> 32)) GC_BINARY(__mulhi, int, int((long long)(x) * y >> 32))
+inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+inline void __sincosf(float x, float* sine, float* cosine) { *sine = sinf(x), *cosine = cosf(x); }
+inline u32 __brev(u32 x) {
+    u32 found = 0;
+    for (int i = 0; i < 32; ++i) found |= (x >> i & 1) << (31 - i);
+    return found;
+}
 template <class T> T __ldg(const T* place) { return *place; }
+template <class T> T __ldcg(const T* place) { return *place; }
+template <class T> T __ldcs(const T* place) { return *place; }
+template <class T> void __stcs(T* place, T value) { *place = value; }
 template <class A, class B> auto min(A a, B b) -> typename std::common_type<A, B>::type { return b < a ? b : a; }
 template <class A, class B> auto max(A a, B b) -> typename std::common_type<A, B>::type { return a < b ? b : a; }
 #define GC_FAST(name) inline float __##name##f(float x) { return name##f(x); }
@@ -249,6 +357,7 @@ inline int __popcll(u64 x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __mul24(int a, int b) { return a * b; }
 inline u64 gc_nanoseconds() {
     timespec now;
@@ -256,6 +365,10 @@ inline u64 gc_nanoseconds() {
     return u64(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 inline long long clock64() { return gc_nanoseconds(); }
+inline clock_t clock() noexcept { return clock_t(gc_nanoseconds()); }
+inline void __trap() { host::fault("a trap", 0); }
+#undef assert
+#define assert(...) ((__VA_ARGS__) ? (void)0 : host::fault("an assertion failed: " #__VA_ARGS__, 0))
 using std::isfinite;
 using std::isinf;
 using std::isnan;
@@ -275,8 +388,24 @@ namespace thrust { template <class T> using complex = std::complex<T>; }
 GC_VECTORS(signed char, char) GC_VECTORS(unsigned char, uchar) GC_VECTORS(short, short) GC_VECTORS(unsigned short, ushort)
 GC_VECTORS(int, int) GC_VECTORS(unsigned, uint) GC_VECTORS(long long, longlong) GC_VECTORS(unsigned long long, ulonglong)
 GC_VECTORS(float, float) GC_VECTORS(double, double)
-typedef float2 cuFloatComplex;
+typedef float2 cuFloatComplex, cuComplex;
 typedef double2 cuDoubleComplex;
+#define GC_COMPLEX(C, T, f)                                                                                     \
+    inline T cuCreal##f(C a) { return a.x; }                                                                    \
+    inline T cuCimag##f(C a) { return a.y; }                                                                    \
+    inline T cuCabs##f(C a) { return std::hypot(a.x, a.y); }                                                    \
+    inline C cuConj##f(C a) { return {a.x, -a.y}; }                                                             \
+    inline C cuCadd##f(C a, C b) { return {a.x + b.x, a.y + b.y}; }                                             \
+    inline C cuCsub##f(C a, C b) { return {a.x - b.x, a.y - b.y}; }                                             \
+    inline C cuCmul##f(C a, C b) { return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }                     \
+    inline C cuCdiv##f(C a, C b) {                                                                              \
+        T s = b.x * b.x + b.y * b.y;                                                                            \
+        return {(a.x * b.x + a.y * b.y) / s, (a.y * b.x - a.x * b.y) / s};                                      \
+    }
+GC_COMPLEX(cuFloatComplex, float, f) GC_COMPLEX(cuDoubleComplex, double, )
+#define make_cuFloatComplex make_float2
+#define make_cuComplex make_float2
+#define make_cuDoubleComplex make_double2
 
 // Half precision: stored in 16 bits, computed in float32, as most programs do.
 struct __half {
@@ -294,6 +423,20 @@ inline float __half2float(__half x) { return x; }
 inline __half __hadd(__half a, __half b) { return float(a) + float(b); }
 inline __half __hmul(__half a, __half b) { return float(a) * float(b); }
 inline __half __hfma(__half a, __half b, __half c) { return float(a) * float(b) + float(c); }
+inline __half __float2half_rn(float x) { return x; }
+inline __half __hsub(__half a, __half b) { return float(a) - float(b); }
+inline __half __hdiv(__half a, __half b) { return float(a) / float(b); }
+inline __half __hmax(__half a, __half b) { return float(a) < float(b) ? b : a; }
+inline __half __hmin(__half a, __half b) { return float(b) < float(a) ? b : a; }
+inline __half hexp(__half a) { return expf(a); }
+inline __half hsqrt(__half a) { return sqrtf(a); }
+struct alignas(4) __half2 { __half x, y; };
+typedef __half2 half2;
+inline __half2 __floats2half2_rn(float x, float y) { return {x, y}; }
+inline float2 __half22float2(__half2 a) { return {a.x, a.y}; }
+inline __half2 __hadd2(__half2 a, __half2 b) { return {__hadd(a.x, b.x), __hadd(a.y, b.y)}; }
+inline __half2 __hmul2(__half2 a, __half2 b) { return {__hmul(a.x, b.x), __hmul(a.y, b.y)}; }
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; }
 
 // An array of an element-wise kernel or a kernel in carray.cuh's manner: elements by number in C order, or by index.
 template <class T> struct CArray {

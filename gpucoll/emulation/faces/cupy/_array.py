@@ -37,7 +37,7 @@ class ndarray:
         around = _memory.view(self.data.ptr + low, high - low, self.data.device_id)
         self._host = numpy.ndarray(shape, dtype, around, -low, strides)
 
-    shape = property(lambda self: self._host.shape)
+    shape = property(lambda self: self._host.shape, lambda self, shape: setattr(self._host, "shape", shape))
     strides = property(lambda self: self._host.strides)
     dtype = property(lambda self: self._host.dtype)
     size = property(lambda self: self._host.size)
@@ -47,9 +47,11 @@ class ndarray:
     flags = property(lambda self: self._host.flags)
     device = property(lambda self: self.data.device)
     T = property(lambda self: self._window(self._host.T))
-    real = property(lambda self: self._window(self._host.real) if self.dtype.kind == "c" else self)
-    imag = property(lambda self: self._window(self._host.imag) if self.dtype.kind == "c" else call(numpy.imag, self))
-    base = property(lambda self: None)
+    real = property(lambda self: self._window(self._host.real) if self.dtype.kind == "c" else self,
+                    lambda self, value: self.real.__setitem__(..., value))
+    imag = property(lambda self: self._window(self._host.imag) if self.dtype.kind == "c" else call(numpy.imag, self),
+                    lambda self, value: self._imaginary().__setitem__(..., value))
+    base = None  # the array of which this is a view
     __array_priority__ = 100
     __hash__ = None
 
@@ -67,11 +69,16 @@ class ndarray:
         part = next((one for one in ("linalg", "fft", "testing") if f".{one}" in function.__module__), None)
         return getattr(getattr(cupy, part) if part else cupy, function.__name__)(*args, **kwargs)
 
+    def _imaginary(self):
+        if self.dtype.kind != "c":
+            raise TypeError("cupy.ndarray does not have imaginary part to set")
+        return self.imag
+
     def _window(self, host):
         """Return an array of the same memory for `host`, another view of `_host`."""
         found = ndarray.__new__(type(self))
         offset = host.ctypes.data - self._host.ctypes.data if host.size else 0
-        found.data, found._host = self.data + offset, host
+        found.data, found._host, found.base = self.data + offset, host, self if self.base is None else self.base
         return found
 
     def __array__(self, dtype=None, copy=None):
@@ -223,7 +230,23 @@ class ndarray:
         return call(lambda host: host.astype(dtype, order), self) if copy or dtype != self.dtype else self
 
     def copy(self, order="C"):
-        return call(lambda host: numpy.copy(host, order), self)
+        if self.data.device_id == MACHINE.device():
+            return call(lambda host: numpy.copy(host, order), self)
+        order = ("F" if self.flags.fnc else "C") if order in "AK" else order
+        found, given = ndarray(self.shape, self.dtype, order=order), self._host
+        if get_current_stream().ptr in (0, 1):  # CUDA orders such a copy behind all work of both devices
+            queue, there = MACHINE.queue(0), self.data.device_id
+            after = [(other, other.issued) for other in MACHINE.queues if other.device == there]
+            MACHINE.submit(queue, lambda: lambda: True, after=after)
+        enqueue(lambda: numpy.copyto(found._host, given), found, (self,))
+        return found
+
+    def __copy__(self):
+        return self.copy()
+
+    def __deepcopy__(self, memo):
+        with on_device(self.data.device_id):
+            return self.copy()
 
     def transpose(self, *axes):
         return self._window(self._host.transpose(*axes))
@@ -249,12 +272,6 @@ class ndarray:
     sum, mean, max, min, all, any, argmax = map(_reduced, ("sum", "mean", "max", "min", "all", "any", "argmax"))
     del _reduced
 
-    def __matmul__(self, other):
-        return call(numpy.matmul, self, other)
-
-    def __rmatmul__(self, other):
-        return call(numpy.matmul, other, self)
-
     def __divmod__(self, other):
         return self // other, self % other
 
@@ -279,13 +296,20 @@ def supported(dtype):
 
 
 def indices(index):
-    """Return an index as a tuple, with lists as arrays of the GPU; raise TypeError for arrays of NumPy."""
+    """Return an index as a tuple, with lists, arrays of NumPy and truth values as arrays of the GPU."""
+    parts = [like(part) for part in (index if isinstance(index, tuple) else (index,))]
+    kinds = list | tuple | numpy.ndarray | bool | numpy.bool_
+    return tuple(_index_array(part) if isinstance(part, kinds) else part for part in parts)
+
+
+def _index_array(part):
     from ._creation import array
-    parts = index if isinstance(index, tuple) else (index,)
-    for part in parts:
-        if isinstance(part, numpy.ndarray) and part.ndim:
-            raise TypeError(f"Unsupported type {type(part)}")
-    return tuple(array(part) if isinstance(part, list) else part for part in parts)
+    found = array(part)
+    if isinstance(part, list | tuple) and not found.size:
+        return found.astype(numpy.intp)
+    if found.dtype.kind not in "biu":
+        raise IndexError(f"arrays used as indices must be of integer or boolean type (actual: {found.dtype.type})")
+    return found
 
 
 def inside(host, chosen):
@@ -301,12 +325,30 @@ def inside(host, chosen):
     return tuple(found)
 
 
+class PerformanceWarning(RuntimeWarning):
+    """Memory of another GPU is used."""
+
+
 def check_elements(array):
-    """Raise ValueError unless the array is on the current device."""
-    current = MACHINE.device()
-    if array.data.device_id != current:
-        raise ValueError("Array device must be same as the current device: array device = "
-                         f"{array.data.device_id} while current = {current}.")
+    """Warn of an array on another device than the current one; raise ValueError if there is no access."""
+    current, there = MACHINE.device(), array.data.device_id
+    if there != current:
+        words = f"The device where the array resides ({there}) is different from the current device ({current})."
+        if not runtime.deviceCanAccessPeer(current, there):
+            raise ValueError(f"{words} Peer access is unavailable between these devices.")
+        warnings.warn(f"{words} Peer access has been activated automatically.", PerformanceWarning, stacklevel=4)
+
+
+def like(value):
+    """Return an array for another library's array of a GPU; other values as they are."""
+    if isinstance(value, ndarray | numpy.ndarray | numpy.generic | int | float | list | tuple | slice):
+        return value
+    if hasattr(value, "__cupy_get_ndarray__"):
+        return value.__cupy_get_ndarray__()
+    if hasattr(value, "__cuda_array_interface__"):
+        from ._creation import array
+        return array(value)
+    return value
 
 
 def hosts(operands):
@@ -325,6 +367,7 @@ FILTERS = threading.RLock()
 
 def call(function, *operands):
     """Return a new array for the result of `function` on the operands, computed on the current stream."""
+    operands = [like(one) for one in operands]
     given = hosts(operands)
     with FILTERS, warnings.catch_warnings(), numpy.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -338,6 +381,7 @@ def call(function, *operands):
 
 
 def write(target, function, *operands, used=()):
+    operands = [like(one) for one in operands]
     given = hosts((target, *operands))
     enqueue(lambda: function(*given), target, operands, used)
 
@@ -364,12 +408,17 @@ def operators(name, function):
         write(self, lambda host, given: function(host, given, out=host, casting="same_kind"), other, used=(self, other))
         return self
 
-    setattr(ndarray, f"__{name}__", lambda self, other: call(function, self, other))
+    def binary(self, other):
+        if getattr(other, "__array_priority__", 0) > self.__array_priority__:
+            return NotImplemented  # as a sparse matrix has
+        return call(function, self, other)
+
+    setattr(ndarray, f"__{name}__", binary)
     setattr(ndarray, f"__r{name}__", lambda self, other: call(function, other, self))
     setattr(ndarray, f"__i{name}__", in_place)
 
 
 for _name, _function in {"add": numpy.add, "sub": numpy.subtract, "mul": numpy.multiply, "truediv": numpy.true_divide,
-                         "pow": numpy.power, "and": numpy.bitwise_and, "eq": numpy.equal,
+                         "pow": numpy.power, "matmul": numpy.matmul, "and": numpy.bitwise_and, "eq": numpy.equal,
                          "ne": numpy.not_equal, "lt": numpy.less, "gt": numpy.greater}.items():
     operators(_name, _function)

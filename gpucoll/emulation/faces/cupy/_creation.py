@@ -3,7 +3,7 @@
 import numpy
 
 from . import _dlpack, _memory
-from ._array import call, check_elements, ndarray, write
+from ._array import call, ndarray, write
 from ._dlpack import CUDA
 from ._machine import MACHINE, on_device
 from .cuda import runtime
@@ -11,20 +11,31 @@ from .cuda.stream import get_current_stream
 
 
 def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
+    obj = obj.__cupy_get_ndarray__() if hasattr(obj, "__cupy_get_ndarray__") else obj
     if isinstance(obj, ndarray):
-        check_elements(obj)
+        obj = obj if obj.data.device_id == MACHINE.device() else obj.copy(order)
         found = obj.astype(obj.dtype if dtype is None else dtype, order, copy=bool(copy))
         return found.reshape((1,) * (ndmin - found.ndim) + found.shape) if found.ndim < ndmin else found
-    if isinstance(obj, list | tuple) and any(isinstance(one, ndarray) for one in obj):
-        return call(lambda *rows: numpy.stack(rows), *[one if isinstance(one, ndarray) else array(one) for one in obj]
-                    ).astype(dtype or obj[0].dtype, copy=False)
+    if isinstance(obj, list | tuple) and any(True for _ in nested(obj)):
+        found = call(lambda *rows: numpy.stack(rows), *[one if isinstance(one, ndarray) else array(one) for one in obj])
+        return array(found, dtype, False, order, subok, ndmin)
     if hasattr(obj, "__cuda_array_interface__"):
-        return from_interface(obj.__cuda_array_interface__, obj)
+        found = from_interface(obj.__cuda_array_interface__, obj)
+        return array(found, dtype, copy, order, subok, ndmin)
     host = numpy.array(obj, dtype=dtype, ndmin=ndmin)
     order = "F" if order == "F" or (order in "KA" and host.flags.fnc) else "C"
     found = ndarray(host.shape, host.dtype, order=order)
     found.set(numpy.asarray(host, order=order))
     return found
+
+
+def nested(value):
+    """Yield the arrays of the GPU in lists of lists."""
+    for one in value:
+        if isinstance(one, list | tuple):
+            yield from nested(one)
+        elif isinstance(one, ndarray):
+            yield one
 
 
 def asarray(a, dtype=None, order=None, *, blocking=False):

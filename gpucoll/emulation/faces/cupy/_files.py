@@ -1,17 +1,41 @@
-"""The wire without MPI: messages of processes as files in the folder STAND_IN_FOLDER, as far as `_wire` needs MPI."""
+"""The wire without MPI: messages of processes, or of threads, as files in a folder, as far as `_wire` needs MPI."""
 
+import atexit
 import collections
+import contextlib
+import functools
 import os
 import pickle
+import tempfile
 import time
 from pathlib import Path
+
+from gpucoll.errors import UsageError
+
+
+@functools.cache
+def folder_of(name):
+    """Return STAND_IN_FOLDER, or a folder of this user for a communicator's name, removed by the last process."""
+    if "STAND_IN_FOLDER" in os.environ:
+        return Path(os.environ["STAND_IN_FOLDER"])
+    folder = Path(tempfile.gettempdir(), f"gpucoll-emulation-{name}")
+    folder.mkdir(0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise UsageError(f"{folder} belongs to another user", code="GC-EMULATION")
+    atexit.register(_leave, folder)
+    return folder
+
+
+def _leave(folder):
+    with contextlib.suppress(OSError):  # other ranks have messages there
+        folder.rmdir()
 
 
 class FileComm:
     """A communicator; `name` is its own among all communicators of the folder."""
 
-    def __init__(self, name, rank, size):
-        self.rank, self.size, self._name = rank, size, name
+    def __init__(self, name, rank, size, folder):
+        self.rank, self.size, self._name, self._folder = rank, size, name, folder
         self._numbers = collections.Counter()  # messages so far, by way, other rank and tag; and the splits
 
     def _next(self, sends, peer, tag):
@@ -22,7 +46,7 @@ class FileComm:
 
     def _place(self, sends, peer, tag, number):
         way = (self.rank, peer) if sends else (peer, self.rank)
-        return Path(os.environ["STAND_IN_FOLDER"], f"{self._name} {way[0]} to {way[1]}, {tag}, {number}")
+        return Path(self._folder, f"{self._name} {way[0]} to {way[1]}, {tag}, {number}")
 
     def Isend(self, buffer, peer, tag=0):
         _write(self._next(True, peer, tag), bytes(buffer[0]))
@@ -44,9 +68,10 @@ class FileComm:
     def Split(self, color, key):
         self._numbers["splits"] += 1
         name = f"{self._name}, part {self._numbers['splits']}"
-        everyone = met(name, self.rank, self.size, (color, key, self.rank))
+        everyone = met(name, self.rank, self.size, (color, key, self.rank), self._folder)
         mine = sorted(one[1:] for one in everyone if one[0] == color)
-        return None if color is None else FileComm(f"{name}.{color}", mine.index((key, self.rank)), len(mine))
+        return None if color is None else FileComm(f"{name}.{color}", mine.index((key, self.rank)), len(mine),
+                                                  self._folder)
 
     def Free(self):
         return
@@ -73,7 +98,12 @@ class _Receive:
 
 def _write(place, data):
     unfinished = place.with_name(f"{place.name}.tmp")
-    unfinished.write_bytes(data)
+    while True:
+        try:
+            unfinished.write_bytes(data)
+            break
+        except FileNotFoundError:  # a rank that has ended has removed the folder
+            place.parent.mkdir(0o700, exist_ok=True)
     unfinished.rename(place)
 
 
@@ -83,9 +113,9 @@ def _read(place):
     return data
 
 
-def met(name, rank, size, value):
+def met(name, rank, size, value, folder):
     """Return the values of all ranks, in rank order."""
-    places = [Path(os.environ["STAND_IN_FOLDER"], f"{name}, meeting {one}") for one in range(size)]
+    places = [Path(folder, f"{name}, meeting {one}") for one in range(size)]
     _write(places[rank], pickle.dumps(value))
     while not all(place.exists() for place in places):
         time.sleep(1e-3)

@@ -6,6 +6,8 @@ as in CuPy.
 """
 
 import functools
+import inspect
+import types
 
 import numpy
 
@@ -17,7 +19,8 @@ from .cuda.stream import get_current_stream
 # Functions of NumPy that return facts on arrays and dtypes, or the host's objects.
 OF_DTYPES = ("can_cast", "promote_types", "result_type", "min_scalar_type", "finfo", "iinfo", "issubdtype", "dtype",
              "ndindex", "isscalar", "broadcast_shapes", "errstate", "printoptions", "set_printoptions", "index_exp",
-             "s_", "format_float_positional", "iscomplexobj", "isrealobj", "ndim", "shape", "size", "broadcast")
+             "s_", "format_float_positional", "iscomplexobj", "isrealobj", "ndim", "shape", "size", "broadcast",
+             "shares_memory", "may_share_memory", "iterable")
 
 
 # CuPy calls the method of the argument, so these serve arrays of NumPy as well.
@@ -26,6 +29,7 @@ OF_ITS_ARGUMENT = ("all", "any", "argmax", "argmin", "max", "mean", "min", "prod
 
 def unwrapped(value):
     """Return a value for NumPy; raise TypeError for a NumPy array, as CuPy does."""
+    value = _array.like(value)
     if isinstance(value, _array.ndarray):
         _array.check_elements(value)
         return value._host
@@ -35,7 +39,16 @@ def unwrapped(value):
         return type(value)(map(unwrapped, value))
     if isinstance(value, dict):
         return {key: unwrapped(one) for key, one in value.items()}
-    return value.numpy if isinstance(value, Ufunc) else value
+    if isinstance(value, types.FunctionType | types.MethodType):
+        return functools.partial(_called_back, value)
+    return value._host if isinstance(value, Served) else value.numpy if isinstance(value, Ufunc) else value
+
+
+def _called_back(function, *args):
+    """Call a function of the program, which has arrays of the GPU, for NumPy or SciPy."""
+    found = function(*wrapped(args))
+    settled(arrays_in([found]), ())
+    return unwrapped(found)
 
 
 def wrapped(value, sources=()):
@@ -48,7 +61,7 @@ def wrapped(value, sources=()):
     if isinstance(value, list | tuple):
         kind = tuple if hasattr(value, "_fields") else type(value)
         return kind(wrapped(one, sources) for one in value)
-    return value
+    return served(type(value))(host=value) if type(value).__module__.startswith("scipy.") else value
 
 
 def uploaded(value):
@@ -64,41 +77,47 @@ def arrays_in(values):
     for value in values:
         if isinstance(value, _array.ndarray):
             yield value
+        elif isinstance(value, Served):
+            yield from value._parts.values()
         elif isinstance(value, list | tuple):
             yield from arrays_in(value)
         elif isinstance(value, dict):
             yield from arrays_in(value.values())
 
 
-def settled():
-    """Wait for the current stream, whose work the function's arguments depend on."""
-    check(MACHINE.queue(get_current_stream().ptr).capture is None, 900, "a function of the host in a capture")
+def settled(reads, writes):
+    """Wait for the current stream, whose work the function's arguments depend on; the function is work of its own."""
+    queue = MACHINE.queue(get_current_stream().ptr)
+    check(queue.capture is None, 900, "a function of the host in a capture")
+    MACHINE.submit(queue, lambda: lambda: True)
+    touched(queue, [span(one) for one in reads], [span(one) for one in writes])
     get_current_stream().synchronize()
 
 
-def at_once(function, args, kwargs):
+def at_once(function, args, kwargs, owner=None):
     """Call a function of NumPy on the values of the arrays, now; `out` is the array that was passed."""
-    sources = [*arrays_in(args), *arrays_in(kwargs.values())]
+    sources = [*arrays_in((owner, *args)), *arrays_in(kwargs.values())]
     given, named = unwrapped(list(args)), unwrapped(kwargs)
-    queue = MACHINE.queue(get_current_stream().ptr)
-    settled()
-    if function.__name__ in OF_ITS_ARGUMENT:
-        written(sources)()
     out = kwargs.get("out")
-    touched(queue, [span(one) for one in sources], [span(out)] if isinstance(out, _array.ndarray) else [])
+    settled(sources, [out] if isinstance(out, _array.ndarray) else [])
+    if getattr(function, "__name__", "") in OF_ITS_ARGUMENT:
+        written(sources)()
     with _array.FILTERS, numpy.errstate(all="ignore"):
         result = function(*given, **named)
-    return out if isinstance(out, _array.ndarray) else wrapped(result, sources)
+    return out if isinstance(out, _array.ndarray | tuple) else wrapped(result, sources)
 
 
-def generic(function):
-    """Return CuPy's function of the same name as a function of NumPy."""
+def generic(function, owner=None):
+    """Return CuPy's function of the same name as a function of NumPy, or the method of an owner."""
     @functools.wraps(function, updated=())
     def call(*args, **kwargs):
-        kwargs.pop("blocking", None)
-        if args and isinstance(args[0], numpy.ndarray) and function.__name__ in OF_ITS_ARGUMENT:
+        for name in ("blocking", "plan"):  # of CuPy alone
+            kwargs.pop(name, None)
+        if "tol" in kwargs and "rtol" in inspect.signature(function).parameters:
+            kwargs["rtol"] = kwargs.pop("tol")  # SciPy has renamed the tolerance of its solvers
+        if args and isinstance(args[0], numpy.ndarray) and getattr(function, "__name__", "") in OF_ITS_ARGUMENT:
             return function(*args, **kwargs)
-        return at_once(function, args, kwargs)
+        return at_once(function, args, kwargs, owner)
 
     return call
 
@@ -114,6 +133,15 @@ def late(function):
     return call
 
 
+def scatter(ufunc):
+    """Return a function that applies a ufunc at an index, as often as an element is named there."""
+    def apply(a, slices, value):
+        parts = _array.indices(slices)
+        _array.write(a, lambda host, given, *chosen: ufunc.at(host, _array.inside(host, chosen), given), value, *parts)
+
+    return apply
+
+
 class Ufunc:
     """A ufunc on arrays of the GPU."""
 
@@ -126,7 +154,7 @@ class Ufunc:
 
     def __call__(self, *args, out=None, dtype=None, casting="same_kind", where=True):
         out = args[self.nin] if len(args) > self.nin else out
-        out = out[0] if isinstance(out, tuple) else out
+        out = out[0] if isinstance(out, tuple) and self.nout == 1 else out
         operands = args[:self.nin]
         if self.nout > 1 or where is not True or any(isinstance(one, list | tuple) for one in operands):
             options = {"out": out, "dtype": dtype, "where": where}
@@ -150,7 +178,9 @@ class Ufunc:
         return out
 
     def __getattr__(self, name):
-        if name in ("reduce", "accumulate", "outer", "reduceat", "at"):
+        if name == "at":
+            return scatter(self.numpy)
+        if name in ("reduce", "accumulate", "outer", "reduceat"):
             return generic(getattr(self.numpy, name))
         raise AttributeError(name)
 
@@ -166,10 +196,85 @@ def found_in(module, name, library="cupy"):
         raise AttributeError(f"module {library!r} has no attribute {name!r}")
     if isinstance(value, numpy.ufunc):
         return Ufunc(value) if value.signature is None else late(value)
-    return value if isinstance(value, type) or name in OF_DTYPES or not callable(value) else generic(value)
+    if isinstance(value, type) and value.__module__.startswith("scipy."):
+        return served(value)
+    if isinstance(value, type) or not callable(value):
+        return value
+    return fact(value) if name in OF_DTYPES else generic(value)
 
 
-METHODS = """argmin argpartition argsort choose clip compress conj conjugate cumprod cumsum dot flatten nonzero
+def fact(function):
+    """Return a function of shapes and dtypes alone, for which nobody waits."""
+    @functools.wraps(function, updated=())
+    def call(*args, **kwargs):
+        return function(*[one._host if isinstance(one, _array.ndarray) else one for one in args], **kwargs)
+
+    return call
+
+
+class Served:
+    """An object of SciPy, such as a sparse matrix or an operator, with arrays of the GPU in place of NumPy's.
+
+    The arrays that make a sparse matrix are in memory of the GPU, so that kernels of the program can have them.
+    """
+
+    __array_priority__ = 101  # an operator between an array and this object is this object's
+    __array_ufunc__ = None
+
+    def __init__(self, *args, host=None, **kwargs):
+        self._parts = {}
+        if host is None:
+            settled(arrays_in([args, kwargs]), ())
+            host = self._kind(*unwrapped(args), **unwrapped(kwargs))
+        self._host = host
+        for name in ("data", "indices", "indptr", "row", "col", "offsets") if hasattr(host, "nnz") else ():
+            if isinstance(getattr(host, name, None), numpy.ndarray):
+                setattr(self, name, self._parts.setdefault(name, uploaded(getattr(host, name))))
+
+    def __setattr__(self, name, value):
+        if name in self.__dict__.get("_parts", ()):
+            self._parts[name] = value
+            setattr(self._host, name, value._host)
+        else:
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name):
+        if name in ("_host", "_parts"):
+            raise AttributeError(name)
+        if name in self._parts:
+            return self._parts[name]
+        if name == "get":  # the matrix on the host
+            return lambda *_: settled(self._parts.values(), ()) or self._host.copy()
+        value = getattr(self._host, name)
+        return generic(value, self) if callable(value) else wrapped(value)
+
+    def __call__(self, *args, **kwargs):
+        return generic(self._host, self)(*args, **kwargs)
+
+    def __repr__(self):
+        return repr(self._host)
+
+
+OPERATORS = [f"__{name}__" for name in """add radd sub rsub mul rmul truediv matmul rmatmul pow neg abs eq ne lt gt le
+ge getitem""".split()]
+
+
+@functools.cache
+def served(kind):
+    """Return the class for objects of a class of SciPy."""
+    bases = [served(base) for base in kind.__bases__ if base.__module__.startswith("scipy.")] or [Served]
+    operators = {name: _operator(name) for name in OPERATORS if name in vars(kind)}
+    return type(kind.__name__, tuple(bases), {"_kind": kind, **operators})
+
+
+def _operator(name):
+    def call(self, *args):
+        return generic(getattr(self._host, name), self)(*args)
+
+    return call
+
+
+METHODS = """argmin argpartition argsort byteswap choose clip compress conj conjugate cumprod cumsum dot flatten nonzero
 partition prod repeat round searchsorted sort std take trace var put""".split()
 
 
@@ -184,6 +289,8 @@ def _method(name):
 
 for _name in METHODS:
     setattr(_array.ndarray, _name, _method(_name))
+for _name, _function in {"add": numpy.add, "max": numpy.maximum, "min": numpy.minimum}.items():
+    setattr(_array.ndarray, f"scatter_{_name}", scatter(_function))
 for _name, _function in {"floordiv": "floor_divide", "mod": "remainder", "or": "bitwise_or", "xor": "bitwise_xor",
                          "lshift": "left_shift", "rshift": "right_shift", "le": "less_equal",
                          "ge": "greater_equal"}.items():

@@ -39,6 +39,12 @@ class Parameter:
         return self.dtype if self.dtype is not None else types[self.type]
 
 
+def checked_name(name):
+    if not name.isidentifier():
+        raise ValueError(f"Invalid kernel name: {name!r}")
+    return name
+
+
 def parameters(text):
     return [Parameter(one) for one in text.split(",")] if text.strip() else []
 
@@ -129,7 +135,7 @@ class ElementwiseKernel:
         self.in_params, self.out_params = parameters(in_params), parameters(out_params)
         self.params = [*self.in_params, *self.out_params]
         self.nin, self.nout = len(self.in_params), len(self.out_params)
-        self.operation, self.name, self.preamble, self.__doc__ = operation, name, preamble, doc
+        self.operation, self.name, self.preamble, self.__doc__ = operation, checked_name(name), preamble, doc
         self.no_return, self.return_tuple, self.options = no_return, return_tuple, options
         self.loop_prep, self.after_loop = loop_prep, after_loop
         self.nargs, self._code = self.nin + self.nout, functools.cache(self._code_of)
@@ -137,44 +143,44 @@ class ElementwiseKernel:
     def __call__(self, *args, size=None, stream=None, block_size=128):
         if len(args) not in (self.nin, self.nargs):
             raise TypeError(f"Wrong number of arguments for {self.name!r}: {len(args)}, not {self.nin} or {self.nargs}")
-        for one in args:
-            if isinstance(one, numpy.ndarray) and one.ndim:
-                raise TypeError(f"Unsupported type {type(one)}")
-            if isinstance(one, ndarray):
-                _array.check_elements(one)
-        ins, outs = args[:self.nin], args[self.nin:]
+        args = [_array.like(one) for one in args]
+        _array.hosts(args)  # raises TypeError for arrays of NumPy
+        ins, outs = args[:self.nin], tuple(args[self.nin:])
         types = letters(self.params if outs else self.in_params, args)
         plain = [one for param, one in zip(self.params, args, strict=False) if not param.is_raw]
+        if block_size < 1:
+            raise ValueError(f"block_size={block_size} must be greater than zero")
         if size is not None:
+            if any(isinstance(one, ndarray) for one in plain):
+                raise ValueError("Specified 'size' can be used only if all of the ndarray are 'raw'.")
             shape = (int(size),)
         elif not any(isinstance(one, ndarray) for one in plain):
             raise ValueError("Loop size is undecided.")
         else:
             shape = numpy.broadcast_shapes(*[getattr(one, "shape", ()) for one in plain])
         if not outs:
-            if any(param.is_raw for param in self.out_params):
+            if size is None and any(param.is_raw for param in self.out_params):
                 raise ValueError("Output array size is Undecided")
             outs = tuple(ndarray(shape, param.resolved(types)) for param in self.out_params)
         for param, out in zip(self.out_params, outs, strict=True):
             if not isinstance(out, ndarray):
                 raise TypeError("Unsupported type for an output")
-            if not param.is_raw and size is None and out.shape != shape:
+            if not param.is_raw and out.shape != shape:
                 raise ValueError(f"Out shape is mismatched: {out.shape}, expected {shape}")
         kinds = tuple(param.resolved(types) for param in self.params)
-        self._launch(ins, outs, kinds, shape, size)
+        self._launch(ins, outs, kinds, shape)
         if self.no_return:
             return None
         return outs[0] if self.nout == 1 and not self.return_tuple else outs
 
-    def _launch(self, ins, outs, kinds, shape, size):
+    def _launch(self, ins, outs, kinds, shape):
         if 0 in shape:
             return
         places = []
         for param, one, kind in zip(self.params, (*ins, *outs), kinds, strict=True):
             if isinstance(one, ndarray) and one.dtype != kind:
                 one = one.astype(kind)
-            is_whole = param.is_raw or (size is not None and isinstance(one, ndarray))
-            places.append(KernelArgument(one, kind, None if is_whole else shape))
+            places.append(KernelArgument(one, kind, None if param.is_raw else shape))
         indexer = numpy.zeros(shape, bool) if 0 not in shape else numpy.zeros(1, bool)
         places.append(KernelArgument(indexer.flat[0], numpy.dtype(bool), shape))
         code = self._code(kinds, tuple(types_of(self.params, kinds).items()))
@@ -217,7 +223,7 @@ class ReductionKernel:
         self.nin, self.nout = len(self.in_params), len(self.out_params)
         self.nargs, self.identity = self.nin + self.nout, identity
         self.map_expr, self.reduce_expr, self.post_map_expr = map_expr, reduce_expr, post_map_expr
-        self.name, self.reduce_type, self.preamble, self.options = name, reduce_type, preamble, options
+        self.name, self.reduce_type, self.preamble, self.options = checked_name(name), reduce_type, preamble, options
         self._code = functools.cache(self._code_of)
 
     def __call__(self, *args, out=None, axis=None, keepdims=False, stream=None):
@@ -225,10 +231,8 @@ class ReductionKernel:
             raise TypeError(f"Wrong number of arguments for {self.name!r}")
         if len(args) == self.nargs:
             out = args[self.nin]
-        args = args[:self.nin]
-        for one in args:
-            if isinstance(one, numpy.ndarray) and one.ndim:
-                raise TypeError(f"Unsupported type {type(one)}")
+        args = [_array.like(one) for one in args[:self.nin]]
+        _array.hosts(args)  # raises TypeError for arrays of NumPy
         types = letters(self.in_params, args)
         if out is not None and self.out_params[0].dtype is None:
             types.setdefault(self.out_params[0].type, out.dtype)

@@ -44,7 +44,7 @@ class Queue:
         self.device, self.blocking, self.handle, self.channel = device, blocking, handle, channel
         self.work = collections.deque()  # triples (dependencies, action, is a kernel)
         self.issued = self.ended = 0
-        self.capture = None
+        self.capture, self.priority = None, 0
         self.clocks = {}  # by number of an action: the actions known to be before it, see _order.py
 
     def ready(self, dependencies):
@@ -150,7 +150,11 @@ class Machine:
         return found
 
     def queue(self, handle):
-        """Return the queue of a stream's handle: 0 and 1 are the null stream of the current device."""
+        """Return the queue of a stream's handle: 0 and 1 are the null stream of the current device, 2 the thread's."""
+        if handle == 2:
+            own = self.current.__dict__.setdefault("own", {})
+            device = self.use()
+            handle = own[device] if device in own else own.setdefault(device, self.new_queue(blocking=True))
         return self.queues[self.use()] if handle in (0, 1) else self.find(handle, Queue)
 
     def new_queue(self, blocking):
@@ -306,6 +310,12 @@ class Machine:
             self.finish([(queue, queue.issued) for queue in self.queues])
         return self.fault
 
+    def forget_thread(self):
+        """In a forked process, fail as CUDA does, if the parent has used a GPU before."""
+        if self.thread is not None:
+            self.fault = RuntimeError("cudaErrorInitializationError: this process was forked from one that had used "
+                                      "a GPU; start it by spawn, or fork before")
+
     def check(self):
         if isinstance(self.fault, UsageError):  # a program's missing order, with its line
             raise self.fault
@@ -369,6 +379,7 @@ class EventState:
 
 # The process id gives every rank an order of its own.
 MACHINE = Machine(int(os.environ.get("STAND_IN_SEED", "0")) + os.getpid())
+os.register_at_fork(after_in_child=MACHINE.forget_thread)
 
 
 @contextlib.contextmanager

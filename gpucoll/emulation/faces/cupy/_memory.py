@@ -21,6 +21,7 @@ from ._machine import MACHINE, Queue, check
 from .hostile import on
 
 UNIT = 512
+TOTAL = 1 << 36  # the bytes that a GPU says to have
 GARBAGE = 0xC5
 IDLE = 0.25  # seconds, after which a copy to pinned memory is done although no thread waits
 CONSTANT = 1 << 16  # the most bytes of a module's variable that are looked for
@@ -165,24 +166,15 @@ class MemoryPointer:
     def __int__(self):
         return self.ptr
 
-    def _copied(self, size, stream, other, to_host):
-        """Copy between this memory and an address of the host or of a GPU, in the order of a stream."""
-        from .cuda import get_current_stream
-        queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
-        view(self.ptr, size, self.device_id)
-        copied(queue, *((other, self.ptr) if to_host else (self.ptr, other)), size)
+    def copy_from_async(self, mem, size, stream=None):
+        from .cuda import get_current_stream, runtime
+        runtime.memcpyAsync(self.ptr, _address(mem), size, 4, (get_current_stream() if stream is None else stream).ptr)
 
-    def copy_from_device_async(self, src, size, stream=None):
-        self._copied(size, stream, int(src.ptr), to_host=False)
-
-    def copy_from_host_async(self, mem, size, stream=None):
-        self._copied(size, stream, _address(mem), to_host=False)
+    copy_from_device_async = copy_from_host_async = copy_from_async
 
     def copy_to_host_async(self, mem, size, stream=None):
-        self._copied(size, stream, _address(mem), to_host=True)
-
-    def copy_from_async(self, mem, size, stream=None):
-        self._copied(size, stream, _address(mem), to_host=False)
+        from .cuda import get_current_stream, runtime
+        runtime.memcpyAsync(_address(mem), self.ptr, size, 4, (get_current_stream() if stream is None else stream).ptr)
 
     def _then_wait(name):
         def call(self, mem, size):
@@ -328,7 +320,7 @@ class MemoryPool:
                 chunks.clear()
 
     def set_limit(self, size=None, fraction=None):
-        MemoryPool._limit = size or int((fraction or 0) * (1 << 30))
+        MemoryPool._limit = size or int((fraction or 0) * TOTAL)
 
     def get_limit(self):
         return self._limit

@@ -19,6 +19,7 @@ from ._machine import MACHINE
 from ._order import span, touched, written
 from ._source import HostFunction, kernels_of, library, split_options, three
 from .cuda.driver import CUDADriverError
+from .hostile import peers
 
 _loaded = {}  # modules by device and path
 
@@ -33,8 +34,8 @@ class RawModule:
         if path is not None and not _is_shared_object(path):
             raise UsageError(f"{path}: a compiled GPU binary cannot run on the host; pass the source as code=",
                              code="GC-EMULATION")
-        if enable_cooperative_groups or jitify:
-            raise UsageError("cooperative groups and jitify have no counterpart on the host", code="GC-EMULATION")
+        if jitify:
+            raise UsageError("jitify has no counterpart on the host", code="GC-EMULATION")
         if backend not in ("nvrtc", "nvcc"):
             raise ValueError("backend must be either nvrtc or nvcc")
         self.code, self.file_path, self.backend, self.name_expressions = code, path, backend, name_expressions
@@ -106,10 +107,15 @@ class UserKernel:
         entry, grid, block = self._entry, three(grid, "grid"), three(block, "block")
         if max(block) < 1 or max(grid) < 1 or block[0] * block[1] * block[2] > 1024:
             raise CUDADriverError("CUDA_ERROR_INVALID_VALUE", "invalid argument: grid or block")
+        if shared_mem > self.max_dynamic_shared_size_bytes:
+            raise CUDADriverError("CUDA_ERROR_INVALID_VALUE", "invalid argument: dynamic shared memory")
         queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
         if queue.device != MACHINE.device():
             raise CUDADriverError("CUDA_ERROR_INVALID_HANDLE", f"the stream is of GPU {queue.device}")
-        given = [*map(argument, args)]
+        if len(args) < entry.parameters:
+            raise UsageError(f"{self.name} has {entry.parameters} parameters, and is given {len(args)}",
+                             code="GC-EMULATION")
+        given = [*map(argument, args[:entry.parameters])]
         for row in given:
             if len(row) == 8:
                 check_addresses(self.name, numpy.frombuffer(row, numpy.uint64), queue.device)
@@ -206,6 +212,6 @@ def check_addresses(name, argument, device):
     """Raise RuntimeError if a word of the argument is an address of freed memory or of another GPU's memory."""
     for word in argument.view(numpy.uint64) if argument.nbytes % 8 == 0 else ():
         chunk = _memory.chunk_at(int(word))
-        if chunk is not None and not (chunk.live and chunk.device == device):
+        if chunk is not None and not (chunk.live and (chunk.device == device or peers())):
             state = f"memory of GPU {chunk.device}" if chunk.live else "memory that was freed"
             raise RuntimeError(f"{name} is given {int(word):#x}, {state}")

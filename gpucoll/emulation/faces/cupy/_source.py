@@ -17,7 +17,8 @@ from gpucoll.errors import UsageError
 HEADERS = ("cuda_fp16.h", "cuda_runtime.h", "cuda.h", "cuComplex.h", "math_constants.h", "vector_types.h", "stdint.h",
            "stdio.h", "math.h", "assert.h", "cupy/complex.cuh", "cupy/carray.cuh", "cupy/atomics.cuh",
            "cupy/math_constants.h", "thrust/complex.h", "device_launch_parameters.h", "cuda_runtime_api.h",
-           "vector_functions.h", "float.h")
+           "vector_functions.h", "float.h", "cooperative_groups.h", "cooperative_groups/reduce.h", "cuda/atomic",
+           "cupy/float16.cuh", "math_functions.h", "device_functions.h", "sm_30_intrinsics.h")
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"]+)[>\"].*$", re.MULTILINE)
 STANDARD = re.compile(r"(c?(std\w+|math|float|limits|assert)(\.h)?|cuda/std/\w+|type_traits|algorithm|utility|tuple|"
                       r"array|limits|complex|new)$")
@@ -30,7 +31,8 @@ TIMER = re.compile(r'asm\s+volatile\s*\(\s*"mov\.u64\s+%0,\s*%(?:globaltimer|clo
                    r'"=l"\((\w+)\)\s*\)')
 INTEGER = re.compile(r"\btypedef\s+[\w\s]+\s+u?int(?:8|16|32|64)_t\s*;")  # NVRTC lacks these types
 PTX = re.compile(r"\basm\s*(volatile)?\s*\(")
-LACKING = {"cooperative_groups": "cooperative groups", "cub/": "CUB", "curand": "cuRAND inside kernels",
+GRID = re.compile(r"\bthis_grid\s*\(|\bcoalesced_threads\s*\(|<<<")
+LACKING = {"cooperative_groups": "this part of cooperative groups", "cub/": "CUB", "curand": "cuRAND inside kernels",
            "mma.h": "wmma", "cuda/": "libcu++", "thrust/": "Thrust"}
 
 
@@ -54,6 +56,9 @@ def host_source(code):
     bare = COMMENT.sub(" ", code)
     if PTX.search(bare):
         raise UsageError("inline PTX has no counterpart on the host", code="GC-EMULATION")
+    beyond = GRID.search(bare)
+    if beyond is not None:
+        raise UsageError(f"{beyond[0].strip('( ')} has no counterpart on the host", code="GC-EMULATION")
 
     def header(found):
         name = found[1]
@@ -111,6 +116,7 @@ class HostFunction:
     def __init__(self, shared_object, number, name):
         self.name, self._call = name, getattr(shared_object, f"gc_user_{number}")
         self._call.restype = ctypes.c_char_p
+        self.parameters = getattr(shared_object, f"gc_parameters_{number}")()
         self._constants = getattr(shared_object, f"gc_constants_{number}")
         self._constants.restype = ctypes.c_uint64
 
@@ -124,7 +130,7 @@ class HostFunction:
         sizes = (ctypes.c_uint64 * len(arguments))(*map(len, arguments))
         texts = [ctypes.cast(ctypes.c_char_p(one), ctypes.c_void_p) for one in arguments]
         fault = self._call((ctypes.c_uint32 * 6)(*grid, *block), ctypes.c_uint64(shared),
-                           (ctypes.c_void_p * len(arguments))(*texts), sizes, ctypes.c_uint64(len(arguments)))
+                           (ctypes.c_void_p * len(arguments))(*texts), sizes)
         if fault is not None:
             raise RuntimeError(f"{self.name}: {fault.decode()}")
 

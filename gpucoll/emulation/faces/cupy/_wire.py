@@ -1,4 +1,4 @@
-"""The transport of NCCL's messages in the stand-in: MPI between processes, or files in the folder STAND_IN_FOLDER.
+"""The transport of NCCL's messages in the stand-in: MPI between the processes of a job of MPI, otherwise files.
 
 Messages of two ranks arrive in the order of sending. Each message carries its length and dtype, and a receive of
 another length or dtype fails.
@@ -8,6 +8,7 @@ import collections
 import os
 import socket
 import struct
+import sys
 import time
 
 import numpy
@@ -16,6 +17,8 @@ from . import _files
 
 HEAD = struct.Struct("=QQ")  # bytes and dtype
 MEETING = 23_000  # first of the tags of COMM_WORLD reserved for meetings
+BY_FILES = b"\2"  # fills the id of a communicator without MPI
+OF_MPI = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # set by launchers of MPI
 DATA = 0  # tag of data; tags from 1 on carry the host's own messages
 
 
@@ -90,9 +93,9 @@ def meet(size, unique_id, rank, bus):
     here = (socket.gethostname(), bus)
     if size == 1:
         return None, [here]
-    if "STAND_IN_FOLDER" in os.environ:
-        name = unique_id[:8].hex()
-        return _files.FileComm(name, rank, size), _files.met(name, rank, size, here)
+    if unique_id.endswith(BY_FILES):
+        comm = by_files(unique_id, rank, size)
+        return comm, _files.met(unique_id[:8].hex(), rank, size, here, _files.folder_of(unique_id[:8].hex()))
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -111,9 +114,9 @@ def meet(size, unique_id, rank, bus):
     return world.Create_group(world.group.Incl([number for _, number, _ in news]), tag), [spot for _, _, spot in news]
 
 
-def undefined():
-    """Return the color of ranks without a part."""
-    if "STAND_IN_FOLDER" in os.environ:
+def undefined(comm):
+    """Return the color of ranks without a part, for the communicator that is split."""
+    if isinstance(comm, _files.FileComm):
         return None
     from mpi4py import MPI
 
@@ -134,13 +137,26 @@ def wait(request):
         time.sleep(1e-3)
 
 
-def make_id():
-    if "STAND_IN_FOLDER" in os.environ:
-        return os.urandom(8).ljust(128, b"\1")
+def by_files(unique_id, rank, size):
+    name = unique_id[:8].hex()
+    return _files.FileComm(name, rank, size, _files.folder_of(name))
+
+
+def make_id(here=False):
+    """Return the id of a communicator, whose ranks are `here` in this process, or anywhere on this host."""
+    has_mpi = "mpi4py.MPI" in sys.modules or any(name in os.environ for name in OF_MPI)
+    if here or "STAND_IN_FOLDER" in os.environ or not has_mpi or _size_of_mpi() == 1:
+        return os.urandom(8).ljust(128, BY_FILES)
     from mpi4py import MPI
 
     # The maker's number in COMM_WORLD and a random number, the source of the tag; 128 bytes as in NCCL.
     return struct.pack("=QQ", MPI.COMM_WORLD.rank, int.from_bytes(os.urandom(4), "little")).ljust(128, b"\1")
+
+
+def _size_of_mpi():
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.size
 
 
 def unpacked(unique_id):

@@ -7,6 +7,7 @@
     STAND_IN_CAPABILITY, STAND_IN_PROCESSORS   of every GPU: 90 and 2, by the rule `capability` 80 and 108
     STAND_IN_NCCL                              NCCL's version (23203), or "absent": CuPy without the library
     STAND_IN_EXCLUSIVE                         a GPU admits a single process among all with the same value here
+    STAND_IN_PEERS                             1: GPUs have access to each other's memory
     CUDA_DEVICE_MAX_CONNECTIONS                number of hardware queues of a GPU (8; 32 at most)
 """
 
@@ -72,6 +73,11 @@ def capability():
 
 def processors():
     return int(os.environ.get("STAND_IN_PROCESSORS") or (108 if on("capability") else 2))
+
+
+def peers():
+    """Return whether GPUs have access to each other's memory, as GPUs of one host mostly have."""
+    return os.environ.get("STAND_IN_PEERS") == "1"
 
 
 def connections():

@@ -2,13 +2,26 @@
 
 import cupy
 import numpy
-from cupy import _array
+from cupy import _generic
 from cupy._ipc import alloc_pinned_memory
 
-from . import profiler, scipy
+from . import distributed, jit, profiler, scipy
 
-__all__ = ["empty_like_pinned", "empty_pinned", "errstate", "profiler", "rsqrt", "scatter_add", "scatter_max",
-           "scatter_min", "scipy", "zeros_like_pinned", "zeros_pinned"]
+__all__ = [
+    "distributed",
+    "empty_like_pinned",
+    "empty_pinned",
+    "errstate",
+    "jit",
+    "profiler",
+    "rsqrt",
+    "scatter_add",
+    "scatter_max",
+    "scatter_min",
+    "scipy",
+    "zeros_like_pinned",
+    "zeros_pinned",
+]
 errstate = numpy.errstate
 
 
@@ -34,15 +47,7 @@ def zeros_like_pinned(a, dtype=None, order="K", subok=None, shape=None):
     return zeros_pinned(a.shape if shape is None else shape, a.dtype if dtype is None else dtype)
 
 
-def _scatter(ufunc):
-    def scatter(a, slices, value):
-        parts = _array.indices(slices)
-        _array.write(a, lambda host, given, *chosen: ufunc.at(host, _array.inside(host, chosen), given), value, *parts)
-
-    return scatter
-
-
-scatter_add, scatter_max, scatter_min = map(_scatter, (numpy.add, numpy.maximum, numpy.minimum))
+scatter_add, scatter_max, scatter_min = map(_generic.scatter, (numpy.add, numpy.maximum, numpy.minimum))
 
 
 def rsqrt(x):

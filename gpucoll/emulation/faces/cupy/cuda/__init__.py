@@ -19,13 +19,13 @@ from .._memory import (
     malloc_managed,
     set_allocator,
 )
-from . import compiler, device, driver, memory, nvtx, profiler, runtime, stream
+from . import compiler, device, driver, memory, nvtx, profiler, runtime, stream, texture
 from .stream import Event, ExternalStream, Graph, Stream, get_current_stream, get_elapsed_time
 
 __all__ = ["Device", "Event", "ExternalStream", "Graph", "Memory", "MemoryPointer", "MemoryPool", "OutOfMemoryError",
            "PinnedMemoryPool", "Stream", "UnownedMemory", "alloc", "alloc_pinned_memory", "compiler", "device",
            "driver", "get_current_stream", "get_elapsed_time", "malloc_managed", "memory", "nvtx", "profiler",
-           "runtime", "set_allocator", "set_pinned_memory_allocator", "stream"]
+           "runtime", "set_allocator", "set_pinned_memory_allocator", "stream", "texture"]
 
 
 def set_pinned_memory_allocator(allocator=None):
@@ -89,7 +89,10 @@ class Device:
     def attributes(self):
         return {"MultiProcessorCount": hostile.processors()}
 
-    mem_info = 1 << 29, 1 << 30
+    @property
+    def mem_info(self):
+        with self:
+            return runtime.memGetInfo()
 
 
 if hostile.nccl_version() is None:

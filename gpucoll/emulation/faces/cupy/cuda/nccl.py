@@ -5,6 +5,7 @@ ranks, addresses and communicators, a stream of the communicator's GPU, a receiv
 with the same arguments on all ranks, and by default a GPU for each rank.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import os
@@ -17,7 +18,7 @@ import numpy
 from .. import _memory, _windows, _wire
 from .._config import NcclConfig
 from .._connect import Connections, SharedResources, Truncated
-from .._machine import MACHINE, CUDARuntimeError
+from .._machine import MACHINE, CUDARuntimeError, on_device
 from .._order import touched
 from .._reductions import KINDS, PAIRS, reduced
 from ..hostile import capability, nccl_version, on, report
@@ -86,26 +87,32 @@ def _end_group():
         # As in NCCL, an error in a group leaves all calls of the group undone.
         if error:
             raise error
-        for comm in {call.comm: None for call in calls}:
-            mine = [call for call in calls if call.comm is comm]
+        groups = {comm: [call for call in calls if call.comm is comm] for comm in {call.comm: None for call in calls}}
+        if len(groups) > 1:  # of one thread: their connections wait for each other
+            with concurrent.futures.ThreadPoolExecutor(len(groups)) as threads:
+                list(threads.map(NcclCommunicator._connect, groups, groups.values()))
+        for comm, mine in groups.items():
             with comm.family.entered():
-                comm._connect(mine)
+                if len(groups) == 1:
+                    comm._connect(mine)
                 _enqueue(comm, mine)
 
 
 def _enqueue(comm, calls):
     """Enqueue the calls of a group, all under way together; a send to self needs a receive from self."""
-    (stream,) = {call.stream for call in calls}  # the stand-in supports a single stream in a group
     itself = [call.sends for call in calls if isinstance(call, _Message) and call.peer == comm.rank_id()]
     if itself.count(True) != itself.count(False):
         _refuse(5, "Trying to send to self without a matching recv, or to receive without a send")
-    queue = MACHINE.queue(stream)
-    if queue.device != comm.device_id():
-        _refuse(4, f"a stream of GPU {queue.device} for a communicator on GPU {comm.device_id()}")
-    MACHINE.submit(queue, _Launch(comm, calls), kernel=True)
+    queue, *others = queues = [*{comm._queue(call): None for call in calls}]
+    for one in queues:
+        if one.device != comm.device_id():
+            _refuse(4, f"a stream of GPU {one.device} for a communicator on GPU {comm.device_id()}")
+    MACHINE.submit(queue, _Launch(comm, calls), kernel=True, after=[(other, other.issued) for other in others])
     spans = [[(place.ctypes.data, place.ctypes.data + place.nbytes) for call in calls
               if (place := getattr(call, use)) is not None] for use in ("source", "target")]
     touched(queue, *spans)
+    for other in others:  # as in NCCL, all streams of a group wait for it
+        MACHINE.submit(other, lambda: lambda: True, after=[(queue, queue.issued)])
 
 
 class _Launch:
@@ -188,6 +195,20 @@ class NcclCommunicator:
             _refuse(5, "Duplicate GPU detected : two ranks on one CUDA device")
         self._begin(mpi, rank, ndev, config or NcclConfig(), SharedResources())
 
+    @staticmethod
+    def initAll(devices):
+        """Return the communicators of this process's GPUs, given by their number or as a list."""
+        devices = [*range(devices)] if isinstance(devices, int) else [*devices]
+        name, found = _wire.make_id(here=True), []
+        for rank, device in enumerate(devices):
+            comm = NcclCommunicator.__new__(NcclCommunicator)
+            with on_device(device):
+                comm._device = MACHINE.use()
+                comm._begin(None if len(devices) == 1 else _wire.by_files(name, rank, len(devices)), rank, len(devices),
+                            NcclConfig(), SharedResources())
+            found.append(comm)
+        return found
+
     def _begin(self, mpi, rank, size, config, family):
         self.mpi, self.wire, self.config, self.family = mpi, _wire.Wire(rank, size, mpi), config, family
         self.fields = config.fields()
@@ -203,7 +224,7 @@ class NcclCommunicator:
         if self.family.ended < self.family.issued:
             report("ncclCommSplit with work of the communicator under way")
         alone = self.mpi is None
-        mpi = None if alone else self.mpi.Split(_wire.undefined() if color == -1 else color, key)
+        mpi = None if alone else self.mpi.Split(_wire.undefined(self.mpi) if color == -1 else color, key)
         if color == -1:
             return None
         part = NcclCommunicator.__new__(NcclCommunicator)
@@ -239,10 +260,14 @@ class NcclCommunicator:
         messages = self.wire.put, lambda peer, tag: self.wire.take(peer, tag, self._not_aborted)
         try:
             self._connections.reach(*peers, collective, *messages)
-            if any(isinstance(call, _Collective) and MACHINE.queue(call.stream).capture for call in calls):
+            if any(isinstance(call, _Collective) and self._queue(call).capture for call in calls):
                 self._connections.register(*messages)
         except Truncated as error:
             _refuse(3, str(error))
+
+    def _queue(self, call):
+        """Return the stream of a call; the null stream is that of this communicator's GPU."""
+        return MACHINE.queues[self._device] if call.stream in (0, 1) else MACHINE.queue(call.stream)
 
     def _meet_all(self):
         """Meet the neighbours of the ring, in a call made by all ranks."""

@@ -15,7 +15,10 @@ from .._order import launches
 __all__ = ["CUDARuntimeError", "free", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle", "malloc", "memset",
            "memsetAsync"]
 
-streamDefault, streamNonBlocking, streamLegacy, eventDisableTiming, memcpyDeviceToDevice = 0, 1, 1, 2, 3
+streamDefault, streamNonBlocking, streamLegacy, streamPerThread = 0, 1, 1, 2
+eventDefault, eventBlockingSync, eventDisableTiming, eventInterprocess = 0, 1, 2, 4
+memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = range(5)
+is_hip = False
 streamCaptureModeGlobal, streamCaptureModeThreadLocal, streamCaptureModeRelaxed = GLOBAL, THREAD_LOCAL, RELAXED
 
 
@@ -48,8 +51,15 @@ def deviceGetPCIBusId(device):
 def getDeviceProperties(device):
     check(0 <= device < MACHINE.devices, 101)
     major, minor = map(int, hostile.capability())
-    return {"name": b"stand-in", "totalGlobalMem": 1 << 30, "major": major, "minor": minor,
-            "multiProcessorCount": hostile.processors(),
+    return {"name": b"stand-in", "totalGlobalMem": _memory.TOTAL, "major": major, "minor": minor,
+            "multiProcessorCount": hostile.processors(), "warpSize": 32, "maxThreadsPerBlock": 1024,
+            "maxThreadsDim": (1024, 1024, 64), "maxGridSize": ((1 << 31) - 1, 65535, 65535),
+            "sharedMemPerBlock": 48 << 10, "sharedMemPerMultiprocessor": 164 << 10, "regsPerBlock": 1 << 16,
+            "maxThreadsPerMultiProcessor": 2048, "totalConstMem": 1 << 16, "l2CacheSize": 40 << 20,
+            "clockRate": 1_410_000, "memoryClockRate": 1_215_000, "memoryBusWidth": 5120, "integrated": 0,
+            "concurrentKernels": 1, "asyncEngineCount": 3, "unifiedAddressing": 1, "managedMemory": 1,
+            "cooperativeLaunch": 0, "canMapHostMemory": 1, "pciDomainID": 0, "pciDeviceID": 0,
+            "pciBusID": int(os.environ.get("STAND_IN_BUS", "10")) + device,
             "uuid": int(os.environ.get("STAND_IN_BUS", "10")).to_bytes(8) + device.to_bytes(8)}
 
 
@@ -60,12 +70,54 @@ def deviceSynchronize():
     MACHINE.finish([(queue, queue.issued) for queue in queues])
 
 
+def memGetInfo():
+    return _memory.TOTAL - _memory.get_default_memory_pool().used_bytes(), _memory.TOTAL
+
+
+def deviceCanAccessPeer(device, peerDevice):
+    check(0 <= device < MACHINE.devices and 0 <= peerDevice < MACHINE.devices, 101)
+    return int(device != peerDevice and hostile.peers())
+
+
+_peers = set()  # pairs of a device and one whose memory it can use
+
+
+def deviceEnablePeerAccess(peerDevice):
+    pair = getDevice(), peerDevice
+    check(deviceCanAccessPeer(*pair), 101, "the device has no access to this peer")
+    check(pair not in _peers, 704, "cudaErrorPeerAccessAlreadyEnabled")
+    _peers.add(pair)
+
+
+def deviceDisablePeerAccess(peerDevice):
+    check((getDevice(), peerDevice) in _peers, 705, "cudaErrorPeerAccessNotEnabled")
+    _peers.remove((getDevice(), peerDevice))
+
+
 def memcpyAsync(dst, src, size, kind, stream):
+    """Copy between addresses of GPUs and of the host; which they are, the addresses tell."""
     _memory.copied(MACHINE.queue(stream), dst, src, size)
+
+
+def memcpy(dst, src, size, kind):
+    memcpyAsync(dst, src, size, kind, 0)
+    streamSynchronize(0)
+
+
+def memcpyPeerAsync(dst, dstDevice, src, srcDevice, size, stream):
+    memcpyAsync(dst, src, size, memcpyDefault, stream)
+
+
+def memcpyPeer(dst, dstDevice, src, srcDevice, size):
+    memcpy(dst, src, size, memcpyDefault)
 
 
 def streamCreateWithFlags(flags):
     return MACHINE.new_queue(blocking=not flags & streamNonBlocking)
+
+
+def streamCreate():
+    return streamCreateWithFlags(streamDefault)
 
 
 def streamGetFlags(stream):

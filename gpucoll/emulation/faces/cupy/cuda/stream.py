@@ -13,16 +13,16 @@ from . import runtime
 _local = threading.local()
 
 
-def _stacks():
-    """Return the calling thread's stacks of streams by device; the current stream is on top."""
-    if not hasattr(_local, "stacks"):
-        _local.stacks = [[Stream.null] for _ in range(runtime.getDeviceCount())]
+def _current():
+    """Return the calling thread's current streams by device; `entered` has those of its `with` blocks."""
+    if not hasattr(_local, "current"):
+        _local.current = [Stream.null] * runtime.getDeviceCount()
         _local.entered = []
-    return _local.stacks
+    return _local.current
 
 
 def get_current_stream(device_id=-1):
-    return _stacks()[runtime.getDevice() if device_id < 0 else device_id][-1]
+    return _current()[runtime.getDevice() if device_id < 0 else device_id]
 
 
 def get_elapsed_time(start_event, end_event):
@@ -32,7 +32,9 @@ def get_elapsed_time(start_event, end_event):
 
 
 class Event:
-    def __init__(self, disable_timing=False):
+    def __init__(self, block=False, disable_timing=False, interprocess=False):
+        if interprocess and not disable_timing:
+            raise ValueError("Timing must be disabled for interprocess events")
         self.ptr = runtime.eventCreateWithFlags(disable_timing and runtime.eventDisableTiming)
 
     def __del__(self, is_shutting_down=sys.is_finalizing):
@@ -62,21 +64,25 @@ class _BaseStream:
         return 0, self.ptr
 
     def __enter__(self):
-        device = runtime.getDevice()
-        if self.device_id not in (-1, device):
-            raise RuntimeError(f"the stream is of device {self.device_id}, not the current one ({device})")
-        _stacks()[device].append(self)
-        _local.entered.append(device)
+        self.use()
+        _local.entered.append((runtime.getDevice(), self))
         return self
 
     def __exit__(self, *_):
-        _stacks()[_local.entered.pop()].pop()
+        """Go back to the stream of the `with` block around; as in CuPy, one of `use` is forgotten."""
+        device, _ = _local.entered.pop()
+        _current()[device] = next((one for there, one in reversed(_local.entered) if there == device), Stream.null)
 
     def use(self):
         """Make the stream current in this thread, for good."""
-        _stacks()[runtime.getDevice()][-1] = self
+        device = runtime.getDevice()
+        if self.device_id not in (-1, device):
+            raise RuntimeError(f"the stream is of device {self.device_id}, not the current one ({device})")
+        _current()[device] = self
         return self
 
+    is_non_blocking = property(lambda self: not MACHINE.queue(self.ptr).blocking)
+    priority = property(lambda self: MACHINE.queue(self.ptr).priority)
     done = property(lambda self: runtime.streamQuery(self.ptr) == 0)
 
     def synchronize(self):
@@ -93,8 +99,11 @@ class _BaseStream:
     def launch_host_func(self, callback, arg):
         MACHINE.submit(MACHINE.queue(self.ptr), lambda: _HostFunction(callback, arg))
 
+    def add_callback(self, callback, arg):
+        self.launch_host_func(lambda given: callback(self, 0, given), arg)
+
     def begin_capture(self, mode=None):
-        if self.ptr in (0, 1):
+        if self.ptr in (0, 1, 2):
             raise RuntimeError("cannot capture on the default (legacy) stream")
         runtime.streamBeginCapture(self.ptr, runtime.streamCaptureModeRelaxed if mode is None else mode)
 
@@ -134,16 +143,20 @@ class _HostFunction:
 
 
 class Stream(_BaseStream):
-    null = None
+    null = ptds = None
     _foreign_stream_ref = None
 
-    def __init__(self, null=False, non_blocking=False):
-        ptr = 0 if null else runtime.streamCreateWithFlags(
+    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
+        if null and ptds:
+            raise ValueError("`null` and `ptds` cannot be both True")
+        ptr = 0 if null else runtime.streamPerThread if ptds else runtime.streamCreateWithFlags(
             runtime.streamNonBlocking if non_blocking else runtime.streamDefault)
-        super().__init__(ptr, -1 if null else runtime.getDevice())
+        super().__init__(ptr, -1 if null or ptds else runtime.getDevice())
+        if priority is not None:
+            MACHINE.queue(ptr).priority = priority
 
     def __del__(self, is_shutting_down=sys.is_finalizing):
-        if not is_shutting_down() and self._foreign_stream_ref is None and getattr(self, "ptr", 0) not in (0, 1):
+        if not is_shutting_down() and self._foreign_stream_ref is None and getattr(self, "ptr", 0) > 2:
             runtime.streamDestroy(self.ptr)
 
     @classmethod
@@ -163,4 +176,5 @@ class ExternalStream(_BaseStream):
         super().__init__(ptr, device_id)
 
 
-Stream.null = Stream(null=True) if MACHINE.devices else None
+if MACHINE.devices:
+    Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)

@@ -1,0 +1,5 @@
+"""`cupyx.time`, the old name of `cupyx.profiler.benchmark`."""
+
+from .profiler import benchmark as repeat
+
+__all__ = ["repeat"]

@@ -1,0 +1,174 @@
+"""CuPy programs on emulated GPUs beyond arrays and plain kernels: sparse matrices, kernels in Python, NCCL without MPI,
+cooperative groups, several GPUs in one process."""
+
+import pytest
+
+from gpucoll import emulation
+from unit.test_emulation import emulate  # noqa: F401
+
+pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
+
+PROGRAMS = {
+    "sparse matrices": '''
+import scipy.sparse
+from cupyx.scipy import ndimage, sparse
+from cupyx.scipy.sparse import linalg
+a, h = (one.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(50, 50), format="csr") for one in (sparse, scipy.sparse))
+assert isinstance(a, sparse.csr_matrix) and sparse.issparse(a)
+x = cupy.arange(50.0)
+for y in (a @ x, a.dot(x), a * x, x @ a):
+    same(y, h @ numpy.arange(50.0))
+same((2 * a + a).toarray(), 3 * h.toarray())
+rows = cupy.RawKernel(r"""
+extern "C" __global__ void rows(const double* data, const int* columns, const int* begins, const double* x, double* y) {
+    y[threadIdx.x] = 0;
+    for (int k = begins[threadIdx.x]; k < begins[threadIdx.x + 1]; ++k) y[threadIdx.x] += data[k] * x[columns[k]];
+}""", "rows")
+y = cupy.empty(50)
+a.data *= 2
+rows((1,), (50,), (a.data, a.indices, a.indptr, x, y))
+same(y, 2 * h @ numpy.arange(50.0))
+same(a @ x, 2 * h @ numpy.arange(50.0))
+for operator in (a, linalg.LinearOperator((50, 50), matvec=lambda v: a @ v, dtype=float)):
+    z, info = linalg.cg(operator, cupy.ones(50), tol=1e-10)
+    assert info == 0 and float(abs(a @ z - 1).max()) < 1e-6
+same(cupy.apply_along_axis(lambda row: row.sum(), 0, x.reshape(5, 10)), numpy.arange(50.0).reshape(5, 10).sum(axis=0))
+''',
+    "kernels in Python": '''
+from cupyx import jit
+@jit.rawkernel(device=True)
+def halved(x):
+    return x / 2
+@jit.rawkernel()
+def total(x, y, size):
+    shared = jit.shared_memory(cupy.float32, 64)
+    value = cupy.float32(0)
+    for i in range(jit.grid(1), size, jit.gridsize(1)):
+        value += halved(x[i])
+    for distance in (16, 8, 4, 2, 1):
+        value += jit.shfl_down_sync(0xffffffff, value, distance)
+    shared[jit.threadIdx.x] = value
+    jit.syncthreads()
+    if jit.threadIdx.x == 0:
+        jit.atomic_add(y, 0, shared[0] + shared[32])
+x, y = cupy.arange(1000, dtype=cupy.float32), cupy.zeros(1, cupy.float32)
+total[3, 64](x, y, 1000)
+same(y, numpy.array([249750], numpy.float32))
+total((3,), (64,), (x, y, 1000))
+same(y, numpy.array([499500], numpy.float32))
+''',
+    "cooperative groups and atomic references": '''
+total = cupy.RawKernel(r"""
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+#include <cuda/atomic>
+namespace cg = cooperative_groups;
+extern "C" __global__ void total(const float* x, float* out, int n) {
+    auto block = cg::this_thread_block();
+    auto tile = cg::tiled_partition<32>(block);
+    __shared__ float part[32];
+    int i = blockIdx.x * blockDim.x + block.thread_rank();
+    float sum = cg::reduce(tile, i < n ? x[i] : 0, cg::plus<float>());
+    if (tile.thread_rank() == 0) part[tile.meta_group_rank()] = sum;
+    block.sync();
+    if (block.thread_rank() > 0) return;
+    for (unsigned k = 1; k < tile.meta_group_size(); ++k) sum += part[k];
+    cuda::atomic_ref<float, cuda::thread_scope_device>(*out).fetch_add(sum, cuda::std::memory_order_relaxed);
+}""", "total", options=("--std=c++17",), backend="nvcc")
+out = cupy.zeros(1, numpy.float32)
+total((8,), (128,), (cupy.arange(1000, dtype=numpy.float32), out, 1000))
+same(out, numpy.array([499500], numpy.float32))
+''',
+    "NCCL in one process": '''
+import threading
+from cupy.cuda import nccl
+comms = nccl.NcclCommunicator.initAll(2)
+arrays = []
+for rank in range(2):
+    with cupy.cuda.Device(rank):
+        arrays.append(cupy.arange(10, dtype=cupy.float32) + rank)
+nccl.groupStart()
+for comm, x in zip(comms, arrays):
+    comm.allReduce(x.data.ptr, x.data.ptr, 10, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, cupy.cuda.Stream.null.ptr)
+nccl.groupEnd()
+name, found = nccl.get_unique_id(), {}
+def rank_of(rank):
+    cupy.cuda.Device(rank).use()
+    comm, x = nccl.NcclCommunicator(2, name, rank), cupy.full(10, rank + 1.0)
+    comm.allReduce(x.data.ptr, x.data.ptr, 10, nccl.NCCL_FLOAT64, nccl.NCCL_SUM, 0)
+    found[rank] = x.get()
+threads = [threading.Thread(target=rank_of, args=(rank,)) for rank in range(2)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+for rank in range(2):
+    with cupy.cuda.Device(rank):
+        same(arrays[rank], 2 * numpy.arange(10, dtype=numpy.float32) + 1)
+    numpy.testing.assert_array_equal(found[rank], numpy.full(10, 3.0))
+''',
+    "what CuPy takes and refuses": '''
+x, h = cupy.arange(12.0).reshape(3, 4), numpy.arange(12.0).reshape(3, 4)
+same(x[numpy.array([2, 0])], h[[2, 0]])
+same(x[[True, False, True]], h[[True, False, True]])
+same(cupy.array([[x[0, 0], x[1, 1]], [x[2, 2], 7.0]]), numpy.array([[0.0, 5.0], [10.0, 7.0]]))
+assert cupy.size(x) == 12 and cupy.shape(x) == (3, 4) and cupy.ndim(x) == 2 and x[1].base is x
+a = cupy.zeros(3)
+cupy.add.at(a, numpy.array([1, 1, 2]), 1.0)
+same(a, numpy.array([0.0, 2.0, 1.0]))
+same(cupy.array([1 + 2j]).imag, numpy.array([2.0]))
+with cupy.cuda.Device(1):
+    y = x.copy()
+    assert y.device.id == 1 and cupy.asarray(x).device.id == 1
+    same(y, h)
+    assert cupy.cuda.runtime.deviceCanAccessPeer(0, 1)
+size = cupy.ElementwiseKernel("raw T x", "raw T y", "y[i] = 2 * x[n - i - 1]", "size")
+same(size(cupy.arange(4.0), size=4), numpy.array([6.0, 4.0, 2.0, 0.0]))
+''',
+}
+
+
+@pytest.mark.parametrize("temper", emulation.TEMPERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_has_numpys_results(emulate, name, temper):  # noqa: F811
+    job = emulate(PROGRAMS[name], "--gpus", "2", "--temper", temper)
+    assert (job.returncode, job.stderr) == (0, "")
+
+
+def test_processes_without_mpi_form_a_group(emulate):  # noqa: F811
+    job = emulate("""
+import multiprocessing, socket
+def work(rank, port):
+    from cupyx.distributed import init_process_group
+    cupy.cuda.Device(rank).use()
+    comm = init_process_group(2, rank, port=port)
+    x, y = cupy.arange(4.0) + rank, cupy.empty(4)
+    comm.all_reduce(x, y)
+    same(y, 2 * numpy.arange(4.0) + 1)
+    rows = cupy.empty((2, 2), numpy.complex64)
+    comm.all_to_all(cupy.full((2, 2), rank + 1j, numpy.complex64), rows)
+    same(rows, numpy.array([[1j, 1j], [1 + 1j, 1 + 1j]], numpy.complex64))
+    comm.barrier()
+if __name__ == "__main__":
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    ranks = [multiprocessing.Process(target=work, args=(rank, port)) for rank in range(2)]
+    [one.start() for one in ranks]
+    [one.join() for one in ranks]
+    assert [one.exitcode for one in ranks] == [0, 0]
+""", "--gpus", "2")
+    assert (job.returncode, job.stderr) == (0, "")
+
+
+NO_COUNTERPART = {
+    "from cupyx import jit; jit.cub": "cupyx.jit.cub",
+    "cupy.cuda.texture.TextureObject()": "cupy.cuda.texture.TextureObject",
+    "cupy.RawKernel('__global__ void f() { cooperative_groups::this_grid().sync(); }', 'f')((1,), (1,), ())":
+        "this_grid",
+}
+
+
+@pytest.mark.parametrize("line", NO_COUNTERPART)
+def test_what_has_no_counterpart_is_named(emulate, line):  # noqa: F811
+    job = emulate(line)
+    assert job.returncode == 1
+    assert f"[GC-EMULATION] {NO_COUNTERPART[line]} has no counterpart on the host" in job.stderr
