@@ -16,6 +16,7 @@ if str(HERE) not in sys.path:
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # beside other tests, threads of one product wait for each other
 
 from harness import grids, leftovers, pace, reporting  # noqa: E402 (the path comes first)
+from harness.emulate import emulate as run_emulated  # noqa: E402
 from harness.ranks import INSTALL_HINT, RankPool, find_launcher, launch  # noqa: E402
 
 HANGS = 300.0  # seconds, scaled by the machine's pace, until a test counts as hanging
@@ -128,3 +129,9 @@ def own_algorithms():
     """Remove algorithms registered by the test; use names unique to the test, since others may be cached."""
     with leftovers.without_algorithms():
         yield
+
+
+@pytest.fixture
+def emulate(tmp_path, emulated_kernels):
+    """Yield `emulate(text, *options)`, which runs a program by `gpucoll emulate`."""
+    return functools.partial(run_emulated, tmp_path)

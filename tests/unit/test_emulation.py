@@ -13,27 +13,6 @@ from harness.pace import seconds
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 
-HEAD = """
-import numpy, cupy
-def same(x, expected):
-    assert isinstance(x, cupy.ndarray), type(x)
-    numpy.testing.assert_array_equal(x.get(), expected)
-    assert x.dtype == numpy.asarray(expected).dtype, (x.dtype, numpy.asarray(expected).dtype)
-"""
-
-
-@pytest.fixture
-def emulate(tmp_path, emulated_kernels):
-    """Yield `emulate(text, *options)`, which runs a program by `gpucoll emulate`."""
-    def run(text, *options):
-        program = tmp_path / "program.py"
-        program.write_text(HEAD + text)
-        return subprocess.run([sys.executable, "-m", "gpucoll", "emulate", *options, str(program)], text=True,
-                              capture_output=True, timeout=seconds(120), cwd=tmp_path)
-
-    return run
-
-
 PROGRAMS = {
     "arrays": """
 x, h = cupy.arange(24, dtype=numpy.float32).reshape(2, 3, 4), numpy.arange(24, dtype=numpy.float32).reshape(2, 3, 4)

@@ -12,6 +12,7 @@ import types
 import numpy
 
 from . import _array
+from ._indices import indices, inside
 from ._machine import MACHINE, check, on_device
 from ._order import span, touched, written
 from .cuda.stream import get_current_stream
@@ -136,8 +137,8 @@ def late(function):
 def scatter(ufunc):
     """Return a function that applies a ufunc at an index, as often as an element is named there."""
     def apply(a, slices, value):
-        parts = _array.indices(slices)
-        _array.write(a, lambda host, given, *chosen: ufunc.at(host, _array.inside(host, chosen), given), value, *parts)
+        parts = indices(slices)
+        _array.write(a, lambda host, given, *chosen: ufunc.at(host, inside(host, chosen), given), value, *parts)
 
     return apply
 

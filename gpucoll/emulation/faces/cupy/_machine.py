@@ -152,9 +152,10 @@ class Machine:
     def queue(self, handle):
         """Return the queue of a stream's handle: 0 and 1 are the null stream of the current device, 2 the thread's."""
         if handle == 2:
-            own = self.current.__dict__.setdefault("own", {})
-            device = self.use()
-            handle = own[device] if device in own else own.setdefault(device, self.new_queue(blocking=True))
+            own = self.current.own = getattr(self.current, "own", {})
+            if self.use() not in own:
+                own[self.use()] = self.new_queue(blocking=True)
+            handle = own[self.use()]
         return self.queues[self.use()] if handle in (0, 1) else self.find(handle, Queue)
 
     def new_queue(self, blocking):

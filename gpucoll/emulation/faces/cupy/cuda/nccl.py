@@ -19,6 +19,7 @@ from .. import _memory, _windows, _wire
 from .._config import NcclConfig
 from .._connect import Connections, SharedResources, Truncated
 from .._machine import MACHINE, CUDARuntimeError, on_device
+from .._operations import Collective, Launch, Message
 from .._order import touched
 from .._reductions import KINDS, PAIRS, reduced
 from ..hostile import capability, nccl_version, on, report
@@ -100,86 +101,19 @@ def _end_group():
 
 def _enqueue(comm, calls):
     """Enqueue the calls of a group, all under way together; a send to self needs a receive from self."""
-    itself = [call.sends for call in calls if isinstance(call, _Message) and call.peer == comm.rank_id()]
+    itself = [call.sends for call in calls if isinstance(call, Message) and call.peer == comm.rank_id()]
     if itself.count(True) != itself.count(False):
         _refuse(5, "Trying to send to self without a matching recv, or to receive without a send")
     queue, *others = queues = [*{comm._queue(call): None for call in calls}]
     for one in queues:
         if one.device != comm.device_id():
             _refuse(4, f"a stream of GPU {one.device} for a communicator on GPU {comm.device_id()}")
-    MACHINE.submit(queue, _Launch(comm, calls), kernel=True, after=[(other, other.issued) for other in others])
+    MACHINE.submit(queue, Launch(comm, calls), kernel=True, after=[(other, other.issued) for other in others])
     spans = [[(place.ctypes.data, place.ctypes.data + place.nbytes) for call in calls
               if (place := getattr(call, use)) is not None] for use in ("source", "target")]
     touched(queue, *spans)
     for other in others:  # as in NCCL, all streams of a group wait for it
         MACHINE.submit(other, lambda: lambda: True, after=[(queue, queue.issued)])
-
-
-class _Launch:
-    """The launch of a group, on a stream or kept by a graph; a graph finds the communicator in `comm`."""
-
-    def __init__(self, comm, calls):
-        self.comm, self.calls = comm, calls
-
-    def __call__(self):
-        return _Group(self.comm, self.calls)
-
-
-class _Group:
-    """The calls of a group, an action of the machine. Groups of a family run in order, on any streams."""
-
-    def __init__(self, comm, calls):
-        self.comm, self.family, self.calls, self.pending, self.turn = comm, comm.family, calls, None, comm.family.issued
-        self.family.issued += 1
-
-    def __call__(self):
-        if self.family.aborted:
-            return True
-        if self.family.ended < self.turn:
-            return False
-        # All calls begin together: in sequence, two ranks could wait for each other.
-        if self.pending is None:
-            self.pending = [step for call in self.calls for step in call.begin()]
-        self.pending = [step for step in self.pending if not step()]
-        self.family.ended += not self.pending
-        return not self.pending
-
-
-class _Message:
-    def __init__(self, comm, sends, address, nbytes, kind, peer, stream):
-        self.comm, self.sends, self.peer, self.kind, self.stream = comm, sends, peer, kind, stream
-        place = comm._place(address, nbytes)
-        self.source, self.target = (place, None) if sends else (None, place)
-
-    def begin(self):
-        if self.sends:
-            return [self.comm.wire.send(self.source, self.kind, self.peer)]
-        return [self.comm.wire.receive(self.target, self.kind, self.peer)]
-
-
-class _Collective:
-    """A collective: every rank sends its input to all ranks, and `form` makes this rank's result of all inputs."""
-
-    def __init__(self, comm, name, source, target, given, taken, kind, stream, form, reaches=()):
-        self.comm, self.stream, self.form = comm, stream, form
-        self.reaches = reaches  # ranks to send to and to receive from; () is a collective around the ring
-        # The label of the messages: ranks differing in the collective or in the places in windows do not match.
-        self.kind = kind + 100 * sum(map(ord, name)) + 100_000 * comm.windows.used([(source, given), (target, taken)])
-        self.source = comm._place(source, given)
-        self.target = comm._place(target, taken) if taken else None
-
-    def begin(self):
-        wire, mine = self.comm.wire, self.source.copy()
-        rooms = [numpy.empty(mine.size, numpy.uint8) for _ in range(wire.size)]
-        receives = [wire.receive(room, self.kind, peer) for peer, room in enumerate(rooms)]
-
-        def has_ended():
-            receives[:] = [receive for receive in receives if not receive()]
-            if not receives and self.target is not None:
-                self.target[:] = self.form(rooms)
-            return not receives
-
-        return [*(wire.send(mine, self.kind, peer) for peer in range(wire.size)), has_ended]
 
 
 class NcclCommunicator:
@@ -251,7 +185,7 @@ class NcclCommunicator:
         """Wait for peers in new directions, blocking the calling thread; only an abort ends the wait."""
         if not on("connect"):
             return
-        peers = [{call.peer for call in calls if isinstance(call, _Message) and call.sends is sends}
+        peers = [{call.peer for call in calls if isinstance(call, Message) and call.sends is sends}
                  for sends in (True, False)]
         for call in calls:
             for mine, others in zip(peers, getattr(call, "reaches", ()), strict=False):
@@ -260,7 +194,7 @@ class NcclCommunicator:
         messages = self.wire.put, lambda peer, tag: self.wire.take(peer, tag, self._not_aborted)
         try:
             self._connections.reach(*peers, collective, *messages)
-            if any(isinstance(call, _Collective) and self._queue(call).capture for call in calls):
+            if any(isinstance(call, Collective) and self._queue(call).capture for call in calls):
                 self._connections.register(*messages)
         except Truncated as error:
             _refuse(3, str(error))
@@ -345,7 +279,7 @@ class NcclCommunicator:
 
     def _message(self, sends, address, count, datatype, peer, stream):
         with self._calling(datatype, peer=peer) as width:
-            _local.calls += (_Message(self, sends, address, count * width, datatype, peer, stream),)
+            _local.calls += (Message(self, sends, address, count * width, datatype, peer, stream),)
 
     def send(self, sendbuf, count, datatype, peer, stream):
         self._message(True, sendbuf, count, datatype, peer, stream)
@@ -356,7 +290,7 @@ class NcclCommunicator:
     def _collective(self, name, source, target, given, taken, datatype, stream, form, op=None, root=0,
                     reaches=()):
         with self._calling(datatype, op, root) as width:
-            _local.calls += (_Collective(self, f"{name}{op or 0}{root}", source, target, given * width, taken * width,
+            _local.calls += (Collective(self, f"{name}{op or 0}{root}", source, target, given * width, taken * width,
                                          datatype, stream, form, reaches),)
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
