@@ -307,6 +307,7 @@ def check_elements(array):
         words = f"The device where the array resides ({there}) is different from the current device ({current})."
         if not runtime.deviceCanAccessPeer(current, there):
             raise ValueError(f"{words} Peer access is unavailable between these devices.")
+        _memory.peers.add((current, there))
         warnings.warn(f"{words} Peer access has been activated automatically.", PerformanceWarning, stacklevel=4)
 
 

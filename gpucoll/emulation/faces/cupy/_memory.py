@@ -25,6 +25,7 @@ TOTAL = 1 << 36  # the bytes that a GPU says to have
 GARBAGE = 0xC5
 IDLE = 0.25  # seconds, after which a copy to pinned memory is done although no thread waits
 CONSTANT = 1 << 16  # the most bytes of a module's variable that are looked for
+peers = set()  # pairs of a device and another one whose memory it may use
 variables = set()  # addresses of `__constant__` and `__device__` variables of modules
 
 # Reentrant: a finalizer may free memory on a thread holding the lock.

@@ -6,6 +6,7 @@ and the error names the lines of both. Accesses of kernels are known by their ar
 read. A graph uses the memory of its capture at every launch, so this memory must still belong to an array.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from . import _memory
 from ._machine import clock_of
 from .hostile import on
 
-INSIDE = (str(Path(__file__).parents[1]), str(Path(__file__).parents[3]))
+INSIDE = (str(Path(__file__).parents[1]), str(Path(__file__).parents[3]), contextlib.__file__)
 KEPT = 32  # accesses of a chunk, of each kind
 FRESH = bytes([_memory.GARBAGE])
 UNWRITTEN = 4  # fewer bytes may have the value of unwritten memory by chance

@@ -19,7 +19,6 @@ from ._machine import MACHINE
 from ._order import span, touched, written
 from ._source import HostFunction, kernels_of, library, split_options, three
 from .cuda.driver import CUDADriverError
-from .hostile import peers
 
 _loaded = {}  # modules by device and path
 
@@ -212,6 +211,7 @@ def check_addresses(name, argument, device):
     """Raise RuntimeError if a word of the argument is an address of freed memory or of another GPU's memory."""
     for word in argument.view(numpy.uint64) if argument.nbytes % 8 == 0 else ():
         chunk = _memory.chunk_at(int(word))
-        if chunk is not None and not (chunk.live and (chunk.device == device or peers())):
+        there = None if chunk is None else chunk.device
+        if chunk is not None and not (chunk.live and (there == device or (device, there) in _memory.peers)):
             state = f"memory of GPU {chunk.device}" if chunk.live else "memory that was freed"
             raise RuntimeError(f"{name} is given {int(word):#x}, {state}")

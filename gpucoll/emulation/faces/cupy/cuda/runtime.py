@@ -79,19 +79,16 @@ def deviceCanAccessPeer(device, peerDevice):
     return int(device != peerDevice and hostile.peers())
 
 
-_peers = set()  # pairs of a device and one whose memory it can use
-
-
 def deviceEnablePeerAccess(peerDevice):
     pair = getDevice(), peerDevice
     check(deviceCanAccessPeer(*pair), 101, "the device has no access to this peer")
-    check(pair not in _peers, 704, "cudaErrorPeerAccessAlreadyEnabled")
-    _peers.add(pair)
+    check(pair not in _memory.peers, 704, "cudaErrorPeerAccessAlreadyEnabled")
+    _memory.peers.add(pair)
 
 
 def deviceDisablePeerAccess(peerDevice):
-    check((getDevice(), peerDevice) in _peers, 705, "cudaErrorPeerAccessNotEnabled")
-    _peers.remove((getDevice(), peerDevice))
+    check((getDevice(), peerDevice) in _memory.peers, 705, "cudaErrorPeerAccessNotEnabled")
+    _memory.peers.remove((getDevice(), peerDevice))
 
 
 def memcpyAsync(dst, src, size, kind, stream):
