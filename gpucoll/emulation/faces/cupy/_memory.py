@@ -23,7 +23,7 @@ from .hostile import on
 UNIT = 512
 TOTAL = 1 << 36  # the bytes that a GPU says to have
 GARBAGE = 0xC5
-IDLE = 0.25  # seconds, after which a copy to pinned memory is done although no thread waits
+IDLE = 0.25  # processor seconds, after which a copy to pinned memory is done although no thread waits
 CONSTANT = 1 << 16  # the most bytes of a module's variable that are looked for
 peers = set()  # pairs of a device and another one whose memory it may use
 variables = set()  # addresses of `__constant__` and `__device__` variables of modules
@@ -215,7 +215,7 @@ def _touched(queue, reads, writes):
 def copied(queue, dst, src, size):
     """Copy between addresses of GPUs and of the host in the order of a stream, as cudaMemcpyAsync does.
 
-    Only pinned memory of the host is copied late, and to the host when a thread waits or after IDLE seconds. The host
+    Only pinned memory of the host is copied late, and to the host when a thread waits, or after IDLE. The host
     may not read or change the memory before the end: the bytes to read are overwritten first, a change is an error.
     """
     chunks = [chunk_at(address) for address in (dst, src)]
@@ -227,10 +227,10 @@ def copied(queue, dst, src, size):
     if to_pinned:
         to[:] = GARBAGE
     from ._order import line
-    place, begun_at = line() if is_late[1] and chunks[1] is None else "", time.monotonic()
+    place, begun_at = line() if is_late[1] and chunks[1] is None else "", time.process_time()
 
     def copy():
-        if to_pinned and not MACHINE.hurry and time.monotonic() < begun_at + IDLE:
+        if to_pinned and not MACHINE.hurry and time.process_time() < begun_at + IDLE:
             return False
         if place and not numpy.array_equal(staged, begun):
             raise UsageError(f"the host has changed pinned memory before the copy of {place} has ended; wait for the "
