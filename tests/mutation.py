@@ -64,7 +64,8 @@ def copy_tree(tree):
     """Copy the files known to git; link the two folders installed inside the package into the package."""
     listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT,
                             capture_output=True, text=True, check=True).stdout
-    files = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+    paths = [ROOT / name for name in filter(None, listed.split("\0"))]
+    files = [str(path.relative_to(ROOT)) for path in paths if path.is_file() or path.is_symlink()]
     pack = subprocess.Popen(["tar", "-cf", "-", "--null", "-T", "-"], cwd=ROOT, stdin=-1, stdout=-1)
     pack.stdin.write("\0".join(files).encode())
     pack.stdin.close()
