@@ -7,6 +7,7 @@ these calls do not reach the tables here.
 
 from __future__ import annotations
 
+import collections
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -126,26 +127,33 @@ class CallTable:
         # By device: only a call on the same device can wait for the kernels that still read the memory of its calls.
         self._compiled: dict[str, dict[tuple[CallRequest, str | None], Call]] = {}
         self._known: dict[Key, KnownCall] = {}
+        # By device: calls let go of since the last compilation. Only a compilation uses their memory again.
+        self._dropped: collections.defaultdict[str, list[object]] = collections.defaultdict(list)
 
     def compiled(self, request: CallRequest, allowed: str | None, space: Space) -> Call:
         """Return the call for a request in `space`; `allowed` is the executor asked for, or None."""
         table = self._compiled.setdefault(request.device, {})
         call = table.get((request, allowed))
         if call is None:
-            call = self._core.compile(request, allowed, space)
             if len(table) == self.most:
-                # Kernels under way, on any stream, may still read the memory of the calls.
-                if isinstance(space, DeviceSpace):
-                    space.gpu.order.follow(space.stream)
-                    space.gpu.order.hold(space.stream, table)
+                self.drop(request.device, table)
                 table = self._compiled[request.device] = {}
-            table[request, allowed] = call
+            # Kernels under way, on any stream, may still read the memory of the calls.
+            if (dropped := self._dropped.pop(request.device, None)) and isinstance(space, DeviceSpace):
+                space.gpu.order.follow(space.stream)
+                space.gpu.order.hold(space.stream, dropped)
+            call = table[request, allowed] = self._core.compile(request, allowed, space)
         return call
+
+    def drop(self, device: str, calls: object) -> None:
+        """Let go of calls once no kernel reads their memory; also called by finalizers, in any thread."""
+        self._dropped[device].append(calls)
 
     def close(self, failed: bool) -> None:
         """Forget all calls; if a rank has `failed`, keep the memory of calls on devices: kernels may still read it."""
         if failed:
             keep_for_ever([table for device, table in self._compiled.items() if device != "cpu"])
+            keep_for_ever(self._dropped)
         self._compiled, self._known = {}, {}
 
     def find(self, cache_key: Key, x: Any, out: Any, stream: Any) -> KnownCall | None:
@@ -179,6 +187,8 @@ class CallTable:
         if plan is None and key and not (request.header or request.collective == "scatter" or is_asked or is_filled):
             # Rare: a program with more kinds of calls pays for resolving them again.
             if len(self._known) == self.most:
+                for one in self._known.values():
+                    self.drop(one.call.request.device, one.call)
                 self._known.clear()
             self._known[key] = known
         elif plan is not None and (call.result is not x or out is x or request.collective == "broadcast"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,9 @@ def _planned(comm: Communicator, row: Collective, x: Any, out: Any, *, op: Any =
     fast_path: Callable[[], Any] = not_known
     if plan is not None:
         fast_path = core.engine.bind(row.name, x, call.result, plan, known.seconds, ready.request.nbytes)
-    return PersistentCall(again, call.result, ready.call.executor.name, ready.request.algorithm, fast_path, keep=x)
+    made = PersistentCall(again, call.result, ready.call.executor.name, ready.request.algorithm, fast_path, keep=x)
+    weakref.finalize(made, core.calls.drop, ready.request.device, ready.call).atexit = False
+    return made
 
 
 def _outs(row: Collective, out: Any) -> dict[str, Any]:

@@ -408,6 +408,8 @@ def allocate(nbytes: int) -> int:
 
 
 def free(pointer: int) -> None:
+    """Free memory of `allocate` after all work of the current GPU, as cudaFree does and ncclMemFree does not."""
+    cupy.cuda.Device().synchronize()
     _check("ncclMemFree", pointer)
 
 

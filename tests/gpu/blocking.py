@@ -74,6 +74,7 @@ def enqueueing(ours, stream):
     with held(stream):
         with ours.comm.group():
             ours.Allreduce(x, out)
+            assert not stream.done
         assert not stream.done
     same(out, sum(ranges(ours, COUNT)))
     stream.begin_capture()

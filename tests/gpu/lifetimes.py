@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc as collector
+import threading
 
 import cupy
 import numpy
@@ -281,6 +282,54 @@ def reuse(comm, behind, work, expected, *, holds, is_apart):
         same(found, expected)
     with two:
         same(new, numpy.full(BLOCK, GARBAGE))
+
+
+def let_go(comm):
+    """A plan, and a call known by its arrays, forgotten by the table of calls, are let go of before they have begun.
+
+    A new call may then use the memory of their tables.
+    """
+    xs, most = ranges(comm, BLOCK), comm._core.calls.most
+    comm._core.calls.most = 8
+    ours, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with ours:
+        x, out, places = ramp(comm, BLOCK), cupy.empty(BLOCK, numpy.float32), cupy.empty((9, BLOCK), numpy.float32)
+        for length, name in enumerate(("plan", "known"), BLOCK - 60):
+            call = comm.plan("all_reduce", x[:length], out[:length], algorithm="ring") if name == "plan" else \
+                functools.partial(comm.all_reduce, x[:length], out[:length], algorithm="ring")
+            call()
+            for less in range(1, 17):  # their plans fill the table of compiled calls, and not that of known calls
+                comm.plan("all_reduce", x[:length // 2 - less], out[:length // 2 - less], algorithm="tree")()
+            ours.synchronize()
+            out[:] = 0
+            comm.all_reduce(x[:4], algorithm="ring")  # lets go of the events that have come
+            with held(ours):
+                call()
+                del call
+                for place in places if name == "known" else ():
+                    comm.all_reduce(x[:length // 2 - 16], place[:length // 2 - 16], algorithm="tree")
+                collector.collect()
+                for less in (20, 21, 22):
+                    comm.all_reduce(x[:length - less], algorithm="ring", stream=other)
+            same(out[:length], sum(one[:length] for one in xs))
+    comm._core.calls.most = most
+
+
+def freed_windows(comm):
+    """A program's kernel reads an array in a window after the communicator's end, and the array is dropped."""
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, nccl={"windows": True}) as other:
+        x = other.empty(BLOCK, "float32", device="cuda")
+        x[...] = ramp(comm, BLOCK)
+        other.all_reduce(x, x, algorithm="native")
+    stream, gate = cupy.cuda.Stream(non_blocking=True), threading.Event()
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        stream.launch_host_func(lambda _: gate.wait(1), None)
+        found = x + numpy.float32(1)
+        del x, other
+        collector.collect()
+        gate.set()
+        same(found, sum(ranges(comm, BLOCK)) + 1)
 
 
 def reused_windows(comm):

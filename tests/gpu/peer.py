@@ -267,4 +267,10 @@ def one_part_at_a_time(comm):
         assert "close the other one first" in refused_call(whole)
         part.close()
         comm.barrier()
+        if not shared:  # the whole is refused for GPU 0, and takes no place on GPU 1
+            with whole.split(comm.rank % 2) as here:
+                assert comm.rank % 2 or not refused_call(here)
+                comm.barrier()
+                assert "close the other one first" in refused_call(whole)
+                assert not refused_call(here)
         assert not refused_call(whole)

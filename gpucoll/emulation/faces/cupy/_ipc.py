@@ -40,9 +40,15 @@ def free(ptr):
     elif ptr:
         check(ptr in _own, 1, f"no allocation begins at {ptr:#x}")
         synchronising("cudaFree", _own[ptr][2].device)
-        file, _, chunk = _own.pop(ptr)
-        os.close(file)
-        chunk.forget()
+        unmap(ptr)
+
+
+def unmap(ptr):
+    """Take memory away, also from work under way; return the bytes."""
+    file, row, chunk = _own.pop(ptr)
+    os.close(file)
+    chunk.forget()
+    return row
 
 
 def memset(ptr, value, size):

@@ -1,11 +1,13 @@
 """NCCL's windows: memory of ncclMemAlloc registered by all ranks together, after nccl.h of version 2.27.
 
-Rules of NCCL: only memory of ncclMemAlloc is registered, all ranks register together, and the arrays of a
-collective have the same places in windows on all ranks.
+Rules of NCCL: ncclMemFree waits for no work, only memory of ncclMemAlloc is registered, all ranks register together,
+and the arrays of a collective have the same places in windows on all ranks.
 """
 
 import zlib
 
+from ._ipc import unmap
+from ._memory import GARBAGE
 from .cuda import runtime
 
 _allocated = {}  # bytes by address, of ncclMemAlloc
@@ -56,5 +58,5 @@ def _allocate(pointer, nbytes):
 def _free(pointer):
     if _allocated.pop(pointer, None) is None:
         return INVALID_ARGUMENT
-    runtime.free(pointer)
+    unmap(pointer)[:] = GARBAGE  # a page fault on a GPU
     return 0
