@@ -121,7 +121,7 @@ class Saving:
         try:
             everyone = internal.all_gather_metadata(comm, {"sha256": self._digest}, "save", error)
         except BaseException:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a full disk has no room for a part of a file
                 self._draft.unlink(missing_ok=True)
             raise
         error = None
@@ -247,13 +247,9 @@ def _row(rows: Any, name: str, dtype: numpy.dtype[Any], shape: tuple[int, ...]) 
 def _write_through(path: Path, content: bytes) -> None:
     """Write a new file, on disk when this returns."""
     with open(path, "xb") as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            path.unlink()  # a full disk has no room for a part of a file
-            raise
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     _sync(path.parent)
 
 

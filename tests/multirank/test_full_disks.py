@@ -59,6 +59,9 @@ with gc.init(timeout=60) as comm:
             assert error.code in ("GC-FILE", "GC-PEER"), error
         else:
             raise AssertionError("the disk is full")
+        comm.barrier()
+        assert not [name for name in os.listdir(folder) if name.endswith(".npz.new")]
+        comm.barrier()
     assert (ZeRO.load(folder, comm, SGD(1.0)).parameters["w"] == numpy.arange(20000.0)).all()
     comm.barrier()
     if comm.rank == 0:
