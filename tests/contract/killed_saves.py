@@ -1,15 +1,18 @@
 """Saves of a checkpoint, each in a process killed after a number of lines: `python -m contract.killed_saves`.
 
 A line of standard input asks for a save: JSON of lines, folder and functions. The answer is a line: whether the save
-ended before. A process of its own forks the saving processes, because it has a single thread: a process forked from a
-test's process inherits the locks held there by other threads, and could wait for ever.
+ended before. For seconds in place of lines, and a number in place of functions, see `killed_at`. A process of its own
+forks the saving processes, because it has a single thread: a process forked from a test's process inherits the locks
+held there by other threads, and could wait for ever.
 """
 
+import itertools
 import json
 import os
 import signal
 import sys
 import threading
+import time
 
 import numpy
 
@@ -60,9 +63,31 @@ def killed_after(lines, folder, functions):
     return os.WIFEXITED(status)
 
 
+def killed_at(seconds, folder, value):
+    """Save larger and larger numbers than `value` in a forked process, killed after some time; return the last saved.
+    """
+    there, here = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            for more in itertools.count(value + 1):
+                on_threads(RANKS, saved, folder, more)
+                os.write(here, b".")
+        finally:
+            os._exit(1)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.close(here)
+    with open(there, "rb") as file:
+        value += len(file.read())
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    return value
+
+
 def main():
     for line in sys.stdin:
-        print(json.dumps(killed_after(*json.loads(line))), flush=True)
+        place, *rest = json.loads(line)
+        print(json.dumps((killed_at if isinstance(place, float) else killed_after)(place, *rest)), flush=True)
 
 
 if __name__ == "__main__":

@@ -170,6 +170,18 @@ def test_a_checkpoint_interrupted_anywhere(killed_after, tmp_path):
     swept(killed_after, tmp_path, 1000)
 
 
+@pytest.mark.nightly
+def test_a_job_killed_at_any_time_has_a_checkpoint(killed_after, tmp_path):
+    """A job that saves again and again is killed fifty times, at random moments."""
+    check, draws, value = own_files(tmp_path), random.Random(SEED), 1.0
+    on_threads(RANKS, saved, tmp_path, value)
+    for _ in range(50):
+        least = killed_after(draws.uniform(0.01, 0.5), tmp_path, value)
+        ((value,),) = {frozenset(values) for size in (1, RANKS) for values in on_threads(size, loaded, tmp_path)}
+        assert value in (least, least + 1), f"seed {SEED}"
+        check()
+
+
 def refused(comm, folder, name):
     with pytest.raises((gc.BackendError, gc.PeerError), match=name) as found:
         loaded(comm, folder)
