@@ -54,7 +54,7 @@ def able(backend: Backend, request: CallRequest, allowed: str | None) -> tuple[s
     """Return the names of executors able to serve `request`, whose algorithm may be "auto".
 
     `allowed` is the user's choice. Raises ArgumentError if there is no executor. With "auto" the emulated device avoids
-    MPI's own collectives, as it exists to test the code for GPUs. `mpi` and `ucx` are left out if `hybrid` serves:
+    NCCL's own collectives, as it exists to test those of gpucoll. `mpi` and `ucx` are left out if `hybrid` serves:
     `hybrid` sends the same messages between nodes and none inside a node.
     """
     name, algorithm = request.collective, request.algorithm

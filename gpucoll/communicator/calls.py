@@ -71,8 +71,7 @@ def known_call(x: Any, out: Any, ready: ReadyCall, seconds: Array | None, *,
     request, executor = ready.request, ready.call.executor
     on_device = request.device != "cpu"
     sides = ((x, ready.source), (out, ready.target))
-    if (request.device == "emulated" and executor.name == "native") or (on_device and not executor.binds) \
-            or not all(row is None or _is_plain(array, row) for array, row in sides):
+    if (on_device and not executor.binds) or not all(row is None or _is_plain(array, row) for array, row in sides):
         return None
     is_new = allocates and out is not x
     made = (out.shape, out.dtype) if is_new and out is not None else None

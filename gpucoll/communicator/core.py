@@ -29,7 +29,7 @@ from gpucoll.arrays.space import promised, scaled_mean
 from gpucoll.communicator.backends import Key, compile_request, not_known
 from gpucoll.communicator.calls import CallOptions, CallTable
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, is_on_device, on_side_stream
-from gpucoll.communicator.gpu_meeting import FIRST, make_gpu
+from gpucoll.communicator.gpu_meeting import FIRST, make_gpu, offered
 from gpucoll.communicator.lifecycle import REFUSALS, Lifecycle
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.communicator.transports import Transport
@@ -79,8 +79,9 @@ class Core:
     def __init__(self, link: Transport, options: Options) -> None:
         registry()  # import now: a call by a signal handler must not meet a half imported module
         if options.emulated:
-            import gpucoll.device.emulated
             import gpucoll.executors.nccl  # noqa: F401
+
+            offered("emulated")
         self.tuner = Tuner(link.place.nodes, link.table, options.prefer)
         rules(options.prefer)  # raise for a wrong GPUCOLL_ALGO here, not at the first call
         if link.executor is not None and options.emulated:  # the transport's executor takes host arrays as they are
@@ -144,7 +145,7 @@ class Core:
         own = self.link.gpu(name)
         if own is not None:
             return own
-        known, meets = self.gpus.get(name), meets and name != "emulated"
+        known = self.gpus.get(name)
         if known is None or (meets and known.meet is not None):
             self._together(functools.partial(self._make_gpu, name, meets=meets), FIRST, meets=meets)
         return self.gpus[name]
@@ -191,8 +192,7 @@ class Core:
         # A failed transport must end every wait.
         self.waits.hooks.append(gpu.check)
         # The progress thread drives operations too: each thread must get its own current GPU back.
-        if name == "cuda":
-            self.waits.context = gpu.device.current
+        self.waits.context = gpu.device.current
         self.life.watch(gpu)
 
     def shared_gpu(self) -> Gpu | None:

@@ -114,11 +114,10 @@ class Gpu:
 
     def new_heap(self, ranks: int) -> Heap:
         """Return symmetric memory out of reach of other ranks' kernels."""
-        from gpucoll.executors.peer.ipc import CudaSlab, StreamUses, array_on
+        from gpucoll.executors.peer.ipc import CudaSlab, StreamUses
 
         device: Any = self.device
-        return Heap(ranks, functools.partial(CudaSlab, device), functools.partial(array_on, device),
-                    StreamUses(device, self.order))
+        return Heap(ranks, functools.partial(CudaSlab, device), device.array_on, StreamUses(device, self.order))
 
     @functools.cached_property
     def side_stream(self) -> Stream:
@@ -293,7 +292,6 @@ class DeviceSpace(Space):
 
     def cancel(self, keep: object) -> None:
         # Work on a GPU cannot be called back: its memory must never be used again.
-        self.gpu.device.cancel()
         keep_for_ever((self.gpu, keep))
 
     def check(self, name: str, what: str, array: Array) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.transports import Transport
-from gpucoll.device import Device, gpus
-from gpucoll.device.messages import MessageTransport
+from gpucoll.device import Device, gpus, packages
 from gpucoll.device.nccl_settings import WINDOWS
 from gpucoll.errors import BackendError, UsageError
 from gpucoll.launch import bootstrap
@@ -26,40 +25,44 @@ FIRST = "the first call on a GPU"  # in which all ranks meet, unless it is a mes
 
 
 def make_gpu(name: str, link: Transport, waits: Progress, ordinal: int | None, settings: Mapping[str, Any]) -> Gpu:
-    """Return the device of a communicator: "emulated", or "cuda" with its ordinal; `link` joins the ranks.
+    """Return the device of a communicator, "cuda" with its ordinal or another device by name; `link` joins the ranks.
 
-    `waits` are those of the communicator; `settings` are those of NCCL. Raises BackendError if the rank has no GPU. On
-    "cuda" all ranks meet in `Gpu.meet`. It raises BackendError if a rank has no GPU, and UsageError if processes share
-    a GPU (without GPUCOLL_SHARE_GPU=1), or if threads use different GPUs.
+    `waits` are those of the communicator; `settings` are those of NCCL. Raises BackendError if the rank has no GPU. All
+    ranks meet in `Gpu.meet`. It raises BackendError if a rank has no GPU, and UsageError if processes share a GPU
+    (without GPUCOLL_SHARE_GPU=1), or if threads use different GPUs.
     """
-    if name == "emulated":
-        return _emulated(link)
-    if ordinal is None:
-        raise BackendError(f"CuPy finds no GPU in this process: {gpus.no_gpu()}", code="GC-NO-GPU")
-    from gpucoll.device.cuda import CudaDevice
-
-    device = CudaDevice(ordinal)
+    device = _cuda(ordinal) if name == "cuda" else offered(name)(ordinal)
     if link.mpi is None:
         from gpucoll.device.local import LocalTransport
 
         # Threads' tags have no limit. Tags above MPI's keep device messages apart from those of the host.
-        return Gpu(device, LocalTransport(link.points, TAGS, device), functools.partial(_threads_meet, link, waits))
+        points = LocalTransport(link.points, TAGS, device, are_users=True)
+        return Gpu(device, points, functools.partial(_threads_meet, link, waits))
     return Gpu(device, _pairs(device, link, waits, settings),
                functools.partial(_processes_meet, link, waits, settings))
 
 
-def _emulated(link: Transport) -> Gpu:
-    from gpucoll.device.emulated import EmulatedDevice
+def _cuda(ordinal: int | None) -> Any:
+    if ordinal is None:
+        raise BackendError(f"CuPy finds no GPU in this process: {gpus.no_gpu()}", code="GC-NO-GPU")
+    packages.check_installed()
+    from gpucoll.device.cuda import CudaDevice
 
-    # Collectives do not buffer: a schedule that would hang on NCCL must hang here. Users' messages may be buffered.
-    transport, points = MessageTransport(link.wire, Tag.DEVICE), MessageTransport(link.points, 0, buffered=True)
-    gpu = Gpu(EmulatedDevice(), points).add(transport)
-    if link.has_collectives:
-        from gpucoll.executors.native import NativeExecutor
+    return CudaDevice(ordinal)
 
-        # MPI reads the memory on the host: kernels enqueued before must have written it.
-        gpu.made.append(NativeExecutor(link.wire, before=gpu.device.settle))
-    return gpu
+
+@functools.cache
+def offered(name: str) -> Callable[[int | None], Any]:
+    """Return the function that makes the device `name` for NumPy arrays, given a CUDA ordinal or None.
+
+    A package offers the device under its name in the group "gpucoll.devices" of entry points.
+    """
+    from importlib.metadata import entry_points
+
+    for found in entry_points(group="gpucoll.devices", name=name):
+        make: Callable[[int | None], Any] = found.load()
+        return make
+    raise BackendError(f"no installed package offers the device {name!r}; install gpucoll anew", code="GC-DEVICE")
 
 
 def _same_ordinal(link: Transport, ordinal: int) -> Operation:

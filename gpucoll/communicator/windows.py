@@ -16,7 +16,7 @@ from gpucoll.arrays.segments import Heap, Slab
 from gpucoll.device.nccl import WINDOWS_SINCE, Nccl, allocate, free, version
 from gpucoll.device.streams import StreamOrder
 from gpucoll.errors import BackendError
-from gpucoll.executors.peer.ipc import CudaSlab, StreamUses, array_on
+from gpucoll.executors.peer.ipc import CudaSlab, StreamUses
 
 
 class Windows:
@@ -26,7 +26,7 @@ class Windows:
         self._nccl = nccl
         self._slab: Slab = None  # the newest slab, not yet a window
         make = functools.partial(CudaSlab, device, malloc=allocate, free=free)
-        self.heap = Heap(nccl.size, make, functools.partial(array_on, device), StreamUses(device, order))
+        self.heap = Heap(nccl.size, make, device.array_on, StreamUses(device, order))
 
     @classmethod
     def promised(cls, device: Any, nccl: Nccl, order: StreamOrder) -> Windows:

@@ -1,4 +1,4 @@
-"""The device layer: compiled kernels and their launches, device memory, streams; on a GPU or on the emulated device.
+"""The device layer: compiled kernels and their launches, device memory, streams.
 
     sources     the source text of each kernel instance, made from kernels/device
     nvrtc gxx   the two compilers; store: the cache of compiled kernels; command: `gpucoll kernels`
@@ -6,10 +6,11 @@
     peer        layout of the memory shared by the ranks of a node, and arguments of the peer kernels
     gpus        the assignment of GPUs to ranks; nvlink: the links between these GPUs
     cuda        a GPU, through CuPy; driver: functions of the CUDA driver missing in CuPy
-    emulated    the same kernels on NumPy arrays, on the CPU
     streams     scratch memory, and the order of a communicator's operations
     nccl        one rank's NCCL communicator
-    local       replaces NCCL between threads on one GPU; messages: replaces NCCL on the emulated device
+    local       replaces NCCL between threads on one GPU
+    packages    CuPy and the libraries of CUDA, or what stands in for them
+    messages    receives on the host, with the length and dtype of a message
 
 `Device`, `Stream` and `Event` follow CuPy. Work is enqueued on a stream, and the host does not wait for it.
 """
@@ -74,9 +75,9 @@ class CompileError(BackendError):
 
 
 class Device(Protocol):
-    """A GPU, or the emulated device, as used by one communicator."""
+    """A GPU as used by one communicator: `gpucoll.device.cuda`, or a device of another name for NumPy arrays."""
 
-    name: str  # "cuda" or "emulated"
+    name: str  # "cuda", or "emulated" for NumPy arrays
     asynchronous: bool = False  # whether enqueued work continues after the enqueuing call has returned
     kernels: Kernels
     most_threads: int  # threads in a block, at most
@@ -150,21 +151,14 @@ class Device(Protocol):
     def fill_with_nan(self, places: Iterable[tuple[int, int]]) -> None:
         """Set all bits of the memory `places`, pairs of address and bytes: NaN in every floating-point format.
 
-        Kernels waiting on other streams do not delay the call. The emulated device does nothing: the host waits for
-        every call, so no incomplete result is ever returned.
+        Kernels waiting on other streams do not delay the call. A device that is not asynchronous does nothing: the host
+        waits for every call, so no incomplete result is ever returned.
         """
         return
 
     def settle(self, stream: Any) -> Waiting:
         """Wait until the host may read the results of `stream`; on a GPU do nothing, since streams order all work."""
         return iter(())
-
-    def cancel(self) -> None:
-        """Cancel the work under way, so that no memory of the user is written later.
-
-        On a GPU do nothing: only the transport can end the kernels under way.
-        """
-        return
 
 
 NO_CAPTURE = "ranks that are threads meet on the host in every call, and no CUDA graph holds that"
@@ -194,7 +188,7 @@ class DeviceTransport(Protocol):
         """Enqueue all parts as concurrent messages; yield a predicate whenever the host must wait."""
 
     def check(self) -> None:
-        """Raise BackendError if the transport has failed. Transports over a wire raise errors in `group` instead."""
+        """Raise BackendError if the transport has failed; substitutes for NCCL raise errors in `group` instead."""
         return
 
     def close(self, *, captured: bool) -> None:
@@ -202,5 +196,5 @@ class DeviceTransport(Protocol):
         return
 
     def abort(self) -> None:
-        """End the groups under way without the other ranks. Nothing to do if `Device.cancel` ends the groups."""
+        """End the groups under way without the other ranks; nothing to do if none waits for another rank."""
         return

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import cupy
 import numpy
 
 from gpucoll.device import Device, driver, nvlink
 from gpucoll.device.gpus import describe_gpu
 from gpucoll.device.launch import Kernels, Launch
 from gpucoll.device.nvrtc import compile_cubin, recipe
+from gpucoll.device.packages import cupy
 from gpucoll.device.sources import Instance, text
 from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError, UsageError
@@ -131,6 +131,11 @@ class CudaDevice(Device):
         with self.within(stream):
             return cupy.empty(shape, dtype)
 
+    def array_on(self, block: Any, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
+        """Return an array on a block of memory."""
+        memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self.ordinal)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
         with self.within(stream):
             # Real numbers are filled as integers of the same width, because CuPy lacks some of gpucoll's dtypes.
@@ -156,10 +161,14 @@ class CudaDevice(Device):
                 memset(address, 255, nbytes, stream.ptr)
             becomes(lambda: bool(stream.done), MOMENT)
 
-    def _load(self, instance: Instance) -> Launch:
+    def compiled(self, instance: Instance) -> str:
+        """Return the path of the file with the compiled kernel."""
         source, major = text(instance), cupy.cuda.runtime.runtimeGetVersion() // 1000  # loads cubins of its CUDA only
-        path = str(user_store().path(source, ".cubin", lambda: compile_cubin(source, self._arch, major=major)[0],
+        return str(user_store().path(source, ".cubin", lambda: compile_cubin(source, self._arch, major=major)[0],
                                      flags=recipe(self._arch, major=major)))
+
+    def _load(self, instance: Instance) -> Launch:
+        path = self.compiled(instance)
         try:
             # The lock keeps two threads from loading one module: CuPy would unload one of the two.
             with self.current, _loading:

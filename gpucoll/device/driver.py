@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import Any
+
+from gpucoll.device.packages import library
 
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: calls of the thread never invalidate a capture
 
@@ -16,5 +19,5 @@ def exchange_capture_mode(mode: int) -> int:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+def _library() -> Any:
+    return library("libcuda.so.1")

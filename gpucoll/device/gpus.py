@@ -130,7 +130,7 @@ def _shared(ranks: Sequence[int], where: tuple[str, ClaimedGpu | None], how: str
 
 def describe_gpu(ordinal: int) -> ClaimedGpu:
     """Return the description of a CUDA device."""
-    import cupy
+    from gpucoll.device.packages import cupy
 
     pci = cupy.cuda.runtime.deviceGetPCIBusId(ordinal)
     facts = cupy.cuda.runtime.getDeviceProperties(ordinal)
@@ -148,7 +148,7 @@ def nccl_id(comm: MPI.Intracomm) -> Any:
     found, fault = None, ""
     if comm.rank == 0:
         try:
-            from cupy.cuda import nccl
+            from gpucoll.device.packages import nccl
 
             found = nccl.get_unique_id()
         # CuPy raises KeyError for an unknown error code, and AttributeError if the NCCL library is missing.
@@ -164,7 +164,7 @@ def nccl_id(comm: MPI.Intracomm) -> Any:
 
 def check_nccl() -> None:
     """Raise BackendError if CuPy lacks NCCL's library."""
-    from cupy.cuda import nccl
+    from gpucoll.device.packages import nccl
 
     if not nccl.available:
         raise BackendError("CuPy finds no library of NCCL", code="GC-NCCL")
@@ -173,7 +173,7 @@ def check_nccl() -> None:
 def pair_id(rank: int, peer: int, exchange: Callable[[list[int]], Generator[Any, None, list[list[int]]]]) -> \
         Generator[Any, None, Any]:
     """Return a new NCCL id, in CuPy's form: of the lower rank, which tells the higher rank by `exchange`."""
-    from cupy.cuda import nccl
+    from gpucoll.device.packages import nccl
 
     made = nccl.get_unique_id() if rank <= peer else b""
     if rank == peer:

@@ -1,20 +1,18 @@
-"""The emulated device's substitute for NCCL: messages between the host memories of the ranks."""
+"""Receives of messages on the host: with the length and dtype of the message, and none beyond the end of a buffer."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
 import numpy
 
 from gpucoll.core.dtypes import CODES
-from gpucoll.device import DeviceTransport, Part, Waiting
-from gpucoll.errors import BackendError, MismatchError
+from gpucoll.errors import MismatchError
 
 # A message of another dtype: the code of the dtype, and a function that begins the receive into a new buffer. The
 # function returns the request and the buffer.
@@ -22,29 +20,6 @@ Found: TypeAlias = tuple[int, Callable[[], tuple[Any, Any]]]
 # Unsuccessful tests before a search for a message of another dtype, since a search costs one MPI_Iprobe per dtype.
 LOOKS = 256
 NAMES = {code: name for name, code in CODES.items()}
-
-
-class MessageTransport(DeviceTransport):
-    """Groups of messages over `wire`, see `gpucoll.Transport`; a part's tag is added to `tag`.
-
-    A send is synchronous, as a large send of NCCL is: a schedule that deadlocks with NCCL also deadlocks here. With
-    `buffered`, a send may complete before the receive is posted, as MPI's eager sends do.
-    """
-
-    def __init__(self, wire: Any, tag: int, *, buffered: bool = False) -> None:
-        self.receive, self._tag, self.buffered = receiver(wire).Irecv, tag, buffered
-        # The wires of threads have no Issend: their Isend is always synchronous.
-        self.send = wire.Isend if buffered else getattr(wire, "Issend", wire.Isend)
-
-    def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
-        stream.enqueue_action(lambda: _Group(self, sends, receives))
-        return iter(())
-
-    def begin(self, call: Callable[..., Any], part: Part) -> Any:
-        """Begin the message `part` by `call`, a send or a receive; return the request."""
-        # An array over the raw address, without ownership: the caller keeps the memory until the group is complete.
-        memory = numpy.ctypeslib.as_array((ctypes.c_ubyte * part.nbytes).from_address(part.address))
-        return call([memory, "B"], part.peer, self._tag + part.tag)
 
 
 @functools.cache
@@ -219,41 +194,3 @@ class Counted:
             error = MismatchError(f"recv: rank {source} sent {sent}, out has {room}", code="GC-SHAPE", ranks=(source,))
             error.settled = True
             raise error
-
-
-class _Group:
-    """A group of messages as an action of a stream: all messages begin when the queue reaches the action."""
-
-    def __init__(self, transport: MessageTransport, sends: Sequence[Part], receives: Sequence[Part]) -> None:
-        self._transport, self._parts = transport, (sends, receives)
-        self._receives: list[tuple[Counted, Part]] | None = None  # None until the messages begin
-        self._waiting: list[Callable[[], bool]] = []
-
-    def __call__(self) -> bool:
-        if self._receives is None:
-            begin, (sends, receives) = self._transport.begin, self._parts
-            self._receives = [(Counted(begin(self._transport.receive, part)), part) for part in receives]
-            self._waiting = [*(count for count, _ in self._receives),
-                             *(begin(self._transport.send, part).Test for part in sends)]
-        self._waiting = [ended for ended in self._waiting if not ended()]
-        if not self._waiting:
-            self._check(self._receives)
-        return not self._waiting
-
-    def _check(self, received: Sequence[tuple[Counted, Part]]) -> None:
-        """Raise for a wrong length: MismatchError for a user's message, BackendError if a collective fails thereby."""
-        try:
-            for count, part in received:
-                count.check(part.peer, part.nbytes)
-        except MismatchError as error:
-            if self._transport.buffered:
-                raise
-            raise BackendError(f"ranks {error.ranks} are in another call, or pass arrays of other lengths: {error}",
-                               code="GC-SHAPE", ranks=error.ranks) from error
-
-    def cancel(self) -> None:
-        """Cancel the pending receives without waiting: the caller keeps the memory of the receives for ever."""
-        for count, _ in self._receives or ():
-            if count in self._waiting and not count():
-                count.request.Cancel()
-                count.request.Test()

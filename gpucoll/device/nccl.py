@@ -16,11 +16,10 @@ import threading
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import cupy
-from cupy.cuda import nccl
-
 from gpucoll.device import Part, Waiting
 from gpucoll.device.nccl_settings import WINDOWS, written
+from gpucoll.device.packages import cupy, nccl
+from gpucoll.device.packages import library as loaded
 from gpucoll.errors import BackendError, CollectiveTimeout
 from gpucoll.progress.operations import Operation, Pending, keep_for_ever
 from gpucoll.progress.waits import Progress
@@ -377,8 +376,8 @@ def lacks_float8(capability: int) -> str | None:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL("libnccl.so.2")
+def _library() -> Any:
+    library = loaded("libnccl.so.2")
     library.ncclGetLastError.restype = ctypes.c_char_p
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     for name in FOREIGN.values() if version() >= FOREIGN_SINCE else ():

@@ -5,6 +5,7 @@
     faces/cuda   CUDA's driver, as the package cuda-bindings has it
     command      `gpucoll emulate`
     plugin       pytest's option `--emulate-gpus`
+    host_arrays  the GPU of NumPy arrays, with GPUCOLL_DEVICE=emulated
 
 Times mean nothing here. What has no counterpart on the host raises UsageError (GC-EMULATION) that names it.
 """
@@ -20,6 +21,7 @@ from gpucoll.errors import ArgumentError, UsageError
 FACES = Path(__file__).parent / "faces"
 TEMPERS = ("strict", "quick")
 MOST_GPUS = 64
+PRIVATE = f"{__name__}.faces.cupy"  # the machine where `import cupy` does not find it
 
 
 def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:
@@ -54,8 +56,10 @@ def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:
         raise ArgumentError(f"temper={temper!r} is not one of {', '.join(TEMPERS)}", code="GC-EMULATION")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ArgumentError(f"seed={seed!r} is not a whole number", code="GC-EMULATION")
-    before = sys.modules.get("cupy")
-    if before is not None and not str(getattr(before, "__file__", "")).startswith(str(FACES)):
+    if PRIVATE in sys.modules:
+        raise UsageError("this process has emulated a GPU for NumPy arrays; call gpucoll.emulation.install first",
+                         code="GC-EMULATION")
+    if "cupy" in sys.modules and not is_installed():
         raise UsageError("this process has imported another CuPy; call gpucoll.emulation.install before `import cupy`",
                          code="GC-EMULATION")
     places = [str(FACES), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -64,3 +68,9 @@ def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:
                    "STAND_IN_RULES": "hostile" if temper == "strict" else "", "PYTHONPATH": os.pathsep.join(places)}
     if str(FACES) not in sys.path:
         sys.path.insert(0, str(FACES))
+
+
+def is_installed() -> bool:
+    """Return whether `import cupy` has found, or will find, emulated GPUs."""
+    found = sys.modules.get("cupy")
+    return str(FACES) in sys.path if found is None else str(getattr(found, "__file__", "")).startswith(str(FACES))

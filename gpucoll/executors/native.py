@@ -50,9 +50,7 @@ class NativeExecutor(Executor):
 
     name = "native"
 
-    def __init__(self, comm: MPI.Intracomm, node: Meets | None = None, timeout: float = math.inf,
-                 before: Callable[[Any], Operation] | None = None) -> None:
-        self.before = before  # an operation on the stream of a call, done before MPI reads the memory
+    def __init__(self, comm: MPI.Intracomm, node: Meets | None = None, timeout: float = math.inf) -> None:
         self._comm, self._node = comm, node if node is not None and node.compares_calls else None
         self.on_engine = self._node is not None
         self.watch = BlockingWatch(timeout, self._calling)
@@ -148,8 +146,6 @@ class NativeCall(Call):
     def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
         """Start MPI's collective and wait for its end."""
         request = self.request
-        if self.executor.before is not None:
-            yield from self.executor.before(stream)
         if request.collective == "broadcast" and source is not None and not request.in_place:
             numpy.copyto(target, source)
         if self._node is not None:

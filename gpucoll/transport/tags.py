@@ -20,7 +20,6 @@ class Tag(enum.IntEnum):
     """
 
     FAREWELL = 0  # a rank leaves the communicator: see `gpucoll.transport.farewell`
-    DEVICE = 1  # the transport of an emulated device
     HANDSHAKE = 2  # ranks agree on memory, devices, and ways to reach each other's memory
     COMPARISON = 3  # ranks compare their calls before data is sent
     PAIR = 4  # the first GPU message of two ranks

@@ -34,8 +34,8 @@ def calls_again(comm):
     assert (found.view(oracle.kind("float8_e4m3fn")) == comm.size).all()
 
 
-def replayed(comm):
-    """From the fourth call on, small calls on a device are graphs: in place or not, on new arrays every time."""
+def small(comm):
+    """Small calls come again, in place or not, on new arrays every time."""
     for algorithm in ("ring", "tree", "star"):
         for repeat in range(7):
             x = numpy.arange(257, dtype=numpy.float32) * (repeat + 1) + comm.rank
@@ -46,9 +46,6 @@ def replayed(comm):
             y = comm.broadcast(numpy.full(31, comm.rank), repeat % comm.size)
             assert (y == repeat % comm.size).all()
             comm.barrier()
-    if comm.executor == "nccl":
-        (gpu,) = comm._core.gpus.values()
-        assert len(gpu.made[0]._graphs.buffered) >= 3
 
 
 def content(comm, turn, shape):
@@ -135,7 +132,7 @@ def planned_messages(comm):
             comm.plan(name, **({"x": x} if name != "recv" else {}), **arguments)
 
 
-PROGRAMS = (planned_messages, calls_again, replayed, plans, plans_refused, explained)
+PROGRAMS = (planned_messages, calls_again, small, plans, plans_refused, explained)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

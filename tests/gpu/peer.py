@@ -61,8 +61,8 @@ def switched(comm, needed=True):
                 for source, target in ((x, out), (x.astype("int32"), None), (x[count // 3:], out[count // 3:])):
                     result = other.all_reduce(source, target, algorithm="two_shot")
                     same(result, comm.all_reduce(source, algorithm="ring").get())
-                blocks = other.all_gather(x[count // 2:], algorithm="direct")
-                same(blocks, comm.all_gather(x[count // 2:], algorithm="ring").get())
+                for given in (x[count // 2:], x[count // 2:].astype("u1"), x[:5] + 1j):
+                    same(other.all_gather(given, algorithm="direct"), comm.all_gather(given, algorithm="ring").get())
             if not (needed or other._core.gpus["cuda"].peer.links["reductions_by_switch"]):
                 continue
             loaded = {getattr(one, "entry", "") for one in other._core.gpus["cuda"].device.kernels._loaded}

@@ -35,7 +35,9 @@ CACHES = {
     "gpucoll.communicator.lifecycle.finalize_within", "gpucoll.communicator.process_end.finalize_within",
     "gpucoll.algorithms._PHASES", "gpucoll.launch.bootstrap._process", "gpucoll.device.cuda._functions",
     "gpucoll.device.nvrtc._libraries", "gpucoll.health.processes._descriptors", "gpucoll.health.devices._thread",
+    "gpucoll.device.packages._given",
 }
+MACHINE = "gpucoll.emulation.faces."  # its memory and handles live as long as the process, as those of a GPU's driver
 REGISTRY = "gpucoll.algorithms._REGISTRY"
 USERS = {REGISTRY: {}, "gpucoll.algorithms._USED": set(), "gpucoll.msccl._REGISTERED": {}}  # empty before the import
 # The thread of a communicator (an open communicator is reported itself), and the stand-in's GPU for the whole process.
@@ -137,8 +139,8 @@ def put_interpreter(before, now):
 
 def loaded():
     """Return the loaded modules of the library, by name."""
-    return {name: module for name, module in [*sys.modules.items()]
-            if name.partition(".")[0] == "gpucoll" and isinstance(module, types.ModuleType)}
+    return {name: module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "gpucoll"
+            and not name.startswith(MACHINE) and isinstance(module, types.ModuleType)}
 
 
 @functools.lru_cache(maxsize=1)

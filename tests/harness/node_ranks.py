@@ -4,6 +4,7 @@ import functools
 from unittest import mock
 
 import gpucoll as gc
+from gpucoll.arrays.segments import at
 from gpucoll.communicator.links import MpiLink
 from harness.pace import seconds
 
@@ -29,5 +30,4 @@ def on_two_nodes(mpi, executor, **options):
 def staged(comm):
     """Return the staging buffer in this rank's slab; all zero if nothing was ever staged."""
     meeting = comm._core.gpus["emulated"].made[0]._handshake
-    first = meeting.room.offsets["staging"]
-    return meeting.memory.slab.row[first:first + meeting.room.staging]
+    return at(meeting.memory.slab.start + meeting.room.offsets["staging"], meeting.room.staging)

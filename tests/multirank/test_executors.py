@@ -58,15 +58,11 @@ def test_random_programs(ranks, executor, count):
     mixture.given(count, test, (2, 3), algorithms=None if executor else collectives.algorithms)
 
 
-@pytest.mark.parametrize("device", ["", pytest.param("emulated", marks=[pytest.mark.slow, pytest.mark.emulated])])
-def test_native_collectives_on_all_ops_and_dtypes(request, ranks, device):
-    if device:
-        request.getfixturevalue("emulated_kernels")
-    env = {"GPUCOLL_DEVICE": device or None}
+def test_native_collectives_on_all_ops_and_dtypes(ranks):
     for collective in REDUCTIONS:
-        ranks(collectives.every_op_and_dtype, 4, collective, "native", 1, timeout=seconds(100), env=env)
+        ranks(collectives.every_op_and_dtype, 4, collective, "native", 1, timeout=seconds(100))
     for body in (collectives.special_values, collectives.shapes_and_strides):
-        ranks(body, 3, "native", env=env)
+        ranks(body, 3, "native")
 
 
 @contextlib.contextmanager

@@ -22,13 +22,12 @@ SEEDS = 100  # of a night: orders in which the streams go on
 TORCHRUN = "torch.distributed.run", "--standalone", "--nproc-per-node"
 
 
-def check(launcher, ranks, seeds, program, names, folder, limit=120):
+def check(launcher, ranks, seeds, program, names, limit=120):
     words = ["-m", "gpu.torch_streams", str(seeds), str(program), *names.split()]
     if launcher == "mpiexec":
         job = launch(ranks, sys.executable, "-W", "ignore", *words, timeout=seconds(limit), env=environment())
     else:
-        job = run_job([sys.executable, "-m", *TORCHRUN, str(ranks), *words], seconds(limit),
-                      environment(STAND_IN_FOLDER=str(folder)))
+        job = run_job([sys.executable, "-m", *TORCHRUN, str(ranks), *words], seconds(limit), environment())
     assert job.returncode == 0, job.stdout + job.stderr
     for name in names.split():
         for rank in range(ranks):
@@ -36,20 +35,20 @@ def check(launcher, ranks, seeds, program, names, folder, limit=120):
 
 
 @pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_the_backend_on_streams(launcher, tmp_path):
-    check(launcher, 3, 1, *MESSAGES, tmp_path)
+def test_the_backend_on_streams(launcher):
+    check(launcher, 3, 1, *MESSAGES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [METHODS, TRAINING], ids=["methods", "training"])
 @pytest.mark.parametrize(("launcher", "ranks"), [("mpiexec", 4), ("torchrun", 2)])
-def test_programs_on_streams(launcher, ranks, program, tmp_path):
-    check(launcher, ranks, 1, *program, tmp_path)
+def test_programs_on_streams(launcher, ranks, program):
+    check(launcher, ranks, 1, *program)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("program", [MESSAGES, TRAINING], ids=["messages", "training"])
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
-def test_streams_in_many_orders(launcher, ranks, program, tmp_path):
-    check(launcher, ranks, SEEDS, *program, tmp_path, limit=3000)
+def test_streams_in_many_orders(launcher, ranks, program):
+    check(launcher, ranks, SEEDS, *program, limit=3000)

@@ -11,7 +11,6 @@ from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.core.schedule import Copy, Recv, Schedule, Send, Slice
 from gpucoll.device import sources
-from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.peer import Room
 from gpucoll.executors.peer.step_tables import BUFFERS, check, program, tables
 from gpucoll.plan import Layouts, Plan
@@ -136,7 +135,7 @@ class Rank:
         addresses = {name: table.ctypes.data for name, table in self.tables.items()}
         arguments = world.heaps[rank].steps(self.buffers, self.region, addresses, len(self.tables["rounds"]), threads,
                                               nan_bytes)
-        world.launch(rank, case.instance().entry, arguments, channels, threads + EmulatedDevice.warp)
+        world.launch(rank, case.instance().entry, arguments, channels, threads + 1)
 
 
 def ranks_of(case, channels):

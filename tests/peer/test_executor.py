@@ -12,7 +12,6 @@ import pytest
 import gpucoll as gc
 from gpucoll.device import sources
 from gpucoll.executors.peer import binding
-from gpucoll.executors.peer.memory import HostMemory
 from harness import thread_ranks
 from harness.node_ranks import staged
 from harness.pace import seconds
@@ -106,43 +105,6 @@ def test_the_length_of_a_message_chooses_the_packets(able):
             assert ("ll128_float32_sum" in loaded) == all(able)
 
     on_threads(2, program)
-
-
-def test_a_switch_sums_in_any_order_and_gathers():
-    """Integers, floats in the order of ranks if promised, complex numbers aligned as reals, and unlike blocks."""
-    def program(comm):
-        everyone = [numpy.arange(70_000, dtype=numpy.int32) * (rank + 1) for rank in range(comm.size)]
-        x = everyone[comm.rank]
-        assert (comm.all_reduce(x, algorithm="two_shot") == sum(everyone)).all()
-        assert (comm.all_reduce(x, op="max", algorithm="two_shot") == numpy.maximum.reduce(everyone)).all()
-        for given in (x[1:], x.astype("u1"), numpy.ones(5, numpy.complex64) * comm.rank):
-            assert (comm.all_gather(given, algorithm="direct") == comm.all_gather(given, algorithm="ring")).all()
-        lengths = comm.all_gather_v(x[:comm.rank + 3], algorithm="direct")
-        assert [part.size for part in lengths] == [rank + 3 for rank in range(comm.size)]
-        room = numpy.zeros(13, numpy.float32)
-        out = room[1:].view(numpy.complex64).reshape(comm.size, 2)
-        comm.all_gather(numpy.full(2, comm.rank + 1j, numpy.complex64), out, algorithm="direct")
-        assert (out.real == numpy.arange(comm.size)[:, None]).all()
-        assert executor(comm).links["reductions_by_switch"]
-        loaded = {getattr(one, "entry", "") for one in comm._core.gpu("emulated").device.kernels._loaded}
-        assert {"multimem_share_int32_sum", "multimem_share_int32_max", "multimem_gather_4"} <= loaded
-        return loaded
-
-    with mock.patch.object(HostMemory, "has_switch", True):
-        on_threads(3, program)
-
-
-def test_a_switch_is_used_by_no_call_with_a_promised_order():
-    def program(comm):
-        random = numpy.random.default_rng(7)
-        everyone = [random.standard_normal(999, numpy.float32) for _ in range(comm.size)]
-        total = everyone[0] + everyone[1] + everyone[2]
-        assert (comm.all_reduce(everyone[comm.rank], algorithm="two_shot") == total).all()
-        loaded = {getattr(one, "entry", "") for one in comm._core.gpu("emulated").device.kernels._loaded}
-        assert "multimem_share_float32_sum" not in loaded
-
-    with mock.patch.object(HostMemory, "has_switch", True):
-        thread_ranks.on_threads(3, program, timeout=seconds(60), executor="peer", deterministic=True)
 
 
 def explained_alone(comm):

@@ -159,7 +159,6 @@ KNOWN = {
         calibration/measure.py _time _module(device).cuda.get_current_stream().synchronize
         executors/peer/ipc.py CudaSlab.__init__ cupy.cuda.runtime.deviceSynchronize
         executors/peer/ipc.py IpcMemory.upload self._uploads.synchronize
-        executors/peer/ipc.py IpcMemory.download row.get
         torch/group.py TorchProcessGroup.barrier.call self.synchronize
         torch/group.py TorchProcessGroup.synchronize torch.cuda.synchronize
         torch/torchft.py ProcessGroupGpucoll.errored group.synchronize

@@ -4,7 +4,7 @@
     step_tables  a plan as tables for the step kernel, which runs any schedule; and a check against deadlock
     sharing      one communicator at a time on a GPU that ranks share
     handshake    how the ranks get access to each other's slabs (a slab is a rank's piece of shared memory)
-    memory, ipc  slabs of the emulated device and of GPUs; arrays in symmetric memory
+    memory, ipc  slabs, a GPU's; arrays in symmetric memory
     multicast    GPU memory that the NVLink switch reduces and writes; descriptors: how the ranks get access to it
 
 Some algorithms have special kernels (`Traits.kernel`), and short messages are sent in packets. The host enqueues the
@@ -103,7 +103,8 @@ class PeerExecutor(Executor):
             launch(stream)
         # On a GPU the host looks at the control record later: see `Gpu.check`.
         if not self._device.asynchronous:
-            stream.enqueue(self.check)
+            yield from self._device.settle(stream)
+            self.check()
 
     def launcher(self, call: PeerCall, source: Any, target: Any) -> Launcher | None:
         """Return a function that enqueues a call on the same arrays, and keeps the call's tables."""

@@ -15,7 +15,7 @@ from gpucoll.device import Device, Event
 from gpucoll.device.peer import MOST_RANKS, Multicast, PeerHeap, Room
 from gpucoll.device.sources import reducing
 from gpucoll.errors import UsageError
-from gpucoll.executors.peer.memory import HostMemory, PeerMemory
+from gpucoll.executors.peer.memory import PeerMemory
 from gpucoll.executors.peer.sharing import GpuSeat, place_of
 from gpucoll.progress.operations import Pending
 from gpucoll.progress.waits import Progress
@@ -189,7 +189,7 @@ class Handshake:
             return False
         arguments = self.heap.shots(address(given), address(taken), samples[0].size, multicast=multicast)
         kernel(1, device.most_threads, arguments, stream)
-        yield from (_until_done(device.mark(stream)) if device.asynchronous else device.settle(stream))
+        yield from _until_done(device.mark(stream))
         return bool((self.memory.download(taken).view(name) == sum(samples)).all())
 
 
@@ -205,8 +205,6 @@ def _until_done(event: Event) -> Iterator[Pending]:
 
 def _memory(device: Any, nbytes: int) -> PeerMemory:
     """Return a slab of `nbytes` zeros on `device`; raise OSError if there is no memory."""
-    if device.name == "emulated":
-        return HostMemory(nbytes)
     from gpucoll.executors.peer.ipc import IpcMemory
 
     return IpcMemory(device, nbytes)

@@ -9,12 +9,12 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-import cupy
 import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.arrays.segments import Block
 from gpucoll.device.cuda import CudaDevice, CudaEvent
+from gpucoll.device.packages import cupy
 from gpucoll.device.peer import CONTROL, Multicast, Room
 from gpucoll.device.streams import StreamOrder
 from gpucoll.errors import BackendError
@@ -79,12 +79,6 @@ class StreamUses:
                 stream.wait_event(event)
 
 
-def array_on(device: CudaDevice, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
-    """Return a CuPy array on a block."""
-    memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, device.ordinal)
-    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
-
-
 def _free(device: CudaDevice, pointer: int, free: Callable[[int], object]) -> None:
     with device.current:
         free(pointer)
@@ -110,10 +104,10 @@ class IpcMemory(PeerMemory):
         return CudaSlab(self._device, nbytes)
 
     def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
-        return array_on(self._device, block, shape, dtype)
+        return self._device.array_on(block, shape, dtype)
 
-    def uses(self, order: StreamOrder) -> StreamUses:
-        return StreamUses(self._device, order)
+    def uses(self, order: StreamOrder) -> StreamUses | None:
+        return StreamUses(self._device, order) if self._device.asynchronous else None
 
     def _handle(self, slab: CudaSlab) -> Sequence[int]:
         with _as_os_error():
@@ -141,7 +135,7 @@ class IpcMemory(PeerMemory):
 
     def download(self, row: Any) -> Array:
         with self._device.current, self._uploads:
-            found: Array = row.get()
+            found: Array = cupy.asnumpy(row)
         return found
 
     def close(self) -> None:

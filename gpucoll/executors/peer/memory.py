@@ -1,6 +1,6 @@
 """Memory read and written by the kernels of all ranks of a node: slabs, access to other ranks' slabs, arrays on slabs.
 
-This module has the slabs of the emulated device, mapped by processes of one host; `ipc` has a GPU's slabs.
+`ipc` has a GPU's slabs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll.arrays import Array, address
-from gpucoll.arrays.segments import Block, Heap, Segment, Slab, Uses, attach, on_host, reserved
+from gpucoll.arrays import Array
+from gpucoll.arrays.segments import Block, Heap, Slab, Uses
 from gpucoll.device.peer import CONTROL, NOWHERE, Multicast, Places, Room
 from gpucoll.device.streams import StreamOrder
 from gpucoll.progress.operations import Pending
@@ -95,46 +95,6 @@ class PeerMemory:
 
     def free(self) -> None:
         """Free the slab, once no other rank maps the slab."""
-
-
-class HostMemory(PeerMemory):
-    """The peer memory of the emulated device; a slab lives until the last mapping has gone."""
-
-    # Whether a switch is emulated. False by default, because a switch combines floats in another order.
-    has_switch = False
-
-    def __init__(self, nbytes: int) -> None:
-        super().__init__()
-        self.slab = self.new_slab(nbytes)
-        self._attached: list[Array] = []
-
-    def new_slab(self, nbytes: int) -> Segment:
-        return reserved(nbytes)
-
-    def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Array:
-        return on_host(block, shape, dtype)
-
-    def multicast(self, rank: int, slabs: Sequence[int], room: Room,
-                  exchange: Exchange) -> Generator[Pending, None, Multicast | None]:
-        everybody = yield from exchange([self.has_switch])
-        if not all(row[0] for row in everybody):
-            return None
-        staging = [slab + room.offsets["staging"] for slab in slabs]
-        # The staging areas, and a table of these for the kernels: see multimem.h.
-        self._table = numpy.array([room.ranks, *staging], numpy.uint64)
-        return Multicast(staging[rank], address(self._table))
-
-    def _handle(self, slab: Segment) -> Sequence[int]:
-        return [slab.key]
-
-    def _map(self, process: int, handle: Sequence[int]) -> int:
-        self._attached.append(attach(process, handle[0]))
-        return address(self._attached[-1])
-
-    def close(self) -> None:
-        super().close()
-        self.slab.close()
-        self._attached.clear()
 
 
 class SymmetricMemory:

@@ -73,7 +73,7 @@ class MulticastMemory:
 
     def _check(self) -> None:
         try:
-            from cuda.bindings import driver
+            from gpucoll.device.packages import driver
 
             attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
         # An old version of the package lacks the attribute.

@@ -1,20 +1,23 @@
 """A stand-in for CuPy on the CPU: the parts used by gpucoll, as strict as the real package.
 
 The modules imitate CuPy 14.2, CUDA's runtime and driver, and NCCL. Device memory is host memory, streams are queues,
-NCCL's messages travel by MPI. A misuse raises the error of CUDA or NCCL, with the real number.
+NCCL's messages travel by MPI or as files. A misuse raises the error of CUDA or NCCL, with the real number.
 
     STAND_IN_GPUS   number of GPUs seen by this process (1); 0 is a host without GPUs
     STAND_IN_BUS    PCI bus of the first GPU (10)
     STAND_IN_SEED   seed of the order of progress among streams, where events leave the order open
-    STAND_IN_FOLDER a folder for the messages of NCCL, in place of MPI
     STAND_IN_RULES, STAND_IN_NCCL, STAND_IN_CAPABILITY, STAND_IN_PROCESSORS   see hostile.py
 
 The "cubins" are shared objects for the CPU: importing the stand-in makes gpucoll compile GPU code by g++.
 """
 
+import os
+import sys
+import types
+
 import numpy
 
-from gpucoll.device import driver, gxx, nvlink, nvrtc
+from gpucoll.device import gxx, nvlink, nvrtc, packages
 
 from . import _capture, _generic, _machine, cuda, fft, linalg, random, testing
 from ._array import ndarray
@@ -61,8 +64,6 @@ def __getattr__(name):
 
 def get_array_module(*args):
     """Return this module if an argument is an array of the GPU, else NumPy."""
-    import sys
-
     return sys.modules[__name__] if any(isinstance(one, ndarray) for one in args) else numpy
 
 
@@ -74,13 +75,28 @@ def show_config(*, _full=False):
     print(f"CuPy {__version__}, emulated by gpucoll on the host")
 
 
+def numpy_device(ordinal):
+    """Return a GPU as gpucoll's device for NumPy arrays."""
+    from . import _numpy_device
+
+    if __name__ != "cupy":
+        from ..cuda.bindings import driver
+
+        packages.use({"driver": driver})
+        # The number of the GPU is unlike those of the other ranks. Its work is done where the host waits for it.
+        _machine.MACHINE.bus, _machine.MACHINE.has_thread = os.getpid(), False
+    return _numpy_device.EmulatedDevice(ordinal)
+
+
 def memoize(for_each_device=False):
     import functools
 
     return functools.cache
 
 
-driver.exchange_capture_mode = _capture.exchange
-nvlink.joined = lambda numbers: True  # no NVML here; all GPUs of the stand-in are joined
-nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
-nvrtc.recipe = lambda arch, major=None: f"stand-in\n{gxx.recipe()}"  # equal for every arch
+packages.use({"cupy": sys.modules[__name__],
+              "libcuda.so.1": types.SimpleNamespace(cuThreadExchangeStreamCaptureMode=_capture.exchanged)})
+if __name__ == "cupy":  # a program's CuPy, and not only the machine of its NumPy arrays
+    nvlink.joined = lambda numbers: True  # no NVML here; all GPUs of the stand-in are joined
+    nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
+    nvrtc.recipe = lambda arch, major=None: f"stand-in\n{gxx.recipe()}"  # equal for every arch

@@ -5,6 +5,7 @@ no mixing with NumPy arrays, no implicit conversion to NumPy (only `get` copies 
 on the current device, and no copy from or to the host in a capture.
 """
 
+import sys
 import threading
 import warnings
 
@@ -66,7 +67,7 @@ class ndarray:
         return (served if method == "__call__" else getattr(served, method))(*operands, **options)
 
     def __array_function__(self, function, types, args, kwargs):
-        import cupy
+        cupy = sys.modules[__package__]
         part = next((one for one in ("linalg", "fft", "testing") if f".{one}" in function.__module__), None)
         return getattr(getattr(cupy, part) if part else cupy, function.__name__)(*args, **kwargs)
 

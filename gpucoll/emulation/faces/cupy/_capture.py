@@ -82,6 +82,12 @@ def exchange(mode):
     return before
 
 
+def exchanged(mode):
+    """Exchange the capture mode at a ctypes reference, as cuThreadExchangeStreamCaptureMode of CUDA's driver does."""
+    mode._obj.value = exchange(mode._obj.value)
+    return 0
+
+
 def unsafe(what):
     """Raise error 900 if a capture forbids this thread a call that may synchronise."""
     check(not forbidden(), 900, f"{what} during a capture that forbids it")

@@ -108,6 +108,7 @@ class Machine:
 
     def __init__(self, seed):
         self.devices = int(os.environ.get("STAND_IN_GPUS", "1"))
+        self.bus = int(os.environ.get("STAND_IN_BUS", "10"))  # the PCI bus of the first GPU
         # Guards handles and queues, and announces progress to waiting hosts.
         self.news = threading.Condition()
         self.fault = None
@@ -123,7 +124,9 @@ class Machine:
         self.copies = []  # streams of the threads copying to ordinary host memory
         self.claims = {}  # by device: a socket with a name unique among processes
         self.thread = None
+        self.has_thread = True  # without a thread, the hosts that wait for work do it
         self.work_lock = threading.Lock()
+        self.worker = None  # the number of the thread at work
 
     # Handles
 
@@ -224,14 +227,19 @@ class Machine:
         with self.news:
             queue.work.append((after, action, kernel))
             queue.issued += 1
-            clock = {queue: queue.issued}
-            befores = [clock_of(other, count) for other, count in [(queue, queue.issued - 1), *after]]
-            for known in (host_clock(), *befores):
-                join(clock, known)
-            queue.clocks[queue.issued] = clock
-            if len(queue.clocks) > CLOCKS:
-                del queue.clocks[next(iter(queue.clocks))]
+            if on("order"):
+                self.note(queue, after)
             self.wake()
+
+    def note(self, queue, after):
+        """Note which actions are before the last one of a queue."""
+        clock = {queue: queue.issued}
+        befores = [clock_of(other, count) for other, count in [(queue, queue.issued - 1), *after]]
+        for known in (host_clock(), *befores):
+            join(clock, known)
+        queue.clocks[queue.issued] = clock
+        if len(queue.clocks) > CLOCKS:
+            del queue.clocks[next(iter(queue.clocks))]
 
     def implied(self, queue):
         """Return implicit dependencies: the null stream and the blocking streams wait for each other."""
@@ -255,14 +263,22 @@ class Machine:
                 self.due.popleft()()
 
     def wake(self):
-        if self.thread is None:
+        if self.thread is None and self.has_thread:
             self.thread = threading.Thread(target=self.serve, name="stand-in GPU", daemon=True)
             self.thread.start()
         self.news.notify_all()
 
     def runs_here(self):
-        """Return whether the calling thread is the GPU's thread; finalizers may run on the GPU's thread, too."""
-        return threading.current_thread() is self.thread
+        """Return whether the calling thread does the GPUs' work; finalizers may run on such a thread, too."""
+        return self.worker == threading.get_ident()
+
+    def help(self):
+        """Do work in the calling thread, which waits for some, if the machine has no thread of its own."""
+        if not self.has_thread and self.work_lock.acquire(blocking=False):
+            try:
+                self.round()
+            finally:
+                self.work_lock.release()
 
     def serve(self):
         while True:
@@ -280,13 +296,15 @@ class Machine:
         """Advance all queues in random order, not always as far as possible; return the number of ended actions."""
         with self.news:
             busy = [queue for queue in self.queues if queue.work]
-        done = 0
+        done, self.worker = 0, threading.get_ident()
         try:
             for queue in self.order.sample(busy, len(busy)):
                 # Unequal progress shows programs relying on an order without events.
                 done += queue.advance(self.order.choice((1, 2, 1000)))
         except Exception as error:
             self.fail(error)
+        finally:
+            self.worker = None
         if done:
             with self.news:
                 # As in CUDA, a destroyed stream first completes all work.
@@ -326,12 +344,17 @@ class Machine:
 
     def finish(self, points):
         """Wait until each (queue, count) has ended; raise error 719 after a fault."""
-        with self.news:
-            # `round` clears `hurry` as soon as all queues are empty, so set `hurry` in every turn.
-            while not all(queue.ended >= count for queue, count in points):
+        def are_over():
+            return all(queue.ended >= count for queue, count in points)
+
+        while not are_over():
+            with self.news:
+                # `round` clears `hurry` as soon as all queues are empty, so set `hurry` in every turn.
                 self.hurry = True
                 self.news.notify_all()
-                self.news.wait(0.1)
+                if self.has_thread:
+                    self.news.wait_for(are_over, 0.1)
+            self.help()
         for queue, count in points:
             join(host_clock(), clock_of(queue, count))
         self.check()
@@ -364,8 +387,10 @@ class Machine:
 
     def ended(self, queue, count):
         """Return whether `count` actions of the queue have ended; a polling host counts as waiting."""
+        if queue.ended < count:
+            self.hurry = True
+            self.help()
         self.check()
-        self.hurry = self.hurry or queue.ended < count
         if queue.ended >= count:
             join(host_clock(), clock_of(queue, count))
         return queue.ended >= count

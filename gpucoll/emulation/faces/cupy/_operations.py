@@ -2,6 +2,9 @@
 
 import numpy
 
+from ._machine import MACHINE
+from ._wire import Mismatch
+
 
 class Launch:
     """The launch of a group, on a stream or kept by a graph; a graph finds the communicator in `comm`."""
@@ -28,7 +31,13 @@ class Group:
         # All calls begin together: in sequence, two ranks could wait for each other.
         if self.pending is None:
             self.pending = [step for call in self.calls for step in call.begin()]
-        self.pending = [step for step in self.pending if not step()]
+        try:
+            self.pending = [step for step in self.pending if not step()]
+        except Mismatch as error:
+            # A program would wait for ever. gpucoll sees the communicator's error, and aborts it.
+            if MACHINE.has_thread:
+                raise
+            self.comm.error, self.pending = error, [lambda: False]
         self.family.ended += not self.pending
         return not self.pending
 

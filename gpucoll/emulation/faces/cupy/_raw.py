@@ -194,16 +194,42 @@ class Function:
         MACHINE.submit(queue, lambda: self._begin(grid[0], block[0], argument), kernel=True)
 
     def _begin(self, blocks, threads, argument):
-        """Return the action of a kernel; a kernel waiting for other ranks runs in pieces, as on the emulated device."""
+        """Return the action of a kernel; a kernel waiting for other ranks runs in pieces."""
         if hasattr(self._library, "gc_world"):
-            from gpucoll.device.emulated import RunningKernel
-            return RunningKernel(self._library, self._name, blocks, threads, argument)
+            return _RunningKernel(self._library, self._name, blocks, threads, argument)
         return lambda: self._run(blocks, threads, argument)
 
     def _run(self, blocks, threads, argument):
-        fault = self._call(blocks, threads, ctypes.c_void_p(argument.ctypes.data))
-        if fault is not None:
-            raise RuntimeError(f"{self._name}: {fault.decode()}")
+        _raise_fault(self._name, self._call(blocks, threads, ctypes.c_void_p(argument.ctypes.data)))
+        return True
+
+
+def _raise_fault(name, fault):
+    if fault is not None:
+        raise RuntimeError(f"{name}: {fault.decode()}")
+
+
+class _RunningKernel:
+    """An action running a kernel with fibers as threads: when all fibers wait for other ranks, the call returns."""
+
+    def __init__(self, library, name, blocks, threads, argument):
+        self._library, self._name, self._grid, self._argument = library, name, (blocks, threads), argument
+        library.gc_world.restype, library.gc_complaint.restype = ctypes.c_void_p, ctypes.c_char_p
+        self._world = None
+
+    def __call__(self):
+        # The launch waits for the action's turn in the queue, because the kernel reads the results of earlier actions.
+        library = self._library
+        if self._world is None:
+            self._world = ctypes.c_void_p(library.gc_world(ctypes.c_uint64(0), self._grid[0], 0))
+            library.gc_launch(self._world, 0, getattr(library, f"{self._name}_thread"),
+                              ctypes.c_void_p(self._argument.ctypes.data), *self._grid)
+        if library.gc_advance(self._world, 0):
+            return False
+        try:
+            _raise_fault(self._name, library.gc_complaint(self._world))
+        finally:
+            library.gc_end(self._world)
         return True
 
 

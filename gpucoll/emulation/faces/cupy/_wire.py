@@ -13,6 +13,8 @@ import time
 
 import numpy
 
+from gpucoll.device.messages import receiver
+
 from . import _files
 
 HEAD = struct.Struct("=QQ")  # bytes and dtype
@@ -31,6 +33,7 @@ class Wire:
 
     def __init__(self, rank, size, mpi):
         self.rank, self.size, self.mpi = rank, size, mpi
+        self._receiver = receiver(mpi)  # safe from MPIs that write behind a buffer
         self._own = collections.deque()  # messages of this rank to itself
         self._told = []  # pending sends of the host's own messages
 
@@ -46,11 +49,14 @@ class Wire:
         """Start a receive and return a predicate for its end; after the end, the message is in `target`."""
         room = numpy.zeros(HEAD.size + target.size, numpy.uint8)
         arrived = self._own.__len__ if peer == self.rank else _under_way(
-            self.mpi.Irecv([room, "B"], peer, tag=DATA), room)
+            self._receiver.Irecv([room, "B"], peer, tag=DATA), room)
 
         def has_come():
-            if not arrived():
-                return False
+            try:
+                if not arrived():
+                    return False
+            except Exception as error:  # the message is longer
+                raise Mismatch(f"rank {peer} sent more than {target.size} bytes") from error
             message = self._own.popleft() if peer == self.rank else room
             told = HEAD.unpack(message[:HEAD.size].tobytes())
             if told != (target.size, kind):

@@ -14,7 +14,9 @@ import mmap
 import os
 import struct
 
-from cupy._machine import MACHINE
+from gpucoll.device.packages import cupy
+
+MACHINE = cupy._machine.MACHINE
 
 STEP = 1 << 16  # granularity in bytes
 HEADER = struct.Struct("5q")  # mark, GPUs, GPUs joined, memory bound, bytes

@@ -7,13 +7,14 @@ with the same arguments on all ranks, and by default a GPU for each rank.
 
 import concurrent.futures
 import contextlib
-import ctypes
 import os
 import threading
 import types
 import weakref
 
 import numpy
+
+from gpucoll.device import packages
 
 from .. import _memory, _windows, _wire
 from .._config import NcclConfig
@@ -146,7 +147,7 @@ class NcclCommunicator:
     def _begin(self, mpi, rank, size, config, family):
         self.mpi, self.wire, self.config, self.family = mpi, _wire.Wire(rank, size, mpi), config, family
         self.fields = config.fields()
-        self.graphs, self.destroying = 0, False
+        self.graphs, self.destroying, self.error = 0, False, None
         self.windows = _windows.WindowTable()
         self._connections = Connections(rank, size)
         self.comm = next(MACHINE.handles)
@@ -224,6 +225,7 @@ class NcclCommunicator:
             # Poll, so that an abort by another thread ends the wait.
             while self.family.ended < self.family.issued and not self.family.aborted and MACHINE.fault is None:
                 MACHINE.hurry = True
+                MACHINE.help()
                 threading.Event().wait(1e-3)
             self._wait_for_graphs()
             self.comm = 0
@@ -251,6 +253,8 @@ class NcclCommunicator:
 
     def check_async_error(self):
         self._usable()
+        if self.error is not None:
+            _refuse(6, str(self.error))
         if MACHINE.fault is not None and not on("codes"):  # NCCL reports network faults, not kernel faults
             _refuse(1, repr(MACHINE.fault))
 
@@ -351,16 +355,12 @@ def _foreign(name):
     return call
 
 
-class _Library(ctypes.CDLL):
-    """The replacement of `ctypes.CDLL`: the stand-in in place of NCCL's library, otherwise the real class."""
-
-    def __new__(cls, name=None, *rest, **options):
-        if name != "libnccl.so.2":
-            return super().__new__(cls)
-        names = ("ncclAlltoAll", "ncclGather", "ncclScatter") if get_version() >= 22800 else ()
-        functions = {name: _foreign(name) for name in names}
-        functions |= _windows.functions(_communicators) if get_version() >= 22700 else {}
-        return types.SimpleNamespace(**functions, ncclGetLastError=lambda _: _last_error.encode())
+def _library():
+    """Return the functions of NCCL's library that CuPy lacks."""
+    functions = {name: _foreign(name) for name in ("ncclAlltoAll", "ncclGather", "ncclScatter")
+                 if get_version() >= 22800}
+    functions |= _windows.functions(_communicators) if get_version() >= 22700 else {}
+    return types.SimpleNamespace(**functions, ncclGetLastError=lambda _: _last_error.encode())
 
 
-ctypes.CDLL = _Library
+packages.use({"libnccl.so.2": _library()})

@@ -4,7 +4,6 @@ Rules of CUDA: valid handles, event and stream on a common device, no wait for a
 """
 
 import ctypes
-import os
 
 from .. import _memory, hostile
 from .._capture import GLOBAL, RELAXED, THREAD_LOCAL, Capture, CapturedMark, forbidden, unsafe
@@ -45,7 +44,7 @@ driverGetVersion = runtimeGetVersion
 
 def deviceGetPCIBusId(device):
     check(0 <= device < MACHINE.devices, 101)
-    return f"0000:{int(os.environ.get('STAND_IN_BUS', '10')) + device:02X}:00.0"
+    return f"0000:{MACHINE.bus + device:02X}:00.0"
 
 
 def getDeviceProperties(device):
@@ -59,8 +58,8 @@ def getDeviceProperties(device):
             "clockRate": 1_410_000, "memoryClockRate": 1_215_000, "memoryBusWidth": 5120, "integrated": 0,
             "concurrentKernels": 1, "asyncEngineCount": 3, "unifiedAddressing": 1, "managedMemory": 1,
             "cooperativeLaunch": 0, "canMapHostMemory": 1, "pciDomainID": 0, "pciDeviceID": 0,
-            "pciBusID": int(os.environ.get("STAND_IN_BUS", "10")) + device,
-            "uuid": int(os.environ.get("STAND_IN_BUS", "10")).to_bytes(8) + device.to_bytes(8)}
+            "pciBusID": MACHINE.bus + device,
+            "uuid": MACHINE.bus.to_bytes(8) + device.to_bytes(8)}
 
 
 def deviceSynchronize():

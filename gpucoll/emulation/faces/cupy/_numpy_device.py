@@ -1,0 +1,88 @@
+"""The GPU of a rank with GPUCOLL_DEVICE=emulated: NumPy arrays, on which gpucoll's device code works as on a GPU's."""
+
+import functools
+import math
+
+import numpy
+
+from gpucoll.arrays.segments import on_host
+from gpucoll.device.cuda import CudaDevice
+from gpucoll.device.gxx import compile_shared, recipe
+from gpucoll.device.launch import Kernels
+from gpucoll.device.sources import family, text
+from gpucoll.device.store import user_store
+from gpucoll.errors import ArgumentError
+
+from . import _memory
+from ._machine import MACHINE
+from .cuda.stream import _BaseStream
+
+# A CUDA thread of a kernel that waits is a fiber, so threads are expensive, and a few threads show the same errors.
+PROCESSORS, CHANNELS, THREADS = 2, 2, 64
+
+
+class EmulatedDevice(CudaDevice):
+    """The GPU `ordinal` of the machine, and all memory of the process as memory of this GPU."""
+
+    name, asynchronous = "emulated", False
+    most_threads, warp, staging = THREADS, 1, 1 << 20
+
+    def __init__(self, ordinal):
+        super().__init__(ordinal)
+        _memory.foreign[:] = [self]
+        self.kernels = Kernels(self._load, PROCESSORS, threads=THREADS)
+        self._main = self.new_stream()
+
+    def channels(self, ranks):
+        return CHANNELS
+
+    def moves_rows(self, gpus):
+        return True
+
+    def owns(self, array):
+        return None if isinstance(array, numpy.ndarray) else "on a GPU"
+
+    def stream(self, given):
+        """Return the main stream for None and for any CUDA stream, so that GPU programs run unchanged."""
+        if isinstance(given, _BaseStream):
+            return given
+        if given is None or hasattr(given, "ptr") or hasattr(given, "__cuda_stream__") or isinstance(given, int):
+            return self._main
+        raise ArgumentError(f"stream {given!r} is not a stream", code="GC-STREAM")
+
+    def is_current(self, stream):
+        return True
+
+    def is_blocking(self, stream):
+        return False
+
+    def compiled(self, instance):
+        source = text(*family(instance))
+        return str(user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe()))
+
+    def empty(self, shape, dtype, stream):
+        shape = (shape,) if isinstance(shape, int) else shape
+        nbytes = math.prod(shape) * dtype.itemsize
+        return self.array_on(_Block(super().empty(max(1, nbytes), numpy.uint8, stream)), shape, dtype)
+
+    def array_on(self, block, shape, dtype):
+        return on_host(block, shape, dtype)
+
+    def fill(self, row, value, stream):
+        MACHINE.submit(MACHINE.queue(stream.ptr), lambda: lambda: row.view(value.dtype).fill(value[0]) is None)
+
+    def fill_with_nan(self, places):
+        """Do nothing: the host waits for every call, so no incomplete result is ever returned."""
+
+    def settle(self, stream):
+        """Wait until all work given to `stream` so far has ended."""
+        event = self.mark(stream)
+        while not event.done:
+            yield lambda: event.done
+
+
+class _Block:
+    """Memory of the machine's pool, for NumPy."""
+
+    def __init__(self, row):
+        self._row, self.__array_interface__ = row, row._host.__array_interface__
