@@ -33,6 +33,13 @@ for operator in (a, linalg.LinearOperator((50, 50), matvec=lambda v: a @ v, dtyp
     assert info == 0 and float(abs(a @ z - 1).max()) < 1e-6
 same(cupy.apply_along_axis(lambda row: row.sum(), 0, x.reshape(5, 10)), numpy.arange(50.0).reshape(5, 10).sum(axis=0))
 ''',
+    "a stream of its own": '''
+x = cupy.arange(8.0)
+cupy.cuda.Device().synchronize()
+with cupy.cuda.Stream():
+    same(cupy.fft.fft(x), numpy.fft.fft(numpy.arange(8.0)))
+    same(cupy.sort(-x), numpy.arange(-7.0, 1.0))
+''',
     "kernels in Python": '''
 from cupyx import jit
 @jit.rawkernel(device=True)
@@ -121,6 +128,17 @@ with cupy.cuda.Device(1):
     assert cupy.cuda.runtime.deviceCanAccessPeer(0, 1)
 size = cupy.ElementwiseKernel("raw T x", "raw T y", "y[i] = 2 * x[n - i - 1]", "size")
 same(size(cupy.arange(4.0), size=4), numpy.array([6.0, 4.0, 2.0, 0.0]))
+for made, given in zip(cupy.mgrid[0:2:3j, 0:2], numpy.mgrid[0:2:3j, 0:2]):
+    same(made, given)
+same(cupy.vectorize(lambda v: v if v > 5 else 0.0)(x), numpy.where(h > 5, h, 0.0))
+with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
+    kernel = cupy.RawKernel("""extern \\"C\\" __global__ void f(float* x) {
+        static __shared__ float y;
+        y = 3;
+        *x = y;
+    }""", "f")
+kernel((1,), (1,), (y := cupy.zeros(1, numpy.float32),))
+assert y.item() == 3 and kernel.attributes["max_threads_per_block"] == 1024
 ''',
 }
 

@@ -183,6 +183,8 @@ class ndarray:
     def tobytes(self, order="C"):
         return self.get().tobytes(order)
 
+    __bytes__ = tobytes
+
     def dump(self, file):
         self.get().dump(file)
 

@@ -56,6 +56,8 @@ def wrapped(value, sources=()):
     """Return a result of NumPy as CuPy's: arrays and numbers are arrays of the GPU, a view stays a view."""
     if isinstance(value, numpy.generic) or (isinstance(value, numpy.ndarray) and value.dtype.kind not in "OUSV"):
         for source in sources:
+            if value is source._host:
+                return source
             if isinstance(value, numpy.ndarray) and value.size and numpy.may_share_memory(value, source._host):
                 return source._window(value)
         return uploaded(value)
@@ -197,11 +199,24 @@ def found_in(module, name, library="cupy"):
         raise AttributeError(f"module {library!r} has no attribute {name!r}")
     if isinstance(value, numpy.ufunc):
         return Ufunc(value) if value.signature is None else late(value)
-    if isinstance(value, type) and value.__module__.startswith("scipy."):
+    if isinstance(value, type) and (value.__module__.startswith("scipy.") or value in (numpy.vectorize, numpy.poly1d)):
         return served(value)
+    if name in ("mgrid", "ogrid", "r_", "c_"):
+        return Grid(value)
     if isinstance(value, type) or not callable(value):
         return value
     return fact(value) if name in OF_DTYPES else generic(value)
+
+
+class Grid:
+    """An object of NumPy that makes arrays from an index."""
+
+    def __init__(self, given):
+        self._given = given
+
+    def __getitem__(self, index):
+        return at_once(lambda one: self._given[tuple(one) if isinstance(index, tuple) else one[0]], (
+            list(index) if isinstance(index, tuple) else [index],), {})
 
 
 def fact(function):

@@ -217,10 +217,14 @@ class Machine:
             self.at_once(queue)
 
     def at_once(self, queue):
-        """Do the work of a stream in the calling thread, as far as it waits for nobody."""
-        with self.work_lock:
-            while not self.runs_here() and queue.work and self.round():
+        """Do the work of a stream in the calling thread, as far as it waits for nobody and no other thread works."""
+        if self.runs_here() or not self.work_lock.acquire(blocking=False):  # the caller may hold `news`
+            return
+        try:
+            while queue.work and self.round():
                 pass
+        finally:
+            self.work_lock.release()
 
     def put(self, queue, action, after=(), kernel=False):
         """Append an action to a queue, even to a capturing queue."""

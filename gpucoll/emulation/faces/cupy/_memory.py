@@ -359,6 +359,12 @@ def set_allocator(allocator=None):
                          code="GC-EMULATION")
 
 
+@contextlib.contextmanager
+def using_allocator(allocator=None):
+    set_allocator(allocator)
+    yield
+
+
 def get_default_memory_pool():
     return _pool
 

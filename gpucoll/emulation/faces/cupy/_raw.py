@@ -91,6 +91,10 @@ class _Module:
             synchronising("cuModuleUnload", self._device)
 
 
+FIGURES = ("binary_version", "cache_mode_ca", "const_size_bytes", "local_size_bytes", "max_dynamic_shared_size_bytes",
+           "max_threads_per_block", "num_regs", "preferred_shared_memory_carveout", "ptx_version", "shared_size_bytes")
+
+
 class UserKernel:
     """A kernel of a program: a launch takes grid, block and arguments, as CuPy's functions do."""
 
@@ -99,7 +103,14 @@ class UserKernel:
         self._entry = module.entry(name)
 
     kernel = property(lambda self: self)
-    max_threads_per_block = property(lambda self: 1024)
+    max_threads_per_block = 1024
+    # The host has no such figures; programs print them.
+    num_regs = shared_size_bytes = const_size_bytes = local_size_bytes = binary_version = ptx_version = 0
+    cache_mode_ca, preferred_shared_memory_carveout = False, -1
+
+    @property
+    def attributes(self):
+        return {name: getattr(self, name) for name in FIGURES}
 
     def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
         from .cuda import get_current_stream

@@ -30,6 +30,7 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 TIMER = re.compile(r'asm\s+volatile\s*\(\s*"mov\.u64\s+%0,\s*%(?:globaltimer|clock64);"\s*:\s*'
                    r'"=l"\((\w+)\)\s*\)')
 INTEGER = re.compile(r"\btypedef\s+[\w\s]+\s+u?int(?:8|16|32|64)_t\s*;")  # NVRTC lacks these types
+STATIC = re.compile(r"\bstatic\s+__shared__|\b__shared__\s+static\b")
 PTX = re.compile(r"\basm\s*(volatile)?\s*\(")
 GRID = re.compile(r"\bthis_grid\s*\(|\bcoalesced_threads\s*\(|<<<")
 LACKING = {"cooperative_groups": "this part of cooperative groups", "cub/": "CUB", "curand": "cuRAND inside kernels",
@@ -71,7 +72,7 @@ def host_source(code):
             raise UsageError(f"<{name}>: {what} has no counterpart on the host", code="GC-EMULATION")
         return found[0]
 
-    code = INTEGER.sub("", INCLUDE.sub(header, code))
+    code = STATIC.sub("__shared__", INTEGER.sub("", INCLUDE.sub(header, code)))
     return DYNAMIC.sub(r"GC_DYNAMIC(\1, \2);", code)
 
 

@@ -9,7 +9,8 @@ from .._memory import (
     alloc,
     malloc_managed,
     set_allocator,
+    using_allocator,
 )
 
 __all__ = ["Memory", "MemoryPointer", "MemoryPool", "OutOfMemoryError", "UnownedMemory", "alloc", "malloc_managed",
-           "set_allocator"]
+           "set_allocator", "using_allocator"]
