@@ -27,6 +27,8 @@ def on_gpu(x: Any) -> bool:
     """Return whether `x` is an array in GPU memory, without importing a GPU library."""
     if type(x) is numpy.ndarray:
         return False
+    if isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ())):  # quick: the attribute is made anew each time
+        return True
     if has(x, "__cuda_array_interface__"):  # PyTorch's host tensors lack this attribute
         return True
     try:

@@ -12,15 +12,19 @@ Times mean nothing here. What has no counterpart on the host raises UsageError (
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from gpucoll.errors import ArgumentError, UsageError
 
 FACES = Path(__file__).parent / "faces"
 TEMPERS = ("strict", "quick")
-MOST_GPUS = 64
+MOST_GPUS = 4096
 PRIVATE = f"{__name__}.faces.cupy"  # the machine where `import cupy` does not find it
 
 
@@ -48,7 +52,7 @@ def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:
     --------
     >>> install(gpus=0)
     Traceback (most recent call last):
-    gpucoll.errors.ArgumentError: [GC-EMULATION] gpus=0 is not a number of GPUs in 1..64
+    gpucoll.errors.ArgumentError: [GC-EMULATION] gpus=0 is not a number of GPUs in 1..4096
     """
     if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MOST_GPUS:
         raise ArgumentError(f"gpus={gpus!r} is not a number of GPUs in 1..{MOST_GPUS}", code="GC-EMULATION")
@@ -74,3 +78,35 @@ def is_installed() -> bool:
     """Return whether `import cupy` has found, or will find, emulated GPUs."""
     found = sys.modules.get("cupy")
     return str(FACES) in sys.path if found is None else str(getattr(found, "__file__", "")).startswith(str(FACES))
+
+
+def on_host(value: Any) -> Any:
+    """Return the NumPy array on the memory of an array of an emulated GPU, any other value unchanged."""
+    return getattr(value, "_host", value)
+
+
+@contextlib.contextmanager
+def installed(gpus: int, temper: str) -> Iterator[None]:
+    """Do as `install` inside of the block, and then leave all as before, so that another CuPy may be imported."""
+    places, variables, modules = [*sys.path], dict(os.environ), _modules()
+    for name in modules:
+        del sys.modules[name]
+    try:
+        install(gpus, temper)
+        yield
+    finally:
+        found = sys.modules.get("cupy")
+        if found is not None:
+            found.leave()
+        for name in _modules():
+            del sys.modules[name]
+        sys.modules.update(modules)
+        sys.path[:] = places
+        for name in [name for name in os.environ if name == "PYTHONPATH" or name.startswith("STAND_IN")]:
+            os.environ.pop(name, None)
+        os.environ |= variables
+
+
+def _modules() -> dict[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items()
+            if name.partition(".")[0] in ("cupy", "cupyx") or name.startswith("cuda.bindings")}

@@ -9,7 +9,7 @@ All ranks are threads of one process.
     state       environment, random numbers and world of each rank
     findings    causes and call sites, from the state in which no rank can continue
     torch_world torch.distributed for virtual ranks; torch_threads, torch_cuda: its threads, and tensors on GPUs
-    cupy_on_host CuPy without a GPU
+    gpu_arrays  calls on arrays of emulated GPUs
     program     a program run by all ranks; the check of a function
     script      the check of a script; the command
 """

@@ -18,9 +18,10 @@ from threadpoolctl import threadpool_limits
 
 import gpucoll as gc
 from gpucoll import internal
+from gpucoll.emulation import installed
 from gpucoll.errors import ArgumentError, UsageError
-from gpucoll.precheck.cupy_on_host import in_place_of_cupy
 from gpucoll.precheck.findings import Analysis, Finding, with_refusals
+from gpucoll.precheck.gpu_arrays import after_imports
 from gpucoll.precheck.imports import followed
 from gpucoll.precheck.matching import VirtualGroup
 from gpucoll.precheck.ranks import VirtualTransport, end
@@ -54,6 +55,12 @@ class Precheck:
 
     def run(self, program: Callable[[VirtualRank], object]) -> list[Finding]:
         """Return the findings of ``program(rank)``."""
+        # A function that has imported CuPy before keeps that CuPy.
+        with installed(self._size, "quick") if self._is_program or "cupy" not in sys.modules \
+                else contextlib.nullcontext():
+            return self._run(program)
+
+    def _run(self, program: Callable[[VirtualRank], object]) -> list[Finding]:
         def body(rank: VirtualRank) -> None:
             try:
                 program(rank)
@@ -77,7 +84,7 @@ class Precheck:
         try:
             # One rank runs at a time; further threads of a product only spin while they wait for their parts.
             with internal.default_transport(self._transport), followed(self._after_imports()), _own_process(turns), \
-                    threadpool_limits(1, "blas"), self._mpi(), self._cupy(), self._stack:
+                    threadpool_limits(1, "blas"), self._mpi(), self._stack:
                 if had_torch:
                     self._follow_torch()
                 turns.run()
@@ -104,11 +111,6 @@ class Precheck:
 
         return as_world(self._new_group())
 
-    def _cupy(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context with a CuPy on the host; a function that has imported CuPy before keeps that CuPy."""
-        return in_place_of_cupy(self._size) if self._is_program or "cupy" not in sys.modules \
-            else contextlib.nullcontext()
-
     def _after_imports(self) -> dict[str, Callable[[], object]]:
         """Return what follows the import of a module by a rank."""
         def import_backend() -> None:
@@ -119,7 +121,7 @@ class Precheck:
 
         backend: dict[str, Callable[[], object]] = {"torch": import_backend} if self._is_program else {}
         # torch's groups belong to the process: give each virtual rank its own before the program makes any.
-        return backend | {"gpucoll.torch": self._follow_torch}
+        return backend | {"gpucoll.torch": self._follow_torch} | after_imports(self.state.follow, SEED)
 
     def _follow_torch(self) -> None:
         """Let torch.distributed make groups of virtual ranks until the end of the precheck."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from gpucoll import Transport
+from gpucoll.emulation import on_host
 from gpucoll.internal import (
     Call,
     CallRequest,
@@ -26,7 +27,7 @@ from gpucoll.internal import (
     find,
     schedule,
 )
-from gpucoll.precheck import cupy_on_host
+from gpucoll.precheck.gpu_arrays import GPU, is_followed
 from gpucoll.precheck.matching import CLOSE, REFUSED, VirtualGroup
 from gpucoll.precheck.turns import Turns, refusal
 from gpucoll.precheck.values import compute
@@ -113,7 +114,7 @@ class MatchingExecutor(Executor):
         return Call(self, request)
 
     def run(self, call: Call, source: Any, target: Any, stream: Any, *, repeated: bool) -> Operation:
-        ready = ReadyCall(call, source, target)
+        ready = ReadyCall(call, on_host(source), on_host(target))
         made = self._group.arrive(self._rank, call.request.description, self._group.turns.site(), ready, compute)
         if not made.is_complete:
             yield lambda: made.is_complete
@@ -138,6 +139,12 @@ class VirtualMessages(ThreadMessages):
     def __init__(self, rank: int, group: VirtualGroup) -> None:
         super().__init__(rank, group.mail)
         self._group = group
+
+    def Isend(self, buffer: list[Any], *given: Any) -> Any:
+        return super().Isend([*map(on_host, buffer)], *given)
+
+    def Irecv(self, buffer: list[Any], *given: Any) -> Any:
+        return super().Irecv([*map(on_host, buffer)], *given)
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         found = super().seen(source, tag)
@@ -183,13 +190,13 @@ class VirtualTransport(Transport):
         return self.group.exchange(self.rank, Signature(name, root=root, header=name), value, list, found)
 
     def own_gpu(self, ordinal: int | None) -> int | None:
-        return (self.number if ordinal is None else ordinal) if cupy_on_host.is_followed() else None
+        return (self.number if ordinal is None else ordinal) if is_followed() else None
 
     def gpu(self, name: str) -> Any:
-        if not cupy_on_host.is_followed():
+        if not is_followed():
             raise refusal("precheck: a GPU array of another library than CuPy, or of a CuPy imported before; let the "
                           "function import CuPy itself, or use `gpucoll precheck`")
-        return cupy_on_host.GPU
+        return GPU
 
     def tell(self, others: Collection[int], farewell: Farewell) -> None:
         """Tell nothing: the precheck sees which ranks leave, and where."""

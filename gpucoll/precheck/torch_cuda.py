@@ -1,13 +1,16 @@
-"""torch.cuda for virtual ranks, with tensors in host memory: a program for GPUs is checked on a machine without any.
+"""torch.cuda with tensors in host memory: PyTorch's programs for GPUs run on a machine without any.
 
-Tensors wanted on a device of CUDA are made on the CPU. `torch.cuda` tells of a device for each rank. Streams and events
-order nothing, because each operation ends at once. Anything else of `torch.cuda` fails as without a GPU.
+Tensors wanted on a device of CUDA are made on the CPU. `torch.cuda` tells of as many devices as asked for, and each
+thread has a current one. Streams and events order nothing, because each operation ends at once. Anything else of
+`torch.cuda` fails as without a GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.jit import _builtins
 from torch.utils import _device
 
-from gpucoll.precheck.cupy_on_host import MEMORY, VirtualDevice, VirtualEvent, VirtualStream
+from gpucoll.emulation import is_installed
 
+MEMORY = 80 << 30  # bytes of a device
 CPU = torch.device("cpu")
 MEMORY_FUNCTIONS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 NOTHING = ("synchronize", "empty_cache", "init", "manual_seed", "manual_seed_all", "seed", "ipc_collect",
@@ -34,57 +38,74 @@ def on_host(value: Any) -> Any:
     return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
 
 
-class TorchStream(VirtualStream):
-    """A stream; its operations have ended when they are enqueued."""
-
-    cuda_stream = stream_id = 0
+class TorchEvent:
+    """An event, always past."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.device = torch.device("cuda", VirtualDevice().id)
+        self.device = torch.device("cuda", current_device())
 
     def query(self) -> bool:
         """Return True: all work has ended."""
         return True
 
-    def wait_stream(self, stream: Any) -> None:
+    def synchronize(self, *_: Any) -> None:
         """Wait for nothing."""
 
-    def record_event(self, event: TorchEvent | None = None) -> TorchEvent:
-        """Return an event, past already."""
-        return event or TorchEvent()
-
-
-class TorchEvent(VirtualEvent):
-    """An event, always past."""
-
-    def query(self) -> bool:
-        """Return True: the event is past."""
-        return True
-
-    wait = VirtualEvent.record
+    wait = record = synchronize
 
     def elapsed_time(self, other: TorchEvent) -> float:
         """Return 0."""
         return 0.0
 
 
-class TorchDevice(VirtualDevice):
-    """The context with a device of the rank, by its number, name or `torch.device`."""
+class TorchStream(TorchEvent, contextlib.nullcontext[None]):
+    """A stream; its operations have ended when they are enqueued."""
+
+    cuda_stream = stream_id = 0
+    enter_result = None
+    wait_event = wait_stream = TorchEvent.synchronize
+
+    def record_event(self, event: TorchEvent | None = None) -> TorchEvent:
+        """Return an event, past already."""
+        return event or TorchEvent()
+
+
+_current = threading.local()
+
+
+def current_device() -> int:
+    """Return the number of this thread's device."""
+    return getattr(_current, "device", 0)
+
+
+def set_device(device: Any) -> None:
+    """Make a device the current one of this thread, for an emulated CuPy too."""
+    _current.device = _ordinal(device)
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is not None and is_installed():
+        cupy.cuda.Device(_current.device).use()
+
+
+class TorchDevice:
+    """The context with a device, by its number, name or `torch.device`."""
 
     def __init__(self, device: Any = None) -> None:
-        super().__init__(_ordinal(device))
+        self.idx = _ordinal(device)
+
+    def __enter__(self) -> None:
+        self.before = current_device()
+        set_device(self.idx)
+
+    def __exit__(self, *_: Any) -> None:
+        set_device(self.before)
 
 
 def _ordinal(device: Any) -> int:
     """Return the number of a device."""
     if isinstance(device, int):
-        return device if device >= 0 else VirtualDevice().id
+        return device if device >= 0 else current_device()
     index = None if device is None else torch.device(device).index
-    return VirtualDevice().id if index is None else index
-
-
-def _set_device(device: Any) -> None:
-    TorchDevice(device).use()
+    return current_device() if index is None else index
 
 
 @functools.cache  # TorchScript knows functions by their number, which must not pass to another function
@@ -119,10 +140,10 @@ def _names(devices: int) -> dict[str, Any]:
     # torch._dynamo wants an object of its own for each name.
     return {**{name: lambda *_, **__: None for name in NOTHING}, **{name: lambda *_: 0 for name in MEMORY_FUNCTIONS},
             "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: devices,
-            "current_device": lambda: VirtualDevice().id, "device": TorchDevice, "Stream": TorchStream,
-            "set_device": _set_device, "Event": TorchEvent,
+            "current_device": current_device, "device": TorchDevice, "Stream": TorchStream,
+            "set_device": set_device, "Event": TorchEvent,
             "stream": lambda given: given or contextlib.nullcontext(), "current_stream": lambda *_: stream,
-            "default_stream": lambda *_: stream, "mem_get_info": lambda *_: VirtualDevice.mem_info,
+            "default_stream": lambda *_: stream, "mem_get_info": lambda *_: (MEMORY, MEMORY),
             "get_device_properties": lambda *_: properties, "get_device_name": lambda *_: properties.name,
             "get_device_capability": lambda *_: (properties.major, properties.minor),
             "is_bf16_supported": lambda *_, **__: True, "memory_summary": lambda *_, **__: ""}

@@ -85,7 +85,7 @@ difference = cupy.ElementwiseKernel("T x, T y", "T z", "z = (x - y) * (x - y)", 
 same(difference(x, y), (x.get() - y.get()) ** 2)
 same(difference(x.T, 3), (x.get().T - numpy.float32(3)) ** 2)
 turned = cupy.ElementwiseKernel("T x, raw T y", "T z", "if (i == 2) return; z = x + y[_ind.size() - i - 1]", "turned")
-out = cupy.full(5, 7, numpy.float32)
+out = cupy.full(5, 5, numpy.float32) + 2
 turned(y, y, out)
 same(out, numpy.array([4, 4, 7, 4, 4], numpy.float32))
 norm = cupy.ReductionKernel("T x", "T y", "x * x", "a + b", "y = sqrt(a)", "0", "norm")
@@ -107,6 +107,14 @@ with cupy.cuda.Device(1):
     stream.synchronize()
     assert cupy.cuda.get_elapsed_time(begin, end) >= 0
     same(y, numpy.arange(1000.0) * 2)
+    with stream:
+        stream.begin_capture()
+        y -= 1
+        graph = stream.end_capture()
+        graph.launch()
+        graph.launch()
+    stream.synchronize()
+    same(y, numpy.arange(1000.0) * 2 - 2)
 pool = cupy.get_default_memory_pool()
 before = pool.used_bytes()
 z = cupy.empty(1000, numpy.uint8)
@@ -180,7 +188,7 @@ numpy.testing.assert_array_equal(x.get(), 3 * numpy.arange(10, dtype=numpy.float
     assert job.returncode == 0, job
 
 
-@pytest.mark.parametrize("wrong", [{"gpus": 0}, {"gpus": True}, {"gpus": 65}, {"temper": "lax"}, {"seed": 0.5}])
+@pytest.mark.parametrize("wrong", [{"gpus": 0}, {"gpus": True}, {"gpus": 4097}, {"temper": "lax"}, {"seed": 0.5}])
 def test_wrong_options_are_refused(wrong):
     with pytest.raises(gc.ArgumentError) as refused:
         emulation.install(**wrong)

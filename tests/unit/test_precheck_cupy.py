@@ -51,7 +51,10 @@ z, n = times(x, x[:, None])
 assert z.shape == (6, 6) and z.dtype == x.dtype and n.dtype == "int32"
 total = cupy.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "total")
 assert total(z).shape == () and total(z, axis=1).shape == (6,)
-cupy.RawKernel("", "nothing")((1,), (6,), (x,))
+twice = cupy.RawKernel("extern \\"C\\" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }", "twice")
+y = x.copy()
+twice((1,), (6,), (y,))
+assert (y == 2 * x).all() and (z == x * x[:, None]).all()
 assert x.mean().shape == () and x[0].shape == () and x.argmax().get() == 5 and float(x.max()) == 5 + comm.rank
 assert isinstance(cupy.linalg.norm(z), cupy.ndarray) and isinstance(cupy.random.default_rng(1).random(3), cupy.ndarray)
 assert cupy.get_array_module(x) is cupy and cupy.get_array_module(x.get()) is numpy

@@ -94,6 +94,17 @@ def memoize(for_each_device=False):
     return functools.cache
 
 
+_before = [(nvlink, "joined", nvlink.joined), (nvrtc, "compile_cubin", nvrtc.compile_cubin),
+           (nvrtc, "recipe", nvrtc.recipe), (packages, "_given", packages._given)]
+packages._given = dict(packages._given)
+
+
+def leave():
+    """Let gpucoll's device code work on real GPUs again."""
+    for owner, name, value in _before:
+        setattr(owner, name, value)
+
+
 packages.use({"cupy": sys.modules[__name__],
               "libcuda.so.1": types.SimpleNamespace(cuThreadExchangeStreamCaptureMode=_capture.exchanged)})
 if __name__ == "cupy":  # a program's CuPy, and not only the machine of its NumPy arrays

@@ -5,6 +5,7 @@ no mixing with NumPy arrays, no implicit conversion to NumPy (only `get` copies 
 on the current device, and no copy from or to the host in a capture.
 """
 
+import functools
 import sys
 import threading
 import warnings
@@ -14,6 +15,7 @@ import numpy
 from . import _dlpack, _memory
 from ._indices import indices, inside
 from ._machine import MACHINE, check, on_device
+from ._operands import hosts, like
 from ._order import span, touched, written
 from .cuda import runtime
 from .cuda.stream import _BaseStream, get_current_stream
@@ -27,7 +29,18 @@ class ndarray:
         dtype = supported(dtype)
         nbytes = int(numpy.prod(shape, dtype=object)) * dtype.itemsize if shape else dtype.itemsize
         self.data = _memory.MemoryPointer(_memory.Memory(nbytes), 0) if memptr is None else memptr
+        self._device = self.data.device_id
         self._place(shape, dtype, numpy.empty(shape, dtype, order).strides if strides is None else tuple(strides))
+
+    def __getattr__(self, name):
+        if name != "data":
+            raise AttributeError(name)
+        if self.base is None:
+            self.data = _memory.adopted(self._host, self._device)
+        else:
+            there = self.base._host.ctypes.data
+            self.data = self.base.data + ((self._host.ctypes.data if self.size else there) - there)
+        return self.data
 
     def _place(self, shape, dtype, strides):
         """Make `_host` a view of the memory at `data`, with this shape and these strides."""
@@ -79,8 +92,7 @@ class ndarray:
     def _window(self, host):
         """Return an array of the same memory for `host`, another view of `_host`."""
         found = ndarray.__new__(type(self))
-        offset = host.ctypes.data - self._host.ctypes.data if host.size else 0
-        found.data, found._host, found.base = self.data + offset, host, self if self.base is None else self.base
+        found._host, found._device, found.base = host, self._device, self if self.base is None else self.base
         return found
 
     def __array__(self, dtype=None, copy=None):
@@ -91,7 +103,7 @@ class ndarray:
     @property
     def __cuda_array_interface__(self):
         stream = get_current_stream().ptr or runtime.streamLegacy
-        return {"shape": self.shape, "typestr": self.dtype.str, "descr": self.dtype.descr, "stream": stream,
+        return {"shape": self.shape, "typestr": self.dtype.str, "descr": [("", self.dtype.str)], "stream": stream,
                 "version": 3, "strides": None if self.flags.c_contiguous else self.strides,
                 "data": (self.data.ptr if self.size else 0, False)}
 
@@ -293,47 +305,14 @@ class ndarray:
 
 
 def supported(dtype):
-    dtype = numpy.dtype(dtype)
+    return _supported(numpy.dtype(dtype))
+
+
+@functools.cache  # the name of a dtype takes longer than most operations
+def _supported(dtype):
     if dtype.name.startswith("float8") or (dtype.kind not in "biufc" and dtype.name != "bfloat16"):
         raise ValueError(f"Unsupported dtype {dtype}")
     return dtype
-
-
-class PerformanceWarning(RuntimeWarning):
-    """Memory of another GPU is used."""
-
-
-def check_elements(array):
-    """Warn of an array on another device than the current one; raise ValueError if there is no access."""
-    current, there = MACHINE.device(), array.data.device_id
-    if there != current:
-        words = f"The device where the array resides ({there}) is different from the current device ({current})."
-        if not runtime.deviceCanAccessPeer(current, there):
-            raise ValueError(f"{words} Peer access is unavailable between these devices.")
-        _memory.peers.add((current, there))
-        warnings.warn(f"{words} Peer access has been activated automatically.", PerformanceWarning, stacklevel=4)
-
-
-def like(value):
-    """Return an array for another library's array of a GPU; other values as they are."""
-    if isinstance(value, ndarray | numpy.ndarray | numpy.generic | int | float | list | tuple | slice):
-        return value
-    if hasattr(value, "__cupy_get_ndarray__"):
-        return value.__cupy_get_ndarray__()
-    if hasattr(value, "__cuda_array_interface__"):
-        from ._creation import array
-        return array(value)
-    return value
-
-
-def hosts(operands):
-    """Return the operands for NumPy; raise TypeError for NumPy arrays, as CuPy does."""
-    for x in operands:
-        if isinstance(x, numpy.ndarray) and x.ndim:
-            raise TypeError(f"Unsupported type {type(x)}")
-        if isinstance(x, ndarray):
-            check_elements(x)
-    return [x._host if isinstance(x, ndarray) else x for x in operands]
 
 
 # Warning filters belong to the process: two threads would restore each other's filters.
@@ -344,6 +323,9 @@ def call(function, *operands):
     """Return a new array for the result of `function` on the operands, computed on the current stream."""
     operands = [like(one) for one in operands]
     given = hosts(operands)
+    if MACHINE.is_idle():
+        with numpy.errstate(all="ignore"):
+            return made(function(*given))
     with FILTERS, warnings.catch_warnings(), numpy.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         probe = numpy.asarray(function(*(numpy.broadcast_to(numpy.zeros((), x.dtype), x.shape)
@@ -352,6 +334,18 @@ def call(function, *operands):
     host = found._host
     enqueue(lambda: numpy.copyto(host, function(*given)), found, operands,
             used=operands if isinstance(function, numpy.ufunc) else ())
+    return found
+
+
+def made(result):
+    """Return the array of the GPU for a result of NumPy that is known at once; see `_memory.adopted`."""
+    host = numpy.asarray(result)
+    if host.base is not None or not host.flags.writeable:
+        host = host.copy("K")
+    supported(host.dtype)
+    MACHINE.settle()
+    found = ndarray.__new__(ndarray)
+    found._host, found._device = host, MACHINE.device()
     return found
 
 
@@ -371,7 +365,9 @@ def enqueue(work, target, operands=(), used=()):
             work()
         return True
 
-    if target.size:
+    if target.size and MACHINE.is_idle():
+        act()
+    elif target.size:
         queue = MACHINE.queue(get_current_stream().ptr)
         MACHINE.submit(queue, lambda: act)
         touched(queue, [span(one) for one in operands if isinstance(one, ndarray)], [span(target)])

@@ -21,6 +21,7 @@ class Capture:
         self.given = {origin: 0}  # number of nodes by stream of the capture
         self.loose = set()  # joined streams with a last node awaited by no other stream
         self.open, self.invalid = True, False
+        MACHINE.captures.add(self)
 
     def add(self, queue, begin, kernel):
         self.nodes.append((begin, kernel))
@@ -48,6 +49,7 @@ class Capture:
     def end(self):
         # Release the streams even on an error: after a failed capture, no stream captures.
         self.open = False
+        MACHINE.captures.discard(self)
         for queue in self.given:
             queue.capture = None
         check(not self.invalid, 901, "something forbidden was called during the capture")

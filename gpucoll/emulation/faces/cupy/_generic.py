@@ -11,7 +11,7 @@ import types
 
 import numpy
 
-from . import _array
+from . import _array, _operands
 from ._indices import indices, inside
 from ._machine import MACHINE, check, on_device
 from ._order import span, touched, written
@@ -30,9 +30,9 @@ OF_ITS_ARGUMENT = ("all", "any", "argmax", "argmin", "max", "mean", "min", "prod
 
 def unwrapped(value):
     """Return a value for NumPy; raise TypeError for a NumPy array, as CuPy does."""
-    value = _array.like(value)
+    value = _operands.like(value)
     if isinstance(value, _array.ndarray):
-        _array.check_elements(value)
+        _operands.check_elements(value)
         return value._host
     if isinstance(value, numpy.ndarray) and value.ndim:
         raise TypeError(f"Unsupported type {type(value)}")
@@ -69,6 +69,8 @@ def wrapped(value, sources=()):
 
 def uploaded(value):
     """Return a new array of the GPU with the values, written in the order of the stream, as its memory is reused."""
+    if MACHINE.is_idle():
+        return _array.made(value)
     given = numpy.asarray(value)
     found = _array.ndarray(given.shape, given.dtype, order="F" if given.flags.fnc else "C")
     host = found._host
@@ -102,9 +104,10 @@ def at_once(function, args, kwargs, owner=None):
     sources = [*arrays_in((owner, *args)), *arrays_in(kwargs.values())]
     given, named = unwrapped(list(args)), unwrapped(kwargs)
     out = kwargs.get("out")
-    settled(sources, [out] if isinstance(out, _array.ndarray) else [])
-    if getattr(function, "__name__", "") in OF_ITS_ARGUMENT:
-        written(sources)()
+    if not MACHINE.is_idle():
+        settled(sources, [out] if isinstance(out, _array.ndarray) else [])
+        if getattr(function, "__name__", "") in OF_ITS_ARGUMENT:
+            written(sources)()
     with _array.FILTERS, numpy.errstate(all="ignore"):
         result = function(*given, **named)
     return out if isinstance(out, _array.ndarray | tuple) else wrapped(result, sources)
@@ -162,7 +165,10 @@ class Ufunc:
         if self.nout > 1 or where is not True or any(isinstance(one, list | tuple) for one in operands):
             options = {"out": out, "dtype": dtype, "where": where}
             return at_once(self.numpy, operands, {key: one for key, one in options.items() if one is not None})
-        given = _array.hosts(operands)
+        given = _operands.hosts(operands)
+        if out is None and MACHINE.is_idle():
+            with numpy.errstate(all="ignore"):
+                return _array.made(self.numpy(*given, casting=casting, **({} if dtype is None else {"dtype": dtype})))
         if out is None:
             types = [type(one) if isinstance(one, bool | int | float | complex) else numpy.asarray(one).dtype
                      for one in given]
@@ -175,7 +181,7 @@ class Ufunc:
         elif not isinstance(out, _array.ndarray):
             raise TypeError("return arrays must be of ArrayType")
         else:
-            _array.check_elements(out)
+            _operands.check_elements(out)
         host, function, options = out._host, self.numpy, {} if dtype is None else {"dtype": numpy.dtype(dtype)}
         _array.enqueue(lambda: function(*given, out=host, casting=casting, **options), out, operands, operands)
         return out

@@ -2,12 +2,12 @@
 
 import numpy
 
-from . import _array
+from . import _operands
 
 
 def indices(index):
     """Return an index as a tuple, with lists, arrays of NumPy and truth values as arrays of the GPU."""
-    parts = [_array.like(part) for part in (index if isinstance(index, tuple) else (index,))]
+    parts = [_operands.like(part) for part in (index if isinstance(index, tuple) else (index,))]
     kinds = list | tuple | numpy.ndarray | bool | numpy.bool_
     return tuple(_index_array(part) if isinstance(part, kinds) else part for part in parts)
 

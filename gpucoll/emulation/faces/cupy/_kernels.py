@@ -9,7 +9,7 @@ import re
 
 import numpy
 
-from . import _array
+from . import _operands
 from ._array import ndarray
 from ._machine import MACHINE
 from ._memory import bounded
@@ -143,8 +143,8 @@ class ElementwiseKernel:
     def __call__(self, *args, size=None, stream=None, block_size=128):
         if len(args) not in (self.nin, self.nargs):
             raise TypeError(f"Wrong number of arguments for {self.name!r}: {len(args)}, not {self.nin} or {self.nargs}")
-        args = [_array.like(one) for one in args]
-        _array.hosts(args)  # raises TypeError for arrays of NumPy
+        args = [_operands.like(one) for one in args]
+        _operands.hosts(args)  # raises TypeError for arrays of NumPy
         ins, outs = args[:self.nin], tuple(args[self.nin:])
         types = letters(self.params if outs else self.in_params, args)
         plain = [one for param, one in zip(self.params, args, strict=False) if not param.is_raw]
@@ -231,8 +231,8 @@ class ReductionKernel:
             raise TypeError(f"Wrong number of arguments for {self.name!r}")
         if len(args) == self.nargs:
             out = args[self.nin]
-        args = [_array.like(one) for one in args[:self.nin]]
-        _array.hosts(args)  # raises TypeError for arrays of NumPy
+        args = [_operands.like(one) for one in args[:self.nin]]
+        _operands.hosts(args)  # raises TypeError for arrays of NumPy
         types = letters(self.in_params, args)
         if out is not None and self.out_params[0].dtype is None:
             types.setdefault(self.out_params[0].type, out.dtype)

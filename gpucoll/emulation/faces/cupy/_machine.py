@@ -17,6 +17,7 @@ import traceback
 
 from gpucoll.errors import UsageError
 
+from ._clocks import CLOCKS, clock_of, host_clock, join
 from .hostile import connections, contexts, on
 
 VERSION = "14.2.0"  # of the imitated CuPy
@@ -69,40 +70,6 @@ class Queue:
             not getattr(first[1], "on_host", False))
 
 
-CLOCKS = 4096  # actions of a queue whose clocks are kept
-_host = threading.local()
-
-
-def host_clock():
-    """Return the actions that this thread knows to have ended."""
-    if not hasattr(_host, "clock"):
-        _host.clock = {}
-    return _host.clock
-
-
-def clock_of(queue, count=None):
-    """Return the actions known to be before an action of a queue, by default the last one."""
-    count = queue.issued if count is None else count
-    return queue.clocks.get(count) or {queue: count}
-
-
-def join(clock, known):
-    for queue, count in known.items():
-        if clock.get(queue, 0) < count:
-            clock[queue] = count
-
-
-class Mark:
-    """A place in a queue, and the time at which the queue passed the place."""
-
-    def __init__(self, queue):
-        self.queue, self.count, self.time = queue, queue.issued + 1, None
-
-    def passed(self):
-        self.time = time.perf_counter()
-        return True
-
-
 class Machine:
     """All GPUs of this process. Any thread may call `submit`; a single thread of the machine does the work."""
 
@@ -120,6 +87,7 @@ class Machine:
         self.made = collections.Counter()  # number of created streams by device
         self.due = collections.deque()  # deferred work on freed memory, done by `settle`
         self.queues = [Queue(device, True, 0) for device in range(self.devices)]  # the null streams come first
+        self.busy, self.captures = set(), set()  # the queues with work, the captures under way
         self.current = threading.local()
         self.copies = []  # streams of the threads copying to ordinary host memory
         self.claims = {}  # by device: a socket with a name unique among processes
@@ -173,7 +141,8 @@ class Machine:
 
     def device(self):
         """Return the calling thread's current device: 0 in every new thread."""
-        check(self.devices, 100)
+        if not self.devices:
+            raise CUDARuntimeError(100)
         return getattr(self.current, "device", 0)
 
     def has_context(self):
@@ -185,7 +154,7 @@ class Machine:
         device = self.device() if device is None else device
         if os.environ.get("STAND_IN_EXCLUSIVE") and device not in self.claims:
             self.claims[device] = self.claim(device)
-        if device not in contexts:
+        if device not in contexts and not QUICK:
             contexts[device] = "".join(traceback.format_stack())
         self.current.device = device
         return device
@@ -216,6 +185,10 @@ class Machine:
         if QUICK:
             self.at_once(queue)
 
+    def is_idle(self):
+        """Return whether work given now may be done now: by the temper "quick", if nothing is under way."""
+        return QUICK and not (self.busy or self.captures or self.fault)
+
     def at_once(self, queue):
         """Do the work of a stream in the calling thread, as far as it waits for nobody and no other thread works."""
         if self.runs_here() or not self.work_lock.acquire(blocking=False):  # the caller may hold `news`
@@ -229,6 +202,7 @@ class Machine:
     def put(self, queue, action, after=(), kernel=False):
         """Append an action to a queue, even to a capturing queue."""
         with self.news:
+            self.busy.add(queue)
             queue.work.append((after, action, kernel))
             queue.issued += 1
             if on("order"):
@@ -313,6 +287,7 @@ class Machine:
             with self.news:
                 # As in CUDA, a destroyed stream first completes all work.
                 self.queues[:] = [q for q in self.queues if q.work or q.handle == 0 or self.objects.get(q.handle) is q]
+                self.busy = {queue for queue in self.busy if queue.work}
                 self.hurry = self.hurry and any(queue.work for queue in self.queues)
                 self.news.notify_all()
         return done
@@ -325,6 +300,7 @@ class Machine:
             for queue in self.queues:
                 queue.work.clear()
                 queue.ended = queue.issued
+            self.busy.clear()
             self.news.notify_all()
 
     def fault_at_the_end(self):
@@ -398,13 +374,6 @@ class Machine:
         if queue.ended >= count:
             join(host_clock(), clock_of(queue, count))
         return queue.ended >= count
-
-
-class EventState:
-    """The object of an event's handle: the mark of a queue or of a capture, None before the first record."""
-
-    def __init__(self, device, timed):
-        self.device, self.timed, self.mark = device, timed, None
 
 
 # The process id gives every rank an order of its own.

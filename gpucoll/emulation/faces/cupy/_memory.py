@@ -39,10 +39,10 @@ _free = collections.defaultdict(list)  # free chunks by (device, stream, size)
 class Chunk:
     """A range of device memory. `live`: used by an array, or, for memory `given` by malloc, not yet freed."""
 
-    def __init__(self, nbytes, device, given=None):
+    def __init__(self, nbytes, device, given=None, unit=UNIT):
         # UNIT spare bytes make room for CuPy's alignment to UNIT, and UNIT bytes lie on both sides as guards.
         room = numpy.full(nbytes + 3 * UNIT, GARBAGE, numpy.uint8) if given is None else given
-        self.start = -(-room.ctypes.data // UNIT) * UNIT + UNIT * (given is None)
+        self.start = -(-room.ctypes.data // unit) * unit + UNIT * (given is None)
         first = self.start - room.ctypes.data
         self.bytes, self.nbytes, self.device = room[first:first + nbytes], nbytes, device
         last = first + nbytes
@@ -69,7 +69,7 @@ class Chunk:
         """Remove the chunk, so that addresses in the chunk become invalid."""
         with _lock:
             self.live = False
-            place = _chunks.index(self)
+            place = _chunks.index(self, bisect.bisect_left(_starts, self.start))
             del _starts[place], _chunks[place]
 
 
@@ -123,6 +123,26 @@ def bounded(name, addresses):
         if chunk.clean() != before:
             raise UsageError(f"kernel {name} writes out of bounds: beside the {chunk.size} bytes that were allocated "
                              f"at {chunk.made}", code="GC-EMULATION")
+
+
+class Adopted:
+    """Memory of an array of NumPy as memory of a GPU, for as long as an array of the GPU uses it."""
+
+    def __init__(self, host, device):
+        self.device_id, self.ptr, self.size = device, host.ctypes.data, host.nbytes
+        row = numpy.frombuffer((ctypes.c_char * self.size).from_address(self.ptr), numpy.uint8)
+        self._chunk, self._host = Chunk(self.size, device, row, unit=1), host
+
+    def __del__(self):
+        if hasattr(self, "_chunk"):
+            # The chunk keeps the memory until then.
+            self._chunk.host, self._chunk.live = self._host, False
+            MACHINE.due.append(self._chunk.forget)
+
+
+def adopted(host, device):
+    """Return a pointer to the memory of a new array of NumPy. Most results need none, so nothing is done before."""
+    return MemoryPointer(Adopted(host, device) if host.size else Memory(0), 0)
 
 
 def _spoil(key, chunk):

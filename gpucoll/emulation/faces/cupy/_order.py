@@ -17,7 +17,7 @@ import numpy
 from gpucoll.errors import UsageError
 
 from . import _memory
-from ._machine import clock_of
+from ._clocks import clock_of
 from .hostile import on
 
 INSIDE = (str(Path(__file__).parents[1]), str(Path(__file__).parents[3]), contextlib.__file__)

@@ -102,7 +102,8 @@ def library(code, names, options=()):
     lines = "".join(f"GC_USER_ENTRY({number}, {name})\n" for number, name in enumerate(names))
     source = "\n".join([sources.inlined("emulation/user.h", set()), '#line 1 "program.cu"', host_source(code),
                         '#line 1 "entries"', lines])
-    flags = ("-O2", "-w", *options_of(options))
+    # A kernel may have the name of a function of the C library, such as `times`.
+    flags = ("-O2", "-w", "-Wl,-Bsymbolic-functions", *options_of(options))
     try:
         path = user_store().path(source, ".so", functools.partial(gxx.compile_shared, source, *flags),
                                  flags="\n".join([gxx.recipe(), *flags]))

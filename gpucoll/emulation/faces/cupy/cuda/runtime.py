@@ -7,8 +7,9 @@ import ctypes
 
 from .. import _memory, hostile
 from .._capture import GLOBAL, RELAXED, THREAD_LOCAL, Capture, CapturedMark, forbidden, unsafe
+from .._clocks import EventState, Mark
 from .._ipc import free, ipcCloseMemHandle, ipcGetMemHandle, ipcOpenMemHandle, malloc, memset, memsetAsync
-from .._machine import MACHINE, CUDARuntimeError, EventState, Mark, Queue, check
+from .._machine import MACHINE, CUDARuntimeError, Queue, check
 from .._order import launches
 
 __all__ = ["CUDARuntimeError", "free", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle", "malloc", "memset",

@@ -3,6 +3,7 @@
 A stream becomes current only on the stream's own device, and the default stream cannot capture.
 """
 
+import collections
 import sys
 import threading
 import warnings
@@ -16,7 +17,7 @@ _local = threading.local()
 def _current():
     """Return the calling thread's current streams by device; `entered` has those of its `with` blocks."""
     if not hasattr(_local, "current"):
-        _local.current = [Stream.null] * runtime.getDeviceCount()
+        _local.current = collections.defaultdict(lambda: Stream.null)
         _local.entered = []
     return _local.current
 
