@@ -170,6 +170,22 @@ def test_errors_of_streams_and_memory_are_found_and_right_programs_have_none(emu
     assert job.stdout == f"{count} errors found, {count} right programs without one\n", (job.stdout, job.stderr)
 
 
+def test_a_thread_that_does_the_work_at_once_waits_for_no_other(emulate):
+    """An event is recorded while another thread does work and asks for the lock that the recording thread holds."""
+    job = emulate("""
+import threading
+from cupy._machine import MACHINE
+event = cupy.cuda.Event()
+recording = threading.Thread(target=event.record, daemon=True)
+with MACHINE.work_lock:
+    recording.start()
+    recording.join(20)
+    assert not recording.is_alive()
+event.synchronize()
+""", "--temper", "quick")
+    assert (job.returncode, job.stderr) == (0, "")
+
+
 def test_processes_of_mpi_have_cupys_nccl(mpiexec, emulated_kernels, tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""
