@@ -29,7 +29,8 @@ def malloc(size):
     file = os.memfd_create("stand-in")
     os.ftruncate(file, size)
     row = _mapped(file, size)
-    row[:] = 0xC5
+    if MACHINE.has_thread:  # a program's memory; gpucoll's own is set at once
+        row[:] = GARBAGE
     _own[row.ctypes.data] = file, row, Chunk(size, device, given=row)
     return row.ctypes.data
 

@@ -251,12 +251,13 @@ class Machine:
         return self.worker == threading.get_ident()
 
     def help(self):
-        """Do work in the calling thread, which waits for some, if the machine has no thread of its own."""
+        """Do work in the calling thread, if the machine has no thread of its own; return whether an action ended."""
         if not self.has_thread and self.work_lock.acquire(blocking=False):
             try:
-                self.round()
+                return self.round() > 0
             finally:
                 self.work_lock.release()
+        return False
 
     def serve(self):
         while True:
@@ -334,7 +335,8 @@ class Machine:
                 self.news.notify_all()
                 if self.has_thread:
                     self.news.wait_for(are_over, 0.1)
-            self.help()
+            if not (self.has_thread or self.help()):
+                time.sleep(NAP)
         for queue, count in points:
             join(host_clock(), clock_of(queue, count))
         self.check()

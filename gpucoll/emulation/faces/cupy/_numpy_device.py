@@ -33,11 +33,8 @@ class EmulatedDevice(CudaDevice):
         self.kernels = Kernels(self._load, PROCESSORS, threads=THREADS)
         self._main = self.new_stream()
 
-    def channels(self, ranks):
-        return CHANNELS
-
-    def moves_rows(self, gpus):
-        return True
+    channels = staticmethod(lambda ranks: CHANNELS)
+    moves_rows = staticmethod(lambda gpus: True)
 
     def owns(self, array):
         return None if isinstance(array, numpy.ndarray) else "on a GPU"
@@ -62,8 +59,8 @@ class EmulatedDevice(CudaDevice):
 
     def empty(self, shape, dtype, stream):
         shape = (shape,) if isinstance(shape, int) else shape
-        nbytes = math.prod(shape) * dtype.itemsize
-        return self.array_on(_Block(super().empty(max(1, nbytes), numpy.uint8, stream)), shape, dtype)
+        row = super().empty(max(1, math.prod(shape) * dtype.itemsize), "u1", stream)
+        return self.array_on(_Block(row), shape, dtype)
 
     def array_on(self, block, shape, dtype):
         return on_host(block, shape, dtype)
