@@ -4,6 +4,8 @@ cooperative groups, several GPUs in one process."""
 import pytest
 
 from gpucoll import emulation
+from harness.sources import ROOT
+from programs.cupys_tests import COUNTS
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 
@@ -128,6 +130,9 @@ with cupy.cuda.Device(1):
     assert cupy.cuda.runtime.deviceCanAccessPeer(0, 1)
 size = cupy.ElementwiseKernel("raw T x", "raw T y", "y[i] = 2 * x[n - i - 1]", "size")
 same(size(cupy.arange(4.0), size=4), numpy.array([6.0, 4.0, 2.0, 0.0]))
+total = cupy.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "total")
+for kind in (numpy.int8, numpy.int64):
+    same(total(cupy.arange(5, dtype=kind)), kind(10))
 for made, given in zip(cupy.mgrid[0:2:3j, 0:2], numpy.mgrid[0:2:3j, 0:2]):
     same(made, given)
 same(cupy.vectorize(lambda v: v if v > 5 else 0.0)(x), numpy.where(h > 5, h, 0.0))
@@ -189,3 +194,10 @@ def test_what_has_no_counterpart_is_named(emulate, line):
     job = emulate(line)
     assert job.returncode == 1
     assert f"[GC-EMULATION] {NO_COUNTERPART[line]} has no counterpart on the host" in job.stderr
+
+
+def test_the_page_has_the_counts_of_cupys_tests():
+    page = (ROOT / "docs" / "guide" / "emulation.md").read_text()
+    for path, counts in COUNTS.items():
+        row = " | ".join(map(str, counts))
+        assert f"| `{path.rpartition('/')[2]}` | {row} |" in page

@@ -225,6 +225,9 @@ class ndarray:
     def __setitem__(self, index, value):
         parts = indices(index)
         if any(isinstance(part, ndarray) for part in parts):
+            if isinstance(value, numpy.ndarray | list | tuple):
+                from ._creation import array
+                value = array(value, self.dtype)
             write(self, lambda host, given, *chosen: host.__setitem__(inside(host, chosen), given), value, *parts)
             return
         if (isinstance(value, numpy.ndarray) and value.ndim == 0) or isinstance(value, numpy.generic):

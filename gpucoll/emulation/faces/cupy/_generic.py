@@ -143,6 +143,7 @@ def scatter(ufunc):
     """Return a function that applies a ufunc at an index, as often as an element is named there."""
     def apply(a, slices, value):
         parts = indices(slices)
+        value = uploaded(numpy.asarray(value, a.dtype)) if isinstance(value, numpy.ndarray | list | tuple) else value
         _array.write(a, lambda host, given, *chosen: ufunc.at(host, inside(host, chosen), given), value, *parts)
 
     return apply
@@ -170,8 +171,8 @@ class Ufunc:
             with numpy.errstate(all="ignore"):
                 return _array.made(self.numpy(*given, casting=casting, **({} if dtype is None else {"dtype": dtype})))
         if out is None:
-            types = [type(one) if isinstance(one, bool | int | float | complex) else numpy.asarray(one).dtype
-                     for one in given]
+            types = [type(one) if isinstance(one, int | float | complex) and not isinstance(one, bool)
+                     else numpy.asarray(one).dtype for one in given]
             kind = self.numpy.resolve_dtypes((*types, None), casting=casting, **(
                 {} if dtype is None else {"signature": (None,) * self.nin + (numpy.dtype(dtype),)}))[-1]
             axes = [numpy.asarray(one) for one in given if not isinstance(one, bool | int | float | complex)]

@@ -273,20 +273,20 @@ class ReductionKernel:
                              for param, kind in zip(self.in_params, kinds, strict=False) if not param.is_raw)
         kind = self.reduce_type or cpp(kinds[-1])
         out = self.out_params[0].name
-        begin = "" if self.identity in (None, "") else f"_s = {kind}({self.identity}); _any = true;"
+        begin = "" if self.identity in (None, "") else f"_s = _type_reduce({self.identity}); _any = true;"
         return f"""{named}
 {self.preamble}
 extern "C" __global__ void {self.name}({words}, ptrdiff_t _inner) {{
 typedef {kind} _type_reduce;
 {array_lines(params, kinds)}
 for (ptrdiff_t _o = 0; _o < _{out}.size(); ++_o) {{
-{kind} _s = {kind}(); bool _any = false;
+{kind} _s = _type_reduce(); bool _any = false;
 {begin}
 for (ptrdiff_t _j = 0; _j < _inner; ++_j) {{
 const ptrdiff_t _i = _o * _inner + _j; (void)_i;
 {elements}
-{kind} _value = {kind}({self.map_expr});
-if (_any) {{ {kind} a = _s, b = _value; _s = {kind}({self.reduce_expr}); }} else {{ _s = _value; _any = true; }}
+{kind} _value = _type_reduce({self.map_expr});
+if (_any) {{ {kind} a = _s, b = _value; _s = _type_reduce({self.reduce_expr}); }} else {{ _s = _value; _any = true; }}
 }}
 {kind} a = _s; {cpp(kinds[-1])}& {out} = _{out}[_o];
 {self.post_map_expr};

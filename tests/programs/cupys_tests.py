@@ -1,0 +1,130 @@
+"""CuPy's own tests on emulated GPUs, from a checkout of CuPy, against fixed numbers.
+
+    python tests/programs/cupys_tests.py CHECKOUT [NAME...]
+
+For each file of COUNTS a process of pytest loads this file as a plugin: `cupy.testing` is the checkout's, and what the
+tests import of CuPy's inside has a stand-in. A file whose numbers differ is named, and the program returns 1.
+"""
+
+import importlib.util
+import math
+import os
+import re
+import subprocess
+import sys
+import types
+
+CORE, CUDA = "cupy_tests/core_tests/test_", "cupy_tests/cuda_tests/test_"
+COUNTS = {  # by file: passed, failed and skipped, at CuPy 6b6d9563
+    f"{CORE}userkernel": (17, 4, 0),
+    f"{CORE}elementwise": (16, 0, 0),
+    f"{CORE}reduction": (29, 4, 0),
+    f"{CORE}ndarray": (171, 9, 0),
+    f"{CORE}ndarray_adv_indexing": (312, 7, 0),
+    f"{CORE}ndarray_byteswap": (58, 0, 0),
+    f"{CORE}ndarray_complex_ops": (21, 0, 0),
+    f"{CORE}ndarray_contiguity": (1, 0, 0),
+    f"{CORE}ndarray_conversion": (11, 0, 0),
+    f"{CORE}ndarray_copy_and_view": (45, 9, 7),
+    f"{CORE}ndarray_cuda_array_interface": (40, 16, 0),
+    f"{CORE}ndarray_elementwise_op": (185, 39, 0),
+    f"{CORE}ndarray_get": (12, 1, 0),
+    f"{CORE}ndarray_indexing": (73, 3, 0),
+    f"{CORE}ndarray_math": (22, 0, 12),
+    f"{CORE}ndarray_owndata": (2, 1, 0),
+    f"{CORE}ndarray_reduction": (252, 0, 276),
+    f"{CORE}ndarray_scatter": (155, 0, 0),
+    f"{CORE}ndarray_ufunc": (19, 7, 0),
+    f"{CORE}ndarray_unary_op": (20, 1, 2),
+    f"{CUDA}stream": (28, 7, 0),
+    f"{CUDA}device": (7, 13, 0),
+    f"{CUDA}graph": (3, 20, 0),
+    f"{CUDA}nccl": (11, 4, 0),
+}
+
+
+def module(name, **names):
+    found = sys.modules[name] = types.ModuleType(name)
+    vars(found).update(names, __path__=[])
+    if "." in name:
+        parent, _, last = name.rpartition(".")
+        setattr(sys.modules[parent], last, found)
+    return found
+
+
+def stand_ins(cupy, numpy):
+    """Make the modules of CuPy's inside that its tests import."""
+    nothing = {f"{verb}_{what}_accelerators": list if verb == "get" else lambda given: None
+               for verb in ("get", "set") for what in ("reduction", "routine")}
+    core = module("cupy._core", elementwise_copy=lambda a, b: cupy.copyto(b, a), **nothing)
+    core.create_reduction_func = lambda name, types, routine, identity: cupy.ReductionKernel(
+        "T in0", "T out0", *routine[:3], str(identity), name)
+    core.__getattr__ = lambda name: getattr(cupy, name)
+    module("cupy._core._accelerator", ACCELERATOR_CUB=1, ACCELERATOR_CUTENSOR=2, **nothing)
+    module("cupy._core._cub_reduction")
+    module("cupy._core._routines_statistics")
+    module("cupy._core.internal", prod=math.prod)
+    module("cupy._util", ENABLE_SLICE_COPY=False, clear_memo=lambda: None, CUDA_ARRAY_INTERFACE_EXPORT_VERSION=3,
+           PerformanceWarning=cupy._array.PerformanceWarning)
+    module("cupy.exceptions", **{name: one for name, one in vars(numpy.exceptions).items() if name[:2] != "__"})
+    module("cupy.cuda.cub", available=False)
+    module("cupy.cuda._compiler_cache", DiskKernelCacheBackend=object)
+    cupy.cuda.get_nvcc_path = lambda: "echo release 13.0, V13.0.0"
+    cupy.cuda.driver.get_build_version = cupy.cuda.runtime.runtimeGetVersion
+    cupy.cuda.stream.get_default_stream_ptr = lambda: 1
+    sys.modules["cupy._creation.from_data"] = cupy._creation.from_data = cupy
+    module("cupy_backends")
+    module("cupy_backends.cuda", stream=cupy.cuda.stream)
+    module("cupy_backends.cuda.api", runtime=cupy.cuda.runtime, driver=cupy.cuda.driver)
+    module("cupy_backends.cuda.libs")
+    module("cupy_backends.cuda.libs.nvrtc", getVersion=lambda: (13, 0))
+    for name, one in (("stream", cupy.cuda.stream), ("api.runtime", cupy.cuda.runtime),
+                      ("api.driver", cupy.cuda.driver)):
+        sys.modules[f"cupy_backends.cuda.{name}"] = one
+
+
+def pytest_configure():
+    from gpucoll import emulation
+
+    emulation.install(gpus=2, temper="quick")
+    import cupy
+    import numpy
+
+    stand_ins(cupy, numpy)
+    place = os.path.join(os.environ["CUPY_CHECKOUT"], "cupy", "testing")
+    for name in [name for name in sys.modules if name.startswith("cupy.testing")]:
+        del sys.modules[name]
+    spec = importlib.util.spec_from_file_location("cupy.testing", f"{place}/__init__.py",
+                                                  submodule_search_locations=[place])
+    sys.modules["cupy.testing"] = cupy.testing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(cupy.testing)
+
+
+def pytest_runtest_setup():
+    sys.modules["cupy"]._machine.MACHINE.fault = None  # of an earlier test
+
+
+def counted(checkout, path):
+    """Return the numbers of passed, failed and skipped tests of a file."""
+    job = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "cupys_tests", "-p", "no:cacheprovider", "-p", "no:xdist",
+         "-m", "not slow", "--tb=no", "-c", os.devnull, "--rootdir", f"{checkout}/tests", "--timeout", "60", path],
+        cwd=f"{checkout}/tests", text=True, capture_output=True,
+        env={**os.environ, "CUPY_CHECKOUT": checkout, "PYTHONPATH": os.path.dirname(os.path.abspath(__file__))})
+    last = (job.stdout.strip().splitlines() or [""])[-1]
+    return tuple(int((re.search(rf"(\d+) {word}", last) or [0, 0])[1]) for word in ("passed", "failed", "skipped"))
+
+
+def main(checkout, *names):
+    differ = 0
+    for path, expected in COUNTS.items():
+        if names and os.path.basename(path) not in names:
+            continue
+        found = counted(os.path.abspath(checkout), f"{path}.py")
+        differ += found != expected
+        print(path, *found, "" if found == expected else f"expected {expected}", flush=True)
+    return int(differ > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
