@@ -33,10 +33,7 @@ __all__ = ["Device", "Event", "ExternalStream", "Graph", "Memory", "MemoryPointe
 def set_pinned_memory_allocator(allocator=None):
     """Accept a pool for pinned memory, which is ordinary memory here."""
 
-
-@contextlib.contextmanager
-def profile():
-    yield
+profile = contextlib.nullcontext  # no profiler listens
 
 
 def get_device_id():
