@@ -66,6 +66,10 @@ def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:
     if "cupy" in sys.modules and not is_installed():
         raise UsageError("this process has imported another CuPy; call gpucoll.emulation.install before `import cupy`",
                          code="GC-EMULATION")
+    _put(gpus, temper, seed)
+
+
+def _put(gpus: int, temper: str, seed: int = 0) -> None:
     places = [str(FACES), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ |= {"STAND_IN_GPUS": str(gpus), "STAND_IN_SEED": str(seed), "STAND_IN_TEMPER": temper,
                    "STAND_IN_PEERS": "1",
@@ -92,7 +96,7 @@ def installed(gpus: int, temper: str) -> Iterator[None]:
     for name in modules:
         del sys.modules[name]
     try:
-        install(gpus, temper)
+        _put(gpus, temper)
         yield
     finally:
         found = sys.modules.get("cupy")

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 import gpucoll as gc
 from gpucoll import internal
-from gpucoll.emulation import PRIVATE, installed
+from gpucoll.emulation import installed
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.precheck.findings import Analysis, Finding, with_refusals
 from gpucoll.precheck.gpu_arrays import after_imports
@@ -55,8 +55,8 @@ class Precheck:
 
     def run(self, program: Callable[[VirtualRank], object]) -> list[Finding]:
         """Return the findings of ``program(rank)``."""
-        # A function keeps the CuPy, or the emulated GPU of NumPy arrays, that its process has used before.
-        with installed(self._size, "quick") if self._is_program or {"cupy", PRIVATE}.isdisjoint(sys.modules) \
+        # A function keeps the CuPy that its process has imported before.
+        with installed(self._size, "quick") if self._is_program or "cupy" not in sys.modules \
                 else contextlib.nullcontext():
             return self._run(program)
 

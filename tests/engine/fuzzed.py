@@ -73,7 +73,7 @@ class World:
         self.heads = [Guarded(FIRST + 2 * BUFFERS * STRIDE, PAGE) for _ in range(RANKS)]
         self._gaps = [self._gap(rank, FIRST) for rank in range(RANKS)]
         self._asked = Executor()
-        self.engine = module.Engine(self._asked, GpucollError, 0, 2, os.getpid(), False, copies, FIRST,
+        self.engine = module.Engine(self._asked, GpucollError, 0, 2, os.getpid(), False, 1, copies, FIRST,
                                     written.WORKSPACE, 0, tuple(head.start for head in self.heads), (1, 2),
                                     (os.getpid(), NOBODY))
         for buffer, staged in enumerate(self.staging):

@@ -33,7 +33,7 @@ fuzzed.main(extension.built(extension.text().replace(old, new)), seed, int(count
 def plan(**changes):
     """Make rank 0's plan of two ranks, copying 8 bytes of rank 1; raise the engine's refusal."""
     heads = [numpy.zeros(head_bytes(2) + 6 * 8192, numpy.uint8) for _ in range(2)]
-    engine = library().Engine(None, gc.GpucollError, 0, 2, os.getpid(), False, False, head_bytes(2), 4096, 0,
+    engine = library().Engine(None, gc.GpucollError, 0, 2, os.getpid(), False, 1, False, head_bytes(2), 4096, 0,
                               tuple(head.ctypes.data for head in heads), (1, 2), (os.getpid(), os.getpid() + 1))
     mine, theirs = (0, 1, 0), (1, 0, 0)
     given = {"text": "a copy", "signature": 5, "sizes": (8, 8, 0, 0, 8), "kinds": (4, -1, 0),

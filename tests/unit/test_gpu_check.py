@@ -39,7 +39,7 @@ def test_without_cupy_it_says_what_is_missing(tmp_path):
 
 def test_facts_and_files_name_no_people_and_no_folders(tmp_path, monkeypatch):
     *_, found = check(tmp_path, "--only", "none", **ON_STAND_IN)
-    assert found["facts"]["GPUs"]["value"] == ["stand-in, sm_90, 1 GiB, 2 SMs"]
+    assert found["facts"]["GPUs"]["value"] == ["stand-in, sm_90, 64 GiB, 2 SMs"]
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("stand-in-20")
     assert str(ROOT) not in path.read_text()
