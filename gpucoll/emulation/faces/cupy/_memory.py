@@ -246,8 +246,7 @@ def copied(queue, dst, src, size):
     to_pinned = chunks[0] is None and is_late[0]
     if to_pinned:
         to[:] = GARBAGE
-    from ._order import line
-    place, begun_at = line() if is_late[1] and chunks[1] is None else "", time.process_time()
+    place, begun_at = _line() if is_late[1] and chunks[1] is None else "", time.process_time()
 
     def copy():
         if to_pinned and not MACHINE.hurry and time.process_time() < begun_at + IDLE:
