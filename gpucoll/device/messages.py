@@ -60,7 +60,8 @@ class MatchedReceives:
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> MatchedReceive:
         """Post a receive into ``[bytes, "B"]``; return the request."""
         request = MatchedReceive(self, buffer, (source, tag))
-        self._waiting.setdefault((source, tag), collections.deque()).append(request)
+        with self._lock:  # else another thread may drop the empty queue between the two steps, with this request
+            self._waiting.setdefault((source, tag), collections.deque()).append(request)
         self.match((source, tag))
         return request
 
