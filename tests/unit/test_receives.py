@@ -2,6 +2,7 @@
 
 import collections
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy
@@ -71,6 +72,24 @@ def test_receives_take_messages_in_the_order_in_which_they_began(comm):
     assert one.Test()
     assert (first.tobytes(), second.tobytes()) == (b"ab", b"cd")
     assert list(comm.came[3, 6]) == [b"no"]
+
+
+def test_a_receive_is_posted_in_one_step(comm):
+    """Another thread matches while a receive is posted: it must not drop the queue to which the receive is added."""
+    class Queues(dict):
+        def setdefault(self, *given):
+            found = super().setdefault(*given)
+            other = threading.Thread(target=probing.match)
+            other.start()
+            other.join()
+            return found
+
+    row, probing = room(2), MatchedReceives(comm)
+    probing._waiting = Queues()
+    request = probing.Irecv([row, "B"], 3)
+    comm.came[3, 0].append(b"ab")
+    assert request.Test()
+    assert row.tobytes() == b"ab"
 
 
 def test_nothing_is_written_of_a_message_that_is_too_long(comm):
